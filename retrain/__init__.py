@@ -1,0 +1,1 @@
+"""Plan, run and compare reinforcement-learning campaigns for language models."""

@@ -1,0 +1,123 @@
+"""Backends: where a policy lives, samples and learns.
+
+A plugin is one file with `connect(spec) -> Backend`. Every method may be a plain function or a
+coroutine function; the trainer settles both, so a local numpy policy and a remote asynchronous API
+look the same. A backend that calls an API holds `spec.permit()` (a context manager) around
+every call in flight.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol, TypeAlias, TypeVar
+
+from retrain.rollouts import Floats, Group, Loss, Prompt, TrainingSample
+
+T = TypeVar("T")
+MaybeAwaitable: TypeAlias = T | Awaitable[T]
+
+
+@dataclass(frozen=True, slots=True)
+class BackendSpec:
+    """All that a backend may know of its run."""
+
+    seed: int
+    model: str = ""
+    base_url: str = ""
+    lora_rank: int = 32
+    alphabet: str = ""  # characters of the task's prompts and answers
+    options: Mapping[str, Any] = field(default_factory=dict)  # [backend.options], checked by the backend
+    permit: Callable[[], AbstractContextManager[object]] = nullcontext  # right to one API call in flight
+    run_name: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How to sample: temperature 0 means greedy."""
+
+    group_size: int
+    max_tokens: int
+    temperature: float
+
+
+@dataclass(frozen=True, slots=True)
+class Optimization:
+    """How to take one optimizer step."""
+
+    lr: float
+    max_grad_norm: float = 1.0
+    entropy_bonus: float = 0.0
+    micro_batches: int = 1  # the step's samples in this many parts, gradients accumulated
+    temperature: float = 1.0  # the sampler's: log-probabilities are compared at the same temperature
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class GradientMoments:
+    """What the gradient noise scale is estimated from, per parameter group.
+
+    Gradients of n parts (micro-batches or replicas) of the step, each the mean over its part:
+    `local_sqr_norms` (n, groups) their squared norms, `mean_sqr_norm` (groups,) of their mean.
+    """
+
+    local_sqr_norms: Floats
+    mean_sqr_norm: Floats
+
+
+@dataclass(frozen=True, slots=True)
+class UpdateStats:
+    """What one optimizer step did."""
+
+    loss: float
+    grad_norm: float  # before clipping
+    entropy: float  # mean nats per token under the policy that was updated
+    clip_fraction: float  # share of tokens whose gradient was cut by clipping
+    moments: GradientMoments | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class BackendInfo:
+    """What the planner and controllers want to know of a backend."""
+
+    parameters: int
+    remote: bool = False  # calls an API and takes permits
+    deterministic: bool = False  # same seed and steps -> same bits, also after a resume
+    flops_per_sampled_token: float | None = None  # forward; None if unknown (remote)
+    flops_per_trained_token: float | None = None
+    bytes_per_decode_step: float | None = None  # weights read for one token of every sequence
+    kv_bytes_per_token: float | None = None
+
+
+class Backend(Protocol):
+    """A policy that samples and learns. One object per run, used by one thread at a time."""
+
+    info: BackendInfo
+
+    def sample(self, prompts: Sequence[Prompt], sampling: Sampling) -> MaybeAwaitable[list[Group]]:
+        """Sample `sampling.group_size` rollouts for each prompt, in the prompts' order."""
+        ...
+
+    def update(
+        self, samples: Sequence[TrainingSample], loss: Loss, optimization: Optimization
+    ) -> MaybeAwaitable[UpdateStats]:
+        """Take one optimizer step on `samples`.
+
+        Raises:
+            NonFiniteError: the loss or gradient is not finite; weights are unchanged.
+            BackendMemoryError: did not fit in memory; weights are unchanged.
+        """
+        ...
+
+    def save(self, directory: Path) -> MaybeAwaitable[None]:
+        """Write weights, optimizer and every RNG into an existing, empty directory."""
+        ...
+
+    def load(self, directory: Path) -> MaybeAwaitable[None]:
+        """Restore what `save` wrote: later steps are those of an undisturbed run."""
+        ...
+
+    def close(self) -> MaybeAwaitable[None]:
+        """Let go of devices and connections; safe to call twice."""
+        ...

@@ -1,0 +1,30 @@
+"""Policy losses as value and slope, so that every backend trains the same objective.
+
+A plugin is one file with `evaluate(logprobs, sampler_logprobs, advantages, sequence, *, <params>)`.
+It gives each token's loss and the derivative of their *sum* with respect to each token's new
+log-probability. A backend multiplies both by the token's weight (constant within a sequence) and
+back-propagates `sum(weight * slope.detach() * logprob)`: the exact gradient, written once,
+for hand-made gradients and for autograd alike. A remote backend sends `Loss.name` and `Loss.params`.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from retrain.rollouts import Floats, LossTerms
+
+
+class LossFunction(Protocol):
+    """Flat arrays over completion tokens, shape (tokens,); `sequence` numbers each token's rollout."""
+
+    def __call__(
+        self,
+        logprobs: Floats,
+        sampler_logprobs: Floats,
+        advantages: Floats,
+        sequence: NDArray[np.int64],
+        **params: Any,
+    ) -> LossTerms: ...

@@ -1,0 +1,84 @@
+"""The data that a training step passes from task to backend to reward to loss.
+
+Frozen, plain and backend-free: a list of ints is a token sequence everywhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats: TypeAlias = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """One problem: what the policy is shown, and what a reward compares with."""
+
+    id: int  # stable within its task, so that a data cursor and a held-out split mean something
+    text: str
+    answer: str
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Rollout:
+    """One sampled completion.
+
+    `tokens` are the completion's token ids, the end-of-sequence token included when it was
+    sampled; `logprobs` (same length) are the sampler's own log-probabilities of those tokens;
+    `pieces` (same length) is each token's text, the end-of-sequence token's being "".
+    """
+
+    prompt: Prompt
+    text: str
+    tokens: tuple[int, ...]
+    logprobs: Floats
+    pieces: tuple[str, ...]
+    truncated: bool  # reached max_tokens without an end
+    policy_version: int = 0  # optimizer updates that the sampling policy had seen
+    mean_entropy: float = float("nan")  # nats per token of the sampling distribution; NaN if unknown
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """The rollouts of one prompt."""
+
+    prompt: Prompt
+    rollouts: tuple[Rollout, ...]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TrainingSample:
+    """One rollout as the loss sees it.
+
+    `advantages` has one value per completion token. `token_weight` multiplies each token's
+    loss, so that the sum over all samples of the step is the normalised loss: micro-batches
+    may be cut anywhere without changing the gradient.
+    """
+
+    rollout: Rollout
+    advantages: Floats
+    token_weight: float
+    group: int = 0  # number of its prompt group in this step: the independent unit of gradient noise
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LossTerms:
+    """Per token: loss, its slope in the new log-probability, and whether clipping cut the gradient."""
+
+    value: Floats
+    slope: Floats
+    clipped: NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """A loss by name with its parameters, and the function that evaluates it (see `retrain.losses`)."""
+
+    name: str
+    evaluate: Callable[[Floats, Floats, Floats, NDArray[np.int64]], LossTerms]  # parameters already bound
+    params: Mapping[str, Any] = field(default_factory=dict)

@@ -1,0 +1,28 @@
+"""Tasks: where prompts come from, with a held-out split that training never sees.
+
+A plugin is one file with `build(*, <options>, seed) -> Task`. Building is deterministic for a
+seed; the split is too.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from retrain.rollouts import Prompt
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """Prompts to train on and prompts held out for evaluation; no text is in both."""
+
+    train: tuple[Prompt, ...]
+    held_out: tuple[Prompt, ...]
+    alphabet: str  # every character that prompts and answers may hold, sorted; for character vocabularies
+    longest_answer: int  # characters; tells whether max_tokens is set on purpose
+
+
+class TaskBuilder(Protocol):
+    """Options from `[data.options]` and a seed -> Task."""
+
+    def __call__(self, *, seed: int, **options: Any) -> Task: ...

@@ -1,0 +1,17 @@
+"""Token transforms: spread one rollout's advantage over its tokens.
+
+A plugin is one file with `reweigh(rollout, advantage, progress, *, <params>) -> advantages`, one
+value per completion token; `progress` in [0, 1] is the share of the run's steps already done.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+from retrain.rollouts import Floats, Rollout
+
+
+class Transform(Protocol):
+    """A rollout and its advantage -> one advantage per completion token."""
+
+    def __call__(self, rollout: Rollout, advantage: float, progress: float, **params: Any) -> Floats: ...
