@@ -1,0 +1,108 @@
+"""Replaces small files as a whole: a reader sees the old content or the new, never a mixture.
+
+Written to a temporary file in the same directory, synced, renamed, the directory synced. What a
+crash leaves behind is at most a `.NAME.*.tmp`, which `remove_leftovers` clears.
+"""
+
+# ruff: noqa: PTH105, PTH108 (calls on `os`, because that is where a crash test replaces them)
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import stat
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from retrain.errors import RecordsError
+from retrain.records.files import FILE_MODE, read_small, records_error, sync_directory, write_all
+
+
+def write_atomic(path: Path, content: str | bytes, *, durable: bool = True) -> None:
+    """Replace `path` by `content`, mode 0600.
+
+    Args:
+        path: where; its directory must exist.
+        content: text is written as UTF-8.
+        durable: survive a power loss. Without it the file is still never seen half-written by
+            readers while the machine is up, and costs no disk sync: for files rewritten every step.
+
+    Raises:
+        RecordsError: not possible, or `path` is a symbolic link. The old content is still there.
+    """
+    data = content.encode() if isinstance(content, str) else content
+    temporary = path.with_name(f".{path.name}.{os.getpid()}-{os.urandom(4).hex()}.tmp")
+    try:
+        _refuse_special(path)
+        _write_new(temporary, data, durable=durable)
+        os.replace(temporary, path)
+        if durable:
+            sync_directory(path.parent)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            os.unlink(temporary)
+        raise records_error(path, "write", error) from error
+
+
+def write_json(path: Path, content: Mapping[str, Any], *, durable: bool = True) -> None:
+    """Replace `path` by a JSON object; see `write_atomic`.
+
+    Raises:
+        RecordsError: not possible.
+        ValueError: `content` holds NaN or infinity, which JSON cannot say.
+    """
+    write_atomic(path, json.dumps(content, indent=1, allow_nan=False) + "\n", durable=durable)
+
+
+def read_json(path: Path) -> dict[str, Any] | None:
+    """Read a JSON object; None if there is no such file.
+
+    Raises:
+        RecordsError: it cannot be read, or is no JSON object.
+    """
+    data = read_small(path)
+    if data is None:
+        return None
+    try:
+        found = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise RecordsError(f"{path}: is not valid JSON ({error}); restore it or move it away") from error
+    if not isinstance(found, dict):
+        raise RecordsError(f"{path}: holds no JSON object; restore it or move it away")
+    return found
+
+
+def remove_leftovers(directory: Path) -> int:
+    """Remove what writers that were killed left behind; only for the holder of the directory's lock.
+
+    Returns:
+        How many files.
+    """
+    leftovers = [p for p in directory.glob(".*.tmp") if not p.is_dir()]
+    for leftover in leftovers:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(leftover)
+    return len(leftovers)
+
+
+def _refuse_special(path: Path) -> None:
+    try:
+        mode = path.lstat().st_mode
+    except FileNotFoundError:
+        return
+    if not stat.S_ISREG(mode):
+        kind = "a symbolic link" if stat.S_ISLNK(mode) else "not a regular file"
+        raise RecordsError(f"{path}: is {kind}, so it was not replaced; move it away")
+
+
+def _write_new(path: Path, data: bytes, *, durable: bool) -> None:
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    fd = os.open(path, flags, FILE_MODE)
+    try:
+        write_all(fd, data)
+        if durable:
+            os.fsync(fd)
+    finally:
+        os.close(fd)

@@ -1,0 +1,136 @@
+"""attempts.jsonl: one life of a run after another, each with how it began and how it ended.
+
+Two kinds of lines, both only ever appended: an attempt's beginning and its ending. A beginning
+without an ending whose run.lock nobody holds is a process that died without a word.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from retrain.records.clock import utc_now
+from retrain.records.lines import LineAppender, dump_line, parse_line, read_lines
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """One process life of a run; the fields that default to None are known once its end is written."""
+
+    number: int  # from 1
+    pid: int
+    host: str
+    started_at: str
+    resumed_from_step: int  # complete steps of the checkpoint that it went on from; 0 without one
+    ended_at: str | None = None
+    ending: str | None = None  # a RunState: done, failed, infrastructure, timeout, stalled, interrupted
+    exit_code: int | None = None  # -9 for a process killed by signal 9
+    message: str = ""
+    duration_s: float | None = None  # monotonic
+
+
+def begin_attempt(path: Path, *, resumed_from_step: int = 0) -> int:
+    """Write down that this process begins an attempt; only for the holder of the run's lock.
+
+    Returns:
+        The attempt's number, from 1.
+
+    Raises:
+        RecordsError: the file cannot be read or written.
+    """
+    lines = LineAppender(path)  # repairs first, so that the number below is read from whole lines
+    try:
+        number = max((a.number for a in read_attempts(path)), default=0) + 1
+        begin = {
+            "event": "begin",
+            "attempt": number,
+            "pid": os.getpid(),
+            "host": os.uname().nodename,
+            "started_at": utc_now(),
+            "resumed_from_step": resumed_from_step,
+        }
+        lines.append(dump_line(begin))
+        lines.sync()
+    finally:
+        lines.close()
+    return number
+
+
+def end_attempt(
+    path: Path,
+    number: int,
+    ending: str,
+    *,
+    exit_code: int | None = None,
+    message: str = "",
+    duration_s: float | None = None,
+) -> None:
+    """Write down how an attempt ended; the last ending written is the one that counts.
+
+    Raises:
+        RecordsError: the file cannot be written.
+    """
+    end = {
+        "event": "end",
+        "attempt": number,
+        "ended_at": utc_now(),
+        "ending": ending,
+        "exit_code": exit_code,
+        "message": message,
+        "duration_s": duration_s,
+    }
+    lines = LineAppender(path)
+    try:
+        lines.append(dump_line(end))
+        lines.sync()
+    finally:
+        lines.close()
+
+
+def read_attempts(path: Path) -> tuple[Attempt, ...]:
+    """Read a run's attempts in the order of their numbers; lines that are no attempts are skipped.
+
+    Raises:
+        RecordsError: the file cannot be read.
+    """
+    attempts: dict[int, Attempt] = {}
+    for line in read_lines(path):
+        row = parse_line(line) or {}
+        number = row.get("attempt")
+        if not isinstance(number, int):
+            continue
+        known = attempts.get(number)
+        if row.get("event") == "begin" and known is None:
+            attempts[number] = _begun(number, row)
+        elif row.get("event") == "end" and known is not None:
+            attempts[number] = _ended(known, row)
+    return tuple(attempts[number] for number in sorted(attempts))
+
+
+def _begun(number: int, row: Mapping[str, Any]) -> Attempt:
+    return Attempt(
+        number=number,
+        pid=_integer(row.get("pid")) or 0,
+        host=str(row.get("host", "")),
+        started_at=str(row.get("started_at", "")),
+        resumed_from_step=_integer(row.get("resumed_from_step")) or 0,
+    )
+
+
+def _ended(begun: Attempt, row: Mapping[str, Any]) -> Attempt:
+    duration = row.get("duration_s")
+    return replace(
+        begun,
+        ended_at=str(row.get("ended_at", "")),
+        ending=str(row.get("ending", "")),
+        exit_code=_integer(row.get("exit_code")),
+        message=str(row.get("message", "")),
+        duration_s=float(duration) if isinstance(duration, int | float) else None,
+    )
+
+
+def _integer(value: object) -> int | None:
+    return value if isinstance(value, int) else None

@@ -1,0 +1,16 @@
+"""Timestamps as the records write them: ISO 8601, UTC, milliseconds.
+
+They are for people and for ordering runs of one machine at a glance. Nothing is decided by them:
+durations come from a monotonic clock, order from line and step numbers, liveness from locks.
+"""
+
+from __future__ import annotations
+
+import time
+
+
+def utc_now() -> str:
+    """Give the current time as `2025-01-31T12:00:00.123Z`."""
+    now_ns = time.time_ns()
+    seconds, rest_ns = divmod(now_ns, 1_000_000_000)
+    return time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(seconds)) + f".{rest_ns // 1_000_000:03d}Z"

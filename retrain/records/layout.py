@@ -1,0 +1,165 @@
+"""Where each file of a campaign and of a run lies, and how their directories come to be.
+
+<log_dir>/<name>-<UTC>-<hex>/      a campaign: CampaignFiles
+  runs/<run-id>/                   its runs: RunFiles
+<log_dir>/<name>-<UTC>-<hex>/      a single run: both kinds of files in the one directory
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from retrain.errors import RecordsError
+from retrain.records.files import make_directory, make_new_directory
+
+_MAX_NAME = 64
+_MAX_TRIES = 1000  # 65,536 ids a second and name: this many collisions in a row are no accident
+
+
+@dataclass(frozen=True)
+class RunFiles:
+    """The files of one run."""
+
+    directory: Path
+
+    @property
+    def run_toml(self) -> Path:
+        return self.directory / "run.toml"
+
+    @property
+    def lock(self) -> Path:
+        return self.directory / "run.lock"
+
+    @property
+    def attempts(self) -> Path:
+        return self.directory / "attempts.jsonl"
+
+    @property
+    def status(self) -> Path:
+        return self.directory / "status.json"
+
+    @property
+    def metrics(self) -> Path:
+        return self.directory / "metrics.jsonl"
+
+    @property
+    def output_log(self) -> Path:
+        return self.directory / "output.log"
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.directory / "checkpoints"
+
+    @property
+    def done(self) -> Path:
+        return self.directory / "done.json"
+
+
+@dataclass(frozen=True)
+class CampaignFiles:
+    """The files of one campaign."""
+
+    directory: Path
+
+    @property
+    def campaign_toml(self) -> Path:
+        return self.directory / "campaign.toml"
+
+    @property
+    def manifest(self) -> Path:
+        return self.directory / "manifest.json"
+
+    @property
+    def lock(self) -> Path:
+        return self.directory / "campaign.lock"
+
+    @property
+    def permits(self) -> Path:
+        return self.directory / "permits"
+
+    @property
+    def runs(self) -> Path:
+        return self.directory / "runs"
+
+    def run(self, run_id: str) -> RunFiles:
+        """Give a run's files; the id must be a plain name.
+
+        Raises:
+            RecordsError: the id would lead out of the campaign's directory.
+        """
+        if run_id in {"", ".", ".."} or "/" in run_id or "\0" in run_id:
+            raise RecordsError(f"{run_id!r} is not a run id; use letters, digits and . _ + -")
+        return RunFiles(self.runs / run_id)
+
+
+def create_directory(log_dir: Path, name: str) -> Path:
+    """Make a new directory for a campaign or single run: `<name>-<UTC time>-<4 hex digits>`.
+
+    The directory is this caller's alone, even if others create theirs in the same millisecond.
+
+    Raises:
+        RecordsError: not possible.
+    """
+    if not log_dir.is_dir():  # a link to another disk is welcome here, unlike in what we make below it
+        make_directory(log_dir)
+    for _ in range(_MAX_TRIES):
+        stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
+        directory = log_dir / f"{_as_file_name(name)}-{stamp}-{os.urandom(2).hex()}"
+        try:
+            make_new_directory(directory, exclusive=True)
+        except FileExistsError:
+            continue
+        return directory
+    raise RecordsError(f"{log_dir}: no free directory name for {name!r}; choose another log_dir")
+
+
+def is_campaign(directory: Path) -> bool:
+    """Tell whether a directory holds a campaign's files (a single run's directory does not count)."""
+    files = CampaignFiles(directory)
+    # other tools write a manifest.json too, but not beside runs/
+    is_ours = _exists(files.campaign_toml) or (_exists(files.manifest) and _exists(files.runs))
+    return is_ours and not is_single_run(directory)
+
+
+def is_single_run(directory: Path) -> bool:
+    """Tell whether a directory is itself a run's."""
+    return _exists(RunFiles(directory).run_toml)
+
+
+def find_campaigns(log_dir: Path) -> tuple[Path, ...]:
+    """List campaigns and single runs below a directory, by name, or the directory itself if it is one.
+
+    Raises:
+        RecordsError: `log_dir` does not exist or cannot be listed.
+    """
+    if is_single_run(log_dir) or is_campaign(log_dir):
+        return (log_dir,)
+    try:
+        found = sorted(log_dir.iterdir())
+    except FileNotFoundError:
+        raise RecordsError(f"{log_dir}: does not exist; name the directory that log_dir points to") from None
+    except OSError as error:
+        raise RecordsError(f"{log_dir}: cannot be listed ({error.strerror})") from error
+    return tuple(path for path in found if is_single_run(path) or is_campaign(path))
+
+
+def permits_directory(run_dir: Path) -> Path:
+    """Where a run's permits lie: its campaign's, or its own if it is a single run."""
+    if run_dir.parent.name == "runs" and is_campaign(run_dir.parent.parent):
+        return run_dir.parent.parent / "permits"
+    return run_dir / "permits"
+
+
+def _as_file_name(name: str) -> str:
+    return re.sub(r"[^A-Za-z0-9+._-]+", "-", name).strip(".-")[:_MAX_NAME] or "campaign"
+
+
+def _exists(path: Path) -> bool:
+    try:
+        return path.exists()
+    except OSError:  # no right to look inside: not ours to show
+        return False

@@ -1,0 +1,205 @@
+"""Append-only files of one JSON object per line: written whole, read whatever happened to them.
+
+A line is one `os.write` to a descriptor in append mode. Whatever stops it half-way (a full disk,
+a kill, a power loss) leaves at most one unfinished last line. Readers skip that; the next writer
+repairs it: an object that only lacks its newline is kept and completed, anything else is cut off,
+since it never was a record.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from retrain.errors import RecordsError
+from retrain.records.files import FILE_MODE, open_regular, records_error, sync_directory, write_all
+
+_BLOCK = 2**16
+_MAX_TAIL_BYTES = 16 * 2**20  # no line of ours is that long
+
+_DECODER = json.JSONDecoder()
+
+Row = dict[str, Any]
+
+
+class LineAppender:
+    """The one writer of a file of lines; opening it repairs what an earlier writer left unfinished.
+
+    Raises:
+        RecordsError: the file cannot be opened or written (also by its methods). Every line that
+            was complete before stays so.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._fd = -1
+        try:
+            self._fd = _open_for_append(path)
+            _repair_tail(self._fd)
+        except OSError as error:
+            self.close()
+            raise records_error(path, "append to", error) from error
+
+    def append(self, line: str) -> None:
+        """Add one line, all of it or nothing."""
+        before = os.fstat(self._fd).st_size
+        try:
+            write_all(self._fd, line.encode() + b"\n")
+        except BaseException as error:  # a signal handler that raises must not leave half a line either
+            self._cut_back(before)
+            if isinstance(error, OSError):
+                raise records_error(self._path, "append to", error) from error
+            raise
+
+    def sync(self) -> None:
+        """Make every line so far survive a power loss."""
+        try:
+            os.fsync(self._fd)
+        except OSError as error:
+            raise records_error(self._path, "sync", error) from error
+
+    def close(self) -> None:
+        """Let go of the file; safe to call twice."""
+        if self._fd >= 0:
+            fd, self._fd = self._fd, -1
+            os.close(fd)
+
+    def _cut_back(self, size: int) -> None:
+        try:
+            os.ftruncate(self._fd, size)
+        except OSError as error:
+            raise records_error(self._path, "remove a half-written line from", error) from error
+
+
+def dump_line(row: Mapping[str, Any]) -> str:
+    """Write a row as one line of JSON.
+
+    Raises:
+        ValueError: a value is NaN or infinite; names its key.
+        TypeError: a value is nothing that JSON knows; names its key.
+    """
+    try:
+        return json.dumps(row, allow_nan=False, default=_plain_number)
+    except (ValueError, TypeError):
+        for key, value in row.items():
+            _check(key, value)
+        raise
+
+
+def parse_line(line: bytes) -> Row | None:
+    """Read one line; None if it is torn or no JSON object."""
+    try:
+        row = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    return row if isinstance(row, dict) else None
+
+
+def pick(line: bytes, keys: Sequence[str]) -> Row | None:
+    """Like `parse_line` for a few scalar keys, the first of which every row has: 10 times faster.
+
+    A row without nested objects names each key once, so those values are parsed and no others; a
+    string cannot hold such a name, since its quotes are escaped.
+    """
+    if line.count(b"{") == 1 and line.startswith(b"{") and line.endswith(b"}"):
+        text = line.decode(errors="replace")
+        try:
+            picked = {key: _value(text, at) for key in keys if (at := text.find(f'"{key}": ')) >= 0}
+        except ValueError:
+            picked = {}
+        if keys[0] in picked:
+            return picked
+    return parse_line(line)
+
+
+def read_lines(path: Path) -> Iterator[bytes]:
+    """Give the lines of a file that are not blank, nothing if there is no such file.
+
+    Raises:
+        RecordsError: it cannot be read.
+    """
+    try:
+        fd = open_regular(path)
+    except FileNotFoundError:
+        return
+    try:
+        with open(fd, "rb", buffering=_BLOCK) as file:  # noqa: PTH123 (a descriptor, not a path)
+            yield from _not_blank(file)
+    except OSError as error:
+        raise records_error(path, "read", error) from error
+
+
+def read_tail(fd: int, count: int) -> list[bytes]:
+    """Give the last `count` lines of an open file, reading little more than those."""
+    start = os.fstat(fd).st_size
+    block, data = _BLOCK // 2, b""
+    while start > 0 and data.count(b"\n") <= count and len(data) < _MAX_TAIL_BYTES:
+        length = min(block, start)
+        start -= length
+        data = os.pread(fd, length, start) + data
+        block *= 2
+    lines = data.rsplit(b"\n", count + 1)  # the first is the rest, unless that is a whole line
+    return list(_not_blank(lines if start == 0 and len(lines) <= count + 1 else lines[1:]))[-count:]
+
+
+def _value(text: str, at: int) -> Any:
+    return _DECODER.raw_decode(text, text.index(": ", at) + 2)[0]
+
+
+def _not_blank(lines: Iterable[bytes]) -> Iterator[bytes]:
+    return (line for line in lines if line.strip())
+
+
+def _open_for_append(path: Path) -> int:
+    is_new = not path.exists()
+    flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    fd = os.open(path, flags, FILE_MODE)
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        os.close(fd)
+        raise RecordsError(f"{path}: is not a regular file; move it away")
+    if is_new:
+        sync_directory(path.parent)
+    return fd
+
+
+def _repair_tail(fd: int) -> None:
+    size = os.fstat(fd).st_size
+    if size == 0 or os.pread(fd, 1, size - 1) == b"\n":
+        return
+    start = _fragment_start(fd, size)
+    is_whole = size - start < _MAX_TAIL_BYTES and parse_line(os.pread(fd, size - start, start)) is not None
+    if is_whole:
+        write_all(fd, b"\n")
+    else:
+        os.ftruncate(fd, start)
+
+
+def _fragment_start(fd: int, size: int) -> int:
+    end = size
+    while end > 0:
+        start = max(0, end - _BLOCK)
+        newline = os.pread(fd, end - start, start).rfind(b"\n")
+        if newline >= 0:
+            return start + newline + 1
+        end = start
+    return 0
+
+
+def _plain_number(value: object) -> object:
+    item = getattr(value, "item", None)  # numpy's scalars
+    if item is None:
+        raise TypeError(f"{type(value).__name__} is no JSON value")
+    return item()
+
+
+def _check(key: str, value: object) -> None:
+    try:
+        json.dumps(value, allow_nan=False, default=_plain_number)
+    except ValueError as error:
+        raise ValueError(f"{key} is {value!r}; a record holds finite numbers only") from error
+    except TypeError as error:
+        raise TypeError(f"{key} is a {type(value).__name__}; a record holds JSON values only") from error

@@ -1,0 +1,166 @@
+"""manifest.json: a campaign at a glance, rebuilt from its run directories whenever something changes.
+
+It holds what the directories cannot say (where the campaign came from, what was planned) and a
+copy of what they do say. Losing it loses no run.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from retrain.errors import RecordsError
+from retrain.records.atomic import read_json, write_json
+from retrain.records.clock import utc_now
+from retrain.records.git import GitState, git_state
+from retrain.records.layout import CampaignFiles, RunFiles, is_single_run
+from retrain.records.run_state import RunState, inspect_run
+
+SCHEMA_VERSION = 1
+
+
+@dataclass(frozen=True)
+class PlannedRun:
+    """A run as the campaign wants it."""
+
+    run_id: str
+    condition: str
+    seed: int  # -1 for none
+    max_steps: int
+    config_hash: str = ""  # of the run's resolved config; "" accepts any done.json
+
+
+@dataclass(frozen=True)
+class RunEntry:
+    """A planned run and what became of it."""
+
+    run_id: str
+    condition: str
+    seed: int  # -1 for none
+    max_steps: int
+    config_hash: str = ""
+    state: str = RunState.PENDING
+    attempts: int = 0
+    started_at: str = ""
+    ended_at: str = ""
+    message: str = ""
+    result: Mapping[str, Any] | None = None
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """Where a campaign came from, what it planned, and what became of each run."""
+
+    schema_version: int
+    name: str
+    config_hash: str
+    package_version: str
+    git: GitState | None
+    host: str
+    python: str
+    started_at: str
+    ended_at: str  # "" while it goes on
+    runs: tuple[RunEntry, ...]
+    shared_permits: tuple[str, ...] = ()  # directories of permits that other campaigns use too
+
+
+def new_manifest(
+    name: str,
+    config_hash: str,
+    planned: Sequence[PlannedRun],
+    where: Path,
+    shared_permits: Sequence[str] = (),
+) -> Manifest:
+    """Begin a manifest: all runs pending, provenance taken now, git's from the directory `where`."""
+    return Manifest(
+        schema_version=SCHEMA_VERSION,
+        name=name,
+        config_hash=config_hash,
+        package_version=_package_version(),
+        git=git_state(where),
+        host=os.uname().nodename,
+        python=sys.version.partition(" ")[0],
+        started_at=utc_now(),
+        ended_at="",
+        runs=tuple(RunEntry(**asdict(run)) for run in planned),
+        shared_permits=tuple(shared_permits),
+    )
+
+
+def refresh(manifest: Manifest, campaign: CampaignFiles, *, ended: bool = False) -> Manifest:
+    """Read every run's directory anew; a run whose files cannot be read says so in its message."""
+    alone = RunFiles(campaign.directory) if is_single_run(campaign.directory) else None
+    runs = tuple(_look_at(entry, alone or campaign.run(entry.run_id)) for entry in manifest.runs)
+    return replace(manifest, runs=runs, ended_at=utc_now() if ended else "")
+
+
+def write_manifest(path: Path, manifest: Manifest) -> None:
+    """Replace manifest.json.
+
+    Raises:
+        RecordsError: not possible; the old one is still there.
+    """
+    write_json(path, asdict(manifest))
+
+
+def read_manifest(path: Path) -> Manifest | None:
+    """Read manifest.json; None if there is none.
+
+    Raises:
+        RecordsError: it is unreadable, no manifest, or of a later schema.
+    """
+    found = read_json(path)
+    if found is None:
+        return None
+    version = found.get("schema_version")
+    if version != SCHEMA_VERSION:
+        raise RecordsError(
+            f"{path}: has schema {version!r}, this retrain reads {SCHEMA_VERSION}; upgrade retrain"
+        )
+    try:
+        return _parse(found)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise RecordsError(f"{path}: is no manifest ({error!r}); move it away and resume") from error
+
+
+def _parse(found: dict[str, Any]) -> Manifest:
+    git = found["git"]
+    runs = tuple(RunEntry(**entry) for entry in found["runs"])
+    for run in runs:
+        if not (isinstance(run.run_id, str) and isinstance(run.condition, str) and isinstance(run.seed, int)):
+            raise ValueError("a run without id, condition or seed")
+    known = {key: found[key] for key in Manifest.__dataclass_fields__ if key != "shared_permits"}
+    shared = tuple(str(path) for path in found.get("shared_permits", ()))
+    return Manifest(
+        **known | {"git": GitState(**git) if git else None, "runs": runs, "shared_permits": shared}
+    )
+
+
+def _look_at(entry: RunEntry, files: RunFiles) -> RunEntry:
+    try:
+        seen = inspect_run(files, entry.config_hash)
+    except RecordsError as error:
+        return replace(entry, message=str(error))
+    last = seen.attempts[-1] if seen.attempts else None
+    return replace(
+        entry,
+        state=seen.state,
+        attempts=len(seen.attempts),
+        started_at=seen.attempts[0].started_at if seen.attempts else "",
+        ended_at=(last.ended_at or "") if last else "",
+        message=last.message if last else "",
+        result=seen.done.result if seen.done else None,
+    )
+
+
+def _package_version() -> str:
+    from importlib import metadata  # not at the top: costs 15 ms, and readers never need it
+
+    try:
+        return metadata.version("retrain")
+    except metadata.PackageNotFoundError:  # a source tree that was never installed
+        return "unknown"

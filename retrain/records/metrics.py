@@ -1,0 +1,147 @@
+"""metrics.jsonl: one row per step, one writer at a time, each step read once.
+
+A resumed run goes on from its checkpoint and repeats the steps after it, so the file may hold a
+step more than once. What counts is the latest telling: a row removes every earlier row of its
+own or a later step.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from retrain.errors import RecordsError
+from retrain.records.files import open_regular, records_error
+from retrain.records.layout import RunFiles
+from retrain.records.lines import LineAppender, Row, dump_line, parse_line, pick, read_lines, read_tail
+
+_HEAD_BYTES = 2**15  # more than one row; a longer first row is not looked at
+
+
+class MetricsWriter:
+    """Appends one attempt's rows; only for the holder of the run's lock."""
+
+    def __init__(self, path: Path, attempt: int) -> None:
+        self._lines = LineAppender(path)
+        self._attempt = attempt
+
+    def append(self, row: Mapping[str, Any]) -> None:
+        """Add one step's row, with this attempt's number.
+
+        Raises:
+            ValueError: a value is NaN or infinite (names the key), or `step` is no integer >= 0.
+            TypeError: a value is nothing that JSON knows (names the key).
+            RecordsError: the disk refused; earlier rows are intact and this one is not there.
+        """
+        if not _is_step(row.get("step")):
+            raise ValueError(f"step is {row.get('step')!r}; a row needs the number of its step")
+        self._lines.append(dump_line({**row, "attempt": self._attempt}))
+
+    def sync(self) -> None:
+        """Make every row so far survive a power loss; a checkpoint is saved after this."""
+        self._lines.sync()
+
+    def close(self) -> None:
+        """Let go of the file; safe to call twice."""
+        self._lines.close()
+
+    def __enter__(self) -> MetricsWriter:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+@dataclass(frozen=True)
+class MetricsScan:
+    """A run's rows in step order, each step once, and how many lines were unreadable."""
+
+    rows: list[Row]
+    skipped_lines: int
+
+
+@dataclass(frozen=True)
+class MetricsEnds:
+    """The first row of a file, or None, and its last rows in step order."""
+
+    first: Row | None
+    last: list[Row]
+
+
+def read_metrics(run_dir: str | os.PathLike[str]) -> list[Row]:
+    """Read a run's rows in step order, each step once, whatever was killed.
+
+    After a resume, steps that the new attempt has not reached again are not shown: they belong
+    to a past that was rolled back.
+
+    Raises:
+        RecordsError: there is no such directory, or the file cannot be read.
+    """
+    return scan_metrics(run_dir).rows
+
+
+def scan_metrics(run_dir: str | os.PathLike[str]) -> MetricsScan:
+    """Like `read_metrics`, and counts the lines that were torn or are no rows."""
+    files = RunFiles(Path(run_dir))
+    if not files.directory.is_dir():
+        raise RecordsError(
+            f"{files.directory}: is not a run's directory; see `retrain status` for their names"
+        )
+    lines = [parse_line(line) for line in read_lines(files.metrics)]
+    rows = [row for row in lines if row is not None and _is_step(row.get("step"))]
+    return MetricsScan(_latest_telling(rows), skipped_lines=len(lines) - len(rows))
+
+
+def tail_rows(path: Path, n: int) -> list[Row]:
+    """Give the last rows of a metrics.jsonl, at most `n`, reading only the file's end.
+
+    Fewer than `n` if a resume has just repeated steps, or lines are torn. Empty without a file.
+
+    Raises:
+        RecordsError: it cannot be read.
+    """
+    return _read_ends(path, n, parse_line).last
+
+
+def read_ends(path: Path, n: int, keys: Sequence[str]) -> MetricsEnds:
+    """Give `step` and scalar `keys` of the first row and the last `n` (as `tail_rows`); rows may hold more.
+
+    Raises:
+        RecordsError: it cannot be read.
+    """
+    return _read_ends(path, n, lambda line: pick(line, ("step", *keys)))
+
+
+def _read_ends(path: Path, n: int, parse: Callable[[bytes], Row | None]) -> MetricsEnds:
+    try:
+        fd = open_regular(path)
+    except FileNotFoundError:
+        return MetricsEnds(None, [])
+    try:
+        first = parse(os.pread(fd, _HEAD_BYTES, 0).partition(b"\n")[0])
+        rows = [parse(line) for line in read_tail(fd, n)]
+    except OSError as error:
+        raise records_error(path, "read", error) from error
+    finally:
+        os.close(fd)
+    kept = [row for row in rows if row is not None and _is_step(row.get("step"))]
+    return MetricsEnds(first, _latest_telling(kept))
+
+
+def _latest_telling(rows: Iterable[Row]) -> list[Row]:
+    kept: list[Row] = []
+    for row in rows:
+        while kept and kept[-1]["step"] >= row["step"]:
+            kept.pop()
+        kept.append(row)
+    return kept
+
+
+def _is_step(step: object) -> bool:
+    return isinstance(step, int) and not isinstance(step, bool) and step >= 0

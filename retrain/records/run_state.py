@@ -1,0 +1,166 @@
+"""What state a run is in, read off its files; and the two files that say so: status.json, done.json.
+
+Order of trust: a done.json for this config, then who holds run.lock, then the last attempt's
+ending. status.json adds the step and is never believed about being alive.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+from retrain.errors import RecordsError
+from retrain.records.atomic import read_json, write_json
+from retrain.records.attempts import Attempt, read_attempts
+from retrain.records.clock import utc_now
+from retrain.records.layout import RunFiles
+from retrain.records.locks import is_held
+
+
+class RunState(StrEnum):
+    """State of a run; all but the first two are also endings of an attempt."""
+
+    PENDING = "pending"  # nothing of it has happened yet, or only under another config
+    RUNNING = "running"  # its lock is held
+    DIED = "died"  # an attempt began, nobody holds the lock, and no ending was written
+    DONE = "done"
+    FAILED = "failed"  # code or config: trying again unchanged would fail again
+    INFRASTRUCTURE = "infrastructure"  # connection, memory, machine: trying again may help
+    TIMEOUT = "timeout"
+    STALLED = "stalled"
+    INTERRUPTED = "interrupted"  # somebody asked
+
+
+_ENDINGS = frozenset(RunState) - {RunState.PENDING, RunState.RUNNING}
+
+
+@dataclass(frozen=True)
+class Progress:
+    """status.json: where a run is, rewritten by its worker as it goes."""
+
+    state: str
+    phase: str  # what the step is doing: sample, reward, train, checkpoint, evaluate, ...
+    step: int  # steps that are complete
+    max_steps: int
+    attempt: int
+    updated_at: str = ""  # filled in by `write_progress`
+    message: str = ""
+
+
+@dataclass(frozen=True)
+class Done:
+    """done.json: a finished run, the config that it finished, and what came out."""
+
+    config_hash: str
+    finished_at: str
+    result: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Inspection:
+    """A run's state and what says so."""
+
+    state: RunState
+    attempts: tuple[Attempt, ...]
+    done: Done | None  # None unless the state is DONE
+
+
+def write_progress(path: Path, progress: Progress, *, durable: bool = False) -> None:
+    """Rewrite status.json with the current time.
+
+    Raises:
+        RecordsError: not possible.
+    """
+    write_json(path, asdict(progress) | {"updated_at": utc_now()}, durable=durable)
+
+
+def read_progress(path: Path) -> Progress | None:
+    """Read status.json; None if there is none.
+
+    Raises:
+        RecordsError: it is unreadable or no status.
+    """
+    found = read_json(path)
+    if found is None:
+        return None
+    try:
+        return Progress(
+            state=str(found["state"]),
+            phase=str(found.get("phase", "")),
+            step=int(found["step"]),
+            max_steps=int(found["max_steps"]),
+            attempt=int(found.get("attempt", 0)),
+            updated_at=str(found.get("updated_at", "")),
+            message=str(found.get("message", "")),
+        )
+    except (KeyError, TypeError, ValueError) as error:
+        raise RecordsError(f"{path}: is no status of a run ({error!r}); remove it") from error
+
+
+def write_done(path: Path, config_hash: str, result: Mapping[str, Any]) -> None:
+    """Declare a run finished; the last thing that a worker writes, after its metrics are synced.
+
+    Raises:
+        RecordsError: not possible.
+        ValueError: `result` holds NaN or infinity.
+    """
+    write_json(path, {"config_hash": config_hash, "finished_at": utc_now(), "result": dict(result)})
+
+
+def read_done(path: Path) -> Done | None:
+    """Read done.json; None if there is none.
+
+    Raises:
+        RecordsError: it is unreadable or says nothing of a config.
+    """
+    found = read_json(path)
+    if found is None:
+        return None
+    result = found.get("result", {})
+    if not isinstance(found.get("config_hash"), str) or not isinstance(result, dict):
+        raise RecordsError(f"{path}: says nothing of a finished config; remove it to run again")
+    return Done(found["config_hash"], str(found.get("finished_at", "")), result)
+
+
+def run_state(files: RunFiles, config_hash: str = "") -> RunState:
+    """Tell a run's state from its files; see `inspect_run`."""
+    return inspect_run(files, config_hash).state
+
+
+def inspect_run(files: RunFiles, config_hash: str = "") -> Inspection:
+    """Tell a run's state from its files, and give what says so.
+
+    Args:
+        files: the run's; the directory may be missing.
+        config_hash: of the config that the run should have finished; "" accepts any.
+
+    Raises:
+        RecordsError: a file is there and cannot be read.
+    """
+    done = _done_for(config_hash, files)
+    if done is None:
+        if is_held(files.lock):
+            return Inspection(RunState.RUNNING, read_attempts(files.attempts), None)
+        done = _done_for(config_hash, files)  # it may have finished between the two looks
+    attempts = read_attempts(files.attempts)
+    if done is not None:
+        return Inspection(RunState.DONE, attempts, done)
+    state = _state_of_ended(attempts[-1]) if attempts else RunState.PENDING
+    if state == RunState.DIED and is_held(files.lock):  # or have begun
+        state = RunState.RUNNING
+    return Inspection(state, attempts, None)
+
+
+def _done_for(config_hash: str, files: RunFiles) -> Done | None:
+    done = read_done(files.done)
+    return done if done and config_hash in ("", done.config_hash) else None
+
+
+def _state_of_ended(attempt: Attempt) -> RunState:
+    if attempt.ending not in _ENDINGS:
+        return RunState.DIED
+    # "done" without a done.json of this config: another config's end
+    return RunState.PENDING if attempt.ending == RunState.DONE else RunState(attempt.ending)

@@ -1,0 +1,31 @@
+"""Makes text from outside (names, error messages, logs) safe to show on one line of a terminal."""
+
+from __future__ import annotations
+
+import re
+
+# Escape sequences go as a whole, or their parameters would stay behind as litter.
+_ESCAPES = re.compile(
+    r"(?:\x1b\]|\x9d)[^\x07\x1b\x9c]*(?:\x07|\x1b\\|\x9c)?"  # OSC: titles, links, clipboard
+    r"|(?:\x1b[PX^_]|[\x90\x98\x9e\x9f])[^\x1b\x9c]*(?:\x1b\\|\x9c)?"  # DCS, SOS, PM, APC
+    r"|(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]?"  # CSI: colours, cursor
+    r"|\x1b[ -/]*[0-~]?"
+)
+_READ_AHEAD = 16  # read this many times the limit, so that megabytes of escapes cost nothing
+
+
+def plain(text: str, limit: int = 200) -> str:
+    """Give `text` on one line without anything that a terminal would obey or hide.
+
+    Escape sequences, control characters (C0, C1), bidirectional and zero-width controls, lone
+    surrogates and private-use characters are removed; white space becomes a single space. At
+    most `limit` characters, the last one an ellipsis if something was cut.
+    """
+    if text.isascii() and text.isprintable() and len(text) <= limit and "  " not in text:
+        return text.strip()
+    visible = _ESCAPES.sub("", text[: limit * _READ_AHEAD])
+    # str.isprintable is false for exactly Unicode's "other" and "separator" characters
+    kept = "".join(c if c.isprintable() else " " if c.isspace() else "" for c in visible)
+    line = " ".join(kept.split())
+    cut = len(line) > limit or len(text) > limit * _READ_AHEAD
+    return line[: limit - 1].rstrip() + "…" if cut else line

@@ -1,0 +1,76 @@
+import stat
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from retrain.errors import RecordsError
+from retrain.records.files import make_directory
+from retrain.records.layout import CampaignFiles, create_directory, find_campaigns, permits_directory
+
+
+def test_a_new_directory_is_private_and_named_after_campaign_and_time(tmp_path):
+    directory = create_directory(tmp_path / "logs", "grpo")
+    assert stat.S_IMODE(directory.stat().st_mode) == 0o700
+    assert directory.parent == tmp_path / "logs"
+    assert len(directory.name) == len("grpo-20250131T120000Z-0a1b")
+
+
+def test_names_created_at_once_never_collide(tmp_path):
+    with ThreadPoolExecutor(16) as pool:
+        made = list(pool.map(lambda _: create_directory(tmp_path, "same"), range(600)))
+    assert len(set(made)) == 600
+
+
+@pytest.mark.parametrize("name", ["../../etc", "a/b", "", "..", "x\0y", "\x1b[31m", "ü" * 300, "n" * 300])
+def test_a_hostile_name_stays_inside_the_log_directory(tmp_path, name):
+    assert create_directory(tmp_path, name).parent == tmp_path
+
+
+@pytest.mark.parametrize("run_id", ["", ".", "..", "../x", "/etc", "a\0b"])
+def test_a_run_id_cannot_lead_out_of_its_campaign(tmp_path, run_id):
+    with pytest.raises(RecordsError, match="is not a run id"):
+        CampaignFiles(tmp_path).run(run_id)
+
+
+def test_a_log_directory_may_be_a_link_to_another_disk(tmp_path):
+    (tmp_path / "scratch").mkdir()
+    (tmp_path / "logs").symlink_to(tmp_path / "scratch")
+    assert create_directory(tmp_path / "logs", "c").is_dir()
+
+
+def test_a_link_planted_where_a_run_will_be_is_refused(tmp_path):
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "run").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(RecordsError, match="not a directory"):
+        make_directory(tmp_path / "run")
+
+
+def _campaign(directory: Path) -> Path:
+    directory.mkdir(parents=True)
+    (directory / "campaign.toml").touch()
+    return directory
+
+
+def test_campaigns_and_single_runs_are_found_and_strangers_are_not(tmp_path):
+    campaign = _campaign(tmp_path / "a")
+    single = _campaign(tmp_path / "b")
+    (single / "run.toml").touch()
+    (tmp_path / "wandb" / "runs").mkdir(parents=True)
+    (tmp_path / "website").mkdir()
+    (tmp_path / "website" / "manifest.json").touch()
+    (tmp_path / "notes.txt").touch()
+    assert find_campaigns(tmp_path) == (campaign, single)
+    assert find_campaigns(campaign) == (campaign,)
+    assert find_campaigns(single) == (single,)
+
+
+def test_a_missing_log_directory_is_an_error(tmp_path):
+    with pytest.raises(RecordsError, match="does not exist"):
+        find_campaigns(tmp_path / "nothing")
+
+
+def test_runs_of_a_campaign_share_its_permits_and_a_single_run_has_its_own(tmp_path):
+    campaign = CampaignFiles(_campaign(tmp_path / "a"))
+    assert permits_directory(campaign.run("x_s1").directory) == campaign.permits
+    assert permits_directory(tmp_path / "alone") == tmp_path / "alone" / "permits"
