@@ -1,1 +1,10 @@
-""""""
+"""Reads a logs directory into rows: what ran, how it went, what is running, what is left.
+
+Read only, and from files only, so it works on a live, crashed or copied directory. It looks at
+small files and at the ends of large ones, never at a whole history.
+"""
+
+from retrain.status.rows import CampaignStatus, ConditionStatus, PermitHolder, PermitStatus, RunStatus
+from retrain.status.survey import survey
+
+__all__ = ["CampaignStatus", "ConditionStatus", "PermitHolder", "PermitStatus", "RunStatus", "survey"]

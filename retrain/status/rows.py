@@ -1,0 +1,88 @@
+"""The rows that `status` is made of. Every text in them is safe to print (see `records.text`)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+UNREADABLE = "unreadable"  # a run's state when its files are there and cannot be read
+
+
+@dataclass(frozen=True)
+class RunStatus:
+    """One run. Figures are None until the run has rows that say them."""
+
+    run_id: str
+    condition: str
+    seed: int | None  # None if it has none, or neither manifest nor name tells
+    state: str  # a RunState, or UNREADABLE
+    phase: str  # what a running run was last seen doing
+    step: int  # steps that are complete
+    max_steps: int | None
+    attempt: int  # 0 before the first
+    reward_first: float | None  # mean reward of the first step
+    reward_last: float | None
+    reward_mean: float | None  # over the last rows
+    eval_reward: float | None
+    step_time_s: float | None  # median over the last rows
+    permit_wait_s: float | None  # of the last step
+    bp_regime: str
+    bp_p_star: float | None
+    bp_utilization: float | None
+    message: str  # why it failed or cannot be read: the last line of the error
+
+
+@dataclass(frozen=True)
+class ConditionStatus:
+    """One condition over its seeds."""
+
+    condition: str
+    runs: int
+    done: int
+    running: int
+    failed: int  # ended badly: failed, infrastructure, timeout, stalled, died, unreadable
+    reward_mean: float | None  # over seeds that are done or running, of each one's last rows
+    reward_std: float | None  # sample standard deviation over those seeds; None below two
+    step_time_s: float | None  # median over seeds
+
+
+@dataclass(frozen=True)
+class PermitHolder:
+    """Who has an API call in flight."""
+
+    pid: int
+    host: str
+    label: str
+    held_s: float
+
+
+@dataclass(frozen=True)
+class PermitStatus:
+    """A campaign's permits as they are now."""
+
+    permits: int
+    holders: tuple[PermitHolder, ...]
+    waiting: int
+
+
+@dataclass(frozen=True)
+class CampaignStatus:
+    """One campaign, or one single run."""
+
+    id: str  # name of its directory
+    name: str
+    state: str  # pending, running, done, failed (ended, not all done), interrupted (work left, nobody at it)
+    started_at: str
+    ended_at: str  # "" while it goes on
+    conditions: tuple[ConditionStatus, ...]  # the matrix: these rows ...
+    seeds: tuple[int | None, ...]  # ... and these columns
+    runs: tuple[RunStatus, ...]
+    step_time_s: float | None  # median over runs
+    steps_done: int
+    steps_total: int | None
+    eta_s: float | None  # None unless something is running
+    permits: PermitStatus | None
+    problem: str  # what of the campaign's own files cannot be read
+
+    def run(self, condition: str, seed: int | None) -> RunStatus | None:
+        """Give the matrix's cell, or None if that run was never planned."""
+        return next((r for r in self.runs if (r.condition, r.seed) == (condition, seed)), None)

@@ -1,0 +1,116 @@
+"""One run's directory -> one row, from its small files and the ends of its metrics.jsonl."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from math import isfinite
+
+from retrain.errors import RecordsError
+from retrain.records.files import open_regular
+from retrain.records.layout import RunFiles
+from retrain.records.lines import Row, read_tail
+from retrain.records.manifest import RunEntry
+from retrain.records.metrics import MetricsEnds, read_ends
+from retrain.records.run_state import Done, Inspection, Progress, RunState, inspect_run, read_progress
+from retrain.records.text import plain
+from retrain.status.averages import mean, median
+from retrain.status.rows import UNREADABLE, RunStatus
+
+_TAIL_ROWS = 5  # enough for a median that one slow step cannot move; more would cost time for every run
+_KEYS = (
+    "mean_reward",
+    "eval_reward",
+    "step_time_s",
+    "permit_wait_s",
+    "bp_regime",
+    "bp_p_star",
+    "bp_utilization",
+)
+_NAME_LIMIT = 64
+_BAD_ENDS = (RunState.FAILED, RunState.INFRASTRUCTURE, RunState.TIMEOUT, RunState.STALLED, RunState.DIED)
+
+
+def read_run(files: RunFiles, planned: RunEntry) -> RunStatus:
+    """Read one run; files that cannot be read make it `UNREADABLE`, with the reason as its message."""
+    try:
+        seen = inspect_run(files, planned.config_hash)
+        ends = read_ends(files.metrics, _TAIL_ROWS, _KEYS)
+        progress, problem = (None, "") if seen.state == RunState.DONE else _progress(files)
+        return _row(planned, seen, ends, progress, _why(files, seen) or problem)
+    except RecordsError as error:
+        nothing = Inspection(RunState.PENDING, (), None)
+        return replace(_row(planned, nothing, MetricsEnds(None, []), None, str(error)), state=UNREADABLE)
+
+
+def _progress(files: RunFiles) -> tuple[Progress | None, str]:
+    # status.json is not synced, so a power loss may empty it: that costs a step count, not the run
+    try:
+        return read_progress(files.status), ""
+    except RecordsError as error:
+        return None, str(error)
+
+
+def _row(
+    planned: RunEntry, seen: Inspection, ends: MetricsEnds, progress: Progress | None, message: str
+) -> RunStatus:
+    last = ends.last[-1] if ends.last else {}
+    rewards = _numbers(ends.last, "mean_reward")
+    step_times = _numbers(ends.last, "step_time_s")
+    return RunStatus(
+        run_id=plain(planned.run_id, _NAME_LIMIT),
+        condition=plain(planned.condition, _NAME_LIMIT),
+        seed=planned.seed if planned.seed >= 0 else None,
+        state=str(seen.state),
+        phase=plain(progress.phase, _NAME_LIMIT) if progress and seen.state == RunState.RUNNING else "",
+        step=max(progress.step if progress else 0, last.get("step", 0)),
+        max_steps=planned.max_steps or (progress.max_steps if progress else None),
+        attempt=seen.attempts[-1].number if seen.attempts else 0,
+        reward_first=_number(ends.first, "mean_reward"),
+        reward_last=rewards[-1] if rewards else None,
+        reward_mean=mean(rewards),
+        eval_reward=_eval_reward(ends.last, seen.done),
+        step_time_s=median(step_times),
+        permit_wait_s=_number(last, "permit_wait_s"),
+        bp_regime=plain(str(last.get("bp_regime", "")), _NAME_LIMIT),
+        bp_p_star=_number(last, "bp_p_star"),
+        bp_utilization=_number(last, "bp_utilization"),
+        message=plain(message),
+    )
+
+
+def _eval_reward(rows: Sequence[Row], done: Done | None) -> float | None:
+    final = _number(done.result, "eval_reward") if done else None
+    seen = _numbers(rows, "eval_reward")
+    return final if final is not None else seen[-1] if seen else None
+
+
+def _why(files: RunFiles, seen: Inspection) -> str:
+    if seen.state not in _BAD_ENDS:
+        return ""
+    lines = seen.attempts[-1].message.strip().splitlines()
+    return lines[-1] if lines else _last_output(files)
+
+
+def _last_output(files: RunFiles) -> str:
+    try:
+        fd = open_regular(files.output_log)
+    except FileNotFoundError:
+        return ""
+    try:
+        lines = read_tail(fd, 1)
+    finally:
+        os.close(fd)
+    return lines[-1].decode(errors="replace") if lines else ""
+
+
+def _numbers(rows: Sequence[Row], key: str) -> list[float]:
+    return [value for row in rows if (value := _number(row, key)) is not None]
+
+
+def _number(row: Mapping[str, object] | None, key: str) -> float | None:
+    value = row.get(key) if row else None
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    return float(value) if isfinite(value) else None

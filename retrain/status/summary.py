@@ -1,0 +1,75 @@
+"""Rows of runs -> rows of conditions, a campaign's state and its ETA. Pure arithmetic."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from retrain.records.run_state import RunState
+from retrain.status.averages import mean, median, sample_std
+from retrain.status.rows import UNREADABLE, ConditionStatus, RunStatus
+
+_UNTOUCHED = (RunState.PENDING, RunState.RUNNING, RunState.DONE, RunState.INTERRUPTED)
+_FINAL = (RunState.DONE, RunState.FAILED, UNREADABLE)  # nobody will take more steps of these
+
+
+def summarize(runs: Sequence[RunStatus]) -> tuple[ConditionStatus, ...]:
+    """Sum up each condition over its seeds, in the order in which conditions appear."""
+    by_condition: dict[str, list[RunStatus]] = {}
+    for run in runs:
+        by_condition.setdefault(run.condition, []).append(run)
+    return tuple(_condition(name, seeds) for name, seeds in by_condition.items())
+
+
+def campaign_state(runs: Sequence[RunStatus], *, is_supervised: bool) -> str:
+    """Tell a campaign's state: running if its orchestrator or any worker lives."""
+    states = [run.state for run in runs]
+    if is_supervised or RunState.RUNNING in states:
+        return "running"
+    if all(state == RunState.PENDING for state in states):
+        return "pending"
+    if all(state == RunState.DONE for state in states):
+        return "done"
+    work_is_left = any(state in (RunState.PENDING, RunState.INTERRUPTED, RunState.DIED) for state in states)
+    return "interrupted" if work_is_left else "failed"
+
+
+def typical_step_time(runs: Sequence[RunStatus]) -> float | None:
+    """Median over runs of each one's median, in seconds."""
+    times = [run.step_time_s for run in runs if run.step_time_s is not None]
+    return median(times)
+
+
+def seconds_left(runs: Sequence[RunStatus]) -> float | None:
+    """Estimate when the last run ends, if as many runs go on at a time as do now.
+
+    The work that is left shared among the running runs, but never less than the slowest of
+    those needs alone. None if nothing is running or no step time is known.
+    """
+    typical = typical_step_time(runs)
+    running = [run for run in runs if run.state == RunState.RUNNING]
+    if typical is None or not running:
+        return None
+    left = [_own_seconds_left(run, typical) for run in runs if run.state not in _FINAL]
+    slowest = max(_own_seconds_left(run, typical) for run in running)
+    return max(slowest, sum(left) / len(running))
+
+
+def _own_seconds_left(run: RunStatus, typical_s: float) -> float:
+    step_time_s = typical_s if run.step_time_s is None else run.step_time_s
+    return max(0, (run.max_steps or 0) - run.step) * step_time_s
+
+
+def _condition(name: str, runs: Sequence[RunStatus]) -> ConditionStatus:
+    # A run that broke off early would drag its condition's mean without being worse at the task.
+    counted = [r.reward_mean for r in runs if r.state in (RunState.DONE, RunState.RUNNING)]
+    rewards = [reward for reward in counted if reward is not None]
+    return ConditionStatus(
+        condition=name,
+        runs=len(runs),
+        done=sum(run.state == RunState.DONE for run in runs),
+        running=sum(run.state == RunState.RUNNING for run in runs),
+        failed=sum(run.state not in _UNTOUCHED for run in runs),
+        reward_mean=mean(rewards),
+        reward_std=sample_std(rewards),
+        step_time_s=typical_step_time(runs),
+    )

@@ -1,0 +1,132 @@
+"""A logs directory -> its campaigns, each with its runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from retrain.errors import RecordsError
+from retrain.records.layout import CampaignFiles, RunFiles, find_campaigns, is_single_run, permits_directory
+from retrain.records.locks import is_held
+from retrain.records.manifest import Manifest, RunEntry, read_manifest
+from retrain.records.text import plain
+from retrain.status.rows import UNREADABLE, CampaignStatus, PermitHolder, PermitStatus, RunStatus
+from retrain.status.run import read_run
+from retrain.status.summary import campaign_state, seconds_left, summarize, typical_step_time
+
+_NAME_LIMIT = 120
+
+
+def survey(log_dir: Path) -> tuple[CampaignStatus, ...]:
+    """Read all campaigns and single runs below a directory, or the one that the directory is.
+
+    What cannot be read is reported where it belongs, in a run's message or a campaign's problem.
+
+    Returns:
+        By directory name; empty if nothing there is a campaign.
+
+    Raises:
+        RecordsError: there is no such directory, or all that is there cannot be read.
+    """
+    found = tuple(_campaign(directory) for directory in find_campaigns(log_dir))
+    problems = [why for campaign in found if (why := _unreadable(campaign))]
+    if found and len(problems) == len(found):
+        raise RecordsError("\n".join(problems))
+    return found
+
+
+def _campaign(directory: Path) -> CampaignStatus:
+    files = CampaignFiles(directory)
+    problems: list[str] = []
+    manifest = _manifest(files, problems)
+    runs = _runs(files, manifest, problems)
+    counted = [run for run in runs if run.max_steps is not None]
+    return CampaignStatus(
+        id=plain(directory.resolve().name, _NAME_LIMIT),
+        name=plain(manifest.name if manifest else directory.resolve().name, _NAME_LIMIT),
+        state=campaign_state(runs, is_supervised=_is_supervised(files, problems)),
+        started_at=plain(manifest.started_at) if manifest else "",
+        ended_at=plain(manifest.ended_at) if manifest else "",
+        conditions=summarize(runs),
+        seeds=tuple(dict.fromkeys(run.seed for run in runs)),
+        runs=runs,
+        step_time_s=typical_step_time(runs),
+        steps_done=sum(run.step for run in runs),
+        steps_total=sum(run.max_steps or 0 for run in runs) if len(counted) == len(runs) else None,
+        eta_s=seconds_left(runs),
+        permits=_permits(_permits_of(directory, manifest), problems),
+        problem=plain("; ".join(problems), 500),
+    )
+
+
+def _manifest(files: CampaignFiles, problems: list[str]) -> Manifest | None:
+    try:
+        return read_manifest(files.manifest)
+    except RecordsError as error:
+        problems.append(str(error))
+        return None
+
+
+def _runs(files: CampaignFiles, manifest: Manifest | None, problems: list[str]) -> tuple[RunStatus, ...]:
+    if is_single_run(files.directory):
+        planned = (
+            manifest.runs[0] if manifest and manifest.runs else _from_name(files.directory.resolve().name)
+        )
+        return (read_run(RunFiles(files.directory), planned),)
+    try:
+        entries = manifest.runs if manifest else tuple(_from_name(name) for name in _run_names(files))
+        return tuple(read_run(files.run(entry.run_id), entry) for entry in entries)
+    except RecordsError as error:
+        problems.append(str(error))
+        return ()
+
+
+def _run_names(files: CampaignFiles) -> list[str]:
+    try:
+        return sorted(path.name for path in files.runs.iterdir() if path.is_dir())
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise RecordsError(f"{files.runs}: cannot be listed ({error.strerror})") from error
+
+
+def _from_name(run_id: str) -> RunEntry:
+    """Without a manifest, a run's name `<condition>_s<seed>` still tells where it belongs."""
+    condition, mark, seed = run_id.rpartition("_s")
+    if mark and seed.isascii() and seed.isdigit() and len(seed) <= 18:
+        return RunEntry(run_id, condition, int(seed), max_steps=0)
+    return RunEntry(run_id, run_id, -1, max_steps=0)
+
+
+def _is_supervised(files: CampaignFiles, problems: list[str]) -> bool:
+    try:
+        return is_held(files.lock)
+    except RecordsError as error:
+        problems.append(str(error))
+        return False
+
+
+def _permits_of(directory: Path, manifest: Manifest | None) -> Path:
+    if manifest and manifest.shared_permits:
+        return Path(manifest.shared_permits[0])
+    return permits_directory(directory)
+
+
+def _permits(path: Path, problems: list[str]) -> PermitStatus | None:
+    if not path.is_dir():
+        return None
+    from retrain.semaphore import FileSemaphore  # not at the top: only campaigns with permits need it
+
+    try:
+        seen = FileSemaphore.inspect(path)
+    except (OSError, ValueError, RecordsError) as error:
+        problems.append(f"{path}: {error}")
+        return None
+    holders = tuple(PermitHolder(h.pid, plain(h.host), plain(h.label), h.held_s) for h in seen.holders)
+    return PermitStatus(seen.permits, holders, seen.waiting)
+
+
+def _unreadable(campaign: CampaignStatus) -> str:
+    """Say why nothing of a campaign can be read; "" if something can."""
+    if any(run.state != UNREADABLE for run in campaign.runs):
+        return ""
+    return campaign.problem or next((run.message for run in campaign.runs), "")

@@ -1,0 +1,196 @@
+import os
+
+import pytest
+
+from retrain.errors import RecordsError
+from retrain.records.attempts import begin_attempt, end_attempt
+from retrain.records.layout import CampaignFiles, RunFiles
+from retrain.records.locks import hold
+from retrain.records.manifest import PlannedRun, new_manifest, write_manifest
+from retrain.records.metrics import MetricsWriter
+from retrain.records.run_state import Progress, write_done, write_progress
+from retrain.semaphore import FileSemaphore
+from retrain.status import survey
+
+PLANNED = [PlannedRun(f"{c}_s{s}", c, s, 10) for c in ("grpo", "maxrl") for s in (1, 2)]
+
+
+def _rows(files: RunFiles, steps, reward=0.5, attempt=1, **values):
+    with MetricsWriter(files.metrics, attempt) as metrics:
+        for step in steps:
+            metrics.append({"step": step, "mean_reward": reward, "step_time_s": 2.0} | values)
+
+
+def _finish(files: RunFiles, reward):
+    begin_attempt(files.attempts)
+    _rows(files, range(1, 11), reward)
+    end_attempt(files.attempts, 1, "done")
+    write_done(files.done, "", {"eval_reward": reward})
+
+
+@pytest.fixture
+def campaign(tmp_path):
+    files = CampaignFiles(tmp_path / "study-20250131T120000Z-0a1b")
+    for run in PLANNED:
+        files.run(run.run_id).directory.mkdir(parents=True)
+    files.campaign_toml.touch()
+    write_manifest(files.manifest, new_manifest("study", "hash", PLANNED, tmp_path))
+    return files
+
+
+def _only(campaign):
+    (found,) = survey(campaign.directory.parent)
+    return found
+
+
+def test_a_campaign_that_has_not_begun_is_pending(campaign):
+    found = _only(campaign)
+    assert (found.state, found.steps_done, found.steps_total, found.eta_s) == ("pending", 0, 40, None)
+    assert (len(found.conditions), found.seeds) == (2, (1, 2))
+
+
+def test_finished_runs_give_mean_and_spread_over_seeds(campaign):
+    for run, reward in zip(PLANNED, (0.4, 0.6, 1.0, 1.0), strict=True):
+        _finish(campaign.run(run.run_id), reward)
+    found = _only(campaign)
+    grpo, maxrl = found.conditions
+    assert found.state == "done"
+    assert (grpo.done, grpo.reward_mean, grpo.reward_std) == (2, pytest.approx(0.5), pytest.approx(0.02**0.5))
+    assert (maxrl.reward_mean, maxrl.reward_std) == (1.0, 0.0)
+    assert found.run("grpo", 2).eval_reward == 0.6
+
+
+def test_the_lock_and_not_the_status_file_says_that_a_run_is_running(campaign):
+    run = campaign.run("grpo_s1")
+    write_progress(run.status, Progress("running", "train", 4, 10, 1))
+    with hold(run.lock):
+        begin_attempt(run.attempts)
+        assert _only(campaign).run("grpo", 1).phase == "train"
+        assert _only(campaign).state == "running"
+    dead = _only(campaign).run("grpo", 1)
+    assert (dead.state, dead.phase, dead.step) == ("died", "", 4)
+
+
+def test_the_time_left_is_shared_among_the_runs_that_go_on(campaign):
+    with hold(campaign.run("grpo_s1").lock), hold(campaign.run("grpo_s2").lock):
+        for run_id in ("grpo_s1", "grpo_s2"):
+            _rows(campaign.run(run_id), range(1, 6))
+        assert _only(campaign).eta_s == 2.0 * (5 + 5 + 10 + 10) / 2
+
+
+def test_a_failed_run_shows_the_last_line_of_its_error(campaign):
+    run = campaign.run("grpo_s1")
+    begin_attempt(run.attempts)
+    end_attempt(run.attempts, 1, "failed", message="Traceback ...\n\x1b[31mValueError: no such [bold]task\n")
+    found = _only(campaign)
+    assert found.run("grpo", 1).state == "failed"
+    assert found.run("grpo", 1).message == "ValueError: no such [bold]task"
+    assert found.conditions[0].failed == 1
+
+
+def test_a_run_that_died_without_a_word_shows_the_end_of_its_output(campaign):
+    run = campaign.run("grpo_s1")
+    begin_attempt(run.attempts)
+    run.output_log.write_bytes(b"step 1\nKilled: out of memory \xff\n")
+    assert _only(campaign).run("grpo", 1).message == "Killed: out of memory \N{REPLACEMENT CHARACTER}"
+
+
+def test_back_pressure_and_permit_waits_are_those_of_the_last_step(campaign):
+    values = {"bp_regime": "optimal", "bp_p_star": 12.5, "bp_utilization": 0.8, "permit_wait_s": 0.25}
+    _rows(campaign.run("grpo_s1"), [1, 2], **values)
+    run = _only(campaign).run("grpo", 1)
+    assert (run.bp_regime, run.bp_p_star, run.bp_utilization, run.permit_wait_s) == (
+        "optimal",
+        12.5,
+        0.8,
+        0.25,
+    )
+
+
+def test_first_and_last_reward_are_told_apart(campaign):
+    _rows(campaign.run("grpo_s1"), [1], reward=0.0)
+    _rows(campaign.run("grpo_s1"), range(2, 11), reward=1.0)
+    run = _only(campaign).run("grpo", 1)
+    assert (run.reward_first, run.reward_last, run.reward_mean, run.step) == (0.0, 1.0, 1.0, 10)
+
+
+def test_permits_show_who_holds_them(campaign):
+    with FileSemaphore(campaign.permits, 2, label="grpo_s1"):
+        permits = _only(campaign).permits
+    assert (permits.permits, permits.waiting) == (2, 0)
+    assert [(holder.pid, holder.label) for holder in permits.holders] == [(os.getpid(), "grpo_s1")]
+
+
+def test_a_single_run_is_a_campaign_of_one(tmp_path):
+    run = RunFiles(tmp_path / "alone-20250131T120000Z-0a1b")
+    run.directory.mkdir()
+    run.run_toml.touch()
+    _finish(run, 0.75)
+    (found,) = survey(tmp_path)
+    assert (found.state, len(found.runs), found.runs[0].reward_last) == ("done", 1, 0.75)
+
+
+@pytest.mark.parametrize("name", ["done.json", "status.json", "metrics.jsonl", "attempts.jsonl", "run.lock"])
+@pytest.mark.parametrize("kind", ["garbage", "directory", "fifo", "loop"])
+def test_a_broken_file_troubles_only_its_own_run(campaign, name, kind):
+    path = campaign.run("grpo_s1").directory / name
+    plant = {
+        "garbage": lambda: path.write_bytes(b"\0\xff{[" * 999),
+        "directory": path.mkdir,
+        "fifo": lambda: os.mkfifo(path),
+        "loop": lambda: path.symlink_to(path),
+    }
+    plant[kind]()
+    _finish(campaign.run("grpo_s2"), 0.5)
+    found = _only(campaign)
+    assert found.run("grpo", 2).state == "done"
+    assert found.run("grpo", 1).state in ("unreadable", "pending")
+
+
+def test_a_status_file_that_a_power_loss_emptied_does_not_hide_the_run(campaign):
+    run = campaign.run("grpo_s1")
+    _rows(run, [1, 2])
+    run.status.touch()
+    found = _only(campaign).run("grpo", 1)
+    assert (found.state, found.step) == ("pending", 2)
+    assert "status.json" in found.message
+
+
+def test_a_lost_manifest_is_made_up_for_by_the_names_of_the_runs(campaign):
+    campaign.manifest.unlink()
+    _finish(campaign.run("grpo_s2"), 0.5)
+    found = _only(campaign)
+    assert (found.run("grpo", 2).state, len(found.runs), found.problem) == ("done", 4, "")
+
+
+def test_a_corrupt_manifest_is_reported_and_the_runs_are_shown(campaign):
+    campaign.manifest.write_text('{"torn')
+    found = _only(campaign)
+    assert "manifest.json" in found.problem
+    assert len(found.runs) == 4
+
+
+def test_a_manifest_that_leads_out_of_the_campaign_is_not_followed(campaign):
+    write_manifest(
+        campaign.manifest, new_manifest("s", "h", [PlannedRun("../../x", "c", 1, 1)], campaign.directory)
+    )
+    with pytest.raises(RecordsError, match="is not a run id"):
+        survey(campaign.directory)
+
+
+def test_hostile_names_are_shown_without_what_a_terminal_obeys(campaign):
+    campaign.manifest.unlink()
+    (campaign.runs / "\x1b]0;x\x07\u202eevil\n_s7").mkdir()
+    run = next(r for r in _only(campaign).runs if r.seed == 7)
+    assert (run.run_id, run.condition) == ("evil _s7", "evil")
+
+
+def test_an_empty_directory_has_no_campaigns(tmp_path):
+    assert survey(tmp_path) == ()
+
+
+def test_a_directory_with_only_unreadable_campaigns_is_an_error(campaign):
+    for run in PLANNED:
+        campaign.run(run.run_id).done.write_text("torn")
+    with pytest.raises(RecordsError, match=r"done\.json"):
+        survey(campaign.directory)
