@@ -3,16 +3,23 @@
 A built-in plugin is one file, `retrain/<kind>/<name>.py`, that defines the function which
 its kind asks for (`ENTRY`). A dotted path names the function itself: `my_pkg.rewards.score`.
 An installed package may offer `[project.entry-points."retrain.<kind>"]`.
+
+Names and parameters of built-in plugins are read from their source, so that a plan can be
+checked without importing what the plugins need.
 """
 
 from __future__ import annotations
 
+import ast
 import difflib
 import importlib
 import inspect
 import pkgutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from functools import cache
 from importlib import metadata
+from pathlib import Path
 from typing import Any
 
 from retrain.errors import ConfigError
@@ -25,61 +32,126 @@ ENTRY: Mapping[str, str] = {
     "advantages": "estimate",
     "transforms": "reweigh",
     "losses": "evaluate",
-    "launchers": "launch",
+    "launchers": "open_launcher",
+}
+ACCEPTS: Mapping[str, tuple[tuple[type, ...], str]] = {
+    "float": ((int, float), "a number"),
+    "int": ((int,), "a whole number"),
+    "bool": ((bool,), "true or false"),
+    "str": ((str,), "a string"),
 }
 
 
-def names(kind: str) -> list[str]:
-    """List the plugins of a kind by TOML name: built-in ones, then installed entry points."""
-    package = importlib.import_module(f"retrain.{kind}")
-    built_in = [m.name for m in pkgutil.iter_modules(package.__path__) if not m.name.startswith("_")]
-    installed = [e.name for e in metadata.entry_points(group=f"retrain.{kind}")]
-    return sorted(built_in) + sorted(installed)
+@dataclass(frozen=True, slots=True)
+class Parameter:
+    """A keyword-only parameter of a plugin's function."""
+
+    name: str
+    annotation: str
+    required: bool
 
 
 def find(kind: str, name: str) -> Callable[..., Any]:
     """Give the function of a plugin.
 
     Raises:
-        ConfigError: no such plugin, or its module cannot be imported; says which names exist.
+        ConfigError: no such plugin, or it cannot be imported; says which names exist.
     """
+    if name in built_in_names(kind):
+        module = importlib.import_module(f"retrain.{kind}.{name}")
+        return _checked(kind, name, getattr(module, ENTRY[kind]))
     if "." in name:
         return _from_dotted_path(kind, name)
     for entry in metadata.entry_points(group=f"retrain.{kind}", name=name):
         return _checked(kind, name, entry.load())
-    if name.startswith("_") or name not in names(kind):
-        raise ConfigError(unknown(kind, name, names(kind)))
-    module = importlib.import_module(f"retrain.{kind}.{name}")
-    return _checked(kind, name, getattr(module, ENTRY[kind]))
+    raise ConfigError(_unknown(kind, name))
 
 
-def unknown(kind: str, name: str, known: list[str]) -> str:
-    """Say that a name is not known, with the nearest one or all of them."""
-    near = difflib.get_close_matches(name, known, n=1)
-    hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(known)}, or a dotted path"
-    return f"{name!r} is not one of the {kind}; {hint}"
+def names(kind: str) -> list[str]:
+    """List the plugins of a kind by TOML name: built-in ones, then installed entry points."""
+    return [*built_in_names(kind), *sorted(e.name for e in metadata.entry_points(group=f"retrain.{kind}"))]
 
 
-def parameter_problems(kind: str, name: str, params: Mapping[str, object]) -> list[str]:
-    """Check a plugin's params table against the function's keyword-only parameters."""
-    accepted = keyword_parameters(find(kind, name))
-    if accepted is None:
-        return []
-    problems = []
-    for key in params:
-        if key not in accepted:
-            near = difflib.get_close_matches(key, accepted, n=1)
-            hint = f"did you mean {near[0]!r}?" if near else f"it takes: {', '.join(accepted) or 'nothing'}"
-            problems.append(f"{key}: unknown parameter of {name!r}; {hint}")
-    return problems
+@cache
+def built_in_names(kind: str) -> tuple[str, ...]:
+    """List the built-in plugins of a kind, without importing any."""
+    found = pkgutil.iter_modules([str(_folder(kind))])
+    return tuple(sorted(m.name for m in found if not m.name.startswith("_")))
 
 
-def keyword_parameters(function: Callable[..., Any]) -> list[str] | None:
-    """Names of a function's keyword-only parameters, or None if it takes any (**kwargs)."""
-    parameters = inspect.signature(function).parameters.values()
-    if any(p.kind is p.VAR_KEYWORD for p in parameters):
+def problem_with_name(kind: str, name: str) -> str | None:
+    """Say why a plugin's name cannot be used; None if it can. Built-in plugins are not imported."""
+    if name in built_in_names(kind):
         return None
-    return [p.name for p in parameters if p.kind is p.KEYWORD_ONLY]
+    try:
+        find(kind, name)
+    except ConfigError as error:
+        return str(error)
+    return None
+
+
+def problems_with_params(kind: str, name: str, params: Mapping[str, object]) -> list[tuple[str, str]]:
+    """Check a params table against the plugin's keyword-only parameters: (key, problem) pairs."""
+    known = parameters(kind, name)
+    if known is None:
+        return []
+    return [(key, problem) for key, value in params.items() if (problem := _misfit(name, known, key, value))]
+
+
+def parameters(kind: str, name: str) -> tuple[Parameter, ...] | None:
+    """Give the keyword-only parameters of a plugin's function; None if it takes any (**params)."""
+    if name in built_in_names(kind):
+        return _parameters_from_source(_folder(kind) / f"{name}.py", ENTRY[kind])
+    signature = inspect.signature(find(kind, name)).parameters.values()
+    if any(p.kind is p.VAR_KEYWORD for p in signature):
+        return None
+    return tuple(
+        Parameter(p.name, str(getattr(p.annotation, "__name__", p.annotation)), p.default is p.empty)
+        for p in signature
+        if p.kind is p.KEYWORD_ONLY
+    )
+
+
+def nearest(word: str, known: Iterable[str]) -> str | None:
+    """Give the known word that `word` was probably meant to be."""
+    matches = difflib.get_close_matches(word, list(known), n=1)
+    return matches[0] if matches else None
+
+
+def _folder(kind: str) -> Path:
+    return Path(__file__).parent / kind
+
+
+def _parameters_from_source(path: Path, entry: str) -> tuple[Parameter, ...] | None:
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    function = next(n for n in tree.body if isinstance(n, ast.FunctionDef) and n.name == entry)
+    if function.args.kwarg is not None:
+        return None
+    return tuple(
+        Parameter(a.arg, ast.unparse(a.annotation) if a.annotation else "", default is None)
+        for a, default in zip(function.args.kwonlyargs, function.args.kw_defaults, strict=True)
+    )
+
+
+def _misfit(plugin: str, known: tuple[Parameter, ...], key: str, value: object) -> str | None:
+    parameter = next((p for p in known if p.name == key), None)
+    if parameter is None:
+        near = nearest(key, [p.name for p in known])
+        takes = ", ".join(p.name for p in known) or "nothing"
+        return f"unknown parameter of {plugin!r}; " + (
+            f"did you mean {near!r}?" if near else f"it takes {takes}"
+        )
+    types, wanted = ACCEPTS.get(parameter.annotation, ((object,), ""))
+    if not isinstance(value, types) or (isinstance(value, bool) and bool not in types and types != (object,)):
+        return f"got {value!r}; needs {wanted}"
+    return None
+
+
+def _unknown(kind: str, name: str) -> str:
+    known = names(kind)
+    near = nearest(name, known)
+    hint = f"did you mean {near!r}?" if near else f"known: {', '.join(known)}, or a dotted path"
+    return f"{name!r} is not one of the {kind}; {hint}"
 
 
 def _from_dotted_path(kind: str, path: str) -> Callable[..., Any]:
@@ -88,12 +160,12 @@ def _from_dotted_path(kind: str, path: str) -> Callable[..., Any]:
         found = getattr(importlib.import_module(module_name), attribute)
     except (ImportError, AttributeError, ValueError) as error:
         raise ConfigError(
-            f"{path!r} cannot be loaded from {kind} ({error}); check the path, and that it can be imported"
+            f"{path!r} cannot be loaded as {kind} ({error}); check the path, and that Python finds it"
         ) from error
     return _checked(kind, path, found)
 
 
 def _checked(kind: str, name: str, found: object) -> Callable[..., Any]:
     if not callable(found):
-        raise ConfigError(f"{name!r} in {kind} is {type(found).__name__}, not a function")
+        raise ConfigError(f"{name!r} in {kind} is a {type(found).__name__}, not a function")
     return found

@@ -7,12 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
-import numpy as np
-from numpy.typing import NDArray
+if TYPE_CHECKING:  # planning reads prompts only, and numpy takes a tenth of a second to import
+    import numpy as np
+    from numpy.typing import NDArray
 
-Floats: TypeAlias = NDArray[np.float64]
+    Floats: TypeAlias = NDArray[np.float64]
+else:
+    Floats = Any
 
 
 @dataclass(frozen=True, slots=True)

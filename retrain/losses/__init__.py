@@ -9,12 +9,13 @@ for hand-made gradients and for autograd alike. A remote backend sends `Loss.nam
 
 from __future__ import annotations
 
-from typing import Any, Protocol
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import TYPE_CHECKING, Any, Protocol
 
 from retrain.rollouts import Floats, LossTerms
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 
 class LossFunction(Protocol):

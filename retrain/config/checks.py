@@ -1,0 +1,94 @@
+"""What types cannot say: keys that must fit each other, and plugins with their parameters.
+
+Works on the raw tables, so that these problems are reported together with wrong types; a value
+whose type is already wrong is passed over here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from retrain import registry
+from retrain.config.schema import LARGEST_SEED, Algorithm, Backend, BackPressure, Campaign, Data, Reward
+
+Location = tuple[str | int, ...]
+Problem = tuple[Location, str]
+
+# (section, key that names the plugin, kind of plugin, key of its parameters, default name)
+PLUGINS = (
+    ("algorithm", "advantage_mode", "advantages", "advantage_params", Algorithm.advantage_mode),
+    ("algorithm", "transform_mode", "transforms", "transform_params", Algorithm.transform_mode),
+    ("algorithm", "loss_mode", "losses", "loss_params", Algorithm.loss_mode),
+    ("data", "task", "tasks", "options", Data.task),
+    ("reward", "reward", "rewards", "params", Reward.reward),
+    ("backend", "backend", "backends", "options", Backend.backend),
+)
+
+
+def campaign_problems(raw: Mapping[str, Any]) -> Iterator[Problem]:
+    """Check the matrix: seeds, conditions and the launcher's name."""
+    campaign = raw.get("campaign")
+    if not isinstance(campaign, dict):
+        return
+    if isinstance(campaign.get("seeds"), list):
+        for problem in _seed_problems(campaign["seeds"]):
+            yield ("campaign", "seeds"), problem
+    if campaign.get("conditions") == []:
+        yield ("campaign", "conditions"), "got none, so the matrix is empty; add a condition, or drop the key"
+    launcher = campaign.get("launcher", Campaign.launcher)
+    if isinstance(launcher, str) and (what := registry.problem_with_name("launchers", launcher)):
+        yield ("campaign", "launcher"), what
+
+
+def run_problems(raw: Mapping[str, Any]) -> Iterator[Problem]:
+    """Check what one run would use: plugins, their parameters, and bounds that cross."""
+    for section, key, kind, params_key, default in PLUGINS:
+        table = raw.get(section, {})
+        if isinstance(table, dict) and isinstance(name := table.get(key, default), str):
+            yield from _plugin_problems(table, section, key, kind, params_key, name)
+    yield from _back_pressure_problems(raw.get("backpressure", {}))
+
+
+def with_default_plugins(raw: Mapping[str, Any]) -> dict[str, Any]:
+    """Spell out which plugins are used, so that a condition that names another one is seen to replace it."""
+    spelled = dict(raw)
+    for section, key, _, _, default in PLUGINS:
+        table = spelled.get(section, {})
+        if isinstance(table, dict):
+            spelled[section] = {key: default, **table}
+    return spelled
+
+
+def _plugin_problems(
+    table: Mapping[str, Any], section: str, key: str, kind: str, params_key: str, name: str
+) -> Iterator[Problem]:
+    if what := registry.problem_with_name(kind, name):
+        yield (section, key), what
+        return
+    params = table.get(params_key, {})
+    if kind == "backends" or not isinstance(params, dict):
+        return
+    for param, what in registry.problems_with_params(kind, name, params):
+        yield (section, params_key, param), what
+
+
+def _seed_problems(seeds: list[Any]) -> Iterator[str]:
+    if not seeds:
+        yield "got none, so the matrix is empty; list at least one seed"
+    unfit = [s for s in seeds if type(s) is not int or not 0 <= s <= LARGEST_SEED]
+    if unfit:
+        yield f"got {unfit}; needs whole numbers from 0 to {LARGEST_SEED}"
+    repeated = sorted({s for s in seeds if type(s) is int and seeds.count(s) > 1})
+    if repeated:
+        yield f"{repeated} stand more than once, but their runs would be the same; list each seed once"
+
+
+def _back_pressure_problems(table: object) -> Iterator[Problem]:
+    if not isinstance(table, dict):
+        return
+    smallest = table.get("min_batch_size", BackPressure.min_batch_size)
+    largest = table.get("max_batch_size", BackPressure.max_batch_size)
+    if type(smallest) is int and type(largest) is int and largest < smallest:
+        what = f"got {largest}, below min_batch_size = {smallest}; raise one or lower the other"
+        yield ("backpressure", "max_batch_size"), what

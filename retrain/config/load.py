@@ -1,0 +1,166 @@
+"""Reads a TOML file into a `Config`, or reports every problem of it at once."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from pydantic import TypeAdapter, ValidationError
+
+from retrain.config.checks import Location, Problem, campaign_problems, run_problems, with_default_plugins
+from retrain.config.problems import explain, place, quote, unknown_key
+from retrain.config.resolve import merge, overrides_of
+from retrain.config.schema import Config
+from retrain.errors import ConfigError
+
+LARGEST_FILE_BYTES = 1_000_000  # a campaign file is a page or two; this bounds what a parser may be fed
+ONE_FOR_ALL = ("campaign", "logging", "run")  # sections that a condition cannot override
+
+
+def load_config(path: str | Path, overrides: Sequence[str] = ()) -> Config:
+    """Read and check a campaign file.
+
+    Args:
+        path: the TOML file.
+        overrides: `section.key=value` each, value as in TOML (a bare word is a string); they replace
+            what the file says outside its conditions.
+
+    Raises:
+        ConfigError: every problem of the file and the overrides, one line each.
+    """
+    path = Path(path)
+    raw = read_toml(path)
+    overridden = _apply_overrides(raw, overrides)
+    return parse(raw, path.name, overridden)
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """Read a file's tables; syntax, encoding, size and nesting problems are ConfigErrors."""
+    try:
+        data = path.read_bytes() if path.stat().st_size <= LARGEST_FILE_BYTES else None
+    except OSError as error:
+        hint = "`retrain init --template campaign` makes a file to start from"
+        raise ConfigError(f"{path}: {error.strerror or error}; {hint}") from error
+    if data is None:
+        raise ConfigError(f"{path}: larger than {LARGEST_FILE_BYTES} bytes; a campaign file is a page or two")
+    try:
+        return tomllib.loads(data.decode("utf-8"))
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path}: byte {error.start} is not UTF-8; save the file as UTF-8") from error
+    except RecursionError as error:
+        raise ConfigError(f"{path}: tables or arrays are nested too deep to read; flatten them") from error
+    except ValueError as error:
+        raise ConfigError(f"{path}: not valid TOML: {error}") from error
+
+
+def parse(raw: Mapping[str, Any], source: str, overridden: frozenset[Location] = frozenset()) -> Config:
+    """Check raw tables and build the Config.
+
+    Raises:
+        ConfigError: every problem, `source [section].key: what; how to fix` each.
+    """
+
+    def where(location: Location) -> str:
+        return (
+            f"--set {'.'.join(map(str, location))}"
+            if location in overridden
+            else f"{source} {place(location)}"
+        )
+
+    lines = dict.fromkeys(f"{where(location)}: {what}" for location, what in _problems_of_file(raw))
+    for label, condition, location, what in _problems_of_conditions(raw):
+        inside = _stands_in(overrides_of(condition), location)
+        start = f"{source} [[campaign.conditions]] {label} {place(location)}" if inside else where(location)
+        lines[f"{start}: {what}"] = None  # a dict keeps the order and drops repeats
+    if lines:
+        raise ConfigError(list(lines))
+    return _adapter().validate_python(raw)
+
+
+@cache
+def _adapter() -> TypeAdapter[Config]:
+    return TypeAdapter(Config)
+
+
+def json_schema() -> dict[str, Any]:
+    """Give the JSON Schema of a campaign file, for editors."""
+    schema = _adapter().json_schema()
+    schema["properties"].pop("run", None)
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema, "title": "retrain campaign"}
+
+
+def _problems_of_file(raw: Mapping[str, Any]) -> Iterator[Problem]:
+    yield from _type_problems(raw)
+    yield from campaign_problems(raw)
+    if not _conditions(raw):
+        yield from run_problems(raw)
+
+
+def _type_problems(raw: Mapping[str, Any]) -> Iterator[Problem]:
+    try:
+        _adapter().validate_python(raw)
+    except ValidationError as error:
+        for found in error.errors(include_url=False):
+            location = found["loc"]
+            yield location, explain(found, location)
+
+
+def _problems_of_conditions(
+    raw: Mapping[str, Any],
+) -> Iterator[tuple[str, Mapping[str, Any], Location, str]]:
+    base = with_default_plugins({name: table for name, table in raw.items() if name not in ONE_FOR_ALL})
+    for number, condition in enumerate(_conditions(raw), start=1):
+        label = quote(condition["name"]) if condition.get("name") else f"#{number}"
+        merged = merge(base, overrides_of(condition))
+        for location, what in (*_type_problems(merged), *run_problems(merged)):
+            yield label, condition, location, what
+
+
+def _conditions(raw: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    campaign = raw.get("campaign")
+    conditions = campaign.get("conditions") if isinstance(campaign, dict) else None
+    return [c for c in conditions if isinstance(c, dict)] if isinstance(conditions, list) else []
+
+
+def _stands_in(table: Mapping[str, Any], location: Iterable[str | int]) -> bool:
+    here: Any = table
+    for part in location:
+        if not isinstance(here, dict) or part not in here:
+            return False
+        here = here[part]
+    return True
+
+
+def _apply_overrides(raw: dict[str, Any], overrides: Sequence[str]) -> frozenset[Location]:
+    problems, done = [], set()
+    for text in overrides:
+        path, equals, value = text.partition("=")
+        keys = tuple(k.strip() for k in path.split("."))
+        if not equals or len(keys) < 2 or not all(keys):
+            problems.append(f"--set {text}: not of the form section.key=value; write --set training.lr=1e-4")
+        elif not _set(raw, keys, _toml_value(value)):
+            problems.append(f"--set {text}: {place(keys[:1])} is not a table; {unknown_key(keys[:1])}")
+        else:
+            done.add(keys)
+    if problems:
+        raise ConfigError(problems)
+    return frozenset(done)
+
+
+def _set(table: dict[str, Any], keys: Sequence[str], value: object) -> bool:
+    for part in keys[:-1]:
+        table = table.setdefault(part, {})
+        if not isinstance(table, dict):
+            return False
+    table[keys[-1]] = value
+    return True
+
+
+def _toml_value(text: str) -> object:
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except (ValueError, RecursionError):
+        return text.strip()

@@ -1,0 +1,90 @@
+"""Turns what a validator found into lines that say where, what and how to fix."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any, get_args, get_type_hints
+
+from retrain.config.checks import Location
+from retrain.config.schema import Condition, Config
+from retrain.registry import nearest
+
+NEEDS = {
+    "int_type": "a whole number",
+    "float_type": "a number",
+    "bool_type": "true or false",
+    "string_type": "a string in quotes",
+    "list_type": "a list in [brackets]",
+    "dict_type": "a table",
+    "dataclass_type": "a table",
+    "finite_number": "a finite number",
+}
+BOUNDS = {
+    "greater_than_equal": ("ge", "at least"),
+    "greater_than": ("gt", "more than"),
+    "less_than_equal": ("le", "at most"),
+    "less_than": ("lt", "less than"),
+    "string_too_short": ("min_length", "a length of at least"),
+    "string_too_long": ("max_length", "a length of at most"),
+}
+LONGEST_QUOTE = 60  # characters of a wrong value that a message repeats
+
+
+def place(location: Location) -> str:
+    """Write a location as TOML shows it: `[training].lr`, `[algorithm.loss_params].clip_low`."""
+    if location[:2] == ("campaign", "conditions") and len(location) > 2:
+        inside = place(location[3:]) if len(location) > 3 else "is"
+        return f"[[campaign.conditions]] #{int(location[2]) + 1} {inside}"
+    *tables, key = [str(part) for part in location]
+    return f"[{'.'.join(tables)}].{key}" if tables else f"[{key}]"
+
+
+def explain(error: Mapping[str, Any], location: Location) -> str:
+    """Say what is wrong and how to fix it, for one of pydantic's errors."""
+    kind = error["type"]
+    if kind == "unexpected_keyword_argument":
+        return unknown_key(location)
+    if kind in NEEDS:
+        return f"got {quote(error['input'])}; needs {NEEDS[kind]}"
+    if kind in BOUNDS:
+        name, words = BOUNDS[kind]
+        return f"got {quote(error['input'])}; needs {words} {error['ctx'][name]:g}{_because(location)}"
+    if kind == "literal_error":
+        return f"got {quote(error['input'])}; needs {error['ctx']['expected']}"
+    return f"got {quote(error['input'])}; {error['msg']}"
+
+
+def unknown_key(location: Location) -> str:
+    """Say that a key or section is unknown, with the nearest one there is."""
+    known = list(_keys(location[:-1]))
+    near = nearest(str(location[-1]), known)
+    what = "section" if len(location) == 1 else "key"
+    return f"unknown {what}; " + (f"did you mean {near!r}?" if near else f"known: {', '.join(known)}")
+
+
+def quote(value: object) -> str:
+    """Show a value as TOML has it, shortened."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    text = f'"{value}"' if isinstance(value, str) else repr(value)
+    return text if len(text) <= LONGEST_QUOTE else text[: LONGEST_QUOTE - 1] + "…"
+
+
+def _keys(tables: Location) -> list[str]:
+    if not tables:
+        return [f.name for f in dataclasses.fields(Config) if f.name != "run"]
+    return [f.name for f in dataclasses.fields(_section_class(tables))]
+
+
+def _section_class(tables: Location) -> Any:
+    if tables[:2] == ("campaign", "conditions"):
+        return Condition
+    hint = get_type_hints(Config)[str(tables[0])]
+    return next((a for a in get_args(hint) if dataclasses.is_dataclass(a)), hint)
+
+
+def _because(location: Location) -> str:
+    fields = {f.name: f for f in dataclasses.fields(_section_class(location[:-1]))}
+    extra = fields[str(location[-1])].metadata.get("json_schema_extra", {}) if location[-1] in fields else {}
+    return f", because {extra['because']}" if "because" in extra else ""

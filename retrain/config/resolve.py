@@ -1,0 +1,96 @@
+"""One run's own configuration: the file, a condition's overrides and a seed, merged without loss."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Mapping
+from typing import Any, TypeVar, get_args, get_type_hints
+
+from retrain.config.schema import Condition, Config
+
+T = TypeVar("T")
+
+# A condition that names another plugin starts with that plugin's defaults, not with the file's
+# parameters for a different one.
+PARAMS_OF = {
+    "advantage_mode": "advantage_params",
+    "transform_mode": "transform_params",
+    "loss_mode": "loss_params",
+    "task": "options",
+    "reward": "params",
+    "backend": "options",
+}
+SHORTHANDS = ("advantage_mode", "transform_mode")
+OVERRIDABLE = {f.name for f in dataclasses.fields(Condition)} - {"name", *SHORTHANDS}
+NOT_IN_DIGEST = ("campaign", "logging", "run")  # where a run is written does not change its result
+SCHEDULING = {"training": ("save_every", "keep_checkpoints"), "backend": ("max_concurrent", "throttle_dir")}
+
+
+def overrides_of(condition: Mapping[str, Any]) -> dict[str, Any]:
+    """Give a raw condition's overrides as sections, its shorthands spelled out."""
+    sections = {k: v for k, v in condition.items() if k in OVERRIDABLE and v != {}}
+    modes = {k: condition[k] for k in SHORTHANDS if condition.get(k) is not None}
+    algorithm = sections.get("algorithm", {})
+    if modes and isinstance(algorithm, dict):
+        sections["algorithm"] = {**modes, **algorithm}
+    return sections
+
+
+def merge(base: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
+    """Lay tables over tables, key by key; parameters of a plugin that is replaced are dropped."""
+    merged = dict(base)
+    for key, value in overrides.items():
+        below = merged.get(key)
+        if key in PARAMS_OF and isinstance(value, str) and isinstance(below, str) and below != value:
+            merged[PARAMS_OF[key]] = {}
+    for key, value in overrides.items():
+        below = merged.get(key)
+        merged[key] = merge(below, value) if isinstance(below, dict) and isinstance(value, dict) else value
+    return merged
+
+
+def resolve(config: Config, condition: Condition | None, seed: int) -> Config:
+    """Give the configuration of one run: no campaign, its own seed, every value spelled out."""
+    tables = dataclasses.asdict(config)
+    campaign = tables.pop("campaign") or {}
+    if campaign.get("max_steps") is not None:
+        tables["training"]["max_steps"] = campaign["max_steps"]
+    if condition is not None:
+        tables = merge(tables, overrides_of(dataclasses.asdict(condition)))
+    tables["training"] = {**tables["training"], "seed": seed}
+    return build(Config, tables)
+
+
+def build(kind: type[T], table: Mapping[str, Any]) -> T:
+    """Build a section from tables that were checked before (unknown keys are TypeErrors)."""
+    hints = get_type_hints(kind)
+    values = {}
+    for key, value in table.items():
+        section = next(
+            (c for c in (hints.get(key), *get_args(hints.get(key))) if dataclasses.is_dataclass(c)), None
+        )
+        values[key] = (
+            build(section, value) if isinstance(section, type) and isinstance(value, dict) else value
+        )
+    return kind(**values)
+
+
+def digest(config: Config) -> str:
+    """Identify everything that decides a run's result: 16 hex digits."""
+    tables = dataclasses.asdict(config)
+    kept = {k: v for k, v in tables.items() if k not in NOT_IN_DIGEST}
+    for section, keys in SCHEDULING.items():
+        kept[section] = {k: v for k, v in kept[section].items() if k not in keys}
+    canonical = json.dumps(kept, sort_keys=True, separators=(",", ":"), default=str)
+    return hashlib.sha256(canonical.encode()).hexdigest()[:16]
+
+
+def as_tables(config: Config) -> dict[str, Any]:
+    """Give a run's configuration as TOML tables: everything but what is absent."""
+    return {name: _present(table) for name, table in dataclasses.asdict(config).items() if table is not None}
+
+
+def _present(table: Mapping[str, Any]) -> dict[str, Any]:
+    return {k: v for k, v in table.items() if v is not None}

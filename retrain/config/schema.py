@@ -1,0 +1,202 @@
+"""What a TOML file may say: one dataclass per table, each key with its type, bounds and meaning.
+
+The descriptions are what `retrain schema` shows and what editors complete from. pydantic checks
+files against these classes (`retrain.config.load`); a worker, whose run.toml was checked before it
+was written, builds them without importing pydantic.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Literal
+
+LARGEST_COUNT = 10**9  # far above any sane count; products of two still fit an int64
+LARGEST_SEED = 2**32 - 1  # what every random generator in use accepts
+
+Table = dict[str, Any]
+
+
+def key(default: Any, description: str, **constraints: Any) -> Any:
+    """Declare a key: its default, what it means, and pydantic's constraints (ge, le, gt, lt, max_length)."""
+    return declare(default, description, strict=True, **constraints)
+
+
+def count(default: int | None, description: str, least: int = 1, **constraints: Any) -> Any:
+    """Declare a key that counts something."""
+    return key(default, description, ge=least, le=LARGEST_COUNT, **constraints)
+
+
+def declare(default: Any, description: str, **constraints: Any) -> Any:
+    """Declare a key that must not be marked strict: a choice, or a table (TOML gives dicts)."""
+    metadata = {"description": description, **constraints}
+    if isinstance(default, type):
+        return field(default_factory=default, metadata=metadata)
+    return field(default=default, metadata=metadata)
+
+
+class Section:
+    """A TOML table: unknown keys are errors and nothing is coerced."""
+
+    __pydantic_config__: ClassVar[Table] = {"extra": "forbid", "allow_inf_nan": False}
+
+
+@dataclass(frozen=True)
+class Model(Section):
+    """Which model is trained, and where it is served."""
+
+    model: str = key("", "hub id or local path; the numpy backend builds its own")
+    lora_rank: int = key(32, "rank of the LoRA adapters", ge=1, le=4096)
+    base_url: str = key("", "address of a training API (tinker)")
+
+
+@dataclass(frozen=True)
+class Training(Section):
+    """The loop: how many steps, of which size, how fast."""
+
+    seed: int = key(-1, "random seed; -1 draws one and records it", ge=-1, le=LARGEST_SEED)
+    max_steps: int = count(500, "optimizer updates of a run")
+    batch_size: int = count(8, "prompts per step")
+    group_size: int = count(
+        16,
+        "rollouts per prompt",
+        least=2,
+        json_schema_extra={"because": "an advantage compares rollouts of one prompt"},
+    )
+    max_tokens: int = count(10240, "upper bound on a completion's tokens")
+    temperature: float = key(0.7, "sampling temperature", gt=0, le=10)
+    lr: float = key(4e-5, "learning rate", gt=0, le=10)
+    max_grad_norm: float = key(1.0, "gradients are clipped to this global norm", gt=0)
+    entropy_bonus: float = key(0.0, "weight of the mean token entropy in the objective", ge=0, le=10)
+    save_every: int = count(20, "steps between checkpoints; 0 saves at the end only", least=0)
+    keep_checkpoints: int = count(2, "newest checkpoints to keep")
+    eval_every: int = count(0, "steps between evaluations; 0 evaluates at the end only", least=0)
+
+
+@dataclass(frozen=True)
+class Algorithm(Section):
+    """How rewards become gradients."""
+
+    advantage_mode: str = key("maxrl", "advantage plugin: grpo, rloo, maxrl, reinforce_pp")
+    advantage_params: Table = key(dict, "parameters of the advantage plugin")
+    transform_mode: str = key("none", "token transform plugin: none, gtpo, gtpo_sepa, gtpo_hicra")
+    transform_params: Table = key(dict, "parameters of the transform plugin")
+    loss_mode: str = key("ppo", "loss plugin: importance_sampling, ppo, cispo, gspo")
+    loss_params: Table = key(dict, "parameters of the loss plugin")
+    loss_normalization: Literal["token", "sequence", "constant"] = declare(
+        "token", "mean over tokens, mean of the rollouts' means, or sum over max_tokens per rollout"
+    )
+
+
+@dataclass(frozen=True)
+class Data(Section):
+    """Where prompts come from."""
+
+    task: str = key("sort", "task plugin: sort, addition, successor, copy, reverse, jsonl")
+    options: Table = key(dict, "options of the task plugin")
+    seed: int = key(0, "seed of prompts and held-out split, the same for every run", ge=0, le=LARGEST_SEED)
+    eval_prompts: int = count(256, "at most this many held-out prompts are evaluated")
+
+
+@dataclass(frozen=True)
+class Reward(Section):
+    """How completions are scored."""
+
+    reward: str = key("match", "reward plugin: match, partial")
+    params: Table = key(dict, "parameters of the reward plugin")
+
+
+@dataclass(frozen=True)
+class Backend(Section):
+    """Where the policy lives, and how many API calls may be in flight."""
+
+    backend: str = key("numpy", "backend plugin: numpy, or a dotted path")
+    max_concurrent: int = key(4, "API calls in flight over all workers (permits)", ge=1, le=512)
+    throttle_dir: str = key("", "share permits with other campaigns through this directory")
+    options: Table = key(dict, "options of the backend plugin")
+
+
+@dataclass(frozen=True)
+class BackPressure(Section):
+    """Find the batch size at which the backend's throughput is best."""
+
+    enabled: bool = key(False, "let back pressure choose the batch size")
+    warmup_steps: int = count(10, "steps spent exploring batch sizes", least=0)
+    ema_decay: float = key(0.9, "smoothing of throughput", ge=0, lt=1)
+    throttle_margin: float = key(0.85, "operate at this share of the optimum", gt=0, le=1)
+    increase_margin: float = key(0.5, "grow when below this share of the operating point", gt=0, le=1)
+    min_batch_size: int = count(1, "never fewer prompts per step")
+    max_batch_size: int = count(64, "never more prompts per step")
+    peak_gflops: float = key(0.0, "the device's peak in GFLOP/s; 0 = unknown", ge=0)
+    peak_bw_gb_s: float = key(0.0, "the device's memory bandwidth in GB/s; 0 = unknown", ge=0)
+
+
+@dataclass(frozen=True)
+class Logging(Section):
+    """Where records go."""
+
+    log_dir: str = key("logs", "campaigns are written below this directory", min_length=1)
+
+
+@dataclass(frozen=True)
+class Condition(Section):
+    """One way to train: a name and what differs from the rest of the file."""
+
+    name: str = key("", "label; made of the two modes when absent", max_length=200)
+    advantage_mode: str | None = key(None, "short for algorithm.advantage_mode")
+    transform_mode: str | None = key(None, "short for algorithm.transform_mode")
+    model: Table = key(dict, "overrides of [model]")
+    training: Table = key(dict, "overrides of [training]")
+    algorithm: Table = key(dict, "overrides of [algorithm]")
+    data: Table = key(dict, "overrides of [data]")
+    reward: Table = key(dict, "overrides of [reward]")
+    backend: Table = key(dict, "overrides of [backend]")
+    backpressure: Table = key(dict, "overrides of [backpressure]")
+
+
+@dataclass(frozen=True)
+class Campaign(Section):
+    """The matrix of conditions x seeds, and how its runs are launched."""
+
+    name: str = key("", "prefix of the campaign's directory; default: the file's name", max_length=100)
+    seeds: list[Any] | None = key(
+        None,
+        "one run per condition and seed; default: training.seed",
+        json_schema_extra={"items": {"type": "integer", "minimum": 0, "maximum": LARGEST_SEED}},
+    )
+    max_steps: int | None = count(None, "steps of every run; default: training.max_steps")
+    parallel: bool = key(False, "run several workers at a time")
+    max_workers: int = key(0, "workers at a time when parallel; 0 = all runs", ge=0, le=100_000)
+    stagger_seconds: float = key(0.0, "wait this long between two launches", ge=0, le=1e6)
+    launcher: str = key("local", "where workers execute: local (processes), inline (this process)")
+    retries: int = key(2, "further attempts after an infrastructure failure", ge=0, le=100)
+    run_timeout: float = key(0.0, "end a run that takes longer, in seconds; 0 = never", ge=0, le=1e9)
+    on_failure: Literal["continue", "stop"] = declare(
+        "continue", "what the other runs do when one has failed"
+    )
+    conditions: list[Condition] | None = declare(None, "the conditions; default: one, the file as it is")
+
+
+@dataclass(frozen=True)
+class Run(Section):
+    """Which run of which campaign this is; written by retrain into run.toml, never by hand."""
+
+    run_id: str = key("", "name of the run's directory")
+    campaign: str = key("", "id of the campaign")
+    condition: str = key("", "label of the condition")
+    config_hash: str = key("", "digest of all that decides the result")
+
+
+@dataclass(frozen=True)
+class Config(Section):
+    """A whole TOML file."""
+
+    model: Model = declare(Model, "which model is trained")
+    training: Training = declare(Training, "the loop")
+    algorithm: Algorithm = declare(Algorithm, "how rewards become gradients")
+    data: Data = declare(Data, "where prompts come from")
+    reward: Reward = declare(Reward, "how completions are scored")
+    backend: Backend = declare(Backend, "where the policy lives")
+    campaign: Campaign | None = declare(None, "conditions x seeds; absent: the file describes one run")
+    backpressure: BackPressure = declare(BackPressure, "find the best batch size")
+    logging: Logging = declare(Logging, "where records go")
+    run: Run | None = declare(None, "written by retrain into run.toml")

@@ -1,0 +1,73 @@
+"""What many tests start from: a tiny campaign that finishes in about a second."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
+TINY = """
+[training]
+batch_size = 2
+group_size = 4
+max_tokens = 4
+temperature = 1.0
+lr = 5e-3
+save_every = 2
+
+[data]
+task = "successor"
+
+[campaign]
+seeds = [0, 1]
+max_steps = 4
+parallel = true
+max_workers = 2
+
+[[campaign.conditions]]
+name = "grpo"
+advantage_mode = "grpo"
+
+[[campaign.conditions]]
+name = "maxrl"
+"""
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty current directory."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+def campaign_file(here: Path) -> Path:
+    """A file of 2 conditions x 2 seeds x 4 steps."""
+    path = here / "tiny.toml"
+    path.write_text(TINY)
+    return path
+
+
+@pytest.fixture
+def retrain(here: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
+    """The command line as a user calls it, in an empty directory."""
+
+    def call(*arguments: object, **options: object) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-m", "retrain", *map(str, arguments)],
+            cwd=here,
+            capture_output=True,
+            text=True,
+            timeout=100,
+            check=False,
+            **options,  # type: ignore[call-overload]
+        )
+
+    return call

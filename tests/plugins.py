@@ -1,0 +1,37 @@
+"""Plugins that tests name by dotted path, as users do."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+
+from retrain.rollouts import Prompt
+
+
+def always_right(completion: str, prompt: Prompt) -> float:
+    return 1.0
+
+
+def not_a_number(completion: str, prompt: Prompt) -> float:
+    return float("nan")
+
+
+def broken(completion: str, prompt: Prompt) -> float:
+    raise RuntimeError("this reward is broken [bold]on purpose[/bold]\x1b[31m")
+
+
+def slow(completion: str, prompt: Prompt) -> float:
+    time.sleep(0.02)
+    return float(completion == prompt.answer)
+
+
+def killed_once(completion: str, prompt: Prompt, *, flag: str) -> float:
+    """End the process as the kernel does when memory runs out, the first time only."""
+    try:
+        Path(flag).touch(exist_ok=False)
+    except FileExistsError:
+        return 0.0
+    os.kill(os.getpid(), signal.SIGKILL)
+    return 0.0

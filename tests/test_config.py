@@ -1,0 +1,189 @@
+"""Every bad file is refused with all its problems: where, what, how to fix."""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from retrain.config.load import json_schema, load_config, parse
+from retrain.config.resolve import as_tables, build, digest, resolve
+from retrain.config.schema import Config
+from retrain.errors import ConfigError
+
+
+def problems(text: str, here: Path, *overrides: str) -> list[str]:
+    path = here / "campaign.toml"
+    path.write_text(text)
+    with pytest.raises(ConfigError) as caught:
+        load_config(path, overrides)
+    return list(caught.value.problems)
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        (
+            "[training]\nbatch_sise = 4",
+            "campaign.toml [training].batch_sise: unknown key; did you mean 'batch_size'?",
+        ),
+        ("[trainig]\nlr = 1", "campaign.toml [trainig]: unknown section; did you mean 'training'?"),
+        ("[training]\nmax_steps = 3.9", "[training].max_steps: got 3.9; needs a whole number"),
+        ('[training]\nlr = "abc"', '[training].lr: got "abc"; needs a number'),
+        ('[backpressure]\nenabled = "false"', '[backpressure].enabled: got "false"; needs true or false'),
+        ("[training]\nbatch_size = true", "[training].batch_size: got true; needs a whole number"),
+        ('[campaign]\nseeds = "12"', '[campaign].seeds: got "12"; needs a list'),
+        ("[training]\nbatch_size = -4", "[training].batch_size: got -4; needs at least 1"),
+        ("[training]\nlr = -1", "[training].lr: got -1; needs more than 0"),
+        ("[training]\nmax_steps = -5", "[training].max_steps: got -5; needs at least 1"),
+        ("[campaign]\nmax_workers = -3", "[campaign].max_workers: got -3; needs at least 0"),
+        ("[backend]\nmax_concurrent = 0", "[backend].max_concurrent: got 0; needs at least 1"),
+        ("[backpressure]\nthrottle_margin = 7", "[backpressure].throttle_margin: got 7; needs at most 1"),
+        (
+            "[backpressure]\nmin_batch_size = 9\nmax_batch_size = 8",
+            "max_batch_size: got 8, below min_batch_size = 9",
+        ),
+        ("[training]\nlr = nan", "[training].lr: got nan; needs a finite number"),
+        ("[training]\ntemperature = inf", "[training].temperature: got inf; needs a"),
+        (
+            "[training]\ngroup_size = 1",
+            "needs at least 2, because an advantage compares rollouts of one prompt",
+        ),
+        ("[campaign]\nseeds = []", "[campaign].seeds: got none, so the matrix is empty"),
+        ("[campaign]\nseeds = [1, 2, 1]", "[campaign].seeds: [1] stand more than once"),
+        ("[campaign]\nseeds = [true]", "[campaign].seeds: got [True]; needs whole numbers"),
+        ("[campaign]\nconditions = []", "[campaign].conditions: got none, so the matrix is empty"),
+        ("[campaign]\nlauncher = 'slrm'", "[campaign].launcher: 'slrm' is not one of the launchers"),
+        ("training = 3", "[training]: got 3; needs a table"),
+        ("[algorithm]\nadvantage_mode = 'grop'", "'grop' is not one of the advantages; did you mean 'grpo'?"),
+        ("[algorithm]\nloss_mode = 'no.such.loss'", "'no.such.loss' cannot be loaded as losses"),
+        (
+            "[algorithm.loss_params]\nclip_hi = 1",
+            "[algorithm.loss_params].clip_hi: unknown parameter of 'ppo'",
+        ),
+        (
+            "[algorithm.loss_params]\nclip_high = 'x'",
+            "[algorithm.loss_params].clip_high: got 'x'; needs a number",
+        ),
+        (
+            "[data.options]\nlenght = 3",
+            "[data.options].lenght: unknown parameter of 'sort'; did you mean 'length'?",
+        ),
+        ("a b", "campaign.toml: not valid TOML"),
+    ],
+)
+def test_each_problem_says_where_what_and_how_to_fix(text: str, says: str, here: Path) -> None:
+    assert any(says in line for line in problems(text, here)), problems(text, here)
+
+
+def test_all_problems_of_a_file_are_reported_at_once(here: Path) -> None:
+    text = "[training]\nlr = -1\nmax_step = 3\n[campaign]\nseeds = [1, 1]\nparallel = 1\n[modle]\nx = 1"
+    assert len(problems(text, here)) == 5
+
+
+def test_a_problem_inside_a_condition_names_the_condition(here: Path) -> None:
+    text = '[campaign]\nseeds=[0]\n[[campaign.conditions]]\nname = "fast"\ntraining.lr = -1'
+    assert problems(text, here) == [
+        'campaign.toml [[campaign.conditions]] "fast" [training].lr: got -1; needs more than 0'
+    ]
+
+
+def test_an_unknown_key_of_a_condition_is_an_error(here: Path) -> None:
+    text = '[campaign]\nseeds=[0]\n[[campaign.conditions]]\nnaem = "a"'
+    assert problems(text, here) == [
+        "campaign.toml [[campaign.conditions]] #1 [naem]: unknown key; did you mean 'name'?"
+    ]
+
+
+def test_a_condition_is_checked_together_with_the_file(here: Path) -> None:
+    text = "[backpressure]\nmin_batch_size = 9\n[campaign]\nseeds=[0]\n[[campaign.conditions]]\nname='a'\n"
+    text += "[campaign.conditions.backpressure]\nmax_batch_size = 8"
+    assert "below min_batch_size = 9" in problems(text, here)[0]
+
+
+def test_a_file_that_is_not_utf8_is_refused(here: Path) -> None:
+    (here / "bad.toml").write_bytes(b"a = '\xff'")
+    with pytest.raises(ConfigError, match="not UTF-8"):
+        load_config(here / "bad.toml")
+
+
+def test_a_huge_file_is_refused_unread(here: Path) -> None:
+    (here / "big.toml").write_bytes(b"#" * 1_000_001)
+    with pytest.raises(ConfigError, match="larger than"):
+        load_config(here / "big.toml")
+
+
+@pytest.mark.parametrize("opening", ["[", "{a="])
+def test_absurd_nesting_is_refused(opening: str, here: Path) -> None:
+    (here / "deep.toml").write_text("a = " + opening * 20_000)
+    with pytest.raises(ConfigError, match=r"nested too deep|not valid TOML"):
+        load_config(here / "deep.toml")
+
+
+def test_a_missing_file_says_how_to_make_one(here: Path) -> None:
+    with pytest.raises(ConfigError, match="retrain init"):
+        load_config(here / "none.toml")
+
+
+@given(st.binary(max_size=300))
+def test_any_bytes_give_a_config_or_a_config_error(
+    tmp_path_factory: pytest.TempPathFactory, data: bytes
+) -> None:
+    path = tmp_path_factory.mktemp("fuzz") / "f.toml"
+    path.write_bytes(data)
+    with contextlib.suppress(ConfigError):
+        assert isinstance(load_config(path), Config)
+
+
+def test_an_override_replaces_the_files_value(here: Path) -> None:
+    (here / "c.toml").write_text("[training]\nlr = 1e-3")
+    config = load_config(here / "c.toml", ["training.lr=1e-4", "model.model=org/name"])
+    assert (config.training.lr, config.model.model) == (1e-4, "org/name")
+
+
+def test_a_bad_override_is_named_as_typed(here: Path) -> None:
+    assert problems("", here, "training.lr=fast") == ['--set training.lr: got "fast"; needs a number']
+    assert problems("", here, "lr=1")[0].startswith("--set lr=1: not of the form")
+
+
+def test_a_condition_with_another_plugin_does_not_inherit_its_parameters() -> None:
+    raw = {
+        "algorithm": {"advantage_mode": "maxrl", "advantage_params": {"eps": 0.1}},
+        "campaign": {"seeds": [0], "conditions": [{"advantage_mode": "grpo"}, {"name": "same"}]},
+    }
+    config = parse(raw, "c.toml")
+    grpo, same = [resolve(config, c, 0).algorithm for c in config.campaign.conditions]  # type: ignore[union-attr]
+    assert (grpo.advantage_params, same.advantage_params) == ({}, {"eps": 0.1})
+
+
+def test_a_resolved_config_survives_toml_without_loss() -> None:
+    import tomllib
+
+    import tomli_w
+
+    raw = {
+        "algorithm": {"loss_params": {"clip_low": 0.1}},
+        "data": {"task": "sort", "options": {"length": 3}},
+        "campaign": {"seeds": [3], "conditions": [{"name": "a", "training": {"lr": 0.25}}]},
+    }
+    config = parse(raw, "c.toml")
+    resolved = resolve(config, config.campaign.conditions[0], 3)  # type: ignore[union-attr,index]
+    again = build(Config, tomllib.loads(tomli_w.dumps(as_tables(resolved))))
+    assert again == resolved
+    assert digest(again) == digest(resolved)
+
+
+def test_the_digest_ignores_where_records_go_and_sees_the_learning_rate() -> None:
+    base = parse({}, "c")
+    assert digest(parse({"logging": {"log_dir": "x"}, "backend": {"max_concurrent": 9}}, "c")) == digest(base)
+    assert digest(parse({"training": {"lr": 0.1}}, "c")) != digest(base)
+
+
+def test_the_json_schema_has_every_section_with_descriptions() -> None:
+    schema = json_schema()
+    assert "run" not in schema["properties"]
+    assert schema["$defs"]["Training"]["properties"]["lr"]["description"] == "learning rate"
+    assert schema["$defs"]["Training"]["additionalProperties"] is False
