@@ -1,0 +1,161 @@
+"""Conditions x seeds -> runs, each with its own resolved configuration."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import re
+import secrets
+import unicodedata
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from retrain.config.resolve import digest, resolve
+from retrain.config.schema import LARGEST_SEED, Campaign, Condition, Config, Run
+from retrain.errors import ConfigError
+
+LONGEST_RUN_ID = 64
+DIGEST_LENGTH = 6  # hex digits that keep shortened labels apart
+
+
+@dataclass(frozen=True)
+class RunPlan:
+    """One run: a condition with a seed, and all that its worker needs to know."""
+
+    run_id: str
+    condition: str
+    seed: int
+    config: Config
+    config_hash: str
+
+    @property
+    def max_steps(self) -> int:
+        """Optimizer updates that finish the run."""
+        return self.config.training.max_steps
+
+
+@dataclass(frozen=True)
+class Plan:
+    """All runs of a file, in launch order (all conditions of a seed before the next seed)."""
+
+    name: str
+    campaign: Campaign  # how runs are launched; defaults for a file without [campaign]
+    runs: tuple[RunPlan, ...]
+    is_single_run: bool
+    log_dir: Path
+    config_hash: str
+
+    @property
+    def conditions(self) -> tuple[str, ...]:
+        """Labels in the order of the file."""
+        return tuple(dict.fromkeys(run.condition for run in self.runs))
+
+    @property
+    def seeds(self) -> tuple[int, ...]:
+        """Seeds in the order of the file."""
+        return tuple(dict.fromkeys(run.seed for run in self.runs))
+
+    @property
+    def workers(self) -> int:
+        """How many runs execute at a time."""
+        if not self.campaign.parallel:
+            return 1
+        return min(self.campaign.max_workers or len(self.runs), len(self.runs))
+
+    @property
+    def total_steps(self) -> int:
+        """Steps of all runs together."""
+        return sum(run.max_steps for run in self.runs)
+
+
+def plan_runs(config: Config, file_name: str = "campaign", drawn_seed: int | None = None) -> Plan:
+    """Lay out a file's runs.
+
+    Args:
+        config: the file.
+        file_name: names the campaign if the file does not.
+        drawn_seed: used where the file gives no seed; None draws one.
+
+    Raises:
+        ConfigError: two conditions have the same label, or there is no seed.
+    """
+    campaign = config.campaign or Campaign()
+    conditions: Sequence[Condition | None] = campaign.conditions or [None]
+    labels = [_label(condition, config) for condition in conditions]
+    _refuse_same_labels(labels)
+    seeds = campaign.seeds or [_own_seed(config, drawn_seed)]
+    runs = [
+        _run(config, condition, label, seed)
+        for seed in seeds
+        for condition, label in zip(conditions, labels, strict=True)
+    ]
+    return Plan(
+        name=campaign.name or _name_of(file_name),
+        campaign=campaign,
+        runs=tuple(runs),
+        is_single_run=config.campaign is None,
+        log_dir=Path(config.logging.log_dir),
+        config_hash=hashlib.sha256("".join(r.config_hash for r in runs).encode()).hexdigest()[:16],
+    )
+
+
+def label_of(name: str, room: int = 40) -> str:
+    """Make a label that is safe as part of a file name: [a-z0-9+._-], at most `room` long."""
+    ascii_name = unicodedata.normalize("NFKD", name).encode("ascii", "ignore").decode().lower()
+    label = re.sub(r"[^a-z0-9+._-]+", "-", ascii_name).strip(".-") or "condition"
+    if len(label) <= room and ascii_name == name.lower():
+        return label
+    tag = hashlib.sha256(name.encode()).hexdigest()[:DIGEST_LENGTH]  # keeps apart what shortening made equal
+    return f"{label[: room - DIGEST_LENGTH - 1]}-{tag}"
+
+
+def _label(condition: Condition | None, config: Config) -> str:
+    if condition is not None and condition.name:
+        return label_of(condition.name)
+    if condition is None and config.run is not None:
+        return label_of(config.run.condition)
+    algorithm = resolve(config, condition, seed=0).algorithm
+    modes = [algorithm.advantage_mode, algorithm.transform_mode]
+    return label_of("+".join(m.rpartition(".")[2] for m in modes if m != "none"))
+
+
+def _refuse_same_labels(labels: list[str]) -> None:
+    same = [label for label, times in Counter(labels).items() if times > 1]
+    if same:
+        raise ConfigError(
+            f"[[campaign.conditions]]: {', '.join(map(repr, same))} is the label of more than one condition; "
+            "give each a name of its own"
+        )
+
+
+def _own_seed(config: Config, drawn_seed: int | None) -> int:
+    if config.training.seed >= 0:
+        return config.training.seed
+    if drawn_seed is not None:
+        return drawn_seed
+    return secrets.randbelow(LARGEST_SEED + 1)
+
+
+def _run(config: Config, condition: Condition | None, label: str, seed: int) -> RunPlan:
+    run_id = f"{label}_s{seed}"
+    resolved = _with_absolute_paths(resolve(config, condition, seed))
+    config_hash = digest(resolved)
+    identity = Run(run_id=run_id, condition=label, config_hash=config_hash)
+    return RunPlan(run_id, label, seed, dataclasses.replace(resolved, run=identity), config_hash)
+
+
+def _with_absolute_paths(config: Config) -> Config:
+    """A run may be resumed from elsewhere, so what is relative to this directory would not be found again."""
+    data, backend = config.data, config.backend
+    path = data.options.get("path")
+    if isinstance(path, str):
+        data = dataclasses.replace(data, options={**data.options, "path": str(Path(path).absolute())})
+    if backend.throttle_dir:
+        backend = dataclasses.replace(backend, throttle_dir=str(Path(backend.throttle_dir).absolute()))
+    return dataclasses.replace(config, data=data, backend=backend)
+
+
+def _name_of(file_name: str) -> str:
+    return Path(file_name).stem or "campaign"

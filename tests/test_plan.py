@@ -1,0 +1,158 @@
+"""Plans: which runs a file asks for, and how long they take."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from retrain.config.load import parse
+from retrain.errors import ConfigError
+from retrain.plan.estimate import estimate_makespan, rule_of_thumb_s
+from retrain.plan.explain import explain_plan
+from retrain.plan.matrix import label_of, plan_runs
+from retrain.plan.preflight import preflight
+
+TWO_BY_TWO = {
+    "campaign": {
+        "seeds": [3, 4],
+        "max_steps": 10,
+        "conditions": [{"name": "A b"}, {"advantage_mode": "grpo", "transform_mode": "gtpo"}],
+    }
+}
+
+
+def test_runs_are_conditions_times_seeds_with_all_conditions_of_a_seed_first() -> None:
+    plan = plan_runs(parse(TWO_BY_TWO, "c"), "c.toml")
+    assert [run.run_id for run in plan.runs] == ["a-b_s3", "grpo+gtpo_s3", "a-b_s4", "grpo+gtpo_s4"]
+    assert plan.total_steps == 40
+    assert {run.config.training.max_steps for run in plan.runs} == {10}
+
+
+def test_a_condition_may_take_its_own_number_of_steps() -> None:
+    raw = {
+        "campaign": {
+            "seeds": [0],
+            "max_steps": 10,
+            "conditions": [{"name": "a", "training": {"max_steps": 7}}],
+        }
+    }
+    assert plan_runs(parse(raw, "c")).runs[0].max_steps == 7
+
+
+def test_conditions_with_the_same_label_are_refused() -> None:
+    raw = {"campaign": {"seeds": [0], "conditions": [{"name": "A b"}, {"name": "a B"}]}}
+    with pytest.raises(ConfigError, match="label of more than one condition"):
+        plan_runs(parse(raw, "c"))
+
+
+def test_a_file_without_campaign_is_one_run_with_a_drawn_seed() -> None:
+    first, second = plan_runs(parse({}, "c")), plan_runs(parse({}, "c"))
+    assert first.is_single_run
+    assert first.runs[0].seed != second.runs[0].seed
+    assert first.runs[0].config.training.seed == first.runs[0].seed
+
+
+@given(st.text(max_size=300))
+def test_any_name_gives_a_label_that_is_safe_in_a_file_name(name: str) -> None:
+    label = label_of(name)
+    assert 1 <= len(label) <= 40
+    assert set(label) <= set("abcdefghijklmnopqrstuvwxyz0123456789+._-")
+    assert label[0] not in "."
+
+
+def test_shortened_labels_stay_apart() -> None:
+    assert label_of("x" * 60 + "a") != label_of("x" * 60 + "b")
+    assert label_of("学习") != label_of("强化")
+
+
+def test_the_run_id_fits_its_limit() -> None:
+    raw = {"campaign": {"seeds": [2**32 - 1], "conditions": [{"name": "x" * 200}]}}
+    assert len(plan_runs(parse(raw, "c")).runs[0].run_id) <= 64
+
+
+def test_workers_are_one_unless_parallel() -> None:
+    assert plan_runs(parse(TWO_BY_TWO, "c")).workers == 1
+    parallel = {"campaign": {**TWO_BY_TWO["campaign"], "parallel": True}}
+    assert plan_runs(parse(parallel, "c")).workers == 4
+
+
+@pytest.mark.parametrize(
+    ("raw", "says"),
+    [
+        ({"data": {"options": {"length": -3}}}, "[data.options]"),
+        ({"backend": {"options": {"hiden": 8}}}, "hiden"),
+        ({"algorithm": {"loss_params": {"clip_low": -1.0}}}, "[algorithm.loss_params]"),
+        (
+            {"algorithm": {"transform_mode": "gtpo", "transform_params": {"beta": -1.0}}},
+            "[algorithm.transform_params]",
+        ),
+    ],
+)
+def test_values_that_only_plugins_can_judge_are_refused_before_anything_starts(raw: dict, says: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        preflight(plan_runs(parse({"training": {"seed": 0}, **raw}, "c")), "c.toml")
+    assert says in str(caught.value)
+
+
+def test_conditions_cannot_disagree_on_the_permits_of_one_semaphore() -> None:
+    conditions = [{"name": "a"}, {"name": "b", "backend": {"max_concurrent": 9}}]
+    with pytest.raises(ConfigError, match="permits of one semaphore"):
+        preflight(plan_runs(parse({"campaign": {"seeds": [0], "conditions": conditions}}, "c")), "c.toml")
+
+
+def test_ten_equal_runs_on_four_workers_take_three_waves() -> None:
+    estimate = estimate_makespan([60.0] * 10, workers=4)
+    assert (estimate.p50_s, estimate.waves, estimate.limited_by) == (180.0, 3, "last wave")
+    assert rule_of_thumb_s(10 * 60, 1.0, 4) == 150.0
+
+
+def test_stagger_delays_each_launch() -> None:
+    assert estimate_makespan([10.0] * 3, workers=3, stagger_s=2.0).p50_s == 14.0
+
+
+def test_calls_beyond_the_permits_take_turns() -> None:
+    estimate = estimate_makespan([100.0] * 12, workers=12, permits=4, remote_fraction=1.0)
+    assert (estimate.p50_s, estimate.limited_by) == (300.0, "permits")
+
+
+@given(
+    st.lists(st.floats(0.1, 100), min_size=1, max_size=20),
+    st.integers(1, 8),
+    st.floats(0, 5),
+    st.floats(0, 3),
+)
+def test_no_campaign_ends_before_its_work_or_its_longest_run(
+    runs: list[float], workers: int, stagger_s: float, startup_s: float
+) -> None:
+    total = estimate_makespan(runs, workers, stagger_s=stagger_s, startup_s=startup_s).p50_s
+    work = sum(runs) + startup_s * len(runs)
+    assert total >= max(work / workers, max(runs) + startup_s) - 1e-9
+    assert total <= work + stagger_s * len(runs) + 1e-9
+
+
+@pytest.mark.parametrize(
+    "bad", [{"workers": 0}, {"workers": 1, "permits": 0}, {"workers": 1, "stagger_s": math.nan}]
+)
+def test_impossible_estimates_are_refused(bad: dict) -> None:
+    with pytest.raises(ValueError, match="must be"):
+        estimate_makespan([1.0], **bad)
+
+
+def test_the_explanation_warns_of_more_workers_than_cores_and_of_idle_token_room() -> None:
+    raw = {"campaign": {**TWO_BY_TWO["campaign"], "parallel": True}}
+    plan = plan_runs(parse(raw, "c"), "c.toml")
+    warnings = "\n".join(explain_plan(plan, preflight(plan, "c"), {}, 2.0, "c.toml").warnings)
+    assert "4 workers share 2 CPU cores" in warnings
+    assert "max_tokens = 10240" in warnings
+
+
+def test_the_explanation_needs_a_pilot_until_a_step_time_is_known() -> None:
+    plan = plan_runs(parse(TWO_BY_TWO, "c"), "c.toml")
+    facts = preflight(plan, "c")
+    assert explain_plan(plan, facts, {}, 2.0, "c.toml").wall_time is None
+    known = explain_plan(plan, facts, {"a-b": [2.0], "grpo+gtpo": [4.0]}, 2.0, "c.toml").wall_time
+    assert known is not None
+    assert (known.rule_of_thumb_s, known.simulated_s) == (40 * 3.0, 2 * 10 * 2.0 + 2 * 10 * 4.0)
