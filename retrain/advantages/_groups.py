@@ -1,0 +1,44 @@
+"""What every estimator does first: check the rewards and centre them on their group."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from retrain.rollouts import Floats
+
+
+def checked(rewards: Floats, *, least_rollouts: int = 2) -> Floats:
+    """Give the rewards as floats of shape (prompts, rollouts).
+
+    Raises:
+        ValueError: another shape, a reward that is not finite, or groups of fewer than
+            `least_rollouts` rollouts.
+    """
+    values = np.asarray(rewards, dtype=np.float64)
+    if values.ndim != 2:
+        raise ValueError(f"rewards: got shape {values.shape}; needs (prompts, rollouts)")
+    if values.shape[1] < least_rollouts:
+        raise ValueError(
+            f"rewards: got groups of {values.shape[1]} rollout(s); needs at least {least_rollouts}, "
+            "because the baseline is the group's other rollouts; raise [training].group_size"
+        )
+    if not np.isfinite(values).all():
+        row, column = np.argwhere(~np.isfinite(values))[0]
+        raise ValueError(
+            f"rewards: got {values[row, column]} for prompt {row}, rollout {column}; "
+            "a reward function must give finite numbers"
+        )
+    return values
+
+
+def centred(rewards: Floats) -> Floats:
+    """Subtract each group's mean; a group of equal rewards gives exact zeros, free of rounding."""
+    zeros: Floats = np.zeros_like(rewards)
+    return np.where(tied(rewards), zeros, rewards - rewards.mean(axis=1, keepdims=True))
+
+
+def tied(rewards: Floats) -> NDArray[np.bool_]:
+    """Which groups have equal rewards only: shape (prompts, 1)."""
+    spread: NDArray[np.bool_] = np.ptp(rewards, axis=1, keepdims=True) == 0
+    return spread

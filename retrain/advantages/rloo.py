@@ -1,0 +1,29 @@
+"""RLOO: a rollout's reward against the mean of the others in its group."""
+
+from __future__ import annotations
+
+from retrain.advantages._groups import centred, checked
+from retrain.rollouts import Floats
+
+
+def estimate(rewards: Floats) -> Floats:
+    """Subtract from each reward the mean of its group's other rewards.
+
+    With n rollouts this is n / (n - 1) times the centred reward: an unbiased estimate, since
+    the baseline does not hold the rollout's own reward.
+
+    Args:
+        rewards: shape (prompts, rollouts), any unit.
+
+    Returns:
+        Shape (prompts, rollouts), the unit of `rewards`.
+
+    Raises:
+        ValueError: a group holds fewer than two rollouts, or a reward is not finite.
+
+    Source: REINFORCE leave-one-out, arXiv:2402.14740.
+    """
+    values = checked(rewards)
+    rollouts = values.shape[1]
+    advantages: Floats = centred(values) * (rollouts / (rollouts - 1))
+    return advantages

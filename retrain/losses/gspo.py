@@ -1,0 +1,53 @@
+"""GSPO: one importance ratio per rollout, clipped as a whole."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from retrain.losses._ratios import clip_cuts, log_ratios, ratio_bounds
+from retrain.rollouts import Floats, LossTerms
+
+
+def evaluate(
+    logprobs: Floats,
+    sampler_logprobs: Floats,
+    advantages: Floats,
+    sequence: NDArray[np.int64],
+    *,
+    clip_low: float = 3e-4,
+    clip_high: float = 4e-4,
+) -> LossTerms:
+    """Evaluate -min(s A, clip(s, 1 - clip_low, 1 + clip_high) A) per token with the rollout's ratio s.
+
+    s = exp(mean over the rollout's tokens of logprob - sampler's logprob), the length-normalised
+    likelihood ratio. Every token's value depends on s, so the slope at any token of a rollout of
+    n tokens is the mean over its tokens of -s A where not cut.
+
+    Args:
+        clip_low, clip_high: as in `ppo`; the published values are small because s averages
+            over many tokens.
+
+    Returns:
+        `clipped` marks tokens whose own term of the rollout's gradient was cut.
+
+    Raises:
+        ValueError: a bound is out of range, or the arrays differ in shape.
+
+    Source: GSPO, arXiv:2507.18071.
+    """
+    low, high = ratio_bounds(clip_low, clip_high)
+    differences = log_ratios(logprobs, sampler_logprobs, advantages, sequence)
+    ratio = np.exp(_mean_by_sequence(differences, sequence))
+    cut = clip_cuts(ratio, advantages, low, high)
+    value: Floats = -np.where(cut, np.clip(ratio, low, high), ratio) * advantages
+    slope = _mean_by_sequence(np.where(cut, 0.0, value), sequence)
+    return LossTerms(value=value, slope=slope, clipped=cut)
+
+
+def _mean_by_sequence(values: Floats, sequence: NDArray[np.int64]) -> Floats:
+    """Give each token the mean over its sequence's tokens: shape (tokens,)."""
+    _, number = np.unique(sequence, return_inverse=True)
+    lengths = np.bincount(number)
+    means: Floats = (np.bincount(number, weights=values) / np.maximum(lengths, 1))[number]
+    return means

@@ -1,0 +1,28 @@
+"""Policy gradient, corrected for the sampler's being another policy."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from retrain.losses._ratios import log_ratios
+from retrain.rollouts import Floats, LossTerms
+
+
+def evaluate(
+    logprobs: Floats, sampler_logprobs: Floats, advantages: Floats, sequence: NDArray[np.int64]
+) -> LossTerms:
+    """Evaluate -r A per token, r = exp(logprob - sampler's logprob).
+
+    The gradient is unbiased at any distance between the policies; its variance is unbounded,
+    so keep updates close to on-policy or use a clipped loss.
+
+    Raises:
+        ValueError: the arrays differ in shape.
+
+    Source: Metelli et al., policy optimization via importance sampling, arXiv:1809.06098;
+        with r = 1, REINFORCE (Williams, 1992).
+    """
+    ratio = np.exp(log_ratios(logprobs, sampler_logprobs, advantages, sequence))
+    value: Floats = -ratio * advantages
+    return LossTerms(value=value, slope=value, clipped=np.zeros(value.shape, dtype=np.bool_))

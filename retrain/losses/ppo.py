@@ -1,0 +1,36 @@
+"""PPO's clipped importance-weighted policy loss."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from retrain.losses._ratios import clip_cuts, log_ratios, ratio_bounds
+from retrain.rollouts import Floats, LossTerms
+
+
+def evaluate(
+    logprobs: Floats,
+    sampler_logprobs: Floats,
+    advantages: Floats,
+    sequence: NDArray[np.int64],
+    *,
+    clip_low: float = 0.2,
+    clip_high: float = 0.2,
+) -> LossTerms:
+    """Evaluate -min(r A, clip(r, 1 - clip_low, 1 + clip_high) A) per token, r = exp(logprob - sampler's).
+
+    Args:
+        clip_low: how far below 1 a ratio may push, in [0, 1].
+        clip_high: how far above 1, 0 or more; larger than `clip_low` keeps rare tokens explored.
+
+    Raises:
+        ValueError: a bound is out of range, or the arrays differ in shape.
+
+    Source: PPO, arXiv:1707.06347; separate bounds as in DAPO, arXiv:2503.14476.
+    """
+    low, high = ratio_bounds(clip_low, clip_high)
+    ratio = np.exp(log_ratios(logprobs, sampler_logprobs, advantages, sequence))
+    cut = clip_cuts(ratio, advantages, low, high)
+    value: Floats = -np.where(cut, np.clip(ratio, low, high), ratio) * advantages
+    return LossTerms(value=value, slope=np.where(cut, 0.0, value), clipped=cut)

@@ -1,0 +1,75 @@
+"""Tells planning tokens (what to do next) from execution tokens (doing it) by their words.
+
+Decides from the completion's text alone: a token is planning if its text overlaps a phrase.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from functools import lru_cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+from retrain.rollouts import Rollout
+
+# Phrases that open a step of reasoning, turn it round or look back at it.
+PHRASES: tuple[str, ...] = (
+    "let me",
+    "let's",
+    "first",
+    "next",
+    "then",
+    "finally",
+    "wait",
+    "but",
+    "however",
+    "instead",
+    "alternatively",
+    "check",
+    "verify",
+    "therefore",
+    "so",
+    "because",
+    "suppose",
+    "consider",
+    "notice that",
+    "we need to",
+)
+
+
+def planning_mask(rollout: Rollout, phrases: Sequence[str]) -> NDArray[np.bool_]:
+    """Tell for each token whether its text overlaps a planning phrase: shape (tokens,).
+
+    Case does not matter, nor the kind and amount of white space between a phrase's words; a
+    phrase matches whole words only. A token without text (end of sequence) is not planning.
+
+    Raises:
+        ValueError: `phrases` is not a list of texts, or a text is empty.
+    """
+    text = "".join(rollout.pieces)
+    covered = np.zeros(len(text), dtype=np.int64)
+    for pattern in _patterns(_checked(phrases)):
+        for match in pattern.finditer(text):
+            covered[match.start() : match.end()] = 1
+    so_far = np.concatenate([[0], np.cumsum(covered)])
+    ends = np.cumsum([len(piece) for piece in rollout.pieces], dtype=np.int64)
+    starts = np.concatenate([[0], ends])[: ends.size]
+    overlaps: NDArray[np.bool_] = so_far[ends] > so_far[starts]
+    return overlaps
+
+
+def _checked(phrases: Sequence[str]) -> tuple[str, ...]:
+    if isinstance(phrases, str) or not all(isinstance(p, str) and p.strip() for p in phrases):
+        raise ValueError(f"planning_phrases: got {phrases!r}; needs a list of texts, none of them empty")
+    return tuple(phrases)
+
+
+@lru_cache(maxsize=16)
+def _patterns(phrases: tuple[str, ...]) -> tuple[re.Pattern[str], ...]:
+    # One pattern each: in a joint alternation, "let me" would hide "me check" in "let me check".
+    return tuple(
+        re.compile(r"(?<!\w)" + r"\s+".join(map(re.escape, phrase.split())) + r"(?!\w)", re.IGNORECASE)
+        for phrase in phrases
+    )

@@ -1,0 +1,27 @@
+"""GTPO: tokens that surprised the policy get more of the rollout's advantage."""
+
+from __future__ import annotations
+
+from retrain.rollouts import Floats, Rollout
+from retrain.transforms._surprisal import surprisal, weights
+
+
+def reweigh(rollout: Rollout, advantage: float, progress: float, *, beta: float = 0.1) -> Floats:
+    """Weigh the advantage by surprisal: A max(0, 1 + beta (u / mean(u) - 1)), u = -log p.
+
+    p is the sampler's probability of the token, and mean(u) is over the rollout's tokens, so
+    that weights average 1 unless the floor of 0 cuts in (never for beta <= 1).
+
+    Args:
+        beta: how much surprisal counts, 0 or more; 0 changes nothing.
+
+    Returns:
+        Shape (tokens,). A rollout without any surprisal keeps its advantage on every token.
+
+    Raises:
+        ValueError: `beta` is negative or not finite, or a log-probability is not finite.
+
+    Source: after the entropy-weighted token rewards of GTPO, arXiv:2508.04349, with the
+        surprisal of the sampled token for the entropy, which a sampler does not always give.
+    """
+    return float(advantage) * weights(surprisal(rollout), beta)

@@ -1,0 +1,46 @@
+"""GTPO, then more credit for planning tokens."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from retrain.rollouts import Floats, Rollout
+from retrain.transforms import gtpo
+from retrain.transforms._planning import PHRASES, planning_mask
+
+
+def reweigh(
+    rollout: Rollout,
+    advantage: float,
+    progress: float,
+    *,
+    alpha: float = 0.2,
+    beta: float = 0.1,
+    planning_phrases: Sequence[str] = PHRASES,
+) -> Floats:
+    """Weigh as `gtpo` does, then give planning tokens A + alpha |A|.
+
+    A planning token's reward is amplified and its penalty dampened, so that plans stay explored.
+
+    Args:
+        alpha: extra credit of planning tokens, 0 or more; above 1 it turns penalties into rewards.
+        beta: as in `gtpo`.
+        planning_phrases: phrases that mark planning tokens, whole words, any case.
+
+    Returns:
+        Shape (tokens,).
+
+    Raises:
+        ValueError: `alpha` or `beta` is negative or not finite, a phrase is empty, or a
+            log-probability is not finite.
+
+    Source: hierarchy-aware credit assignment (HICRA), arXiv:2509.03646.
+    """
+    if not (math.isfinite(alpha) and alpha >= 0):
+        raise ValueError(f"alpha: got {alpha}; needs a number of 0 or more")
+    weighted = gtpo.reweigh(rollout, advantage, progress, beta=beta)
+    planning = planning_mask(rollout, planning_phrases)
+    return np.where(planning, weighted + alpha * np.abs(weighted), weighted)

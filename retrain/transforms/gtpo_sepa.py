@@ -1,0 +1,70 @@
+"""GTPO with execution tokens' surprisal pooled, so that surprise in plans is what counts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from retrain.rollouts import Floats, Rollout
+from retrain.transforms._planning import PHRASES, planning_mask
+from retrain.transforms._surprisal import surprisal, weights
+
+
+def reweigh(
+    rollout: Rollout,
+    advantage: float,
+    progress: float,
+    *,
+    beta: float = 0.1,
+    lambda_max: float = 1.0,
+    delay_fraction: float = 0.1,
+    ramp_fraction: float = 0.5,
+    planning_phrases: Sequence[str] = PHRASES,
+) -> Floats:
+    """Pull execution tokens' surprisal u towards its mean, then weigh as `gtpo` does.
+
+    u' = lambda mean_exec(u) + (1 - lambda) u on execution tokens, which leaves mean(u) as it
+    was; planning tokens keep theirs. lambda is 0 for the run's first `delay_fraction`, then
+    rises linearly with `progress` over the next `ramp_fraction` of the run to `lambda_max`
+    and stays there: early on, surprise in execution is what there is to learn.
+
+    Args:
+        beta: as in `gtpo`.
+        lambda_max: strength of pooling after the ramp, in [0, 1]; 1 pools completely.
+        delay_fraction: share of the run before the ramp, in [0, 1].
+        ramp_fraction: share of the run that the ramp takes, in [0, 1]; 0 is a jump.
+        planning_phrases: phrases that mark planning tokens, whole words, any case.
+
+    Returns:
+        Shape (tokens,).
+
+    Raises:
+        ValueError: a parameter is out of its range, or a log-probability is not finite.
+
+    Source: selective entropy pooling with annealing (SEPA), teilo.xyz/posts/sepa.
+    """
+    strength = pooling(progress, lambda_max, delay_fraction, ramp_fraction)
+    u = surprisal(rollout)
+    execution = ~planning_mask(rollout, planning_phrases)
+    return float(advantage) * weights(_pooled(u, execution, strength), beta)
+
+
+def pooling(progress: float, lambda_max: float, delay_fraction: float, ramp_fraction: float) -> float:
+    """Give lambda at this point of the run, in [0, lambda_max]."""
+    shares = {"lambda_max": lambda_max, "delay_fraction": delay_fraction, "ramp_fraction": ramp_fraction}
+    for name, share in shares.items():
+        if not 0 <= share <= 1:
+            raise ValueError(f"{name}: got {share}; needs a number from 0 to 1")
+    if progress < delay_fraction:
+        return 0.0
+    if progress >= delay_fraction + ramp_fraction:
+        return float(lambda_max)
+    return float(lambda_max * (progress - delay_fraction) / ramp_fraction)
+
+
+def _pooled(u: Floats, execution: NDArray[np.bool_], strength: float) -> Floats:
+    if not execution.any():
+        return u
+    return np.where(execution, strength * u[execution].mean() + (1 - strength) * u, u)

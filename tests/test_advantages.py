@@ -1,0 +1,116 @@
+"""Advantage estimators: hand-calculated values, invariants and refusals."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+
+from retrain import registry
+from retrain.advantages import grpo, maxrl, reinforce_pp, rloo
+
+REWARDS = np.array([[1.0, 0.0, 0.0, 1.0], [0.0, 0.0, 0.0, 1.0], [1.0, 1.0, 1.0, 1.0]])
+batches = arrays(float, (5, 4), elements=st.floats(-100, 100, width=32))
+tied_batches = arrays(float, (5, 1), elements=st.floats(0, 100)).map(
+    lambda column: np.repeat(column, 7, axis=1)
+)
+
+
+def test_grpo_subtracts_the_groups_mean():
+    assert np.allclose(grpo.estimate(REWARDS)[:2], [[0.5, -0.5, -0.5, 0.5], [-0.25, -0.25, -0.25, 0.75]])
+
+
+def test_grpo_scaled_has_unit_deviation_in_every_group_that_differs():
+    assert np.allclose(grpo.estimate(REWARDS, scale=True)[:2].std(axis=1), 1)
+
+
+def test_rloo_subtracts_the_mean_of_the_other_rollouts():
+    rewards = np.array([[3.0, 1.0, 8.0]])
+    assert np.allclose(rloo.estimate(rewards), [[3 - 4.5, 1 - 5.5, 8 - 2]])
+
+
+def test_maxrl_divides_by_the_groups_mean():
+    assert np.allclose(maxrl.estimate(REWARDS)[1], [-1, -1, -1, 3], atol=1e-4)
+
+
+def test_maxrl_gives_zeros_to_a_group_without_success():
+    assert np.all(maxrl.estimate(np.array([[0.0, 0.0], [0.0, 1e-7]])) == 0)
+
+
+def test_maxrl_refuses_negative_rewards():
+    with pytest.raises(ValueError, match="needs rewards of 0 or more"):
+        maxrl.estimate(np.array([[-1.0, 0.0]]))
+
+
+def test_maxrl_refuses_an_eps_that_is_not_positive():
+    with pytest.raises(ValueError, match="eps: got 0"):
+        maxrl.estimate(REWARDS, eps=0)
+
+
+@given(rewards=batches)
+def test_reinforce_pp_has_mean_zero_and_unit_deviation_over_the_batch(rewards):
+    advantages = reinforce_pp.estimate(rewards)
+    assert np.isclose(advantages.mean(), 0, atol=1e-6)
+    assert np.isclose(advantages.std(), 1 if np.ptp(rewards) else 0)
+
+
+def test_reinforce_pp_by_batch_credits_a_group_of_equal_rewards():
+    assert np.all(reinforce_pp.estimate(REWARDS)[2] > 0)
+
+
+def test_reinforce_pp_by_group_gives_such_a_group_nothing():
+    advantages = reinforce_pp.estimate(REWARDS, baseline="group")
+    assert np.all(advantages[2] == 0)
+    assert np.isclose(advantages.std(), 1)
+
+
+def test_reinforce_pp_refuses_an_unknown_baseline():
+    with pytest.raises(ValueError, match="'batch' or 'group'"):
+        reinforce_pp.estimate(REWARDS, baseline="prompt")
+
+
+def test_reinforce_pp_by_batch_takes_one_rollout_per_prompt():
+    assert np.allclose(reinforce_pp.estimate(np.array([[0.0], [1.0]])), [[-1], [1]])
+
+
+@given(rewards=batches, estimator=st.sampled_from([grpo.estimate, rloo.estimate]))
+def test_advantages_of_a_group_sum_to_zero(rewards, estimator):
+    assert np.allclose(estimator(rewards).sum(axis=1), 0, atol=1e-9)
+
+
+@given(rewards=tied_batches, name=st.sampled_from(["grpo", "rloo", "maxrl"]))
+def test_equal_rewards_carry_no_signal_not_even_rounding(rewards, name):
+    assert np.all(registry.find("advantages", name)(rewards) == 0)
+
+
+@given(rewards=tied_batches)
+def test_equal_rewards_scaled_are_zeros_never_nan(rewards):
+    assert np.all(grpo.estimate(rewards, scale=True) == 0)
+
+
+@pytest.mark.parametrize("name", registry.names("advantages"))
+def test_a_single_rollout_has_no_baseline(name):
+    with pytest.raises(ValueError, match="at least 2"):
+        registry.find("advantages", name)(np.array([[1.0]]))
+
+
+@pytest.mark.parametrize("name", registry.names("advantages"))
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_rewards_that_are_not_finite_are_named(name, bad):
+    with pytest.raises(ValueError, match="prompt 1, rollout 0"):
+        registry.find("advantages", name)(np.array([[0.0, 1.0], [bad, 1.0]]))
+
+
+@pytest.mark.parametrize("name", registry.names("advantages"))
+def test_flat_rewards_are_refused_with_the_shape_needed(name):
+    with pytest.raises(ValueError, match=r"needs \(prompts, rollouts\)"):
+        registry.find("advantages", name)(np.array([0.0, 1.0]))
+
+
+@pytest.mark.parametrize("name", registry.names("advantages"))
+def test_rewards_are_left_as_they_were(name):
+    rewards = REWARDS.copy()
+    registry.find("advantages", name)(rewards)
+    assert np.array_equal(rewards, REWARDS)
