@@ -1,0 +1,30 @@
+"""Add two whole numbers: `27+5=` -> `32`."""
+
+from __future__ import annotations
+
+from retrain.tasks import Task
+from retrain.tasks._arithmetic import check_arithmetic
+from retrain.tasks._generated import DIGITS, generate, in_base
+
+
+def build(*, digits: int = 1, base: int = 10, count: int = 0, held_out: float = 0.1, seed: int) -> Task:
+    """Build the task.
+
+    Args:
+        digits: most digits of a summand, 1 to 64.
+        base: in which numbers are written, 2 to 36.
+        count: distinct prompts, the held-out ones included; 0 takes all there are, at most 1000.
+        held_out: fraction of the prompts that training never sees.
+        seed: decides which prompts are drawn, their order and the split.
+
+    Raises:
+        ConfigError: an option is out of range, or there are too few prompts for it.
+    """
+    check_arithmetic(digits=digits, base=base, count=count, held_out=held_out)
+
+    def write(number: int) -> tuple[str, str]:
+        left, right = divmod(number, base**digits)
+        return f"{in_base(left, base)}+{in_base(right, base)}=", in_base(left + right, base)
+
+    alphabet = DIGITS[:base] + "+="
+    return generate(base ** (2 * digits), write, alphabet=alphabet, count=count, held_out=held_out, seed=seed)

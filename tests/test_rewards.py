@@ -1,0 +1,59 @@
+"""Rewards: 1 for the answer, and honest credit short of it."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from retrain.registry import find
+from retrain.rewards import match, partial
+from retrain.rollouts import Prompt
+
+TEXTS = st.text("0123456789 =", max_size=6)
+
+
+def prompt(answer: str) -> Prompt:
+    return Prompt(0, "372=", answer)
+
+
+def test_match_gives_one_for_the_answer_and_zero_for_anything_else():
+    assert match.score("237", prompt("237")) == 1.0
+    assert match.score("2371", prompt("237")) == 0.0
+
+
+def test_match_puts_blanks_around_aside():
+    assert match.score(" 237\n", prompt("237 ")) == 1.0
+    assert match.score("2 37", prompt("237")) == 0.0
+
+
+def test_partial_is_the_square_of_the_share_of_places_that_agree():
+    assert partial.score("239", prompt("237")) == pytest.approx(4 / 9)
+    assert partial.score("239", prompt("237"), power=1.0) == pytest.approx(2 / 3)
+
+
+def test_partial_counts_places_of_the_longer_text():
+    assert partial.score("23", prompt("237"), power=1) == pytest.approx(2 / 3)
+    assert partial.score("237777", prompt("237"), power=1) == pytest.approx(1 / 2)
+
+
+def test_partial_gives_nothing_for_an_empty_completion():
+    assert partial.score("", prompt("237")) == 0.0
+
+
+@given(completion=TEXTS, answer=TEXTS)
+def test_partial_gives_one_exactly_where_match_does(completion, answer):
+    credit = partial.score(completion, prompt(answer))
+    assert 0 <= credit <= 1
+    assert (credit == 1) == (match.score(completion, prompt(answer)) == 1)
+
+
+@pytest.mark.parametrize("power", [0, -1.0, float("nan"), float("inf"), "2", True])
+def test_partial_refuses_a_power_that_is_not_a_number_above_zero(power):
+    with pytest.raises(ValueError, match="power: got"):
+        partial.score("237", prompt("237"), power=power)
+
+
+def test_both_are_found_by_name():
+    assert find("rewards", "match") is match.score
+    assert find("rewards", "partial") is partial.score
