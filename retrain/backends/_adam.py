@@ -1,0 +1,38 @@
+"""Adam with bias correction, and clipping by the global norm.
+
+Source: Adam, arXiv:1412.6980; clipping, arXiv:1211.5063.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from retrain.backends._weights import Array
+
+DECAY_MEAN, DECAY_SQUARE, EPSILON = 0.9, 0.999, 1e-8  # the paper's
+
+
+class Adam:
+    """Running moments of the gradient of one flat vector, and the number of steps taken."""
+
+    def __init__(self, like: Array) -> None:
+        self.mean = np.zeros_like(like)
+        self.square = np.zeros_like(like)
+        self.steps = 0
+
+    def step(self, weights: Array, gradient: Array, lr: float) -> None:
+        """Move `weights` in place, downhill."""
+        self.steps += 1
+        self.mean += (1 - DECAY_MEAN) * (gradient - self.mean)
+        self.square += (1 - DECAY_SQUARE) * (gradient * gradient - self.square)
+        mean = self.mean / (1 - DECAY_MEAN**self.steps)
+        square = self.square / (1 - DECAY_SQUARE**self.steps)
+        weights -= lr * mean / (np.sqrt(square) + EPSILON)
+
+
+def clip_by_norm(gradient: Array, max_norm: float) -> float:
+    """Shrink `gradient` in place to at most `max_norm`; give the norm it had."""
+    norm = float(np.sqrt(np.dot(gradient, gradient)))
+    if norm > max_norm:
+        gradient *= max_norm / norm
+    return norm

@@ -1,0 +1,193 @@
+"""The embedded backend: a small recurrent policy over characters, trained on one core with numpy.
+
+It is a real autoregressive policy with exact gradients, small enough that a campaign finishes in
+seconds; it reads no pretrained model, so `model`, `base_url` and `lora_rank` mean nothing to it.
+With `api_latency_s` above 0 it rehearses a permit-limited API: each `sample` and `update` is a
+call that holds a permit and takes that much longer.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from itertools import islice, pairwise
+from pathlib import Path
+
+import numpy as np
+
+from retrain.backends import BackendInfo, BackendSpec, GradientMoments, Optimization, Sampling, UpdateStats
+from retrain.backends._adam import Adam, clip_by_norm
+from retrain.backends._characters import Characters
+from retrain.backends._gru import initial_weights, unroll_prompts
+from retrain.backends._numpy_files import load_policy, save_policy
+from retrain.backends._numpy_options import NumpyOptions, check_options, parse_options
+from retrain.backends._objective import Totals, loss_gradient
+from retrain.backends._sampling import Completions, complete
+from retrain.backends._weights import Weights
+from retrain.errors import BackendMemoryError, NonFiniteError
+from retrain.rollouts import Group, Loss, Prompt, Rollout, TrainingSample
+
+__all__ = ["NumpyBackend", "check_options", "connect"]
+
+
+def connect(spec: BackendSpec) -> NumpyBackend:
+    """Make a policy with fresh weights.
+
+    Raises:
+        ConfigError: an option is wrong, or the task has no alphabet.
+    """
+    return NumpyBackend(spec, parse_options(spec.options))
+
+
+class NumpyBackend:
+    """A policy and its optimizer; weights, samples and updates depend on nothing but the seed."""
+
+    def __init__(self, spec: BackendSpec, options: NumpyOptions) -> None:
+        self._permit = spec.permit
+        self._latency_s = float(options.api_latency_s)
+        self._characters = Characters(spec.alphabet)
+        # a negative seed means none: fresh randomness
+        self._random = np.random.default_rng(spec.seed if spec.seed >= 0 else None)
+        self._weights = initial_weights(
+            self._characters.end, options.embedding, options.hidden, options.dtype, self._random
+        )
+        self._adam = Adam(self._weights.flat)
+        count = self._weights.flat.size
+        self.info = BackendInfo(
+            parameters=count,
+            remote=self._latency_s > 0,
+            deterministic=True,
+            flops_per_sampled_token=2.0 * count,  # one multiplication and addition per weight
+            flops_per_trained_token=6.0 * count,  # forward, and twice that on the way back
+            bytes_per_decode_step=float(self._weights.flat.nbytes),
+            kv_bytes_per_token=0.0,  # the recurrent state does not grow
+        )
+
+    def sample(self, prompts: Sequence[Prompt], sampling: Sampling) -> list[Group]:
+        """Sample each prompt's group, running the prompt itself once."""
+        with self._call(), np.errstate(all="ignore"):
+            trace = unroll_prompts(self._weights, [self._characters.encode(p.text) for p in prompts])
+            states = trace.states[trace.packed.last()].repeat(sampling.group_size, axis=0)
+            completions = complete(self._weights, states, sampling, self._random)
+        if not np.isfinite(completions.logprobs).all():
+            raise NonFiniteError(
+                "the policy's log-probabilities are not finite: its weights grew without bound; lower lr"
+            )
+        rollouts = self._rollouts(prompts, completions, sampling)
+        return [Group(prompt, tuple(islice(rollouts, sampling.group_size))) for prompt in prompts]
+
+    def update(
+        self, samples: Sequence[TrainingSample], loss: Loss, optimization: Optimization
+    ) -> UpdateStats:
+        """Take one Adam step on the summed loss of `samples`, at least one.
+
+        Raises:
+            NonFiniteError: the loss or a gradient is not finite; nothing changed.
+            BackendMemoryError: out of memory; nothing changed.
+        """
+        with self._call(), np.errstate(all="ignore"):
+            try:
+                totals, gradient, moments = self._accumulate(samples, loss, optimization)
+            except MemoryError as error:
+                raise BackendMemoryError(
+                    f"{len(samples)} rollouts did not fit in memory ({error}); "
+                    "raise micro_batches or lower max_tokens"
+                ) from error
+            _check_finite(totals, gradient)
+            norm = clip_by_norm(gradient.flat, optimization.max_grad_norm)
+            self._adam.step(self._weights.flat, gradient.flat, optimization.lr)
+        return UpdateStats(
+            loss=totals.loss,
+            grad_norm=norm,
+            entropy=totals.entropy / totals.tokens,
+            clip_fraction=totals.clipped / totals.tokens,
+            moments=moments,
+        )
+
+    def save(self, directory: Path) -> None:
+        """Write weights, optimizer and random state as npz and JSON."""
+        save_policy(directory, self._characters.alphabet, self._weights, self._adam, self._random)
+
+    def load(self, directory: Path) -> None:
+        """Continue bit for bit where `save` was called.
+
+        Raises:
+            RecordsError: unreadable, or saved by a policy of another size or alphabet.
+        """
+        load_policy(directory, self._characters.alphabet, self._weights, self._adam, self._random)
+
+    def close(self) -> None:
+        """Nothing to let go of."""
+
+    @contextmanager
+    def _call(self) -> Iterator[None]:
+        """Pose as one call of an API, if asked to."""
+        if self._latency_s == 0:
+            yield
+            return
+        with self._permit():
+            time.sleep(self._latency_s)
+            yield
+
+    def _rollouts(
+        self, prompts: Sequence[Prompt], completions: Completions, sampling: Sampling
+    ) -> Iterator[Rollout]:
+        ends = completions.lengths.cumsum()
+        means = np.add.reduceat(completions.entropies, ends - completions.lengths) / completions.lengths
+        tokens = completions.tokens.tolist()
+        for number, (end, length, entropy) in enumerate(
+            zip(ends.tolist(), completions.lengths.tolist(), means.tolist(), strict=True)
+        ):
+            own = tuple(tokens[end - length : end])
+            pieces = tuple([self._characters.pieces[token] for token in own])
+            yield Rollout(
+                prompt=prompts[number // sampling.group_size],
+                text="".join(pieces),
+                tokens=own,
+                logprobs=completions.logprobs[end - length : end],
+                pieces=pieces,
+                truncated=own[-1] != self._characters.end,
+                policy_version=self._adam.steps,
+                mean_entropy=entropy,
+            )
+
+    def _accumulate(
+        self, samples: Sequence[TrainingSample], loss: Loss, optimization: Optimization
+    ) -> tuple[Totals, Weights, GradientMoments | None]:
+        """Sum the micro-batches' losses and gradients."""
+        parts = split_by_group(samples, optimization.micro_batches)
+        texts = {sample.rollout.prompt.text for sample in samples}
+        encoded = {text: self._characters.encode(text) for text in texts}
+        gradient = self._weights.zeros_like()
+        totals, squares = [], []
+        for part in parts:
+            prompts = [encoded[sample.rollout.prompt.text] for sample in part]
+            total, own = loss_gradient(self._weights, prompts, part, loss, optimization)
+            gradient.flat += own.flat
+            totals.append(total)
+            # the sum over n parts is the step's gradient, so n times a part compares with it
+            squares.append(len(parts) ** 2 * float(np.dot(own.flat, own.flat)))
+        whole = float(np.dot(gradient.flat, gradient.flat))
+        moments = GradientMoments(np.array(squares)[:, None], np.array([whole])) if len(parts) > 1 else None
+        return Totals.sum(totals), gradient, moments
+
+
+def split_by_group(samples: Sequence[TrainingSample], parts: int) -> list[list[TrainingSample]]:
+    """Cut samples into at most `parts` of nearly equal numbers of whole prompt groups."""
+    groups: dict[int, list[TrainingSample]] = {}
+    for sample in samples:
+        groups.setdefault(sample.group, []).append(sample)
+    members = list(groups.values())
+    count = min(max(parts, 1), len(members))
+    cuts = [round(number * len(members) / count) for number in range(count + 1)]
+    return [[sample for group in members[start:end] for sample in group] for start, end in pairwise(cuts)]
+
+
+def _check_finite(totals: Totals, gradient: Weights) -> None:
+    causes = [] if np.isfinite(totals.loss) else [f"the loss is {totals.loss}"]
+    causes += [f"the gradient of {name!r} is not finite" for name in gradient.non_finite()]
+    if causes:
+        raise NonFiniteError(
+            f"{'; '.join(causes)}; the optimizer step was not taken, lower lr or check the rewards"
+        )
