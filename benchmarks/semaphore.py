@@ -1,0 +1,311 @@
+"""Three designs of a file-based counting semaphore side by side.
+
+    python -m benchmarks.semaphore [--full] [--json]
+
+sweep      tries each slot's lock once, then sleeps on slot 0: the obvious design
+polling    tries all slots in random order every 0.25 s: what portalocker's BoundedSemaphore does by
+           default, written out here rather than imported
+turnstile  retrain.semaphore.FileSemaphore
+
+Every figure comes from a log of monotonic times that workers write after they were admitted and
+before they release, never from the semaphore itself.
+"""
+
+from __future__ import annotations
+
+import argparse
+import fcntl
+import itertools
+import json
+import os
+import random
+import signal
+import statistics
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Protocol
+
+import psutil
+
+from retrain.semaphore import FileSemaphore
+
+
+class Semaphore(Protocol):
+    def acquire(self) -> object: ...
+    def release(self) -> None: ...
+
+
+class Sweep:
+    def __init__(self, directory: Path, permits: int) -> None:
+        self._paths = [directory / f"slot-{number}" for number in range(permits)]
+        self._fd = -1
+
+    def acquire(self) -> None:
+        if not self._try_in_order(self._paths):
+            self._fd = os.open(self._paths[0], os.O_RDWR | os.O_CREAT, 0o600)
+            fcntl.flock(self._fd, fcntl.LOCK_EX)
+
+    def release(self) -> None:
+        os.close(self._fd)
+
+    def _try_in_order(self, paths: list[Path]) -> bool:
+        for path in paths:
+            self._fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+            try:
+                fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                os.close(self._fd)
+            else:
+                return True
+        return False
+
+
+class Polling(Sweep):
+    def acquire(self) -> None:
+        while not self._try_in_order(random.sample(self._paths, len(self._paths))):
+            time.sleep(0.25)
+
+
+DESIGNS: dict[str, Callable[[Path, int], Semaphore]] = {
+    "sweep": Sweep,
+    "polling": Polling,
+    "turnstile": FileSemaphore,
+}
+
+
+@dataclass(frozen=True)
+class Event:
+    time_s: float
+    kind: str  # ask, enter, leave, kill
+    pid: int
+
+
+class Log:
+    """Appended to by all workers, whole lines at a time."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+
+    def say(self, kind: str, pid: int) -> None:
+        os.write(self._fd, f"{time.monotonic()!r} {kind} {pid}\n".encode())
+
+    def events(self) -> list[Event]:
+        rows = [line.split() for line in self._path.read_text().splitlines()]
+        return sorted((Event(float(t), kind, int(pid)) for t, kind, pid in rows), key=lambda e: e.time_s)
+
+    def wait_for(self, kind: str, pid: int) -> float:
+        while True:
+            for event in self.events():
+                if (event.kind, event.pid) == (kind, pid):
+                    return event.time_s
+            time.sleep(0.0005)
+
+
+@dataclass(frozen=True)
+class Bench:
+    """One semaphore, its log."""
+
+    directory: Path
+    semaphore: Callable[[], Semaphore]  # a new object of the design on the same files
+    permits: int
+    log: Log
+
+    def fork_worker(self, hold_s: tuple[float, float], think_s: tuple[float, float]) -> int:
+        """Start a process that acquires, holds, releases and thinks until it is killed."""
+        pid = os.fork()
+        if pid:
+            return pid
+        chance, semaphore, me = random.Random(os.getpid()), self.semaphore(), os.getpid()
+        while True:
+            self.log.say("ask", me)
+            semaphore.acquire()
+            self.log.say("enter", me)
+            time.sleep(chance.uniform(*hold_s))
+            self.log.say("leave", me)
+            semaphore.release()
+            time.sleep(chance.uniform(*think_s))
+
+    def kill(self, pid: int) -> float:
+        self.log.say("kill", pid)
+        at_s = time.monotonic()
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+        return at_s
+
+
+@contextmanager
+def bench(design: str, permits: int) -> Iterator[Bench]:
+    with tempfile.TemporaryDirectory() as name:
+        directory = Path(name) / "permits"
+        directory.mkdir()
+        make = DESIGNS[design]
+        yield Bench(directory, lambda: make(directory, permits), permits, Log(Path(name) / "log"))
+
+
+def fairness_and_waste(design: str, think_s: float, seconds: float) -> tuple[float, float]:
+    """Jain's index of acquisitions per worker, and permit time (%) idle while somebody waited.
+
+    12 workers, 4 permits, calls of 40 to 60 ms, thinking 0 to `think_s` between them.
+    """
+    with bench(design, 4) as b:
+        workers = [b.fork_worker((0.04, 0.06), (0, think_s)) for _ in range(12)]
+        time.sleep(seconds + 0.5)
+        events = b.log.events()
+        for pid in workers:
+            b.kill(pid)
+    start_s = events[0].time_s + 0.5  # all workers have started
+    end_s = events[-1].time_s
+    counts = Counter(e.pid for e in events if e.kind == "enter" and e.time_s >= start_s)
+    shares = [counts[pid] for pid in workers]
+    jain = sum(shares) ** 2 / (len(shares) * sum(n * n for n in shares))
+    return jain, 100 * wasted_s(events, b.permits, start_s) / (b.permits * (end_s - start_s))
+
+
+def wasted_s(events: list[Event], permits: int, start_s: float) -> float:
+    waiting: set[int] = set()
+    holding: set[int] = set()
+    wasted = 0.0
+    for event, after in itertools.pairwise(events):
+        waiting.add(event.pid) if event.kind == "ask" else waiting.discard(event.pid)
+        holding.add(event.pid) if event.kind == "enter" else holding.discard(event.pid)
+        overlap_s = after.time_s - max(event.time_s, start_s)
+        wasted += max(0.0, overlap_s) * min(max(0, permits - len(holding)), len(waiting))
+    return wasted
+
+
+def hand_off_ms(design: str, seconds: float) -> list[float]:
+    """From just before a release to the next worker's being in.
+
+    4 workers, 1 permit, calls of 5 ms and thinking of 5 ms, so that somebody else is always waiting.
+    """
+    with bench(design, 1) as b:
+        workers = [b.fork_worker((0.005, 0.005), (0.005, 0.005)) for _ in range(4)]
+        time.sleep(seconds)
+        events = [event for event in b.log.events() if event.kind in ("enter", "leave")]
+        for pid in workers:
+            b.kill(pid)
+    pairs = itertools.pairwise(events)
+    return [1000 * (b.time_s - a.time_s) for a, b in pairs if (a.kind, b.kind) == ("leave", "enter")]
+
+
+def idle_cpu_percent(design: str, seconds: float) -> float:
+    """What 23 waiters use of one core while nothing happens."""
+    with bench(design, 1) as b:
+        holder = b.semaphore()
+        holder.acquire()
+        workers = [b.fork_worker((0, 0), (0, 0)) for _ in range(23)]
+        time.sleep(1)
+        before_s, start_s = cpu_s(workers), time.monotonic()
+        time.sleep(seconds)
+        used = 100 * (cpu_s(workers) - before_s) / (time.monotonic() - start_s)
+        for pid in workers:
+            b.kill(pid)
+        holder.release()
+    return used
+
+
+def cpu_s(pids: list[int]) -> float:
+    """Processor time so far, to the nanosecond where the kernel says it."""
+    if Path("/proc/self/schedstat").exists():
+        return sum(int(Path(f"/proc/{pid}/schedstat").read_text().split()[0]) for pid in pids) / 1e9
+    times = [psutil.Process(pid).cpu_times() for pid in pids]
+    return float(sum(t.user + t.system for t in times))
+
+
+def kill_to_free_ms(design: str, trials: int) -> list[float]:
+    """From kill -9 of the only holder to the waiter's being in."""
+    took_ms = []
+    for _ in range(trials):
+        with bench(design, 1) as b:
+            holder = b.fork_worker((600, 600), (0, 0))
+            b.log.wait_for("enter", holder)
+            waiter = b.fork_worker((600, 600), (0, 0))
+            b.log.wait_for("ask", waiter)
+            time.sleep(0.02 + 0.02 * random.random())
+            killed_s = b.kill(holder)
+            took_ms.append(1000 * (b.log.wait_for("enter", waiter) - killed_s))
+            b.kill(waiter)
+    return took_ms
+
+
+def over_admissions(design: str, seconds: float) -> tuple[int, int, int]:
+    """Entries above 4 permits, acquisitions and kills: 12 workers, one killed every few milliseconds."""
+    with bench(design, 4) as b:
+        workers = [b.fork_worker((0, 0.004), (0, 0.001)) for _ in range(12)]
+        end_s = time.monotonic() + seconds
+        while time.monotonic() < end_s:
+            time.sleep(random.uniform(0, 0.012))
+            b.kill(workers.pop(random.randrange(12)))
+            workers.append(b.fork_worker((0, 0.004), (0, 0.001)))
+        for pid in workers:
+            b.kill(pid)
+        events = b.log.events()
+    over = entries_above(events, b.permits)
+    return over, sum(e.kind == "enter" for e in events), sum(e.kind == "kill" for e in events)
+
+
+def entries_above(events: list[Event], permits: int) -> int:
+    holding: set[int] = set()
+    killed: set[int] = set()  # a victim may still write while the signal is on its way
+    over = 0
+    for event in events:
+        if event.kind == "kill":
+            killed.add(event.pid)
+        if event.kind == "enter" and event.pid not in killed:
+            holding.add(event.pid)
+            over += len(holding) > permits
+        else:
+            holding.discard(event.pid)
+    return over
+
+
+@dataclass(frozen=True)
+class Row:
+    design: str
+    jain_busy: float
+    jain_thinking: float
+    waste_percent: float
+    hand_off_ms_p50: float
+    hand_off_ms_p99: float
+    idle_cpu_percent: float
+    kill_to_free_ms_p50: float
+    kill_to_free_ms_max: float
+    over_admissions: int
+    acquisitions: int
+    kills: int
+
+
+def measure(design: str, scale: float) -> Row:
+    jain_busy, _ = fairness_and_waste(design, 0, 3 * scale)
+    jain_thinking, waste = fairness_and_waste(design, 0.06, 4 * scale)
+    hand_offs = sorted(hand_off_ms(design, 2 * scale))
+    idle = idle_cpu_percent(design, 2 * scale)
+    kills = kill_to_free_ms(design, int(8 * scale))
+    p99 = hand_offs[int(0.99 * (len(hand_offs) - 1))]
+    times = (statistics.median(hand_offs), p99, idle, statistics.median(kills), max(kills))
+    return Row(design, jain_busy, jain_thinking, waste, *times, *over_admissions(design, 3 * scale))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Designs of a file-based semaphore side by side.")
+    parser.add_argument("--full", action="store_true", help="ten times as long")
+    parser.add_argument("--json", action="store_true")
+    options = parser.parse_args()
+    rows = [measure(design, 10 if options.full else 1) for design in DESIGNS]
+    if options.json:
+        print(json.dumps([asdict(row) for row in rows], indent=2))
+        return
+    for field in fields(Row):
+        values = [getattr(row, field.name) for row in rows]
+        shown = [f"{v:.3f}" if isinstance(v, float) else str(v) for v in values]
+        print(f"{field.name:22}" + "".join(f"{text:>12}" for text in shown))
+
+
+if __name__ == "__main__":
+    main()

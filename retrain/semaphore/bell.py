@@ -1,0 +1,74 @@
+"""Wakes the waiter that watches the slots, right when a permit comes back.
+
+A hint and nothing more: a watcher that hears nothing looks by itself every few milliseconds.
+It is a datagram socket, not a named pipe in the directory, which would hang or fail whoever
+copies or searches the directory. On Linux its name is in no file system at all.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import socket
+import sys
+from functools import cache
+from pathlib import Path
+
+from retrain.semaphore.descriptors import GUARD, Descriptor
+
+
+def bell_address(turnstile: Path, *, in_file_system: bool = sys.platform != "linux") -> str:
+    """Name the bell of a semaphore after its turnstile's file, by whatever path it is reached."""
+    status = turnstile.lstat()
+    name = f"retrain-permits-{status.st_dev:x}-{status.st_ino:x}"
+    return f"/tmp/{name}" if in_file_system else f"\0{name}"
+
+
+def ring(address: str) -> None:
+    """Wake the watcher if there is one; never waits."""
+    with contextlib.suppress(OSError):
+        _sender().sendto(b"!", address)
+
+
+@cache
+def _sender() -> socket.socket:
+    sender = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    sender.setblocking(False)
+    return sender
+
+
+class Ear:
+    """The watcher's end of the bell. Deaf if the address cannot be had: `wait` then just sleeps."""
+
+    def __init__(self, address: str) -> None:
+        self._address = address
+        self._poll = select.poll()
+        self._socket: Descriptor | None = None
+        with GUARD, contextlib.suppress(OSError):
+            self._socket = _bound(address)
+            self._poll.register(self._socket.fileno(), select.POLLIN)
+
+    def wait(self, timeout_s: float) -> None:
+        """Sleep until the bell rings or the time is over."""
+        if self._poll.poll(timeout_s * 1000) and self._socket is not None:
+            os.read(self._socket.fileno(), 1)
+
+    def close(self) -> None:
+        """Leave the address to the next watcher."""
+        if self._socket is not None:
+            self._socket.close()
+            if not self._address.startswith("\0"):
+                Path(self._address).unlink(missing_ok=True)
+
+
+def _bound(address: str) -> Descriptor:
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    try:
+        if not address.startswith("\0"):
+            Path(address).unlink(missing_ok=True)  # left by a watcher that was killed
+        listener.bind(address)
+    except OSError:
+        listener.close()
+        raise
+    return Descriptor(listener.detach())

@@ -1,0 +1,182 @@
+"""`FileSemaphore`: acquire, release and resize.
+
+One waiter, let in by the turnstile, watches the slots and takes the first free one. Because
+nobody else takes slots meanwhile, the number of held ones can only fall while it counts them.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import threading
+import time
+from contextlib import closing
+from pathlib import Path
+from types import TracebackType
+
+from retrain.errors import LaunchError
+from retrain.semaphore.bell import Ear, bell_address, ring
+from retrain.semaphore.descriptors import GUARD, LockFile
+from retrain.semaphore.filesystems import lock_sharing_problem
+from retrain.semaphore.limits import change_limits, check_permits, create_limits, read_limits
+from retrain.semaphore.slots import Slots
+from retrain.semaphore.state import SemaphoreState, inspect_semaphore, seat_path, write_holder
+from retrain.semaphore.turnstile import Turnstile
+
+LOOK_AGAIN_S = 0.02  # the death of a holder rings no bell; its permit is to be free within 50 ms
+
+
+class FileSemaphore:
+    """At most `permits` holders at once among all processes that use the same directory.
+
+        with FileSemaphore("logs/permits", permits=4, label="run 1"):
+            call_the_api()
+
+    Every `acquire` takes a permit of its own, in whichever process or thread: a thread that
+    acquires twice holds two, and waits for itself if there is only one. A forked child starts
+    with none of its parent's permits.
+    """
+
+    def __init__(
+        self, directory: Path | str, permits: int, label: str = "", *, allow_unshared: bool = False
+    ) -> None:
+        """Open the semaphore of a directory, or make one.
+
+        Args:
+            directory: made with mode 0700 if missing.
+            permits: how many there are if the directory is new. Otherwise the directory's own
+                number stays, so that a worker that starts again does not undo `set_permits`.
+            label: shown by `inspect`; its first 100 characters count.
+            allow_unshared: accept a file system that `lock_sharing_problem` warns of.
+
+        Raises:
+            ValueError: `permits` is no whole number from 1 to 512.
+            LaunchError: locks on this file system are not shared or not reliable.
+            RecordsError: the directory's files are damaged, links, or cannot be opened.
+        """
+        check_permits(permits)
+        self._directory = Path(directory).absolute()
+        self._label = label
+        problem = None if allow_unshared else lock_sharing_problem(self._directory)
+        if problem is not None:
+            raise LaunchError(f"{problem}; put the permits on a local disk")
+        self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        create_limits(self._directory, permits)
+        turnstile = self._directory / "turnstile.lock"
+        LockFile(str(turnstile)).close()
+        self._bell = bell_address(turnstile)
+        self._turnstile = Turnstile(str(turnstile))
+        self._held: list[tuple[int, LockFile]] = []  # thread that acquired, slot; guarded by GUARD
+
+    @property
+    def permits(self) -> int:
+        """How many permits there are now, for everybody."""
+        return read_limits(self._directory).permits
+
+    def set_permits(self, permits: int) -> None:
+        """Change the number of permits for everybody.
+
+        Growing wakes waiters at once. After shrinking nobody is admitted until so many have
+        released that the new number is kept.
+
+        Raises:
+            ValueError: `permits` is no whole number from 1 to 512.
+        """
+        change_limits(self._directory, check_permits(permits))
+        ring(self._bell)
+
+    def acquire(self, timeout_s: float | None = None) -> bool:
+        """Take a permit, waiting for one in the order of arrival.
+
+        Args:
+            timeout_s: how long to wait; None is for ever, 0 is a single try, which may fail
+                while somebody else is being admitted.
+
+        Returns:
+            False if the time passed without a permit.
+        """
+        if timeout_s is not None and not timeout_s >= 0:
+            raise ValueError(f"timeout_s: got {timeout_s!r}; needs 0 or more seconds, or None")
+        deadline = None if timeout_s in (None, math.inf) else time.monotonic() + timeout_s
+        slot = self._take_at_once() or (self._wait(deadline) if timeout_s != 0 else None)
+        if slot is None:
+            return False
+        try:
+            write_holder(slot, self._label)
+            with GUARD:
+                self._held.append((threading.get_ident(), slot))
+        except BaseException:
+            with GUARD:
+                self._held[:] = [held for held in self._held if held[1] is not slot]
+            self._give_back(slot)
+            raise
+        return True
+
+    def release(self) -> None:
+        """Give back the permit that this thread acquired last, or else any other of this object's.
+
+        Raises:
+            RuntimeError: this object holds none in this process.
+        """
+        with GUARD:
+            self._held[:] = [held for held in self._held if held[1].is_open]  # none in a forked child
+            mine = [held for held in self._held if held[0] == threading.get_ident()]
+            if not self._held:
+                raise RuntimeError(f"{self._directory}: release without acquire in process {os.getpid()}")
+            released = (mine or self._held)[-1]
+            self._held.remove(released)
+        self._give_back(released[1])
+
+    def __enter__(self) -> FileSemaphore:
+        self.acquire()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.release()
+
+    @staticmethod
+    def inspect(directory: Path | str) -> SemaphoreState:
+        """Say who holds permits and how many wait; see `inspect_semaphore`."""
+        return inspect_semaphore(Path(directory))
+
+    def _give_back(self, slot: LockFile) -> None:
+        slot.unlock()
+        ring(self._bell)
+        slot.close()
+
+    def _take_at_once(self) -> LockFile | None:
+        inside = self._turnstile.try_enter()
+        if inside is None:
+            return None
+        with closing(inside), closing(Slots(self._directory)) as slots:
+            return slots.take()
+
+    def _wait(self, deadline: float | None) -> LockFile | None:
+        with closing(_take_seat(self._directory)):
+            inside = self._turnstile.enter(deadline)
+            if inside is None:
+                return None
+            with closing(inside):
+                return self._watch(deadline)
+
+    def _watch(self, deadline: float | None) -> LockFile | None:
+        with closing(Slots(self._directory)) as slots, closing(Ear(self._bell)) as ear:
+            while (slot := slots.take()) is None:
+                left_s = math.inf if deadline is None else deadline - time.monotonic()
+                if left_s <= 0:
+                    return None
+                ear.wait(min(left_s, LOOK_AGAIN_S))
+            return slot
+
+
+def _take_seat(directory: Path) -> LockFile:
+    """Lock a free seat, looking at random: many waiters need few looks, few waiters few files."""
+    seats = 8.0
+    while True:
+        seat = LockFile(seat_path(directory, int.from_bytes(os.urandom(4), "big") % int(seats)))
+        if seat.try_lock():
+            return seat
+        seat.close()
+        seats *= 1.25

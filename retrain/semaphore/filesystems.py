@@ -1,0 +1,65 @@
+"""Which file systems cannot count permits, because their locks are not shared or not reliable."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+_NETWORK = "locks there depend on a lock service that can forget them, or keep a dead host's for ever"
+_PRIVATE = "each machine or container may keep locks of its own there, so that permits are given out twice"
+_REASONS = {
+    "9p": _PRIVATE,
+    "afs": _PRIVATE,
+    "beegfs": _PRIVATE,
+    "cifs": _NETWORK,
+    "fuse": _PRIVATE,
+    "nfs": _NETWORK,
+    "nfs4": _NETWORK,
+    "smb2": _NETWORK,
+    "smb3": _NETWORK,
+    "smbfs": _NETWORK,
+    "vboxsf": _PRIVATE,
+    "virtiofs": _PRIVATE,
+}
+_MOUNTINFO = Path("/proc/self/mountinfo")
+
+
+def lock_sharing_problem(directory: Path | str, mountinfo: str | None = None) -> str | None:
+    """Say why locks in a directory cannot be trusted, or None if they can or nothing is known.
+
+    Args:
+        directory: need not exist yet.
+        mountinfo: the mount table, as in proc_pid_mountinfo(5); by default this process's own.
+            Systems without one (macOS) have no known problem.
+    """
+    if mountinfo is None:
+        if not _MOUNTINFO.exists():
+            return None
+        mountinfo = _MOUNTINFO.read_text(encoding="utf-8", errors="surrogateescape")
+    place = Path(directory).resolve()
+    mount_point, kind, options = _mount_of(place, mountinfo)
+    reason = _REASONS.get("fuse" if kind.startswith("fuse.") else kind)
+    if kind == "lustre" and "flock" not in options:
+        reason = "it is mounted without the option flock, so that locks are private or refused"
+    if reason is None:
+        return None
+    return f"{place}: on a {kind} file system (mounted at {mount_point}); {reason}"
+
+
+def _mount_of(place: Path, mountinfo: str) -> tuple[Path, str, list[str]]:
+    """Find mount point, type and options; of mounts on top of each other the last one counts."""
+    best = (Path("/"), "unknown", list[str]())
+    for line in mountinfo.splitlines():
+        mount, _, filesystem = line.partition(" - ")
+        fields, tail = mount.split(" "), filesystem.split(" ")
+        if len(fields) < 6 or len(tail) < 3:
+            continue
+        point = Path(_unescaped(fields[4]))
+        if place.is_relative_to(point) and len(point.parts) >= len(best[0].parts):
+            best = (point, tail[0], tail[2].split(","))
+    return best
+
+
+def _unescaped(field: str) -> str:
+    """Undo the kernel's octal escapes of space, tab, newline and backslash."""
+    return re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), field)

@@ -1,0 +1,99 @@
+"""permits.json: how many permits there are. Replaced whole, so a reader never sees half of it."""
+
+from __future__ import annotations
+
+import json
+import os
+from contextlib import closing
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from retrain.errors import RecordsError
+from retrain.semaphore.descriptors import GUARD, Descriptor, LockFile, open_regular
+
+MAX_PERMITS = 512  # whoever watches keeps one open file per permit, and 1024 is a usual limit
+_READ_BYTES = 4096  # the file is far smaller; a planted one cannot fill the memory
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """`permits` may be out at once; slots from `permits` to `slots` may still be, after a shrink."""
+
+    permits: int
+    slots: int
+
+
+class LimitsFile:
+    """The limits at a look, and whether they have been replaced since."""
+
+    def __init__(self, directory: Path) -> None:
+        """Read the limits; writes nothing.
+
+        Raises:
+            RecordsError: there is no semaphore in the directory, or its file is damaged.
+        """
+        self._path = f"{directory}/permits.json"
+        try:
+            with GUARD:
+                self._file = Descriptor(open_regular(self._path, os.O_RDONLY))
+        except FileNotFoundError:
+            raise RecordsError(f"{self._path}: missing; {directory} is no semaphore's directory") from None
+        text = os.read(self._file.fileno(), _READ_BYTES)
+        try:
+            fields = json.loads(text)
+            self.now = Limits(check_permits(fields["permits"]), check_permits(fields["slots"]))
+        except (ValueError, TypeError, KeyError, RecursionError):
+            what = "damaged; remove it while no worker runs, then start again"
+            raise RecordsError(f"{self._path}: {what}") from None
+
+    def is_current(self) -> bool:
+        """Compare inodes; that of an open file is given to no other, so that equal means the same."""
+        return os.stat(self._path).st_ino == os.stat(self._file.fileno()).st_ino  # noqa: PTH116
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+
+def read_limits(directory: Path) -> Limits:
+    """Read the limits once, as `LimitsFile` does."""
+    file = LimitsFile(directory)
+    file.close()
+    return file.now
+
+
+def create_limits(directory: Path, permits: int) -> None:
+    """Set the number of permits unless the directory has one."""
+    with closing(LockFile(f"{directory}/permits.lock")) as guard:
+        guard.lock()
+        if not os.path.lexists(directory / "permits.json"):
+            _replace(directory, Limits(permits, permits))
+
+
+def change_limits(directory: Path, permits: int) -> None:
+    """Set the number of permits; slots only ever grow, because old ones may still be held."""
+    with closing(LockFile(f"{directory}/permits.lock")) as guard:
+        guard.lock()
+        _replace(directory, Limits(permits, max(permits, read_limits(directory).slots)))
+
+
+def check_permits(permits: object) -> int:
+    """Give `permits` back if it is a number of permits.
+
+    Raises:
+        ValueError: it is no whole number from 1 to `MAX_PERMITS`.
+    """
+    if type(permits) is not int or not 1 <= permits <= MAX_PERMITS:
+        raise ValueError(f"permits: got {permits!r}; needs a whole number from 1 to {MAX_PERMITS}")
+    return permits
+
+
+def _replace(directory: Path, limits: Limits) -> None:
+    temporary = directory / "permits.json.new"
+    fd = open_regular(str(temporary), os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    try:
+        os.write(fd, json.dumps(asdict(limits)).encode())
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+    temporary.rename(directory / "permits.json")

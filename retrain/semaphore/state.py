@@ -1,0 +1,117 @@
+"""Who holds the permits, for people: the records that holders write, and reading them back.
+
+Nothing is admitted or refused by what stands here. Times are taken from the monotonic clock,
+which the processes of one boot share, so that setting the wall clock changes no `held_s`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from contextlib import closing
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from retrain.semaphore.bell import bell_address, ring
+from retrain.semaphore.descriptors import LockFile
+from retrain.semaphore.limits import read_limits
+
+MAX_TEXT = 100  # characters of a label or host name: one line of a table
+_RECORD_BYTES = 4096  # two such texts with every character escaped still fit, and it is one page
+
+
+@dataclass(frozen=True, slots=True)
+class Holder:
+    """One permit that is out. Text is what the holder wrote: bounded, but not to be trusted."""
+
+    pid: int  # 0 while the holder has not said who it is
+    host: str
+    label: str
+    held_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class SemaphoreState:
+    """A semaphore at one moment."""
+
+    permits: int
+    holders: tuple[Holder, ...]
+    waiting: int
+
+
+def slot_path(directory: Path, number: int) -> str:
+    """Name the file of a slot."""
+    return f"{directory}/slot-{number:04d}"
+
+
+def seat_path(directory: Path, number: int) -> str:
+    """Name the file of a waiter's seat."""
+    return f"{directory}/seat-{number:04d}"
+
+
+def write_holder(slot: LockFile, label: str) -> None:
+    """Say in a slot's file who holds it: this process, from now on."""
+    record = {
+        "pid": os.getpid(),
+        "host": os.uname().nodename[:MAX_TEXT],
+        "label": label[:MAX_TEXT],
+        "clock": _clock_name(),
+        "monotonic_s": time.monotonic(),
+        "wall_s": time.time(),
+    }
+    os.pwrite(slot.fileno(), json.dumps(record).encode().ljust(_RECORD_BYTES), 0)
+
+
+def inspect_semaphore(directory: Path) -> SemaphoreState:
+    """Look at a semaphore without waiting for anything or writing anything.
+
+    Works in a read-only directory and in a copy, where nothing is held.
+
+    Raises:
+        RecordsError: there is no semaphore in the directory, or its files cannot be read.
+    """
+    limits = read_limits(directory)
+    slots = [slot_path(directory, number) for number in range(limits.slots)]
+    holders = tuple(_read_holder(slot) for slot in slots if _is_locked(slot))
+    waiting = sum(_is_locked(str(seat)) for seat in sorted(directory.glob("seat-*")))
+    _wake_watcher(directory)
+    return SemaphoreState(limits.permits, holders, waiting)
+
+
+def _is_locked(path: str) -> bool:
+    try:
+        file = LockFile(path, read_only=True)
+    except FileNotFoundError:
+        return False
+    with closing(file):
+        return not file.try_lock(shared=True)
+
+
+def _wake_watcher(directory: Path) -> None:
+    """Make a watcher that found a free slot locked, because it was being looked at, look again."""
+    turnstile = directory / "turnstile.lock"
+    if turnstile.exists():
+        ring(bell_address(turnstile))
+
+
+def _read_holder(slot: str) -> Holder:
+    with closing(LockFile(slot, read_only=True)) as file:
+        text = os.pread(file.fileno(), _RECORD_BYTES, 0)
+    try:
+        fields = json.loads(text)
+        since_s, now_s = float(fields["monotonic_s"]), time.monotonic()
+        if fields["clock"] != _clock_name():
+            since_s, now_s = float(fields["wall_s"]), time.time()
+        host, label = str(fields["host"])[:MAX_TEXT], str(fields["label"])[:MAX_TEXT]
+        return Holder(int(fields["pid"]), host, label, max(0.0, now_s - since_s))
+    except (ValueError, TypeError, KeyError, RecursionError):
+        return Holder(0, "", "", 0.0)
+
+
+@cache
+def _clock_name() -> str:
+    """Name the monotonic clock: one per boot of a machine."""
+    boot_id = Path("/proc/sys/kernel/random/boot_id")
+    return boot_id.read_text().strip() if boot_id.exists() else os.uname().nodename

@@ -1,0 +1,224 @@
+import os
+import shutil
+import stat
+import subprocess
+import sys
+
+import pytest
+
+from retrain.errors import LaunchError, RecordsError
+from retrain.semaphore import FileSemaphore, lock_sharing_problem
+from retrain.semaphore.bell import Ear, bell_address, ring
+from tests.semaphore_processes import HOLD, running, wait_until
+
+MOUNTS = """\
+22 1 254:0 / / rw,relatime - ext4 /dev/vda rw
+30 22 0:40 / /home rw,relatime shared:5 - nfs4 server:/home rw,vers=4.2
+31 30 0:41 / /home/local rw - xfs /dev/sdb rw
+32 22 0:42 / /mnt/two\\040words rw - fuse.sshfs me@host:/ rw
+33 22 0:43 / /tmp rw - 9p share rw
+34 22 0:44 / /tmp rw - tmpfs tmpfs rw
+35 22 0:45 / /lustre rw - lustre mds:/l rw,localflock
+36 22 0:46 / /scratch rw - lustre mds:/s rw,flock
+"""
+
+
+def mode(path):
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+def test_directory_and_files_are_for_their_owner_only(tmp_path):
+    directory = tmp_path / "deep" / "permits"
+    semaphore = FileSemaphore(directory, 2)
+    with semaphore:
+        semaphore.set_permits(1)
+        assert not semaphore.acquire(timeout_s=0.001)
+
+    assert mode(directory) == 0o700
+    assert {mode(path) for path in directory.iterdir()} == {0o600}
+
+
+def test_files_are_never_unlinked_nor_replaced_but_the_number(tmp_path):
+    semaphore = FileSemaphore(tmp_path, 1)
+    with semaphore:
+        before = {path.name: path.stat().st_ino for path in tmp_path.glob("*[!.json]")}
+    with semaphore:
+        semaphore.set_permits(2)
+
+    assert before.items() <= {path.name: path.stat().st_ino for path in tmp_path.iterdir()}.items()
+
+
+@pytest.mark.parametrize(
+    "name", ["permits.json", "permits.json.new", "permits.lock", "turnstile.lock", "slot-0000"]
+)
+def test_a_planted_link_is_refused_and_its_target_left_alone(tmp_path, name):
+    target = tmp_path / "precious"
+    target.write_text("precious")
+    directory = tmp_path / "permits"
+    directory.mkdir()
+    (directory / name).symlink_to(target)
+
+    with pytest.raises(RecordsError, match="symbolic link"), FileSemaphore(directory, 1):
+        pass
+
+    assert target.read_text() == "precious"
+
+
+def test_a_planted_pipe_does_not_hang_anybody(tmp_path):
+    FileSemaphore(tmp_path, 1)
+    os.mkfifo(tmp_path / "slot-0000")
+
+    with pytest.raises(RecordsError, match="not a regular file"):
+        FileSemaphore.inspect(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "{", "[]", "4", '{"permits": 0, "slots": 1}', '{"permits": true, "slots": 1}', "[" * 4000, "\xff"],
+)
+def test_a_damaged_number_is_named_with_what_to_do(tmp_path, text):
+    FileSemaphore(tmp_path, 1)
+    (tmp_path / "permits.json").write_text(text, encoding="latin-1")
+
+    with pytest.raises(RecordsError, match=r"permits\.json: damaged; remove it"):
+        FileSemaphore(tmp_path, 1).acquire()
+
+
+def test_inspecting_shows_who_holds_and_how_many_wait(tmp_path):
+    semaphore = FileSemaphore(tmp_path, 1, label="run 1")
+    with semaphore, running(HOLD, tmp_path), running(HOLD, tmp_path):
+        wait_until(lambda: FileSemaphore.inspect(tmp_path).waiting == 2)
+
+        state = FileSemaphore.inspect(tmp_path)
+
+        (holder,) = state.holders
+        assert (state.permits, state.waiting) == (1, 2)
+        assert (holder.pid, holder.host, holder.label) == (os.getpid(), os.uname().nodename, "run 1")
+        assert holder.held_s > 0
+
+
+def test_inspecting_all_the_time_takes_nothing_from_anybody(tmp_path):
+    semaphore = FileSemaphore(tmp_path, 1)
+    code = """
+import sys
+from retrain.semaphore import FileSemaphore
+print("up", flush=True)
+while True:
+    FileSemaphore.inspect(sys.argv[1])
+"""
+    with running(code, tmp_path) as inspector:
+        assert inspector.line() == "up"
+        for _ in range(200):
+            assert semaphore.acquire(timeout_s=60)
+            semaphore.release()
+
+
+def test_a_copy_is_inspected_without_holders(tmp_path):
+    with FileSemaphore(tmp_path / "permits", 3):
+        shutil.copytree(tmp_path / "permits", tmp_path / "copy")
+
+    state = FileSemaphore.inspect(tmp_path / "copy")
+
+    assert (state.permits, state.holders, state.waiting) == (3, (), 0)
+
+
+def test_inspecting_writes_nothing(tmp_path):
+    with FileSemaphore(tmp_path, 2):
+        tmp_path.chmod(0o500)
+        before = {path.name: path.stat().st_mtime_ns for path in tmp_path.iterdir()}
+
+        assert len(FileSemaphore.inspect(tmp_path).holders) == 1
+
+        assert {path.name: path.stat().st_mtime_ns for path in tmp_path.iterdir()} == before
+        tmp_path.chmod(0o700)
+
+
+def test_inspecting_something_else_says_so(tmp_path):
+    with pytest.raises(RecordsError, match="is no semaphore's directory"):
+        FileSemaphore.inspect(tmp_path)
+
+
+def test_labels_are_bounded_when_written_and_when_read(tmp_path):
+    with FileSemaphore(tmp_path, 1, label="\x00\udc80🙂" * 10_000):
+        assert len(FileSemaphore.inspect(tmp_path).holders[0].label) == 100
+
+        (tmp_path / "slot-0000").write_text(
+            '{"pid": 1, "clock": "x", "monotonic_s": 0, "wall_s": 1e300, "host": "", "label": "'
+            + "x" * 3000
+            + '"}'
+        )
+        (holder,) = FileSemaphore.inspect(tmp_path).holders
+        assert (len(holder.label), holder.held_s) == (100, 0.0)
+
+
+@pytest.mark.parametrize("record", ["", "null", '{"pid": []}', "[" * 4000])
+def test_a_record_that_makes_no_sense_is_still_a_holder(tmp_path, record):
+    with FileSemaphore(tmp_path, 1):
+        (tmp_path / "slot-0000").write_text(record)
+
+        assert [holder.pid for holder in FileSemaphore.inspect(tmp_path).holders] == [0]
+
+
+def test_setting_the_wall_clock_changes_no_holding_time(tmp_path):
+    with FileSemaphore(tmp_path, 1):
+        slot = tmp_path / "slot-0000"
+        slot.write_text(slot.read_text().replace('"wall_s": 1', '"wall_s": 9'))
+
+        assert 0 < FileSemaphore.inspect(tmp_path).holders[0].held_s < 60
+
+
+def test_the_module_needs_only_the_standard_library():
+    code = (
+        "import sys; import retrain.semaphore; "
+        "print([m for m in ('numpy', 'pydantic', 'rich', 'psutil', 'filelock') if m in sys.modules])"
+    )
+    assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == "[]"
+
+
+@pytest.mark.parametrize("in_file_system", [sys.platform != "linux", True])
+def test_a_bell_wakes_the_watcher_also_after_one_was_killed(tmp_path, in_file_system):
+    (tmp_path / "turnstile.lock").touch()
+    address = bell_address(tmp_path / "turnstile.lock", in_file_system=in_file_system)
+    ring(address)  # nobody listens
+    killed, ear = Ear(address), None
+    killed._socket.close()  # leaves the file behind, as a kill does
+    ear = Ear(address)
+    try:
+        ring(address)
+        ear.wait(timeout_s=600)
+    finally:
+        ear.close()
+
+
+@pytest.mark.parametrize(
+    ("directory", "problem"),
+    [
+        ("/data", None),
+        ("/home/me/logs", "on a nfs4 file system (mounted at /home)"),
+        ("/home/local/logs", None),
+        ("/homes/me", None),
+        ("/mnt/two words/x", "on a fuse.sshfs file system (mounted at /mnt/two words)"),
+        ("/tmp/x", None),
+        ("/lustre/x", "without the option flock"),
+        ("/scratch/x", None),
+    ],
+)
+def test_file_systems_are_judged_by_their_longest_and_latest_mount(directory, problem):
+    said = lock_sharing_problem(directory, MOUNTS)
+
+    assert said is None if problem is None else problem in said
+
+
+def test_a_mount_table_that_makes_no_sense_has_no_problem():
+    assert lock_sharing_problem("/data", "\n - \nx y z - \n") is None
+
+
+def test_a_file_system_without_shared_locks_is_refused(tmp_path, monkeypatch):
+    table = tmp_path / "mountinfo"
+    table.write_text("1 1 0:1 / / rw - nfs server:/ rw\n")
+    monkeypatch.setattr("retrain.semaphore.filesystems._MOUNTINFO", table)
+
+    with pytest.raises(LaunchError, match="put the permits on a local disk"):
+        FileSemaphore(tmp_path / "permits", 1)
+    assert not (tmp_path / "permits").exists()
+    assert FileSemaphore(tmp_path / "permits", 1, allow_unshared=True).acquire(timeout_s=0)
