@@ -1,0 +1,66 @@
+"""Puts a trainer together from a run's configuration."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from retrain import registry
+from retrain.backends import Backend, BackendSpec
+from retrain.config.schema import Config
+from retrain.records.layout import RunFiles, permits_directory
+from retrain.tasks import Task
+from retrain.trainer.batch import Algorithm
+from retrain.trainer.gate import PermitGate
+from retrain.trainer.journal import Journal
+from retrain.trainer.loop import Parts, Trainer
+from retrain.trainer.settle import EventLoopThread
+
+
+@contextmanager
+def open_trainer(
+    config: Config, files: RunFiles, journal: Journal, stop: threading.Event
+) -> Iterator[Trainer]:
+    """Connect the backend and build the task; everything is let go at the end.
+
+    Raises:
+        ConfigError: a plugin refuses its options.
+    """
+    data = config.data
+    task: Task = registry.find("tasks", data.task)(seed=data.seed, **data.options)
+    gate = PermitGate(permits_of(config, files), config.backend.max_concurrent, _label(config))
+    calls = EventLoopThread()
+    backend: Backend = calls.settle(
+        registry.find("backends", config.backend.backend)(_spec(config, task, gate))
+    )
+    try:
+        yield Trainer(Parts(config, files, backend, task, Algorithm.of(config), gate, journal, stop, calls))
+    finally:
+        calls.settle(backend.close())
+        calls.close()
+
+
+def permits_of(config: Config, files: RunFiles) -> Path:
+    """Where a run's permits lie: shared with other campaigns, or its own campaign's."""
+    if config.backend.throttle_dir:
+        return Path(config.backend.throttle_dir)
+    return permits_directory(files.directory)
+
+
+def _spec(config: Config, task: Task, gate: PermitGate) -> BackendSpec:
+    return BackendSpec(
+        seed=config.training.seed,
+        model=config.model.model,
+        base_url=config.model.base_url,
+        lora_rank=config.model.lora_rank,
+        alphabet=task.alphabet,
+        options=config.backend.options,
+        permit=gate.permit,
+        run_name=_label(config),
+    )
+
+
+def _label(config: Config) -> str:
+    return config.run.run_id if config.run else "run"

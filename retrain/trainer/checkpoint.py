@@ -1,0 +1,115 @@
+"""Checkpoints: whole or absent, verified when read, the newest valid one wins.
+
+A checkpoint is written into a temporary directory, every file and the directory synced, then renamed
+into place. `digests.json` lists each file's SHA-256; a directory whose files do not match is passed over.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import shutil
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from retrain.errors import RecordsError
+from retrain.records.atomic import write_json
+from retrain.records.files import make_directory, sync_directory
+
+NAME = re.compile(r"step-(\d{6,})")
+DIGESTS = "digests.json"
+STATE = "trainer.json"
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A verified checkpoint: its step, its directory, and the trainer's own state."""
+
+    step: int
+    directory: Path
+    state: Mapping[str, Any]
+
+
+def save(
+    root: Path, step: int, state: Mapping[str, Any], save_backend: Callable[[Path], object], keep: int
+) -> Path:
+    """Write a checkpoint of `step`, then drop all but the newest `keep`.
+
+    Raises:
+        RecordsError: not possible; earlier checkpoints are untouched.
+    """
+    make_directory(root)
+    final, temporary = root / f"step-{step:06d}", root / f".step-{step:06d}.partial"
+    try:
+        shutil.rmtree(temporary, ignore_errors=True)
+        temporary.mkdir(mode=0o700)
+        save_backend(temporary)
+        (temporary / STATE).write_text(json.dumps(state, allow_nan=False), encoding="utf-8")
+        _seal(temporary)
+        if final.exists():  # a resumed run reached the same step again
+            shutil.rmtree(final)
+        temporary.rename(final)
+        sync_directory(root)
+    except OSError as error:
+        raise RecordsError(
+            f"{final}: the checkpoint cannot be written ({error.strerror}); free some space"
+        ) from error
+    for old in _by_step(root)[keep:]:
+        shutil.rmtree(old, ignore_errors=True)
+    return final
+
+
+def newest(root: Path) -> Checkpoint | None:
+    """Give the newest checkpoint whose files are what was written; None if there is none."""
+    for directory in _by_step(root):
+        if _is_whole(directory):
+            state = json.loads((directory / STATE).read_text(encoding="utf-8"))
+            return Checkpoint(_step(directory), directory, state)
+    return None
+
+
+def _seal(directory: Path) -> None:
+    files = sorted(path for path in directory.rglob("*") if path.is_file())
+    for path in files:
+        path.chmod(0o600)
+        _sync_file(path)
+    digests = {str(path.relative_to(directory)): _sha256(path) for path in files}
+    write_json(directory / DIGESTS, digests)
+    for folder in (directory, *(p for p in directory.rglob("*") if p.is_dir())):
+        sync_directory(folder)
+
+
+def _is_whole(directory: Path) -> bool:
+    try:
+        digests = json.loads((directory / DIGESTS).read_text(encoding="utf-8"))
+        return STATE in digests and all(_sha256(directory / name) == sha for name, sha in digests.items())
+    except (OSError, ValueError, AttributeError):
+        return False
+
+
+def _by_step(root: Path) -> list[Path]:
+    if not root.is_dir():
+        return []
+    return sorted((p for p in root.iterdir() if NAME.fullmatch(p.name)), key=_step, reverse=True)
+
+
+def _step(directory: Path) -> int:
+    match = NAME.fullmatch(directory.name)
+    return int(match[1]) if match else -1
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _sync_file(path: Path) -> None:
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)

@@ -1,0 +1,55 @@
+"""What a running trainer writes down: rows, and where it is."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from retrain.errors import NonFiniteError
+from retrain.records.layout import RunFiles
+from retrain.records.metrics import MetricsWriter
+from retrain.records.run_state import Progress, RunState, write_progress
+
+PROGRESS_EVERY_S = 0.2  # status.json is for people: five times a second is enough
+
+
+class Journal:
+    """metrics.jsonl and status.json of one attempt."""
+
+    def __init__(self, files: RunFiles, attempt: int, max_steps: int) -> None:
+        self._metrics = MetricsWriter(files.metrics, attempt)
+        self._status = files.status
+        self._attempt = attempt
+        self._max_steps = max_steps
+        self._written_at = -PROGRESS_EVERY_S
+
+    def row(self, row: Mapping[str, Any]) -> None:
+        """Write a step's row.
+
+        Raises:
+            NonFiniteError: a value is NaN or infinite; names the key.
+        """
+        try:
+            self._metrics.append(row)
+        except ValueError as error:
+            raise NonFiniteError(f"step {row.get('step')}: {error}") from error
+
+    def phase(self, phase: str, step: int, *, state: str = RunState.RUNNING, message: str = "") -> None:
+        """Say what the run is doing; quick changes are not written one by one."""
+        now = time.monotonic()
+        if state == RunState.RUNNING and now - self._written_at < PROGRESS_EVERY_S:
+            return
+        self._written_at = now
+        write_progress(
+            self._status,
+            Progress(state, phase, step, self._max_steps, self._attempt, message=message),
+        )
+
+    def sync(self) -> None:
+        """Make every row so far survive a power loss."""
+        self._metrics.sync()
+
+    def close(self) -> None:
+        """Let go of the files."""
+        self._metrics.close()

@@ -1,0 +1,253 @@
+"""The training loop: sample, reward, advantage, transform, update, observe, record."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import numpy as np
+
+from retrain.backends import Backend, MaybeAwaitable, Optimization, Sampling, UpdateStats
+from retrain.config.schema import Config
+from retrain.errors import BackendMemoryError, InterruptedRunError, NonFiniteError
+from retrain.records.clock import utc_now
+from retrain.records.layout import RunFiles
+from retrain.rollouts import Group, Prompt, TrainingSample
+from retrain.tasks import Task
+from retrain.trainer import checkpoint
+from retrain.trainer.batch import CORRECT, Algorithm, ScoredBatch
+from retrain.trainer.gate import PermitGate
+from retrain.trainer.journal import Journal
+from retrain.trainer.prompts import PromptStream
+from retrain.trainer.settle import EventLoopThread
+from retrain.trainer.steering import Steering, StepFacts, StepSize
+
+T = TypeVar("T")
+
+EVALUATION_BATCH = 256  # prompts sampled at a time when evaluating
+NO_UPDATE = UpdateStats(loss=0.0, grad_norm=0.0, entropy=0.0, clip_fraction=0.0)
+
+
+@dataclass(frozen=True)
+class Parts:
+    """Everything that a trainer is made of."""
+
+    config: Config
+    files: RunFiles
+    backend: Backend
+    task: Task
+    algorithm: Algorithm
+    gate: PermitGate
+    journal: Journal
+    stop: threading.Event  # set: save a checkpoint at the next step boundary and leave
+    calls: EventLoopThread
+
+
+class Trainer:
+    """One attempt at one run."""
+
+    def __init__(self, parts: Parts) -> None:
+        self._parts = parts
+        self._training = parts.config.training
+        self._prompts = PromptStream(parts.task.train, self._training.seed)
+        self._steering = Steering(parts.config)
+        self._watch = Stopwatch()
+        self.step = 0  # complete steps
+        self._saved_step = 0
+
+    def train(self) -> dict[str, Any]:
+        """Run until max_steps.
+
+        Returns:
+            The final evaluation on held-out prompts.
+
+        Raises:
+            InterruptedRunError: asked to stop; a checkpoint was saved.
+            NonFiniteError: a loss, gradient or metric is not finite; the last checkpoint stands.
+        """
+        while self.step < self._training.max_steps:
+            self._leave_if_asked()
+            row = self._next_row()
+            self.step += 1
+            if self._is_due(self._training.eval_every):
+                row |= self.evaluate()
+            self._parts.journal.row(row)
+            if self._is_due(self._training.save_every):
+                self.save()
+        self.save()
+        return self.evaluate()
+
+    def resume(self, found: checkpoint.Checkpoint) -> None:
+        """Go on from a checkpoint; later steps are those of an undisturbed run."""
+        self._settle(self._parts.backend.load(found.directory))
+        self._prompts.load_state_dict(found.state["prompts"])
+        self._steering.load_state_dict(found.state["steering"])
+        self.step = self._saved_step = found.step
+
+    def save(self) -> None:
+        """Write a checkpoint of all complete steps, once."""
+        if self.step == self._saved_step:
+            return
+        self._parts.journal.phase("checkpoint", self.step)
+        self._parts.journal.sync()
+        state = {"prompts": self._prompts.state_dict(), "steering": self._steering.state_dict()}
+        checkpoint.save(
+            self._parts.files.checkpoints,
+            self.step,
+            state,
+            lambda directory: self._settle(self._parts.backend.save(directory)),
+            self._training.keep_checkpoints,
+        )
+        self._saved_step = self.step
+
+    def evaluate(self) -> dict[str, Any]:
+        """Score greedy completions of held-out prompts: `eval_*` fields; none without such prompts."""
+        prompts = self._parts.task.held_out[: self._parts.config.data.eval_prompts]
+        if not prompts:
+            return {}
+        self._parts.journal.phase("evaluate", self.step)
+        started = time.perf_counter()
+        greedy = Sampling(group_size=1, max_tokens=self._training.max_tokens, temperature=0.0)
+        chunks = [prompts[i : i + EVALUATION_BATCH] for i in range(0, len(prompts), EVALUATION_BATCH)]
+        groups = [group for chunk in chunks for group in self._sample(chunk, greedy)]
+        rewards = self._parts.algorithm.reward(groups).rewards
+        return {
+            "eval_reward": float(rewards.mean()),
+            "eval_correct_rate": float(np.mean(rewards >= CORRECT)),
+            "eval_prompts": len(prompts),
+            "eval_time_s": time.perf_counter() - started,
+        }
+
+    def _next_row(self) -> dict[str, Any]:
+        """Take one step; a step that does not fit in memory is taken again, smaller."""
+        while True:
+            size, cursor = self._steering.next_size(), self._prompts.state_dict()
+            try:
+                return self._take_step(size)
+            except BackendMemoryError:
+                self._prompts.load_state_dict(cursor)
+                if not self._steering.out_of_memory(size):
+                    raise
+
+    def _take_step(self, size: StepSize) -> dict[str, Any]:
+        watch = self._watch.restart()
+        with watch.part("sample", self._parts.journal, self.step):
+            groups = self._sample(self._prompts.take(size.batch_size), self._sampling())
+        with watch.part("reward", self._parts.journal, self.step):
+            batch = self._parts.algorithm.reward(groups)
+        with watch.part("train", self._parts.journal, self.step):
+            samples = self._parts.algorithm.samples(batch, self.step / self._training.max_steps)
+            stats = self._update(samples, size)
+        facts = StepFacts(size.batch_size, batch.tokens, watch.elapsed_s())
+        return self._row(size, facts, batch, stats, samples) | watch.row() | self._steering.observe(facts)
+
+    def _update(self, samples: Sequence[TrainingSample], size: StepSize) -> UpdateStats:
+        if not samples:
+            return NO_UPDATE
+        how = Optimization(
+            lr=self._training.lr * size.lr_factor,
+            max_grad_norm=self._training.max_grad_norm,
+            entropy_bonus=self._training.entropy_bonus,
+            micro_batches=size.micro_batches,
+            temperature=self._training.temperature,
+        )
+        stats = self._settle(self._parts.backend.update(samples, self._parts.algorithm.loss, how))
+        if not np.all(np.isfinite([stats.loss, stats.grad_norm])):
+            raise NonFiniteError(f"step {self.step + 1}: loss {stats.loss}, gradient norm {stats.grad_norm}")
+        return stats
+
+    def _row(
+        self,
+        size: StepSize,
+        facts: StepFacts,
+        batch: ScoredBatch,
+        stats: UpdateStats,
+        samples: Sequence[TrainingSample],
+    ) -> dict[str, Any]:
+        run = self._parts.config.run
+        groups = len(batch.groups)
+        rollouts = batch.rollouts
+        return {
+            "step": self.step + 1,
+            "run": run.run_id if run else "",
+            "condition": run.condition if run else "",
+            "seed": self._training.seed,
+            "timestamp": utc_now(),
+            "step_time_s": facts.step_time_s,
+            "permit_wait_s": self._parts.gate.take_waited_s(),
+            "batch_size": groups,
+            "group_size": self._training.group_size,
+            "loss": stats.loss,
+            "mean_reward": float(batch.rewards.mean()),
+            "reward_std": float(batch.rewards.std()),
+            "correct_rate": float(np.mean(batch.rewards >= CORRECT)),
+            "zero_signal_group_fraction": 1.0 - len({s.group for s in samples}) / groups,
+            "max_token_hit_rate": float(np.mean([r.truncated for r in rollouts])),
+            "tokens_per_step": batch.tokens,
+            "tokens_per_second": batch.tokens / facts.step_time_s,
+            "lr": self._training.lr * size.lr_factor,
+            "grad_norm": stats.grad_norm,
+            "clip_fraction": stats.clip_fraction,
+            "entropy": _entropy(batch, stats),
+        }
+
+    def _sample(self, prompts: Sequence[Prompt], how: Sampling) -> list[Group]:
+        return self._settle(self._parts.backend.sample(prompts, how))
+
+    def _sampling(self) -> Sampling:
+        return Sampling(self._training.group_size, self._training.max_tokens, self._training.temperature)
+
+    def _settle(self, result: MaybeAwaitable[T]) -> T:
+        return self._parts.calls.settle(result)
+
+    def _is_due(self, every: int) -> bool:
+        return every > 0 and self.step % every == 0
+
+    def _leave_if_asked(self) -> None:
+        if self._parts.stop.is_set():
+            self.save()
+            raise InterruptedRunError(f"stopped after step {self.step}; a checkpoint was saved")
+
+
+class Stopwatch:
+    """Times one step and its parts."""
+
+    def __init__(self) -> None:
+        self.restart()
+
+    def restart(self) -> Stopwatch:
+        """Begin a step."""
+        self._started = time.perf_counter()
+        self._parts_s: dict[str, float] = {}
+        return self
+
+    @contextmanager
+    def part(self, name: str, journal: Journal, step: int) -> Iterator[None]:
+        """Time a part of the step, and say in status.json that it goes on."""
+        journal.phase(name, step)
+        started = time.perf_counter()
+        yield
+        self._parts_s[f"{name}_time_s"] = time.perf_counter() - started
+
+    def elapsed_s(self) -> float:
+        """Seconds since the step began; never zero."""
+        return max(time.perf_counter() - self._started, 1e-9)
+
+    def row(self) -> dict[str, float]:
+        """Give the parts' times."""
+        return dict(self._parts_s)
+
+
+def _entropy(batch: ScoredBatch, stats: UpdateStats) -> float:
+    """Mean nats per sampled token if the sampler knows it, else as the update saw it."""
+    known = [
+        (r.mean_entropy, len(r.tokens)) for r in batch.rollouts if np.isfinite(r.mean_entropy) and r.tokens
+    ]
+    if not known:
+        return stats.entropy
+    entropies, lengths = zip(*known, strict=True)
+    return float(np.average(entropies, weights=lengths))

@@ -1,0 +1,55 @@
+"""Lets the loop call plain and coroutine methods alike."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import threading
+from collections.abc import Coroutine
+from typing import Any, TypeVar, cast
+
+from retrain.backends import MaybeAwaitable
+
+T = TypeVar("T")
+
+
+class EventLoopThread:
+    """An event loop in a thread of its own, started when first needed, shared by all callers of a run."""
+
+    def __init__(self) -> None:
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._lock = threading.Lock()
+
+    def settle(self, result: MaybeAwaitable[T]) -> T:
+        """Give a method's result, waiting for it if it is awaitable. Callable from any thread."""
+        if not inspect.isawaitable(result):
+            return result
+        coroutine = cast(
+            "Coroutine[Any, Any, T]", result if inspect.iscoroutine(result) else _wait_for(result)
+        )
+        return asyncio.run_coroutine_threadsafe(coroutine, self._running_loop()).result()
+
+    def close(self) -> None:
+        """Stop the loop's thread; safe to call twice."""
+        with self._lock:
+            loop, self._loop = self._loop, None
+        if loop is not None:
+            loop.call_soon_threadsafe(loop.stop)
+
+    def _running_loop(self) -> asyncio.AbstractEventLoop:
+        with self._lock:
+            if self._loop is None:
+                self._loop = asyncio.new_event_loop()
+                threading.Thread(target=_run, args=(self._loop,), name="backend-loop", daemon=True).start()
+            return self._loop
+
+
+async def _wait_for(awaitable: Any) -> Any:
+    return await awaitable
+
+
+def _run(loop: asyncio.AbstractEventLoop) -> None:
+    try:
+        loop.run_forever()
+    finally:
+        loop.close()

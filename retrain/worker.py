@@ -1,0 +1,160 @@
+"""One run in one process: lock, signals, records, exit code.
+
+`python -m retrain.worker RUN_DIR` needs nothing but the run's directory and does everything itself,
+wherever it is started. SIGTERM and SIGINT mean: save a checkpoint at the next step boundary and
+leave. A run that somebody else holds, or that is finished, is left untouched.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+import time
+import tomllib
+import traceback
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from retrain.config.resolve import build
+from retrain.config.schema import Config
+from retrain.errors import (
+    EXIT_BUG,
+    EXIT_CONFIG,
+    EXIT_DONE,
+    EXIT_INFRASTRUCTURE,
+    EXIT_INTERRUPTED,
+    EXIT_RUN_FAILED,
+    ConfigError,
+    RetrainError,
+)
+from retrain.records.atomic import remove_leftovers
+from retrain.records.attempts import begin_attempt, end_attempt
+from retrain.records.layout import RunFiles
+from retrain.records.locks import hold, holder
+from retrain.records.run_state import RunState, read_done, write_done
+
+if TYPE_CHECKING:
+    from retrain.trainer.checkpoint import Checkpoint
+
+ENDINGS = {
+    EXIT_DONE: RunState.DONE,
+    EXIT_INFRASTRUCTURE: RunState.INFRASTRUCTURE,
+    EXIT_INTERRUPTED: RunState.INTERRUPTED,
+}
+
+
+def read_run(files: RunFiles) -> Config:
+    """Read a run's resolved configuration.
+
+    Raises:
+        ConfigError: run.toml is missing or not what retrain wrote.
+    """
+    try:
+        return build(Config, tomllib.loads(files.run_toml.read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError) as error:
+        raise ConfigError(f"{files.run_toml}: cannot be read as a run's configuration ({error})") from error
+
+
+def run(directory: Path, stop: threading.Event) -> int:
+    """Do one attempt at a run.
+
+    Args:
+        directory: holds run.toml; everything is written there.
+        stop: set to have a checkpoint saved at the next step boundary.
+
+    Returns:
+        The exit code: 0 done, 2 configuration, 4 failed, 75 try again later, 130 interrupted.
+    """
+    files = RunFiles(directory)
+    try:
+        config = read_run(files)
+        lock = hold(files.lock)
+    except RetrainError as error:
+        return _say(error, error.exit_code)
+    if lock is None:
+        return _say(f"{directory}: this run is held by {holder(files.lock)}; left alone", EXIT_INFRASTRUCTURE)
+    with lock:
+        remove_leftovers(directory)
+        done = read_done(files.done)
+        if done is not None and config.run is not None and done.config_hash == config.run.config_hash:
+            return _say(f"{directory}: this run is finished; left alone", EXIT_INFRASTRUCTURE)
+        return _attempt(config, files, stop)
+
+
+def _attempt(config: Config, files: RunFiles, stop: threading.Event) -> int:
+    from retrain.trainer import checkpoint
+
+    started = time.monotonic()
+    found = checkpoint.newest(files.checkpoints)
+    number = begin_attempt(files.attempts, resumed_from_step=found.step if found else 0)
+    code, message, result = _train(config, files, number, stop, found)
+    if code == EXIT_DONE:
+        write_done(files.done, config.run.config_hash if config.run else "", result)
+    ending = ENDINGS.get(code, RunState.FAILED)
+    end_attempt(
+        files.attempts, number, ending, exit_code=code, message=message, duration_s=time.monotonic() - started
+    )
+    return code
+
+
+def _train(
+    config: Config, files: RunFiles, attempt: int, stop: threading.Event, found: Checkpoint | None
+) -> tuple[int, str, dict[str, Any]]:
+    """Train, and say how it ended: exit code, message, result."""
+    from retrain.trainer.assemble import open_trainer
+    from retrain.trainer.journal import Journal
+
+    journal = Journal(files, attempt, config.training.max_steps)
+    step = 0
+    try:
+        with open_trainer(config, files, journal, stop) as trainer:
+            if found is not None:
+                trainer.resume(found)
+            first = step = trainer.step
+            try:
+                result = trainer.train()
+            finally:
+                step = trainer.step
+            journal.phase("", step, state=RunState.DONE)
+            return EXIT_DONE, "", {"steps": step, "resumed_from_step": first, **result}
+    except Exception as error:  # noqa: BLE001 - the worker's edge: whatever it was is recorded
+        code = _exit_code(error)
+        message = str(error) if isinstance(error, RetrainError) else f"{type(error).__name__}: {error}"
+        if code != EXIT_INTERRUPTED:
+            traceback.print_exc()
+        journal.phase("", step, state=ENDINGS.get(code, RunState.FAILED), message=message)
+        return code, message, {}
+    finally:
+        journal.close()
+
+
+def _exit_code(error: Exception) -> int:
+    if isinstance(error, RetrainError):
+        return EXIT_RUN_FAILED if error.exit_code == EXIT_BUG else error.exit_code
+    if isinstance(error, (ConnectionError, MemoryError)):
+        return EXIT_INFRASTRUCTURE
+    return EXIT_RUN_FAILED
+
+
+def _say(what: object, code: int) -> int:
+    print(what, file=sys.stderr)
+    return code
+
+
+def main(arguments: list[str]) -> int:
+    """Run the worker as a process."""
+    if len(arguments) != 1:
+        return _say("usage: python -m retrain.worker RUN_DIR", EXIT_CONFIG)
+    stop = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stop.set())
+    sys.path.append(str(Path.cwd()))  # a plugin's dotted path may name a file beside the campaign
+    return run(Path(arguments[0]), stop)
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # workers share the cores; set it to give one more
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+    sys.exit(main(sys.argv[1:]))

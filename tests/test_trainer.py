@@ -1,0 +1,195 @@
+"""The loop: what it records, what it refuses, and that a resumed run is the undisturbed one."""
+
+from __future__ import annotations
+
+import json
+import threading
+from pathlib import Path
+
+import numpy as np
+import tomli_w
+
+from retrain import worker
+from retrain.config.load import parse
+from retrain.config.resolve import as_tables
+from retrain.plan.matrix import plan_runs
+from retrain.records.attempts import read_attempts
+from retrain.records.layout import RunFiles
+from retrain.records.metrics import read_metrics
+from retrain.records.run_state import read_done
+from retrain.rollouts import Prompt
+from retrain.trainer import checkpoint
+from retrain.trainer.prompts import PromptStream
+
+ALWAYS = set(
+    [
+        "step",
+        "run",
+        "condition",
+        "seed",
+        "attempt",
+        "timestamp",
+        "step_time_s",
+        "sample_time_s",
+        "reward_time_s",
+        "train_time_s",
+        "permit_wait_s",
+        "batch_size",
+        "group_size",
+        "loss",
+        "mean_reward",
+        "reward_std",
+        "correct_rate",
+        "zero_signal_group_fraction",
+        "max_token_hit_rate",
+        "tokens_per_step",
+        "tokens_per_second",
+        "lr",
+        "grad_norm",
+        "entropy",
+    ]
+)
+TIMES = {"timestamp", "attempt", "tokens_per_second", "permit_wait_s"}
+SMALL = {
+    "training": {
+        "seed": 5,
+        "max_steps": 6,
+        "batch_size": 3,
+        "group_size": 4,
+        "max_tokens": 4,
+        "temperature": 1.0,
+        "lr": 5e-3,
+        "save_every": 2,
+    },
+    "data": {"task": "successor"},
+}
+
+
+def make_run(directory: Path, raw: dict) -> RunFiles:
+    directory.mkdir(parents=True)
+    run = plan_runs(parse(raw, "c")).runs[0]
+    files = RunFiles(directory)
+    files.run_toml.write_text(tomli_w.dumps(as_tables(run.config)))
+    return files
+
+
+def train(directory: Path, raw: dict = SMALL) -> RunFiles:
+    files = make_run(directory, raw)
+    assert worker.run(directory, threading.Event()) == 0
+    return files
+
+
+def with_(section: str, **values: object) -> dict:
+    return {**SMALL, section: {**SMALL.get(section, {}), **values}}
+
+
+def without_times(rows: list[dict]) -> list[dict]:
+    return [{k: v for k, v in row.items() if k not in TIMES and not k.endswith("_time_s")} for row in rows]
+
+
+def test_every_step_gives_a_row_with_every_promised_key(tmp_path: Path) -> None:
+    rows = read_metrics(train(tmp_path / "r").directory)
+    assert [row["step"] for row in rows] == [1, 2, 3, 4, 5, 6]
+    assert all(set(row) >= ALWAYS for row in rows)
+    assert {(row["batch_size"], row["group_size"]) for row in rows} == {(3, 4)}
+
+
+def test_the_same_seed_gives_the_same_rows(tmp_path: Path) -> None:
+    first, second = (read_metrics(train(tmp_path / name).directory) for name in "ab")
+    assert without_times(first) == without_times(second)
+
+
+def test_a_resumed_run_equals_an_undisturbed_one(tmp_path: Path) -> None:
+    whole = train(tmp_path / "whole")
+    broken = make_run(tmp_path / "broken", SMALL)
+    stop = StopAfterStep(broken, step=3)
+    assert worker.run(broken.directory, stop) == 130
+    assert worker.run(broken.directory, threading.Event()) == 0
+    assert without_times(read_metrics(broken.directory)) == without_times(read_metrics(whole.directory))
+    assert weights(broken) == weights(whole)
+
+
+def test_a_run_goes_on_from_its_newest_valid_checkpoint(tmp_path: Path) -> None:
+    files = train(tmp_path / "r")
+    files.done.unlink()
+    newest = files.checkpoints / "step-000006"
+    (newest / "trainer.json").write_text("{}")
+    assert worker.run(files.directory, threading.Event()) == 0
+    assert [row["attempt"] for row in read_metrics(files.directory)] == [1, 1, 1, 1, 2, 2]
+
+
+def test_a_group_without_signal_is_a_row_and_no_update(tmp_path: Path) -> None:
+    constant = with_("reward", reward="tests.plugins.always_right")
+    rows = read_metrics(train(tmp_path / "r", constant).directory)
+    assert [row["zero_signal_group_fraction"] for row in rows] == [1.0] * 6
+    assert {(row["loss"], row["grad_norm"]) for row in rows} == {(0.0, 0.0)}
+    assert all(row["correct_rate"] == 1.0 and row["tokens_per_step"] > 0 for row in rows)
+
+
+def test_a_reward_that_is_not_finite_stops_the_run_and_names_itself(tmp_path: Path) -> None:
+    files = make_run(tmp_path / "r", with_("reward", reward="tests.plugins.not_a_number"))
+    assert worker.run(files.directory, threading.Event()) == 4
+    assert "a reward must be a finite number" in read_attempts(files.attempts)[-1].message
+    assert read_metrics(files.directory) == []
+
+
+def test_evaluation_uses_held_out_prompts_only(tmp_path: Path) -> None:
+    files = train(tmp_path / "r", with_("training", eval_every=3))
+    rows = read_metrics(files.directory)
+    assert [row["step"] for row in rows if "eval_reward" in row] == [3, 6]
+    assert read_done(files.done).result["eval_prompts"] > 0  # type: ignore[union-attr]
+
+
+def test_a_run_that_is_finished_is_left_untouched(tmp_path: Path) -> None:
+    files = train(tmp_path / "r")
+    before = files.metrics.read_bytes(), files.attempts.read_bytes()
+    assert worker.run(files.directory, threading.Event()) == 75
+    assert (files.metrics.read_bytes(), files.attempts.read_bytes()) == before
+
+
+def test_only_the_newest_checkpoints_are_kept(tmp_path: Path) -> None:
+    files = train(tmp_path / "r", with_("training", keep_checkpoints=1))
+    assert sorted(p.name for p in files.checkpoints.iterdir()) == ["step-000006"]
+
+
+def test_a_checkpoint_with_a_flipped_bit_is_passed_over(tmp_path: Path) -> None:
+    for step in (1, 2):
+        checkpoint.save(tmp_path, step, {"n": step}, lambda d: (d / "w").write_bytes(b"abc"), keep=3)
+    (tmp_path / "step-000002" / "w").write_bytes(b"abd")
+    found = checkpoint.newest(tmp_path)
+    assert found is not None
+    assert (found.step, found.state) == (1, {"n": 1})
+
+
+def test_prompts_come_in_epochs_whatever_the_batch_sizes() -> None:
+    prompts = [Prompt(i, str(i), "") for i in range(7)]
+    stream = PromptStream(prompts, seed=1)
+    seen = [p.id for size in (3, 5, 1, 5) for p in stream.take(size)]
+    assert sorted(seen[:7]) == sorted(seen[7:]) == list(range(7))
+    assert seen[:7] != seen[7:]
+
+
+def test_a_prompt_stream_goes_on_from_its_cursor() -> None:
+    prompts = [Prompt(i, str(i), "") for i in range(7)]
+    one, two = PromptStream(prompts, seed=1), PromptStream(prompts, seed=1)
+    one.take(9)
+    two.load_state_dict(json.loads(json.dumps(one.state_dict())))
+    assert one.take(10) == two.take(10)
+
+
+class StopAfterStep(threading.Event):
+    """Asks to stop once the run's rows have reached a step."""
+
+    def __init__(self, files: RunFiles, step: int) -> None:
+        super().__init__()
+        self._files, self._step = files, step
+
+    def is_set(self) -> bool:
+        return len(read_metrics(self._files.directory)) >= self._step
+
+
+def weights(files: RunFiles) -> dict[str, bytes]:
+    newest = checkpoint.newest(files.checkpoints)
+    assert newest is not None
+    arrays = [np.load(path, allow_pickle=False) for path in sorted(newest.directory.glob("*.npz"))]
+    return {name: archive[name].tobytes() for archive in arrays for name in archive.files}
