@@ -1,1 +1,1 @@
-""""""
+"""Campaigns: from a plan to finished runs, whatever fails on the way."""

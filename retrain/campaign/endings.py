@@ -1,0 +1,82 @@
+"""How a worker's end is to be understood: its run's files first, its exit code second."""
+
+from __future__ import annotations
+
+import signal
+from dataclasses import dataclass
+
+from retrain.errors import EXIT_INFRASTRUCTURE, EXIT_INTERRUPTED
+from retrain.records.attempts import end_attempt, read_attempts
+from retrain.records.layout import RunFiles
+from retrain.records.run_state import RunState, read_done
+from retrain.records.text import plain
+
+TAIL_BYTES = 8192
+TAIL_LINES = 12
+ENDINGS = frozenset(state.value for state in RunState)
+LONGEST_MESSAGE = 300  # characters of an error that an event line shows
+
+
+@dataclass(frozen=True)
+class Ending:
+    """What a run's attempt came to, and why."""
+
+    state: RunState
+    message: str = ""
+
+    @property
+    def is_worth_retrying(self) -> bool:
+        """Tell whether trying again unchanged may help."""
+        return self.state is RunState.INFRASTRUCTURE
+
+
+def conclude(files: RunFiles, config_hash: str, exit_code: int | None, cancelled: RunState | None) -> Ending:
+    """Decide how an attempt ended, and write it down if its worker could not.
+
+    Args:
+        files: the run's.
+        config_hash: of the configuration that the run should have finished.
+        exit_code: the worker's; minus the signal if one ended it; None if unknown.
+        cancelled: why we ended it, if we did.
+    """
+    done = read_done(files.done)
+    if done is not None and done.config_hash == config_hash:
+        return Ending(RunState.DONE)
+    attempts = read_attempts(files.attempts)
+    last = attempts[-1] if attempts else None
+    if last is not None and last.ending in ENDINGS:
+        told = Ending(RunState(last.ending), plain(last.message, LONGEST_MESSAGE))
+        if cancelled in (None, told.state) or told.state is not RunState.INTERRUPTED:
+            return told
+        ending = Ending(cancelled, told.message)  # the worker knows that it was asked to leave, not why
+        end_attempt(files.attempts, last.number, ending.state, exit_code=exit_code, message=ending.message)
+        return ending
+    ending = Ending(cancelled) if cancelled else _from_exit_code(files, exit_code)
+    if last is not None:
+        end_attempt(files.attempts, last.number, ending.state, exit_code=exit_code, message=ending.message)
+    return ending
+
+
+def log_tail(files: RunFiles, lines: int = TAIL_LINES) -> list[str]:
+    """Give the last lines of a run's output, safe to print."""
+    try:
+        with files.output_log.open("rb") as log:
+            size = log.seek(0, 2)
+            log.seek(max(0, size - TAIL_BYTES))
+            text = log.read().decode("utf-8", "replace")
+    except OSError:
+        return []
+    return [plain(line, 200) for line in text.splitlines()[-lines:]]
+
+
+def _from_exit_code(files: RunFiles, exit_code: int | None) -> Ending:
+    if exit_code is None:
+        return Ending(RunState.INFRASTRUCTURE, "the worker vanished without a word")
+    if exit_code < 0:
+        name = signal.Signals(-exit_code).name
+        hint = "; the machine may be out of memory" if exit_code == -signal.SIGKILL else ""
+        return Ending(RunState.INFRASTRUCTURE, f"the worker was ended by {name}{hint}")
+    said = next((line for line in reversed(log_tail(files)) if line.strip()), "")
+    message = said or f"the worker left with exit code {exit_code}"
+    known = {EXIT_INFRASTRUCTURE: RunState.INFRASTRUCTURE, EXIT_INTERRUPTED: RunState.INTERRUPTED}
+    return Ending(known.get(exit_code, RunState.FAILED), message)

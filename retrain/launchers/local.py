@@ -1,0 +1,118 @@
+"""Workers as processes on this machine, each in a session of its own.
+
+A thread per worker blocks in the kernel until it ends, so ends are noticed at once and waiting costs
+nothing. Output goes straight to the run's output.log: there is no pipe that could fill.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import queue
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+from retrain.errors import LaunchError
+from retrain.launchers import Ended
+from retrain.records.layout import RunFiles
+from retrain.records.locks import holder, is_held
+
+
+def open_launcher() -> LocalLauncher:
+    """Give a launcher of local processes."""
+    return LocalLauncher()
+
+
+class LocalLauncher:
+    """Starts workers as child processes."""
+
+    def __init__(self) -> None:
+        self._ended: queue.SimpleQueue[Ended | None] = queue.SimpleQueue()
+        self._signal: dict[str, Callable[[int], None]] = {}
+
+    def describe(self) -> str:
+        """Say where workers execute."""
+        return "processes on this machine"
+
+    def submit(self, run_id: str, run_dir: Path) -> None:
+        """Start a worker."""
+        log = os.open(
+            RunFiles(run_dir).output_log,
+            os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW,
+            0o600,
+        )
+        try:
+            process = subprocess.Popen(
+                [sys.executable, "-P", "-m", "retrain.worker", str(run_dir.absolute())],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,  # the terminal's Ctrl-C is for the orchestrator alone
+            )
+        except OSError as error:
+            raise LaunchError(f"{run_dir}: no worker could be started ({error.strerror})") from error
+        finally:
+            os.close(log)
+        self._signal[run_id] = lambda number: _signal_group(process, number)
+        self._watch(run_id, process.wait)
+
+    def adopt(self, run_id: str, run_dir: Path) -> None:
+        """Watch a worker that is not our child, by the lock that it holds."""
+        lock = RunFiles(run_dir).lock
+        self._signal[run_id] = lambda number: _signal_holder(lock, number)
+        self._watch(run_id, lambda: _wait_for_lock(lock))
+
+    def poll(self, timeout_s: float) -> list[Ended]:
+        """Wait for ends."""
+        ends: list[Ended] = []
+        try:
+            first = self._ended.get(timeout=timeout_s)
+            ends += [first] if first else []
+            while True:
+                more = self._ended.get_nowait()
+                ends += [more] if more else []
+        except queue.Empty:
+            return ends
+
+    def wake(self) -> None:
+        """Make `poll` return."""
+        self._ended.put(None)
+
+    def cancel(self, run_id: str, *, now: bool) -> None:
+        """Send SIGTERM, or SIGKILL."""
+        self._signal[run_id](signal.SIGKILL if now else signal.SIGTERM)
+
+    def _watch(self, run_id: str, wait: Callable[[], int | None]) -> None:
+        def notice() -> None:
+            self._ended.put(Ended(run_id, wait()))
+
+        threading.Thread(target=notice, name=f"watch {run_id}", daemon=True).start()
+
+
+def _signal_group(process: subprocess.Popen[bytes], number: int) -> None:
+    if process.poll() is None:  # not reaped yet, so the pid is still this process's
+        with contextlib.suppress(ProcessLookupError):
+            if number == signal.SIGKILL:
+                os.killpg(process.pid, number)  # and whatever it started
+            else:
+                process.send_signal(number)
+
+
+def _signal_holder(lock: Path, number: int) -> None:
+    found = holder(lock)
+    if found is not None and found.host == os.uname().nodename and is_held(lock):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(found.pid, number)
+
+
+def _wait_for_lock(lock: Path) -> None:
+    fd = os.open(lock, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_SH)
+    finally:
+        os.close(fd)

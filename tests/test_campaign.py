@@ -1,0 +1,276 @@
+"""Campaigns of real worker processes: all runs end, what fails says why, and a rest can be resumed."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from retrain.campaign.endings import Ending
+from retrain.campaign.events import Silent
+from retrain.campaign.run import Outcome, reopen, run_campaign, start
+from retrain.errors import ConfigError, LaunchError
+from retrain.plan.matrix import RunPlan
+from retrain.records.attempts import read_attempts
+from retrain.records.layout import RunFiles, create_directory
+from retrain.records.locks import hold, is_held
+from retrain.records.manifest import read_manifest
+from retrain.records.metrics import read_metrics
+from retrain.records.run_state import RunState
+
+ROOT = Path(__file__).parent.parent
+
+
+@pytest.fixture(autouse=True)
+def _plugins_are_found_by_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+
+
+class Notes(Silent):
+    """Remembers what was said."""
+
+    def __init__(self) -> None:
+        self.ends: list[tuple[str, str, str]] = []
+        self.tails: list[str] = []
+        self.retries: list[str] = []
+        self.begun_started: list[str] = []
+
+    def started(self, run: RunPlan) -> None:
+        self.begun_started.append(run.run_id)
+
+    def ended(self, run: RunPlan, ending: Ending, tail: Sequence[str]) -> None:
+        self.ends.append((run.run_id, ending.state.value, ending.message))
+        self.tails += tail
+
+    def retrying(self, run: RunPlan, ending: Ending, delay_s: float) -> None:
+        self.retries.append(ending.message)
+
+
+def runs_of(outcome: Outcome) -> list[Path]:
+    return sorted((outcome.directory / "runs").iterdir())
+
+
+def test_every_run_of_the_matrix_is_done_and_recorded(campaign_file: Path) -> None:
+    outcome = run_campaign(campaign_file)
+    assert outcome.exit_code == 0
+    assert [p.name for p in runs_of(outcome)] == ["grpo_s0", "grpo_s1", "maxrl_s0", "maxrl_s1"]
+    assert all([r["step"] for r in read_metrics(p)] == [1, 2, 3, 4] for p in runs_of(outcome))
+    manifest = read_manifest(outcome.directory / "manifest.json")
+    assert manifest is not None
+    assert {run.state for run in manifest.runs} == {"done"}
+    assert manifest.ended_at
+
+
+def test_what_a_condition_sets_is_what_its_run_sees(campaign_file: Path) -> None:
+    text = campaign_file.read_text() + "[campaign.conditions.algorithm.advantage_params]\neps = 0.5\n"
+    campaign_file.write_text(text + "[campaign.conditions.training]\nlr = 0.125\nbatch_size = 3\n")
+    outcome = run_campaign(campaign_file)
+    run = outcome.directory / "runs" / "maxrl_s1"
+    assert "eps = 0.5" in (run / "run.toml").read_text()
+    assert {(row["lr"], row["batch_size"]) for row in read_metrics(run)} == {(0.125, 3)}
+
+
+def test_a_run_can_be_repeated_from_its_run_toml_alone(campaign_file: Path, here: Path) -> None:
+    outcome = run_campaign(campaign_file)
+    first = outcome.directory / "runs" / "grpo_s1"
+    copy = here / "copy.toml"
+    copy.write_bytes((first / "run.toml").read_bytes())
+    again = run_campaign(copy).directory
+    keys = ("step", "loss", "mean_reward", "grad_norm", "seed", "condition")
+    assert [[r[k] for k in keys] for r in read_metrics(again)] == [
+        [r[k] for k in keys] for r in read_metrics(first)
+    ]
+
+
+def test_a_failing_run_is_shown_with_its_log_and_the_rest_goes_on(campaign_file: Path) -> None:
+    campaign_file.write_text(
+        campaign_file.read_text() + '[campaign.conditions.reward]\nreward = "tests.plugins.broken"\n'
+    )
+    notes = Notes()
+    outcome = run_campaign(campaign_file, observer=notes)
+    assert outcome.exit_code == 4
+    assert sorted((r, s) for r, s, _ in notes.ends) == [
+        ("grpo_s0", "done"),
+        ("grpo_s1", "done"),
+        ("maxrl_s0", "failed"),
+        ("maxrl_s1", "failed"),
+    ]
+    assert any("this reward is broken" in line for line in notes.tails)
+    assert not any("\x1b" in line for line in notes.tails)
+    assert notes.retries == []
+
+
+def test_on_failure_stop_launches_nothing_more(campaign_file: Path) -> None:
+    text = campaign_file.read_text().replace("parallel = true", 'parallel = false\non_failure = "stop"')
+    campaign_file.write_text(text + '[reward]\nreward = "tests.plugins.broken"\n')
+    notes = Notes()
+    outcome = run_campaign(campaign_file, observer=notes)
+    assert notes.begun_started == ["grpo_s0"]
+    assert outcome.states["maxrl_s1"] is RunState.PENDING
+
+
+def test_a_worker_killed_by_the_kernel_is_tried_again(campaign_file: Path, here: Path) -> None:
+    text = campaign_file.read_text() + '[reward]\nreward = "tests.plugins.killed_once"\n'
+    campaign_file.write_text(text + f'[reward.params]\nflag = "{here / "killed"}"\n')
+    notes = Notes()
+    outcome = run_campaign(campaign_file, observer=notes)
+    assert outcome.exit_code == 0
+    assert len(notes.retries) == 1
+    assert "SIGKILL" in notes.retries[0]
+    attempts = [read_attempts(RunFiles(p).attempts) for p in runs_of(outcome)]
+    assert sorted(len(a) for a in attempts) == [1, 1, 1, 2]
+
+
+def test_a_run_that_takes_too_long_is_ended_as_timeout(campaign_file: Path) -> None:
+    campaign_file.write_text(campaign_file.read_text() + '[reward]\nreward = "tests.plugins.slow"\n')
+    sets = ["campaign.max_steps=100000", "campaign.run_timeout=1.5", "campaign.seeds=[0]"]
+    outcome = run_campaign(campaign_file, sets)
+    assert set(outcome.states.values()) == {RunState.TIMEOUT}
+    assert outcome.exit_code == 4
+
+
+def test_a_stopped_campaign_resumes_to_the_same_result(campaign_file: Path) -> None:
+    campaign_file.write_text(campaign_file.read_text() + '[reward]\nreward = "tests.plugins.slow"\n')
+    sets = ["campaign.max_steps=12", "training.save_every=0"]
+    stopping = StopWhenRowsExist()
+    campaign = start(campaign_file, sets, stopping)
+    stopping.stop = campaign.stop
+    stopped = campaign.execute()
+    assert stopped.exit_code == 130
+    assert RunState.INTERRUPTED in stopped.states.values()
+    resumed = reopen(stopped.directory).execute()
+    assert resumed.exit_code == 0
+    undisturbed = run_campaign(campaign_file, sets)
+    for one, other in zip(runs_of(resumed), runs_of(undisturbed), strict=True):
+        keys = ("step", "loss", "mean_reward", "grad_norm")
+        assert [[r[k] for k in keys] for r in read_metrics(one)] == [
+            [r[k] for k in keys] for r in read_metrics(other)
+        ]
+
+
+def test_resume_skips_what_is_done_and_leaves_failed_runs_alone(campaign_file: Path) -> None:
+    campaign_file.write_text(
+        campaign_file.read_text() + '[campaign.conditions.reward]\nreward = "tests.plugins.broken"\n'
+    )
+    directory = run_campaign(campaign_file).directory
+    notes = Notes()
+    assert reopen(directory, notes).execute().exit_code == 4
+    assert notes.begun_started == []
+    assert reopen(directory, notes).execute(retry_failed=True).exit_code == 4
+    assert sorted(notes.begun_started) == ["maxrl_s0", "maxrl_s1"]
+
+
+def test_a_second_orchestrator_is_told_who_holds_the_campaign(campaign_file: Path) -> None:
+    directory = run_campaign(campaign_file).directory
+    lock = hold(directory / "campaign.lock")
+    assert lock is not None
+    with lock, pytest.raises(LaunchError, match=f"process {os.getpid()}"):
+        reopen(directory).execute()
+
+
+def test_a_bad_file_creates_nothing(campaign_file: Path, here: Path) -> None:
+    campaign_file.write_text("[training]\nlr = -1")
+    with pytest.raises(ConfigError):
+        run_campaign(campaign_file)
+    assert [p.name for p in here.iterdir()] == ["tiny.toml"]
+
+
+def test_ids_of_campaigns_started_in_the_same_instant_differ(tmp_path: Path) -> None:
+    found: list[Path] = []
+    gate = threading.Barrier(8)
+
+    def make() -> None:
+        gate.wait()
+        found.extend(create_directory(tmp_path, "c") for _ in range(20))
+
+    threads = [threading.Thread(target=make) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(set(found)) == 160
+
+
+def test_the_inline_launcher_gives_the_same_rows_as_processes(campaign_file: Path) -> None:
+    processes = run_campaign(campaign_file)
+    inline = run_campaign(campaign_file, ["campaign.launcher=inline"])
+    for one, other in zip(runs_of(processes), runs_of(inline), strict=True):
+        assert [r["loss"] for r in read_metrics(one)] == [r["loss"] for r in read_metrics(other)]
+
+
+def test_a_rehearsed_api_never_has_more_calls_in_flight_than_permits(campaign_file: Path) -> None:
+    campaign_file.write_text(
+        campaign_file.read_text().replace("max_workers = 2", "max_workers = 4")
+        + "[backend]\nmax_concurrent = 1\n[backend.options]\napi_latency_s = 0.02\n"
+    )
+    outcome = run_campaign(campaign_file)
+    assert outcome.exit_code == 0
+    waits = [row["permit_wait_s"] for p in runs_of(outcome) for row in read_metrics(p)]
+    assert max(waits) > 0.02
+
+
+def test_workers_outlive_a_killed_orchestrator_and_are_adopted(campaign_file: Path, here: Path) -> None:
+    campaign_file.write_text(campaign_file.read_text() + '[reward]\nreward = "tests.plugins.slow"\n')
+    orchestrator = subprocess.Popen(
+        [sys.executable, "-m", "retrain", campaign_file.name, "--set", "campaign.max_steps=12"],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert orchestrator.stderr is not None
+    for line in orchestrator.stderr:
+        if "started" in line:
+            break
+    directory = next((here / "logs").iterdir())
+    locks = [RunFiles(p).lock for p in sorted((directory / "runs").iterdir())]
+    while not any(is_held(lock) for lock in locks):
+        assert orchestrator.poll() is None
+    orchestrator.send_signal(signal.SIGKILL)
+    orchestrator.wait()
+    orchestrator.stderr.close()
+    assert any(is_held(lock) for lock in locks)
+    assert reopen(directory).execute().exit_code == 0
+    assert all(
+        [r["step"] for r in read_metrics(p)] == list(range(1, 13)) for p in (directory / "runs").iterdir()
+    )
+
+
+def test_all_files_are_private(campaign_file: Path) -> None:
+    directory = run_campaign(campaign_file).directory
+    paths = [directory, *directory.rglob("*")]
+    assert {oct(p.stat().st_mode & 0o077) for p in paths if not p.is_symlink()} == {"0o0"}
+
+
+def test_the_manifest_is_json_that_names_its_schema(campaign_file: Path) -> None:
+    directory = run_campaign(campaign_file).directory
+    manifest = json.loads((directory / "manifest.json").read_text())
+    assert manifest["schema_version"] == 1
+    assert manifest["package_version"]
+
+
+class StopWhenRowsExist(Silent):
+    """Asks for a stop as soon as the first run has a row."""
+
+    def __init__(self) -> None:
+        self.stop = lambda: None
+        self._directory: Path | None = None
+
+    def begun(self, files: object, runs: Sequence[RunPlan], workers: int) -> None:
+        self._directory = files.runs  # type: ignore[attr-defined]
+
+    def started(self, run: RunPlan) -> None:
+        assert self._directory is not None
+        metrics = self._directory / run.run_id / "metrics.jsonl"
+        threading.Thread(target=self._wait_for, args=(metrics,)).start()
+
+    def _wait_for(self, metrics: Path) -> None:
+        while not (metrics.exists() and metrics.stat().st_size):
+            pass
+        self.stop()
