@@ -1,1 +1,37 @@
-""""""
+"""The command line: one file per command, arguments in, exit code out.
+
+Commands import what they need when they are called, so that `retrain --help` stays quick.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from retrain.cli import explain, init, resume, run, schema, status
+
+app = typer.Typer(
+    name="retrain",
+    help="Plan, run and compare reinforcement-learning campaigns for language models.",
+    epilog="`retrain FILE.toml` is `retrain run FILE.toml`. Start with: retrain init --template quickstart",
+    no_args_is_help=True,
+    add_completion=True,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.command("init")(init.command)
+app.command("explain")(explain.command)
+app.command("run")(run.command)
+app.command("resume")(resume.command)
+app.command("status")(status.command)
+app.command("schema")(schema.command)
+
+
+@app.callback()
+def _options(
+    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
+) -> None:
+    """Plan, run and compare reinforcement-learning campaigns for language models."""
+    del debug  # read by `retrain.__main__`, which catches errors

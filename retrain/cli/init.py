@@ -1,0 +1,38 @@
+"""`retrain init`: a file to start from."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def command(
+    template: Annotated[
+        str, typer.Option("--template", "-t", help="Which template; see --list.")
+    ] = "campaign",
+    force: Annotated[bool, typer.Option("--force", help="Overwrite NAME.toml if it is there.")] = False,
+    show_list: Annotated[bool, typer.Option("--list", help="List the templates and leave.")] = False,
+) -> None:
+    """Write NAME.toml, a commented file to start from.
+
+    Example: retrain init --template quickstart
+    """
+    from retrain.config.templates import read_template, templates
+    from retrain.errors import ConfigError
+
+    if show_list:
+        for name, summary in templates().items():
+            typer.echo(f"{name:<12} {summary}")
+        return
+    text = read_template(template)
+    target = Path(f"{template}.toml")
+    try:
+        with target.open("w" if force else "x", encoding="utf-8") as file:
+            file.write(text)
+    except FileExistsError:
+        raise ConfigError(f"{target}: is there already; --force overwrites it") from None
+    except OSError as error:
+        raise ConfigError(f"{target}: cannot be written ({error.strerror})") from error
+    typer.echo(f"wrote {target}; next: retrain explain {target}, then retrain {target}")

@@ -1,0 +1,15 @@
+"""Arguments that several commands take."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+ConfigFile = Annotated[Path, typer.Argument(metavar="FILE.toml", help="The campaign file.")]
+Overrides = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Replace a value of the file; repeat for more."),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print the same rows as JSON.")]

@@ -1,0 +1,87 @@
+"""`retrain run`: a file to its end."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
+
+from retrain.cli.options import AsJson, ConfigFile, Overrides
+
+if TYPE_CHECKING:
+    from retrain.campaign.events import Observer
+    from retrain.campaign.run import CampaignRun, Outcome
+
+
+def command(file: ConfigFile, overrides: Overrides = None, as_json: AsJson = False) -> None:
+    """Run every condition with every seed, and show the result.
+
+    Ctrl-C asks the runs to save a checkpoint and stop; a second one ends them.
+
+    Example: retrain run campaign.toml --set campaign.max_workers=2
+    """
+    from retrain.campaign.run import start
+
+    with ExitStack() as stack:
+        observer = observe(stack)
+        outcome = carry_out(start(file, overrides or (), observer))
+    finish(outcome, as_json=as_json)
+
+
+def carry_out(campaign: CampaignRun, *, retry_failed: bool = False) -> Outcome:
+    """Execute with Ctrl-C stopping gently, then firmly."""
+    presses = 0
+
+    def on_interrupt(number: int, frame: object) -> None:
+        nonlocal presses
+        del number, frame
+        presses += 1
+        campaign.stop(now=presses > 1)
+
+    before = {number: signal.signal(number, on_interrupt) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        return campaign.execute(retry_failed=retry_failed)
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def finish(outcome: Outcome, *, as_json: bool) -> None:
+    """Print the result table and leave with the campaign's exit code."""
+    from retrain.render.overview import show
+    from retrain.render.tables import console, print_json
+    from retrain.status.survey import survey
+
+    result = survey(outcome.directory)
+    if as_json:
+        print_json(result)
+    else:
+        show(result[0], console())
+    hint = _next_command(outcome.directory, outcome)
+    if hint:
+        console(stderr=True).print(hint)
+    raise typer.Exit(outcome.exit_code)
+
+
+def observe(stack: ExitStack) -> Observer:
+    """Give bars on a terminal, plain lines elsewhere."""
+    from retrain.render.live import EventLines, LiveView
+    from retrain.render.tables import console
+
+    errors = console(stderr=True)
+    return stack.enter_context(LiveView(errors)) if sys.stderr.isatty() else EventLines(errors)
+
+
+def _next_command(directory: Path, outcome: Outcome) -> str:
+    from retrain.records.run_state import RunState
+
+    states = set(outcome.states.values())
+    if states <= {RunState.DONE}:
+        return ""
+    if states <= {RunState.DONE, RunState.FAILED}:
+        return f"try the failed runs again with: retrain resume {directory} --failed"
+    return f"go on with: retrain resume {directory}"

@@ -1,0 +1,30 @@
+"""`retrain schema`: every key, for people and for editors."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+
+def command(
+    keys: Annotated[bool, typer.Option("--keys", help="A table of keys instead of JSON Schema.")] = False,
+) -> None:
+    """Print the JSON Schema of a campaign file, or a table of its keys.
+
+    Example: retrain schema > campaign.schema.json
+    """
+    from retrain.render.tables import console, print_json, table
+
+    if not keys:
+        from retrain.config.load import json_schema
+
+        print_json(json_schema())
+        return
+    from retrain.config.reference import sections
+
+    for section in sections():
+        rows = [(key.name, key.type, key.default, key.description) for key in section.keys]
+        console().print(
+            table(f"[{section.name}] {section.description}", ("key", "type", "default", "meaning"), rows)
+        )

@@ -1,0 +1,1 @@
+"""Rows -> terminal tables or JSON. With `cli/`, the only code that prints."""

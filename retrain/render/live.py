@@ -1,0 +1,157 @@
+"""A campaign as it runs: bars on a terminal, plain lines elsewhere. All of it on standard error."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Sequence
+from types import TracebackType
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.text import Text
+
+from retrain.campaign.endings import Ending
+from retrain.errors import RecordsError
+from retrain.plan.matrix import RunPlan
+from retrain.records.layout import CampaignFiles, RunFiles
+from retrain.records.metrics import tail_rows
+from retrain.records.run_state import RunState
+from retrain.render.tables import BAD, STYLES
+from retrain.render.text import duration, number
+
+REFRESH_S = 0.5
+
+
+class EventLines:
+    """Says each event in a line; tails of failed runs at once."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._started: dict[str, float] = {}
+        self._done = 0
+        self._total = 0
+
+    def begun(self, files: CampaignFiles, runs: Sequence[RunPlan], workers: int) -> None:
+        """Say where records go."""
+        self._total = len(runs)
+        self._say(f"{len(runs)} runs, {workers} at a time, records in {files.directory}")
+
+    def started(self, run: RunPlan) -> None:
+        """Say that a run started."""
+        self._started[run.run_id] = time.monotonic()
+        self._say(f"started {run.run_id}")
+
+    def ended(self, run: RunPlan, ending: Ending, tail: Sequence[str]) -> None:
+        """Say how a run ended, with its last words if it went wrong."""
+        self._done += 1
+        took = duration(time.monotonic() - self._started.get(run.run_id, time.monotonic()))
+        line = Text(ending.state.value, style=STYLES.get(ending.state.value, BAD))
+        line.append(f" {run.run_id} after {took} ({self._done} of {self._total})", style="default")
+        if ending.message:
+            line.append(f": {ending.message}", style="default")
+        self._say(line)
+        for said in tail:
+            self._console.print(f"    {said}", style="dim")
+
+    def retrying(self, run: RunPlan, ending: Ending, delay_s: float) -> None:
+        """Say why a run is tried again, and when."""
+        self._say(f"retrying {run.run_id} in {duration(delay_s)}: {ending.message}")
+
+    def notice(self, text: str) -> None:
+        """Say it."""
+        self._say(text)
+
+    def _say(self, what: str | Text) -> None:
+        line = Text(time.strftime("%H:%M:%S "), style="dim")
+        line.append_text(what if isinstance(what, Text) else Text(what, style="default"))
+        self._console.print(line)
+
+
+class LiveView(EventLines):
+    """Event lines above a bar for the campaign and one for each active run."""
+
+    def __init__(self, console: Console) -> None:
+        super().__init__(console)
+        self._bars = Progress(
+            TextColumn("{task.description}", markup=False),
+            BarColumn(bar_width=24),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[note]}", markup=False),
+            TimeRemainingColumn(elapsed_when_finished=True),
+            console=console,
+            transient=True,
+        )
+        self._files: CampaignFiles | None = None
+        self._campaign: TaskID | None = None
+        self._active: dict[str, tuple[TaskID, RunPlan]] = {}
+        self._steps: dict[str, int] = {}
+        self._left = threading.Event()
+        self._thread = threading.Thread(target=self._refresh, name="live view", daemon=True)
+
+    def __enter__(self) -> LiveView:
+        self._bars.start()
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._left.set()
+        self._thread.join()
+        self._bars.stop()
+
+    def begun(self, files: CampaignFiles, runs: Sequence[RunPlan], workers: int) -> None:
+        """Show the campaign's bar."""
+        super().begun(files, runs, workers)
+        self._files = files
+        total = sum(run.max_steps for run in runs)
+        self._campaign = self._bars.add_task("campaign", total=total, note="")
+
+    def started(self, run: RunPlan) -> None:
+        """Show the run's bar."""
+        super().started(run)
+        bar = self._bars.add_task(f"  {run.run_id}", total=run.max_steps, note="")
+        self._active[run.run_id] = (bar, run)
+
+    def ended(self, run: RunPlan, ending: Ending, tail: Sequence[str]) -> None:
+        """Take the run's bar away."""
+        self._drop(run, done=ending.state is RunState.DONE)
+        super().ended(run, ending, tail)
+
+    def retrying(self, run: RunPlan, ending: Ending, delay_s: float) -> None:
+        """Take the run's bar away until it starts again."""
+        self._drop(run, done=False)
+        super().retrying(run, ending, delay_s)
+
+    def _drop(self, run: RunPlan, *, done: bool) -> None:
+        bar = self._active.pop(run.run_id, None)
+        if bar is not None:
+            self._bars.remove_task(bar[0])
+        if done:
+            self._steps[run.run_id] = run.max_steps
+        self._count()
+
+    def _refresh(self) -> None:
+        while not self._left.wait(REFRESH_S):
+            for bar, run in list(self._active.values()):
+                self._look_at(bar, run)
+            self._count()
+
+    def _look_at(self, bar: TaskID, run: RunPlan) -> None:
+        if self._files is None:
+            return
+        inside = self._files.run(run.run_id)
+        files = inside if inside.directory.exists() else RunFiles(self._files.directory)
+        try:
+            rows = tail_rows(files.metrics, 1)
+        except RecordsError:
+            return
+        if rows:
+            self._steps[run.run_id] = rows[-1]["step"]
+            note = f"reward {number(rows[-1].get('mean_reward'), 2)}"
+            self._bars.update(bar, completed=rows[-1]["step"], note=note)
+
+    def _count(self) -> None:
+        if self._campaign is not None:
+            self._bars.update(self._campaign, completed=sum(self._steps.values()))

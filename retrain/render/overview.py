@@ -1,0 +1,109 @@
+"""Campaigns as tables: the result of one, or the state of all."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from rich.console import Console
+from rich.text import Text
+
+from retrain.render.tables import BAD, state, table
+from retrain.render.text import MISSING, duration, number, spread
+from retrain.status.rows import CampaignStatus, ConditionStatus, PermitStatus, RunStatus
+
+MATRIX_RUNS = 60  # more runs than this are shown by condition only
+RECENT = 5  # campaigns shown in full; older ones get a line each
+BAD_STATES = ("failed", "infrastructure", "timeout", "stalled", "died", "unreadable")
+
+
+def show_all(campaigns: Sequence[CampaignStatus], console: Console) -> None:
+    """Print every campaign, the latest last and in full."""
+    older, recent = campaigns[:-RECENT], campaigns[-RECENT:]
+    if older:
+        rows = [(c.id, state(c.state), _progress(c), c.started_at) for c in older]
+        console.print(table("earlier", ("campaign", "state", ">steps", "started"), rows))
+    for campaign in recent:
+        show(campaign, console)
+
+
+def show(campaign: CampaignStatus, console: Console) -> None:
+    """Print one campaign: its runs, its conditions, what is left and what went wrong."""
+    console.print(
+        Text.assemble((campaign.id, "bold"), "  ", state(campaign.state), f"  {_progress(campaign)} steps")
+    )
+    if campaign.problem:
+        console.print(campaign.problem, style=BAD)
+    if len(campaign.runs) <= MATRIX_RUNS:
+        console.print(_runs(campaign.runs))
+    if len(campaign.runs) > MATRIX_RUNS or len(campaign.seeds) > 1:
+        console.print(_conditions(campaign.conditions))
+    for line in _remarks(campaign):
+        console.print(line)
+    for run in campaign.runs:
+        if run.message and run.state in BAD_STATES:
+            console.print(Text.assemble((f"{run.run_id} {run.state}: ", BAD), run.message))
+
+
+def _progress(campaign: CampaignStatus) -> str:
+    return f"{campaign.steps_done}/{campaign.steps_total or '?'}"
+
+
+def _runs(runs: Sequence[RunStatus]) -> object:
+    rows = [
+        (
+            run.condition,
+            str(run.seed) if run.seed is not None else MISSING,
+            _state(run),
+            f"{run.step}/{run.max_steps or '?'}",
+            f"{number(run.reward_first, 2)} -> {number(run.reward_mean, 2)}"
+            if run.reward_first is not None
+            else MISSING,
+            number(run.eval_reward, 2),
+            duration(run.step_time_s),
+            _controller(run),
+        )
+        for run in runs
+    ]
+    columns = ["condition", ">seed", "state", ">steps", ">reward", ">held-out", ">step time", "back pressure"]
+    if not any(run.bp_regime for run in runs):
+        return table("", columns[:-1], [row[:-1] for row in rows])
+    return table("", columns, rows)
+
+
+def _state(run: RunStatus) -> Text:
+    shown = state(run.state)
+    return shown.append(f" {run.phase}") if run.phase else shown
+
+
+def _controller(run: RunStatus) -> str:
+    if not run.bp_regime:
+        return ""
+    return f"{run.bp_regime}, p* {number(run.bp_p_star, 0)}, used {number(run.bp_utilization, 2)}"
+
+
+def _conditions(conditions: Sequence[ConditionStatus]) -> object:
+    rows = [
+        (
+            c.condition,
+            f"{c.done}/{c.runs}",
+            str(c.running),
+            Text(str(c.failed), style=BAD if c.failed else ""),
+            spread(c.reward_mean, c.reward_std),
+            duration(c.step_time_s),
+        )
+        for c in conditions
+    ]
+    columns = ("condition", ">done", ">running", ">failed", ">reward over seeds", ">step time")
+    return table("", columns, rows)
+
+
+def _remarks(campaign: CampaignStatus) -> Iterator[str]:
+    if campaign.eta_s is not None:
+        yield f"about {duration(campaign.eta_s)} left"
+    if campaign.permits is not None and (campaign.permits.holders or campaign.permits.waiting):
+        yield _permits(campaign.permits)
+
+
+def _permits(permits: PermitStatus) -> str:
+    held = ", ".join(f"{h.label or h.pid} for {duration(h.held_s)}" for h in permits.holders)
+    return f"permits: {len(permits.holders)} of {permits.permits} held ({held}), {permits.waiting} waiting"

@@ -1,0 +1,166 @@
+"""The command line as a user meets it: what is typed, what is seen, which exit code."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+Call = Callable[..., subprocess.CompletedProcess[str]]
+
+
+def test_init_writes_a_template_and_never_overwrites(retrain: Call, here: Path) -> None:
+    assert retrain("init").returncode == 0
+    (here / "campaign.toml").write_text("mine")
+    refused = retrain("init")
+    assert (refused.returncode, (here / "campaign.toml").read_text()) == (2, "mine")
+    assert "--force" in refused.stderr
+    assert retrain("init", "--force").returncode == 0
+    assert (here / "campaign.toml").read_text() != "mine"
+
+
+def test_init_lists_templates_and_hints_at_the_nearest(retrain: Call) -> None:
+    assert "quickstart" in retrain("init", "--list").stdout
+    wrong = retrain("init", "--template", "quikstart")
+    assert (wrong.returncode, "did you mean 'quickstart'" in wrong.stderr) == (2, True)
+
+
+@pytest.mark.parametrize("command", ["explain", "run"])
+def test_a_bad_file_gives_every_problem_and_creates_nothing(command: str, retrain: Call, here: Path) -> None:
+    (here / "bad.toml").write_text('[training]\nlr = -1\nbatch = 2\n[campaign]\nseeds = "12"\n')
+    answer = retrain(command, "bad.toml")
+    assert (answer.returncode, answer.stdout) == (2, "")
+    assert len(answer.stderr.splitlines()) == 3
+    assert "Traceback" not in answer.stderr
+    assert [p.name for p in here.iterdir()] == ["bad.toml"]
+
+
+def test_debug_shows_the_traceback(retrain: Call, here: Path) -> None:
+    (here / "bad.toml").write_text("[training]\nlr = -1\n")
+    assert "Traceback" in retrain("--debug", "explain", "bad.toml").stderr
+
+
+def test_a_usage_error_has_exit_code_2(retrain: Call) -> None:
+    assert retrain("expalin").returncode == 2
+
+
+def test_explain_shows_matrix_capacity_and_the_pilot_to_run(retrain: Call, campaign_file: Path) -> None:
+    shown = retrain("explain", campaign_file.name).stdout
+    for words in ("4 runs", "2 x 4 = 8", "total campaign steps", "16", "--set campaign.max_steps=20"):
+        assert words in shown
+    assert not (campaign_file.parent / "logs").exists()
+
+
+def test_explain_json_has_the_rows_of_the_table(retrain: Call, campaign_file: Path) -> None:
+    found = json.loads(retrain("explain", campaign_file.name, "--json").stdout)
+    assert found["total_campaign_steps"] == 16
+    assert [c["condition"] for c in found["conditions"]] == ["grpo", "maxrl"]
+
+
+def test_a_file_name_alone_runs_it_and_shows_a_result_table(retrain: Call, campaign_file: Path) -> None:
+    answer = retrain(campaign_file.name)
+    assert answer.returncode == 0, answer.stderr
+    assert "done" in answer.stdout
+    assert "4/4" in answer.stdout
+    assert "started grpo_s0" in answer.stderr
+    estimate = retrain("explain", campaign_file.name, "--from", "logs").stdout
+    assert "median step time" in estimate
+    assert "4 earlier runs" in estimate
+
+
+def test_status_shows_failures_as_text_without_control_characters(retrain: Call, campaign_file: Path) -> None:
+    campaign_file.write_text(campaign_file.read_text() + '[reward]\nreward = "plugins.broken"\n')
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent)}
+    answer = retrain(campaign_file.name, env=environment)
+    assert answer.returncode == 4
+    assert "resume" in answer.stderr
+    status = retrain("status", "logs")
+    assert status.returncode == 0
+    assert "[bold]on purpose[/bold]" in status.stdout
+    assert "\x1b" not in status.stdout + answer.stdout + answer.stderr
+
+
+def test_status_json_has_every_run(retrain: Call, campaign_file: Path) -> None:
+    retrain(campaign_file.name)
+    (campaign,) = json.loads(retrain("status", "--json").stdout)
+    assert {(run["run_id"], run["state"], run["step"]) for run in campaign["runs"]} == {
+        ("grpo_s0", "done", 4),
+        ("grpo_s1", "done", 4),
+        ("maxrl_s0", "done", 4),
+        ("maxrl_s1", "done", 4),
+    }
+
+
+def test_status_of_an_empty_directory_says_what_to_do(retrain: Call, here: Path) -> None:
+    (here / "logs").mkdir()
+    assert "no campaigns yet" in retrain("status").stdout
+    missing = retrain("status", "nowhere")
+    assert (missing.returncode, "nowhere" in missing.stderr) == (5, True)
+
+
+def test_ctrl_c_saves_and_says_how_to_go_on(campaign_file: Path, here: Path) -> None:
+    campaign_file.write_text(campaign_file.read_text() + '[reward]\nreward = "plugins.slow"\n')
+    process = subprocess.Popen(
+        [sys.executable, "-m", "retrain", campaign_file.name, "--set", "campaign.max_steps=100000"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parent)},
+    )
+    assert process.stderr is not None
+    while "started" not in process.stderr.readline():
+        pass
+    run = next((here / "logs").iterdir()) / "runs" / "grpo_s0"
+    while not ((run / "metrics.jsonl").exists() and (run / "metrics.jsonl").stat().st_size):
+        assert process.poll() is None
+    process.send_signal(signal.SIGINT)
+    output, errors = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "retrain resume logs" in errors
+    assert "interrupted" in output
+    assert list((run / "checkpoints").iterdir())
+
+
+def test_importing_retrain_or_its_help_loads_nothing_heavy() -> None:
+    code = (
+        "import sys, retrain, retrain.cli; "
+        "print({'numpy', 'pydantic', 'psutil', 'rich.progress', 'torch'} & set(sys.modules))"
+    )
+    assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == "set()"
+
+
+def test_status_and_explain_load_no_numpy(retrain: Call, campaign_file: Path) -> None:
+    code = (
+        "import sys; sys.argv = ['retrain', *sys.argv[1:]]\n"
+        "from retrain.__main__ import main\n"
+        "try: main()\n"
+        "finally: print('numpy' in sys.modules, file=sys.stderr)"
+    )
+    for arguments in (["explain", campaign_file.name], ["status", "."]):
+        answer = subprocess.run(
+            [sys.executable, "-c", code, *arguments],
+            capture_output=True,
+            text=True,
+            check=True,
+            cwd=campaign_file.parent,
+        )
+        assert answer.stderr.strip().endswith("False")
+
+
+def test_every_public_name_can_be_imported() -> None:
+    import retrain as package
+
+    assert all(getattr(package, name) is not None for name in package.__all__)
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        _ = package.nothing
+
+
+def test_the_schema_is_printed_for_editors_and_for_people(retrain: Call) -> None:
+    assert json.loads(retrain("schema").stdout)["title"] == "retrain campaign"
+    assert "rollouts per prompt" in retrain("schema", "--keys").stdout
