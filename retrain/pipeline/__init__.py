@@ -1,1 +1,19 @@
-""""""
+"""Asynchronous sampling: buffers, the production/consumption limiter, and the threads between them."""
+
+from retrain.controllers.rate import FlowSettings, samples_per_batch
+from retrain.pipeline.limiter import RateLimiter, RateStats
+from retrain.pipeline.monitor import ClosedError
+from retrain.pipeline.rollout_pipeline import EndOfStreamError, RolloutPipeline
+from retrain.pipeline.stats import Batch, PipelineStats
+
+__all__ = [
+    "Batch",
+    "ClosedError",
+    "EndOfStreamError",
+    "FlowSettings",
+    "PipelineStats",
+    "RateLimiter",
+    "RateStats",
+    "RolloutPipeline",
+    "samples_per_batch",
+]

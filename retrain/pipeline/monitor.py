@@ -1,0 +1,57 @@
+"""The one place where threads wait: a condition that measures its waits and that closing wakes."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from types import TracebackType
+
+from retrain.errors import RetrainError
+
+
+class ClosedError(RetrainError):
+    """The limiter or pipeline was closed while, or before, somebody waited on it."""
+
+
+class Monitor:
+    """A lock with a condition. Hold it (`with monitor:`) around every other method."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self.is_closed = False
+        self._condition = threading.Condition()
+        self._clock = clock
+
+    def __enter__(self) -> None:
+        self._condition.acquire()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._condition.release()
+
+    def wait_until(self, is_ready: Callable[[], bool], timeout_s: float | None, awaited: str) -> float:
+        """Wait until `is_ready()`, which is asked again after every `wake`; gives the seconds waited.
+
+        Raises:
+            ClosedError: closed before it was ready.
+            TimeoutError: not ready within `timeout_s`.
+        """
+        start = self._clock()
+        self._condition.wait_for(lambda: self.is_closed or is_ready(), timeout_s)
+        if self.is_closed:
+            raise ClosedError(f"closed while waiting for {awaited}")
+        if not is_ready():
+            raise TimeoutError(
+                f"waited {timeout_s} s for {awaited}; raise the timeout or look at the other side"
+            )
+        return self._clock() - start
+
+    def wake(self) -> None:
+        """Let every waiter look again: something changed."""
+        self._condition.notify_all()
+
+    def close(self) -> None:
+        """Wake every waiter with `ClosedError`, now and in future."""
+        self.is_closed = True
+        self.wake()

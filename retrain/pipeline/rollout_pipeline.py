@@ -1,0 +1,211 @@
+"""Overlaps sampling with training: producer threads fill a buffer, the trainer takes batches from it."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from types import TracebackType
+from typing import Any, Generic
+
+from retrain.controllers.rate import FlowSettings
+from retrain.errors import RetrainError
+from retrain.pipeline.buffers import Item, build
+from retrain.pipeline.flow import Flow
+from retrain.pipeline.monitor import ClosedError, Monitor
+from retrain.pipeline.stats import Batch, PipelineStats, Waits
+
+
+class EndOfStreamError(RetrainError):
+    """Production ended and every sample was handed out."""
+
+
+class RolloutPipeline(Generic[Item]):
+    """Producer threads on one side, the training loop on the other.
+
+    ```python
+    with RolloutPipeline(produce, settings, workers=2) as pipeline:
+        for version in range(steps):
+            batch = pipeline.next_batch(settings.batch_size, version)
+            train(batch.items)
+            pipeline.publish(version + 1)
+    ```
+
+    Every item is tagged with the policy version published when its unit was started. Stale ones are
+    dropped before training and counted. With `max_staleness = 0` nothing overlaps: the plain loop
+    does the same for less.
+
+    Args:
+        produce: given the policy version, yields one unit of items, or None to end this producer.
+            Called by `workers` threads at once, without a lock.
+        settings: buffer, pace and ages; see `FlowSettings`.
+        seed: of the buffer's random reads.
+        gate: gives a context manager that is held around every call of `produce`. Where sampling and
+            updating must not overlap (shared weights), give a lock here and hold it around the update
+            and `publish` too.
+        clock: monotonic seconds.
+
+    Raises:
+        ValueError: the settings could deadlock or never hold their pace; says which and why.
+    """
+
+    def __init__(
+        self,
+        produce: Callable[[int], Sequence[Item] | None],
+        settings: FlowSettings,
+        *,
+        workers: int = 1,
+        seed: int = 0,
+        gate: Callable[[], AbstractContextManager[object]] = nullcontext,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        if workers < 1:
+            raise ValueError(f"workers: got {workers}; needs at least 1")
+        self._flow: Flow[Item] = Flow(settings, build(settings, seed))
+        self._produce = produce
+        self._gate = gate
+        self._monitor = Monitor(clock)
+        self._waits = Waits(clock, workers)
+        self._running = workers
+        self._failure: BaseException | None = None
+        self._reported_stale = 0
+        self._threads = [
+            threading.Thread(target=self._work, name=f"producer-{i}", daemon=True) for i in range(workers)
+        ]
+
+    def start(self) -> None:
+        """Start the producers; entering the context does it too."""
+        self._waits.start()
+        for thread in self._threads:
+            thread.start()
+
+    def next_batch(self, samples: int, version: int, timeout_s: float | None = None) -> Batch[Item]:
+        """Wait for a batch for the policy of this version.
+
+        Returns:
+            `samples` items, none older than the settings allow; fewer once production has ended.
+
+        Raises:
+            ValueError: the buffer can never hold such a batch.
+            EndOfStreamError: production ended and nothing is left.
+            ClosedError: the pipeline was closed.
+            TimeoutError: no batch within `timeout_s`.
+            BaseException: what a producer raised, with its own traceback.
+        """
+        with self._monitor:
+            self._flow.ask(samples, version)
+            self._monitor.wake()
+            wait_s = self._monitor.wait_until(self._has_news, timeout_s, "samples to train on")
+            self._waits.consumer_s += wait_s
+            if self._failure is not None:
+                raise self._failure
+            if not self._flow.may_take():
+                raise EndOfStreamError(f"production ended after {self._flow.batches} batches")
+            batch = self._taken(wait_s)
+            self._monitor.wake()
+        return batch
+
+    def publish(self, version: int) -> None:
+        """Say that the policy was updated to this version."""
+        with self._monitor:
+            self._flow.publish(version)
+            self._monitor.wake()
+
+    def close(self, timeout_s: float = 5.0) -> bool:
+        """Wake and end everybody, then wait for the producers; safe to call twice.
+
+        Returns:
+            Whether all ended in time. One that is stuck inside `produce` is left behind as a daemon
+            thread, which does not keep the process alive.
+        """
+        with self._monitor:
+            self._monitor.close()
+        deadline = time.monotonic() + timeout_s
+        for thread in self._threads:
+            if thread.ident is not None:
+                thread.join(max(0.0, deadline - time.monotonic()))
+        return not any(thread.is_alive() for thread in self._threads)
+
+    def stats(self) -> PipelineStats:
+        """Give what happened so far."""
+        with self._monitor:
+            return self._waits.stats(self._flow)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Give counts and the buffer's generator, JSON-able.
+
+        Items are not saved: those in the buffer or on their way would be stale policies' samples by
+        the time of a resume. They are counted as lost; `stats().outstanding` says how many, so that a
+        data cursor can be set back.
+        """
+        with self._monitor:
+            return self._flow.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from what `state_dict` gave; call it before `start`."""
+        with self._monitor:
+            self._flow.load_state_dict(state)
+            self._reported_stale = self._flow.stale
+
+    def __enter__(self) -> RolloutPipeline[Item]:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _has_news(self) -> bool:
+        return self._failure is not None or self._flow.account.finished or self._flow.may_take()
+
+    def _taken(self, wait_s: float) -> Batch[Item]:
+        samples = self._flow.take()
+        dropped = self._flow.stale - self._reported_stale
+        self._reported_stale = self._flow.stale
+        ages = tuple(self._flow.version - sample.version for sample in samples)
+        self._waits.ages = ages
+        return Batch(tuple(sample.item for sample in samples), ages, dropped, wait_s)
+
+    def _work(self) -> None:
+        """Produce until the end; whatever goes wrong is the trainer's to see."""
+        failure: BaseException | None = None
+        try:
+            while self._produce_unit():
+                pass
+        except ClosedError:
+            pass
+        except BaseException as error:  # noqa: BLE001 - raised again in the trainer's thread
+            failure = error
+        with self._monitor:
+            self._running -= 1
+            self._failure = self._failure or failure
+            if self._running == 0:
+                self._flow.finish()
+            self._monitor.wake()
+
+    def _produce_unit(self) -> bool:
+        with self._monitor:
+            self._waits.producer_s += self._monitor.wait_until(
+                self._flow.may_start, None, "a unit to be needed"
+            )
+            self._flow.start()
+        with self._gate():
+            version = self._flow.version  # read inside the gate: an update there publishes before it leaves
+            items = self._produce(version)
+        with self._monitor:
+            if items is None:
+                self._flow.abandon()
+                return False
+            self._flow.arrive(len(items))
+            for item in items:
+                self._put(item, version)
+        return True
+
+    def _put(self, item: Item, version: int) -> None:
+        self._waits.producer_s += self._monitor.wait_until(
+            lambda: self._flow.may_put(version), None, "room for a sample"
+        )
+        self._flow.put(item, version)
+        self._monitor.wake()

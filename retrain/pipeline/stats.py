@@ -1,0 +1,80 @@
+"""What a pipeline hands out and logs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any, Generic
+
+from retrain.pipeline.buffers import Item
+from retrain.pipeline.flow import Flow
+
+
+@dataclass(frozen=True, slots=True)
+class Batch(Generic[Item]):
+    """What the trainer gets for one step."""
+
+    items: tuple[Item, ...]
+    ages: tuple[int, ...]  # policy versions between sampling and training, one per item
+    dropped: int  # stale samples dropped since the batch before
+    wait_s: float  # that training waited for this batch
+
+
+@dataclass(frozen=True, slots=True)
+class PipelineStats:
+    """What happened so far; waits and idle fractions are those of this process, counts the whole run's."""
+
+    ratio: float | None  # realised samples per batch over the target; None before a batch or without a pace
+    producer_wait_s: float  # summed over producers: for room, for the pace, or for fresher weights
+    consumer_wait_s: float
+    producer_idle_fraction: float
+    consumer_idle_fraction: float
+    sample_age_mean: float  # policy versions, over the latest batch
+    sample_age_max: int
+    dropped: int  # for their age
+    lost: int  # under way when a process ended
+    outstanding: int  # in the buffer unseen, or on their way
+    produced: int  # samples
+    units: int  # production units
+    batches: int
+    batches_per_unit: float | None  # what the pace of an unlimited run would have to be set to
+
+    def row(self) -> dict[str, float | int | None]:
+        """Give the metrics row's part: every field with its `rate_` prefix."""
+        return {f"rate_{key}": value for key, value in asdict(self).items()}
+
+
+class Waits:
+    """Adds up who waited since `start`."""
+
+    def __init__(self, clock: Callable[[], float], workers: int) -> None:
+        self.producer_s = 0.0
+        self.consumer_s = 0.0
+        self.ages: tuple[int, ...] = ()
+        self._clock = clock
+        self._workers = workers
+        self._started_s = clock()
+
+    def start(self) -> None:
+        """Count time from here."""
+        self._started_s = self._clock()
+
+    def stats(self, flow: Flow[Any]) -> PipelineStats:
+        """Join waits with the flow's counts."""
+        elapsed_s = max(self._clock() - self._started_s, 1e-9)
+        return PipelineStats(
+            ratio=flow.account.ratio,
+            producer_wait_s=self.producer_s,
+            consumer_wait_s=self.consumer_s,
+            producer_idle_fraction=min(1.0, self.producer_s / (elapsed_s * self._workers)),
+            consumer_idle_fraction=min(1.0, self.consumer_s / elapsed_s),
+            sample_age_mean=sum(self.ages) / len(self.ages) if self.ages else 0.0,
+            sample_age_max=max(self.ages, default=0),
+            dropped=flow.stale,
+            lost=flow.lost,
+            outstanding=flow.ahead,
+            produced=flow.account.produced,
+            units=flow.units,
+            batches=flow.batches,
+            batches_per_unit=flow.batches / flow.units if flow.units else None,
+        )
