@@ -1,0 +1,203 @@
+"""How much training a loaded machine allows: four levels, chosen without flapping.
+
+Facts in (a load, the time), level and reason out; it measures nothing and waits for nothing.
+More load restricts at once; less load relaxes only below a margin, and only once it has lasted.
+"""
+
+from __future__ import annotations
+
+import enum
+import functools
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+
+@functools.total_ordering
+class ThrottleLevel(enum.Enum):
+    """How restricted training is; a greater level is more restrictive."""
+
+    FULL = "full"
+    REDUCED = "reduced"
+    MINIMAL = "minimal"
+    PAUSED = "paused"
+
+    def __lt__(self, other: object) -> bool:
+        if not isinstance(other, ThrottleLevel):
+            return NotImplemented
+        return LEVELS[self].from_load < LEVELS[other].from_load
+
+
+@dataclass(frozen=True, slots=True)
+class Allowance:
+    """What a level leaves to training, from this load upwards."""
+
+    from_load: float
+    batch_multiplier: float
+    num_workers: int
+    gpu_fraction: float
+    check_interval_s: float
+
+
+LEVELS: Mapping[ThrottleLevel, Allowance] = {
+    ThrottleLevel.FULL: Allowance(0.0, 1.0, 4, 1.0, 30.0),
+    ThrottleLevel.REDUCED: Allowance(0.3, 0.5, 2, 0.5, 15.0),
+    ThrottleLevel.MINIMAL: Allowance(0.6, 0.25, 1, 0.25, 10.0),
+    ThrottleLevel.PAUSED: Allowance(0.85, 0.0, 0, 0.0, 5.0),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """One reading: the share in [0, 1] of each resource that is taken, and what could not be read."""
+
+    parts: Mapping[str, float] = field(default_factory=dict)
+    unknown: tuple[str, ...] = ()  # one sentence per resource that exists but cannot be read
+
+    @property
+    def value(self) -> float | None:
+        """The scarcest resource's share; None if nothing was read."""
+        return max(self.parts.values(), default=None)
+
+    @property
+    def is_known(self) -> bool:
+        """Whether every resource was read."""
+        return bool(self.parts) and not self.unknown
+
+
+@dataclass(frozen=True, slots=True)
+class ThrottleState:
+    """The level that one reading led to, and why.
+
+    An unknown load is not a fifth level, so that a training loop can always act on `level`: then
+    `is_known` is False, `level` is at least the policy's, and `reason` says what could not be read.
+    """
+
+    level: ThrottleLevel
+    reason: str
+    reading: Load = field(default_factory=Load)
+
+    @property
+    def load(self) -> float | None:
+        return self.reading.value
+
+    @property
+    def is_known(self) -> bool:
+        return self.reading.is_known
+
+    @property
+    def batch_multiplier(self) -> float:
+        return LEVELS[self.level].batch_multiplier
+
+    @property
+    def num_workers(self) -> int:
+        return LEVELS[self.level].num_workers
+
+    @property
+    def gpu_fraction(self) -> float:
+        return LEVELS[self.level].gpu_fraction
+
+    @property
+    def check_interval_s(self) -> float:
+        return LEVELS[self.level].check_interval_s
+
+    @property
+    def should_train(self) -> bool:
+        return self.level is not ThrottleLevel.PAUSED
+
+    def summary(self) -> str:
+        """One line for people."""
+        return (
+            f"{self.level.value}: batch x{self.batch_multiplier:g}, {self.num_workers} workers, "
+            f"GPU {self.gpu_fraction:.0%} ({self.reason})"
+        )
+
+    def to_dict(self) -> dict[str, object]:
+        """Plain data for a log; `load` is None when nothing could be read."""
+        return {
+            "level": self.level.value,
+            "load": self.load,
+            "is_known": self.is_known,
+            "batch_multiplier": self.batch_multiplier,
+            "num_workers": self.num_workers,
+            "gpu_fraction": self.gpu_fraction,
+            "should_train": self.should_train,
+            "check_interval_s": self.check_interval_s,
+            "reason": self.reason,
+            "parts": dict(self.reading.parts),
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class ThrottlePolicy:
+    """The choices behind a decision.
+
+    Raises:
+        ValueError: a margin that would never let go of a level, or a negative dwell.
+    """
+
+    min_level: ThrottleLevel = ThrottleLevel.FULL  # never less restrictive than this
+    on_unknown: ThrottleLevel = ThrottleLevel.REDUCED  # half: neither idle nor overrun on a blind reading
+    hysteresis: float = 0.05  # twice the noise of a 0.25 s reading of 10 ms ticks on two cores
+    dwell_s: float = 10.0  # two readings at PAUSED, the level that costs most to leave too early
+
+    def __post_init__(self) -> None:
+        if not 0.0 <= self.hysteresis < LEVELS[ThrottleLevel.REDUCED].from_load:
+            raise ValueError(
+                f"hysteresis={self.hysteresis}: needs to lie in [0, 0.3), or no load would reach FULL again"
+            )
+        if not self.dwell_s >= 0.0:
+            raise ValueError(f"dwell_s={self.dwell_s}: needs 0 or more seconds")
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """What is remembered between decisions: the level, and since when the load has allowed less."""
+
+    level: ThrottleLevel
+    calm_since_s: float | None = None
+
+
+def level_for(load: float) -> ThrottleLevel:
+    """Look a load up in the table; a boundary belongs to the more restrictive level."""
+    return max(level for level, allowance in LEVELS.items() if load >= allowance.from_load)
+
+
+def decide(load: Load, now_s: float, held: Held | None, policy: ThrottlePolicy) -> tuple[ThrottleState, Held]:
+    """Choose the level for a reading, and what to remember for the next one.
+
+    Args:
+        load: the reading.
+        now_s: monotonic seconds, the same clock at every call.
+        held: what the last decision returned; None at the first.
+        policy: floor, margins, and the level for an unknown load.
+    """
+    wanted = _target(load, 0.0, policy)
+    if held is None or wanted >= held.level:
+        return _state(wanted, load, policy), Held(wanted)
+    eased = _target(load, policy.hysteresis, policy)
+    if eased >= held.level:
+        held = Held(held.level)
+        return _state(held.level, load, policy, f"; held within {policy.hysteresis:g} of the boundary"), held
+    calm_since_s = now_s if held.calm_since_s is None else held.calm_since_s
+    if now_s - calm_since_s < policy.dwell_s:
+        held = Held(held.level, calm_since_s)
+        return _state(held.level, load, policy, f"; held until calm for {policy.dwell_s:g} s"), held
+    return _state(eased, load, policy), Held(eased)
+
+
+def _target(load: Load, margin: float, policy: ThrottlePolicy) -> ThrottleLevel:
+    levels = [policy.min_level]
+    if load.value is not None:
+        levels.append(level_for(load.value + margin))
+    if not load.is_known:
+        levels.append(policy.on_unknown)
+    return max(levels)
+
+
+def _state(level: ThrottleLevel, load: Load, policy: ThrottlePolicy, held_because: str = "") -> ThrottleState:
+    parts = ", ".join(f"{name} {share:.2f}" for name, share in load.parts.items())
+    reason = f"load {load.value:.2f}: {parts}" if load.value is not None else "load unknown"
+    if not load.is_known:
+        causes = "; ".join(load.unknown) or "nothing was read"
+        reason += f"; unknown, so at least {policy.on_unknown.value}: {causes}"
+    return ThrottleState(level, reason + held_because, load)

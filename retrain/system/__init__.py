@@ -1,0 +1,28 @@
+"""The only reader of processors, memory, pressure and GPUs.
+
+Other modules ask here; they never read /proc, psutil or NVML themselves.
+"""
+
+from retrain.system.load import LoadMeter, Scope
+from retrain.system.machine import (
+    allowed_cpus,
+    cpu_capacity,
+    host_name,
+    memory_available_bytes,
+    memory_limit_bytes,
+)
+from retrain.system.nvidia import Gpu, gpus
+from retrain.system.processes import process_tree
+
+__all__ = [
+    "Gpu",
+    "LoadMeter",
+    "Scope",
+    "allowed_cpus",
+    "cpu_capacity",
+    "gpus",
+    "host_name",
+    "memory_available_bytes",
+    "memory_limit_bytes",
+    "process_tree",
+]

@@ -1,0 +1,185 @@
+"""How much of what training needs is taken: by others ("foreign") or by anybody ("system").
+
+The share of a capacity is counted against what this process may really use: its processors, and
+the quota and limit of every control group above it.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Literal, TypeAlias, get_args
+
+from retrain.controllers.throttle import Load
+from retrain.errors import InfrastructureError
+from retrain.system import cgroups, machine, nvidia
+from retrain.system.cgroups import Pool
+from retrain.system.processes import (
+    Processes,
+    descendants,
+    own_cpu_seconds,
+    own_memory_bytes,
+    read_processes,
+)
+
+Scope: TypeAlias = Literal["foreign", "system"]
+Pids: TypeAlias = Collection[int] | Callable[[], Iterable[int]]
+
+WINDOW_S = 0.25  # 25 ticks of 10 ms: the shortest reading with an error of a few percent
+STALE_S = 60.0  # an older baseline would hide what began since
+UNREADABLE = (OSError, ValueError, LookupError)  # files that are missing or hold something else
+MEMORY_SLACK = 0.5  # idle memory slows nobody: others' share counts from half of it on
+
+
+@dataclass(frozen=True, slots=True)
+class CpuSnapshot:
+    """Counters at one moment: the machine's first, then those of the groups with a quota."""
+
+    at_s: float
+    pools: tuple[Pool, ...]
+    processes: Processes
+    own: frozenset[int]
+
+
+class LoadMeter:
+    """Reads the machine's load; two counters' difference is a load, so it remembers the last ones.
+
+    Args:
+        scope: "foreign" leaves our own processes out; "system" counts everything.
+        gpu: also read GPUs.
+        own_pids: processes that are ours with all their descendants, besides this one: those of
+            a campaign, say, or a function that gives them. A process once seen as ours stays
+            ours when its parent ends.
+    """
+
+    def __init__(self, scope: Scope = "foreign", gpu: bool = True, own_pids: Pids = ()) -> None:
+        if scope not in get_args(Scope):
+            raise ValueError(f"scope={scope!r}: needs one of {', '.join(get_args(Scope))}")
+        self._scope = scope
+        self._gpu = gpu
+        self._own_pids = own_pids
+        self._seen: dict[int, float] = {}
+        self._before: CpuSnapshot | None = None
+        self._last: Load | None = None
+
+    def read(self) -> Load:
+        """Measure since the last reading.
+
+        The first reading, and one after a minute or more, takes a quarter of a second; one less
+        than that after another is the same again.
+        """
+        if self._last and self._before and time.monotonic() - self._before.at_s < WINDOW_S:
+            return self._last
+        try:
+            before, after = self._window()
+        except UNREADABLE as error:
+            return Load(unknown=(f"processors: {error!r}",))
+        self._before, self._last = after, self._since(before, after)
+        return self._last
+
+    def _window(self) -> tuple[CpuSnapshot, CpuSnapshot]:
+        before = self._before
+        if before is None or time.monotonic() - before.at_s > STALE_S:
+            before = self._snapshot()
+            time.sleep(WINDOW_S)
+        return before, self._snapshot()
+
+    def _since(self, before: CpuSnapshot, after: CpuSnapshot) -> Load:
+        readers: dict[str, Callable[[], dict[str, float]]] = {
+            "processors": lambda: self._cpu(before, after),
+            "memory": lambda: self._memory(after),
+            "GPU": lambda: self._gpus(after),
+        }
+        parts: dict[str, float] = {}
+        unknown: list[str] = []
+        for name, read in readers.items():
+            try:
+                parts |= read()
+            except InfrastructureError as error:
+                unknown.append(str(error))
+            except UNREADABLE as error:
+                unknown.append(f"{name}: {error!r}")
+        return Load(parts, tuple(unknown))
+
+    def _snapshot(self) -> CpuSnapshot:
+        at_s = time.monotonic()
+        pools = (machine.machine_cpu(), *cgroups.cpu_pools())
+        processes = read_processes()
+        return CpuSnapshot(at_s, pools, processes, frozenset(self._own(processes)))
+
+    def _own(self, processes: Processes) -> set[int]:
+        if self._scope == "system":
+            return set()
+        given = self._own_pids() if callable(self._own_pids) else self._own_pids
+        seen = {
+            pid for pid, start in self._seen.items() if pid in processes and processes[pid].start == start
+        }
+        own = descendants({os.getpid(), *given, *seen}, processes)
+        self._seen = {pid: processes[pid].start for pid in own}
+        return own
+
+    def _cpu(self, before: CpuSnapshot, after: CpuSnapshot) -> dict[str, float]:
+        own_s = own_cpu_seconds(before.processes, before.own, after.processes, after.own)
+        elapsed_s = after.at_s - before.at_s
+        rates = [
+            Pool(new.limit, (new.used - old.used) / elapsed_s)
+            for old, new in zip(before.pools, after.pools, strict=True)
+        ]
+        return _with_pressure("cpu", rates, own_s / elapsed_s, taken_fraction(rates, own_s / elapsed_s))
+
+    def _memory(self, now: CpuSnapshot) -> dict[str, float]:
+        own = own_memory_bytes(now.own)
+        pools = [machine.machine_memory(), *cgroups.memory_pools()]
+        scarce = max(0.0, taken_fraction(pools, own) - MEMORY_SLACK) / (1 - MEMORY_SLACK)
+        return _with_pressure("memory", pools, own, scarce)
+
+    def _gpus(self, now: CpuSnapshot) -> dict[str, float]:
+        read = nvidia.gpus() if self._gpu else []
+        if self._scope == "system":
+            return nvidia.scarcest(nvidia.taken(gpu) for gpu in read)
+        return nvidia.scarcest(nvidia.taken_by_others(gpu, now.own, _is_alive) for gpu in read)
+
+
+def taken_fraction(pools: Sequence[Pool], own: float) -> float:
+    """Share of our capacity that others leave us without.
+
+    Each pool leaves its limit less what others use of it; the least of these is what we can
+    have, and the least limit is what we could have on an empty machine. So neighbours on the
+    machine do not count as long as our quota fits beside them.
+
+    Args:
+        pools: the machine's, and those of the groups above us. CPU: `used` in cores.
+        own: our own use, in the same unit; 0 to count everything.
+    """
+    capacity = min(pool.limit for pool in pools)
+    left = min(pool.limit - max(0.0, pool.used - own) for pool in pools)
+    return min(1.0, max(0.0, 1.0 - left / capacity))
+
+
+def _with_pressure(name: str, pools: Sequence[Pool], own: float, taken: float) -> dict[str, float]:
+    """Add the time that tasks are stalled, as far as others and not we ourselves cause it.
+
+    Sharing a resource evenly hides how much others ask for, and memory that thrashes need not
+    be full: stalls show both. They are charged to others by their share of the machine's use.
+    """
+    stalled = cgroups.stalled_fraction(name)
+    if stalled is None:
+        return {name: taken}
+    used = pools[0].used
+    others = max(0.0, used - own) / used if used > 0 else 0.0
+    return {name: taken, f"{name}_pressure": min(1.0, stalled * others)}
+
+
+def _is_alive(pid: int) -> bool:
+    """Whether a process exists, also one that /proc hides from us."""
+    if pid <= 0:
+        return False
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True

@@ -1,0 +1,203 @@
+"""NVIDIA GPUs that this process may use, who is on them, and how much of them others take.
+
+NVML is read through `nvidia-ml-py`, an optional extra, imported only where a device node shows
+that there is a GPU.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from retrain.errors import InfrastructureError
+
+UTILIZATION_WINDOW_US = 10_000_000  # processes are sampled a few times a second, at worst
+UNATTRIBUTED_FRACTION = 0.05  # contexts and tables of the driver stay below this
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """One GPU at one moment. Processes are pids of this process's namespace."""
+
+    index: int  # NVML's number, by PCI bus; -1 for a slice named by its MIG UUID
+    uuid: str
+    name: str
+    memory_total_bytes: int
+    memory_used_bytes: int  # without what the driver reserves
+    utilization: float | None  # share of time with a kernel running; None if not offered
+    process_memory_bytes: Mapping[int, int]
+    process_utilization: Mapping[int, float] | None  # None if not offered
+
+
+def gpus(dev: Path = Path("/dev")) -> list[Gpu]:
+    """Read every GPU that CUDA_VISIBLE_DEVICES leaves; empty on a machine without one.
+
+    Raises:
+        InfrastructureError: there is a GPU and it cannot be read; says what to install or check.
+    """
+    if not any(dev.glob("nvidia[0-9]*")):
+        return []
+    nvml = _open_nvml(os.getpid())
+    try:
+        return read_gpus(nvml, os.environ.get("CUDA_VISIBLE_DEVICES"))
+    except (nvml.NVMLError, nvml.NVMLLibraryMismatchError) as error:
+        raise InfrastructureError(
+            f"the GPU cannot be read through NVML: {error}; check nvidia-smi"
+        ) from error
+
+
+def read_gpus(nvml: Any, visible_devices: str | None) -> list[Gpu]:
+    """Read the GPUs that `visible_devices` names through the module `pynvml`, once it is initialised."""
+    handles = [nvml.nvmlDeviceGetHandleByIndex(i) for i in range(nvml.nvmlDeviceGetCount())]
+    chosen = visible([_text(nvml.nvmlDeviceGetUUID(handle)) for handle in handles], visible_devices)
+    return [
+        _read_gpu(nvml, handles[c], c)
+        if isinstance(c, int)
+        else _read_gpu(nvml, nvml.nvmlDeviceGetHandleByUUID(c), -1)
+        for c in chosen
+    ]
+
+
+def visible(uuids: Sequence[str], setting: str | None) -> list[int | str]:
+    """What a CUDA_VISIBLE_DEVICES setting leaves: numbers of GPUs, or UUIDs of MIG slices.
+
+    As CUDA does, entries after the first one that names no device are ignored. Numbers are taken
+    in PCI order; a box of unlike GPUs needs CUDA_DEVICE_ORDER=PCI_BUS_ID to agree.
+
+    Source: CUDA C++ Programming Guide, "CUDA Environment Variables".
+    """
+    if setting is None:
+        return list(range(len(uuids)))
+    chosen: list[int | str] = []
+    for entry in (part.strip() for part in setting.split(",")):
+        matches = [i for i, uuid in enumerate(uuids) if uuid.startswith(entry)]
+        if entry.isdigit() and int(entry) < len(uuids):
+            chosen.append(int(entry))
+        elif entry.startswith("MIG-"):
+            chosen.append(entry)
+        elif entry.startswith("GPU-") and len(matches) == 1:  # a unique prefix is enough
+            chosen.append(matches[0])
+        else:
+            break
+    return list(dict.fromkeys(chosen))
+
+
+def taken_by_others(gpu: Gpu, own: Collection[int], is_alive: Callable[[int], bool]) -> dict[str, float]:
+    """Shares of a GPU's memory and time that processes other than `own` take.
+
+    Where the driver does not split time by process, time is split as memory is.
+
+    Raises:
+        InfrastructureError: memory is in use by processes that cannot be seen from here (another
+            pid namespace), so ours cannot be told from theirs.
+    """
+    seen = {pid: used for pid, used in gpu.process_memory_bytes.items() if is_alive(pid)}
+    hidden = gpu.memory_used_bytes - sum(seen.values())
+    if hidden > UNATTRIBUTED_FRACTION * gpu.memory_total_bytes:
+        raise InfrastructureError(
+            f"GPU {gpu.uuid}: {hidden / 2**30:.1f} GiB are held by processes that cannot be seen from here; "
+            'share the pid namespace (--pid=host), or use scope="system" or prefer_gpu=False'
+        )
+    others = {pid: used for pid, used in seen.items() if pid not in own}
+    shares = {"gpu_memory": sum(others.values()) / gpu.memory_total_bytes}
+    if gpu.process_utilization is not None:
+        busy = sum(share for pid, share in gpu.process_utilization.items() if pid in others)
+        shares["gpu"] = min(1.0, busy)
+    elif gpu.utilization is not None:
+        shares["gpu"] = gpu.utilization * sum(others.values()) / max(1, sum(seen.values()))
+    return shares
+
+
+def taken(gpu: Gpu) -> dict[str, float]:
+    """Shares of a GPU's memory and time that anybody takes."""
+    shares = {"gpu_memory": gpu.memory_used_bytes / gpu.memory_total_bytes}
+    if gpu.utilization is not None:
+        shares["gpu"] = gpu.utilization
+    return shares
+
+
+def scarcest(gpus_shares: Iterable[Mapping[str, float]]) -> dict[str, float]:
+    """The greatest share of each kind: training on several GPUs waits for the most loaded one."""
+    worst: dict[str, float] = {}
+    for shares in gpus_shares:
+        worst |= {name: max(share, worst.get(name, 0.0)) for name, share in shares.items()}
+    return worst
+
+
+@functools.cache
+def _open_nvml(pid: int) -> Any:
+    """The module, initialised once for this process: a forked child cannot use its parent's."""
+    try:
+        import pynvml
+    except ImportError as error:
+        raise InfrastructureError(
+            "there is a GPU, and reading it needs nvidia-ml-py: pip install 'retrain[gpu]' "
+            "(or prefer_gpu=False to leave GPUs out)"
+        ) from error
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError as error:
+        raise InfrastructureError(
+            f"NVML does not start: {error}; check the driver with nvidia-smi"
+        ) from error
+    return pynvml
+
+
+def _read_gpu(nvml: Any, handle: Any, index: int) -> Gpu:
+    memory = _memory(nvml, handle)
+    rates = _offered(nvml, nvml.nvmlDeviceGetUtilizationRates, handle)
+    return Gpu(
+        index=index,
+        uuid=_text(nvml.nvmlDeviceGetUUID(handle)),
+        name=_text(nvml.nvmlDeviceGetName(handle)),
+        memory_total_bytes=int(memory.total),
+        memory_used_bytes=int(memory.used),
+        utilization=None if rates is None else rates.gpu / 100,
+        process_memory_bytes=_process_memory(nvml, handle),
+        process_utilization=_process_utilization(nvml, handle),
+    )
+
+
+def _memory(nvml: Any, handle: Any) -> Any:
+    """The second version of the answer where there is one: its `used` leaves the driver's reserve out."""
+    try:
+        return nvml.nvmlDeviceGetMemoryInfo(handle, version=nvml.nvmlMemory_v2)
+    except (nvml.NVMLError, AttributeError):
+        return nvml.nvmlDeviceGetMemoryInfo(handle)
+
+
+def _process_memory(nvml: Any, handle: Any) -> dict[int, int]:
+    compute = _offered(nvml, nvml.nvmlDeviceGetComputeRunningProcesses, handle) or []
+    graphics = _offered(nvml, nvml.nvmlDeviceGetGraphicsRunningProcesses, handle) or []
+    return {p.pid: int(p.usedGpuMemory or 0) for p in [*graphics, *compute]}
+
+
+def _process_utilization(nvml: Any, handle: Any) -> dict[int, float] | None:
+    since_us = time.time_ns() // 1000 - UTILIZATION_WINDOW_US
+    try:
+        samples = nvml.nvmlDeviceGetProcessUtilization(handle, since_us)
+    except nvml.NVMLError as error:
+        nobody_ran = error.value in (nvml.NVML_ERROR_NOT_FOUND, nvml.NVML_SUCCESS)
+        return {} if nobody_ran else None
+    latest = {s.pid: s.smUtil / 100 for s in sorted(samples, key=lambda s: int(s.timeStamp))}
+    latest.pop(0, None)  # empty slots of the driver's buffer
+    return latest
+
+
+def _offered(nvml: Any, read: Callable[[Any], Any], handle: Any) -> Any:
+    """An answer, or None where this device or driver does not give it."""
+    try:
+        return read(handle)
+    except nvml.NVMLError as error:
+        if error.value in (nvml.NVML_ERROR_NOT_SUPPORTED, nvml.NVML_ERROR_NO_PERMISSION):
+            return None
+        raise
+
+
+def _text(value: str | bytes) -> str:
+    return value.decode() if isinstance(value, bytes) else value

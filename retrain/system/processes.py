@@ -1,0 +1,152 @@
+"""Running processes: who descends from whom, and what a tree of them uses.
+
+Reads /proc where there is one; elsewhere asks psutil, which is imported then (it takes 40 ms).
+"""
+
+from __future__ import annotations
+
+import os
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from retrain.system.cgroups import PROC
+
+
+@dataclass(frozen=True, slots=True)
+class Process:
+    """One process at one moment; `start` tells two lives of one pid apart."""
+
+    parent: int
+    start: float
+    cpu_s: float  # core-seconds of all its threads
+    ended_children_cpu_s: float  # of children that it has waited for, and theirs
+
+
+Processes = Mapping[int, Process]
+
+
+def read_processes(proc: Path = PROC) -> Processes:
+    """Every process that can be seen, by pid."""
+    if not (proc / "stat").exists():
+        return read_processes_portably()
+    tick_s = 1 / os.sysconf("SC_CLK_TCK")
+    found = {}
+    for name in os.listdir(proc):  # noqa: PTH208 - a Path per process would double the cost of a reading
+        if name.isdigit() and (process := _read_process(f"{proc}/{name}/stat", tick_s)):
+            found[int(name)] = process
+    return found
+
+
+def read_processes_portably() -> Processes:
+    """The same through psutil; the times of other users' processes are zero where they are hidden."""
+    import psutil
+
+    found = {}
+    for process in psutil.process_iter(["ppid", "create_time", "cpu_times"]):
+        info = process.info
+        times = info["cpu_times"] or (0.0, 0.0, 0.0, 0.0)
+        found[process.pid] = Process(
+            info["ppid"] or 0, info["create_time"] or 0.0, sum(times[:2]), sum(times[2:4])
+        )
+    return found
+
+
+def process_tree(pid: int, proc: Path = PROC) -> set[int]:
+    """A process and its descendants; empty if there is no such process."""
+    return descendants([pid], read_processes(proc))
+
+
+def descendants(roots: Iterable[int], processes: Processes) -> set[int]:
+    """The roots that are alive, and all that descend from them."""
+    children = defaultdict(list)
+    for pid, process in processes.items():
+        children[process.parent].append(pid)
+    found: set[int] = set()
+    waiting = [pid for pid in roots if pid in processes]
+    while waiting:
+        pid = waiting.pop()
+        if pid not in found:
+            found.add(pid)
+            waiting += children[pid]
+    return found
+
+
+def own_cpu_seconds(
+    before: Processes, own_before: Collection[int], after: Processes, own_after: Collection[int]
+) -> float:
+    """Core-seconds that a tree used between two readings, by children that ended meanwhile too.
+
+    A parent that waits for a child inherits the child's whole time; what the child had used
+    before the first reading is taken off again.
+    """
+    inherited_s: dict[int, float] = defaultdict(float)
+    for pid in own_before:
+        if not _is_same(before, after, pid):
+            old = before[pid]
+            inherited_s[_heir(pid, before, after)] += old.cpu_s + old.ended_children_cpu_s
+    total_s = 0.0
+    for pid in own_after:
+        now = after[pid]
+        old = before[pid] if _is_same(before, after, pid) else Process(now.parent, now.start, 0.0, 0.0)
+        ended_s = now.ended_children_cpu_s - old.ended_children_cpu_s - inherited_s[pid]
+        total_s += now.cpu_s - old.cpu_s + max(0.0, ended_s)
+    return total_s
+
+
+def own_memory_bytes(pids: Iterable[int], proc: Path = PROC) -> int:
+    """Memory that only ending these processes would free.
+
+    Private pages of each plus the largest shared segment. Pages that forked children still share
+    with their parent count once for each: reading them exactly walks every page table.
+    """
+    if not (proc / "stat").exists():
+        return _portable_memory_bytes(pids)
+    anonymous, shared = 0, [0]
+    for pid in pids:
+        try:
+            lines = (proc / str(pid) / "status").read_text().splitlines()
+        except OSError:  # ended meanwhile
+            continue
+        kib = {words[0]: int(words[1]) for line in lines if (words := line.split())[0].startswith("Rss")}
+        anonymous += kib.get("RssAnon:", 0) * 1024
+        shared.append(kib.get("RssShmem:", 0) * 1024)
+    return anonymous + max(shared)
+
+
+def _portable_memory_bytes(pids: Iterable[int]) -> int:
+    import psutil
+
+    total = 0
+    for pid in pids:
+        try:
+            total += psutil.Process(pid).memory_info().rss
+        except psutil.Error:  # ended meanwhile
+            continue
+    return total
+
+
+def _read_process(path: str, tick_s: float) -> Process | None:
+    try:
+        with open(path, "rb", buffering=0) as file:  # noqa: PTH123 - see read_processes
+            fields = file.read().rpartition(b")")[2].split()  # a name may hold spaces and brackets
+    except OSError:  # ended meanwhile
+        return None
+    if len(fields) < 20:
+        return None
+    user, system, ended_user, ended_system = map(int, fields[11:15])
+    return Process(
+        int(fields[1]), int(fields[19]), (user + system) * tick_s, (ended_user + ended_system) * tick_s
+    )
+
+
+def _is_same(before: Processes, after: Processes, pid: int) -> bool:
+    return pid in before and pid in after and before[pid].start == after[pid].start
+
+
+def _heir(pid: int, before: Processes, after: Processes) -> int:
+    """The nearest ancestor that still lives; 0 if none."""
+    while pid in before and not _is_same(before, after, pid):
+        pid = before[pid].parent
+    return pid
