@@ -14,6 +14,7 @@ before they release, never from the semaphore itself.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import fcntl
 import itertools
 import json
@@ -25,8 +26,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Protocol
 
@@ -56,12 +56,10 @@ class Sweep:
     def _try_in_order(self, paths: list[Path]) -> bool:
         for path in paths:
             self._fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
-            try:
+            with contextlib.suppress(BlockingIOError):
                 fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                os.close(self._fd)
-            else:
                 return True
+            os.close(self._fd)
         return False
 
 
@@ -71,11 +69,8 @@ class Polling(Sweep):
             time.sleep(0.25)
 
 
-DESIGNS: dict[str, Callable[[Path, int], Semaphore]] = {
-    "sweep": Sweep,
-    "polling": Polling,
-    "turnstile": FileSemaphore,
-}
+Design = Callable[[Path, int], Semaphore]
+DESIGNS: dict[str, Design] = {"sweep": Sweep, "polling": Polling, "turnstile": FileSemaphore}
 
 
 @dataclass(frozen=True)
@@ -101,25 +96,23 @@ class Log:
 
     def wait_for(self, kind: str, pid: int) -> float:
         while True:
-            for event in self.events():
-                if (event.kind, event.pid) == (kind, pid):
-                    return event.time_s
+            times_s = [e.time_s for e in self.events() if (e.kind, e.pid) == (kind, pid)]
+            if times_s:
+                return times_s[0]
             time.sleep(0.0005)
 
 
 @dataclass(frozen=True)
 class Bench:
-    """One semaphore, its log."""
+    """One semaphore and its log."""
 
-    directory: Path
     semaphore: Callable[[], Semaphore]  # a new object of the design on the same files
     permits: int
     log: Log
 
     def fork_worker(self, hold_s: tuple[float, float], think_s: tuple[float, float]) -> int:
         """Start a process that acquires, holds, releases and thinks until it is killed."""
-        pid = os.fork()
-        if pid:
+        if pid := os.fork():
             return pid
         chance, semaphore, me = random.Random(os.getpid()), self.semaphore(), os.getpid()
         while True:
@@ -139,13 +132,12 @@ class Bench:
         return at_s
 
 
-@contextmanager
+@contextlib.contextmanager
 def bench(design: str, permits: int) -> Iterator[Bench]:
     with tempfile.TemporaryDirectory() as name:
         directory = Path(name) / "permits"
         directory.mkdir()
-        make = DESIGNS[design]
-        yield Bench(directory, lambda: make(directory, permits), permits, Log(Path(name) / "log"))
+        yield Bench(lambda: DESIGNS[design](directory, permits), permits, Log(Path(name) / "log"))
 
 
 def fairness_and_waste(design: str, think_s: float, seconds: float) -> tuple[float, float]:
@@ -160,11 +152,11 @@ def fairness_and_waste(design: str, think_s: float, seconds: float) -> tuple[flo
         for pid in workers:
             b.kill(pid)
     start_s = events[0].time_s + 0.5  # all workers have started
-    end_s = events[-1].time_s
     counts = Counter(e.pid for e in events if e.kind == "enter" and e.time_s >= start_s)
     shares = [counts[pid] for pid in workers]
     jain = sum(shares) ** 2 / (len(shares) * sum(n * n for n in shares))
-    return jain, 100 * wasted_s(events, b.permits, start_s) / (b.permits * (end_s - start_s))
+    all_s = b.permits * (events[-1].time_s - start_s)
+    return jain, 100 * wasted_s(events, b.permits, start_s) / all_s
 
 
 def wasted_s(events: list[Event], permits: int, start_s: float) -> float:
@@ -191,7 +183,7 @@ def hand_off_ms(design: str, seconds: float) -> list[float]:
         for pid in workers:
             b.kill(pid)
     pairs = itertools.pairwise(events)
-    return [1000 * (b.time_s - a.time_s) for a, b in pairs if (a.kind, b.kind) == ("leave", "enter")]
+    return [1000 * (e.time_s - left.time_s) for left, e in pairs if (left.kind, e.kind) == ("leave", "enter")]
 
 
 def idle_cpu_percent(design: str, seconds: float) -> float:
@@ -201,9 +193,9 @@ def idle_cpu_percent(design: str, seconds: float) -> float:
         holder.acquire()
         workers = [b.fork_worker((0, 0), (0, 0)) for _ in range(23)]
         time.sleep(1)
-        before_s, start_s = cpu_s(workers), time.monotonic()
+        before_s = cpu_s(workers)
         time.sleep(seconds)
-        used = 100 * (cpu_s(workers) - before_s) / (time.monotonic() - start_s)
+        used = 100 * (cpu_s(workers) - before_s) / seconds
         for pid in workers:
             b.kill(pid)
         holder.release()
@@ -214,8 +206,7 @@ def cpu_s(pids: list[int]) -> float:
     """Processor time so far, to the nanosecond where the kernel says it."""
     if Path("/proc/self/schedstat").exists():
         return sum(int(Path(f"/proc/{pid}/schedstat").read_text().split()[0]) for pid in pids) / 1e9
-    times = [psutil.Process(pid).cpu_times() for pid in pids]
-    return float(sum(t.user + t.system for t in times))
+    return float(sum(sum(psutil.Process(pid).cpu_times()[:2]) for pid in pids))
 
 
 def kill_to_free_ms(design: str, trials: int) -> list[float]:
@@ -246,8 +237,8 @@ def over_admissions(design: str, seconds: float) -> tuple[int, int, int]:
         for pid in workers:
             b.kill(pid)
         events = b.log.events()
-    over = entries_above(events, b.permits)
-    return over, sum(e.kind == "enter" for e in events), sum(e.kind == "kill" for e in events)
+    kinds = Counter(event.kind for event in events)
+    return entries_above(events, b.permits), kinds["enter"], kinds["kill"]
 
 
 def entries_above(events: list[Event], permits: int) -> int:
@@ -300,11 +291,9 @@ def main() -> None:
     rows = [measure(design, 10 if options.full else 1) for design in DESIGNS]
     if options.json:
         print(json.dumps([asdict(row) for row in rows], indent=2))
-        return
-    for field in fields(Row):
-        values = [getattr(row, field.name) for row in rows]
-        shown = [f"{v:.3f}" if isinstance(v, float) else str(v) for v in values]
-        print(f"{field.name:22}" + "".join(f"{text:>12}" for text in shown))
+    for name in () if options.json else Row.__annotations__:
+        values = [getattr(row, name) for row in rows]
+        print(f"{name:22}" + "".join(f"{v:12.3f}" if isinstance(v, float) else f"{v:>12}" for v in values))
 
 
 if __name__ == "__main__":

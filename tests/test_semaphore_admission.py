@@ -44,17 +44,14 @@ def test_the_judge_sees_two_holders_of_one_permit(tmp_path):
 
 
 def test_a_killed_holder_leaves_its_permit_to_the_next(tmp_path):
-    with running(HOLD, tmp_path) as first, running(HOLD, tmp_path) as second:
-        assert first.line() == second.line() == "ready"
-        wait_until(lambda: FileSemaphore.inspect(tmp_path).waiting == 1)
-        holder = {child.process.pid: child for child in (first, second)}[
-            FileSemaphore.inspect(tmp_path).holders[0].pid
-        ]
-        other = second if holder is first else first
+    with running(HOLD, tmp_path) as holder:
+        assert [holder.line(), holder.line()] == ["ready", "holding"]
+        with running(HOLD, tmp_path) as waiter:
+            wait_until(lambda: FileSemaphore.inspect(tmp_path).waiting == 1)
 
-        holder.kill()
+            holder.kill()
 
-        assert other.line() == "holding"
+            assert [waiter.line(), waiter.line()] == ["ready", "holding"]
 
 
 def test_a_killed_watcher_does_not_hold_up_those_behind_it(tmp_path):

@@ -20,7 +20,13 @@ from retrain.semaphore.descriptors import GUARD, LockFile
 from retrain.semaphore.filesystems import lock_sharing_problem
 from retrain.semaphore.limits import change_limits, check_permits, create_limits, read_limits
 from retrain.semaphore.slots import Slots
-from retrain.semaphore.state import SemaphoreState, inspect_semaphore, seat_path, write_holder
+from retrain.semaphore.state import (
+    SemaphoreState,
+    describe_holder,
+    inspect_semaphore,
+    seat_path,
+    write_holder,
+)
 from retrain.semaphore.turnstile import Turnstile
 
 LOOK_AGAIN_S = 0.02  # the death of a holder rings no bell; its permit is to be free within 50 ms
@@ -98,11 +104,12 @@ class FileSemaphore:
         if timeout_s is not None and not timeout_s >= 0:
             raise ValueError(f"timeout_s: got {timeout_s!r}; needs 0 or more seconds, or None")
         deadline = None if timeout_s in (None, math.inf) else time.monotonic() + timeout_s
+        description = describe_holder(self._label)
         slot = self._take_at_once() or (self._wait(deadline) if timeout_s != 0 else None)
         if slot is None:
             return False
         try:
-            write_holder(slot, self._label)
+            write_holder(slot, description)
             with GUARD:
                 self._held.append((threading.get_ident(), slot))
         except BaseException:

@@ -19,7 +19,7 @@ from retrain.semaphore.descriptors import LockFile
 from retrain.semaphore.limits import read_limits
 
 MAX_TEXT = 100  # characters of a label or host name: one line of a table
-_RECORD_BYTES = 4096  # two such texts with every character escaped still fit, and it is one page
+_RECORD_BYTES = 4096  # two such texts with every character escaped still fit
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,17 +51,17 @@ def seat_path(directory: Path, number: int) -> str:
     return f"{directory}/seat-{number:04d}"
 
 
-def write_holder(slot: LockFile, label: str) -> None:
-    """Say in a slot's file who holds it: this process, from now on."""
-    record = {
-        "pid": os.getpid(),
-        "host": os.uname().nodename[:MAX_TEXT],
-        "label": label[:MAX_TEXT],
-        "clock": _clock_name(),
-        "monotonic_s": time.monotonic(),
-        "wall_s": time.time(),
-    }
-    os.pwrite(slot.fileno(), json.dumps(record).encode().ljust(_RECORD_BYTES), 0)
+def describe_holder(label: str) -> str:
+    """Describe this process, apart from the time; made before a wait, to be quick after it."""
+    host = os.uname().nodename[:MAX_TEXT]
+    record = {"pid": os.getpid(), "host": host, "label": label[:MAX_TEXT], "clock": _clock_name()}
+    return json.dumps(record).removesuffix("}")
+
+
+def write_holder(slot: LockFile, description: str) -> None:
+    """Say in the first line of a slot's file who holds it, from now on."""
+    times = f'"monotonic_s": {time.monotonic()!r}, "wall_s": {time.time()!r}'
+    os.pwrite(slot.fileno(), f"{description}, {times}}}\n".encode(), 0)
 
 
 def inspect_semaphore(directory: Path) -> SemaphoreState:
@@ -100,7 +100,7 @@ def _read_holder(slot: str) -> Holder:
     with closing(LockFile(slot, read_only=True)) as file:
         text = os.pread(file.fileno(), _RECORD_BYTES, 0)
     try:
-        fields = json.loads(text)
+        fields = json.loads(text.partition(b"\n")[0])
         since_s, now_s = float(fields["monotonic_s"]), time.monotonic()
         if fields["clock"] != _clock_name():
             since_s, now_s = float(fields["wall_s"]), time.time()
