@@ -92,6 +92,14 @@ def test_overlapping_phrases_all_count():
     assert planning(["let", " me", " check"], ["let me", "me check"]) == ["let", " me", " check"]
 
 
+def test_of_phrases_that_start_alike_the_longest_counts():
+    assert planning(["let", " me", " check"], ["let me", "let me check"]) == ["let", " me", " check"]
+
+
+def test_without_phrases_nothing_is_planning():
+    assert planning(["wait"], []) == []
+
+
 def test_tokens_without_text_are_not_planning():
     assert list(planning_mask(rollout_of(["let", "", " me"]), ["let me"])) == [True, False, True]
 

@@ -50,9 +50,9 @@ def planning_mask(rollout: Rollout, phrases: Sequence[str]) -> NDArray[np.bool_]
     """
     text = "".join(rollout.pieces)
     covered = np.zeros(len(text), dtype=np.int64)
-    for pattern in _patterns(_checked(phrases)):
-        for match in pattern.finditer(text):
-            covered[match.start() : match.end()] = 1
+    for match in _pattern(_checked(phrases)).finditer(text):
+        start, end = match.span(1)
+        covered[start:end] = 1
     so_far = np.concatenate([[0], np.cumsum(covered)])
     ends = np.cumsum([len(piece) for piece in rollout.pieces], dtype=np.int64)
     starts = np.concatenate([[0], ends])[: ends.size]
@@ -67,9 +67,11 @@ def _checked(phrases: Sequence[str]) -> tuple[str, ...]:
 
 
 @lru_cache(maxsize=16)
-def _patterns(phrases: tuple[str, ...]) -> tuple[re.Pattern[str], ...]:
-    # One pattern each: in a joint alternation, "let me" would hide "me check" in "let me check".
-    return tuple(
-        re.compile(r"(?<!\w)" + r"\s+".join(map(re.escape, phrase.split())) + r"(?!\w)", re.IGNORECASE)
-        for phrase in phrases
-    )
+def _pattern(phrases: tuple[str, ...]) -> re.Pattern[str]:
+    """Match nothing at each word that starts a phrase; the longest such phrase is group 1.
+
+    Matching the phrase itself would skip one that starts within it, as "me check" in "let me check".
+    """
+    longest_first = sorted(phrases, key=len, reverse=True)
+    either = "|".join(r"\s+".join(map(re.escape, phrase.split())) for phrase in longest_first)
+    return re.compile(rf"(?<!\w)(?=({either})(?!\w))" if phrases else r"(?!)()", re.IGNORECASE)

@@ -1,0 +1,207 @@
+"""Learning-rate rules: the factor for one step whose batch is S times the initial one.
+
+Decides by formula from S and the gradient's noise; refuses to guess a missing fact.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from retrain.controllers.noise_scale import LEAST_VAR, GradientNoiseScale
+from retrain.rollouts import Floats
+
+
+class ScalingRule(ABC):
+    """Batch scale S -> one learning-rate factor per parameter group."""
+
+    def lr_factor(
+        self,
+        scale: float,
+        *,
+        grad_sqr: Floats | float | None = None,
+        grad_var: Floats | float | None = None,
+        progress: float | None = None,
+        init_batch_size: float | None = None,
+    ) -> Floats:
+        """Give the factor of each parameter group's learning rate for this step.
+
+        Args:
+            scale: S, this step's batch over the initial batch.
+            grad_sqr: squared norm of the true gradient per group, raised to at least 0.
+            grad_var: gradient variance at the initial batch size per group, raised to at least 1e-6.
+            progress: steps at the initial batch that the steps so far were worth (see
+                `GradientNoiseScale.gain`).
+            init_batch_size: samples of the initial batch.
+
+        Returns:
+            Shape (groups,); (1,) if no group's gradient is given.
+
+        Raises:
+            ValueError: a fact that the rule needs is missing, or S is not positive.
+        """
+        if not (math.isfinite(scale) and scale > 0):
+            raise ValueError(f"scale: got {scale}; needs a finite number above 0")
+        sqr = None if grad_sqr is None else np.maximum(np.atleast_1d(np.asarray(grad_sqr, float)), 0.0)
+        var = None if grad_var is None else np.maximum(np.atleast_1d(np.asarray(grad_var, float)), LEAST_VAR)
+        groups = 1 if sqr is None else sqr.size
+        return np.broadcast_to(self._factor(Facts(scale, sqr, var, progress, init_batch_size)), groups).copy()
+
+    @abstractmethod
+    def _factor(self, facts: Facts) -> Floats | float:
+        """Give the factor from facts in range: (groups,), or one for all."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Facts:
+    """What a rule may know of a step; None is not known."""
+
+    scale: float
+    grad_sqr: Floats | None
+    grad_var: Floats | None
+    progress: float | None
+    init_batch_size: float | None
+
+
+class NoScaling(ScalingRule):
+    """Leaves the learning rate alone, whatever the batch."""
+
+    def _factor(self, facts: Facts) -> float:
+        del facts
+        return 1.0
+
+
+class LinearRule(ScalingRule):
+    """S: as many small steps in one. Source: Goyal et al., arXiv:1706.02677."""
+
+    def _factor(self, facts: Facts) -> float:
+        return facts.scale
+
+
+class SqrtRule(ScalingRule):
+    """sqrt(S): keeps the variance of an update. Source: Krizhevsky, arXiv:1404.5997."""
+
+    def _factor(self, facts: Facts) -> float:
+        return math.sqrt(facts.scale)
+
+
+class LEGWRule(ScalingRule):
+    """sqrt(S) after a warm-up that is S times as long in steps. Source: LEGW, arXiv:1901.08256.
+
+    The factor rises linearly over S x base_warmup_epochs x data_size / init_batch_size of progress.
+    """
+
+    def __init__(self, base_warmup_epochs: float, data_size: int) -> None:
+        if not (math.isfinite(base_warmup_epochs) and base_warmup_epochs >= 0):
+            raise ValueError(f"base_warmup_epochs: got {base_warmup_epochs}; needs a number of 0 or more")
+        if data_size < 1:
+            raise ValueError(f"data_size: got {data_size}; needs at least 1 sample")
+        self._warmup_samples = base_warmup_epochs * data_size
+
+    def _factor(self, facts: Facts) -> float:
+        if facts.progress is None or facts.init_batch_size is None:
+            raise ValueError("progress, init_batch_size: missing; LEGW's warm-up depends on both")
+        warmup_steps = facts.scale * self._warmup_samples / facts.init_batch_size
+        warmed_up = min(1.0, facts.progress / warmup_steps) if warmup_steps > 0 else 1.0
+        return math.sqrt(facts.scale) * warmed_up
+
+
+class AdaScaleRule(ScalingRule):
+    """(var + sqr) / (var / S + sqr): S in pure noise, 1 without. Source: AdaScale, arXiv:2007.05105."""
+
+    def _factor(self, facts: Facts) -> Floats:
+        if facts.grad_sqr is None or facts.grad_var is None:
+            raise ValueError("grad_sqr, grad_var: missing; take them from a GradientNoiseScale")
+        signal, noise = facts.grad_sqr, facts.grad_var
+        factor: Floats = (noise + signal) / (noise / facts.scale + signal)
+        return factor
+
+
+class AdamScaleRule(AdaScaleRule):
+    """AdaScale's square root, for Adam and kin. Source: Pollux, arXiv:2008.12260."""
+
+    def _factor(self, facts: Facts) -> Floats:
+        return np.sqrt(super()._factor(facts))
+
+
+RULES: Mapping[str, type[ScalingRule]] = {
+    "adascale": AdaScaleRule,
+    "adamscale": AdamScaleRule,
+    "legw": LEGWRule,
+    "linear": LinearRule,
+    "none": NoScaling,
+    "sqrt": SqrtRule,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class ScalingDecision:
+    """The learning rate of one step and why."""
+
+    lr_factor: float
+    scale: float  # this step's batch over the initial batch
+    gain: float  # steps at the initial batch that this step is worth
+    progress: float  # those of all steps before this one
+    noise_scale: float  # prompts at which noise and signal balance; infinite without signal
+    reason: str
+
+
+class LearningRateScaling:
+    """Scales a run's one learning rate to the batch that each step really uses.
+
+    Per step: `decide`, train with `lr x lr_factor`, `observe`. The decision rests on the steps
+    before, since a backend is told its learning rate before it computes a gradient.
+    """
+
+    def __init__(self, rule: ScalingRule, init_batch_size: int, smoothing: float = 0.999) -> None:
+        if init_batch_size < 1:
+            raise ValueError(f"init_batch_size: got {init_batch_size}; needs at least 1 prompt")
+        self._rule = rule
+        self._init_batch_size = init_batch_size
+        self._noise = GradientNoiseScale(smoothing)
+        self._progress = 0.0
+
+    def decide(self, batch_size: int) -> ScalingDecision:
+        """Give the factor for a step of `batch_size` prompts."""
+        scale = batch_size / self._init_batch_size
+        sqr, var = self._noise.sqr, self._noise.var
+        factor = self._rule.lr_factor(
+            scale,
+            grad_sqr=sqr,
+            grad_var=var,
+            progress=self._progress,
+            init_batch_size=self._init_batch_size,
+        )
+        phi = self._noise.noise_scale * self._init_batch_size
+        known = f"noise scale {phi:.3g} prompts" if self._noise.is_known else "noise scale not yet known"
+        reason = f"batch x{scale:.3g}, {known}: learning rate x{factor[0]:.3g}"
+        return ScalingDecision(float(factor[0]), scale, self._noise.gain(scale), self._progress, phi, reason)
+
+    def observe(
+        self, decision: ScalingDecision, local_sqr_norms: Floats | None, mean_sqr_norm: Floats | None
+    ) -> None:
+        """Count the step that `decision` was for, and learn from its gradients.
+
+        Args:
+            local_sqr_norms: (n, groups), of parts of the step: informative prompt groups or
+                equal numbers of them. None if the backend cannot tell; fewer than two teach nothing.
+            mean_sqr_norm: (groups,).
+        """
+        self._progress += decision.gain
+        if local_sqr_norms is not None and mean_sqr_norm is not None and len(local_sqr_norms) > 1:
+            local, mean = local_sqr_norms.sum(axis=1, keepdims=True), mean_sqr_norm.sum(keepdims=True)
+            self._noise.update(local, mean, decision.scale)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Give everything that changes, as plain data."""
+        return {"progress": self._progress, "noise": self._noise.state_dict()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore what `state_dict` gave."""
+        self._progress = float(state["progress"])
+        self._noise.load_state_dict(state["noise"])

@@ -1,0 +1,190 @@
+"""Learning-rate scaling for somebody's own PyTorch loop.
+
+    rule = AdaScale()
+    rule.initialize(model, optimizer)      # model plain or DistributedDataParallel
+    for batch in batches:
+        loss(model, batch).backward()      # once, or several times to accumulate
+        rule.step()
+        rule.zero_grad()
+
+Each backward pass is of the mean loss over its own micro-batch; `step` averages the passes. The
+optimizer's own learning rates are what they were after each step, so a scheduler sets them for
+the initial batch; let it run on `rule.progress` instead of steps. Before `initialize` the same
+objects compute factors from numbers, without PyTorch.
+
+Refuses sharded models, whose parts of a gradient have no norm of their own to compare. A
+gradient scaler for float16 is not supported, as it rescales gradients between the passes and the step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from retrain.controllers.noise_scale import GradientNoiseScale
+from retrain.controllers.scaling import (
+    AdamScaleRule,
+    AdaScaleRule,
+    LEGWRule,
+    LinearRule,
+    ScalingRule,
+    SqrtRule,
+)
+from retrain.rollouts import Floats
+from retrain.torch_scaling.gradients import Gradients
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    import torch
+
+
+class TorchScaling(ScalingRule):
+    """A rule that can attach to a model and its optimizer."""
+
+    _gradients: Gradients | None = None
+
+    def initialize(
+        self,
+        model: torch.nn.Module,
+        optimizer: torch.optim.Optimizer,
+        *,
+        accum_scale: float | None = None,
+        init_batch_size: float | None = None,
+        losses_are_divided: bool = False,
+        smoothing: float = 0.999,
+    ) -> None:
+        """Watch the model's gradients; attaching again lets go of what was watched before.
+
+        Args:
+            model: plain, or DistributedDataParallel, whose replicas then count as parts.
+            optimizer: over the model's parameters; if it keeps Adam's second moment, gradients
+                are measured after division by its root.
+            accum_scale: samples of one backward pass, over all replicas, per initial batch;
+                default the number of replicas. Set `rule.accum_scale` when the batch changes.
+            init_batch_size: samples of the initial batch; needed by `LEGWScale` only.
+            losses_are_divided: each loss is already divided by the number of passes that
+                accumulate, as usual with PyTorch, so `step` has nothing to average.
+            smoothing: how much of the noise estimate a step at the initial batch keeps.
+
+        Raises:
+            ImportError: PyTorch is not installed.
+            ValueError: a parameter is out of range, or a fact that the rule needs is missing.
+        """
+        self.detach()
+        gradients = Gradients(model, optimizer)
+        self.accum_scale = float(gradients.replicas if accum_scale is None else accum_scale)
+        self.progress = 0.0  # steps at the initial batch that the steps so far were worth
+        self.noise = GradientNoiseScale(smoothing)
+        self._optimizer, self._init_batch_size = optimizer, init_batch_size
+        self._losses_are_divided = losses_are_divided
+        try:
+            self._factors(self.accum_scale)  # a rule that lacks a fact says so now, not after the first batch
+        except ValueError:
+            gradients.close()
+            raise
+        self._gradients = gradients
+
+    def step(self) -> None:
+        """Take one optimizer step at scaled learning rates, which are put back afterwards.
+
+        Raises:
+            RuntimeError: not initialized, or no backward pass since the last step.
+        """
+        gradients = self._attached()
+        passes = gradients.passes
+        if passes == 0:
+            raise RuntimeError(
+                "step() without a backward pass since the last step; call loss.backward() first"
+            )
+        if not self._losses_are_divided:
+            gradients.average(passes)
+        scale = self.accum_scale * passes
+        moments = gradients.moments(scale, divided=self._losses_are_divided)
+        if moments is not None:
+            local, mean, consecutive = moments
+            self.noise.update(local, mean, scale, consecutive=consecutive)
+        with _scaled(self._optimizer, self._factors(scale)):
+            self._optimizer.step()
+        self.progress += self.noise.gain(scale)
+        gradients.forget()
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Clear gradients and what was measured of them."""
+        gradients = self._attached()
+        self._optimizer.zero_grad(set_to_none=set_to_none)
+        gradients.forget()
+
+    def detach(self) -> None:
+        """Stop watching the model's gradients; safe to call at any time."""
+        if self._gradients is not None:
+            self._gradients.close()
+            self._gradients = None
+
+    def state_dict(self) -> dict[str, Any]:
+        """Give progress and noise estimate as plain data.
+
+        The last gradient is not kept: with one part per step, the first step after a resume
+        teaches nothing.
+        """
+        self._attached()
+        return {"progress": self.progress, "noise": self.noise.state_dict()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore what `state_dict` gave, after `initialize`."""
+        self._attached()
+        self.progress = float(state["progress"])
+        self.noise.load_state_dict(state["noise"])
+
+    def _attached(self) -> Gradients:
+        if self._gradients is None:
+            raise RuntimeError(
+                f"{type(self).__name__} is not attached; call initialize(model, optimizer) first"
+            )
+        return self._gradients
+
+    def _factors(self, scale: float) -> Floats:
+        groups = len(self._optimizer.param_groups)
+        return self.lr_factor(
+            scale,
+            grad_sqr=np.broadcast_to(self.noise.sqr, groups),
+            grad_var=np.broadcast_to(self.noise.var, groups),
+            progress=self.progress,
+            init_batch_size=self._init_batch_size,
+        )
+
+
+class AdaScale(TorchScaling, AdaScaleRule):
+    """Learning rate by gradient noise, for SGD (see `AdaScaleRule`)."""
+
+
+class AdamScale(TorchScaling, AdamScaleRule):
+    """Learning rate by gradient noise, for Adam and kin (see `AdamScaleRule`)."""
+
+
+class LEGWScale(TorchScaling, LEGWRule):
+    """Square root with a warm-up that grows with the batch (see `LEGWRule`)."""
+
+
+class LinearScale(TorchScaling, LinearRule):
+    """Learning rate in proportion to the batch (see `LinearRule`)."""
+
+
+class SqrtScale(TorchScaling, SqrtRule):
+    """Learning rate in proportion to the batch's root (see `SqrtRule`)."""
+
+
+@contextmanager
+def _scaled(optimizer: torch.optim.Optimizer, factors: Floats) -> Iterator[None]:
+    """Multiply the optimizer's learning rates for a while; afterwards they are the same objects as before."""
+    before = [group["lr"] for group in optimizer.param_groups]
+    try:
+        for group, factor in zip(optimizer.param_groups, factors, strict=True):
+            group["lr"] = group["lr"] * float(factor)
+        yield
+    finally:
+        for group, lr in zip(optimizer.param_groups, before, strict=True):
+            group["lr"] = lr

@@ -1,0 +1,142 @@
+"""Measures what the gradient noise scale needs from a PyTorch model's backward passes.
+
+Decides nothing; refuses to keep gradients, but for one step's when a step has a single part.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from retrain.rollouts import Floats
+
+if TYPE_CHECKING:
+    import torch
+
+
+class Gradients:
+    """Measures each backward pass of a model by hooks, before replicas average.
+
+    A hook on a parameter sees the pass's own gradient: not yet added to earlier ones, not yet
+    averaged over replicas.
+    """
+
+    def __init__(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        self._torch = _import_torch()
+        self._optimizer = optimizer
+        self._process_group = _process_group(model)
+        distributed = self._process_group is not None
+        self.replicas = self._torch.distributed.get_world_size(self._process_group) if distributed else 1
+        self._groups = [[p for p in g["params"] if p.requires_grad] for g in optimizer.param_groups]
+        self._previous: tuple[float, list[list[torch.Tensor]]] | None = None
+        self.forget()
+        self._hooks = [
+            parameter.register_hook(self._watcher(number, parameter))
+            for number, group in enumerate(self._groups)
+            for parameter in group
+        ]
+
+    @property
+    def passes(self) -> int:
+        """Backward passes since the last `forget`, by the parameter that most of them reached.
+
+        Counting autograd's own runs instead would count reentrant checkpoints as passes.
+        """
+        return max(self._seen.values(), default=0)
+
+    def forget(self) -> None:
+        """Start a new step."""
+        self._seen: dict[torch.Tensor, int] = {}
+        self._sqr_sums: list[torch.Tensor | float] = [0.0] * len(self._groups)
+
+    def close(self) -> None:
+        """Take the hooks away."""
+        for hook in self._hooks:
+            hook.remove()
+
+    def average(self, passes: int) -> None:
+        """Divide the accumulated gradients by the number of passes."""
+        for group in self._groups:
+            for parameter in group:
+                if parameter.grad is not None and passes > 1:
+                    parameter.grad.div_(passes)
+
+    def moments(self, scale: float, *, divided: bool) -> tuple[Floats, Floats, bool] | None:
+        """Give (parts' squared norms, their mean's, whether parts are steps in a row).
+
+        None if this step has a single part and the step before had none of the same scale.
+        """
+        means = [[_gradient(p) for p in group] for group in self._groups]
+        parts = self.passes * self.replicas
+        if parts > 1:
+            self._previous = None
+            # Losses that were divided by the passes gave gradients smaller by as much.
+            each = self._sums_over_replicas() * (self.passes**2 if divided else 1) / parts
+            return np.broadcast_to(each, (parts, each.size)), self._sqr_norms(means), False
+        earlier, self._previous = self._previous, (scale, [[g.clone() for g in group] for group in means])
+        if earlier is None or not math.isclose(earlier[0], scale):
+            return None
+        both = [
+            [(now + before) / 2 for now, before in zip(*pair, strict=True)]
+            for pair in zip(means, earlier[1], strict=True)
+        ]
+        local = np.stack([self._sqr_norms(earlier[1]), self._sqr_norms(means)])
+        return local, self._sqr_norms(both), True
+
+    def _watcher(self, number: int, parameter: torch.Tensor) -> Any:
+        def watch(gradient: torch.Tensor) -> None:
+            self._seen[parameter] = self._seen.get(parameter, 0) + 1
+            self._sqr_sums[number] = self._sqr_sums[number] + self._sqr_norm(number, parameter, gradient)
+
+        return watch
+
+    def _sqr_norm(self, number: int, parameter: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
+        divisor = self._preconditioner(number, parameter)
+        scaled = gradient.detach().float() if divisor is None else gradient.detach().float() / divisor
+        return scaled.square().sum()
+
+    def _preconditioner(self, number: int, parameter: torch.Tensor) -> torch.Tensor | None:
+        """Give what Adam divides this parameter's update by; None without, or before 5 steps of it."""
+        state, group = self._optimizer.state.get(parameter, {}), self._optimizer.param_groups[number]
+        steps = float(state.get("step", 0))
+        if "exp_avg_sq" not in state or steps < 5:
+            return None
+        corrected = state["exp_avg_sq"] / (1 - group["betas"][1] ** steps)
+        root: torch.Tensor = corrected.sqrt() + group["eps"]
+        return root
+
+    def _sqr_norms(self, gradients: list[list[torch.Tensor]]) -> Floats:
+        """Squared norm per parameter group: (groups,)."""
+        norms = [
+            sum(float(self._sqr_norm(i, p, g)) for p, g in zip(self._groups[i], group, strict=True))
+            for i, group in enumerate(gradients)
+        ]
+        return np.array(norms)
+
+    def _sums_over_replicas(self) -> Floats:
+        """Sum over passes and replicas of each group's squared norms: (groups,)."""
+        device = next(p.device for group in self._groups for p in group)
+        sums = self._torch.stack([self._torch.as_tensor(s, device=device).float() for s in self._sqr_sums])
+        if self.replicas > 1:
+            self._torch.distributed.all_reduce(sums, group=self._process_group)
+        return np.array(sums.tolist())
+
+
+def _gradient(parameter: torch.Tensor) -> torch.Tensor:
+    return parameter.new_zeros(parameter.shape) if parameter.grad is None else parameter.grad.detach()
+
+
+def _import_torch() -> Any:
+    try:
+        import torch
+    except ImportError as error:
+        raise ImportError("initialize needs PyTorch: pip install torch") from error
+    return torch
+
+
+def _process_group(model: torch.nn.Module) -> Any:
+    from torch.nn.parallel import DistributedDataParallel
+
+    return model.process_group if isinstance(model, DistributedDataParallel) else None

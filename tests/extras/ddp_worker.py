@@ -1,0 +1,62 @@
+"""One replica of DistributedDataParallel runs whose gradients are dictated; writes what the rule found.
+
+Usage: ddp_worker.py RENDEZVOUS_FILE RANK OUTPUT_FILE < plans.json
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from contextlib import nullcontext
+from pathlib import Path
+
+import torch
+from torch import distributed
+from torch.nn.parallel import DistributedDataParallel
+
+from retrain.torch_scaling import AdaScale
+
+
+class Linear(torch.nn.Module):
+    """Its gradient is its input."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.zeros(2))
+
+    def forward(self, gradient: torch.Tensor) -> torch.Tensor:
+        return self.weight @ gradient
+
+
+def train(plan: dict, rank: int) -> list[dict]:
+    model = DistributedDataParallel(Linear())
+    optimizer = torch.optim.SGD(model.parameters(), lr=plan["lr"])
+    rule = AdaScale()
+    rule.initialize(model, optimizer, accum_scale=plan["accum_scale"])
+    rows = []
+    for step in plan["steps"]:
+        before = model.module.weight.detach().clone()
+        mine = step[rank]
+        for index, gradient in enumerate(mine):
+            is_last = index == len(mine) - 1
+            with nullcontext() if is_last or not plan["no_sync"] else model.no_sync():
+                model(torch.tensor(gradient)).backward()
+        rule.step()
+        delta = (model.module.weight.detach() - before).tolist()
+        sqr, var = rule.noise.sqr.tolist(), rule.noise.var.tolist()
+        rows.append({"sqr": sqr, "var": var, "progress": rule.progress, "delta": delta})
+        rule.zero_grad()
+    assert optimizer.param_groups[0]["lr"] == plan["lr"]
+    return rows
+
+
+def main(rendezvous: str, rank: int, output: str) -> None:
+    distributed.init_process_group("gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=2)
+    found = [train(plan, rank) for plan in json.load(sys.stdin)]
+    Path(output).write_text(json.dumps(found))
+    distributed.barrier()
+    distributed.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], int(sys.argv[2]), sys.argv[3])

@@ -1,0 +1,256 @@
+"""Learning-rate scaling in PyTorch loops: recorded traces, accumulation, two replicas, Adam."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from retrain.controllers.scaling import AdaScaleRule
+from retrain.torch_scaling import AdamScale, AdaScale, LEGWScale, LinearScale
+
+pytestmark = pytest.mark.extras
+TESTS = Path(__file__).parent.parent
+PUBLISHED = json.loads((TESTS / "data" / "scaling_rules.json").read_text())
+
+
+class Linear(torch.nn.Module):
+    """Its gradient is its input."""
+
+    def __init__(self, size=2):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.zeros(size))
+
+    def forward(self, gradient):
+        return self.weight @ torch.as_tensor(gradient, dtype=torch.float32)
+
+
+def attached(rule, lr=0.1, optimizer=torch.optim.SGD, size=2, **options):
+    model = Linear(size)
+    rule.initialize(model, optimizer(model.parameters(), lr=lr), **options)
+    return rule, model
+
+
+def take_step(rule, model, gradients, divide_by=1):
+    before = model.weight.detach().clone()
+    for gradient in gradients:
+        (model(gradient) / divide_by).backward()
+    rule.step()
+    rule.zero_grad()
+    return (model.weight.detach() - before).numpy()
+
+
+@pytest.mark.parametrize("case", PUBLISHED["estimator_single_process"], ids=lambda case: case["name"])
+def test_a_loop_updates_its_weights_as_published(case):
+    rule, model = attached(AdaScale(), case["lr"], accum_scale=case["accum_scale"])
+    for step in case["steps"]:
+        delta = take_step(rule, model, [micro[0] for micro in step["micro_grads"]])
+        assert np.allclose(delta, step["param_delta"][0], atol=1e-6)
+        assert rule.progress == pytest.approx(step["progress"])
+
+
+@pytest.mark.parametrize("case", PUBLISHED["estimator_single_process"][:2], ids=lambda case: case["name"])
+def test_a_loop_estimates_noise_as_published(case):
+    rule, model = attached(AdaScale(), case["lr"], accum_scale=case["accum_scale"])
+    for step in case["steps"]:
+        take_step(rule, model, [micro[0] for micro in step["micro_grads"]])
+        assert np.allclose(rule.noise.sqr, step["sqr_avg"], rtol=1e-6)
+        assert np.allclose(rule.noise.var, np.maximum(step["var_avg"], 1e-6), rtol=1e-6)
+
+
+def test_adams_second_moment_preconditions_estimates_as_published():
+    case = PUBLISHED["estimator_adam_preconditioned"]
+
+    def adam(parameters, lr):
+        return torch.optim.Adam(parameters, lr=lr, betas=tuple(case["betas"]), eps=case["eps"])
+
+    rule, model = attached(AdamScale(), case["lr"], adam, accum_scale=case["accum_scale"])
+    for step in case["steps"]:
+        take_step(rule, model, step["micro"])
+        assert np.allclose(rule.noise.sqr, step["sqr_avg"], rtol=1e-5)
+        assert np.allclose(rule.noise.var, step["var_avg"], rtol=1e-5)
+
+
+def test_losses_divided_by_the_user_give_the_same_steps():
+    gradients = [[[1.0, 0.0], [0.0, 1.0]], [[2.0, 1.0], [1.0, 1.0]], [[3.0, 0.5], [1.0, 4.0]]]
+    averaging, first = attached(AdaScale())
+    divided, second = attached(AdaScale(), losses_are_divided=True)
+    for step in gradients:
+        deltas = take_step(averaging, first, step), take_step(divided, second, step, divide_by=2)
+        assert np.allclose(*deltas, atol=1e-7)
+    assert divided.progress == pytest.approx(averaging.progress)
+
+
+def test_the_optimizers_learning_rates_are_untouched_after_a_step_even_one_that_fails():
+    rule, model = attached(LinearScale(), accum_scale=8)
+    take_step(rule, model, [[1.0, 1.0]])
+    assert rule._optimizer.param_groups[0]["lr"] == 0.1
+    rule._optimizer.register_step_pre_hook(lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        take_step(rule, model, [[1.0, 1.0]])
+    assert rule._optimizer.param_groups[0]["lr"] == 0.1
+
+
+def test_each_parameter_group_has_its_own_factor():
+    quiet, noisy = torch.nn.Parameter(torch.zeros(2)), torch.nn.Parameter(torch.zeros(2))
+    model = torch.nn.ParameterList([quiet, noisy])
+    optimizer = torch.optim.SGD([{"params": [quiet], "lr": 1.0}, {"params": [noisy], "lr": 10.0}])
+    rule = AdaScale()
+    rule.initialize(model, optimizer)
+    for sign in (1.0, -1.0):
+        (quiet.sum() + sign * (noisy[0] - noisy[1]) + noisy[0]).backward()
+    rule.step()
+    assert np.allclose(quiet.detach(), -1.0, atol=1e-5)  # no noise: factor 1
+    # Gradients (2, -1) and (0, 1): L = 3, T = 1, sqr = -1 raised to 0, so the factor is S = 2.
+    assert np.allclose(noisy.detach(), [-20, 0], atol=1e-4)
+
+
+def test_a_plain_zero_grad_between_steps_works_too():
+    rule, model = attached(AdaScale())
+    for _ in range(2):
+        model([1.0, 0.0]).backward()
+        model([1.0, 0.0]).backward()
+        rule.step()
+        rule._optimizer.zero_grad()
+    assert rule.progress == pytest.approx(2, abs=1e-5)
+
+
+def test_zero_grad_forgets_a_pass_that_was_not_used():
+    rule, model = attached(AdaScale())
+    model([100.0, -100.0]).backward()
+    rule.zero_grad()
+    assert np.allclose(take_step(rule, model, [[1.0, 0.0], [1.0, 0.0]]), [-0.1, 0], atol=1e-6)
+
+
+def test_parameters_that_a_pass_leaves_out_count_as_zero_gradient():
+    always, first, second = (torch.nn.Parameter(torch.zeros(1)) for _ in range(3))
+    rule = AdaScale()
+    rule.initialize(torch.nn.Module(), torch.optim.SGD([always, first, second], lr=1.0))
+    (always + first).sum().backward()
+    (always + second).sum().backward()
+    rule.step()
+    # Gradients (1, 1, 0) and (1, 0, 1): L = 2, T = 1.5.
+    assert (rule.noise.sqr, rule.noise.var) == (1, 1)
+
+
+def test_gradients_that_are_not_finite_teach_nothing():
+    rule, model = attached(AdaScale())
+    take_step(rule, model, [[1.0, 0.0], [0.0, 1.0]])
+    before = rule.noise.state_dict()
+    take_step(rule, model, [[float("nan"), 0.0], [0.0, 1.0]])
+    assert rule.noise.state_dict() == before
+
+
+def test_a_changed_batch_is_told_by_accum_scale():
+    rule, model = attached(LinearScale(), accum_scale=1)
+    rule.accum_scale = 8
+    assert np.allclose(take_step(rule, model, [[1.0, 0.0]]), [-0.8, 0])
+
+
+def test_gradients_before_and_after_a_change_of_batch_are_not_paired():
+    rule, model = attached(AdaScale(), accum_scale=1)
+    take_step(rule, model, [[1.0, 0.0]])
+    rule.accum_scale = 8
+    take_step(rule, model, [[0.0, 1.0]])
+    assert not rule.noise.is_known
+
+
+def test_a_resumed_rule_goes_on_as_the_one_that_was_saved():
+    saved, model = attached(AdaScale())
+    take_step(saved, model, [[1.0, 0.0], [0.0, 1.0]])
+    resumed, other = attached(AdaScale())
+    resumed.load_state_dict(json.loads(json.dumps(saved.state_dict())))
+    after = take_step(saved, model, [[2.0, 1.0], [1.0, 1.0]])
+    assert np.allclose(take_step(resumed, other, [[2.0, 1.0], [1.0, 1.0]]), after)
+    assert resumed.progress == saved.progress
+
+
+def test_attaching_again_watches_once():
+    rule, model = attached(AdaScale())
+    rule.initialize(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    model([1.0, 0.0]).backward()
+    assert rule._gradients.passes == 1
+
+
+def test_a_rule_without_a_model_says_what_to_call():
+    with pytest.raises(RuntimeError, match="call initialize"):
+        AdaScale().step()
+
+
+def test_a_step_without_a_backward_pass_is_refused():
+    rule, _ = attached(AdaScale())
+    with pytest.raises(RuntimeError, match=r"call loss\.backward"):
+        rule.step()
+
+
+def test_legw_asks_for_the_initial_batch_when_attached():
+    with pytest.raises(ValueError, match="init_batch_size: missing"):
+        attached(LEGWScale(1, 100))
+
+
+def test_legw_warms_up_over_progress():
+    rule, model = attached(LEGWScale(1, 100), init_batch_size=10)
+    deltas = [take_step(rule, model, [[1.0, 0.0]])[0] for _ in range(12)]
+    assert np.allclose(deltas, [-0.01 * min(step, 10) for step in range(12)], atol=1e-6)
+
+
+def test_attached_or_not_a_rule_computes_the_same_factors():
+    facts = {"grad_sqr": np.ones(2), "grad_var": np.array([1.0, 3.0])}
+    assert np.array_equal(AdaScale().lr_factor(4, **facts), AdaScaleRule().lr_factor(4, **facts))
+
+
+DICTATED = PUBLISHED["estimator_multi_replica"][0]
+# steps x replicas x passes x parameters
+ACCUMULATED = np.random.default_rng(0).normal([1.0, 2.0], 1.0, size=(3, 2, 2, 2)).tolist()
+PLANS = {
+    "published": {
+        "lr": 0.1,
+        "accum_scale": DICTATED["accum_scale"],
+        "no_sync": False,
+        "steps": [step["micro_grads_by_replica"] for step in DICTATED["steps"]],
+    },
+    "averaged once": {"lr": 0.1, "accum_scale": 2.0, "no_sync": True, "steps": ACCUMULATED},
+    "averaged at every pass": {"lr": 0.1, "accum_scale": 2.0, "no_sync": False, "steps": ACCUMULATED},
+}
+
+
+@pytest.fixture(scope="module")
+def replicas(tmp_path_factory):
+    """What each of two processes found, by plan."""
+    folder = tmp_path_factory.mktemp("replicas")
+    (folder / "plans.json").write_text(json.dumps(list(PLANS.values())))
+    command = [sys.executable, str(TESTS / "extras" / "ddp_worker.py"), str(folder / "rendezvous")]
+    outputs = [folder / f"replica-{rank}.json" for rank in range(2)]
+    workers = []
+    for rank, output in enumerate(outputs):
+        with (folder / "plans.json").open() as plans:
+            workers.append(subprocess.Popen([*command, str(rank), str(output)], stdin=plans))
+    assert [worker.wait(timeout=100) for worker in workers] == [0, 0]
+    return [dict(zip(PLANS, json.loads(output.read_text()), strict=True)) for output in outputs]
+
+
+def test_two_replicas_estimate_as_published(replicas):
+    for row, step in zip(replicas[0]["published"], DICTATED["steps"], strict=True):
+        assert np.allclose(row["sqr"], np.maximum(step["sqr_avg"], 0), rtol=1e-6)
+        assert np.allclose(row["var"], step["var_avg"], rtol=1e-6)
+        assert row["progress"] == pytest.approx(step["progress"])
+        assert np.allclose(row["delta"], -0.1 * step["lr_factor"][0] * np.array(step["mean_grad"]), atol=1e-6)
+
+
+def test_replicas_agree(replicas):
+    assert replicas[0] == replicas[1]
+
+
+@pytest.mark.parametrize("plan", ["averaged once", "averaged at every pass"])
+def test_two_replicas_that_accumulate_match_one_that_accumulates_all(replicas, plan):
+    single, model = attached(AdaScale(), accum_scale=1.0)
+    for step, row in zip(ACCUMULATED, replicas[0][plan], strict=True):
+        delta = take_step(single, model, [gradient for mine in step for gradient in mine])
+        assert np.allclose(row["delta"], delta, atol=1e-6)
+        assert np.allclose([row["sqr"], row["var"]], [single.noise.sqr, single.noise.var], rtol=1e-5)
+        assert row["progress"] == pytest.approx(single.progress, rel=1e-5)
