@@ -1,0 +1,136 @@
+"""The controller's fit of the scalability law: the time per step, p / X = lead + load p + crowd p^2.
+
+Linear in its three coefficients, so that it is exact and cheap; relative errors, because noise of
+throughput is proportional to it; non-negative, because no part of a step takes negative time (which
+keeps kappa <= sigma <= 1). Subsets of coefficients are enumerated: there are only seven.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+FloatArray = NDArray[np.float64]
+
+HUBER = 1.345  # 95 % efficient on normal noise (Huber and Ronchetti, Robust Statistics, 2009)
+ROUNDS = 20  # of re-weighting; the weights settle in about five
+TIE = 1e-12  # relative difference that rounding alone explains
+NEGLIGIBLE = 1e-9  # share of the largest p's time below which a coefficient is rounding, hence 0
+EXACT = 1e-12  # relative residual of data without noise
+
+
+@dataclass(frozen=True)
+class StepTime:
+    """Time per step at concurrency p: lead + load p + crowd p^2, in (unit of p) / (unit of X)."""
+
+    lead: float
+    load: float
+    crowd: float
+
+    @property
+    def best(self) -> float:
+        """The p of the highest throughput; infinite where nothing crowds."""
+        return math.sqrt(self.lead / self.crowd) if self.crowd > 0.0 else math.inf
+
+    def throughput(self, p: float) -> float:
+        return p / (self.lead + self.load * p + self.crowd * p * p)
+
+
+class StepTimeFitter:
+    """Fits step times at fixed concurrencies again and again.
+
+    Args:
+        p: concurrency (any unit), positive, shape (n,).
+    """
+
+    def __init__(self, p: FloatArray) -> None:
+        self._scale = float(p.max())
+        self._powers: FloatArray = np.stack([(p / self._scale) ** power for power in range(5)])
+
+    def fit(self, time: FloatArray, weights: FloatArray) -> StepTime:
+        """Minimise the sum of weights (fitted / time - 1)^2 over non-negative coefficients.
+
+        Args:
+            time: p / X, positive, shape (n,).
+            weights: shape (n,), at least one positive; 0 leaves an entry out.
+        """
+        scaled = weights / time
+        target = (self._powers[:3] @ scaled).tolist()
+        moments = (self._powers @ (scaled / time)).tolist()
+        lead, load, crowd = _non_negative([moments[row : row + 3] for row in range(3)], target)
+        return StepTime(lead, load / self._scale, crowd / self._scale**2)
+
+
+def fit_robust(p: FloatArray, x: FloatArray) -> StepTime:
+    """The same fit from single observations, with Huber weights against stalls and glitches."""
+    time, fitter = p / x, StepTimeFitter(p)
+    weights = np.ones_like(time)
+    fit = fitter.fit(time, weights)
+    for _ in range(ROUNDS):
+        residual = np.abs(np.log((fit.lead + fit.load * p + fit.crowd * p * p) / time))
+        spread = 1.4826 * float(np.median(residual))  # of normal noise, a standard deviation
+        if spread < EXACT:
+            break
+        updated = np.minimum(1.0, HUBER * spread / np.maximum(residual, EXACT))
+        fit = fitter.fit(time, updated)
+        if np.allclose(updated, weights, rtol=1e-6):
+            break
+        weights = updated
+    return fit
+
+
+def _non_negative(gram: list[list[float]], target: list[float]) -> tuple[float, float, float]:
+    """The minimum without negative coefficients: of all three if they are positive, else of a subset."""
+    full = _solve_three(gram, target)
+    if full is not None:
+        return full
+    best, best_gain = (target[0] / gram[0][0], 0.0, 0.0), 0.0
+    for subset in ((0,), (1,), (2,), (0, 1), (0, 2), (1, 2)):
+        solution = (
+            _solve_one(gram, target, *subset) if len(subset) == 1 else _solve_two(gram, target, *subset)
+        )
+        if solution is None:
+            continue
+        gain = sum(value * weight for value, weight in zip(solution, target, strict=True))
+        if gain > best_gain * (1.0 + TIE):
+            best, best_gain = solution, gain
+    return best
+
+
+def _solve_one(gram: list[list[float]], target: list[float], i: int) -> tuple[float, float, float]:
+    value = [0.0, 0.0, 0.0]
+    value[i] = target[i] / gram[i][i]
+    return value[0], value[1], value[2]
+
+
+def _solve_two(
+    gram: list[list[float]], target: list[float], i: int, j: int
+) -> tuple[float, float, float] | None:
+    """Both of two coefficients; None unless the data tell them apart and both are positive."""
+    determinant = gram[i][i] * gram[j][j] - gram[i][j] ** 2
+    if determinant <= TIE * gram[i][i] * gram[j][j]:
+        return None
+    value = [0.0, 0.0, 0.0]
+    value[i] = (target[i] * gram[j][j] - target[j] * gram[i][j]) / determinant
+    value[j] = (target[j] * gram[i][i] - target[i] * gram[i][j]) / determinant
+    return (value[0], value[1], value[2]) if min(value[i], value[j]) > NEGLIGIBLE * max(value) else None
+
+
+def _solve_three(gram: list[list[float]], target: list[float]) -> tuple[float, float, float] | None:
+    """Likewise all three, by Cramer's rule: far cheaper at this size than a call into a library."""
+    (a, b, c), (_, d, e), (_, _, f) = gram
+    x, y, z = target
+    aa, ab, ac = d * f - e * e, c * e - b * f, b * e - c * d
+    bb, bc, cc = a * f - c * c, b * c - a * e, a * d - b * b
+    determinant = a * aa + b * ab + c * ac
+    if determinant <= TIE * a * d * f:
+        return None
+    solution = (
+        (aa * x + ab * y + ac * z) / determinant,
+        (ab * x + bb * y + bc * z) / determinant,
+        (ac * x + bc * y + cc * z) / determinant,
+    )
+    return solution if min(solution) > NEGLIGIBLE * max(solution) else None
