@@ -1,17 +1,72 @@
 """Rewards: how good a completion is, from its text alone.
 
-A plugin is one file with `score(completion, prompt, *, <params>) -> float`. A reward of 1 or more
-counts as correct.
+A plugin is one file with `score(completion, prompt, *, <params>) -> float`, plain or a coroutine
+function. A reward of 1 or more counts as correct. Such a function raises `UnscoredError` or
+TimeoutError where it cannot tell how good a completion is, which is counted and neither rewarded nor
+punished; any other exception is a bug and stops the run.
+
+A plugin that needs processes, connections or the whole batch also defines
+`open_scorer(**params) -> BatchScorer` in the same file. `check_params(params) -> list of problems`
+is optional too, and asked at plan time instead of trying `score` out.
 """
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
 from typing import Any, Protocol
 
 from retrain.rollouts import Prompt
 
 
+class UnscoredError(Exception):
+    """Nobody can tell how good a completion is; the message says why."""
+
+
+class Outcome(StrEnum):
+    """How scoring a completion ended; a wrong answer is SCORED."""
+
+    SCORED = "scored"
+    ERROR = "error"
+    TIMEOUT = "timeout"
+
+
+@dataclass(frozen=True, slots=True)
+class Score:
+    """One completion's reward, and how it came about.
+
+    `value` is None where the reward is unknown through no fault of the completion (a judge that
+    did not answer): whoever trains on it takes a neutral value. A completion that makes its own
+    check hang or fail has earned its 0, and is still counted as a timeout or an error.
+    """
+
+    value: float | None
+    outcome: Outcome = Outcome.SCORED
+    message: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What is scored: a completion and its prompt, which holds the right answer."""
+
+    completion: str
+    prompt: Prompt
+
+
 class Reward(Protocol):
     """A completion's text and its prompt (with the answer) -> reward, finite; 1 = correct."""
 
-    def __call__(self, completion: str, prompt: Prompt, **params: Any) -> float: ...
+    def __call__(self, completion: str, prompt: Prompt, **params: Any) -> float | Awaitable[float]: ...
+
+
+class BatchScorer(Protocol):
+    """Scores many completions at once; used by one thread at a time."""
+
+    def score_all(self, answers: Sequence[Answer]) -> list[Score] | Awaitable[list[Score]]:
+        """Score every completion, in order."""
+        ...
+
+    def close(self) -> None:
+        """Let go of processes and connections; safe to call twice."""
+        ...

@@ -6,7 +6,6 @@ of its denominator.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -15,7 +14,6 @@ import numpy as np
 
 from retrain import registry
 from retrain.config.schema import Config
-from retrain.errors import RunFailedError
 from retrain.rollouts import Floats, Group, Loss, Rollout, TrainingSample
 
 CORRECT = 1.0 - 1e-9  # a reward of 1, up to rounding
@@ -23,10 +21,12 @@ CORRECT = 1.0 - 1e-9  # a reward of 1, up to rounding
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ScoredBatch:
-    """A step's groups with their rewards, shape (prompts, rollouts)."""
+    """A step's groups with their rewards, shape (prompts, rollouts), and what went wrong in scoring."""
 
     groups: Sequence[Group]
     rewards: Floats
+    errors: int = 0  # rollouts whose scoring failed; a wrong answer is not among them
+    timeouts: int = 0  # rollouts whose scoring took too long
 
     @property
     def rollouts(self) -> list[Rollout]:
@@ -38,12 +38,19 @@ class ScoredBatch:
         """Sampled tokens, informative or not."""
         return sum(len(rollout.tokens) for rollout in self.rollouts)
 
+    def reward_faults(self, prefix: str = "") -> dict[str, float]:
+        """Give a row's shares of rollouts whose scoring failed or took too long."""
+        return {
+            f"{prefix}reward_error_fraction": self.errors / self.rewards.size,
+            f"{prefix}reward_timeout_fraction": self.timeouts / self.rewards.size,
+        }
+
 
 @dataclass(frozen=True, slots=True)
 class Algorithm:
     """The plugins of a run with their parameters bound."""
 
-    score: Callable[..., float]
+    reward: Callable[[Sequence[Group]], ScoredBatch]  # scores every rollout, see `retrain.trainer.scoring`
     estimate: Callable[[Floats], Floats]
     reweigh: Callable[[Rollout, float, float], Floats]
     loss: Loss
@@ -51,27 +58,17 @@ class Algorithm:
     max_tokens: int
 
     @classmethod
-    def of(cls, config: Config) -> Algorithm:
-        """Find the plugins that a configuration names."""
+    def of(cls, config: Config, reward: Callable[[Sequence[Group]], ScoredBatch]) -> Algorithm:
+        """Find the plugins that a configuration names; the reward is opened already."""
         table = config.algorithm
         evaluate = registry.find("losses", table.loss_mode)
         return cls(
-            score=partial(registry.find("rewards", config.reward.reward), **config.reward.params),
+            reward=reward,
             estimate=partial(registry.find("advantages", table.advantage_mode), **table.advantage_params),
             reweigh=partial(registry.find("transforms", table.transform_mode), **table.transform_params),
             loss=Loss(table.loss_mode, partial(evaluate, **table.loss_params), table.loss_params),
             normalization=table.loss_normalization,
             max_tokens=config.training.max_tokens,
-        )
-
-    def reward(self, groups: Sequence[Group]) -> ScoredBatch:
-        """Score every rollout.
-
-        Raises:
-            RunFailedError: a reward is not a finite number.
-        """
-        return ScoredBatch(
-            groups, np.array([[self._score(r) for r in g.rollouts] for g in groups], dtype=float)
         )
 
     def samples(self, batch: ScoredBatch, progress: float) -> list[TrainingSample]:
@@ -89,14 +86,6 @@ class Algorithm:
             TrainingSample(rollout, self.reweigh(rollout, advantage, progress), weigh(rollout), group)
             for rollout, advantage, group in chosen
         ]
-
-    def _score(self, rollout: Rollout) -> float:
-        reward = float(self.score(rollout.text, rollout.prompt))
-        if not math.isfinite(reward):
-            raise RunFailedError(
-                f"the reward of prompt {rollout.prompt.id} is {reward}; a reward must be a finite number"
-            )
-        return reward
 
     def _weights(self, rollouts: Sequence[Rollout]) -> Callable[[Rollout], float]:
         if self.normalization == "token":

@@ -1,0 +1,171 @@
+"""Calls a function on many completions in killable processes, each call with a time limit.
+
+A call's clock starts when a process takes it up, not when it is queued, and stops at the limit even if
+the call hangs in C: the process is killed and replaced, and the other calls do not notice. Processes
+are started when first needed, as fresh interpreters; they end when the run does, however it ends.
+"""
+
+from __future__ import annotations
+
+import selectors
+import time
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from retrain.errors import ConfigError, InfrastructureError
+from retrain.rewards import Answer
+from retrain.rewards._pool_process import PoolProcess
+from retrain.system import cpu_capacity
+
+STARTUP_S = 120.0  # imports on a cold network disk; only a broken machine takes longer
+BACKSTOP_S = 1.0  # a process whose run is gone ends itself this long after a call's limit
+
+
+class Ending(StrEnum):
+    """How a call ended."""
+
+    SCORED = "scored"  # with a number
+    UNSCORED = "unscored"  # raised UnscoredError
+    TIMEOUT = "timeout"  # raised TimeoutError, or was killed at the limit
+    RAISED = "raised"  # raised anything else
+    DIED = "died"  # took its process with it
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """A call's ending, with its value or a message."""
+
+    ending: Ending
+    value: float = 0.0
+    message: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class _Call:
+    index: int
+    deadline: float
+
+
+class ProcessPool:
+    """Processes that call the function at a dotted path with a completion, its prompt and `params`."""
+
+    def __init__(
+        self,
+        target: str,
+        params: Mapping[str, Any],
+        *,
+        workers: int,
+        timeout_s: float,
+        memory_bytes: int = 0,
+    ) -> None:
+        """Remember what to call; `workers` 0 is one for each core, `memory_bytes` 0 is no limit."""
+        self._setup = {
+            "target": target,
+            "params": dict(params),
+            "memory_bytes": memory_bytes,
+            "limit_s": timeout_s + BACKSTOP_S,
+        }
+        self._timeout_s = timeout_s
+        self._most = workers or max(1, round(cpu_capacity()))
+        self._idle: list[PoolProcess] = []
+        self._starting: dict[PoolProcess, float] = {}
+        self._busy: dict[PoolProcess, _Call] = {}
+        self._selector = selectors.DefaultSelector()
+
+    def run(self, answers: Sequence[Answer]) -> list[Reply]:
+        """Call the function for every answer; replies come in the answers' order.
+
+        Raises:
+            ConfigError: the function cannot be loaded.
+            InfrastructureError: processes do not start.
+        """
+        replies: dict[int, Reply] = {}
+        waiting = deque(range(len(answers)))
+        while len(replies) < len(answers):
+            while waiting and self._idle:
+                self._begin(waiting, answers)
+            self._start(len(waiting))
+            for key, _ in self._selector.select(self._next_deadline_s()):
+                self._hear(key.fileobj, replies)  # type: ignore[arg-type]
+            self._expire(replies)
+        return [replies[index] for index in range(len(answers))]
+
+    def close(self) -> None:
+        """End all processes; safe to call twice."""
+        for process in [*self._idle, *self._starting, *self._busy]:
+            self._drop(process)
+        self._idle.clear()
+        self._starting.clear()
+        self._busy.clear()
+
+    def _start(self, wanted: int) -> None:
+        running = len(self._starting) + len(self._busy) + len(self._idle)
+        for _ in range(min(wanted - len(self._starting), self._most - running)):
+            process = PoolProcess(self._setup)
+            self._starting[process] = time.monotonic() + STARTUP_S
+            self._selector.register(process, selectors.EVENT_READ)
+
+    def _begin(self, waiting: deque[int], answers: Sequence[Answer]) -> None:
+        process, index = self._idle.pop(), waiting.popleft()
+        answer = answers[index]
+        prompt = answer.prompt
+        if process.send([answer.completion, prompt.id, prompt.text, prompt.answer]):
+            self._busy[process] = _Call(index, time.monotonic() + self._timeout_s)
+        else:  # it died while idle, which is no fault of this answer
+            self._drop(process)
+            waiting.appendleft(index)
+
+    def _hear(self, process: PoolProcess, replies: dict[int, Reply]) -> None:
+        message = process.receive()
+        if message == {}:
+            return
+        if process in self._starting:
+            del self._starting[process]
+            self._greet(process, message)
+        elif process in self._busy:
+            call = self._busy.pop(process)
+            if message is None:
+                replies[call.index] = Reply(Ending.DIED, message=self._drop(process))
+            else:
+                replies[call.index] = _reply(message)
+                self._idle.append(process)
+        else:
+            self._idle.remove(process)
+            self._drop(process)
+
+    def _greet(self, process: PoolProcess, message: Mapping[str, Any] | None) -> None:
+        if message is not None and "ready" in message:
+            self._idle.append(process)
+            return
+        ending = self._drop(process)
+        if message is not None:
+            raise ConfigError(str(message["failed"]))
+        raise InfrastructureError(f"a process that scores completions did not start: {ending}")
+
+    def _expire(self, replies: dict[int, Reply]) -> None:
+        now = time.monotonic()
+        for process, call in list(self._busy.items()):
+            if call.deadline <= now:
+                del self._busy[process]
+                self._drop(process)
+                replies[call.index] = Reply(Ending.TIMEOUT, message=f"took over {self._timeout_s:g} s")
+        if any(deadline <= now for deadline in self._starting.values()):
+            raise InfrastructureError(f"processes that score completions did not start in {STARTUP_S:g} s")
+
+    def _drop(self, process: PoolProcess) -> str:
+        self._selector.unregister(process)
+        return process.kill()
+
+    def _next_deadline_s(self) -> float:
+        deadlines = [*self._starting.values(), *(call.deadline for call in self._busy.values())]
+        return max(0.0, min(deadlines, default=0.0) - time.monotonic())
+
+
+def _reply(message: Mapping[str, Any]) -> Reply:
+    ((ending, content),) = message.items()
+    if ending == Ending.SCORED:
+        return Reply(Ending.SCORED, value=content)
+    return Reply(Ending(ending), message=content)

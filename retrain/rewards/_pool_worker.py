@@ -1,0 +1,102 @@
+"""The process behind `retrain.rewards._pool`: calls one function for each line it is sent.
+
+It ends, with everything that it started, as soon as its standard input closes: whatever becomes of
+the run, nothing stays behind. A call that cannot even be interrupted (a C function that keeps the
+interpreter to itself) is ended by a timer of the kernel.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import inspect
+import json
+import os
+import queue
+import resource
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, BinaryIO
+
+from retrain.rewards import UnscoredError
+from retrain.rollouts import Prompt
+
+LONGEST_MESSAGE = 2000  # characters of an error that are passed on
+
+
+def main() -> None:
+    """Serve until standard input closes."""
+    requests, replies = _private_pipes()
+    setup = json.loads(requests.readline())
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the run's to decide on
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    if setup["memory_bytes"] and sys.platform == "linux":  # other kernels do not keep this limit
+        resource.setrlimit(resource.RLIMIT_AS, (setup["memory_bytes"], resource.RLIM_INFINITY))
+    try:
+        function = _find(setup["target"])
+    except (ImportError, AttributeError) as error:
+        _send(replies, {"failed": f"{setup['target']!r} cannot be loaded ({error})"})
+        return
+    _send(replies, {"ready": True})
+    for request in _lines(requests):
+        signal.setitimer(signal.ITIMER_REAL, setup["limit_s"])
+        reply = _call(function, request, setup["params"])
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        _send(replies, reply)
+
+
+def _private_pipes() -> tuple[BinaryIO, BinaryIO]:
+    """Keep the pipes away from code that reads or prints."""
+    requests, replies = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb", buffering=0)
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    os.close(nothing)
+    os.dup2(2, 1)
+    return requests, replies
+
+
+def _lines(requests: BinaryIO) -> Iterator[bytes]:
+    """Read ahead in a thread, so that the end of the input is seen during a call too."""
+    lines: queue.SimpleQueue[bytes] = queue.SimpleQueue()
+
+    def read() -> None:
+        for line in iter(requests.readline, b""):
+            lines.put(line)
+        os.killpg(os.getpgrp(), signal.SIGKILL)  # the pool made this process the leader of its group
+
+    threading.Thread(target=read, daemon=True).start()
+    while True:
+        yield lines.get()
+
+
+def _find(target: str) -> Callable[..., Any]:
+    module, _, name = target.rpartition(".")
+    function: Callable[..., Any] = getattr(importlib.import_module(module), name)
+    return function
+
+
+def _call(function: Callable[..., Any], request: bytes, params: Mapping[str, Any]) -> dict[str, Any]:
+    completion, *prompt = json.loads(request)
+    try:
+        result = function(completion, Prompt(*prompt), **params)
+        return {"scored": float(asyncio.run(result) if inspect.iscoroutine(result) else result)}
+    except UnscoredError as error:
+        return {"unscored": _text(error)}
+    except TimeoutError as error:
+        return {"timeout": _text(error)}
+    except Exception as error:  # noqa: BLE001 - this process's edge: the run decides what it means
+        return {"raised": f"{type(error).__name__}: {_text(error)}"}
+
+
+def _text(error: BaseException) -> str:
+    return str(error)[:LONGEST_MESSAGE]
+
+
+def _send(replies: BinaryIO, reply: Mapping[str, Any]) -> None:
+    replies.write(json.dumps(reply).encode() + b"\n")
+
+
+if __name__ == "__main__":
+    main()

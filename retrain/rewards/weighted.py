@@ -1,0 +1,168 @@
+"""A weighted sum of other rewards.
+
+```toml
+[reward]
+reward = "weighted"
+
+[reward.params.parts]
+math = 0.9                                          # a reward's name and its weight
+
+[reward.params.parts.brevity]                       # or a label with the rest spelled out
+reward = "my_rewards.brevity"
+weight = 0.1
+params = { longest = 200 }
+```
+
+Weights are taken as they are: with weights that add up to 1, a completion that is right in every
+respect gets 1, which is what counts as correct.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any
+
+from retrain import extras, registry
+from retrain.errors import ConfigError
+from retrain.rewards import Answer, BatchScorer, Outcome, Score
+from retrain.rewards._limits import is_number
+from retrain.rewards._opening import companion
+from retrain.rewards._opening import open_scorer as open_part
+from retrain.rewards._pooled import value_of
+from retrain.rollouts import Prompt
+
+PART_KEYS = ("reward", "weight", "params")
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One term of the sum."""
+
+    reward: str
+    weight: float
+    params: Mapping[str, Any]
+
+
+def score(completion: str, prompt: Prompt, *, parts: Mapping[str, Any]) -> float:
+    """Give the weighted sum of the parts' rewards.
+
+    Args:
+        completion: what the policy wrote.
+        prompt: what it was shown, and the answer.
+        parts: name of a reward -> its weight, or label -> table of `reward` (default: the label),
+            `weight` and `params`.
+
+    Raises:
+        ConfigError: a part is wrong.
+        TimeoutError: a part took too long.
+        UnscoredError: a part could not tell.
+    """
+    scorer = open_scorer(parts=parts)
+    try:
+        (scored,) = asyncio.run(scorer.score_all([Answer(completion, prompt)]))
+    finally:
+        scorer.close()
+    return value_of(scored)
+
+
+def open_scorer(*, parts: Mapping[str, Any]) -> WeightedScorer:
+    """Open every part; parameters as for `score`."""
+    if problems := list(check_params({"parts": parts})):
+        raise ConfigError(problems)
+    opened: list[tuple[float, BatchScorer]] = []
+    with ExitStack() as stack:
+        for part in parts_of(parts):
+            scorer = open_part(part.reward, part.params)
+            stack.callback(scorer.close)
+            opened.append((part.weight, scorer))
+        return WeightedScorer(opened, stack.pop_all())
+
+
+def parts_of(parts: Mapping[str, Any]) -> list[Part]:
+    """Read a table of parts that `check_params` found no fault with."""
+    return [
+        Part(label, float(table), {})
+        if is_number(table)
+        else Part(table.get("reward", label), float(table["weight"]), table.get("params", {}))
+        for label, table in parts.items()
+    ]
+
+
+def check_params(params: Mapping[str, Any]) -> Iterator[str]:
+    """Say what is wrong with the parts and with their parameters."""
+    parts = params.get("parts")
+    if not isinstance(parts, Mapping) or not parts:
+        yield f"parts: got {parts!r}; needs a table of rewards with their weights, such as {{ match = 1.0 }}"
+        return
+    for label, table in parts.items():
+        form = list(_form_problems(table))
+        yield from (f"parts.{label}{problem}" for problem in form)
+        if not form:
+            yield from (f"parts.{label}{p}" for p in _part_problems(parts_of({label: table})[0]))
+
+
+class WeightedScorer:
+    """Scores with all parts at the same time."""
+
+    def __init__(self, parts: Sequence[tuple[float, BatchScorer]], opened: ExitStack) -> None:
+        self._parts = parts
+        self._opened = opened
+
+    async def score_all(self, answers: Sequence[Answer]) -> list[Score]:
+        """Score every completion, in order."""
+        columns = await asyncio.gather(*(_scores(scorer, answers) for _, scorer in self._parts))
+        weights = [weight for weight, _ in self._parts]
+        return [_sum(weights, row) for row in zip(*columns, strict=True)]
+
+    def close(self) -> None:
+        """Close every part."""
+        self._opened.close()
+
+
+async def _scores(scorer: BatchScorer, answers: Sequence[Answer]) -> list[Score]:
+    if inspect.iscoroutinefunction(scorer.score_all):
+        return await scorer.score_all(answers)  # type: ignore[no-any-return]
+    result = await asyncio.to_thread(scorer.score_all, answers)
+    return await result if inspect.isawaitable(result) else result
+
+
+def _sum(weights: Sequence[float], scores: Sequence[Score]) -> Score:
+    """Add up; one part that is unknown makes the sum unknown, and the first fault names it."""
+    fault = next((s for s in scores if s.outcome is not Outcome.SCORED), Score(0.0))
+    values = [s.value for s in scores if s.value is not None]
+    total = sum(w * v for w, v in zip(weights, values, strict=True)) if len(values) == len(scores) else None
+    return Score(total, fault.outcome, fault.message)
+
+
+def _form_problems(table: object) -> Iterator[str]:
+    if is_number(table):
+        return
+    if not isinstance(table, Mapping):
+        yield f": got {table!r}; needs a weight, or a table of {', '.join(PART_KEYS)}"
+        return
+    yield from (
+        f".{key}: unknown key; it takes {', '.join(PART_KEYS)}" for key in table.keys() - {*PART_KEYS}
+    )
+    if not is_number(table.get("weight")):
+        yield f".weight: got {table.get('weight')!r}; needs a number"
+    if not isinstance(table.get("reward", ""), str):
+        yield f".reward: got {table['reward']!r}; needs the name of a reward"
+    if not isinstance(table.get("params", {}), Mapping):
+        yield f".params: got {table['params']!r}; needs a table of the reward's parameters"
+
+
+def _part_problems(part: Part) -> Iterator[str]:
+    if problem := registry.problem_with_name("rewards", part.reward):
+        yield f": {problem}"
+        return
+    if problem := extras.missing_problem("rewards", part.reward):
+        yield f": {problem}"
+    found = registry.problems_with_params("rewards", part.reward, part.params)
+    yield from (f".params.{key}: {problem}" for key, problem in found)
+    check = companion(registry.find("rewards", part.reward), "check_params")
+    if check is not None and not found:
+        yield from (f".params.{problem}" for problem in check(part.params))

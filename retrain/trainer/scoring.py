@@ -1,0 +1,81 @@
+"""Scores a step's rollouts, and keeps apart what was wrong from what could not be told.
+
+A rollout whose reward is unknown gets the mean of those of its group that are known, so that it moves
+no advantage in either direction; a group of which nothing is known is a tie at 0. If nothing at all
+could be told, the step would teach noise: that is an infrastructure failure.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from retrain.errors import InfrastructureError, RunFailedError
+from retrain.rewards import Answer, BatchScorer, Outcome, Score
+from retrain.rewards._opening import open_scorer
+from retrain.rollouts import Floats, Group
+from retrain.trainer.batch import ScoredBatch
+from retrain.trainer.settle import EventLoopThread
+
+
+class Scorer:
+    """The reward of a run, opened once."""
+
+    def __init__(self, name: str, params: Mapping[str, Any]) -> None:
+        """Open the reward.
+
+        Raises:
+            ConfigError: no such reward, or it refuses its parameters.
+        """
+        self._name = name
+        self._reward: BatchScorer = open_scorer(name, params)
+        self._calls = EventLoopThread()  # not the backend's: a slow reward must not starve its heartbeats
+
+    def score(self, groups: Sequence[Group]) -> ScoredBatch:
+        """Score every rollout.
+
+        Raises:
+            RunFailedError: a reward is not a finite number; names the prompt.
+            InfrastructureError: none could be told.
+        """
+        answers = [Answer(rollout.text, group.prompt) for group in groups for rollout in group.rollouts]
+        scores = self._calls.settle(self._reward.score_all(answers))
+        self._check(answers, scores)
+        sizes = np.cumsum([len(group.rollouts) for group in groups])[:-1]
+        values = np.array([math.nan if s.value is None else s.value for s in scores])
+        return ScoredBatch(
+            groups,
+            np.array([_known(part) for part in np.split(values, sizes)]),
+            errors=sum(s.outcome is Outcome.ERROR for s in scores),
+            timeouts=sum(s.outcome is Outcome.TIMEOUT for s in scores),
+        )
+
+    def close(self) -> None:
+        """Let go of processes and connections; safe to call twice."""
+        self._reward.close()
+        self._calls.close()
+
+    def _check(self, answers: Sequence[Answer], scores: Sequence[Score]) -> None:
+        for answer, score in zip(answers, scores, strict=True):
+            if score.value is not None and not math.isfinite(score.value):
+                raise RunFailedError(
+                    f"the reward of prompt {answer.prompt.id} is {score.value}; "
+                    "a reward must be a finite number"
+                )
+        if all(score.value is None for score in scores):
+            raise InfrastructureError(
+                f"none of {len(scores)} completions could be scored by {self._name!r}; "
+                f"the last one: {scores[-1].message}"
+            )
+
+
+def _known(values: Floats) -> Floats:
+    """Replace NaN by the mean of the others, or by 0 if there are none."""
+    unknown = np.isnan(values)
+    if not unknown.any():
+        return values
+    neutral = 0.0 if unknown.all() else float(values[~unknown].mean())
+    return np.where(unknown, neutral, values)
