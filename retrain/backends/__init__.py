@@ -52,6 +52,7 @@ class Optimization:
     entropy_bonus: float = 0.0
     micro_batches: int = 1  # the step's samples in this many parts, gradients accumulated
     temperature: float = 1.0  # the sampler's: log-probabilities are compared at the same temperature
+    gpu_fraction: float = 1.0  # share of a GPU's memory that this step may use
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -75,6 +76,7 @@ class UpdateStats:
     entropy: float  # mean nats per token under the policy that was updated
     clip_fraction: float  # share of tokens whose gradient was cut by clipping
     moments: GradientMoments | None = None
+    memory_fraction: float | None = None  # peak share of the device's memory; None if unknown
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +85,7 @@ class BackendInfo:
 
     parameters: int
     remote: bool = False  # calls an API and takes permits
+    overlaps: bool = False  # `sample` may be called, also several times, while `update` is under way
     deterministic: bool = False  # same seed and steps -> same bits, also after a resume
     flops_per_sampled_token: float | None = None  # forward; None if unknown (remote)
     flops_per_trained_token: float | None = None

@@ -8,6 +8,7 @@ from __future__ import annotations
 import numpy as np
 
 from retrain.backends._weights import Array
+from retrain.controllers.noise_scale import adam_preconditioner
 
 DECAY_MEAN, DECAY_SQUARE, EPSILON = 0.9, 0.999, 1e-8  # the paper's
 
@@ -28,6 +29,12 @@ class Adam:
         mean = self.mean / (1 - DECAY_MEAN**self.steps)
         square = self.square / (1 - DECAY_SQUARE**self.steps)
         weights -= lr * mean / (np.sqrt(square) + EPSILON)
+
+    def sqr_norm(self, gradient: Array) -> float:
+        """Squared norm of a gradient as Adam sees it: each entry over what its update is divided by."""
+        scale = adam_preconditioner(self.square, self.steps, DECAY_SQUARE, EPSILON)
+        seen = gradient / scale
+        return float(np.dot(seen, seen))
 
 
 def clip_by_norm(gradient: Array, max_norm: float) -> float:

@@ -67,12 +67,20 @@ def advance(weights: Weights, drive: Array, state: Array) -> Step:
     """Move states (rows, hidden) one character on; `drive` is each row of the input table."""
     hidden = state.shape[1]
     product = state @ weights["recurrent"]
-    # sigmoid(x) = (1 + tanh(x / 2)) / 2 cannot overflow
-    gates = 0.5 + 0.5 * np.tanh(0.5 * (drive[:, : 2 * hidden] + product[:, : 2 * hidden]))
+    gates = _sigmoid(drive[:, : 2 * hidden] + product[:, : 2 * hidden])
     reset, update = gates[:, :hidden], gates[:, hidden:]
     recurrent_candidate = product[:, 2 * hidden :] + weights["candidate_bias"]
     candidate = np.tanh(drive[:, 2 * hidden :] + reset * recurrent_candidate)
     return Step(candidate + update * (state - candidate), reset, update, candidate, recurrent_candidate)
+
+
+def _sigmoid(x: Array) -> Array:
+    """Overwrite x with (1 + tanh(x / 2)) / 2, a form that cannot overflow."""
+    x *= 0.5
+    np.tanh(x, out=x)
+    x += 1
+    x *= 0.5
+    return x
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -8,6 +8,7 @@ call that holds a permit and takes that much longer.
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -46,6 +47,7 @@ class NumpyBackend:
     def __init__(self, spec: BackendSpec, options: NumpyOptions) -> None:
         self._permit = spec.permit
         self._latency_s = float(options.api_latency_s)
+        self._computing = threading.Lock()
         self._characters = Characters(spec.alphabet)
         # a negative seed means none: fresh randomness
         self._random = np.random.default_rng(spec.seed if spec.seed >= 0 else None)
@@ -80,12 +82,15 @@ class NumpyBackend:
     def update(
         self, samples: Sequence[TrainingSample], loss: Loss, optimization: Optimization
     ) -> UpdateStats:
-        """Take one Adam step on the summed loss of `samples`, at least one.
+        """Take one Adam step on the summed loss of `samples`.
 
         Raises:
+            ValueError: there are no samples.
             NonFiniteError: the loss or a gradient is not finite; nothing changed.
             BackendMemoryError: out of memory; nothing changed.
         """
+        if not samples:
+            raise ValueError("samples: got none; a step without signal needs no update")
         with self._call(), np.errstate(all="ignore"):
             try:
                 totals, gradient, moments = self._accumulate(samples, loss, optimization)
@@ -122,13 +127,14 @@ class NumpyBackend:
 
     @contextmanager
     def _call(self) -> Iterator[None]:
-        """Pose as one call of an API, if asked to."""
+        """Pose as one call of an API, if asked to: calls wait beside each other and compute in turn."""
         if self._latency_s == 0:
             yield
             return
         with self._permit():
             time.sleep(self._latency_s)
-            yield
+            with self._computing:
+                yield
 
     def _rollouts(
         self, prompts: Sequence[Prompt], completions: Completions, sampling: Sampling
@@ -167,8 +173,8 @@ class NumpyBackend:
             gradient.flat += own.flat
             totals.append(total)
             # the sum over n parts is the step's gradient, so n times a part compares with it
-            squares.append(len(parts) ** 2 * float(np.dot(own.flat, own.flat)))
-        whole = float(np.dot(gradient.flat, gradient.flat))
+            squares.append(len(parts) ** 2 * self._adam.sqr_norm(own.flat))
+        whole = self._adam.sqr_norm(gradient.flat)
         moments = GradientMoments(np.array(squares)[:, None], np.array([whole])) if len(parts) > 1 else None
         return Totals.sum(totals), gradient, moments
 

@@ -10,7 +10,17 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from retrain import registry
-from retrain.config.schema import LARGEST_SEED, Algorithm, Backend, BackPressure, Campaign, Data, Reward
+from retrain.config.schema import (
+    LARGEST_SEED,
+    Algorithm,
+    Backend,
+    BackPressure,
+    Campaign,
+    Data,
+    Reward,
+    Training,
+)
+from retrain.errors import ConfigError
 
 Location = tuple[str | int, ...]
 Problem = tuple[Location, str]
@@ -47,7 +57,13 @@ def run_problems(raw: Mapping[str, Any]) -> Iterator[Problem]:
         table = raw.get(section, {})
         if isinstance(table, dict) and isinstance(name := table.get(key, default), str):
             yield from _plugin_problems(table, section, key, kind, params_key, name)
-    yield from _back_pressure_problems(raw.get("backpressure", {}))
+    yield from _back_pressure_problems(raw.get("backpressure", {}), raw.get("training", {}))
+    throttle = raw.get("throttle", {})
+    if isinstance(throttle, dict) and isinstance(path := throttle.get("load_fn", ""), str) and path:
+        try:
+            registry.find_function("throttle.load_fn", path)
+        except ConfigError as error:
+            yield ("throttle", "load_fn"), str(error)
 
 
 def with_default_plugins(raw: Mapping[str, Any]) -> dict[str, Any]:
@@ -84,11 +100,20 @@ def _seed_problems(seeds: list[Any]) -> Iterator[str]:
         yield f"{repeated} stand more than once, but their runs would be the same; list each seed once"
 
 
-def _back_pressure_problems(table: object) -> Iterator[Problem]:
-    if not isinstance(table, dict):
+def _back_pressure_problems(table: object, training: object) -> Iterator[Problem]:
+    if not isinstance(table, dict) or not isinstance(training, dict):
         return
     smallest = table.get("min_batch_size", BackPressure.min_batch_size)
     largest = table.get("max_batch_size", BackPressure.max_batch_size)
     if type(smallest) is int and type(largest) is int and largest < smallest:
         what = f"got {largest}, below min_batch_size = {smallest}; raise one or lower the other"
         yield ("backpressure", "max_batch_size"), what
+        return
+    batch = training.get("batch_size", Training.batch_size)
+    are_numbers = all(type(n) is int for n in (batch, smallest, largest))
+    if table.get("enabled") is True and are_numbers and not smallest <= batch <= largest:
+        bounds = f"min_batch_size = {smallest} to max_batch_size = {largest}"
+        yield (
+            ("backpressure", "max_batch_size"),
+            f"training.batch_size = {batch} is outside {bounds}; widen them",
+        )

@@ -65,6 +65,10 @@ class Training(Section):
     max_tokens: int = count(10240, "upper bound on a completion's tokens")
     temperature: float = key(0.7, "sampling temperature", gt=0, le=10)
     lr: float = key(4e-5, "learning rate", gt=0, le=10)
+    lr_schedule: Literal["constant", "linear", "cosine"] = declare(
+        "constant", "how the learning rate falls to zero over max_steps of progress"
+    )
+    lr_warmup_steps: int = count(0, "steps of progress over which the learning rate rises", least=0)
     max_grad_norm: float = key(1.0, "gradients are clipped to this global norm", gt=0)
     entropy_bonus: float = key(0.0, "weight of the mean token entropy in the objective", ge=0, le=10)
     save_every: int = count(20, "steps between checkpoints; 0 saves at the end only", least=0)
@@ -126,8 +130,66 @@ class BackPressure(Section):
     increase_margin: float = key(0.5, "grow when below this share of the operating point", gt=0, le=1)
     min_batch_size: int = count(1, "never fewer prompts per step")
     max_batch_size: int = count(64, "never more prompts per step")
+    objective: Literal["throughput", "goodput"] = declare(
+        "throughput", "goodput: count tokens for what they teach, by the gradient noise scale"
+    )
+    control: Literal["batch", "microbatch"] = declare(
+        "batch", "batch: change the optimizer's batch; microbatch: keep it and change what runs at a time"
+    )
     peak_gflops: float = key(0.0, "the device's peak in GFLOP/s; 0 = unknown", ge=0)
     peak_bw_gb_s: float = key(0.0, "the device's memory bandwidth in GB/s; 0 = unknown", ge=0)
+
+
+@dataclass(frozen=True)
+class Throttle(Section):
+    """Yield to what else this machine does."""
+
+    enabled: bool = key(False, "let the machine's load reduce or pause training")
+    min_level: Literal["full", "reduced", "minimal", "paused"] = declare(
+        "full", "never less restrictive than this"
+    )
+    prefer_gpu: bool = key(True, "read GPUs as well as processors and memory")
+    scope: Literal["foreign", "system"] = declare(
+        "foreign", "foreign: leave out our own load; system: count it"
+    )
+    control: Literal["microbatch", "batch"] = declare(
+        "microbatch", "microbatch: keep the optimizer batch and accumulate; batch: make it smaller"
+    )
+    load_fn: str = key("", "dotted path of your own measure: () -> load in [0, 1], or None if unknown")
+    on_unknown: Literal["full", "reduced", "minimal", "paused"] = declare(
+        "reduced", "at least this level while the load cannot be read"
+    )
+
+
+@dataclass(frozen=True)
+class RateLimiter(Section):
+    """Sample beside training, at a fixed ratio, never too far ahead."""
+
+    max_staleness: int = count(
+        0, "oldest rollouts trained on, in policy versions; 0 = sample, then train, in turn", least=0
+    )
+    rate_limit_speed_batch_per_sim: float = key(
+        0.0, "batches trained per production unit; 0 = as fast as each side can", ge=0, le=1e6
+    )
+    nb_time_steps: int = count(0, "prompts sampled by one production unit; 0 = batch_size", least=0)
+    watermark: int = count(0, "training starts once this many prompts are buffered", least=0)
+    buffer: Literal["fifo", "firo", "reservoir"] = declare(
+        "fifo", "fifo: each once, in order; firo: each once, at random; reservoir: at random, with repeats"
+    )
+    threshold: int = count(0, "firo: prompts that stay behind, so that reading is random", least=0)
+    capacity: int = count(0, "prompts that the buffer holds; 0 = twice what a batch needs", least=0)
+    workers: int = key(1, "production units sampled at a time, if the backend allows it", ge=1, le=256)
+
+
+@dataclass(frozen=True)
+class Scaling(Section):
+    """Scale the learning rate to the batch that is really used."""
+
+    rule: Literal["none", "adascale", "adamscale", "legw", "linear", "sqrt"] = declare(
+        "none", "how the learning rate follows the batch"
+    )
+    smoothing: float = key(0.999, "per initial batch, of the gradient noise scale", gt=0, lt=1)
+    base_warmup_epochs: float = key(0.0, "legw: epochs of warm-up at the initial batch", ge=0, le=1e6)
 
 
 @dataclass(frozen=True)
@@ -151,6 +213,9 @@ class Condition(Section):
     reward: Table = key(dict, "overrides of [reward]")
     backend: Table = key(dict, "overrides of [backend]")
     backpressure: Table = key(dict, "overrides of [backpressure]")
+    throttle: Table = key(dict, "overrides of [throttle]")
+    rate_limiter: Table = key(dict, "overrides of [rate_limiter]")
+    scaling: Table = key(dict, "overrides of [scaling]")
 
 
 @dataclass(frozen=True)
@@ -198,5 +263,8 @@ class Config(Section):
     backend: Backend = declare(Backend, "where the policy lives")
     campaign: Campaign | None = declare(None, "conditions x seeds; absent: the file describes one run")
     backpressure: BackPressure = declare(BackPressure, "find the best batch size")
+    throttle: Throttle = declare(Throttle, "yield to what else this machine does")
+    rate_limiter: RateLimiter = declare(RateLimiter, "sample beside training")
+    scaling: Scaling = declare(Scaling, "scale the learning rate to the batch")
     logging: Logging = declare(Logging, "where records go")
     run: Run | None = declare(None, "written by retrain into run.toml")

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
+from retrain.config.schema import Config
 from retrain.plan.estimate import Limit, estimate_makespan, rule_of_thumb_s
 from retrain.plan.matrix import Plan, RunPlan
 from retrain.plan.preflight import TaskFacts
 
 GENEROUS = 8  # times the longest answer: more room than any completion needs
 CPU_BACKENDS = ("numpy",)
+SECTIONS = tuple(f.name for f in fields(Config) if f.name not in ("campaign", "logging", "run"))
 
 
 @dataclass(frozen=True)
@@ -115,7 +117,7 @@ def _condition(run: RunPlan, plan: Plan, base: RunPlan) -> ConditionPlan:
 
 
 def _differences(run: RunPlan, base: RunPlan) -> Iterator[str]:
-    for section in ("model", "training", "algorithm", "data", "reward", "backend", "backpressure"):
+    for section in SECTIONS:
         ours, theirs = vars(getattr(run.config, section)), vars(getattr(base.config, section))
         yield from (f"{section}.{key} = {value!r}" for key, value in ours.items() if value != theirs[key])
 
@@ -157,7 +159,19 @@ def _warnings(plan: Plan, facts: Mapping[str, TaskFacts], cores: float) -> Itera
                 f"{label}: max_tokens = {run.config.training.max_tokens}, but the longest answer has {need} "
                 f"characters; rambling is paid for: training.max_tokens = {2 * (need + 1)} would do"
             )
+    if len(plan.conditions) > 1 and any(_may_change_batch(run) for run in plan.runs):
+        yield (
+            "back pressure or the load throttle may give conditions different batches: they would differ in "
+            'more than you set; control = "microbatch" keeps the optimizer\'s batch the same'
+        )
     if plan.workers > backend.max_concurrent:
         yield (
             f"{plan.workers} workers share {backend.max_concurrent} permits: fine, they queue for API calls"
         )
+
+
+def _may_change_batch(run: RunPlan) -> bool:
+    pressure, throttle = run.config.backpressure, run.config.throttle
+    return (pressure.enabled and pressure.control == "batch") or (
+        throttle.enabled and throttle.control == "batch"
+    )

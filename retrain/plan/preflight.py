@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -16,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from retrain import registry
 from retrain.config.checks import PLUGINS
 from retrain.errors import ConfigError
+from retrain.plan.flow import flow_settings
 from retrain.plan.matrix import Plan, RunPlan
 
 if TYPE_CHECKING:
@@ -51,8 +53,12 @@ def preflight(plan: Plan, source: str) -> dict[str, TaskFacts]:
         try:
             facts[run.condition] = seen[key] = seen.get(key) or _task_facts(run)
         except ConfigError as error:
-            problems.update(dict.fromkeys(f"{source} [data.options]: {p}" for p in error.problems))
+            problems.update(dict.fromkeys(f"{source} [data.options]{_joined(p)}" for p in error.problems))
         problems.update(dict.fromkeys(f"{source} {p}" for p in _problems(run)))
+        flow = flow_settings(run.config)
+        problems.update(
+            dict.fromkeys(f"{source} [rate_limiter].{p}" for p in (flow.problems() if flow else ()))
+        )
     problems.update(dict.fromkeys(f"{source} {p}" for p in _permit_conflicts(plan)))
     if problems:
         raise ConfigError(list(problems))
@@ -136,3 +142,8 @@ _EXAMPLES: Mapping[str, Callable[[Callable[..., Any], Mapping[str, Any]], None]]
     "losses": _try_loss,
     "rewards": _try_reward,
 }
+
+
+def _joined(problem: str) -> str:
+    """A task's problem names one of its options (`length: got 0; ...`), or a file."""
+    return f".{problem}" if re.match(r"[a-z_]+: ", problem) else f": {problem}"

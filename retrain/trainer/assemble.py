@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from retrain import registry
 from retrain.backends import Backend, BackendSpec
@@ -16,14 +17,18 @@ from retrain.trainer.batch import Algorithm
 from retrain.trainer.gate import PermitGate
 from retrain.trainer.journal import Journal
 from retrain.trainer.loop import Parts, Trainer
+from retrain.trainer.scoring import Scorer
 from retrain.trainer.settle import EventLoopThread
+
+if TYPE_CHECKING:
+    from retrain.trainer.machine import MachineLoad
 
 
 @contextmanager
 def open_trainer(
     config: Config, files: RunFiles, journal: Journal, stop: threading.Event
 ) -> Iterator[Trainer]:
-    """Connect the backend and build the task; everything is let go at the end.
+    """Build the task, open the reward and connect the backend; everything is let go at the end.
 
     Raises:
         ConfigError: a plugin refuses its options.
@@ -31,15 +36,18 @@ def open_trainer(
     data = config.data
     task: Task = registry.find("tasks", data.task)(seed=data.seed, **data.options)
     gate = PermitGate(permits_of(config, files), config.backend.max_concurrent, _label(config))
-    calls = EventLoopThread()
-    backend: Backend = calls.settle(
-        registry.find("backends", config.backend.backend)(_spec(config, task, gate))
-    )
-    try:
-        yield Trainer(Parts(config, files, backend, task, Algorithm.of(config), gate, journal, stop, calls))
-    finally:
-        calls.settle(backend.close())
-        calls.close()
+    with ExitStack() as opened:
+        scorer = Scorer(config.reward.reward, config.reward.params)
+        opened.callback(scorer.close)
+        calls = EventLoopThread()
+        opened.callback(calls.close)
+        connect = registry.find("backends", config.backend.backend)
+        backend: Backend = calls.settle(connect(_spec(config, task, gate)))
+        opened.callback(lambda: calls.settle(backend.close()))
+        algorithm, machine = Algorithm.of(config, scorer.score), _machine(config, files, stop)
+        trainer = Trainer(Parts(config, files, backend, task, algorithm, gate, journal, stop, calls, machine))
+        opened.callback(trainer.close)
+        yield trainer
 
 
 def permits_of(config: Config, files: RunFiles) -> Path:
@@ -47,6 +55,14 @@ def permits_of(config: Config, files: RunFiles) -> Path:
     if config.backend.throttle_dir:
         return Path(config.backend.throttle_dir)
     return permits_directory(files.directory)
+
+
+def _machine(config: Config, files: RunFiles, stop: threading.Event) -> MachineLoad | None:
+    if not config.throttle.enabled:
+        return None
+    from retrain.trainer.machine import MachineLoad
+
+    return MachineLoad(config.throttle, files.directory, stop)
 
 
 def _spec(config: Config, task: Task, gate: PermitGate) -> BackendSpec:

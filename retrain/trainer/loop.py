@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
@@ -21,10 +21,15 @@ from retrain.tasks import Task
 from retrain.trainer import checkpoint
 from retrain.trainer.batch import CORRECT, Algorithm, ScoredBatch
 from retrain.trainer.gate import PermitGate
+from retrain.trainer.hardware import roofline_row
 from retrain.trainer.journal import Journal
-from retrain.trainer.prompts import PromptStream
 from retrain.trainer.settle import EventLoopThread
+from retrain.trainer.source import open_source
 from retrain.trainer.steering import Steering, StepFacts, StepSize
+
+if TYPE_CHECKING:
+    from retrain.throttle import ThrottleState
+    from retrain.trainer.machine import MachineLoad
 
 T = TypeVar("T")
 
@@ -45,6 +50,7 @@ class Parts:
     journal: Journal
     stop: threading.Event  # set: save a checkpoint at the next step boundary and leave
     calls: EventLoopThread
+    machine: MachineLoad | None  # None: the machine's load is not looked at
 
 
 class Trainer:
@@ -53,8 +59,8 @@ class Trainer:
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
         self._training = parts.config.training
-        self._prompts = PromptStream(parts.task.train, self._training.seed)
-        self._steering = Steering(parts.config)
+        self._steering = Steering(parts.config, len(parts.task.train))
+        self._source = open_source(parts.config, parts.backend.info, parts.task, self._sample_to_train)
         self._watch = Stopwatch()
         self.step = 0  # complete steps
         self._saved_step = 0
@@ -70,8 +76,9 @@ class Trainer:
             NonFiniteError: a loss, gradient or metric is not finite; the last checkpoint stands.
         """
         while self.step < self._training.max_steps:
+            load = self._yield_to_others()
             self._leave_if_asked()
-            row = self._next_row()
+            row = self._next_row(load)
             self.step += 1
             if self._is_due(self._training.eval_every):
                 row |= self.evaluate()
@@ -84,7 +91,7 @@ class Trainer:
     def resume(self, found: checkpoint.Checkpoint) -> None:
         """Go on from a checkpoint; later steps are those of an undisturbed run."""
         self._settle(self._parts.backend.load(found.directory))
-        self._prompts.load_state_dict(found.state["prompts"])
+        self._source.load_state_dict(found.state["source"])
         self._steering.load_state_dict(found.state["steering"])
         self.step = self._saved_step = found.step
 
@@ -94,7 +101,7 @@ class Trainer:
             return
         self._parts.journal.phase("checkpoint", self.step)
         self._parts.journal.sync()
-        state = {"prompts": self._prompts.state_dict(), "steering": self._steering.state_dict()}
+        state = {"source": self._source.state_dict(), "steering": self._steering.state_dict()}
         checkpoint.save(
             self._parts.files.checkpoints,
             self.step,
@@ -122,28 +129,37 @@ class Trainer:
             "eval_time_s": time.perf_counter() - started,
         }
 
-    def _next_row(self) -> dict[str, Any]:
+    def close(self) -> None:
+        """Stop sampling; the backend is its owner's to close."""
+        self._source.close()
+
+    def _next_row(self, load: ThrottleState | None) -> dict[str, Any]:
         """Take one step; a step that does not fit in memory is taken again, smaller."""
         while True:
-            size, cursor = self._steering.next_size(), self._prompts.state_dict()
+            size = self._steering.next_size(load)
             try:
                 return self._take_step(size)
             except BackendMemoryError:
-                self._prompts.load_state_dict(cursor)
                 if not self._steering.out_of_memory(size):
                     raise
+                self._source.put_back()
 
     def _take_step(self, size: StepSize) -> dict[str, Any]:
-        watch = self._watch.restart()
+        watch, algorithm = self._watch.restart(), self._parts.algorithm
         with watch.part("sample", self._parts.journal, self.step):
-            groups = self._sample(self._prompts.take(size.batch_size), self._sampling())
+            groups = self._source.next_groups(size.batch_size, size.at_a_time, self.step)
         with watch.part("reward", self._parts.journal, self.step):
-            batch = self._parts.algorithm.reward(groups)
+            batch = algorithm.reward(groups)
         with watch.part("train", self._parts.journal, self.step):
-            samples = self._parts.algorithm.samples(batch, self.step / self._training.max_steps)
-            stats = self._update(samples, size)
-        facts = StepFacts(size.batch_size, batch.tokens, watch.elapsed_s())
-        return self._row(size, facts, batch, stats, samples) | watch.row() | self._steering.observe(facts)
+            samples = algorithm.samples(batch, self.step / self._training.max_steps)
+            with self._source.updating(self.step + 1):
+                stats = self._update(samples, size)
+        facts = StepFacts(batch.tokens, watch.elapsed_s(), stats, was_update=bool(samples))
+        row = self._row(size, facts, batch, samples) | watch.row() | self._source.row()
+        row |= roofline_row(
+            self._parts.backend.info, self._parts.config.backpressure, batch.rollouts, samples, watch.row()
+        )
+        return row | self._steering.observe(size, facts)
 
     def _update(self, samples: Sequence[TrainingSample], size: StepSize) -> UpdateStats:
         if not samples:
@@ -152,8 +168,9 @@ class Trainer:
             lr=self._training.lr * size.lr_factor,
             max_grad_norm=self._training.max_grad_norm,
             entropy_bonus=self._training.entropy_bonus,
-            micro_batches=size.micro_batches,
+            micro_batches=size.parts,
             temperature=self._training.temperature,
+            gpu_fraction=size.gpu_fraction,
         )
         stats = self._settle(self._parts.backend.update(samples, self._parts.algorithm.loss, how))
         if not np.all(np.isfinite([stats.loss, stats.grad_norm])):
@@ -165,11 +182,10 @@ class Trainer:
         size: StepSize,
         facts: StepFacts,
         batch: ScoredBatch,
-        stats: UpdateStats,
         samples: Sequence[TrainingSample],
     ) -> dict[str, Any]:
         run = self._parts.config.run
-        groups = len(batch.groups)
+        stats, groups = facts.stats, len(batch.groups)
         rollouts = batch.rollouts
         return {
             "step": self.step + 1,
@@ -198,14 +214,23 @@ class Trainer:
     def _sample(self, prompts: Sequence[Prompt], how: Sampling) -> list[Group]:
         return self._settle(self._parts.backend.sample(prompts, how))
 
-    def _sampling(self) -> Sampling:
-        return Sampling(self._training.group_size, self._training.max_tokens, self._training.temperature)
-
     def _settle(self, result: MaybeAwaitable[T]) -> T:
         return self._parts.calls.settle(result)
 
     def _is_due(self, every: int) -> bool:
         return every > 0 and self.step % every == 0
+
+    def _sample_to_train(self, prompts: Sequence[Prompt]) -> list[Group]:
+        training = self._training
+        return self._sample(prompts, Sampling(training.group_size, training.max_tokens, training.temperature))
+
+    def _yield_to_others(self) -> ThrottleState | None:
+        """Give what the machine's load allows; waits here, between two steps, while it is nothing."""
+        if self._parts.machine is None:
+            return None
+        return self._parts.machine.allowed(
+            lambda state: self._parts.journal.phase(f"paused: {state.reason}", self.step)
+        )
 
     def _leave_if_asked(self) -> None:
         if self._parts.stop.is_set():

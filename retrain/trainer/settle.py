@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
 import inspect
 import threading
 from collections.abc import Coroutine
-from typing import Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from retrain.backends import MaybeAwaitable
+
+if TYPE_CHECKING:
+    import asyncio  # 20 ms that a plain backend does not need
 
 T = TypeVar("T")
 
@@ -27,6 +29,8 @@ class EventLoopThread:
         coroutine = cast(
             "Coroutine[Any, Any, T]", result if inspect.iscoroutine(result) else _wait_for(result)
         )
+        import asyncio
+
         return asyncio.run_coroutine_threadsafe(coroutine, self._running_loop()).result()
 
     def close(self) -> None:
@@ -37,6 +41,8 @@ class EventLoopThread:
             loop.call_soon_threadsafe(loop.stop)
 
     def _running_loop(self) -> asyncio.AbstractEventLoop:
+        import asyncio
+
         with self._lock:
             if self._loop is None:
                 self._loop = asyncio.new_event_loop()

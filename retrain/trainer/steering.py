@@ -6,101 +6,190 @@ One order: base batch -> back pressure -> load throttle -> learning rate scaled 
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from retrain.backends import UpdateStats
 from retrain.config.schema import Config
+from retrain.controllers.backpressure import BackPressure
+from retrain.controllers.scaling import ScalingDecision
+from retrain.controllers.schedule import schedule_factor
+from retrain.controllers.step import Decision, StepObservation
+from retrain.controllers.throttle import ThrottleState
+from retrain.trainer.rules import scaling_of
 
-if TYPE_CHECKING:
-    from retrain.controllers.backpressure import BackPressure, Decision
+MOMENT_PARTS = 4  # parts of a step whose gradients are compared, where the noise scale is wanted
 
 
 @dataclass(frozen=True, slots=True)
 class StepSize:
-    """How the next step is run."""
+    """How the next step is run, and why."""
 
-    batch_size: int
-    micro_batches: int = 1
-    lr_factor: float = 1.0
+    batch_size: int  # prompts in the optimizer's step
+    at_a_time: int  # prompts sampled, and trained on, at a time
+    parts: int  # micro-batches to train in: at least batch_size / at_a_time
+    lr_factor: float
+    gpu_fraction: float
+    scaling: ScalingDecision
+    load: ThrottleState | None
 
 
 @dataclass(frozen=True, slots=True)
 class StepFacts:
     """What controllers may know of a finished step."""
 
-    batch_size: int
     tokens: int
     step_time_s: float
+    stats: UpdateStats
+    was_update: bool  # False if no group carried a signal
 
 
 class Steering:
     """The controllers of one run, in their order."""
 
-    def __init__(self, config: Config) -> None:
-        self._batch_size = config.training.batch_size
-        self._group_size = config.training.group_size
+    def __init__(self, config: Config, data_size: int) -> None:
+        self._config = config
         self._back_pressure = _back_pressure(config)
+        self._scaling = scaling_of(config, data_size)
+        self._largest = (
+            config.training.batch_size if self._keeps_batch else config.backpressure.max_batch_size
+        )
 
-    def next_size(self) -> StepSize:
-        """Say how to run the next step."""
-        if self._back_pressure is None:
-            return StepSize(self._batch_size)
-        return StepSize(self._back_pressure.batch_size)
+    @property
+    def _keeps_batch(self) -> bool:
+        table = self._config.backpressure
+        return not table.enabled or table.control == "microbatch"
 
-    def observe(self, facts: StepFacts) -> dict[str, Any]:
+    def next_size(self, load: ThrottleState | None) -> StepSize:
+        """Say how to run the next step, under a load that allows one."""
+        base = self._config.training.batch_size
+        wanted = min(self._back_pressure.batch_size if self._back_pressure else base, self._largest)
+        batch = base if self._keeps_batch else wanted
+        multiplier = load.batch_multiplier if load else 1.0
+        if self._config.throttle.control == "batch":
+            batch = max(1, int(batch * multiplier))
+        else:
+            wanted = max(1, int(wanted * multiplier))
+        at_a_time = math.ceil(batch / math.ceil(batch / min(wanted, batch)))
+        scaling = self._scaling.decide(batch)
+        schedule = schedule_factor(
+            self._config.training.lr_schedule,
+            scaling.progress,
+            self._config.training.max_steps,
+            self._config.training.lr_warmup_steps,
+        )
+        parts = math.ceil(batch / at_a_time)
+        return StepSize(
+            batch_size=batch,
+            at_a_time=at_a_time,
+            parts=max(parts, min(batch, MOMENT_PARTS)) if self._wants_noise else parts,
+            lr_factor=scaling.lr_factor * schedule,
+            gpu_fraction=load.gpu_fraction if load else 1.0,
+            scaling=scaling,
+            load=load,
+        )
+
+    def observe(self, size: StepSize, facts: StepFacts) -> dict[str, Any]:
         """Tell the controllers of a finished step.
 
         Returns:
             Their part of the step's row.
         """
-        if self._back_pressure is None:
-            return {}
-        from retrain.controllers.backpressure import StepObservation
-
-        decision = self._back_pressure.observe(
-            StepObservation(facts.batch_size, self._group_size, facts.tokens, facts.step_time_s)
-        )
-        return _row(decision)
+        row: dict[str, Any] = {"lr_factor": size.lr_factor}
+        if self._back_pressure is not None and facts.tokens > 0:
+            row |= _back_pressure_row(self._back_pressure.observe(self._observation(size, facts)))
+        if size.load is not None:
+            row |= _load_row(size.load)
+        moments = facts.stats.moments if facts.was_update else None
+        local, mean = (moments.local_sqr_norms, moments.mean_sqr_norm) if moments else (None, None)
+        self._scaling.observe(size.scaling, local, mean)
+        if self._config.scaling.rule != "none" or self._wants_noise:
+            row |= _scaling_row(size.scaling)
+        return row
 
     def out_of_memory(self, size: StepSize) -> bool:
-        """Tell the controllers that a step did not fit; True if the next size is smaller."""
-        if self._back_pressure is None:
-            return False
-        from retrain.controllers.backpressure import StepObservation
-
-        self._back_pressure.observe(
-            StepObservation(size.batch_size, self._group_size, 0, 0.0, out_of_memory=True)
-        )
-        return self._back_pressure.batch_size < size.batch_size
+        """Tell the controllers that a step did not fit; True if the next one is smaller."""
+        self._largest = max(1, size.at_a_time - 1) if self._back_pressure else max(1, size.at_a_time // 2)
+        if self._back_pressure is not None:
+            self._back_pressure.observe(
+                StepObservation(size.at_a_time, self._group_size, 0, 0.0, out_of_memory=True)
+            )
+        return size.at_a_time > 1
 
     def state_dict(self) -> dict[str, Any]:
         """Give what a resumed run needs."""
-        return {"back_pressure": self._back_pressure.state_dict() if self._back_pressure else None}
+        return {
+            "back_pressure": self._back_pressure.state_dict() if self._back_pressure else None,
+            "scaling": self._scaling.state_dict(),
+            "largest": self._largest,
+        }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from what `state_dict` gave."""
-        if self._back_pressure is not None and state.get("back_pressure") is not None:
+        if self._back_pressure is not None and state["back_pressure"] is not None:
             self._back_pressure.load_state_dict(state["back_pressure"])
+        self._scaling.load_state_dict(state["scaling"])
+        self._largest = int(state["largest"])
+
+    @property
+    def _group_size(self) -> int:
+        return self._config.training.group_size
+
+    @property
+    def _wants_noise(self) -> bool:
+        table = self._config.backpressure
+        needs = table.enabled and table.objective == "goodput"
+        return needs or self._config.scaling.rule in ("adascale", "adamscale")
+
+    def _observation(self, size: StepSize, facts: StepFacts) -> StepObservation:
+        noise_scale = size.scaling.noise_scale * self._group_size  # prompts -> rollouts
+        return StepObservation(
+            batch_size=size.at_a_time,
+            group_size=self._group_size,
+            tokens=facts.tokens,
+            step_time_s=facts.step_time_s,
+            memory_fraction=facts.stats.memory_fraction,
+            noise_scale=noise_scale if math.isfinite(noise_scale) else None,
+        )
 
 
 def _back_pressure(config: Config) -> BackPressure | None:
     keys = dataclasses.asdict(config.backpressure)
     if not keys.pop("enabled"):
         return None
-    from retrain.controllers.backpressure import BackPressure
-
     return BackPressure(config.training.batch_size, config.training.group_size, **keys)
 
 
-def _row(decision: Decision) -> dict[str, Any]:
+def _back_pressure_row(decision: Decision) -> dict[str, Any]:
     return {
         "bp_action": decision.action,
         "bp_regime": decision.regime,
-        "bp_p_star": decision.p_star,
+        "bp_batch_size": decision.batch_size,
+        "bp_p_star": decision.p_star if math.isfinite(decision.p_star) else None,
         "bp_sigma": decision.sigma,
         "bp_kappa": decision.kappa,
         "bp_utilization": decision.utilization,
         "bp_throughput": decision.throughput,
         "bp_reason": decision.reason,
+    }
+
+
+def _load_row(load: ThrottleState) -> dict[str, Any]:
+    return {
+        "throttle_level": load.level.value,
+        "throttle_load": load.load,
+        "throttle_batch_multiplier": load.batch_multiplier,
+        "throttle_reason": load.reason,
+    }
+
+
+def _scaling_row(decision: ScalingDecision) -> dict[str, Any]:
+    return {
+        "scaling_scale": decision.scale,
+        "scaling_gain": decision.gain,
+        "scaling_progress": decision.progress,
+        "scaling_noise_scale": decision.noise_scale if math.isfinite(decision.noise_scale) else None,
+        "scaling_reason": decision.reason,
     }

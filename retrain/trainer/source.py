@@ -1,0 +1,107 @@
+"""Where a step's rollouts come from: sampled in turn with training, or beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+from typing import Any, Protocol
+
+from retrain.backends import BackendInfo
+from retrain.config.schema import Config
+from retrain.plan.flow import flow_settings
+from retrain.rollouts import Group, Prompt
+from retrain.tasks import Task
+from retrain.trainer.prompts import PromptStream
+
+Sample = Callable[[Sequence[Prompt]], list[Group]]
+
+
+class Source(Protocol):
+    """Gives groups to train on."""
+
+    def next_groups(self, count: int, at_a_time: int, version: int) -> list[Group]:
+        """Give `count` groups for the policy of this version (complete steps)."""
+        ...
+
+    def updating(self, version: int) -> Any:
+        """Hold while the policy is updated to this version (a context manager)."""
+        ...
+
+    def row(self) -> dict[str, Any]:
+        """Give the source's part of the step's row."""
+        ...
+
+    def put_back(self) -> None:
+        """A step failed for memory: its prompts are to be sampled again."""
+        ...
+
+    def state_dict(self) -> dict[str, Any]:
+        """Give what a resumed run needs."""
+        ...
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from what `state_dict` gave."""
+        ...
+
+    def close(self) -> None:
+        """Stop sampling."""
+        ...
+
+
+def open_source(config: Config, info: BackendInfo, task: Task, sample: Sample) -> Source:
+    """Give the source that a configuration asks for."""
+    prompts = PromptStream(task.train, config.training.seed)
+    settings = flow_settings(config)
+    if settings is None:
+        return InTurn(prompts, sample)
+    from retrain.trainer.beside import Beside
+
+    return Beside(
+        prompts,
+        sample,
+        settings,
+        workers=config.rate_limiter.workers,
+        seed=config.training.seed,
+        overlaps=info.remote or info.overlaps,
+    )
+
+
+class InTurn:
+    """Samples when asked: the plain loop."""
+
+    def __init__(self, prompts: PromptStream, sample: Sample) -> None:
+        self._prompts = prompts
+        self._sample = sample
+        self._before = prompts.state_dict()
+
+    def next_groups(self, count: int, at_a_time: int, version: int) -> list[Group]:
+        """Sample now."""
+        del version
+        self._before = self._prompts.state_dict()
+        prompts = self._prompts.take(count)
+        chunks = [prompts[start : start + at_a_time] for start in range(0, count, at_a_time)]
+        return [group for chunk in chunks for group in self._sample(chunk)]
+
+    def updating(self, version: int) -> Any:
+        """Nothing runs beside an update."""
+        del version
+        return nullcontext()
+
+    def row(self) -> dict[str, Any]:
+        """Nothing to tell."""
+        return {}
+
+    def put_back(self) -> None:
+        """Take the last prompts again."""
+        self._prompts.load_state_dict(self._before)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Give the data cursor."""
+        return {"prompts": self._prompts.state_dict()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go to the data cursor."""
+        self._prompts.load_state_dict(state["prompts"])
+
+    def close(self) -> None:
+        """Nothing to stop."""

@@ -1,0 +1,148 @@
+"""Controllers inside a run: one order, and every row says what each did and why."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import pytest
+
+from retrain import worker
+from retrain.controllers.schedule import schedule_factor
+from retrain.errors import ConfigError
+from retrain.records.metrics import read_metrics
+from retrain.records.run_state import read_progress
+from tests.test_trainer import SMALL, StopAfterStep, make_run, train, weights, with_, without_times
+
+
+def loaded(level: str, **keys: object) -> dict:
+    """A throttle under no load, kept from being less restrictive than a level."""
+    return {"enabled": True, "min_level": level, "load_fn": "tests.plugins.idle", **keys}
+
+
+def on(**sections: dict) -> dict:
+    return {**SMALL, **sections}
+
+
+def test_the_first_step_uses_the_configured_batch_and_later_ones_what_back_pressure_says(
+    tmp_path: Path,
+) -> None:
+    raw = on(backpressure={"enabled": True, "max_batch_size": 12})
+    rows = read_metrics(train(tmp_path / "r", raw).directory)
+    assert rows[0]["batch_size"] == 3
+    assert [r["batch_size"] for r in rows[1:]] == [r["bp_batch_size"] for r in rows[:-1]]
+    assert all(r["bp_action"] in ("hold", "throttle", "increase") and r["bp_reason"] for r in rows)
+
+
+def test_microbatch_control_keeps_the_optimizers_batch(tmp_path: Path) -> None:
+    raw = on(
+        backpressure={"enabled": True, "control": "microbatch", "max_batch_size": 3, "min_batch_size": 1}
+    )
+    rows = read_metrics(train(tmp_path / "r", raw).directory)
+    assert {r["batch_size"] for r in rows} == {3}
+
+
+def test_back_pressure_survives_a_resume(tmp_path: Path) -> None:
+    files = make_run(tmp_path / "r", on(backpressure={"enabled": True, "max_batch_size": 12}))
+    assert worker.run(files.directory, StopAfterStep(files, step=3)) == 130
+    assert worker.run(files.directory, threading.Event()) == 0
+    rows = read_metrics(files.directory)
+    assert rows[3]["batch_size"] == rows[2]["bp_batch_size"]
+
+
+def test_a_batch_outside_back_pressures_bounds_is_refused() -> None:
+    from retrain.config.load import parse
+
+    with pytest.raises(ConfigError, match=r"training\.batch_size = 100"):
+        parse({"training": {"batch_size": 100}, "backpressure": {"enabled": True}}, "c")
+
+
+def test_a_reduced_level_accumulates_and_keeps_the_result(tmp_path: Path) -> None:
+    plain = read_metrics(train(tmp_path / "plain").directory)
+    reduced = read_metrics(train(tmp_path / "low", on(throttle=loaded("reduced"))).directory)
+    assert {(r["throttle_level"], r["throttle_load"]) for r in reduced} == {("reduced", 0.0)}
+    assert [r["batch_size"] for r in reduced] == [r["batch_size"] for r in plain]
+
+
+def test_batch_control_makes_the_batch_smaller(tmp_path: Path) -> None:
+    raw = on(throttle=loaded("minimal", control="batch"))
+    rows = read_metrics(train(tmp_path / "r", raw).directory)
+    assert {r["batch_size"] for r in rows} == {1}
+    assert all(r["throttle_reason"] for r in rows)
+
+
+def test_a_paused_run_waits_visibly_and_can_be_stopped(tmp_path: Path) -> None:
+    files = make_run(tmp_path / "r", on(throttle=loaded("paused")))
+    stop = threading.Event()
+    ended: list[int] = []
+    thread = threading.Thread(target=lambda: ended.append(worker.run(files.directory, stop)))
+    thread.start()
+    while not ((seen := read_progress(files.status)) and seen.phase.startswith("paused")):
+        assert thread.is_alive()
+    stop.set()
+    thread.join()
+    assert ended == [130]
+    assert read_metrics(files.directory) == []
+
+
+def test_sampling_beside_training_holds_the_ratio_and_bounds_the_age(tmp_path: Path) -> None:
+    raw = on(rate_limiter={"max_staleness": 1, "rate_limit_speed_batch_per_sim": 1.0})
+    rows = read_metrics(train(tmp_path / "r", raw).directory)
+    assert [r["step"] for r in rows] == [1, 2, 3, 4, 5, 6]
+    assert all(r["rate_sample_age_max"] <= 1 for r in rows)
+    assert 6 <= rows[-1]["rate_ratio"] * 6 <= 7 + 1e-9  # at most one unit ahead of the pace
+    assert rows[-1]["rate_batches_per_unit"] is not None
+
+
+def test_sampling_beside_training_goes_on_after_a_stop(tmp_path: Path) -> None:
+    files = make_run(tmp_path / "r", on(rate_limiter={"max_staleness": 2}))
+    assert worker.run(files.directory, StopAfterStep(files, step=3)) == 130
+    assert worker.run(files.directory, threading.Event()) == 0
+    assert [r["step"] for r in read_metrics(files.directory)] == [1, 2, 3, 4, 5, 6]
+
+
+def test_no_staleness_is_the_plain_loop_bit_for_bit(tmp_path: Path) -> None:
+    plain = train(tmp_path / "plain")
+    limited = train(tmp_path / "limited", on(rate_limiter={"rate_limit_speed_batch_per_sim": 1.0}))
+    assert weights(plain) == weights(limited)
+
+
+def test_settings_that_could_deadlock_are_refused_before_anything_starts(tmp_path: Path) -> None:
+    from retrain.config.load import parse
+    from retrain.plan.matrix import plan_runs
+    from retrain.plan.preflight import preflight
+
+    raw = on(rate_limiter={"max_staleness": 1, "watermark": 100, "capacity": 10})
+    with pytest.raises(ConfigError, match=r"\[rate_limiter\].watermark: got 100"):
+        preflight(plan_runs(parse(raw, "c")), "c.toml")
+
+
+def test_the_learning_rate_follows_the_batch(tmp_path: Path) -> None:
+    raw = on(scaling={"rule": "linear"}, throttle=loaded("reduced", control="batch"))
+    raw["training"] = {**raw["training"], "batch_size": 4}
+    rows = read_metrics(train(tmp_path / "r", raw).directory)
+    assert all(r["lr_factor"] == r["batch_size"] / 4 for r in rows)
+    assert all(r["lr"] == pytest.approx(5e-3 * r["lr_factor"]) for r in rows)
+
+
+def test_a_resumed_run_with_adascale_equals_an_undisturbed_one(tmp_path: Path) -> None:
+    raw = on(scaling={"rule": "adascale"})
+    raw["training"] = {**raw["training"], "lr_schedule": "cosine"}
+    whole = train(tmp_path / "whole", raw)
+    broken = make_run(tmp_path / "broken", raw)
+    assert worker.run(broken.directory, StopAfterStep(broken, step=3)) == 130
+    assert worker.run(broken.directory, threading.Event()) == 0
+    assert without_times(read_metrics(broken.directory)) == without_times(read_metrics(whole.directory))
+    assert weights(broken) == weights(whole)
+
+
+def test_schedules_rise_and_fall_over_progress() -> None:
+    assert [schedule_factor("constant", p, 10, warmup=2) for p in (0, 1, 2)] == [0.5, 1.0, 1.0]
+    assert [schedule_factor("linear", p, 10) for p in (0, 5, 10, 99)] == [1.0, 0.5, 0.0, 0.0]
+    assert schedule_factor("cosine", 5, 10) == pytest.approx(0.5)
+
+
+def test_a_cosine_run_ends_with_a_small_learning_rate(tmp_path: Path) -> None:
+    rows = read_metrics(train(tmp_path / "r", with_("training", lr_schedule="cosine")).directory)
+    assert rows[0]["lr"] == 5e-3
+    assert rows[-1]["lr"] < 1e-3
