@@ -11,6 +11,7 @@ from pathlib import Path
 import tomli_w
 
 from retrain import registry
+from retrain.campaign.admission import admission_of
 from retrain.campaign.endings import Ending
 from retrain.campaign.events import Observer, Silent
 from retrain.campaign.supervise import Supervisor
@@ -89,7 +90,7 @@ class CampaignRun:
             launcher: Launcher = registry.find("launchers", self._plan.campaign.launcher)()
             watcher = _ManifestKeeper(self._observer, lambda: self._keep(manifest))
             supervisor = self._supervisor = Supervisor(
-                self._plan.campaign, self._plan.workers, launcher, self.directory_of, watcher
+                self._plan.campaign, admission_of(self._plan), launcher, self.directory_of, watcher
             )
             self._observer.begun(self._files, todo + alive, self._plan.workers)
             try:

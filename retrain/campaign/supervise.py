@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from retrain.campaign.admission import Admission
 from retrain.campaign.endings import Ending, conclude, log_tail
 from retrain.campaign.events import Observer
 from retrain.config.schema import Campaign
@@ -42,18 +43,19 @@ class Retry:
 
 
 class Supervisor:
-    """Takes runs to their end, at most `workers` at a time."""
+    """Takes runs to their end, as many at a time as are admitted."""
 
     def __init__(
         self,
         campaign: Campaign,
-        workers: int,
+        admission: Admission,
         launcher: Launcher,
         directory_of: Callable[[RunPlan], Path],
         observer: Observer,
     ) -> None:
         self._campaign = campaign
-        self._workers = workers
+        self._admission = admission
+        self._said = ""
         self._launcher = launcher
         self._directory_of = directory_of
         self._observer = observer
@@ -99,11 +101,7 @@ class Supervisor:
         return self.endings
 
     def _admit(self) -> None:
-        while (
-            not self._asked_to_stop
-            and len(self._active) < self._workers
-            and time.monotonic() >= self._next_launch
-        ):
+        while self._may_launch():
             run = self._next_run()
             if run is None:
                 return
@@ -115,6 +113,20 @@ class Supervisor:
                 self._settle(run, Ending(RunState.INFRASTRUCTURE, str(error)))
             else:
                 self._activate(run)
+
+    def _may_launch(self) -> bool:
+        if self._asked_to_stop or time.monotonic() < self._next_launch:
+            return False
+        if not self._waiting and not self._retries:
+            return False
+        places = self._admission.places()
+        if len(self._active) < places.count:
+            self._said = ""
+            return True
+        if places.reason and places.reason != self._said:
+            self._said = places.reason
+            self._observer.notice(f"{places.count} workers at a time for now: {places.reason}")
+        return False
 
     def _next_run(self) -> RunPlan | None:
         due = min(self._retries, key=lambda retry: retry.due, default=None)
@@ -166,7 +178,13 @@ class Supervisor:
     def _seconds_until_due(self) -> float:
         now = time.monotonic()
         dues = [a.deadline for a in self._active.values() if a.deadline is not None]
-        if not self._asked_to_stop and len(self._active) < self._workers:
-            dues += [max(retry.due, self._next_launch) for retry in self._retries]
-            dues += [self._next_launch] if self._waiting else []
+        if not self._asked_to_stop and (self._waiting or self._retries):
+            dues += self._launches_due(now)
         return max(0.0, min((due - now for due in dues), default=IDLE_S))
+
+    def _launches_due(self, now: float) -> list[float]:
+        places = self._admission.places()
+        if len(self._active) >= places.count:
+            return [now + places.ask_again_s] if places.ask_again_s is not None else []
+        dues = [max(retry.due, self._next_launch) for retry in self._retries]
+        return dues + ([self._next_launch] if self._waiting else [])
