@@ -11,21 +11,63 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from retrain.campaign.run import run_campaign as run_campaign
     from retrain.config.load import load_config as load_config
+    from retrain.controllers.backpressure import BackPressure as BackPressure
+    from retrain.controllers.noise_scale import GradientNoiseScale as GradientNoiseScale
+    from retrain.controllers.step import StepObservation as StepObservation
+    from retrain.controllers.usl import UslFit as UslFit
+    from retrain.controllers.usl import fit_usl as fit_usl
+    from retrain.pipeline import RateLimiter as RateLimiter
     from retrain.plan.estimate import estimate_makespan as estimate_makespan
     from retrain.records.metrics import read_metrics as read_metrics
     from retrain.semaphore import FileSemaphore as FileSemaphore
+    from retrain.throttle import ThrottleLevel as ThrottleLevel
+    from retrain.throttle import ThrottleState as ThrottleState
+    from retrain.throttle import TrainingThrottle as TrainingThrottle
+    from retrain.torch_scaling import AdamScale as AdamScale
+    from retrain.torch_scaling import AdaScale as AdaScale
+    from retrain.torch_scaling import LEGWScale as LEGWScale
+    from retrain.torch_scaling import LinearScale as LinearScale
+    from retrain.torch_scaling import SqrtScale as SqrtScale
 
 _HOME = {
     "FileSemaphore": "retrain.semaphore",
+    "BackPressure": "retrain.controllers.backpressure",
+    "StepObservation": "retrain.controllers.step",
+    "fit_usl": "retrain.controllers.usl",
+    "UslFit": "retrain.controllers.usl",
+    "TrainingThrottle": "retrain.throttle",
+    "ThrottleLevel": "retrain.throttle",
+    "ThrottleState": "retrain.throttle",
+    "RateLimiter": "retrain.pipeline",
+    "AdaScale": "retrain.torch_scaling",
+    "AdamScale": "retrain.torch_scaling",
+    "LEGWScale": "retrain.torch_scaling",
+    "LinearScale": "retrain.torch_scaling",
+    "SqrtScale": "retrain.torch_scaling",
+    "GradientNoiseScale": "retrain.controllers.noise_scale",
     "estimate_makespan": "retrain.plan.estimate",
     "load_config": "retrain.config.load",
-    "read_metrics": "retrain.records.metrics",
     "run_campaign": "retrain.campaign.run",
+    "read_metrics": "retrain.records.metrics",
 }
 
 __all__ = [
+    "AdaScale",
+    "AdamScale",
+    "BackPressure",
     "FileSemaphore",
+    "GradientNoiseScale",
+    "LEGWScale",
+    "LinearScale",
+    "RateLimiter",
+    "SqrtScale",
+    "StepObservation",
+    "ThrottleLevel",
+    "ThrottleState",
+    "TrainingThrottle",
+    "UslFit",
     "estimate_makespan",
+    "fit_usl",
     "load_config",
     "read_metrics",
     "run_campaign",
