@@ -272,7 +272,7 @@ class StopWhenRowsExist(Silent):
 
     def _wait_for(self, metrics: Path) -> None:
         while not (metrics.exists() and metrics.stat().st_size):
-            pass
+            threading.Event().wait(0.01)
         self.stop()
 
 

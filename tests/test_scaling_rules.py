@@ -79,7 +79,7 @@ def test_legw_refuses_an_empty_data_set():
 
 
 def test_every_rule_of_the_toml_exists():
-    assert sorted(RULES) == ["adamscale", "adascale", "legw", "linear", "sqrt"]
+    assert sorted(RULES) == ["adamscale", "adascale", "legw", "linear", "none", "sqrt"]
 
 
 # Two parts of orthogonal unit gradients: no signal, noise only.

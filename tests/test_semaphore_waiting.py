@@ -30,11 +30,12 @@ semaphore = FileSemaphore(sys.argv[1], 1)
 interrupts, said = 0, -1
 while interrupts < 300:
     try:
-        if said != interrupts:
-            said = interrupts
-            print(said, flush=True)
-        if semaphore.acquire(0.5 if interrupts % 2 else None):
-            semaphore.release()
+        while True:
+            if said != interrupts:
+                said = interrupts
+                print(said, flush=True)
+            if semaphore.acquire(0.5 if interrupts % 2 else None):
+                semaphore.release()
     except KeyboardInterrupt:
         interrupts += 1
         try:
