@@ -185,14 +185,15 @@ class BackPressure:
     def _explained(self, index: int, size: float, verdict: Verdict) -> Decision:
         excess = self._curve.excess(float(self._concurrency[index]), float(self._observed.mean[index]))
         action, regime = classify(size, self.batch_size, self._explorer.purpose, excess)
-        reason = {
-            "warmup": f"exploring: {self.batch_size} should pay",
-            "probe": f"probing {self.batch_size}, which may be better than believed",
-            "operate": f"best expected {self.settings.objective} at {self.batch_size}",
-        }[self._explorer.purpose]
-        return self._decision(
-            action, regime, f"the curve changed; {reason}" if verdict == "changed" else reason
-        )
+        changed = "the curve changed; " if verdict == "changed" else ""
+        return self._decision(action, regime, changed + self._intention())
+
+    def _intention(self) -> str:
+        if self._explorer.purpose == "warmup":
+            return f"exploring: {self.batch_size} should pay"
+        if self._explorer.purpose == "probe":
+            return f"probing {self.batch_size}, which may be better than believed"
+        return f"best expected {self.settings.objective} at {self.batch_size}"
 
     def _decision(self, action: Action, regime: Regime, reason: str) -> Decision:
         noise_scale = self._goodput_noise_scale()

@@ -52,9 +52,9 @@ class Belief:
         weights, level = self._posterior(observed.mean)
         levelled = weights * level
         sizes = len(observed.mean)
-        moments = np.array((weights, levelled)) @ self._shapes_and_squares
-        curve = moments[0, :sizes] + float(levelled.sum())
-        square = moments[0, sizes:] + 2.0 * moments[1, :sizes] + float(levelled @ level)
+        moments = weights @ self._shapes_and_squares
+        curve = moments[:sizes] + float(levelled.sum())
+        square = moments[sizes:] + 2.0 * (levelled @ self._shapes) + float(levelled @ level)
         self.shape_variance = np.maximum(square - curve * curve, 0.0)
         self.expected = curve + explained * (observed.mean - curve)
 

@@ -25,8 +25,8 @@ WARMUP_GAIN = 0.01  # log gain that the next doubling must promise, with optimis
 SHAPE_OPTIMISM, OWN_OPTIMISM = 0.5, 0.3  # standard deviations granted for exploring
 INCREASE_GAIN, THROTTLE_GAIN = 0.02, 0.01  # log gain worth a change of batch; less is churn
 PROBE_OPTIMISM = 2.0
-PROBE_LOSS = 0.15  # log loss that a single probing step may be expected to cost
-PROBE_FIRST, PROBE_GROWTH, PROBE_LAST = 25.0, 1.5, 80.0  # steps between probes: often after a change
+PROBE_LOSS = 0.3  # log loss that a single probing step may be expected to cost
+PROBE_FIRST, PROBE_GROWTH, PROBE_LAST = 10.0, 1.5, 80.0  # steps between probes: often after a change
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,7 @@ class Explorer:
         hope = at.value + PROBE_OPTIMISM * np.sqrt(belief.shape_variance + belief.own_variance + noise)
         hope[at.value < at.value[best] - PROBE_LOSS] = -math.inf
         hope[best] = -math.inf
-        index = int(np.argmax(hope[: at.highest + 1]))
+        index = int(hope[: at.highest + 1].argmax())
         return index if hope[index] > -math.inf else None
 
 
@@ -105,11 +105,11 @@ def _operating_point(belief: Belief, at: Situation) -> int:
     """The most promising allowed size, held below the throttle margin, and kept unless a change pays."""
     optimism = SHAPE_OPTIMISM * np.sqrt(belief.shape_variance) + OWN_OPTIMISM * np.sqrt(belief.own_variance)
     hope = (at.value + optimism)[: at.highest + 1]
-    index = int(np.argmax(hope))
+    index = int(hope.argmax())
     limit = at.throttle_margin * at.best
     limit_index = nearest(at.sizes, limit)
     if index > limit_index:
-        below = int(np.argmax(hope[: limit_index + 1]))
+        below = int(hope[: limit_index + 1].argmax())
         if at.value[index] - at.value[below] < 1.5 * _margin_cost(at.throttle_margin):
             index = below
     if at.current > at.highest or at.current > limit_index >= index:

@@ -16,6 +16,7 @@ GROWTH = 2  # never more than this times the largest success: memory grows at mo
 FAILURES = 2  # that exploring may cost
 CEILING = 0.95  # memory fraction to stay under; allocators fragment
 RETREAT = 0.8  # of a size that used to fit and no longer does
+FIRST_RETREAT = 0.5  # of a configured size that never did
 SPAN = 2.0  # ratio of sizes from which a straight line through memory fractions is trusted
 
 
@@ -25,11 +26,13 @@ class MemoryLimit:
 
     Attributes:
         largest: the largest success, or the configured size before any.
+        succeeded: whether any size fitted yet.
         failed: the smallest failure, None while there is none.
         peaks: size -> the highest memory fraction seen there.
     """
 
     largest: int
+    succeeded: bool = False
     failed: int | None = None
     failures: int = 0
     peaks: dict[int, float] = field(default_factory=dict)
@@ -37,6 +40,7 @@ class MemoryLimit:
     def fitted(self, size: int, memory_fraction: float | None) -> None:
         """A step of this size succeeded."""
         self.largest = max(self.largest, size)
+        self.succeeded = True
         if memory_fraction is not None:
             self.peaks[size] = max(memory_fraction, self.peaks.get(size, 0.0))
 
@@ -45,7 +49,7 @@ class MemoryLimit:
         self.failures += 1
         self.failed = size if self.failed is None else min(self.failed, size)
         if size <= self.largest:
-            self.largest = max(1, int(RETREAT * size))
+            self.largest = max(1, int((RETREAT if self.succeeded else FIRST_RETREAT) * size))
 
     def highest(self, sizes: tuple[int, ...]) -> int:
         """Index of the largest of `sizes` (ascending) worth trying; 0 if none is."""

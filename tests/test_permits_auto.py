@@ -1,0 +1,132 @@
+"""The number of permits grows by one while calls go well, and falls at once when the API is overloaded."""
+
+from __future__ import annotations
+
+import json
+import threading
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from retrain.backends._shared_permits import SharedPermits
+from retrain.controllers.permits import AdaptivePermits, CallFacts
+from retrain.semaphore import FileSemaphore
+
+WANTED = CallFacts("sample", 1.0, waited=True)
+REFUSED = CallFacts("sample", 1.0, overloaded=True)
+
+
+def test_a_round_of_good_calls_with_waiters_adds_one_permit() -> None:
+    controller = AdaptivePermits(3)
+    assert [controller.observe(t, WANTED).permits for t in range(7)] == [3, 3, 4, 4, 4, 4, 5]
+
+
+def test_permits_that_nobody_waits_for_do_not_grow() -> None:
+    controller = AdaptivePermits(3)
+    assert {controller.observe(t, CallFacts("sample", 1.0)).permits for t in range(50)} == {3}
+
+
+def test_an_overload_answer_halves_them_and_says_so() -> None:
+    decision = AdaptivePermits(9).observe(0, REFUSED)
+    assert (decision.permits, decision.changed) == (4, True)
+    assert "overloaded" in decision.reason
+
+
+def test_a_burst_of_overload_answers_counts_once() -> None:
+    controller = AdaptivePermits(16)
+    assert [controller.observe(0.1 * n, REFUSED).permits for n in range(8)] == [8] * 8
+    assert controller.observe(2.0, REFUSED).permits == 4
+
+
+def test_calls_that_take_far_longer_than_usual_count_as_overload() -> None:
+    controller = AdaptivePermits(8, latency_factor=2.0)
+    for t in range(20):
+        controller.observe(t, CallFacts("update", 1.0))
+    slow = [controller.observe(20 + 5 * n, CallFacts("update", 5.0)) for n in range(3)]
+    first = next(decision for decision in slow if decision.changed)
+    assert first.permits == 6
+    assert "usually" in first.reason
+
+
+def test_latencies_of_different_kinds_are_not_compared() -> None:
+    controller = AdaptivePermits(8)
+    for t in range(40):
+        controller.observe(t, CallFacts("sample", 1.0))
+        controller.observe(t, CallFacts("update", 50.0))
+    assert controller.permits == 8
+
+
+def test_a_lasting_change_of_latency_becomes_the_usual() -> None:
+    controller = AdaptivePermits(8)
+    for t in range(20):
+        controller.observe(t, CallFacts("sample", 1.0))
+    decisions = [controller.observe(20 + 10 * n, CallFacts("sample", 4.0)) for n in range(60)]
+    assert decisions[-1].reason == "steady"
+
+
+@given(st.lists(st.sampled_from([WANTED, REFUSED, CallFacts("save", 9.0)]), max_size=80))
+def test_the_number_never_leaves_its_range(calls: list[CallFacts]) -> None:
+    controller = AdaptivePermits(3, lowest=2, highest=5)
+    assert all(2 <= controller.observe(10.0 * t, call).permits <= 5 for t, call in enumerate(calls))
+
+
+@given(st.lists(st.sampled_from([WANTED, REFUSED, CallFacts("save", 9.0)]), max_size=40))
+def test_a_state_survives_json_and_goes_on_alike(calls: list[CallFacts]) -> None:
+    controller, copy = AdaptivePermits(3), AdaptivePermits(3)
+    for t, call in enumerate(calls):
+        copy.load_state_dict(json.loads(json.dumps(controller.state_dict())))
+        assert copy.observe(0.6 * t, call) == controller.observe(0.6 * t, call)
+
+
+def test_it_settles_near_what_an_api_bears() -> None:
+    """An API that refuses whatever goes beyond 10 at once."""
+    controller, seen = AdaptivePermits(2), []
+    for t in range(2000):
+        in_flight = controller.permits
+        controller.observe(float(t), CallFacts("sample", 1.0, overloaded=in_flight > 10, waited=True))
+        seen.append(controller.permits)
+    assert 6 <= sum(seen[500:]) / len(seen[500:]) <= 10
+    assert max(seen) == 11
+
+
+@pytest.mark.parametrize("wrong", [{"permits": 0}, {"highest": 0}, {"latency_factor": 1.0}, {"lowest": 0}])
+def test_settings_out_of_range_are_named(wrong: dict[str, float]) -> None:
+    with pytest.raises(ValueError, match=f"{next(iter(wrong))}: got"):
+        AdaptivePermits(**wrong)  # type: ignore[arg-type]
+
+
+def test_all_workers_of_a_campaign_share_one_number_and_a_log(tmp_path: Path) -> None:
+    semaphore = FileSemaphore(tmp_path, 8)
+    first, second = SharedPermits(tmp_path, "run 1"), SharedPermits(tmp_path, "run 2")
+    first.observe(REFUSED)
+    assert semaphore.permits == 4
+    for _ in range(4):
+        second.observe(WANTED)
+    assert semaphore.permits == 5
+    lines = [json.loads(line) for line in (tmp_path / "adaptive.jsonl").read_text().splitlines()]
+    assert [(line["from"], line["permits"], line["run"]) for line in lines] == [
+        (8, 4, "run 1"),
+        (4, 5, "run 2"),
+    ]
+
+
+def test_observations_from_many_threads_are_all_counted(tmp_path: Path) -> None:
+    semaphore = FileSemaphore(tmp_path, 1)
+    shared = [SharedPermits(tmp_path, str(n)) for n in range(4)]
+    threads = [
+        threading.Thread(target=lambda s: [s.observe(WANTED) for _ in range(7)], args=(s,)) for s in shared
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert semaphore.permits == 8  # with n permits n good calls add one: 1 + 2 + ... + 7 = 28 calls
+
+
+def test_a_damaged_state_begins_anew_with_the_permits_that_there_are(tmp_path: Path) -> None:
+    semaphore = FileSemaphore(tmp_path, 6)
+    (tmp_path / "adaptive.json").write_text('{"permits": 3')
+    SharedPermits(tmp_path, "run 1").observe(REFUSED)
+    assert semaphore.permits == 3

@@ -1,0 +1,62 @@
+"""Roofline hints name the nearest hardware limit, or say that they cannot."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from retrain.controllers.roofline import PhaseWork, classify, decode_bytes, token_flops
+
+PEAK_GFLOPS, PEAK_GB_S = 1000.0, 100.0
+
+
+@pytest.mark.parametrize(
+    ("flops", "moved", "bound"),
+    [
+        (0.9e12, 20e9, "compute_bound"),
+        (0.2e12, 80e9, "memory_bound"),
+        (0.2e12, 20e9, "overhead_bound"),
+        (None, 80e9, "unknown"),
+        (0.9e12, None, "unknown"),
+    ],
+)
+def test_the_larger_share_of_the_roof_names_the_bound(flops, moved, bound):
+    assert classify(PhaseWork("train", flops, moved, 1.0), PEAK_GFLOPS, PEAK_GB_S).bound == bound
+
+
+def test_utilisations_are_shares_of_the_peaks():
+    hint = classify(PhaseWork("decode", 0.5e12, 90e9, 2.0), PEAK_GFLOPS, PEAK_GB_S)
+
+    assert (hint.mfu, hint.mbu) == (pytest.approx(0.25), pytest.approx(0.45))
+
+
+def test_peaks_of_zero_mean_unknown():
+    hint = classify(PhaseWork("decode", 0.5e12, 90e9, 2.0), 0.0, PEAK_GB_S)
+
+    assert (hint.bound, hint.mfu, hint.mbu) == ("unknown", None, pytest.approx(0.45))
+
+
+def test_flops_per_parameter_and_token_are_2_forward_6_training_4_with_lora():
+    assert token_flops(10, 3, "decode") == token_flops(10, 3, "prefill") == 60
+    assert token_flops(10, 3, "train") == 180
+    assert token_flops(10, 3, "train", lora=True) == 120
+
+
+def test_decoding_reads_the_weights_once_per_pass_and_the_cache_per_token():
+    assert decode_bytes(1000, 4, 2, 50) == 4100
+
+
+@pytest.mark.parametrize(
+    ("work", "peak", "message"),
+    [
+        (PhaseWork("train", 1.0, 1.0, 0.0), 1.0, "time_s: got 0.0"),
+        (PhaseWork("train", 1.0, 1.0, math.nan), 1.0, "time_s"),
+        (PhaseWork("train", -1.0, 1.0, 1.0), 1.0, "flops: got -1.0"),
+        (PhaseWork("train", 1.0, math.inf, 1.0), 1.0, "bytes_moved: got inf"),
+        (PhaseWork("train", 1.0, 1.0, 1.0), -1.0, "peak_gflops: got -1.0"),
+    ],
+)
+def test_impossible_amounts_are_refused_by_name(work, peak, message):
+    with pytest.raises(ValueError, match=message):
+        classify(work, peak, 1.0)
