@@ -1,6 +1,6 @@
 """Back pressure on systems whose step time truly depends on concurrency, against an exhaustive sweep.
 
-    python -m benchmarks.backpressure_live [--steps 60] [--json]
+    python -m benchmarks.backpressure_live [--steps 80] [--json]
 
 Two systems: the numpy backend sampling real completions, and a server on loopback that answers real
 HTTP requests with a limited pool of workers and slows down when many wait. Every batch size of the
@@ -13,6 +13,8 @@ from __future__ import annotations
 import argparse
 import http.client
 import json
+import os
+import random
 import statistics
 import threading
 import time
@@ -20,6 +22,9 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # before numpy: small products on two threads are slower
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 from retrain.backends import BackendSpec, Sampling
 from retrain.backends.numpy import connect
@@ -30,10 +35,10 @@ from retrain.tasks.sort import build
 GROUP = 4
 TOKENS_PER_ANSWER = 50
 LARGEST_BATCH = 24
-SWEEP_REPEATS = 5
+SWEEP_ROUNDS = 9
 CALLS_PER_STEP = 10  # a call of the small policy takes milliseconds: less than a scheduler's whim
 POOL = 12  # requests that the server works on at a time
-SERVICE_S = 0.02
+SERVICE_S = (0.01, 0.03)  # of a request alone, anything between
 CROWD_S = 0.0004  # more of a request's time for each other one in the house
 
 Step = Callable[[int], int]  # prompts -> tokens
@@ -53,7 +58,7 @@ class Result:
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--steps", type=int, default=60)
+    parser.add_argument("--steps", type=int, default=80)
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     results = [compare("numpy backend", numpy_step(), options.steps)]
@@ -72,7 +77,7 @@ def main() -> None:
 
 def compare(system: str, step: Step, steps: int, start: int = 2) -> Result:
     """Sweep all sizes, then let the controller choose."""
-    sweep = {batch: throughput(step, batch) for batch in range(1, LARGEST_BATCH + 1)}
+    sweep = exhaustive_sweep(step)
     control = BackPressure(start, GROUP, max_batch_size=LARGEST_BATCH, throttle_margin=1.0)
     chosen: list[int] = []
     for _ in range(steps):
@@ -95,14 +100,15 @@ def compare(system: str, step: Step, steps: int, start: int = 2) -> Result:
     )
 
 
-def throughput(step: Step, batch: int) -> float:
-    """Tokens per second of a batch, the median of a few steps."""
-    found = []
-    for _ in range(SWEEP_REPEATS):
-        started = time.perf_counter()
-        tokens = step(batch)
-        found.append(tokens / (time.perf_counter() - started))
-    return statistics.median(found)
+def exhaustive_sweep(step: Step) -> dict[int, float]:
+    """Tokens per second of every batch, the median over rounds: a busy moment hits all batches alike."""
+    found: dict[int, list[float]] = {batch: [] for batch in range(1, LARGEST_BATCH + 1)}
+    for _ in range(SWEEP_ROUNDS):
+        for batch, rates in found.items():
+            started = time.perf_counter()
+            tokens = step(batch)
+            rates.append(tokens / (time.perf_counter() - started))
+    return {batch: statistics.median(rates) for batch, rates in found.items()}
 
 
 def numpy_step() -> Step:
@@ -129,7 +135,7 @@ class Server:
 
             def do_GET(self) -> None:
                 with house, pool:
-                    time.sleep(SERVICE_S + CROWD_S * house.now)
+                    time.sleep(random.uniform(*SERVICE_S) + CROWD_S * house.now)
                 body = b"x" * TOKENS_PER_ANSWER
                 self.send_response(200)
                 self.send_header("Content-Length", str(len(body)))
