@@ -6,6 +6,7 @@ whose type is already wrong is passed over here.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -95,7 +96,8 @@ def _seed_problems(seeds: list[Any]) -> Iterator[str]:
     unfit = [s for s in seeds if type(s) is not int or not 0 <= s <= LARGEST_SEED]
     if unfit:
         yield f"got {unfit}; needs whole numbers from 0 to {LARGEST_SEED}"
-    repeated = sorted({s for s in seeds if type(s) is int and seeds.count(s) > 1})
+    times = Counter(seed for seed in seeds if type(seed) is int)
+    repeated = sorted(seed for seed, count in times.items() if count > 1)
     if repeated:
         yield f"{repeated} stand more than once, but their runs would be the same; list each seed once"
 

@@ -45,11 +45,9 @@ def preflight(plan: Plan, source: str) -> dict[str, TaskFacts]:
     facts: dict[str, TaskFacts] = {}
     problems: dict[str, None] = {}
     seen: dict[str, TaskFacts] = {}
-    for run in plan.runs:
+    for run in {run.condition: run for run in plan.runs}.values():  # a seed changes nothing here
         data = run.config.data
         key = json.dumps([data.task, data.options, data.seed], default=str, sort_keys=True)
-        if run.condition in facts:
-            continue
         try:
             facts[run.condition] = seen[key] = seen.get(key) or _task_facts(run)
         except ConfigError as error:
