@@ -172,3 +172,14 @@ def weights(files: RunFiles) -> dict[str, bytes]:
     assert newest is not None
     arrays = [np.load(path, allow_pickle=False) for path in sorted(newest.directory.glob("*.npz"))]
     return {name: archive[name].tobytes() for archive in arrays for name in archive.files}
+
+
+def test_sampled_evaluation_gives_pass_at_k(tmp_path: Path) -> None:
+    files = train(tmp_path / "r", with_("data", eval_samples=4, eval_prompts=5))
+    result = read_done(files.done).result  # type: ignore[union-attr]
+    assert 0 <= result["eval_pass_at_1"] <= result["eval_pass_at_4"] <= 1
+
+
+def test_a_reward_that_cannot_score_is_counted_apart_from_wrong_answers(tmp_path: Path) -> None:
+    rows = read_metrics(train(tmp_path / "r").directory)
+    assert {(row["reward_error_fraction"], row["reward_timeout_fraction"]) for row in rows} == {(0.0, 0.0)}

@@ -95,17 +95,20 @@ class Algorithm(Section):
 class Data(Section):
     """Where prompts come from."""
 
-    task: str = key("sort", "task plugin: sort, addition, successor, copy, reverse, jsonl")
+    task: str = key("sort", "task plugin; `retrain plugins tasks` lists them")
     options: Table = key(dict, "options of the task plugin")
     seed: int = key(0, "seed of prompts and held-out split, the same for every run", ge=0, le=LARGEST_SEED)
     eval_prompts: int = count(256, "at most this many held-out prompts are evaluated")
+    eval_samples: int = count(
+        1, "beside the greedy one, so many sampled answers per prompt, for pass@k; 1 = none"
+    )
 
 
 @dataclass(frozen=True)
 class Reward(Section):
     """How completions are scored."""
 
-    reward: str = key("match", "reward plugin: match, partial")
+    reward: str = key("match", "reward plugin; `retrain plugins rewards` lists them")
     params: Table = key(dict, "parameters of the reward plugin")
 
 
@@ -113,7 +116,7 @@ class Reward(Section):
 class Backend(Section):
     """Where the policy lives, and how many API calls may be in flight."""
 
-    backend: str = key("numpy", "backend plugin: numpy, or a dotted path")
+    backend: str = key("numpy", "backend plugin: numpy, local, tinker, or a dotted path")
     max_concurrent: int = key(4, "API calls in flight over all workers (permits)", ge=1, le=512)
     throttle_dir: str = key("", "share permits with other campaigns through this directory")
     options: Table = key(dict, "options of the backend plugin")
@@ -235,6 +238,15 @@ class Campaign(Section):
     launcher: str = key("local", "where workers execute: local (processes), inline (this process)")
     retries: int = key(2, "further attempts after an infrastructure failure", ge=0, le=100)
     run_timeout: float = key(0.0, "end a run that takes longer, in seconds; 0 = never", ge=0, le=1e9)
+    stall_timeout: float = key(
+        0.0, "end and retry a run that completes no step for so many seconds; 0 = never", ge=0, le=1e9
+    )
+    min_free_memory: float = key(
+        0.0, "start no worker with less free: below 1 a fraction of all memory, else bytes", ge=0, le=1e18
+    )
+    pause_after: int = count(
+        3, "pause launches when so many runs in a row failed for infrastructure; 0 = never", least=0
+    )
     on_failure: Literal["continue", "stop"] = declare(
         "continue", "what the other runs do when one has failed"
     )

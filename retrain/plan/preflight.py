@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from retrain import registry
+from retrain import extras, registry
 from retrain.config.checks import PLUGINS
 from retrain.errors import ConfigError
 from retrain.plan.flow import flow_settings
@@ -85,8 +85,12 @@ def _problems(run: RunPlan) -> Iterator[str]:
     for section, key, kind, params_key, _ in PLUGINS:
         table = getattr(run.config, section)
         name, params = getattr(table, key), getattr(table, params_key)
-        if kind == "backends":
+        if kind != "tasks" and (missing := extras.missing_problem(kind, name)):  # tasks were built before
+            yield f"[{section}].{key}: {missing}"
+        elif kind == "backends":
             yield from (f"[backend.options].{p}" for p in _option_problems(name, params))
+        elif kind == "rewards":
+            yield from (f"[reward.params].{problem}" for problem in _reward_problems(name, params))
         elif params and kind in _EXAMPLES and name in registry.built_in_names(kind):  # never runs users' code
             try:
                 _EXAMPLES[kind](registry.find(kind, name), params)
@@ -128,17 +132,27 @@ def _try_loss(evaluate: Callable[..., Any], params: Mapping[str, Any]) -> None:
     evaluate(logprobs, logprobs, np.ones(2), np.zeros(2, dtype=np.int64), **params)
 
 
-def _try_reward(score: Callable[..., Any], params: Mapping[str, Any]) -> None:
+def _reward_problems(name: str, params: Mapping[str, Any]) -> list[str]:
+    """Ask a built-in reward that can tell; try out the others, which need no process and no network."""
+    if name not in registry.built_in_names("rewards"):  # never runs users' code
+        return []
+    score = registry.find("rewards", name)
+    check = getattr(importlib.import_module(score.__module__), "check_params", None)
+    if check is not None:
+        return list(check(params))
     from retrain.rollouts import Prompt
 
-    score("a", Prompt(0, "a=", "a"), **params)
+    try:
+        score("a", Prompt(0, "a=", "a"), **params)
+    except ValueError as error:
+        return [str(error)]
+    return []
 
 
 _EXAMPLES: Mapping[str, Callable[[Callable[..., Any], Mapping[str, Any]], None]] = {
     "advantages": _try_advantage,
     "transforms": _try_transform,
     "losses": _try_loss,
-    "rewards": _try_reward,
 }
 
 

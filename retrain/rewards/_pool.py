@@ -11,7 +11,7 @@ import selectors
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
@@ -49,6 +49,16 @@ class _Call:
     deadline: float
 
 
+@dataclass(frozen=True, slots=True)
+class _Batch:
+    """Answers on their way to replies, by index."""
+
+    answers: Sequence[Answer]
+    waiting: deque[int]
+    replies: dict[int, Reply] = field(default_factory=dict)
+    died: set[int] = field(default_factory=set)  # begun again after their process died
+
+
 class ProcessPool:
     """Processes that call the function at a dotted path with a completion, its prompt and `params`."""
 
@@ -82,16 +92,15 @@ class ProcessPool:
             ConfigError: the function cannot be loaded.
             InfrastructureError: processes do not start.
         """
-        replies: dict[int, Reply] = {}
-        waiting = deque(range(len(answers)))
-        while len(replies) < len(answers):
-            while waiting and self._idle:
-                self._begin(waiting, answers)
-            self._start(len(waiting))
+        batch = _Batch(answers, deque(range(len(answers))))
+        while len(batch.replies) < len(answers):
+            while batch.waiting and self._idle:
+                self._begin(batch)
+            self._start(len(batch.waiting))
             for key, _ in self._selector.select(self._next_deadline_s()):
-                self._hear(key.fileobj, replies)  # type: ignore[arg-type]
-            self._expire(replies)
-        return [replies[index] for index in range(len(answers))]
+                self._hear(key.fileobj, batch)  # type: ignore[arg-type]
+            self._expire(batch.replies)
+        return [batch.replies[index] for index in range(len(answers))]
 
     def close(self) -> None:
         """End all processes; safe to call twice."""
@@ -100,6 +109,7 @@ class ProcessPool:
         self._idle.clear()
         self._starting.clear()
         self._busy.clear()
+        self._selector.close()
 
     def _start(self, wanted: int) -> None:
         running = len(self._starting) + len(self._busy) + len(self._idle)
@@ -108,17 +118,17 @@ class ProcessPool:
             self._starting[process] = time.monotonic() + STARTUP_S
             self._selector.register(process, selectors.EVENT_READ)
 
-    def _begin(self, waiting: deque[int], answers: Sequence[Answer]) -> None:
-        process, index = self._idle.pop(), waiting.popleft()
-        answer = answers[index]
+    def _begin(self, batch: _Batch) -> None:
+        process, index = self._idle.pop(), batch.waiting.popleft()
+        answer = batch.answers[index]
         prompt = answer.prompt
         if process.send([answer.completion, prompt.id, prompt.text, prompt.answer]):
             self._busy[process] = _Call(index, time.monotonic() + self._timeout_s)
         else:  # it died while idle, which is no fault of this answer
             self._drop(process)
-            waiting.appendleft(index)
+            batch.waiting.appendleft(index)
 
-    def _hear(self, process: PoolProcess, replies: dict[int, Reply]) -> None:
+    def _hear(self, process: PoolProcess, batch: _Batch) -> None:
         message = process.receive()
         if message == {}:
             return
@@ -126,15 +136,24 @@ class ProcessPool:
             del self._starting[process]
             self._greet(process, message)
         elif process in self._busy:
-            call = self._busy.pop(process)
-            if message is None:
-                replies[call.index] = Reply(Ending.DIED, message=self._drop(process))
-            else:
-                replies[call.index] = _reply(message)
-                self._idle.append(process)
+            self._settle(process, self._busy.pop(process).index, message, batch)
         else:
             self._idle.remove(process)
             self._drop(process)
+
+    def _settle(
+        self, process: PoolProcess, index: int, message: Mapping[str, Any] | None, batch: _Batch
+    ) -> None:
+        if message is not None:
+            batch.replies[index] = _reply(message)
+            self._idle.append(process)
+            return
+        ending = self._drop(process)
+        if index in batch.died:
+            batch.replies[index] = Reply(Ending.DIED, message=ending)
+        else:
+            batch.died.add(index)
+            batch.waiting.append(index)
 
     def _greet(self, process: PoolProcess, message: Mapping[str, Any] | None) -> None:
         if message is not None and "ready" in message:

@@ -20,6 +20,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, BinaryIO
 
+from retrain.errors import ConfigError
 from retrain.rewards import UnscoredError
 from retrain.rollouts import Prompt
 
@@ -36,8 +37,8 @@ def main() -> None:
         resource.setrlimit(resource.RLIMIT_AS, (setup["memory_bytes"], resource.RLIM_INFINITY))
     try:
         function = _find(setup["target"])
-    except (ImportError, AttributeError) as error:
-        _send(replies, {"failed": f"{setup['target']!r} cannot be loaded ({error})"})
+    except (ImportError, AttributeError, ConfigError) as error:
+        _send(replies, {"failed": f"{setup['target']!r} cannot be loaded: {error}"})
         return
     _send(replies, {"ready": True})
     for request in _lines(requests):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import re
 import signal
@@ -62,14 +63,9 @@ def _run(
     ):
         fd = written.fileno()
         left_s = max(0.0, deadline - time.monotonic())
-        limits = {
-            "timeout_s": left_s,
-            "memory_bytes": memory_bytes,
-            "verdict_fd": fd,
-            "parent": os.getpid(),
-        }
+        limits = (math.ceil(left_s), memory_bytes, os.getpid(), fd)
         process = subprocess.Popen(
-            [sys.executable, "-I", "-B", "-X", "utf8", str(HARNESS), json.dumps(limits)],
+            [sys.executable, "-I", "-B", "-X", "utf8", str(HARNESS), *map(str, limits)],
             cwd=directory,
             stdin=stdin,
             stdout=written if to_output else subprocess.DEVNULL,

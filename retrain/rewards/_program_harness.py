@@ -1,51 +1,50 @@
 """Runs a program and its tests under limits: started as a script with nothing inherited but its folder.
 
-Arguments: a JSON object of limits. Reads solution.py and, if it is there, tests.py from the current
-directory; writes to the descriptor `verdict_fd` once the tests have passed. Imports nothing of retrain.
+Arguments: seconds, bytes of memory, pid of the parent, descriptor of the verdict. Reads solution.py and,
+if it is there, tests.py from the current directory; writes to the descriptor once the tests have passed.
+Imports nothing of retrain and little else, since every import is paid for each program.
 """
 
-from __future__ import annotations
-
 import ctypes
-import json
-import math
 import os
 import resource
 import signal
 import sys
 import types
-from pathlib import Path
-from typing import Any
 
 FILE_BYTES = 16 << 20
 OPEN_FILES = 64
 PR_SET_PDEATHSIG = 1
+SOLUTION, TESTS = "solution.py", "tests.py"
 
 
 def main() -> None:
     """Run ./solution.py, then ./tests.py in the same namespace."""
-    limits = json.loads(sys.argv[1])
-    _limit(limits)
-    source, tests = Path("solution.py").read_text("utf-8"), Path("tests.py")
-    if not tests.exists():
-        _execute("__main__", source, "solution.py")
+    seconds, memory_bytes, parent, verdict_fd = map(int, sys.argv[1:])
+    _limit(seconds, memory_bytes, parent)
+    if not os.path.exists(TESTS):  # noqa: PTH110 - pathlib costs half as much again as Python itself
+        _execute("__main__", _read(SOLUTION))
         return
-    check = tests.read_text("utf-8")
-    tests.unlink()
-    namespace = _execute("solution", source, "solution.py")
-    exec(compile(check, "tests.py", "exec"), namespace)
-    os.write(limits["verdict_fd"], b"passed")
+    tests = _read(TESTS)
+    os.unlink(TESTS)  # noqa: PTH108
+    namespace = _execute("solution", _read(SOLUTION))
+    exec(compile(tests, TESTS, "exec"), namespace)
+    os.write(verdict_fd, b"passed")
 
 
-def _execute(name: str, source: str, file: str) -> dict[str, Any]:
+def _execute(name: str, source: str) -> dict[str, object]:
     module = types.ModuleType(name)
     sys.modules[name] = module  # dataclasses and pickle look a class's module up
-    exec(compile(source, file, "exec"), module.__dict__)
+    exec(compile(source, SOLUTION, "exec"), module.__dict__)
     return module.__dict__
 
 
-def _limit(limits: dict[str, Any]) -> None:
-    seconds = math.ceil(limits["timeout_s"])
+def _read(path: str) -> str:
+    with open(path, encoding="utf-8") as file:  # noqa: PTH123
+        return file.read()
+
+
+def _limit(seconds: int, memory_bytes: int, parent: int) -> None:
     hard = {
         resource.RLIMIT_CPU: seconds + 1,
         resource.RLIMIT_FSIZE: FILE_BYTES,
@@ -53,9 +52,9 @@ def _limit(limits: dict[str, Any]) -> None:
         resource.RLIMIT_CORE: 0,
     }
     if sys.platform == "linux":
-        hard |= {resource.RLIMIT_AS: limits["memory_bytes"], resource.RLIMIT_NPROC: 0}
+        hard |= {resource.RLIMIT_AS: memory_bytes, resource.RLIMIT_NPROC: 0}
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != limits["parent"]:  # it died before it could be watched
+    if os.getppid() != parent:  # it died before it could be watched
         sys.exit(1)
     for what, most in hard.items():
         resource.setrlimit(what, (most, most))

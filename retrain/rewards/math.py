@@ -18,7 +18,7 @@ from retrain.rewards._pooled import VerifierScorer, score_one
 from retrain.rollouts import Prompt
 
 EXTRA = "math"
-MODULES = ("math_verify",)
+PACKAGES = ("math_verify",)
 MEGABYTE = 1 << 20
 
 

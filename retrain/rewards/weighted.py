@@ -82,13 +82,15 @@ def open_scorer(*, parts: Mapping[str, Any]) -> WeightedScorer:
         return WeightedScorer(opened, stack.pop_all())
 
 
-def parts_of(parts: Mapping[str, Any]) -> list[Part]:
-    """Read a table of parts that `check_params` found no fault with."""
+def parts_of(parts: object) -> list[Part]:
+    """Read a table of parts; what is not well formed is left out, `check_params` tells of it."""
+    tables = parts if isinstance(parts, Mapping) else {}
     return [
         Part(label, float(table), {})
         if is_number(table)
         else Part(table.get("reward", label), float(table["weight"]), table.get("params", {}))
-        for label, table in parts.items()
+        for label, table in tables.items()
+        if not list(_form_problems(table))
     ]
 
 

@@ -20,6 +20,7 @@ from retrain.rollouts import Group, Prompt, TrainingSample
 from retrain.tasks import Task
 from retrain.trainer import checkpoint
 from retrain.trainer.batch import CORRECT, Algorithm, ScoredBatch
+from retrain.trainer.evaluation import pass_at_k
 from retrain.trainer.gate import PermitGate
 from retrain.trainer.hardware import roofline_row
 from retrain.trainer.journal import Journal
@@ -112,22 +113,31 @@ class Trainer:
         self._saved_step = self.step
 
     def evaluate(self) -> dict[str, Any]:
-        """Score greedy completions of held-out prompts: `eval_*` fields; none without such prompts."""
-        prompts = self._parts.task.held_out[: self._parts.config.data.eval_prompts]
+        """Score completions of held-out prompts: `eval_*` fields; none without such prompts."""
+        data = self._parts.config.data
+        prompts = self._parts.task.held_out[: data.eval_prompts]
         if not prompts:
             return {}
         self._parts.journal.phase("evaluate", self.step)
         started = time.perf_counter()
-        greedy = Sampling(group_size=1, max_tokens=self._training.max_tokens, temperature=0.0)
-        chunks = [prompts[i : i + EVALUATION_BATCH] for i in range(0, len(prompts), EVALUATION_BATCH)]
-        groups = [group for chunk in chunks for group in self._sample(chunk, greedy)]
-        rewards = self._parts.algorithm.reward(groups).rewards
-        return {
-            "eval_reward": float(rewards.mean()),
-            "eval_correct_rate": float(np.mean(rewards >= CORRECT)),
+        greedy = self._held_out(prompts, samples=1, temperature=0.0)
+        row = {
+            "eval_reward": float(greedy.rewards.mean()),
+            "eval_correct_rate": float(np.mean(greedy.rewards >= CORRECT)),
             "eval_prompts": len(prompts),
-            "eval_time_s": time.perf_counter() - started,
+            **greedy.reward_faults("eval_"),
         }
+        if data.eval_samples > 1:
+            sampled = self._held_out(prompts, data.eval_samples, self._training.temperature)
+            correct = sampled.rewards >= CORRECT
+            row |= {f"eval_pass_at_{k}": pass_at_k(correct, k) for k in (1, data.eval_samples)}
+        return {**row, "eval_time_s": time.perf_counter() - started}
+
+    def _held_out(self, prompts: Sequence[Prompt], samples: int, temperature: float) -> ScoredBatch:
+        how = Sampling(group_size=samples, max_tokens=self._training.max_tokens, temperature=temperature)
+        chunks = [prompts[i : i + EVALUATION_BATCH] for i in range(0, len(prompts), EVALUATION_BATCH)]
+        groups = [group for chunk in chunks for group in self._sample(chunk, how)]
+        return self._parts.algorithm.reward(groups)
 
     def close(self) -> None:
         """Stop sampling; the backend is its owner's to close."""
@@ -209,6 +219,7 @@ class Trainer:
             "grad_norm": stats.grad_norm,
             "clip_fraction": stats.clip_fraction,
             "entropy": _entropy(batch, stats),
+            **batch.reward_faults(),
         }
 
     def _sample(self, prompts: Sequence[Prompt], how: Sampling) -> list[Group]:

@@ -1,0 +1,173 @@
+"""What `retrain doctor` looks at: Python, extras, keys, GPUs, disk and locks."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from retrain import registry
+from retrain.config.checks import PLUGINS
+from retrain.config.schema import Config, Logging
+from retrain.errors import InfrastructureError
+from retrain.extras import Needs, needs
+from retrain.rewards.weighted import parts_of
+from retrain.semaphore import lock_sharing_problem
+from retrain.system import gpus
+
+ENOUGH_DISK_BYTES = 5 << 30  # a checkpoint of a small model with its optimizer, twice
+LITTLE_DISK_BYTES = 100 << 20  # records of a campaign without a model's checkpoints
+GIB = 1 << 30
+
+
+class Verdict(StrEnum):
+    """What a check found."""
+
+    OK = "ok"
+    ABSENT = "absent"  # not there, and not needed by the file
+    WARNING = "warning"  # works, but watch out
+    MISSING = "missing"  # needed, and not there
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One thing that was looked at, and how to put it right."""
+
+    what: str
+    verdict: Verdict
+    found: str
+    fix: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Used:
+    """A plugin that a file names, with its parameters."""
+
+    kind: str
+    name: str
+    params: Mapping[str, Any]
+
+
+def core_checks() -> Iterator[Check]:
+    """Look at Python and at what retrain depends on."""
+    yield Check("python", Verdict.OK, f"{sys.version.split()[0]} at {sys.executable}")
+    for requirement in _requirements():
+        name = requirement.split(";")[0].rstrip("0123456789.,<>=!~ ")
+        try:
+            yield Check(name, Verdict.OK, metadata.version(name))
+        except metadata.PackageNotFoundError:
+            yield Check(name, Verdict.MISSING, "not installed", f"pip install {name!r}")
+
+
+def _requirements() -> list[str]:
+    try:
+        wanted = metadata.requires("retrain") or []
+    except metadata.PackageNotFoundError:  # run from a source tree
+        return []
+    return [one for one in wanted if "extra ==" not in one]
+
+
+def used_plugins(configs: Sequence[Config]) -> list[Used]:
+    """List the plugins that runs name, each once; the parts of a weighted reward too."""
+    used: dict[str, Used] = {}
+    for config in configs:
+        named = [
+            Used(kind, getattr(getattr(config, section), key), getattr(getattr(config, section), params))
+            for section, key, kind, params, _ in PLUGINS
+        ]
+        if config.campaign is not None:
+            named.append(Used("launchers", config.campaign.launcher, {}))
+        for one in named:
+            used.update({repr(u): u for u in (one, *_parts(one))})
+    return list(used.values())
+
+
+def plugin_checks(used: Sequence[Used]) -> Iterator[Check]:
+    """Look for extras and keys: those of all plugins, and strictly for those that are used."""
+    known = [(kind, name, needs(kind, name)) for kind in registry.ENTRY for name in registry.names(kind)]
+    needed = [(u, needs(u.kind, u.name)) for u in used]
+    for extra in dict.fromkeys(wanted.extra for _, _, wanted in known if wanted.extra):
+        users = [u.name for u, wanted in needed if wanted.extra == extra]
+        yield _extra_check(extra, [w for _, _, w in known if w.extra == extra], users)
+    keys = {wanted.keys: "" for _, _, wanted in known if wanted.keys}
+    keys |= {_keys(one, wanted): one.name for one, wanted in needed if _keys(one, wanted)}
+    for names, user in keys.items():
+        yield _key_check(names, user)
+
+
+def machine_checks(configs: Sequence[Config]) -> Iterator[Check]:
+    """Look at GPUs, the disk and the locks."""
+    yield _gpu_check()
+    for directory in dict.fromkeys(c.logging.log_dir for c in configs) or [Logging.log_dir]:
+        yield _disk_check(Path(directory))
+    shared = (c.backend.throttle_dir for c in configs if c.backend.throttle_dir)
+    logs = (c.logging.log_dir for c in configs)
+    yield from map(_lock_check, dict.fromkeys([*logs, *shared]) or [Logging.log_dir])
+
+
+def _parts(one: Used) -> Iterable[Used]:
+    if (one.kind, one.name) != ("rewards", "weighted"):
+        return []
+    parts = [Used("rewards", part.reward, part.params) for part in parts_of(one.params.get("parts"))]
+    return [*parts, *(inner for part in parts for inner in _parts(part))]
+
+
+def _extra_check(extra: str, wanted: Sequence[Needs], users: Sequence[str]) -> Check:
+    missing = list(dict.fromkeys(package for one in wanted for package in one.missing()))
+    what = f"extra {extra}" + (f" for {', '.join(dict.fromkeys(users))}" if users else "")
+    if not missing:
+        return Check(what, Verdict.OK, ", ".join(dict.fromkeys(p for one in wanted for p in one.packages)))
+    verdict = Verdict.MISSING if users else Verdict.ABSENT
+    return Check(what, verdict, f"{', '.join(missing)} not found", wanted[0].command)
+
+
+def _keys(one: Used, wanted: Needs) -> tuple[str, ...]:
+    """A plugin that lets its key's variable be named is looked at there."""
+    if wanted.keys and "key_env" in one.params:
+        return (one.params["key_env"],) if one.params["key_env"] else ()
+    return wanted.keys
+
+
+def _key_check(names: tuple[str, ...], user: str) -> Check:
+    what = f"key {' or '.join(names)}" + (f" for {user}" if user else "")
+    if Needs(keys=names).has_key():
+        return Check(what, Verdict.OK, "set")
+    return Check(what, Verdict.MISSING if user else Verdict.ABSENT, "not set", f"export {names[0]}=...")
+
+
+def _gpu_check() -> Check:
+    try:
+        found = gpus()
+    except InfrastructureError as error:
+        return Check("gpu", Verdict.WARNING, "there is one, and it cannot be read", str(error))
+    if not found:
+        return Check("gpu", Verdict.ABSENT, "none")
+    return Check(
+        "gpu", Verdict.OK, ", ".join(f"{g.name} {g.memory_total_bytes / GIB:.0f} GiB" for g in found)
+    )
+
+
+def _disk_check(directory: Path) -> Check:
+    place = directory.absolute()
+    while not place.is_dir():
+        place = place.parent
+    free = shutil.disk_usage(place).free
+    what, found = f"disk for {directory}", f"{free / GIB:.1f} GiB free"
+    if free < LITTLE_DISK_BYTES:
+        return Check(what, Verdict.MISSING, found, "free some space, or set logging.log_dir elsewhere")
+    if free < ENOUGH_DISK_BYTES:
+        return Check(what, Verdict.WARNING, found, "checkpoints of a model may not fit")
+    return Check(what, Verdict.OK, found)
+
+
+def _lock_check(directory: str) -> Check:
+    problem = lock_sharing_problem(directory)
+    if problem is None:
+        return Check(f"locks in {directory}", Verdict.OK, "shared by all processes of this machine")
+    fix = "use a local directory for one machine; see backend.throttle_dir and logging.log_dir"
+    return Check(f"locks in {directory}", Verdict.WARNING, problem, fix)

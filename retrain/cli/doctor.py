@@ -1,0 +1,57 @@
+"""`retrain doctor`: what this machine, and a file, lack."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from retrain.cli.options import AsJson
+
+if TYPE_CHECKING:
+    from retrain.config.schema import Config
+
+STYLES = {"ok": "green", "absent": "dim", "warning": "yellow", "missing": "bold red"}
+
+
+def command(
+    file: Annotated[
+        Path | None, typer.Argument(metavar="[FILE.toml]", help="Check for what this file needs.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Say what is missing here and how to get it; with a file, what that file needs.
+
+    Leaves with exit code 2 if something is missing. Keys are looked for, never shown.
+
+    Example: retrain doctor campaign.toml
+    """
+    from rich.text import Text
+
+    from retrain.cli._checks import Verdict, core_checks, machine_checks, plugin_checks, used_plugins
+    from retrain.errors import EXIT_CONFIG
+    from retrain.render.tables import console, print_json, table
+
+    configs = _configs(file)
+    checks = [*core_checks(), *plugin_checks(used_plugins(configs)), *machine_checks(configs)]
+    if as_json:
+        print_json(checks)
+    else:
+        cells = [(c.what, Text(c.verdict, STYLES[c.verdict]), c.found, c.fix) for c in checks]
+        console().print(table("", ("check", "verdict", "found", "what to do"), cells))
+    if any(check.verdict is Verdict.MISSING for check in checks):
+        raise typer.Exit(EXIT_CONFIG)
+
+
+def _configs(file: Path | None) -> list[Config]:
+    if file is None:
+        return []
+    from dataclasses import replace
+
+    from retrain.config.load import load_config
+    from retrain.plan.matrix import plan_runs
+
+    config = load_config(file)
+    conditions = {run.condition: run.config for run in plan_runs(config, file.name).runs}
+    return [replace(one, campaign=config.campaign) for one in conditions.values()]

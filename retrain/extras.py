@@ -1,0 +1,100 @@
+"""What a plugin needs beyond the core: packages of an extra, keys in the environment.
+
+A built-in plugin's file says so in constants, which are read from its source without importing it:
+`EXTRA = "math"` (its name in pyproject.toml), `PACKAGES = ("math_verify",)` (what must be
+importable) and `KEYS = ("OPENAI_API_KEY",)` (environment variables, one of which must hold a secret).
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import importlib.util
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from retrain import registry
+from retrain.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class Needs:
+    """What a plugin needs beyond the core; all empty for most."""
+
+    extra: str = ""
+    packages: tuple[str, ...] = ()
+    keys: tuple[str, ...] = ()
+
+    @property
+    def command(self) -> str:
+        """Give the command that installs the extra, or nothing."""
+        return install_command(self.extra) if self.extra else ""
+
+    def missing(self) -> list[str]:
+        """List the packages that Python does not find; none is imported."""
+        return [package for package in self.packages if not _is_installed(package)]
+
+    def has_key(self) -> bool:
+        """Tell whether the environment holds a key, or none is needed."""
+        return not self.keys or any(os.environ.get(key, "").strip() for key in self.keys)
+
+
+def needs(kind: str, name: str) -> Needs:
+    """Say what a plugin needs; a plugin that is not built in looks after itself."""
+    if name not in registry.built_in_names(kind):
+        return Needs()
+    found = {
+        node.targets[0].id: ast.literal_eval(node.value)
+        for node in _source(kind, name).body
+        if isinstance(node, ast.Assign)
+        and isinstance(node.targets[0], ast.Name)
+        and node.targets[0].id in ("EXTRA", "PACKAGES", "KEYS")
+    }
+    return Needs(found.get("EXTRA", ""), found.get("PACKAGES", ()), found.get("KEYS", ()))
+
+
+def summary(kind: str, name: str) -> str:
+    """Give the first line of a built-in plugin's description; nothing for others."""
+    if name not in registry.built_in_names(kind):
+        return ""
+    return (ast.get_docstring(_source(kind, name)) or "").partition("\n")[0]
+
+
+def missing_problem(kind: str, name: str) -> str | None:
+    """Say what must be installed before a plugin can be used; None if nothing."""
+    wanted = needs(kind, name)
+    return _problem(name, wanted.missing(), wanted.extra) if wanted.missing() else None
+
+
+def load(module: str, extra: str, who: str) -> Any:
+    """Import a module of an extra on behalf of a plugin.
+
+    Raises:
+        ConfigError: it is not installed; names the extra and the command.
+    """
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.partition(".")[0] != module.partition(".")[0]:
+            raise
+        raise ConfigError(_problem(who, [module], extra)) from error
+
+
+def install_command(extra: str) -> str:
+    """Give the command that installs an extra."""
+    return f"pip install 'retrain[{extra}]'"
+
+
+def _source(kind: str, name: str) -> ast.Module:
+    return ast.parse((Path(__file__).parent / kind / f"{name}.py").read_text(encoding="utf-8"))
+
+
+def _is_installed(package: str) -> bool:
+    spec = importlib.util.find_spec(package)
+    return spec is not None and spec.origin is not None  # a mere folder of that name has no origin
+
+
+def _problem(who: str, packages: list[str], extra: str) -> str:
+    return f"{who!r} needs the extra {extra!r} ({', '.join(packages)} not found): {install_command(extra)}"

@@ -1,0 +1,92 @@
+"""Prompts and answers from a Hugging Face data set: by hub id, or a local directory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from retrain.errors import ConfigError
+from retrain.extras import load
+from retrain.rollouts import Prompt
+from retrain.tasks import Task
+from retrain.tasks._generated import check
+from retrain.tasks._rows import (
+    PLACEHOLDER,
+    Fields,
+    Row,
+    check_columns,
+    option_problems,
+    read_prompts,
+    split_as_given,
+    split_by_fraction,
+    with_whole_numbers_as_text,
+)
+
+EXTRA = "datasets"
+PACKAGES = ("datasets",)
+
+
+def build(
+    *,
+    path: str = "",
+    subset: str = "",
+    split: str = "train",
+    held_out_split: str = "",
+    revision: str = "",
+    prompt_field: str = "prompt",
+    answer_field: str = "answer",
+    template: str = PLACEHOLDER,
+    held_out: float = 0.1,
+    seed: int,
+) -> Task:
+    """Load the data set and split it by prompt text; rows of one prompt stay on one side.
+
+    Args:
+        path: hub id such as "openai/gsm8k", or a directory: one that `save_to_disk` wrote, or of files
+            that `load_dataset` reads.
+        subset: name of a configuration, where the data set has several.
+        split: what to train on; slices such as "train[:1000]" work.
+        held_out_split: what to evaluate on, such as "test"; then `split` is trained on whole.
+        revision: branch, tag or commit on the hub.
+        prompt_field: column of the text that the policy is shown, not empty.
+        answer_field: column that a reward compares with: text, or whole numbers, which become text.
+        template: what the policy is shown, {prompt} being that text.
+        held_out: fraction of the distinct prompts that training never sees, without `held_out_split`.
+        seed: decides the order and the split.
+
+    Raises:
+        ConfigError: the package is not installed, the data set cannot be loaded, or rows are wrong.
+    """
+    fields = Fields(prompt_field, answer_field, template)
+    check(option_problems(fields, held_out, path=path, split=split))
+    source = {"path": path, "subset": subset, "revision": revision}
+    prompts = _read(source, split, fields)
+    if held_out_split:
+        return split_as_given(prompts, _read(source, held_out_split, fields), seed)
+    return split_by_fraction(prompts, held_out, seed)
+
+
+def _read(source: dict[str, str], split: str, fields: Fields) -> list[Prompt]:
+    place = f"{source['path']} [{split}]"
+    return read_prompts(_rows(_load(source, split), place, fields), fields, place)
+
+
+def _load(source: dict[str, str], split: str) -> Any:
+    library = load("datasets", EXTRA, "datasets")
+    path, name, revision = source["path"], source["subset"] or None, source["revision"] or None
+    saved = Path(path)
+    try:
+        if (saved / "dataset_dict.json").is_file():
+            return library.load_from_disk(path)[split]
+        if (saved / "state.json").is_file():
+            return library.load_from_disk(path)
+        return library.load_dataset(path, name, split=split, revision=revision)
+    except (OSError, ValueError, LookupError, library.exceptions.DatasetsError) as error:
+        raise ConfigError(f"path: cannot load {path!r} [{split}]: {error}") from error
+
+
+def _rows(loaded: Any, place: str, fields: Fields) -> Iterator[Row]:
+    columns = check_columns(loaded.column_names, fields, place)
+    for number, values in enumerate(loaded.select_columns(columns), start=1):
+        yield Row(number, f"{place} row {number}", with_whole_numbers_as_text(values))

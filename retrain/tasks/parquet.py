@@ -1,0 +1,82 @@
+"""Prompts and answers from two columns of a Parquet file."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from retrain.errors import ConfigError
+from retrain.extras import load
+from retrain.rollouts import Prompt
+from retrain.tasks import Task
+from retrain.tasks._generated import check
+from retrain.tasks._rows import (
+    PLACEHOLDER,
+    Fields,
+    Row,
+    check_columns,
+    option_problems,
+    read_prompts,
+    split_as_given,
+    split_by_fraction,
+    with_whole_numbers_as_text,
+)
+
+EXTRA = "parquet"
+PACKAGES = ("pyarrow",)
+
+
+def build(
+    *,
+    path: str = "",
+    held_out_path: str = "",
+    prompt_field: str = "prompt",
+    answer_field: str = "answer",
+    template: str = PLACEHOLDER,
+    held_out: float = 0.1,
+    seed: int,
+) -> Task:
+    """Read the file and split it by prompt text; rows of one prompt stay on one side.
+
+    Args:
+        path: the file, relative to the current directory.
+        held_out_path: a second file to evaluate on; then the first is trained on whole.
+        prompt_field: column of the text that the policy is shown, not empty.
+        answer_field: column that a reward compares with: text, or whole numbers, which become text.
+        template: what the policy is shown, {prompt} being that text.
+        held_out: fraction of the distinct prompts that training never sees, without `held_out_path`.
+        seed: decides the order and the split.
+
+    Raises:
+        ConfigError: pyarrow is not installed, a file cannot be read, or rows are wrong.
+    """
+    fields = Fields(prompt_field, answer_field, template)
+    check(option_problems(fields, held_out, path=path))
+    prompts = _read(path, "path", fields)
+    if held_out_path:
+        return split_as_given(prompts, _read(held_out_path, "held_out_path", fields), seed)
+    return split_by_fraction(prompts, held_out, seed)
+
+
+def _read(path: str, option: str, fields: Fields) -> list[Prompt]:
+    return read_prompts(_rows(_open(path, option), path, fields), fields, path)
+
+
+def _open(path: str, option: str) -> Any:
+    parquet = load("pyarrow.parquet", EXTRA, "parquet")
+    if not Path(path).is_file():
+        raise ConfigError(f"{option}: no file {path!r}; the path is relative to the current directory")
+    try:
+        return parquet.ParquetFile(path)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{option}: {path!r} is not a Parquet file that can be read: {error}") from error
+
+
+def _rows(file: Any, path: str, fields: Fields) -> Iterator[Row]:
+    columns = check_columns(file.schema_arrow.names, fields, path)
+    number = 0
+    for batch in file.iter_batches(columns=columns):
+        for values in batch.to_pylist():
+            number += 1
+            yield Row(number, f"{path} row {number}", with_whole_numbers_as_text(values))

@@ -1,0 +1,112 @@
+"""A server as the local backend's engine sees it: `/v1/completions` and adapters, over a real tiny policy."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import torch
+from peft import set_peft_model_state_dict
+from safetensors.torch import load_file
+
+from retrain.backends._torch_sampling import Drawn, complete
+from tests.extras.local_policies import open_backend
+
+
+class CompletionsServer(ThreadingHTTPServer):
+    """Samples with the adapters that were loaded last; what goes wrong is set from outside."""
+
+    def __init__(self, model: str, rank: int, prefix: str = "/v1") -> None:
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.policy = open_backend(model, rank=rank)
+        self.prefix = prefix
+        self.adapters: dict[str, str] = {}
+        self.requests: list[tuple[str, dict[str, Any], str | None]] = []
+        self.failures = 0  # so many calls are answered with 503
+        self.forgets_token_ids = False
+        self.reports_raw_logprobs = False  # those before the temperature is applied
+        self.lock = threading.Lock()
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server_address[1]}"
+
+    def answer(self, path: str, body: dict[str, Any]) -> tuple[int, bytes]:
+        if self.failures:
+            self.failures -= 1
+            return 503, b"warming up"
+        if path == f"{self.prefix}/load_lora_adapter".replace("//", "/"):
+            if body["lora_name"] in self.adapters or not Path(body["lora_path"]).is_dir():
+                return 400, b"this adapter cannot be loaded"
+            self.adapters[body["lora_name"]] = body["lora_path"]
+            tensors = load_file(Path(body["lora_path"]) / "adapter_model.safetensors")
+            set_peft_model_state_dict(self.policy._policy.adapters, tensors)
+            return 200, b"Success"
+        if path == f"{self.prefix}/unload_lora_adapter".replace("//", "/"):
+            return (200, b"Success") if self.adapters.pop(body["lora_name"], None) else (404, b"unknown")
+        if path == "/v1/completions":
+            if body["model"] not in self.adapters:
+                return 404, b"The model does not exist"
+            return 200, json.dumps({"choices": self.choices(body)}).encode()
+        return 404, b"no such path"
+
+    def choices(self, body: dict[str, Any]) -> list[dict[str, Any]]:
+        rows = [tuple(ids) for ids in body["prompt"] for _ in range(body["n"])]
+        policy = self.policy
+        drawn = complete(
+            policy._policy,
+            policy._text,
+            rows,
+            max_tokens=body["max_tokens"],
+            temperature=body["temperature"],
+            generator=torch.Generator().manual_seed(body["seed"]),
+        )
+        pairs = enumerate(zip(rows, drawn, strict=True))
+        return [self.choice(i, row, one) for i, (row, one) in pairs][::-1]  # an order is not promised
+
+    def choice(self, index: int, row: tuple[int, ...], one: Drawn) -> dict[str, Any]:
+        logprobs = self.raw(row, one) if self.reports_raw_logprobs else one.logprobs.tolist()
+        names = [f"token_id:{token}" for token in one.tokens]
+        shown = {"tokens": ["?"] if self.forgets_token_ids else names, "token_logprobs": logprobs}
+        return {"index": index, "finish_reason": "stop" if one.ended else "length", "logprobs": shown}
+
+    def raw(self, row: tuple[int, ...], one: Drawn) -> list[float]:
+        with torch.no_grad():
+            logits = self.policy._policy.causal(input_ids=torch.tensor([[*row, *one.tokens]])).logits
+        logps = logits[0, len(row) - 1 : -1].log_softmax(-1)
+        return logps[torch.arange(len(one.tokens)), torch.tensor(one.tokens)].tolist()
+
+
+class Handler(BaseHTTPRequestHandler):
+    server: CompletionsServer
+
+    def do_POST(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        with self.server.lock:
+            self.server.requests.append((self.path, body, self.headers["Authorization"]))
+            code, content = self.server.answer(self.path, body)
+        self.send_response(code)
+        self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        self.wfile.write(content)
+
+    def log_message(self, *_: object) -> None:
+        """Say nothing."""
+
+
+@contextmanager
+def serve(model: str, *, rank: int = 4, prefix: str = "/v1") -> Iterator[CompletionsServer]:
+    server = CompletionsServer(model, rank, prefix)
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    try:
+        yield server
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()

@@ -1,0 +1,69 @@
+"""The `math` reward with the real math-verify: equal is equal, and what hangs is counted."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from retrain.rewards import Answer, BatchScorer, Outcome, Score, math
+from retrain.rollouts import Group, Prompt, Rollout
+from retrain.trainer.scoring import Scorer
+
+pytestmark = pytest.mark.extras
+
+
+@pytest.fixture(scope="module")
+def checker() -> Iterator[BatchScorer]:
+    scorer = math.open_scorer(timeout_s=20.0, workers=2)
+    yield scorer
+    scorer.close()
+
+
+def score(scorer: BatchScorer, completion: str, answer: str) -> Score:
+    found = scorer.score_all([Answer(completion, Prompt(0, "?", answer))])
+    assert isinstance(found, list)
+    return found[0]
+
+
+@pytest.mark.parametrize(
+    ("completion", "answer"),
+    [
+        (r"so it is \boxed{\frac{1}{2}}", "0.5"),
+        ("the answer is 0.5", r"\frac12"),
+        (r"$x = 3$ no, \boxed{4}", "4"),
+        (r"\boxed{2\sqrt{3}}", r"\sqrt{12}"),
+        (r"\boxed{(x+1)^2}", "x^2+2x+1"),
+        (r"\boxed{1{,}000}", "1000"),
+        (r"\boxed{\{3, 1, 2\}}", r"$\{1, 2, 3\}$"),
+        ("42", r"thus \boxed{42}"),
+    ],
+)
+def test_what_is_mathematically_equal_gets_1(checker: BatchScorer, completion: str, answer: str) -> None:
+    assert score(checker, completion, answer) == Score(1.0)
+
+
+@pytest.mark.parametrize(
+    ("completion", "answer"),
+    [(r"\boxed{\frac{1}{3}}", "0.5"), ("", "4"), ("no idea", "4"), (r"4, or rather \boxed{5}", "4")],
+)
+def test_a_wrong_answer_is_no_error(checker: BatchScorer, completion: str, answer: str) -> None:
+    assert score(checker, completion, answer) == Score(0.0)
+
+
+def test_an_answer_that_cannot_be_read_leaves_the_completion_unscored(checker: BatchScorer) -> None:
+    found = score(checker, "4", "")
+    assert (found.value, found.outcome) == (None, Outcome.ERROR)
+
+
+def test_a_parse_that_hangs_is_a_counted_timeout_and_its_neighbours_are_scored() -> None:
+    prompt = Prompt(0, "?", "4")
+    texts = ("4", r"\boxed{9^{9^{9^{9}}}}", "5", r"\boxed{10!!!!!!!}", r"\boxed{4}")
+    group = Group(prompt, tuple(Rollout(prompt, t, (), None, (), truncated=False) for t in texts))
+    scorer = Scorer("math", {"timeout_s": 2.0, "workers": 2})
+    try:
+        batch = scorer.score([group])
+    finally:
+        scorer.close()
+    assert batch.rewards.tolist() == [[1, 0, 0, 0, 1]]
+    assert (batch.timeouts, batch.errors) == (2, 0)

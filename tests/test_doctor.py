@@ -1,0 +1,87 @@
+"""`retrain plugins` and `retrain doctor` as a user meets them."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from retrain import extras, registry
+
+Call = Callable[..., subprocess.CompletedProcess[str]]
+NO_KEYS = {k: v for k, v in os.environ.items() if k not in ("OPENAI_API_KEY", "JUDGE_KEY")}
+JUDGE = """
+[reward]
+reward = "weighted"
+[reward.params.parts]
+match = 0.5
+[reward.params.parts.judge]
+weight = 0.5
+params = { base_url = "http://127.0.0.1:9/v1", model = "tiny", key_env = "JUDGE_KEY" }
+"""
+
+
+def checks(answer: subprocess.CompletedProcess[str]) -> dict[str, dict[str, str]]:
+    return {check["what"]: check for check in json.loads(answer.stdout)}
+
+
+def test_plugins_lists_every_kind_and_what_each_plugin_needs(retrain: Call) -> None:
+    rows = json.loads(retrain("plugins", "--json").stdout)
+    assert {row["kind"] for row in rows} == set(registry.ENTRY)
+    math = next(row for row in rows if (row["kind"], row["name"]) == ("rewards", "math"))
+    installed = importlib.util.find_spec("math_verify") is not None
+    assert (math["extra"], math["installed"]) == ("math", installed)
+    assert math["install"] == ("" if installed else "pip install 'retrain[math]'")
+
+
+def test_plugins_of_one_kind_are_shown_as_a_table(retrain: Call) -> None:
+    shown = retrain("plugins", "rewards").stdout
+    assert "OPENAI_API_KEY" in shown
+    assert "maxrl" not in shown
+    assert retrain("plugins", "reward").returncode == 2
+
+
+def test_doctor_finds_a_bare_machine_well(retrain: Call) -> None:
+    answer = retrain("doctor", "--json", env=NO_KEYS)
+    assert answer.returncode == 0, answer.stderr
+    found = checks(answer)
+    assert found["python"]["verdict"] == found["numpy"]["verdict"] == "ok"
+    assert found["key OPENAI_API_KEY"]["verdict"] == "absent"
+    assert {"gpu", "disk for logs", "locks in logs"} <= set(found)
+
+
+def test_doctor_misses_the_key_that_a_file_needs_and_never_shows_it(retrain: Call, here: Path) -> None:
+    (here / "judged.toml").write_text(JUDGE)
+    missing = retrain("doctor", "judged.toml", "--json", env=NO_KEYS)
+    assert missing.returncode == 2
+    assert checks(missing)["key JUDGE_KEY for judge"]["fix"] == "export JUDGE_KEY=..."
+    there = retrain("doctor", "judged.toml", env={**NO_KEYS, "JUDGE_KEY": "s3cret"})
+    assert there.returncode == 0
+    assert "s3cret" not in there.stdout + there.stderr
+
+
+def test_doctor_tells_the_command_for_an_extra_that_a_file_needs(retrain: Call, here: Path) -> None:
+    (here / "math.toml").write_text('[reward]\nreward = "math"\n')
+    answer = retrain("doctor", "math.toml", "--json", env=NO_KEYS)
+    check = checks(answer)["extra math for math"]
+    if importlib.util.find_spec("math_verify") is None:
+        assert (answer.returncode, check["verdict"], check["fix"]) == (
+            2,
+            "missing",
+            "pip install 'retrain[math]'",
+        )
+    else:
+        assert (answer.returncode, check["verdict"]) == (0, "ok")
+
+
+@pytest.mark.parametrize("kind", registry.ENTRY)
+def test_every_built_in_plugin_says_what_it_is_and_which_extra_brings_its_packages(kind: str) -> None:
+    for name in registry.built_in_names(kind):
+        assert extras.summary(kind, name).endswith((".", ":")), name
+        wanted = extras.needs(kind, name)
+        assert bool(wanted.extra) == bool(wanted.packages), name

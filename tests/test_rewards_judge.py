@@ -1,0 +1,182 @@
+"""A judge behind a real HTTP server on loopback: patient with overload, blunt with refusals."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import pytest
+
+from retrain.errors import ConfigError, RunFailedError
+from retrain.rewards import Answer, Outcome, Score, UnscoredError, judge
+from retrain.rollouts import Prompt
+
+PROMPT = Prompt(0, "What is {answer}?", "blue")
+Reply = tuple[int, dict[str, str], bytes]
+
+
+class JudgeServer(ThreadingHTTPServer):
+    """Answers with what `reply` makes of the request's body; keeps what it was asked."""
+
+    daemon_threads = True
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), _Handler)
+        self.reply: Callable[[dict[str, Any]], Reply] = lambda body: said("Score: 1")
+        self.asked: list[tuple[dict[str, Any], str | None]] = []
+        self.url = f"http://127.0.0.1:{self.server_port}/v1"
+        self.released = threading.Event()
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: JudgeServer
+
+    def do_POST(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        self.server.asked.append((body, self.headers.get("Authorization")))
+        code, headers, content = self.server.reply(body)
+        self.send_response(code)
+        for name, value in {**headers, "Content-Length": str(len(content))}.items():
+            self.send_header(name, value)
+        self.end_headers()
+        self.wfile.write(content)
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+def said(text: str) -> Reply:
+    return 200, {}, json.dumps({"choices": [{"message": {"content": text}}]}).encode()
+
+
+def refused(code: int, **headers: str) -> Reply:
+    return code, headers, b'{"error": "not now"}'
+
+
+@pytest.fixture
+def server() -> Iterator[JudgeServer]:
+    with JudgeServer() as serving:
+        thread = threading.Thread(target=serving.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        yield serving
+        serving.released.set()
+        serving.shutdown()
+        thread.join()
+
+
+def ask(server: JudgeServer, *completions: str, **params: Any) -> list[Score]:
+    how = {"base_url": server.url, "model": "tiny", "key_env": "", "backoff_s": 0.001, **params}
+    scorer = judge.open_scorer(**how)
+    try:
+        return scorer.score_all([Answer(c, PROMPT) for c in completions])  # type: ignore[return-value]
+    finally:
+        scorer.close()
+
+
+@pytest.mark.parametrize(
+    ("reply", "value"),
+    [
+        ("Score: 1", 1.0),
+        ("First Score: 0, no: it is fine.\nScore: 0.75", 0.75),
+        ("**Score**: 8/10", 0.8),
+        ("score = 0", 0.0),
+    ],
+)
+def test_the_last_score_of_a_reply_counts(reply: str, value: float) -> None:
+    assert judge.read_score(reply) == pytest.approx(value)
+
+
+@pytest.mark.parametrize("reply", ["", "good", "Score: 7", "Score: -1", "Score: 1/0"])
+def test_a_reply_without_a_score_from_0_to_1_is_refused(reply: str) -> None:
+    with pytest.raises(UnscoredError, match="no score"):
+        judge.read_score(reply)
+
+
+def test_the_judge_sees_prompt_answer_and_completion_as_they_are(server: JudgeServer) -> None:
+    template = "{prompt}|{answer}|{completion}|{other}"
+    assert ask(server, "{prompt}", template=template) == [Score(1.0)]
+    body, _ = server.asked[0]
+    assert body["messages"] == [{"role": "user", "content": "What is {answer}?|blue|{prompt}|{other}"}]
+    assert (body["model"], body["temperature"]) == ("tiny", 0.0)
+
+
+def test_scores_come_in_the_order_of_completions(server: JudgeServer) -> None:
+    server.reply = lambda body: said("Score: 1" if "blue!" in body["messages"][0]["content"] else "Score: 0")
+    assert [s.value for s in ask(server, *["blue!", "red"] * 20)] == [1.0, 0.0] * 20
+
+
+@pytest.mark.parametrize("code", [429, 500, 502, 503, 504])
+def test_overload_is_asked_again(server: JudgeServer, code: int) -> None:
+    server.reply = lambda body: said("Score: 1") if len(server.asked) > 2 else refused(code)
+    assert ask(server, "blue") == [Score(1.0)]
+    assert len(server.asked) == 3
+
+
+def test_a_server_that_says_when_to_come_back_is_obeyed(server: JudgeServer) -> None:
+    answers = iter([refused(429, **{"Retry-After": "0"}), said("Score: 1")])
+    server.reply = lambda body: next(answers)
+    assert ask(server, "blue", backoff_s=1e6) == [Score(1.0)]
+
+
+def test_a_judge_that_stays_overloaded_leaves_completions_unscored(server: JudgeServer) -> None:
+    server.reply = lambda body: refused(503)
+    (found,) = ask(server, "blue", retries=2)
+    assert (found.value, found.outcome, len(server.asked)) == (None, Outcome.ERROR, 3)
+    assert "HTTP 503" in found.message
+
+
+def test_a_judge_that_does_not_answer_is_a_timeout(server: JudgeServer) -> None:
+    def wait(body: dict[str, Any]) -> Reply:
+        server.released.wait()
+        return said("Score: 1")
+
+    server.reply = wait
+    (found,) = ask(server, "blue", timeout_s=0.1, retries=1)
+    assert (found.value, found.outcome, len(server.asked)) == (None, Outcome.TIMEOUT, 2)
+
+
+def test_nobody_listening_leaves_completions_unscored(server: JudgeServer) -> None:
+    (found,) = ask(server, "blue", base_url="http://127.0.0.1:9/v1", retries=0)
+    assert (found.value, found.outcome) == (None, Outcome.ERROR)
+    assert "cannot be reached" in found.message
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"[]", b'{"choices": []}', b'{"choices": [{"message": {"content": null}}]}']
+)
+def test_an_answer_that_is_no_chat_completion_is_an_error(server: JudgeServer, content: bytes) -> None:
+    server.reply = lambda body: (200, {}, content)
+    assert ask(server, "blue", retries=0)[0].outcome is Outcome.ERROR
+
+
+@pytest.mark.parametrize("code", [400, 401, 403, 404])
+def test_a_refusal_stops_the_run(server: JudgeServer, code: int) -> None:
+    server.reply = lambda body: refused(code)
+    with pytest.raises(RunFailedError, match=f"refused with HTTP {code}.*not now"):
+        ask(server, "blue")
+    assert len(server.asked) == 1
+
+
+def test_the_key_comes_from_the_environment_and_is_never_shown(
+    server: JudgeServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("JUDGE_KEY", "s3cret")
+    assert ask(server, "blue", key_env="JUDGE_KEY") == [Score(1.0)]
+    assert server.asked[0][1] == "Bearer s3cret"
+    server.reply = lambda body: refused(401)
+    with pytest.raises(RunFailedError) as raised:
+        ask(server, "blue", key_env="JUDGE_KEY")
+    assert "s3cret" not in str(raised.value)
+    monkeypatch.delenv("JUDGE_KEY")
+    with pytest.raises(ConfigError, match="JUDGE_KEY is not set"):
+        ask(server, "blue", key_env="JUDGE_KEY")
+
+
+def test_parameters_are_checked_without_asking_anybody() -> None:
+    problems = list(
+        judge.check_params({"base_url": "localhost", "template": "grade", "retries": -1, "key_env": ""})
+    )
+    assert [p.split(":")[0] for p in problems] == ["retries", "base_url", "model", "template"]

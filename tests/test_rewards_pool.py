@@ -1,0 +1,155 @@
+"""Rewards in killable processes: limits hold, neighbours do not notice, nothing stays behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from retrain.errors import ConfigError, RunFailedError
+from retrain.rewards import Answer, BatchScorer, Outcome, Score, UnscoredError, custom
+from retrain.rollouts import Prompt
+
+FUNCTIONS = "tests.reward_functions"
+PROMPT = Prompt(7, "?", "right")
+
+
+def answers(*completions: str) -> list[Answer]:
+    return [Answer(completion, PROMPT) for completion in completions]
+
+
+@pytest.fixture(scope="module")
+def pool() -> Iterator[BatchScorer]:
+    scorer = custom.open_scorer(path=f"{FUNCTIONS}.by_command", timeout_s=0.3, workers=2)
+    yield scorer
+    scorer.close()
+
+
+def scores(scorer: BatchScorer, *completions: str) -> list[Score]:
+    found = scorer.score_all(answers(*completions))
+    assert isinstance(found, list)
+    return found
+
+
+def test_scores_come_in_order_and_processes_are_used_again(pool: BatchScorer) -> None:
+    assert [s.value for s in scores(pool, *["right", "wrong"] * 20)] == [1.0, 0.0] * 20
+    first = {s.value for s in scores(pool, *["pid"] * 8)}
+    assert {s.value for s in scores(pool, *["pid"] * 8)} <= first
+    assert len(first) <= 2
+
+
+def test_a_call_that_holds_the_interpreter_is_a_timeout_and_the_others_are_scored(pool: BatchScorer) -> None:
+    found = scores(pool, "hang", "right", "hang", "right")
+    assert [(s.value, s.outcome) for s in found] == [(None, Outcome.TIMEOUT), (1.0, Outcome.SCORED)] * 2
+    assert found[0].message == "took over 0.3 s"
+
+
+def test_the_clock_starts_when_a_call_does_not_when_it_is_queued(pool: BatchScorer) -> None:
+    found = scores(pool, "hang", "hang", "hang", "right", "right")
+    assert [s.outcome for s in found] == [Outcome.TIMEOUT] * 3 + [Outcome.SCORED] * 2
+
+
+def test_a_call_that_ends_its_process_is_an_error(pool: BatchScorer) -> None:
+    died, right = scores(pool, "exit", "right")
+    assert (died.value, died.outcome, died.message) == (None, Outcome.ERROR, "ended with exit code 3")
+    assert right.value == 1.0
+
+
+def test_a_process_that_was_killed_while_idle_is_replaced(pool: BatchScorer) -> None:
+    for pid in {int(s.value or 0) for s in scores(pool, "pid", "pid", "pid", "pid")}:
+        os.kill(pid, signal.SIGKILL)
+    assert [s.value for s in scores(pool, "right", "right")] == [1.0, 1.0]
+
+
+def test_a_function_may_say_that_it_cannot_tell(pool: BatchScorer) -> None:
+    unscored, late = scores(pool, "unscored", "late")
+    assert (unscored.value, unscored.outcome, unscored.message) == (None, Outcome.ERROR, "asked not to tell")
+    assert (late.value, late.outcome) == (None, Outcome.TIMEOUT)
+
+
+def test_a_function_that_raises_stops_the_run_and_names_the_prompt(pool: BatchScorer) -> None:
+    with pytest.raises(RunFailedError, match="prompt 7 raised RuntimeError: asked to raise"):
+        pool.score_all(answers("right", "raise"))
+
+
+def test_long_completions_and_odd_characters_arrive_whole(pool: BatchScorer) -> None:
+    text = "é\n\ud800" * 100_000
+    found = pool.score_all([Answer(text, Prompt(0, "?", text))] * 4)
+    assert [s.value for s in found] == [1.0] * 4  # type: ignore[union-attr]
+
+
+def test_coroutine_functions_run_too() -> None:
+    assert custom.score("right", PROMPT, path=f"{FUNCTIONS}.slowly_right") == 1.0
+
+
+def test_a_single_score_raises_what_a_batch_counts() -> None:
+    with pytest.raises(TimeoutError):
+        custom.score("hang", PROMPT, path=f"{FUNCTIONS}.by_command", timeout_s=0.2)
+    with pytest.raises(UnscoredError, match="asked not to tell"):
+        custom.score("unscored", PROMPT, path=f"{FUNCTIONS}.by_command")
+
+
+def test_a_function_that_is_not_there_is_a_mistake_in_the_file() -> None:
+    assert "cannot be loaded" in "".join(custom.check_params({"path": f"{FUNCTIONS}.nothing"}))
+    assert list(custom.check_params({"path": f"{FUNCTIONS}.length", "params": {"longest": 5}})) == []
+    assert "unknown parameter" in "".join(
+        custom.check_params({"path": f"{FUNCTIONS}.length", "params": {"shortest": 5}})
+    )
+    with pytest.raises(ConfigError, match="cannot be loaded"):
+        custom.score("a", PROMPT, path=f"{FUNCTIONS}.nothing")
+
+
+def test_limits_out_of_range_are_told_together() -> None:
+    problems = list(custom.check_params({"path": "nowhere", "timeout_s": 0, "workers": -1}))
+    assert [p.split(":")[0] for p in problems] == ["timeout_s", "workers", "path"]
+
+
+def test_nothing_stays_behind_when_the_run_is_killed(tmp_path: Path) -> None:
+    pids = tmp_path / "pids"
+    how = f"path='{FUNCTIONS}.with_child', params={{'pids': {str(pids)!r}}}"
+    run = subprocess.Popen(
+        [
+            sys.executable,
+            "-c",
+            f"from retrain.rewards import custom, Prompt; custom.score('a', Prompt(0, '', ''), {how})",
+        ],
+        cwd=Path(__file__).parent.parent,
+        start_new_session=True,
+    )
+    while not (pids.exists() and len(pids.read_text().split()) == 2):
+        assert run.poll() is None
+        time.sleep(0.005)
+    left = [psutil.Process(int(pid)) for pid in pids.read_text().split()]
+    os.kill(run.pid, signal.SIGKILL)
+    run.wait()
+    gone, alive = psutil.wait_procs(left, timeout=30)
+    assert (len(gone), alive) == (2, [])
+
+
+def test_even_a_call_that_cannot_be_interrupted_ends_after_the_run_was_killed(tmp_path: Path) -> None:
+    code = (
+        "import psutil, sys\n"
+        "from retrain.rewards import Answer, Prompt, custom\n"
+        f"pool = custom.open_scorer(path='{FUNCTIONS}.by_command', timeout_s=0.5, workers=1)\n"
+        "print(int(pool.score_all([Answer('pid', Prompt(0, '', ''))])[0].value), flush=True)\n"
+        "pool.score_all([Answer('hang', Prompt(0, '', ''))])\n"
+    )
+    run = subprocess.Popen(
+        [sys.executable, "-c", code], cwd=Path(__file__).parent.parent, stdout=subprocess.PIPE, text=True
+    )
+    assert run.stdout is not None
+    worker = psutil.Process(int(run.stdout.readline()))
+    before_s = worker.cpu_times().user
+    while worker.cpu_times().user < before_s + 0.1:  # until it is deep in the call
+        time.sleep(0.005)
+    run.kill()
+    run.communicate()
+    worker.wait(timeout=30)
+    assert not worker.is_running()

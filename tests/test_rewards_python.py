@@ -1,0 +1,107 @@
+"""Programs against tests: right, wrong, endless, greedy, and pretending."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+from retrain.rewards import Answer, BatchScorer, Outcome, Score, python
+from retrain.rewards._program import program_of
+from retrain.rollouts import Prompt
+
+ASSERTS = "assert add(2, 3) == 5\nassert add(-1, 1) == 0"
+CASES = json.dumps([{"input": "2 3\n", "output": "5\n"}, {"input": "10 20", "output": "30"}])
+RIGHT = "def add(a, b): return a + b"
+READS = "a, b = map(int, input().split())\nprint(a + b, end='  ')"
+
+
+@pytest.fixture(scope="module")
+def asserts() -> Iterator[BatchScorer]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SECRET_KEY", "s3cret")
+        scorer = python.open_scorer(timeout_s=5.0, workers=2, memory_mb=256)
+        yield scorer
+        scorer.close()
+
+
+def score(scorer: BatchScorer, program: str, tests: str = ASSERTS) -> Score:
+    found = scorer.score_all([Answer(program, Prompt(0, "add two numbers", tests))])
+    assert isinstance(found, list)
+    return found[0]
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        RIGHT,
+        f"Let me think.\n```python\n{RIGHT}\n```\nDone.",
+        f"from dataclasses import dataclass\n@dataclass\nclass P:\n    x: 'int'\n{RIGHT}",
+        f"import os\nassert 'SECRET_KEY' not in os.environ\nopen('scratch', 'w').write('x')\n{RIGHT}",
+    ],
+)
+def test_a_program_that_passes_every_test_gets_1(asserts: BatchScorer, program: str) -> None:
+    assert score(asserts, program) == Score(1.0)
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        "def add(a, b): return a - b",
+        "def add(a, b) return a + b",
+        "import sys; sys.exit(0)",
+        "import os; os._exit(0)",
+        "import os, signal; os.kill(os.getpid(), signal.SIGSEGV)",
+        f"open('large', 'wb').write(bytes(32 << 20))\n{RIGHT}",
+        *([f"large = bytearray(1 << 30)\n{RIGHT}"] if sys.platform == "linux" else []),
+        "",
+    ],
+)
+def test_any_other_program_gets_0(asserts: BatchScorer, program: str) -> None:
+    assert score(asserts, program) == Score(0.0)
+
+
+def test_an_endless_program_is_a_timeout() -> None:
+    scorer = python.open_scorer(timeout_s=0.3, workers=2)
+    try:
+        for program in ("while True: pass", "import time; time.sleep(1000)", "import signal; signal.pause()"):
+            found = score(scorer, program)
+            assert (found.value, found.outcome) == (0.0, Outcome.TIMEOUT)
+    finally:
+        scorer.close()
+
+
+@pytest.mark.parametrize("tests", ["", "assert add(", "\0"])
+def test_tests_that_cannot_run_leave_the_completion_unscored(asserts: BatchScorer, tests: str) -> None:
+    found = score(asserts, RIGHT, tests)
+    assert (found.value, found.outcome) == (None, Outcome.ERROR)
+
+
+def test_cases_compare_what_is_printed() -> None:
+    scorer = python.open_scorer(tests="stdio", workers=2)
+    try:
+        assert score(scorer, READS, CASES) == Score(1.0)
+        assert score(scorer, "print(5)", CASES) == Score(0.0)
+        assert (
+            score(
+                scorer, f"if __name__ == '__main__':\n    {READS.splitlines()[0]}; print(a + b)", CASES
+            ).value
+            == 1
+        )
+        assert score(scorer, READS, '{"input": 1}').outcome is Outcome.ERROR
+    finally:
+        scorer.close()
+
+
+def test_the_last_fenced_block_is_the_program() -> None:
+    assert program_of("```py\na = 1\n```\nbetter:\n```\na = 2\n```") == "a = 2\n"
+    assert program_of("a = 3") == "a = 3"
+
+
+def test_parameters_out_of_range_are_told() -> None:
+    assert [p.split(":")[0] for p in python.check_params({"tests": "unit", "memory_mb": 1})] == [
+        "memory_mb",
+        "tests",
+    ]

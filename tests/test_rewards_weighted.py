@@ -1,0 +1,60 @@
+"""Weighted sums of rewards."""
+
+from __future__ import annotations
+
+import pytest
+
+from retrain.errors import ConfigError
+from retrain.rewards import UnscoredError, weighted
+from retrain.rollouts import Prompt
+
+PROMPT = Prompt(0, "372=", "237")
+FUNCTIONS = "tests.reward_functions"
+
+
+def test_parts_are_added_up_by_weight() -> None:
+    parts = {
+        "match": 0.8,
+        "length": {"reward": f"{FUNCTIONS}.length", "weight": 0.2, "params": {"longest": 6}},
+    }
+    assert weighted.score("237", PROMPT, parts=parts) == pytest.approx(0.8 + 0.2 * 3 / 6)
+    assert weighted.score("372372", PROMPT, parts=parts) == pytest.approx(0.2)
+
+
+def test_one_reward_may_stand_twice_and_a_weight_may_be_negative() -> None:
+    parts = {
+        "linear": {"reward": "partial", "weight": 1, "params": {"power": 1}},
+        "square": {"reward": "partial", "weight": -1.0},
+    }
+    assert weighted.score("239", PROMPT, parts=parts) == pytest.approx(2 / 3 - 4 / 9)
+
+
+def test_plain_coroutine_pooled_and_nested_parts_work_together() -> None:
+    pooled = {"reward": "custom", "weight": 1.0, "params": {"path": f"{FUNCTIONS}.by_command"}}
+    nested = {"reward": "weighted", "weight": 2.0, "params": {"parts": {"match": 0.5}}}
+    parts = {"match": 1.0, f"{FUNCTIONS}.slowly_right": 1.0, "pooled": pooled, "nested": nested}
+    assert weighted.score("237", PROMPT, parts=parts) == 4.0
+
+
+def test_a_part_that_cannot_tell_leaves_the_sum_unknown() -> None:
+    with pytest.raises(UnscoredError, match="asked not to tell"):
+        weighted.score("unscored", PROMPT, parts={"match": 1.0, f"{FUNCTIONS}.by_command": 1.0})
+
+
+@pytest.mark.parametrize(
+    ("parts", "said"),
+    [
+        ({}, "parts: got {}; needs a table of rewards"),
+        ({"match": "much"}, "parts.match: got 'much'; needs a weight, or a table"),
+        ({"match": float("nan")}, "parts.match: got nan"),
+        ({"match": {}}, "parts.match.weight: got None; needs a number"),
+        ({"match": {"weight": 1, "wait": 2}}, "parts.match.wait: unknown key"),
+        ({"mtach": 1.0}, "parts.mtach: 'mtach' is not one of the rewards; did you mean 'match'?"),
+        ({"partial": {"weight": 1, "params": {"pwoer": 1}}}, "parts.partial.params.pwoer: unknown parameter"),
+        ({"python": {"weight": 1, "params": {"workers": -1}}}, "parts.python.params.workers: got -1"),
+    ],
+)
+def test_what_is_wrong_with_a_part_is_told_with_its_place(parts: dict, said: str) -> None:
+    assert said in "\n".join(weighted.check_params({"parts": parts}))
+    with pytest.raises(ConfigError):
+        weighted.open_scorer(parts=parts)

@@ -1,0 +1,99 @@
+"""Scoring a step: what is wrong, what is unknown, and what stops the run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import numpy as np
+import pytest
+
+from retrain.errors import ConfigError, InfrastructureError, RunFailedError
+from retrain.rollouts import Group, Prompt, Rollout
+from retrain.trainer.batch import ScoredBatch
+from retrain.trainer.scoring import Scorer
+
+FUNCTIONS = "tests.reward_functions"
+BY_COMMAND = f"{FUNCTIONS}.by_command"
+
+
+@contextmanager
+def scorer(name: str, **params: object) -> Iterator[Scorer]:
+    opened = Scorer(name, params)
+    try:
+        yield opened
+    finally:
+        opened.close()
+
+
+def groups(*completions: tuple[str, ...]) -> list[Group]:
+    return [group(Prompt(number, "?", "right"), texts) for number, texts in enumerate(completions)]
+
+
+def group(prompt: Prompt, texts: tuple[str, ...]) -> Group:
+    empty = np.zeros(0)
+    return Group(prompt, tuple(Rollout(prompt, text, (), empty, (), truncated=False) for text in texts))
+
+
+def score(name: str, *completions: tuple[str, ...], **params: object) -> ScoredBatch:
+    with scorer(name, **params) as opened:
+        return opened.score(groups(*completions))
+
+
+@pytest.mark.parametrize("name", ["match", BY_COMMAND, f"{FUNCTIONS}.by_command_later"])
+def test_rewards_have_the_shape_of_prompts_and_rollouts(name: str) -> None:
+    batch = score(name, ("right", "wrong", "wrong"), ("wrong", "right", "right"))
+    assert batch.rewards.tolist() == [[1, 0, 0], [0, 1, 1]]
+    assert batch.reward_faults() == {"reward_error_fraction": 0.0, "reward_timeout_fraction": 0.0}
+
+
+@pytest.mark.parametrize("name", [BY_COMMAND, f"{FUNCTIONS}.by_command_later"])
+def test_what_is_unknown_gets_the_mean_of_its_group_and_is_counted(name: str) -> None:
+    batch = score(name, ("right", "unscored", "right", "wrong"), ("unscored", "late", "unscored", "late"))
+    assert batch.rewards[0].tolist() == pytest.approx([1, 2 / 3, 1, 0])
+    assert batch.rewards[1].tolist() == [0, 0, 0, 0]
+    faults = {"eval_reward_error_fraction": 3 / 8, "eval_reward_timeout_fraction": 2 / 8}
+    assert batch.reward_faults("eval_") == faults
+
+
+def test_a_program_that_hangs_has_earned_its_zero_and_is_counted() -> None:
+    prompt = Prompt(0, "?", "assert x == 1")
+    with scorer("python", timeout_s=0.3) as opened:
+        batch = opened.score([group(prompt, ("x = 1", "x = 2", "while True: pass"))])
+    assert batch.rewards.tolist() == [[1, 0, 0]]
+    assert batch.timeouts == 1
+
+
+@pytest.mark.parametrize("name", [BY_COMMAND, f"{FUNCTIONS}.by_command_later"])
+def test_a_reward_that_is_not_finite_names_its_prompt(name: str) -> None:
+    with pytest.raises(RunFailedError, match="prompt 1 is nan; a reward must be a finite number"):
+        score(name, ("right",), ("nan",))
+
+
+def test_a_function_that_raises_stops_the_run() -> None:
+    with pytest.raises(RuntimeError, match="asked to raise"):
+        score(BY_COMMAND, ("right", "raise"))
+
+
+def test_a_step_of_which_nothing_can_be_told_is_an_infrastructure_failure() -> None:
+    with pytest.raises(
+        InfrastructureError, match=r"none of 2 completions could be scored.*asked not to tell"
+    ):
+        score(BY_COMMAND, ("late",), ("unscored",))
+
+
+def test_a_weighted_reward_of_processes_and_functions_scores_a_batch() -> None:
+    parts = {"match": 0.5, "custom": {"weight": 0.5, "params": {"path": f"{FUNCTIONS}.length"}}}
+    batch = score("weighted", ("right", "x" * 100), parts=parts)
+    assert batch.rewards.tolist() == [[pytest.approx(0.525), pytest.approx(0.5)]]
+
+
+def test_one_scorer_scores_many_steps() -> None:
+    with scorer("custom", path=f"{FUNCTIONS}.slowly_right", workers=1) as opened:
+        for _ in range(3):
+            assert opened.score(groups(("right", "wrong"))).rewards.tolist() == [[1, 0]]
+
+
+def test_a_reward_that_does_not_exist_cannot_be_opened() -> None:
+    with pytest.raises(ConfigError, match="did you mean 'match'"):
+        Scorer("mtach", {})

@@ -1,0 +1,90 @@
+"""Tasks from files: templates, a split that is given, and what is missing."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from retrain import extras
+from retrain.errors import ConfigError
+from retrain.registry import find
+from retrain.tasks import Task
+
+Write = Callable[..., str]
+
+
+def build(name: str, **options: object) -> Task:
+    return find("tasks", name)(**{"seed": 0, **options})
+
+
+@pytest.fixture
+def write(tmp_path: Path) -> Write:
+    """Write rows, each a prompt whose answer is its capital, into a file."""
+
+    def to(name: str, prompts: str) -> str:
+        path = tmp_path / name
+        path.write_text("\n".join(json.dumps({"prompt": p, "answer": p.upper()}) for p in prompts))
+        return str(path)
+
+    return to
+
+
+def test_a_template_words_the_prompt_and_leaves_other_braces_alone(write: Write) -> None:
+    task = build("jsonl", path=write("a.jsonl", "x"), template='{"q": "{prompt}"} {n}', held_out=0)
+    assert task.train[0].text == '{"q": "x"} {n}'
+
+
+def test_a_template_without_a_place_for_the_prompt_is_refused(write: Write) -> None:
+    with pytest.raises(ConfigError, match=r"template: got 'Solve:'; needs \{prompt\}"):
+        build("jsonl", path=write("a.jsonl", "x"), template="Solve:")
+
+
+def test_a_second_file_is_what_is_held_out(write: Write) -> None:
+    task = build("jsonl", path=write("a.jsonl", "abcdef"), held_out_path=write("b.jsonl", "xyz"))
+    assert {p.answer for p in task.train} == set("ABCDEF")
+    assert [p.text for p in task.held_out] == ["x", "y", "z"]
+    assert [p.id for p in task.held_out] == [7, 8, 9]
+    assert task.alphabet == "ABCDEFXYZabcdefxyz"
+
+
+def test_the_order_of_training_prompts_depends_on_the_seed_only(write: Write) -> None:
+    files = {"path": write("a.jsonl", "abcdefgh"), "held_out_path": write("b.jsonl", "x")}
+    assert build("jsonl", **files, seed=1) == build("jsonl", **files, seed=1)
+    assert build("jsonl", **files, seed=1).train != build("jsonl", **files, seed=2).train
+
+
+def test_a_prompt_on_both_sides_is_refused(write: Write) -> None:
+    with pytest.raises(ConfigError, match="1 prompts to train on are held out too, such as 'c'"):
+        build("jsonl", path=write("a.jsonl", "abc"), held_out_path=write("b.jsonl", "cde"))
+
+
+def test_a_second_file_that_cannot_be_read_is_named_by_its_option(write: Write) -> None:
+    with pytest.raises(ConfigError, match=r"held_out_path: cannot read 'none\.jsonl'"):
+        build("jsonl", path=write("a.jsonl", "abc"), held_out_path="none.jsonl")
+
+
+@pytest.mark.parametrize(
+    ("task", "options"),
+    [("parquet", {"path": "a.parquet"}), ("datasets", {"path": "."}), ("reasoning_gym", {"dataset": "x"})],
+)
+def test_a_missing_package_names_the_extra_and_the_command(
+    task: str, options: dict[str, str], here: Path
+) -> None:
+    wanted = extras.needs("tasks", task)
+    found = importlib.util.find_spec(wanted.packages[0])
+    with pytest.raises(ConfigError) as raised:
+        build(task, **options)
+    missing = f"pip install 'retrain[{wanted.extra}]'" in str(raised.value)
+    assert missing == (found is None)
+
+
+def test_a_folder_that_is_called_like_a_package_is_not_the_package(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (here / "no_such_package").mkdir()
+    monkeypatch.syspath_prepend(here)
+    assert extras.Needs("x", ("no_such_package", "json")).missing() == ["no_such_package"]
