@@ -7,6 +7,8 @@ leave. A run that somebody else holds, or that is finished, is left untouched.
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import os
 import signal
 import sys
@@ -27,6 +29,7 @@ from retrain.errors import (
     EXIT_INTERRUPTED,
     EXIT_RUN_FAILED,
     ConfigError,
+    RecordsError,
     RetrainError,
 )
 from retrain.records.atomic import remove_leftovers
@@ -38,6 +41,7 @@ from retrain.records.run_state import RunState, read_done, write_done
 if TYPE_CHECKING:
     from retrain.trainer.checkpoint import Checkpoint
 
+DISK_TROUBLE = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS)
 ENDINGS = {
     EXIT_DONE: RunState.DONE,
     EXIT_INFRASTRUCTURE: RunState.INFRASTRUCTURE,
@@ -71,16 +75,22 @@ def run(directory: Path, stop: threading.Event) -> int:
     try:
         config = read_run(files)
         lock = hold(files.lock)
+        if lock is None:
+            return _say(
+                f"{directory}: this run is held by {holder(files.lock)}; left alone", EXIT_INFRASTRUCTURE
+            )
+        with lock:
+            return _unless_finished(config, files, stop)
     except RetrainError as error:
-        return _say(error, error.exit_code)
-    if lock is None:
-        return _say(f"{directory}: this run is held by {holder(files.lock)}; left alone", EXIT_INFRASTRUCTURE)
-    with lock:
-        remove_leftovers(directory)
-        done = read_done(files.done)
-        if done is not None and config.run is not None and done.config_hash == config.run.config_hash:
-            return _say(f"{directory}: this run is finished; left alone", EXIT_INFRASTRUCTURE)
-        return _attempt(config, files, stop)
+        return _say(error, _exit_code(error))
+
+
+def _unless_finished(config: Config, files: RunFiles, stop: threading.Event) -> int:
+    remove_leftovers(files.directory)
+    done = read_done(files.done)
+    if done is not None and config.run is not None and done.config_hash == config.run.config_hash:
+        return _say(f"{files.directory}: this run is finished; left alone", EXIT_INFRASTRUCTURE)
+    return _attempt(config, files, stop)
 
 
 def _attempt(config: Config, files: RunFiles, stop: threading.Event) -> int:
@@ -123,7 +133,7 @@ def _train(
         code = _exit_code(error)
         message = str(error) if isinstance(error, RetrainError) else f"{type(error).__name__}: {error}"
         if code != EXIT_INTERRUPTED:
-            traceback.print_exc()
+            _say(traceback.format_exc().rstrip(), code)
         journal.phase("", step, state=ENDINGS.get(code, RunState.FAILED), message=message)
         return code, message, {}
     finally:
@@ -131,15 +141,24 @@ def _train(
 
 
 def _exit_code(error: Exception) -> int:
+    if _is_the_surroundings(error) or (
+        isinstance(error, RecordsError) and isinstance(error.__cause__, OSError)
+    ):
+        return EXIT_INFRASTRUCTURE
     if isinstance(error, RetrainError):
         return EXIT_RUN_FAILED if error.exit_code == EXIT_BUG else error.exit_code
-    if isinstance(error, (ConnectionError, MemoryError)):
-        return EXIT_INFRASTRUCTURE
     return EXIT_RUN_FAILED
 
 
+def _is_the_surroundings(error: Exception) -> bool:
+    if isinstance(error, (ConnectionError, MemoryError, TimeoutError)):
+        return True
+    return isinstance(error, OSError) and error.errno in DISK_TROUBLE
+
+
 def _say(what: object, code: int) -> int:
-    print(what, file=sys.stderr)
+    with contextlib.suppress(OSError):  # the log's disk may be full, which must not change the exit code
+        print(what, file=sys.stderr, flush=True)
     return code
 
 
@@ -157,4 +176,10 @@ def main(arguments: list[str]) -> int:
 if __name__ == "__main__":
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # workers share the cores; set it to give one more
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-    sys.exit(main(sys.argv[1:]))
+    code = main(sys.argv[1:])
+    try:
+        sys.stdout.flush()
+        sys.stderr.flush()
+    except OSError:  # on the way out Python would try again, and leave with a code of its own
+        os._exit(code)
+    sys.exit(code)

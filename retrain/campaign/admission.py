@@ -1,15 +1,22 @@
-"""How many workers may run now: the plan's number, or fewer while the machine is busy with other work."""
+"""How many workers may run now: as planned, fewer while the machine is busy, none while it is in trouble."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
 from retrain import registry
 from retrain.config.schema import Throttle
+from retrain.controllers.breaker import CircuitBreaker
 from retrain.plan.matrix import Plan
+from retrain.records.run_state import RunState
+from retrain.system import memory_available_bytes, memory_limit_bytes
 from retrain.throttle import TrainingThrottle
+
+ASK_FOR_MEMORY_S = 2.0  # memory comes back when a worker ends, which is noticed anyway, or a stranger does
+GIB = 2**30
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,10 +64,75 @@ class ByLoad:
         return self._places
 
 
+class ByMemory:
+    """No further worker while free memory is under a minimum.
+
+    A worker takes its memory some time after its start: `stagger_seconds` keeps launches apart.
+    """
+
+    def __init__(
+        self, inner: Admission, least_bytes: float, free_bytes: Callable[[], int] = memory_available_bytes
+    ) -> None:
+        self._inner = inner
+        self._least_bytes = least_bytes
+        self._free_bytes = free_bytes
+
+    def places(self) -> Places:
+        """Look at the memory."""
+        places = self._inner.places()
+        free_bytes = self._free_bytes()
+        if free_bytes >= self._least_bytes:
+            return places
+        least, free = self._least_bytes / GIB, free_bytes / GIB
+        return Places(
+            0, ASK_FOR_MEMORY_S, f"{free:.2f} GiB of memory are free, min_free_memory is {least:.2f}"
+        )
+
+
+class WhileRunsSucceed:
+    """No worker for a while when several runs in a row failed for their surroundings; then one, as a probe.
+
+    A run counts once, however often it was tried: its own trouble is no sign of everybody's.
+    """
+
+    def __init__(self, inner: Admission, runs: int, clock: Callable[[], float] = time.monotonic) -> None:
+        self._inner = inner
+        self._breaker = CircuitBreaker(runs)
+        self._clock = clock
+        self._failed: set[str] = set()
+
+    def places(self) -> Places:
+        """Ask the breaker first."""
+        now_s = self._clock()
+        asked = self._breaker.ask(now_s)
+        if asked.is_open:
+            return Places(0, max(0.0, asked.ask_again_s - now_s), asked.reason)
+        return self._inner.places()
+
+    def started(self) -> None:
+        """A worker was started."""
+        self._breaker.started(self._clock())
+
+    def ended(self, run_id: str, state: RunState, message: str) -> None:
+        """A worker ended; what we ended ourselves says nothing."""
+        if state is RunState.INTERRUPTED or run_id in self._failed:
+            return
+        is_infrastructure = state is RunState.INFRASTRUCTURE
+        was_opened = self._breaker.ended(self._clock(), infrastructure=is_infrastructure, message=message)
+        if is_infrastructure and not was_opened:
+            self._failed.add(run_id)
+        else:
+            self._failed.clear()  # a new row begins; after a pause the probe counts, whichever run it is
+
+
 def admission_of(plan: Plan) -> Admission:
-    """Give the admission that a plan's [throttle] asks for."""
+    """Give the admission that a plan asks for: its workers, the load, the memory."""
     table = plan.runs[0].config.throttle
-    return ByLoad(plan.workers, _throttle(table)) if table.enabled else Planned(plan.workers)
+    admission: Admission = ByLoad(plan.workers, _throttle(table)) if table.enabled else Planned(plan.workers)
+    least = plan.campaign.min_free_memory
+    if least > 0:
+        admission = ByMemory(admission, least * memory_limit_bytes() if least < 1 else least)
+    return admission
 
 
 def _throttle(table: Throttle) -> TrainingThrottle:

@@ -26,11 +26,19 @@ class Ending:
 
     @property
     def is_worth_retrying(self) -> bool:
-        """Tell whether trying again unchanged may help."""
-        return self.state is RunState.INFRASTRUCTURE
+        """Tell whether trying again unchanged may help: a hang is most often a call that nobody answers."""
+        return self.state in (RunState.INFRASTRUCTURE, RunState.STALLED)
 
 
-def conclude(files: RunFiles, config_hash: str, exit_code: int | None, cancelled: RunState | None) -> Ending:
+def ended_attempts(files: RunFiles) -> int:
+    """Number of the newest attempt that is known to be over; what a new worker does comes after it."""
+    attempts = read_attempts(files.attempts)
+    return max((attempt.number for attempt in attempts if attempt.ending is not None), default=0)
+
+
+def conclude(
+    files: RunFiles, config_hash: str, exit_code: int | None, cancelled: RunState | None, before: int = 0
+) -> Ending:
     """Decide how an attempt ended, and write it down if its worker could not.
 
     Args:
@@ -38,11 +46,16 @@ def conclude(files: RunFiles, config_hash: str, exit_code: int | None, cancelled
         config_hash: of the configuration that the run should have finished.
         exit_code: the worker's; minus the signal if one ended it; None if unknown.
         cancelled: why we ended it, if we did.
+        before: the attempt that was already over when the worker began (`ended_attempts`): a worker
+            that is killed early writes nothing, and its predecessor's ending is not its own.
+
+    Raises:
+        RecordsError: a file cannot be read or written.
     """
     done = read_done(files.done)
     if done is not None and done.config_hash == config_hash:
         return Ending(RunState.DONE)
-    attempts = read_attempts(files.attempts)
+    attempts = [a for a in read_attempts(files.attempts) if a.number > before]
     last = attempts[-1] if attempts else None
     if last is not None and last.ending in ENDINGS:
         told = Ending(RunState(last.ending), plain(last.message, LONGEST_MESSAGE))

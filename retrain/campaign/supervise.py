@@ -2,36 +2,28 @@
 
 from __future__ import annotations
 
+import math
 import random
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
-from retrain.campaign.admission import Admission
-from retrain.campaign.endings import Ending, conclude, log_tail
+from retrain.campaign.admission import Admission, WhileRunsSucceed
+from retrain.campaign.endings import Ending, conclude, ended_attempts, log_tail
 from retrain.campaign.events import Observer
+from retrain.campaign.watch import GRACE_S, Active, Patience
 from retrain.config.schema import Campaign
-from retrain.errors import LaunchError
+from retrain.errors import LaunchError, RecordsError
 from retrain.launchers import Ended, Launcher
 from retrain.plan.matrix import RunPlan
 from retrain.records.layout import RunFiles
+from retrain.records.locks import is_held
 from retrain.records.run_state import RunState
 
 FIRST_RETRY_S = 1.0
 LONGEST_RETRY_S = 60.0
-GRACE_S = 30.0  # to save a checkpoint after run_timeout, before the worker is killed
-IDLE_S = 3600.0  # with nothing due, only ends and signals wake the loop
-
-
-@dataclass
-class Active:
-    """A worker that is running."""
-
-    run: RunPlan
-    deadline: float | None
-    cancelled: RunState | None = None
+LOOK_S = 1.0  # how often a request to stop is looked for; everything else wakes the loop by itself
 
 
 @dataclass
@@ -50,15 +42,28 @@ class Supervisor:
         campaign: Campaign,
         admission: Admission,
         launcher: Launcher,
-        directory_of: Callable[[RunPlan], Path],
+        files_of: Callable[[str], RunFiles],
         observer: Observer,
+        asked_to_stop: Callable[[], int] = lambda: 0,
     ) -> None:
+        """Take over; nothing happens yet.
+
+        Args:
+            campaign: retries, timeouts, what to do on failure.
+            admission: how many workers may run.
+            launcher: starts and ends them.
+            files_of: where a run's files lie, by run id.
+            observer: is told what happens.
+            asked_to_stop: looked at every second: 0 no, 1 save and leave, 2 leave now.
+        """
         self._campaign = campaign
-        self._admission = admission
+        self._row = WhileRunsSucceed(admission, campaign.pause_after) if campaign.pause_after else None
+        self._admission = self._row or admission
         self._said = ""
         self._launcher = launcher
-        self._directory_of = directory_of
+        self._files_of = files_of
         self._observer = observer
+        self._look_for_stop = asked_to_stop
         self._waiting: deque[RunPlan] = deque()
         self._retries: list[Retry] = []
         self._active: dict[str, Active] = {}
@@ -90,12 +95,11 @@ class Supervisor:
         """
         self._waiting.extend(runs)
         for run in alive:
-            self._launcher.adopt(run.run_id, self._directory_of(run))
-            self._activate(run)
+            self._adopt(run)
         while self._active or (not self._asked_to_stop and (self._waiting or self._retries)):
             self._obey()
             self._admit()
-            self._enforce_deadlines()
+            self._end_overdue()
             for ended in self._launcher.poll(self._seconds_until_due()):
                 self._conclude(ended)
         return self.endings
@@ -107,12 +111,25 @@ class Supervisor:
                 return
             self._next_launch = time.monotonic() + self._campaign.stagger_seconds
             self._attempts[run.run_id] = self._attempts.get(run.run_id, 0) + 1
-            try:
-                self._launcher.submit(run.run_id, self._directory_of(run))
-            except LaunchError as error:
-                self._settle(run, Ending(RunState.INFRASTRUCTURE, str(error)))
-            else:
-                self._activate(run)
+            self._launch(run)
+
+    def _launch(self, run: RunPlan) -> None:
+        files = self._files_of(run.run_id)
+        try:
+            before = ended_attempts(files)
+            self._launcher.submit(run.run_id, files.directory)
+        except (LaunchError, RecordsError) as error:
+            self._settle(run, Ending(RunState.INFRASTRUCTURE, str(error)))
+        else:
+            self._activate(run, before)
+            if self._row:
+                self._row.started()
+
+    def _adopt(self, run: RunPlan) -> None:
+        files = self._files_of(run.run_id)
+        before = ended_attempts(files)
+        self._launcher.adopt(run.run_id, files.directory)
+        self._activate(run, before)
 
     def _may_launch(self) -> bool:
         if self._asked_to_stop or time.monotonic() < self._next_launch:
@@ -135,18 +152,32 @@ class Supervisor:
             return due.run
         return self._waiting.popleft() if self._waiting else None
 
-    def _activate(self, run: RunPlan) -> None:
-        timeout_s = self._campaign.run_timeout
-        self._active[run.run_id] = Active(run, time.monotonic() + timeout_s if timeout_s else None)
+    def _activate(self, run: RunPlan, before: int) -> None:
+        files = self._files_of(run.run_id)
+        patience = Patience.begin(self._campaign, files, time.monotonic())
+        active = self._active[run.run_id] = Active(run, files, before, patience)
         self._observer.started(run)
+        if self._stopped:  # it turned up after everybody was asked to leave
+            active.cancelled = RunState.INTERRUPTED
+            self._launcher.cancel(run.run_id, now=self._stopped > 1)
 
     def _conclude(self, ended: Ended) -> None:
         active = self._active.pop(ended.run_id)
-        files = RunFiles(self._directory_of(active.run))
-        self._settle(active.run, conclude(files, active.run.config_hash, ended.exit_code, active.cancelled))
+        try:
+            if is_held(active.files.lock):  # by a dead orchestrator's worker that started late
+                self._adopt(active.run)
+                return
+            ending = conclude(
+                active.files, active.run.config_hash, ended.exit_code, active.cancelled, active.before
+            )
+        except (LaunchError, RecordsError) as error:
+            ending = Ending(active.cancelled or RunState.INFRASTRUCTURE, str(error))
+        self._settle(active.run, ending)
 
     def _settle(self, run: RunPlan, ending: Ending) -> None:
         attempts = self._attempts.get(run.run_id, 1)
+        if self._row:
+            self._row.ended(run.run_id, ending.state, ending.message)
         if ending.is_worth_retrying and attempts <= self._campaign.retries and not self._asked_to_stop:
             delay_s = min(LONGEST_RETRY_S, FIRST_RETRY_S * 2 ** (attempts - 1)) * random.uniform(0.5, 1.5)
             self._retries.append(Retry(run, time.monotonic() + delay_s))
@@ -154,12 +185,13 @@ class Supervisor:
             return
         self.endings[run.run_id] = ending
         went_wrong = ending.state not in (RunState.DONE, RunState.INTERRUPTED)
-        self._observer.ended(run, ending, log_tail(RunFiles(self._directory_of(run))) if went_wrong else ())
+        self._observer.ended(run, ending, log_tail(self._files_of(run.run_id)) if went_wrong else ())
         if went_wrong and self._campaign.on_failure == "stop" and not self._asked_to_stop:
             self._observer.notice('on_failure = "stop": the other runs are asked to save and leave')
             self._asked_to_stop = 1
 
     def _obey(self) -> None:
+        self._asked_to_stop = max(self._asked_to_stop, self._look_for_stop())
         if self._stopped == self._asked_to_stop:
             return
         self._stopped = self._asked_to_stop
@@ -167,20 +199,24 @@ class Supervisor:
             active.cancelled = active.cancelled or RunState.INTERRUPTED
             self._launcher.cancel(run_id, now=self._stopped > 1)
 
-    def _enforce_deadlines(self) -> None:
-        now = time.monotonic()
+    def _end_overdue(self) -> None:
+        now_s = time.monotonic()
         for run_id, active in self._active.items():
-            if active.deadline is not None and active.deadline <= now:
-                self._launcher.cancel(run_id, now=active.cancelled is RunState.TIMEOUT)
-                active.cancelled = RunState.TIMEOUT
-                active.deadline = now + GRACE_S
+            if active.kill_at_s <= now_s:
+                self._launcher.cancel(run_id, now=True)
+                active.kill_at_s = math.inf
+            elif active.cancelled is None:
+                active.cancelled = active.patience.ended_by(now_s)
+                if active.cancelled is not None:
+                    self._launcher.cancel(run_id, now=False)
+                    active.kill_at_s = now_s + GRACE_S
 
     def _seconds_until_due(self) -> float:
-        now = time.monotonic()
-        dues = [a.deadline for a in self._active.values() if a.deadline is not None]
+        now_s = time.monotonic()
+        dues = [now_s + LOOK_S, *(active.due_s() for active in self._active.values())]
         if not self._asked_to_stop and (self._waiting or self._retries):
-            dues += self._launches_due(now)
-        return max(0.0, min((due - now for due in dues), default=IDLE_S))
+            dues += self._launches_due(now_s)
+        return max(0.0, min(dues) - now_s)
 
     def _launches_due(self, now: float) -> list[float]:
         places = self._admission.places()

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from retrain.cli import explain, init, resume, run, schema, status
+from retrain.cli import doctor, explain, init, logs, plugins, resume, run, schema, status, stop
 
 app = typer.Typer(
     name="retrain",
@@ -25,8 +25,12 @@ app.command("init")(init.command)
 app.command("explain")(explain.command)
 app.command("run")(run.command)
 app.command("resume")(resume.command)
+app.command("stop")(stop.command)
 app.command("status")(status.command)
+app.command("logs")(logs.command)
 app.command("schema")(schema.command)
+app.command("plugins")(plugins.command)
+app.command("doctor")(doctor.command)
 
 
 @app.callback()

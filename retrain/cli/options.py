@@ -13,3 +13,6 @@ Overrides = Annotated[
     typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Replace a value of the file; repeat for more."),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the same rows as JSON.")]
+Detach = Annotated[
+    bool, typer.Option("--detach", help="Leave it running in the background, and return at once.")
+]

@@ -8,23 +8,37 @@ from typing import Annotated
 
 import typer
 
-from retrain.cli.options import AsJson
-from retrain.cli.run import carry_out, finish, observe
+from retrain.cli.options import AsJson, Detach
+from retrain.cli.run import carry_out, finish, leave_running, observe
 
 
 def command(
     directory: Annotated[Path, typer.Argument(metavar="DIR", help="The campaign's directory.")],
     failed: Annotated[bool, typer.Option("--failed", help="Run again what failed, and only that.")] = False,
+    accept_config_change: Annotated[
+        bool,
+        typer.Option(
+            "--accept-config-change", help="Go on although campaign.toml now gives different results."
+        ),
+    ] = False,
+    detach: Detach = False,
     as_json: AsJson = False,
 ) -> None:
-    """Run what is missing of a campaign that was stopped, from the newest checkpoints.
+    """Run what is missing of a campaign that was stopped or killed, from the newest checkpoints.
 
-    Finished runs are skipped, failed ones left alone unless --failed is given.
+    Finished runs are skipped, failed ones left alone unless --failed is given. Workers that are still
+    alive are adopted. A changed campaign.toml is refused, and what changed is shown.
 
     Example: retrain resume logs/campaign-20260101T120000Z-1a2b
     """
     from retrain.campaign.run import reopen
 
+    if detach:
+        reopen(directory, accept_config_change=accept_config_change)  # its errors belong on this terminal
+        flags = {"--failed": failed, "--accept-config-change": accept_config_change}
+        leave_running(directory, [flag for flag, given in flags.items() if given])
+        return
     with ExitStack() as stack:
-        outcome = carry_out(reopen(directory, observe(stack)), retry_failed=failed)
+        campaign = reopen(directory, observe(stack), accept_config_change=accept_config_change)
+        outcome = carry_out(campaign, retry_failed=failed)
     finish(outcome, as_json=as_json)

@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import signal
 import sys
+from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import typer
 
-from retrain.cli.options import AsJson, ConfigFile, Overrides
+from retrain.cli.options import AsJson, ConfigFile, Detach, Overrides
 
 if TYPE_CHECKING:
     from retrain.campaign.events import Observer
-    from retrain.campaign.run import CampaignRun, Outcome
+    from retrain.campaign.orchestrate import CampaignRun, Outcome
 
 
-def command(file: ConfigFile, overrides: Overrides = None, as_json: AsJson = False) -> None:
+def command(
+    file: ConfigFile, overrides: Overrides = None, detach: Detach = False, as_json: AsJson = False
+) -> None:
     """Run every condition with every seed, and show the result.
 
     Ctrl-C asks the runs to save a checkpoint and stop; a second one ends them.
@@ -26,10 +29,27 @@ def command(file: ConfigFile, overrides: Overrides = None, as_json: AsJson = Fal
     """
     from retrain.campaign.run import start
 
+    if detach:
+        leave_running(start(file, overrides or ()).directory)
+        return
     with ExitStack() as stack:
         observer = observe(stack)
         outcome = carry_out(start(file, overrides or (), observer))
     finish(outcome, as_json=as_json)
+
+
+def leave_running(directory: Path, arguments: Sequence[str] = ()) -> None:
+    """Hand a campaign to an orchestrator in the background, and say how to follow it."""
+    from retrain.campaign.detach import detach
+
+    pid = detach(directory, arguments)
+    typer.echo(f"{directory} goes on in process {pid}")
+    for purpose, command_line in (
+        ("follow it with", f"retrain logs {directory} -f"),
+        ("look at it with", f"retrain status {directory}"),
+        ("end it with", f"retrain stop {directory}"),
+    ):
+        typer.echo(f"{purpose}: {command_line}")
 
 
 def carry_out(campaign: CampaignRun, *, retry_failed: bool = False) -> Outcome:

@@ -6,6 +6,7 @@ import dataclasses
 import hashlib
 import json
 from collections.abc import Mapping
+from functools import cache
 from typing import Any, TypeVar, get_args, get_type_hints
 
 from retrain.config.schema import Condition, Config
@@ -65,16 +66,22 @@ def resolve(config: Config, condition: Condition | None, seed: int) -> Config:
 
 def build(kind: type[T], table: Mapping[str, Any]) -> T:
     """Build a section from tables that were checked before (unknown keys are TypeErrors)."""
-    hints = get_type_hints(kind)
-    values = {}
-    for key, value in table.items():
-        section = next(
-            (c for c in (hints.get(key), *get_args(hints.get(key))) if dataclasses.is_dataclass(c)), None
-        )
-        values[key] = (
-            build(section, value) if isinstance(section, type) and isinstance(value, dict) else value
-        )
+    sections = _sections(kind)
+    values = {
+        key: build(sections[key], value) if key in sections and isinstance(value, dict) else value
+        for key, value in table.items()
+    }
     return kind(**values)
+
+
+@cache  # reading type hints takes longer than all the rest, and a campaign builds a config per run
+def _sections(kind: type) -> dict[str, type]:
+    found = {}
+    for key, hint in get_type_hints(kind).items():
+        section = next((c for c in (hint, *get_args(hint)) if dataclasses.is_dataclass(c)), None)
+        if isinstance(section, type):
+            found[key] = section
+    return found
 
 
 def digest(config: Config) -> str:

@@ -10,6 +10,7 @@ from pathlib import Path
 from retrain import worker
 from retrain.errors import LaunchError
 from retrain.launchers import Ended
+from retrain.records.files import open_log
 from retrain.records.layout import RunFiles
 
 
@@ -32,7 +33,7 @@ class InlineLauncher:
     def submit(self, run_id: str, run_dir: Path) -> None:
         """Run a worker to its end; its output goes to the run's output.log."""
         with (
-            RunFiles(run_dir).output_log.open("a", encoding="utf-8") as log,
+            open(open_log(RunFiles(run_dir).output_log), "w", encoding="utf-8") as log,  # noqa: PTH123
             contextlib.redirect_stdout(log),
             contextlib.redirect_stderr(log),
         ):

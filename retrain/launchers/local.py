@@ -19,8 +19,9 @@ from pathlib import Path
 
 from retrain.errors import LaunchError
 from retrain.launchers import Ended
+from retrain.launchers._signals import signal_holder
+from retrain.records.files import open_log
 from retrain.records.layout import RunFiles
-from retrain.records.locks import holder, is_held
 
 
 def open_launcher() -> LocalLauncher:
@@ -33,7 +34,7 @@ class LocalLauncher:
 
     def __init__(self) -> None:
         self._ended: queue.SimpleQueue[Ended | None] = queue.SimpleQueue()
-        self._signal: dict[str, Callable[[int], None]] = {}
+        self._signal: dict[str, Callable[[int], object]] = {}
 
     def describe(self) -> str:
         """Say where workers execute."""
@@ -41,11 +42,7 @@ class LocalLauncher:
 
     def submit(self, run_id: str, run_dir: Path) -> None:
         """Start a worker."""
-        log = os.open(
-            RunFiles(run_dir).output_log,
-            os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW,
-            0o600,
-        )
+        log = open_log(RunFiles(run_dir).output_log)
         try:
             process = subprocess.Popen(
                 [sys.executable, "-P", "-m", "retrain.worker", str(run_dir.absolute())],
@@ -64,7 +61,7 @@ class LocalLauncher:
     def adopt(self, run_id: str, run_dir: Path) -> None:
         """Watch a worker that is not our child, by the lock that it holds."""
         lock = RunFiles(run_dir).lock
-        self._signal[run_id] = lambda number: _signal_holder(lock, number)
+        self._signal[run_id] = lambda number: signal_holder(lock, number)
         self._watch(run_id, lambda: _wait_for_lock(lock))
 
     def poll(self, timeout_s: float) -> list[Ended]:
@@ -103,16 +100,12 @@ def _signal_group(process: subprocess.Popen[bytes], number: int) -> None:
                 process.send_signal(number)
 
 
-def _signal_holder(lock: Path, number: int) -> None:
-    found = holder(lock)
-    if found is not None and found.host == os.uname().nodename and is_held(lock):
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(found.pid, number)
-
-
 def _wait_for_lock(lock: Path) -> None:
-    fd = os.open(lock, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        fcntl.flock(fd, fcntl.LOCK_SH)
-    finally:
-        os.close(fd)
+    with contextlib.suppress(
+        OSError
+    ):  # a lock that cannot be opened is held by nobody whom we could wait for
+        fd = os.open(lock, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_SH)
+        finally:
+            os.close(fd)

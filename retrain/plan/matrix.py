@@ -70,13 +70,16 @@ class Plan:
         return sum(run.max_steps for run in self.runs)
 
 
-def plan_runs(config: Config, file_name: str = "campaign", drawn_seed: int | None = None) -> Plan:
+def plan_runs(
+    config: Config, file_name: str = "campaign", drawn_seed: int | None = None, where: Path | None = None
+) -> Plan:
     """Lay out a file's runs.
 
     Args:
         config: the file.
         file_name: names the campaign if the file does not.
         drawn_seed: used where the file gives no seed; None draws one.
+        where: the directory that the file's relative paths start from; default: the current one.
 
     Raises:
         ConfigError: two conditions have the same label, or there is no seed.
@@ -86,11 +89,9 @@ def plan_runs(config: Config, file_name: str = "campaign", drawn_seed: int | Non
     labels = [_label(condition, config) for condition in conditions]
     _refuse_same_labels(labels)
     seeds = campaign.seeds or [_own_seed(config, drawn_seed)]
-    runs = [
-        _run(config, condition, label, seed)
-        for seed in seeds
-        for condition, label in zip(conditions, labels, strict=True)
-    ]
+    start = where or Path.cwd()
+    bases = [_with_absolute_paths(resolve(config, condition, seed=0), start) for condition in conditions]
+    runs = [_run(base, label, seed) for seed in seeds for base, label in zip(bases, labels, strict=True)]
     return Plan(
         name=campaign.name or _name_of(file_name),
         campaign=campaign,
@@ -138,22 +139,22 @@ def _own_seed(config: Config, drawn_seed: int | None) -> int:
     return secrets.randbelow(LARGEST_SEED + 1)
 
 
-def _run(config: Config, condition: Condition | None, label: str, seed: int) -> RunPlan:
+def _run(base: Config, label: str, seed: int) -> RunPlan:
     run_id = f"{label}_s{seed}"
-    resolved = _with_absolute_paths(resolve(config, condition, seed))
+    resolved = dataclasses.replace(base, training=dataclasses.replace(base.training, seed=seed))
     config_hash = digest(resolved)
     identity = Run(run_id=run_id, condition=label, config_hash=config_hash)
     return RunPlan(run_id, label, seed, dataclasses.replace(resolved, run=identity), config_hash)
 
 
-def _with_absolute_paths(config: Config) -> Config:
+def _with_absolute_paths(config: Config, start: Path) -> Config:
     """A run may be resumed from elsewhere, so what is relative to this directory would not be found again."""
     data, backend = config.data, config.backend
     path = data.options.get("path")
     if isinstance(path, str):
-        data = dataclasses.replace(data, options={**data.options, "path": str(Path(path).absolute())})
+        data = dataclasses.replace(data, options={**data.options, "path": str(start / path)})
     if backend.throttle_dir:
-        backend = dataclasses.replace(backend, throttle_dir=str(Path(backend.throttle_dir).absolute()))
+        backend = dataclasses.replace(backend, throttle_dir=str(start / backend.throttle_dir))
     return dataclasses.replace(config, data=data, backend=backend)
 
 

@@ -112,6 +112,23 @@ def open_regular(path: Path) -> int:
     return fd
 
 
+def open_log(path: Path) -> int:
+    """Open a file that a process's output is appended to; never through a symbolic link.
+
+    Raises:
+        RecordsError: it cannot be opened, or is no regular file.
+    """
+    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    try:
+        fd = os.open(path, flags, FILE_MODE)
+    except OSError as error:
+        raise records_error(path, "append to", error) from error
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        os.close(fd)
+        raise RecordsError(f"{path}: is not a regular file; move it away")
+    return fd
+
+
 def read_small(path: Path) -> bytes | None:
     """Read a whole file, None if there is none.
 

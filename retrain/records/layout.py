@@ -70,12 +70,24 @@ class CampaignFiles:
         return self.directory / "campaign.toml"
 
     @property
+    def origin(self) -> Path:
+        return self.directory / "origin.json"
+
+    @property
     def manifest(self) -> Path:
         return self.directory / "manifest.json"
 
     @property
     def lock(self) -> Path:
         return self.directory / "campaign.lock"
+
+    @property
+    def log(self) -> Path:
+        return self.directory / "campaign.log"
+
+    @property
+    def stop_request(self) -> Path:
+        return self.directory / "stop.json"
 
     @property
     def permits(self) -> Path:

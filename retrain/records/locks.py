@@ -18,6 +18,7 @@ from types import TracebackType
 
 from retrain.records.clock import utc_now
 from retrain.records.files import FILE_MODE, records_error
+from retrain.records.processes import start_mark
 from retrain.records.text import plain
 
 _PROBE_WAIT_S = 1.0  # somebody's `is_held` lasts microseconds; a machine that swaps may stretch it
@@ -27,11 +28,12 @@ _MAX_HOLDER_BYTES = 4096
 
 @dataclass(frozen=True)
 class Holder:
-    """Who wrote itself into a lock file: for messages only, since a pid proves nothing."""
+    """Who wrote itself into a lock file. A pid proves nothing: compare `started` before a signal."""
 
     pid: int
     host: str
     since: str
+    started: str = ""  # `start_mark` of that process; "" if not known
 
     def __str__(self) -> str:
         return f"process {self.pid} on {self.host} since {self.since}"
@@ -133,8 +135,13 @@ def holder(path: Path) -> Holder | None:
         return None
     try:
         found = json.loads(os.read(fd, _MAX_HOLDER_BYTES))
-        return Holder(int(found["pid"]), plain(str(found["host"]), 64), plain(str(found["since"]), 32))
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return Holder(
+            pid=int(found["pid"]),
+            host=plain(str(found["host"]), 64),
+            since=plain(str(found["since"]), 32),
+            started=str(found.get("started", "")),
+        )
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None
     finally:
         os.close(fd)
@@ -162,6 +169,7 @@ def _try(fd: int, kind: int) -> bool:
 
 
 def _write_holder(fd: int) -> None:
-    text = json.dumps({"pid": os.getpid(), "host": os.uname().nodename, "since": utc_now()})
+    mine = {"pid": os.getpid(), "host": os.uname().nodename, "since": utc_now()}
+    text = json.dumps({**mine, "started": start_mark(os.getpid())})
     os.ftruncate(fd, 0)
     os.pwrite(fd, text.encode() + b"\n", 0)

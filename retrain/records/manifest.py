@@ -91,10 +91,20 @@ def new_manifest(
     )
 
 
+def with_plan(manifest: Manifest, config_hash: str, planned: Sequence[PlannedRun]) -> Manifest:
+    """Go on with a manifest: its own facts, the runs of a plan, and what is known of those already."""
+    known = {run.run_id: run for run in manifest.runs}
+    runs = tuple(
+        replace(known[run.run_id], **asdict(run)) if run.run_id in known else RunEntry(**asdict(run))
+        for run in planned
+    )
+    return replace(manifest, config_hash=config_hash, runs=runs)
+
+
 def refresh(manifest: Manifest, campaign: CampaignFiles, *, ended: bool = False) -> Manifest:
     """Read every run's directory anew; a run whose files cannot be read says so in its message."""
     alone = RunFiles(campaign.directory) if is_single_run(campaign.directory) else None
-    runs = tuple(_look_at(entry, alone or campaign.run(entry.run_id)) for entry in manifest.runs)
+    runs = tuple(look_at(entry, alone or campaign.run(entry.run_id)) for entry in manifest.runs)
     return replace(manifest, runs=runs, ended_at=utc_now() if ended else "")
 
 
@@ -140,7 +150,8 @@ def _parse(found: dict[str, Any]) -> Manifest:
     )
 
 
-def _look_at(entry: RunEntry, files: RunFiles) -> RunEntry:
+def look_at(entry: RunEntry, files: RunFiles) -> RunEntry:
+    """Read one run's directory anew; if its files cannot be read, the message says so."""
     try:
         seen = inspect_run(files, entry.config_hash)
     except RecordsError as error:

@@ -4,6 +4,8 @@ A checkpoint is written into a temporary directory, every file and the directory
 into place. `digests.json` lists each file's SHA-256; a directory whose files do not match is passed over.
 """
 
+# ruff: noqa: PTH102, PTH105 (calls on `os`, because that is where a crash test replaces them)
+
 from __future__ import annotations
 
 import hashlib
@@ -11,14 +13,13 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from retrain.errors import RecordsError
 from retrain.records.atomic import write_json
-from retrain.records.files import make_directory, sync_directory
+from retrain.records.files import DIRECTORY_MODE, make_directory, records_error, sync_directory
 
 NAME = re.compile(r"step-(\d{6,})")
 DIGESTS = "digests.json"
@@ -45,21 +46,22 @@ def save(
     make_directory(root)
     final, temporary = root / f"step-{step:06d}", root / f".step-{step:06d}.partial"
     try:
-        shutil.rmtree(temporary, ignore_errors=True)
-        temporary.mkdir(mode=0o700)
+        _remove(root.glob(".step-*.partial"))  # of workers that were killed
+        os.mkdir(temporary, DIRECTORY_MODE)
         save_backend(temporary)
-        (temporary / STATE).write_text(json.dumps(state, allow_nan=False), encoding="utf-8")
+        write_json(temporary / STATE, state, durable=False)  # synced with the others
         _seal(temporary)
-        if final.exists():  # a resumed run reached the same step again
+        if final.exists():  # it was damaged, or this step would not have been taken again
             shutil.rmtree(final)
-        temporary.rename(final)
+        os.replace(temporary, final)
         sync_directory(root)
-    except OSError as error:
-        raise RecordsError(
-            f"{final}: the checkpoint cannot be written ({error.strerror}); free some space"
-        ) from error
-    for old in _by_step(root)[keep:]:
-        shutil.rmtree(old, ignore_errors=True)
+    except BaseException as error:
+        _remove([temporary])  # frees its space
+        if isinstance(error, OSError):
+            raise records_error(final, "write the checkpoint", error) from error
+        raise
+    _remove(_by_step(root, after=step))  # damaged as well
+    _remove(_by_step(root)[keep:])
     return final
 
 
@@ -91,10 +93,15 @@ def _is_whole(directory: Path) -> bool:
         return False
 
 
-def _by_step(root: Path) -> list[Path]:
+def _by_step(root: Path, after: int = -1) -> list[Path]:
     if not root.is_dir():
         return []
-    return sorted((p for p in root.iterdir() if NAME.fullmatch(p.name)), key=_step, reverse=True)
+    return sorted((p for p in root.iterdir() if _step(p) > after), key=_step, reverse=True)
+
+
+def _remove(directories: Iterable[Path]) -> None:
+    for directory in directories:
+        shutil.rmtree(directory, ignore_errors=True)
 
 
 def _step(directory: Path) -> int:

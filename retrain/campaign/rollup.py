@@ -1,0 +1,58 @@
+"""Keeps manifest.json in step with the runs: one look at each run that changed, one write now and then."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+from retrain.records.clock import utc_now
+from retrain.records.layout import RunFiles
+from retrain.records.manifest import (
+    Manifest,
+    look_at,
+    write_manifest,
+)
+
+EVERY_S = 2.0  # writing a thousand runs takes some milliseconds; `status` reads the runs anyway
+
+
+class RollUp:
+    """A campaign's manifest; for the holder of its lock."""
+
+    def __init__(self, manifest: Manifest, path: Path, files_of: Callable[[str], RunFiles]) -> None:
+        self._manifest = manifest
+        self._path = path
+        self._files_of = files_of
+        self._places = {run.run_id: i for i, run in enumerate(manifest.runs)}
+        self._changed = set(self._places)
+        self._written_at = float("-inf")
+
+    def changed(self, run_id: str) -> None:
+        """Look at a run again, at the next write."""
+        self._changed.add(run_id)
+
+    def keep(self) -> None:
+        """Write if the last time is long enough ago.
+
+        Raises:
+            RecordsError: not possible; the manifest on disk is an older one.
+        """
+        if time.monotonic() - self._written_at >= EVERY_S:
+            self.write()
+
+    def write(self, *, ended: bool = False) -> None:
+        """Write now.
+
+        Raises:
+            RecordsError: not possible; the manifest on disk is an older one.
+        """
+        runs = list(self._manifest.runs)
+        for run_id in self._changed:
+            place = self._places[run_id]
+            runs[place] = look_at(runs[place], self._files_of(run_id))
+        self._manifest = replace(self._manifest, runs=tuple(runs), ended_at=utc_now() if ended else "")
+        write_manifest(self._path, self._manifest)
+        self._changed.clear()
+        self._written_at = time.monotonic()

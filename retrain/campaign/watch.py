@@ -1,0 +1,89 @@
+"""When a running worker has had its time: `run_timeout`, `stall_timeout`, and the grace after either.
+
+Decided on a monotonic clock and on whether metrics.jsonl changes its size, which it does with every
+step: one `stat` now and then, no reading, no timestamps.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+from retrain.config.schema import Campaign
+from retrain.errors import RecordsError
+from retrain.plan.matrix import RunPlan
+from retrain.records.layout import RunFiles
+from retrain.records.run_state import RunState, read_progress
+
+GRACE_S = 30.0  # to save a checkpoint after a timeout, before the worker is killed
+LOOKS = 8  # looks in a stall_timeout: it is noticed at most an eighth late
+PAUSED = "paused"  # a worker that yields to the machine's other work says so in status.json
+
+
+@dataclass
+class Active:
+    """A worker that runs, and what is known of its patience."""
+
+    run: RunPlan
+    files: RunFiles
+    before: int  # the newest attempt that was over when this worker began
+    patience: Patience
+    cancelled: RunState | None = None
+    kill_at_s: float = math.inf
+
+    def due_s(self) -> float:
+        """When to look at this worker again; infinite if only its end matters."""
+        return min(self.kill_at_s, self.patience.due_s() if self.cancelled is None else math.inf)
+
+
+@dataclass
+class Patience:
+    """How long a worker may go on, and how long without a step."""
+
+    files: RunFiles
+    timeout_at_s: float
+    stall_s: float  # 0: never
+    look_at_s: float
+    moved_at_s: float
+    size: int = field(default=-1)
+
+    @classmethod
+    def begin(cls, campaign: Campaign, files: RunFiles, now_s: float) -> Patience:
+        """Start the clock of a worker."""
+        timeout_at_s = now_s + campaign.run_timeout if campaign.run_timeout else math.inf
+        stall_s = campaign.stall_timeout
+        return cls(files, timeout_at_s, stall_s, now_s if stall_s else math.inf, now_s)
+
+    def due_s(self) -> float:
+        """When to ask again."""
+        return min(self.timeout_at_s, self.look_at_s)
+
+    def ended_by(self, now_s: float) -> RunState | None:
+        """Say why a worker's time is over, or None if it is not."""
+        if now_s >= self.timeout_at_s:
+            return RunState.TIMEOUT
+        if now_s < self.look_at_s:
+            return None
+        self.look_at_s = now_s + self.stall_s / LOOKS
+        size = self._size()
+        if size != self.size:
+            self.size, self.moved_at_s = size, now_s
+        if now_s - self.moved_at_s < self.stall_s:
+            return None
+        if self._is_paused():
+            self.moved_at_s = now_s
+            return None
+        return RunState.STALLED
+
+    def _size(self) -> int:
+        try:
+            return self.files.metrics.stat().st_size
+        except OSError:
+            return 0
+
+    def _is_paused(self) -> bool:
+        try:
+            progress = read_progress(self.files.status)
+        except RecordsError:
+            return False
+        return progress is not None and progress.phase.startswith(PAUSED)

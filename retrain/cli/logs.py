@@ -1,0 +1,34 @@
+"""`retrain logs`: what a run, or a campaign in the background, said."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def command(
+    directory: Annotated[Path, typer.Argument(metavar="RUN", help="A run's directory, or its campaign's.")],
+    run: Annotated[str, typer.Argument(metavar="[RUN-ID]", help="Which run of a campaign.")] = "",
+    following: Annotated[
+        bool, typer.Option("--follow", "-f", help="Go on until it ends. Ctrl-C ends the reading only.")
+    ] = False,
+    lines: Annotated[int, typer.Option("--lines", "-n", min=1, help="How many lines to begin with.")] = 200,
+) -> None:
+    """Show the output of a run; of a campaign without a run's name, the messages of its orchestrator.
+
+    Example: retrain logs logs/campaign-20260101T120000Z-1a2b grpo_s0 -f
+    """
+    from retrain.records.follow import follow, last_lines
+    from retrain.status.logs import find_log
+
+    log = find_log(directory, run)
+    begun = last_lines(log.path, lines)
+    for line in begun:
+        typer.echo(line)
+    if following:
+        for line in follow(log.path, log.is_over):
+            typer.echo(line)
+    elif not begun:
+        typer.echo(f"{log.path}: nothing was said yet", err=True)

@@ -1,0 +1,33 @@
+"""Who a process id belongs to: ids are given out again, so an id alone proves nothing."""
+
+from __future__ import annotations
+
+import sys
+from functools import cache
+from pathlib import Path
+
+_START_TIME = 19  # field 22 of /proc/PID/stat, counted after the name, which may hold blanks and brackets
+
+
+def start_mark(pid: int) -> str:
+    """Give what no other process with this id has: when it started. "" if there is no such process.
+
+    On Linux it counts from this boot and names the boot, so that setting the clock changes nothing.
+    """
+    if sys.platform == "linux":
+        try:
+            after_name = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2]
+            return f"{_boot()}:{after_name.split()[_START_TIME]}"
+        except (OSError, IndexError):
+            return ""
+    import psutil
+
+    try:
+        return str(psutil.Process(pid).create_time())
+    except (psutil.Error, ValueError):
+        return ""
+
+
+@cache
+def _boot() -> str:
+    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
