@@ -14,12 +14,13 @@ import ast
 import difflib
 import importlib
 import inspect
+import math
 import pkgutil
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from retrain.errors import ConfigError
 
@@ -36,11 +37,20 @@ ENTRY: Mapping[str, str] = {
     "losses": "evaluate",
     "launchers": "open_launcher",
 }
-ACCEPTS: Mapping[str, tuple[tuple[type, ...], str]] = {
-    "float": ((int, float), "a number"),
-    "int": ((int,), "a whole number"),
-    "bool": ((bool,), "true or false"),
-    "str": ((str,), "a string"),
+# How a plugin says what its numbers may be: checked from the annotation's name, without an import.
+Positive: TypeAlias = float
+NotNegative: TypeAlias = float
+Fraction: TypeAlias = float
+
+NUMBER = (int, float)
+ACCEPTS: Mapping[str, tuple[tuple[type, ...], Callable[[Any], bool], str]] = {
+    "float": (NUMBER, math.isfinite, "a finite number"),
+    "Positive": (NUMBER, lambda value: 0 < value < math.inf, "a number above 0"),
+    "NotNegative": (NUMBER, lambda value: 0 <= value < math.inf, "a number of 0 or more"),
+    "Fraction": (NUMBER, lambda value: 0 <= value <= 1, "a number from 0 to 1"),
+    "int": ((int,), lambda value: True, "a whole number"),
+    "bool": ((bool,), lambda value: True, "true or false"),
+    "str": ((str,), lambda value: True, "a string"),
 }
 
 
@@ -124,6 +134,19 @@ def parameters(kind: str, name: str) -> tuple[Parameter, ...] | None:
     )
 
 
+def optional(kind: str, name: str, function: str) -> Callable[..., Any] | None:
+    """Give a further function of a built-in plugin; None, without importing it, if it defines none."""
+    if name not in built_in_names(kind):
+        return None
+    tree = ast.parse((_folder(kind) / f"{name}.py").read_text(encoding="utf-8"))
+    names = [n.name for n in tree.body if isinstance(n, ast.FunctionDef)]
+    names += [a.name for n in tree.body if isinstance(n, ast.ImportFrom) for a in n.names]
+    if function not in names:
+        return None
+    found: Callable[..., Any] = getattr(importlib.import_module(f"retrain.{kind}.{name}"), function)
+    return found
+
+
 def nearest(word: str, known: Iterable[str]) -> str | None:
     """Give the known word that `word` was probably meant to be."""
     matches = difflib.get_close_matches(word, list(known), n=1)
@@ -159,10 +182,22 @@ def _misfit(plugin: str, known: tuple[Parameter, ...], key: str, value: object) 
         return f"unknown parameter of {plugin!r}; " + (
             f"did you mean {near!r}?" if near else f"it takes {takes}"
         )
-    types, wanted = ACCEPTS.get(parameter.annotation, ((object,), ""))
-    if not isinstance(value, types) or (isinstance(value, bool) and bool not in types and types != (object,)):
-        return f"got {value!r}; needs {wanted}"
-    return None
+    choices = _choices(parameter.annotation)
+    if choices:
+        return None if value in choices else f"got {value!r}; needs one of {', '.join(map(repr, choices))}"
+    if parameter.annotation not in ACCEPTS:
+        return None
+    types, fits, wanted = ACCEPTS[parameter.annotation]
+    is_type = isinstance(value, types) and (not isinstance(value, bool) or bool in types)
+    return None if is_type and fits(value) else f"got {value!r}; needs {wanted}"
+
+
+def _choices(annotation: str) -> tuple[Any, ...]:
+    """Read the values of a `Literal[...]`."""
+    if not annotation.startswith("Literal["):
+        return ()
+    found = ast.literal_eval(annotation.removeprefix("Literal").replace("[", "(", 1)[:-1] + ",)")
+    return tuple(found)
 
 
 def _unknown(kind: str, name: str) -> str:
@@ -174,6 +209,8 @@ def _unknown(kind: str, name: str) -> str:
 
 def _from_dotted_path(kind: str, path: str) -> Callable[..., Any]:
     module_name, _, attribute = path.rpartition(".")
+    if not all(part.isidentifier() for part in path.split(".")):
+        raise ConfigError(f"{path!r} is no dotted path; write it as Python does: my_pkg.my_module.name")
     try:
         found = getattr(importlib.import_module(module_name), attribute)
     except (ImportError, AttributeError, ValueError) as error:

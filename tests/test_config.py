@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from pathlib import Path
 
 import pytest
@@ -187,3 +188,23 @@ def test_the_json_schema_has_every_section_with_descriptions() -> None:
     assert "run" not in schema["properties"]
     assert schema["$defs"]["Training"]["properties"]["lr"]["description"] == "learning rate"
     assert schema["$defs"]["Training"]["additionalProperties"] is False
+
+
+def test_a_device_is_not_read() -> None:
+    with pytest.raises(ConfigError, match="is not a file"):
+        load_config("/dev/zero")
+
+
+def test_a_pipe_is_not_waited_for(here: Path) -> None:
+    os.mkfifo(here / "pipe.toml")
+    with pytest.raises(ConfigError, match="is not a file"):
+        load_config(here / "pipe.toml")
+
+
+@pytest.mark.parametrize("path", ["..x", "a..b", "a.b-c", "1.2"])
+def test_a_path_that_python_could_not_write_is_refused(path: str, here: Path) -> None:
+    assert "is no dotted path" in problems(f'[reward]\nreward = "{path}"', here)[0]
+
+
+def test_an_override_of_two_lines_is_one_string(here: Path) -> None:
+    assert problems("", here, "training.lr=1\nseed=4")[0].startswith("--set training.lr: got")

@@ -125,6 +125,14 @@ def test_observations_from_many_threads_are_all_counted(tmp_path: Path) -> None:
     assert semaphore.permits == 8  # with n permits n good calls add one: 1 + 2 + ... + 7 = 28 calls
 
 
+def test_what_was_learned_outlives_a_campaign_that_is_started_again(tmp_path: Path) -> None:
+    semaphore, shared = FileSemaphore(tmp_path, 8), SharedPermits(tmp_path, "run 1")
+    shared.observe(REFUSED)
+    semaphore.set_permits(8)
+    shared.observe(CallFacts("sample", 1.0))
+    assert semaphore.permits == 4
+
+
 def test_a_damaged_state_begins_anew_with_the_permits_that_there_are(tmp_path: Path) -> None:
     semaphore = FileSemaphore(tmp_path, 6)
     (tmp_path / "adaptive.json").write_text('{"permits": 3')

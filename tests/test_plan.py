@@ -8,11 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from retrain.config.labels import label_of
 from retrain.config.load import parse
 from retrain.errors import ConfigError
 from retrain.plan.estimate import estimate_makespan, rule_of_thumb_s
 from retrain.plan.explain import explain_plan
-from retrain.plan.matrix import label_of, plan_runs
+from retrain.plan.matrix import plan_runs
 from retrain.plan.preflight import preflight
 
 TWO_BY_TWO = {
@@ -44,7 +45,7 @@ def test_a_condition_may_take_its_own_number_of_steps() -> None:
 
 def test_conditions_with_the_same_label_are_refused() -> None:
     raw = {"campaign": {"seeds": [0], "conditions": [{"name": "A b"}, {"name": "a B"}]}}
-    with pytest.raises(ConfigError, match="label of more than one condition"):
+    with pytest.raises(ConfigError, match="is the label of 2 conditions"):
         plan_runs(parse(raw, "c"))
 
 
@@ -82,9 +83,13 @@ def test_workers_are_one_unless_parallel() -> None:
 @pytest.mark.parametrize(
     ("raw", "says"),
     [
-        ({"data": {"options": {"length": -3}}}, "[data.options]"),
-        ({"backend": {"options": {"hiden": 8}}}, "hiden"),
-        ({"algorithm": {"loss_params": {"clip_low": -1.0}}}, "[algorithm.loss_params]"),
+        ({"data": {"options": {"length": -3}}}, "[data.options].length: got -3"),
+        ({"backend": {"options": {"hiden": 8}}}, "[backend.options].hiden"),
+        (
+            {"algorithm": {"loss_params": {"clip_low": -1.0}}},
+            "clip_low: got -1.0; needs a number from 0 to 1",
+        ),
+        ({"reward": {"reward": "partial", "params": {"power": 0}}}, "power: got 0; needs a number above 0"),
         (
             {"algorithm": {"transform_mode": "gtpo", "transform_params": {"beta": -1.0}}},
             "[algorithm.transform_params]",
@@ -93,14 +98,14 @@ def test_workers_are_one_unless_parallel() -> None:
 )
 def test_values_that_only_plugins_can_judge_are_refused_before_anything_starts(raw: dict, says: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        preflight(plan_runs(parse({"training": {"seed": 0}, **raw}, "c")), "c.toml")
+        parse(raw, "c.toml")
     assert says in str(caught.value)
 
 
 def test_conditions_cannot_disagree_on_the_permits_of_one_semaphore() -> None:
     conditions = [{"name": "a"}, {"name": "b", "backend": {"max_concurrent": 9}}]
     with pytest.raises(ConfigError, match="permits of one semaphore"):
-        preflight(plan_runs(parse({"campaign": {"seeds": [0], "conditions": conditions}}, "c")), "c.toml")
+        parse({"campaign": {"seeds": [0], "conditions": conditions}}, "c")
 
 
 def test_ten_equal_runs_on_four_workers_take_three_waves() -> None:
@@ -156,3 +161,16 @@ def test_the_explanation_needs_a_pilot_until_a_step_time_is_known() -> None:
     known = explain_plan(plan, facts, {"a-b": [2.0], "grpo+gtpo": [4.0]}, 2.0, "c.toml").wall_time
     assert known is not None
     assert (known.rule_of_thumb_s, known.simulated_s) == (40 * 3.0, 2 * 10 * 2.0 + 2 * 10 * 4.0)
+
+
+def test_problems_of_every_kind_come_together() -> None:
+    raw = {
+        "training": {"lr": -1},
+        "data": {"options": {"length": -3}},
+        "backend": {"options": {"hidden": -1}},
+        "campaign": {"seeds": [0], "conditions": [{"name": "a"}, {"name": "A"}]},
+    }
+    with pytest.raises(ConfigError) as caught:
+        parse(raw, "c.toml")
+    assert len(caught.value.problems) == 4
+    assert all(problem.startswith("c.toml [") for problem in caught.value.problems)

@@ -23,9 +23,9 @@ from retrain.trainer.prompts import PromptStream
 
 ALWAYS = set(
     """
-    step run condition seed attempt timestamp step_time_s sample_time_s reward_time_s train_time_s permit_wait_s
-    batch_size group_size loss mean_reward reward_std correct_rate zero_signal_group_fraction max_token_hit_rate
-    tokens_per_step tokens_per_second lr grad_norm entropy
+    step run condition seed attempt timestamp step_time_s sample_time_s reward_time_s train_time_s
+    permit_wait_s batch_size group_size loss mean_reward reward_std correct_rate lr grad_norm entropy
+    zero_signal_group_fraction max_token_hit_rate tokens_per_step tokens_per_second
     """.split()
 )
 TIMES = {"timestamp", "attempt", "tokens_per_second", "permit_wait_s"}

@@ -5,10 +5,11 @@ from __future__ import annotations
 import numpy as np
 
 from retrain.advantages._groups import centred, checked
+from retrain.registry import Positive
 from retrain.rollouts import Floats
 
 
-def estimate(rewards: Floats, *, eps: float = 1e-6) -> Floats:
+def estimate(rewards: Floats, *, eps: Positive = 1e-6) -> Floats:
     """Centre rewards within each group and divide by the group's mean: (r - mean) / (mean + eps).
 
     With rewards of 0 and 1 the mean is the group's success rate: the fewer rollouts succeed,

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import numpy as np
 
 from retrain.advantages._groups import centred, checked
 from retrain.rollouts import Floats
 
 
-def estimate(rewards: Floats, *, baseline: str = "batch") -> Floats:
+def estimate(rewards: Floats, *, baseline: Literal["batch", "group"] = "batch") -> Floats:
     """Subtract a baseline, then divide by the standard deviation over the whole batch.
 
     Args:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Sequence
 from dataclasses import replace
@@ -64,12 +65,13 @@ def reopen(
         RecordsError: the directory holds no campaign.
         ConfigError: its campaign.toml is not valid any more, or changed and the change not accepted.
     """
-    files = CampaignFiles(directory)
+    files = CampaignFiles(directory.absolute())
     if not files.campaign_toml.is_file():
         raise RecordsError(f"{directory}: holds no campaign; `retrain status` lists those below logs/")
     origin = read_origin(files)
-    config = load_config(files.campaign_toml, origin.overrides)
-    plan = plan_runs(config, origin.name, origin.seed, Path(origin.where))
+    is_here = Path(origin.where).is_dir()  # not if it was copied to another machine
+    with contextlib.chdir(origin.where if is_here else Path.cwd()):  # relative paths start there
+        plan = plan_runs(load_config(files.campaign_toml, origin.overrides), origin.name, origin.seed)
     campaign = CampaignRun(plan, files, observer or Silent())
     changes = _changes(campaign, plan, files)
     if changes and not accept_config_change:

@@ -33,9 +33,21 @@ app.command("plugins")(plugins.command)
 app.command("doctor")(doctor.command)
 
 
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        from importlib.metadata import version
+
+        typer.echo(f"retrain {version('retrain')}")
+        raise typer.Exit
+
+
 @app.callback()
 def _options(
     debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
+    version: Annotated[
+        bool,
+        typer.Option("--version", help="Show the version and leave.", callback=_show_version, is_eager=True),
+    ] = False,
 ) -> None:
     """Plan, run and compare reinforcement-learning campaigns for language models."""
-    del debug  # read by `retrain.__main__`, which catches errors
+    del debug, version  # `retrain.__main__` reads --debug where it catches errors

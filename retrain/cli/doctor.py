@@ -52,6 +52,6 @@ def _configs(file: Path | None) -> list[Config]:
     from retrain.config.load import load_config
     from retrain.plan.matrix import plan_runs
 
-    config = load_config(file)
+    config = load_config(file, try_plugins=False)  # what is missing is what the doctor is asked
     conditions = {run.condition: run.config for run in plan_runs(config, file.name).runs}
     return [replace(one, campaign=config.campaign) for one in conditions.values()]

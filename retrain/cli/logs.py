@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import chain
 from pathlib import Path
 from typing import Annotated
 
@@ -24,11 +25,10 @@ def command(
     from retrain.status.logs import find_log
 
     log = find_log(directory, run)
-    begun = last_lines(log.path, lines)
-    for line in begun:
+    begun, at = last_lines(log.path, lines)
+    said_something = False
+    for line in chain(begun, follow(log.path, at, log.is_over if following else lambda: True)):
         typer.echo(line)
-    if following:
-        for line in follow(log.path, log.is_over):
-            typer.echo(line)
-    elif not begun:
+        said_something = True
+    if not said_something:
         typer.echo(f"{log.path}: nothing was said yet", err=True)

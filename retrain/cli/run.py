@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 from collections.abc import Sequence
@@ -60,6 +61,12 @@ def carry_out(campaign: CampaignRun, *, retry_failed: bool = False) -> Outcome:
         nonlocal presses
         del number, frame
         presses += 1
+        said = (
+            "ending the runs"
+            if presses > 1
+            else "asking the runs to save and stop; Ctrl-C again ends them now"
+        )
+        os.write(sys.stderr.fileno(), f"\n{said}\n".encode())  # a signal handler must not wait for a lock
         campaign.stop(now=presses > 1)
 
     before = {number: signal.signal(number, on_interrupt) for number in (signal.SIGINT, signal.SIGTERM)}
@@ -83,7 +90,7 @@ def finish(outcome: Outcome, *, as_json: bool) -> None:
         show(result[0], console())
     hint = _next_command(outcome.directory, outcome)
     if hint:
-        console(stderr=True).print(hint)
+        console(stderr=True).print(hint, soft_wrap=True)
     raise typer.Exit(outcome.exit_code)
 
 

@@ -6,23 +6,28 @@ from typing import Annotated
 
 import typer
 
+from retrain.cli.options import AsJson
+
 
 def command(
     keys: Annotated[bool, typer.Option("--keys", help="A table of keys instead of JSON Schema.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Print the JSON Schema of a campaign file, or a table of its keys.
 
     Example: retrain schema > campaign.schema.json
     """
+    from retrain.config.reference import sections
     from retrain.render.tables import console, print_json, table
 
+    if keys and as_json:
+        print_json(sections())
+        return
     if not keys:
         from retrain.config.load import json_schema
 
         print_json(json_schema())
         return
-    from retrain.config.reference import sections
-
     for section in sections():
         rows = [(key.name, key.type, key.default, key.description) for key in section.keys]
         console().print(

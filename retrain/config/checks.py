@@ -7,7 +7,7 @@ whose type is already wrong is passed over here.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from retrain import registry
@@ -21,6 +21,7 @@ from retrain.config.schema import (
     Reward,
     Training,
 )
+from retrain.config.trials import trial_problems
 from retrain.errors import ConfigError
 
 Location = tuple[str | int, ...]
@@ -52,12 +53,18 @@ def campaign_problems(raw: Mapping[str, Any]) -> Iterator[Problem]:
         yield ("campaign", "launcher"), what
 
 
-def run_problems(raw: Mapping[str, Any]) -> Iterator[Problem]:
+def run_problems(raw: Mapping[str, Any], try_plugins: bool = True) -> Iterator[Problem]:
     """Check what one run would use: plugins, their parameters, and bounds that cross."""
     for section, key, kind, params_key, default in PLUGINS:
         table = raw.get(section, {})
-        if isinstance(table, dict) and isinstance(name := table.get(key, default), str):
-            yield from _plugin_problems(table, section, key, kind, params_key, name)
+        if not isinstance(table, dict) or not isinstance(name := table.get(key, default), str):
+            continue
+        unusable = list(_plugin_problems(table, section, key, kind, params_key, name))
+        yield from unusable
+        params = table.get(params_key, {})
+        if try_plugins and not unusable and isinstance(params, dict):
+            for param, what in trial_problems(kind, name, params, table.get("seed", Data.seed)):
+                yield ((section, params_key, param) if param else (section, key)), what
     yield from _back_pressure_problems(raw.get("backpressure", {}), raw.get("training", {}))
     throttle = raw.get("throttle", {})
     if isinstance(throttle, dict) and isinstance(path := throttle.get("load_fn", ""), str) and path:
@@ -84,10 +91,40 @@ def _plugin_problems(
         yield (section, key), what
         return
     params = table.get(params_key, {})
-    if kind == "backends" or not isinstance(params, dict):
+    if not isinstance(params, dict):
+        return
+    if kind == "backends":  # checks its options itself
         return
     for param, what in registry.problems_with_params(kind, name, params):
         yield (section, params_key, param), what
+
+
+def matrix_problems(runs: Mapping[str, Mapping[str, Any]], labels: Sequence[str]) -> Iterator[Problem]:
+    """Check conditions against each other: labels, and how many permits one semaphore has.
+
+    Args:
+        runs: each condition's merged tables, by what the file calls it.
+        labels: the conditions' labels.
+    """
+    for label, times in Counter(labels).items():
+        if times > 1:
+            what = f"{label!r} is the label of {times} conditions; give each a name of its own"
+            yield ("campaign", "conditions"), what
+    wanted: dict[object, set[int]] = {}
+    for tables in runs.values():
+        table = tables.get("backend", {})
+        if (
+            isinstance(table, dict)
+            and type(permits := table.get("max_concurrent", Backend.max_concurrent)) is int
+        ):
+            wanted.setdefault(str(table.get("throttle_dir", "")), set()).add(permits)
+    for counts in wanted.values():
+        if len(counts) > 1:
+            what = (
+                f"conditions ask for {sorted(counts)} permits of one semaphore; use one number, "
+                "or give each its own throttle_dir"
+            )
+            yield ("backend", "max_concurrent"), what
 
 
 def _seed_problems(seeds: list[Any]) -> Iterator[str]:

@@ -10,8 +10,16 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
-from retrain.config.checks import Location, Problem, campaign_problems, run_problems, with_default_plugins
-from retrain.config.problems import explain, place, quote, unknown_key
+from retrain.config.checks import (
+    Location,
+    Problem,
+    campaign_problems,
+    matrix_problems,
+    run_problems,
+    with_default_plugins,
+)
+from retrain.config.labels import label_of, label_of_modes
+from retrain.config.problems import explain, place, quote
 from retrain.config.resolve import merge, overrides_of
 from retrain.config.schema import Config
 from retrain.errors import ConfigError
@@ -20,13 +28,14 @@ LARGEST_FILE_BYTES = 1_000_000  # a campaign file is a page or two; this bounds 
 ONE_FOR_ALL = ("campaign", "logging", "run")  # sections that a condition cannot override
 
 
-def load_config(path: str | Path, overrides: Sequence[str] = ()) -> Config:
+def load_config(path: str | Path, overrides: Sequence[str] = (), *, try_plugins: bool = True) -> Config:
     """Read and check a campaign file.
 
     Args:
         path: the TOML file.
         overrides: `section.key=value` each, value as in TOML (a bare word is a string); they replace
             what the file says outside its conditions.
+        try_plugins: also build tasks and ask plugins what they think of their options.
 
     Raises:
         ConfigError: every problem of the file and the overrides, one line each.
@@ -34,17 +43,13 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> Config:
     path = Path(path)
     raw = read_toml(path)
     overridden = _apply_overrides(raw, overrides)
-    return parse(raw, path.name, overridden)
+    return parse(raw, path.name, overridden, try_plugins=try_plugins)
 
 
 def read_toml(path: Path) -> dict[str, Any]:
     """Read a file's tables; syntax, encoding, size and nesting problems are ConfigErrors."""
-    try:
-        data = path.read_bytes() if path.stat().st_size <= LARGEST_FILE_BYTES else None
-    except OSError as error:
-        hint = "`retrain init --template campaign` makes a file to start from"
-        raise ConfigError(f"{path}: {error.strerror or error}; {hint}") from error
-    if data is None:
+    data = _read(path)
+    if len(data) > LARGEST_FILE_BYTES:
         raise ConfigError(f"{path}: larger than {LARGEST_FILE_BYTES} bytes; a campaign file is a page or two")
     try:
         return tomllib.loads(data.decode("utf-8"))
@@ -56,7 +61,26 @@ def read_toml(path: Path) -> dict[str, Any]:
         raise ConfigError(f"{path}: not valid TOML: {error}") from error
 
 
-def parse(raw: Mapping[str, Any], source: str, overridden: frozenset[Location] = frozenset()) -> Config:
+def _read(path: Path) -> bytes:
+    """Read a regular file, one byte more than is allowed: a device or pipe might never end."""
+    try:
+        if path.exists() and not path.is_file():
+            raise ConfigError(f"{path}: is not a file; name the campaign's TOML file")
+        with path.open("rb") as file:
+            return file.read(LARGEST_FILE_BYTES + 1)
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        hint = "`retrain init --template campaign` makes a file to start from"
+        raise ConfigError(f"{path}: {reason}; {hint}") from error
+
+
+def parse(
+    raw: Mapping[str, Any],
+    source: str,
+    overridden: frozenset[Location] = frozenset(),
+    *,
+    try_plugins: bool = True,
+) -> Config:
     """Check raw tables and build the Config.
 
     Raises:
@@ -70,8 +94,10 @@ def parse(raw: Mapping[str, Any], source: str, overridden: frozenset[Location] =
             else f"{source} {place(location)}"
         )
 
-    lines = dict.fromkeys(f"{where(location)}: {what}" for location, what in _problems_of_file(raw))
-    for label, condition, location, what in _problems_of_conditions(raw):
+    lines = dict.fromkeys(
+        f"{where(location)}: {what}" for location, what in _problems_of_file(raw, try_plugins)
+    )
+    for label, condition, location, what in _problems_of_conditions(raw, try_plugins):
         inside = _stands_in(overrides_of(condition), location)
         start = f"{source} [[campaign.conditions]] {label} {place(location)}" if inside else where(location)
         lines[f"{start}: {what}"] = None  # a dict keeps the order and drops repeats
@@ -92,11 +118,11 @@ def json_schema() -> dict[str, Any]:
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema, "title": "retrain campaign"}
 
 
-def _problems_of_file(raw: Mapping[str, Any]) -> Iterator[Problem]:
+def _problems_of_file(raw: Mapping[str, Any], try_plugins: bool) -> Iterator[Problem]:
     yield from _type_problems(raw)
     yield from campaign_problems(raw)
     if not _conditions(raw):
-        yield from run_problems(raw)
+        yield from run_problems(raw, try_plugins)
 
 
 def _type_problems(raw: Mapping[str, Any]) -> Iterator[Problem]:
@@ -109,14 +135,27 @@ def _type_problems(raw: Mapping[str, Any]) -> Iterator[Problem]:
 
 
 def _problems_of_conditions(
-    raw: Mapping[str, Any],
+    raw: Mapping[str, Any], try_plugins: bool
 ) -> Iterator[tuple[str, Mapping[str, Any], Location, str]]:
     base = with_default_plugins({name: table for name, table in raw.items() if name not in ONE_FOR_ALL})
+    merged: dict[str, Mapping[str, Any]] = {}
+    labels = []
     for number, condition in enumerate(_conditions(raw), start=1):
-        label = quote(condition["name"]) if condition.get("name") else f"#{number}"
-        merged = merge(base, overrides_of(condition))
-        for location, what in (*_type_problems(merged), *run_problems(merged)):
-            yield label, condition, location, what
+        called = quote(condition["name"]) if condition.get("name") else f"#{number}"
+        tables = merged[f"{called} {number}"] = merge(base, overrides_of(condition))
+        labels.append(_label(condition, tables))
+        for location, what in (*_type_problems(tables), *run_problems(tables, try_plugins)):
+            yield called, condition, location, what
+    for location, what in matrix_problems(merged, labels):
+        yield "", {}, location, what
+
+
+def _label(condition: Mapping[str, Any], tables: Mapping[str, Any]) -> str:
+    if condition.get("name"):
+        return label_of(str(condition["name"]))
+    algorithm = tables.get("algorithm")
+    modes = algorithm if isinstance(algorithm, dict) else {}
+    return label_of_modes(str(modes.get("advantage_mode", "")), str(modes.get("transform_mode", "none")))
 
 
 def _conditions(raw: Mapping[str, Any]) -> list[Mapping[str, Any]]:
@@ -142,7 +181,7 @@ def _apply_overrides(raw: dict[str, Any], overrides: Sequence[str]) -> frozenset
         if not equals or len(keys) < 2 or not all(keys):
             problems.append(f"--set {text}: not of the form section.key=value; write --set training.lr=1e-4")
         elif not _set(raw, keys, _toml_value(value)):
-            problems.append(f"--set {text}: {place(keys[:1])} is not a table; {unknown_key(keys[:1])}")
+            problems.append(f"--set {text}: {place(keys[:-1])} is not a table that holds {keys[-1]!r}")
         else:
             done.add(keys)
     if problems:
@@ -161,6 +200,7 @@ def _set(table: dict[str, Any], keys: Sequence[str], value: object) -> bool:
 
 def _toml_value(text: str) -> object:
     try:
-        return tomllib.loads(f"value = {text}")["value"]
+        found = tomllib.loads(f"value = {text}")
     except (ValueError, RecursionError):
         return text.strip()
+    return found["value"] if len(found) == 1 else text

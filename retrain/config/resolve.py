@@ -5,9 +5,9 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from functools import cache
-from typing import Any, TypeVar, get_args, get_type_hints
+from typing import Any, TypeVar, cast, get_args, get_type_hints
 
 from retrain.config.schema import Condition, Config
 
@@ -66,7 +66,7 @@ def resolve(config: Config, condition: Condition | None, seed: int) -> Config:
 
 def build(kind: type[T], table: Mapping[str, Any]) -> T:
     """Build a section from tables that were checked before (unknown keys are TypeErrors)."""
-    sections = _sections(kind)
+    sections = _sections(cast(Hashable, kind))
     values = {
         key: build(sections[key], value) if key in sections and isinstance(value, dict) else value
         for key, value in table.items()
@@ -75,7 +75,7 @@ def build(kind: type[T], table: Mapping[str, Any]) -> T:
 
 
 @cache  # reading type hints takes longer than all the rest, and a campaign builds a config per run
-def _sections(kind: type) -> dict[str, type]:
+def _sections(kind: Any) -> dict[str, type]:
     found = {}
     for key, hint in get_type_hints(kind).items():
         section = next((c for c in (hint, *get_args(hint)) if dataclasses.is_dataclass(c)), None)

@@ -6,6 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from retrain.losses._ratios import log_ratios, ratio_bounds
+from retrain.registry import Fraction, NotNegative
 from retrain.rollouts import Floats, LossTerms
 
 
@@ -15,8 +16,8 @@ def evaluate(
     advantages: Floats,
     sequence: NDArray[np.int64],
     *,
-    clip_low: float = 1.0,
-    clip_high: float = 4.0,
+    clip_low: Fraction = 1.0,
+    clip_high: NotNegative = 4.0,
 ) -> LossTerms:
     """Evaluate -w A logprob per token, w = clip(r, 1 - clip_low, 1 + clip_high) held constant.
 

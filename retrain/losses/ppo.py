@@ -6,6 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from retrain.losses._ratios import clip_cuts, log_ratios, ratio_bounds
+from retrain.registry import Fraction, NotNegative
 from retrain.rollouts import Floats, LossTerms
 
 
@@ -15,8 +16,8 @@ def evaluate(
     advantages: Floats,
     sequence: NDArray[np.int64],
     *,
-    clip_low: float = 0.2,
-    clip_high: float = 0.2,
+    clip_low: Fraction = 0.2,
+    clip_high: NotNegative = 0.2,
 ) -> LossTerms:
     """Evaluate -min(r A, clip(r, 1 - clip_low, 1 + clip_high) A) per token, r = exp(logprob - sampler's).
 

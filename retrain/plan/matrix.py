@@ -4,20 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-import re
 import secrets
-import unicodedata
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from retrain.config.labels import label_of, label_of_modes
 from retrain.config.resolve import digest, resolve
 from retrain.config.schema import LARGEST_SEED, Campaign, Condition, Config, Run
-from retrain.errors import ConfigError
-
-LONGEST_RUN_ID = 64
-DIGEST_LENGTH = 6  # hex digits that keep shortened labels apart
 
 
 @dataclass(frozen=True)
@@ -70,27 +64,19 @@ class Plan:
         return sum(run.max_steps for run in self.runs)
 
 
-def plan_runs(
-    config: Config, file_name: str = "campaign", drawn_seed: int | None = None, where: Path | None = None
-) -> Plan:
+def plan_runs(config: Config, file_name: str = "campaign", drawn_seed: int | None = None) -> Plan:
     """Lay out a file's runs.
 
     Args:
         config: the file.
         file_name: names the campaign if the file does not.
         drawn_seed: used where the file gives no seed; None draws one.
-        where: the directory that the file's relative paths start from; default: the current one.
-
-    Raises:
-        ConfigError: two conditions have the same label, or there is no seed.
     """
     campaign = config.campaign or Campaign()
     conditions: Sequence[Condition | None] = campaign.conditions or [None]
     labels = [_label(condition, config) for condition in conditions]
-    _refuse_same_labels(labels)
     seeds = campaign.seeds or [_own_seed(config, drawn_seed)]
-    start = where or Path.cwd()
-    bases = [_with_absolute_paths(resolve(config, condition, seed=0), start) for condition in conditions]
+    bases = [_with_absolute_paths(resolve(config, condition, seed=0)) for condition in conditions]
     runs = [_run(base, label, seed) for seed in seeds for base, label in zip(bases, labels, strict=True)]
     return Plan(
         name=campaign.name or _name_of(file_name),
@@ -102,33 +88,13 @@ def plan_runs(
     )
 
 
-def label_of(name: str, room: int = 40) -> str:
-    """Make a label that is safe as part of a file name: [a-z0-9+._-], at most `room` long."""
-    ascii_name = unicodedata.normalize("NFKD", name).encode("ascii", "ignore").decode().lower()
-    label = re.sub(r"[^a-z0-9+._-]+", "-", ascii_name).strip(".-") or "condition"
-    if len(label) <= room and ascii_name == name.lower():
-        return label
-    tag = hashlib.sha256(name.encode()).hexdigest()[:DIGEST_LENGTH]  # keeps apart what shortening made equal
-    return f"{label[: room - DIGEST_LENGTH - 1]}-{tag}"
-
-
 def _label(condition: Condition | None, config: Config) -> str:
     if condition is not None and condition.name:
         return label_of(condition.name)
     if condition is None and config.run is not None:
         return label_of(config.run.condition)
     algorithm = resolve(config, condition, seed=0).algorithm
-    modes = [algorithm.advantage_mode, algorithm.transform_mode]
-    return label_of("+".join(m.rpartition(".")[2] for m in modes if m != "none"))
-
-
-def _refuse_same_labels(labels: list[str]) -> None:
-    same = [label for label, times in Counter(labels).items() if times > 1]
-    if same:
-        raise ConfigError(
-            f"[[campaign.conditions]]: {', '.join(map(repr, same))} is the label of more than one condition; "
-            "give each a name of its own"
-        )
+    return label_of_modes(algorithm.advantage_mode, algorithm.transform_mode)
 
 
 def _own_seed(config: Config, drawn_seed: int | None) -> int:
@@ -147,14 +113,14 @@ def _run(base: Config, label: str, seed: int) -> RunPlan:
     return RunPlan(run_id, label, seed, dataclasses.replace(resolved, run=identity), config_hash)
 
 
-def _with_absolute_paths(config: Config, start: Path) -> Config:
+def _with_absolute_paths(config: Config) -> Config:
     """A run may be resumed from elsewhere, so what is relative to this directory would not be found again."""
     data, backend = config.data, config.backend
     path = data.options.get("path")
     if isinstance(path, str):
-        data = dataclasses.replace(data, options={**data.options, "path": str(start / path)})
+        data = dataclasses.replace(data, options={**data.options, "path": str(Path(path).absolute())})
     if backend.throttle_dir:
-        backend = dataclasses.replace(backend, throttle_dir=str(start / backend.throttle_dir))
+        backend = dataclasses.replace(backend, throttle_dir=str(Path(backend.throttle_dir).absolute()))
     return dataclasses.replace(config, data=data, backend=backend)
 
 

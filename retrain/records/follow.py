@@ -8,37 +8,33 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from retrain.records.files import open_regular
-from retrain.records.lines import read_tail
 from retrain.records.text import plain
 
 LOOK_S = 0.2
 _BLOCK = 2**16
+_MAX_TAIL_BYTES = 2**20
 _LONGEST_LINE = 2000
 
 
-def last_lines(path: Path, count: int) -> list[str]:
-    """Give the last lines of a log, safe to print; empty without a file.
+def last_lines(path: Path, count: int) -> tuple[list[str], int]:
+    """Give the last whole lines of a log, safe to print, and where the rest begins; nothing without a file.
 
     Raises:
         RecordsError: it cannot be read.
     """
-    try:
-        fd = open_regular(path)
-    except FileNotFoundError:
-        return []
-    try:
-        return [_printable(line) for line in read_tail(fd, count)]
-    finally:
-        os.close(fd)
+    start = max(0, _size(path) - _MAX_TAIL_BYTES)
+    data, _ = _read_from(path, start)
+    whole = data.rfind(b"\n") + 1
+    return [_printable(line) for line in data[:whole].splitlines()[-count:]], start + whole
 
 
-def follow(path: Path, is_over: Callable[[], bool]) -> Iterator[str]:
-    """Give what is added to a log from now on, line by line, until `is_over` and all has been given.
+def follow(path: Path, at: int, is_over: Callable[[], bool]) -> Iterator[str]:
+    """Give a log from a place on, line by line, until `is_over` and all has been given.
 
     Raises:
         RecordsError: it cannot be read.
     """
-    at, rest = _size(path), b""
+    rest = b""
     while True:
         ends = is_over()  # asked first: what was written before the end is still read below
         added, at = _read_from(path, at)

@@ -2,31 +2,36 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from rich.console import Console
 
 from retrain.plan.explain import Explanation
-from retrain.render.tables import table
+from retrain.records.text import plain
+from retrain.render.tables import fitted
 from retrain.render.text import duration
+
+MOST_SEEDS = 8  # more are abbreviated
 
 
 def show(explanation: Explanation, console: Console) -> None:
     """Print the run matrix, the capacity and the warnings."""
-    console.print(_matrix(explanation))
+    console.print(_matrix(explanation, console.width))
     for condition in explanation.conditions:
         for difference in condition.differs:
-            console.print(f"  {condition.condition}: {difference}")
+            console.print(f"  {condition.condition}: {plain(difference, 200)}", soft_wrap=True)
     console.print()
     for name, value in _facts(explanation):
-        console.print(f"{name:<24}{value}", soft_wrap=True)
+        console.print(f"{name:<24}{plain(value, 500)}", soft_wrap=True)
     for warning in explanation.warnings:
-        console.print(f"\nnote: {warning}", style="yellow")
+        console.print(f"\nnote: {plain(warning, 500)}", style="yellow", soft_wrap=True)
 
 
-def _matrix(explanation: Explanation) -> object:
+def _matrix(explanation: Explanation, width: int) -> object:
     rows = [
         (
             c.condition,
-            " ".join(map(str, c.seeds)),
+            _seeds(c.seeds),
             str(c.max_steps),
             f"{c.batch_size} x {c.group_size} = {c.concurrency}",
             str(c.max_tokens),
@@ -35,8 +40,14 @@ def _matrix(explanation: Explanation) -> object:
         )
         for c in explanation.conditions
     ]
-    columns = ("condition", "seeds", ">steps", ">concurrency per step", ">max_tokens", "backend", "task")
-    return table(f"{explanation.name}: {explanation.total_runs} runs", columns, rows)
+    columns = ("condition", "seeds", ">steps", ">concurrency a step", ">max_tokens", "backend", "task")
+    return fitted(f"{explanation.name}: {explanation.total_runs} runs", columns, rows, width)
+
+
+def _seeds(seeds: Sequence[int]) -> str:
+    if len(seeds) <= MOST_SEEDS:
+        return " ".join(map(str, seeds))
+    return f"{seeds[0]} {seeds[1]} ... {seeds[-1]} ({len(seeds)})"
 
 
 def _facts(explanation: Explanation) -> list[tuple[str, str]]:

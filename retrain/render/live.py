@@ -52,7 +52,7 @@ class EventLines:
             line.append(f": {ending.message}", style="default")
         self._say(line)
         for said in tail:
-            self._console.print(f"    {said}", style="dim")
+            self._console.print(f"    {said}", style="dim", soft_wrap=True)
 
     def retrying(self, run: RunPlan, ending: Ending, delay_s: float) -> None:
         """Say why a run is tried again, and when."""
@@ -65,7 +65,7 @@ class EventLines:
     def _say(self, what: str | Text) -> None:
         line = Text(time.strftime("%H:%M:%S "), style="dim")
         line.append_text(what if isinstance(what, Text) else Text(what, style="default"))
-        self._console.print(line)
+        self._console.print(line, soft_wrap=True)
 
 
 class LiveView(EventLines):

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from rich.console import Console
 from rich.text import Text
 
-from retrain.render.tables import BAD, state, table
+from retrain.render.tables import BAD, fitted, state, table
 from retrain.render.text import MISSING, duration, number, spread
 from retrain.status.rows import CampaignStatus, ConditionStatus, PermitStatus, RunStatus
 
@@ -32,23 +32,23 @@ def show(campaign: CampaignStatus, console: Console) -> None:
         Text.assemble((campaign.id, "bold"), "  ", state(campaign.state), f"  {_progress(campaign)} steps")
     )
     if campaign.problem:
-        console.print(campaign.problem, style=BAD)
+        console.print(campaign.problem, style=BAD, soft_wrap=True)
     if len(campaign.runs) <= MATRIX_RUNS:
-        console.print(_runs(campaign.runs))
+        console.print(_runs(campaign.runs, console.width))
     if len(campaign.runs) > MATRIX_RUNS or len(campaign.seeds) > 1:
-        console.print(_conditions(campaign.conditions))
+        console.print(_conditions(campaign.conditions, console.width))
     for line in _remarks(campaign):
-        console.print(line)
+        console.print(line, soft_wrap=True)
     for run in campaign.runs:
         if run.message and run.state in BAD_STATES:
-            console.print(Text.assemble((f"{run.run_id} {run.state}: ", BAD), run.message))
+            console.print(Text.assemble((f"{run.run_id} {run.state}: ", BAD), run.message), soft_wrap=True)
 
 
 def _progress(campaign: CampaignStatus) -> str:
     return f"{campaign.steps_done}/{campaign.steps_total or '?'}"
 
 
-def _runs(runs: Sequence[RunStatus]) -> object:
+def _runs(runs: Sequence[RunStatus], width: int) -> object:
     rows = [
         (
             run.condition,
@@ -65,9 +65,8 @@ def _runs(runs: Sequence[RunStatus]) -> object:
         for run in runs
     ]
     columns = ["condition", ">seed", "state", ">steps", ">reward", ">held-out", ">step time", "back pressure"]
-    if not any(run.bp_regime for run in runs):
-        return table("", columns[:-1], [row[:-1] for row in rows])
-    return table("", columns, rows)
+    shown = len(columns) if any(run.bp_regime for run in runs) else len(columns) - 1
+    return fitted("", columns[:shown], rows, width)
 
 
 def _state(run: RunStatus) -> Text:
@@ -81,7 +80,7 @@ def _controller(run: RunStatus) -> str:
     return f"{run.bp_regime}, p* {number(run.bp_p_star, 0)}, used {number(run.bp_utilization, 2)}"
 
 
-def _conditions(conditions: Sequence[ConditionStatus]) -> object:
+def _conditions(conditions: Sequence[ConditionStatus], width: int) -> object:
     rows = [
         (
             c.condition,
@@ -93,8 +92,8 @@ def _conditions(conditions: Sequence[ConditionStatus]) -> object:
         )
         for c in conditions
     ]
-    columns = ("condition", ">done", ">running", ">failed", ">reward over seeds", ">step time")
-    return table("", columns, rows)
+    columns = ["condition", ">done", ">running", ">failed", ">reward over seeds", ">step time"]
+    return fitted("", columns, rows, width)
 
 
 def _remarks(campaign: CampaignStatus) -> Iterator[str]:

@@ -5,13 +5,16 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import os
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, Literal
 
 from rich import box
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
+
+from retrain.records.text import plain
 
 STYLES = {
     "done": "green",
@@ -20,6 +23,10 @@ STYLES = {
     "interrupted": "yellow",
 }
 BAD = "bold red"
+PIPE_WIDTH = 200
+LONGEST_CELL = 500  # characters
+LEAST_COLUMNS = 3  # of a fitted table
+GAP = 3  # characters between two columns
 
 
 def print_json(value: Any) -> None:
@@ -28,22 +35,50 @@ def print_json(value: Any) -> None:
 
 
 def console(*, stderr: bool = False) -> Console:
-    """Give a console that takes text as it is: no markup, no emoji, no guessed colours."""
-    return Console(stderr=stderr, markup=False, emoji=False, highlight=False)
+    """Give a console that takes text as it is: no markup, no emoji, no guessed colours.
+
+    What is not a terminal has no width, so that lines are whole for the program that reads them.
+    """
+    made = Console(stderr=stderr, markup=False, emoji=False, highlight=False)
+    if not made.is_terminal and "COLUMNS" not in os.environ:
+        made.width = PIPE_WIDTH
+    return made
 
 
-def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str | Text]]) -> Table:
-    """Lay out cells; columns whose header starts with '>' are aligned right."""
+def table(
+    title: str, columns: Sequence[str], rows: Iterable[Sequence[str | Text]], *, wrap: bool = True
+) -> Table:
+    """Lay out cells; columns whose header starts with '>' are aligned right. Text is made safe to print."""
     made = Table(
-        title=title or None, box=box.SIMPLE_HEAD, title_justify="left", title_style="bold", pad_edge=False
+        title=Text(plain(title, LONGEST_CELL)) if title else None,
+        box=box.SIMPLE_HEAD,
+        title_justify="left",
+        title_style="bold",
+        pad_edge=False,
     )
     for column in columns:
-        made.add_column(
-            column.lstrip(">"), justify="right" if column.startswith(">") else "left", overflow="fold"
-        )
+        side: Literal["left", "right"] = "right" if column.startswith(">") else "left"
+        overflow: Literal["fold", "ellipsis"] = "fold" if wrap else "ellipsis"
+        made.add_column(column.lstrip(">"), justify=side, no_wrap=not wrap, overflow=overflow)
     for row in rows:
-        made.add_row(*(cell if isinstance(cell, Text) else Text(cell) for cell in row))
+        made.add_row(*(cell if isinstance(cell, Text) else Text(plain(cell, LONGEST_CELL)) for cell in row))
     return made
+
+
+def fitted(title: str, columns: Sequence[str], rows: Sequence[Sequence[str | Text]], width: int) -> Table:
+    """Lay out as many of the columns as there is room for, unwrapped; the first ones matter most."""
+    count = len(columns)
+    while count > LEAST_COLUMNS and _width(columns[:count], rows) > width:
+        count -= 1
+    return table(title, columns[:count], [row[:count] for row in rows], wrap=False)
+
+
+def _width(columns: Sequence[str], rows: Sequence[Sequence[str | Text]]) -> int:
+    longest = [
+        max([len(name.lstrip(">")), *(len(row[number]) for row in rows)])
+        for number, name in enumerate(columns)
+    ]
+    return sum(longest) + GAP * len(columns)
 
 
 def state(name: str) -> Text:

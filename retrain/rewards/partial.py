@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 
+from retrain.registry import Positive
 from retrain.rollouts import Prompt
 
 
-def score(completion: str, prompt: Prompt, *, power: float = 2.0) -> float:
+def score(completion: str, prompt: Prompt, *, power: Positive = 2.0) -> float:
     """Give the share of places at which completion and answer agree, to a power; blanks around are put aside.
 
     The share is of the longer text of the two, so that rambling on costs as much as stopping

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from retrain.registry import NotNegative
 from retrain.rollouts import Floats, Rollout
 from retrain.transforms._surprisal import surprisal, weights
 
 
-def reweigh(rollout: Rollout, advantage: float, progress: float, *, beta: float = 0.1) -> Floats:
+def reweigh(rollout: Rollout, advantage: float, progress: float, *, beta: NotNegative = 0.1) -> Floats:
     """Weigh the advantage by surprisal: A max(0, 1 + beta (u / mean(u) - 1)), u = -log p.
 
     p is the sampler's probability of the token, and mean(u) is over the rollout's tokens, so

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from retrain.registry import NotNegative
 from retrain.rollouts import Floats, Rollout
 from retrain.transforms import gtpo
 from retrain.transforms._planning import PHRASES, planning_mask
@@ -17,8 +18,8 @@ def reweigh(
     advantage: float,
     progress: float,
     *,
-    alpha: float = 0.2,
-    beta: float = 0.1,
+    alpha: NotNegative = 0.2,
+    beta: NotNegative = 0.1,
     planning_phrases: Sequence[str] = PHRASES,
 ) -> Floats:
     """Weigh as `gtpo` does, then give planning tokens A + alpha |A|.

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from retrain.registry import Fraction, NotNegative
 from retrain.rollouts import Floats, Rollout
 from retrain.transforms._planning import PHRASES, planning_mask
 from retrain.transforms._surprisal import surprisal, weights
@@ -17,10 +18,10 @@ def reweigh(
     advantage: float,
     progress: float,
     *,
-    beta: float = 0.1,
-    lambda_max: float = 1.0,
-    delay_fraction: float = 0.1,
-    ramp_fraction: float = 0.5,
+    beta: NotNegative = 0.1,
+    lambda_max: Fraction = 1.0,
+    delay_fraction: Fraction = 0.1,
+    ramp_fraction: Fraction = 0.5,
     planning_phrases: Sequence[str] = PHRASES,
 ) -> Floats:
     """Pull execution tokens' surprisal u towards its mean, then weigh as `gtpo` does.
