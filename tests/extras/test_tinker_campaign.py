@@ -1,0 +1,126 @@
+"""A campaign of eight workers at an API with three permits learns, while the API has a bad day."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from retrain.campaign.run import run_campaign
+from retrain.records.metrics import read_metrics
+from tests.tinker_api.running import KEY, MODEL, ROOT, RunningServer, write_tokenizer
+
+pytestmark = pytest.mark.extras
+ALPHABET = "01234="
+STEPS, RUNS = 15, 8
+FIRST_BURST, RESTART = 20, 60  # updates of all runs together, of 120
+
+CAMPAIGN = """
+[model]
+model = "{model}"
+base_url = "{url}"
+
+[training]
+batch_size = 4
+group_size = 16
+max_tokens = 3
+temperature = 1.0
+lr = 2e-2
+save_every = 8
+
+[algorithm]
+loss_mode = "ppo"
+
+[data]
+task = "successor"
+options = {{ digits = 1, base = 5, held_out = 0.0 }}
+
+[reward]
+reward = "partial"
+
+[backend]
+backend = "tinker"
+max_concurrent = 3
+options = {{ tokenizer = "{tokenizer}", first_retry_s = 0.1 }}
+
+[campaign]
+seeds = [0, 1, 2, 3]
+max_steps = {steps}
+parallel = true
+max_workers = 8
+
+[[campaign.conditions]]
+name = "grpo"
+advantage_mode = "grpo"
+
+[[campaign.conditions]]
+name = "rloo"
+advantage_mode = "rloo"
+"""
+
+
+@pytest.fixture
+def server(here: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[RunningServer]:
+    monkeypatch.setenv("TINKER_API_KEY", KEY)
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    running = RunningServer(here, ALPHABET)
+    yield running
+    running.kill()
+
+
+class BadDay(threading.Thread):
+    """Bursts of 502 and 429, then a server that is killed and comes back without its memory."""
+
+    def __init__(self, server: RunningServer) -> None:
+        super().__init__()
+        self._server = server
+        self._over = threading.Event()
+        self.stats: list[dict[str, Any]] = []
+
+    def run(self) -> None:
+        self._await_updates(FIRST_BURST)
+        for path in ("asample", "retrieve_future", "optim_step"):
+            self._server.fail(path, times=2, status=502)
+            self._server.fail(path, times=2, status=429)
+        self._await_updates(RESTART)
+        self.stats.append(self._server.stats())
+        self._server.kill()
+        self._server.start()
+
+    def end(self) -> None:
+        self._over.set()
+        self.join()
+        self.stats.append(self._server.stats())
+
+    def _await_updates(self, count: int) -> None:
+        while self._server.stats()["updates"] < count and not self._over.wait(0.05):
+            pass
+
+
+def test_a_campaign_learns_through_a_bad_day_and_keeps_to_its_permits(
+    here: Path, server: RunningServer
+) -> None:
+    tokenizer = write_tokenizer(here / "tokenizer", ALPHABET)
+    file = here / "campaign.toml"
+    file.write_text(CAMPAIGN.format(model=MODEL, url=server.url, tokenizer=tokenizer, steps=STEPS))
+    day = BadDay(server)
+    day.start()
+    outcome = run_campaign(file)
+    day.end()
+
+    assert outcome.exit_code == 0
+    runs = sorted((outcome.directory / "runs").iterdir())
+    rows = [read_metrics(run) for run in runs]
+    assert [[row["step"] for row in steps] for steps in rows] == [list(range(1, STEPS + 1))] * RUNS
+    rewards = np.array([[row["mean_reward"] for row in steps] for steps in rows])
+    assert rewards[:, :4].mean() < 0.2
+    assert rewards[:, -4:].mean() > 0.4
+    assert sum(row["permit_wait_s"] for steps in rows for row in steps) > 0
+    assert [stats["most_in_flight"] for stats in day.stats] == [3, 3]
+    assert set(day.stats[0]["failed"]) == {"429", "502"}
+    secret = KEY.encode()
+    assert not [path for path in here.rglob("*") if path.is_file() and secret in path.read_bytes()]

@@ -1,0 +1,166 @@
+"""The HTTP side: routes, long polling, injected faults, and the count of requests in flight."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import threading
+import time
+from collections import Counter
+from contextlib import suppress
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+from tests.tinker_api.service import RefusalError, Service, routes
+from tests.tinker_api.wire import read_forward_backward
+
+LONG_POLL_S = 2.0
+HOUSEKEEPING = ("client/dynamic_config", "telemetry", "session_heartbeat")  # what the SDK sends unasked
+PREFIX = "/api/v1/"
+
+
+class Traffic:
+    """Counts requests that hold a permit, and picks those that are to fail."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._faults: list[dict[str, Any]] = []
+        self.in_flight = self.most_in_flight = 0
+        self.requests: Counter[str] = Counter()
+        self.failed: Counter[str] = Counter()
+
+    def begin(self, path: str) -> dict[str, Any] | None:
+        """Count a request; give the fault that it is to meet."""
+        with self._lock:
+            if not path.startswith(HOUSEKEEPING):
+                self.in_flight += 1
+                self.most_in_flight = max(self.most_in_flight, self.in_flight)
+                self.requests[path] += 1
+            fault = next(
+                (f for f in self._faults if path.startswith(f.get("path", "")) and f["times"] > 0), None
+            )
+            if fault is None or path.startswith(HOUSEKEEPING):
+                return None
+            fault["times"] -= 1
+            self.failed[str(fault.get("status", "dropped"))] += 1
+            return fault
+
+    def end(self, path: str) -> None:
+        with self._lock:
+            if not path.startswith(HOUSEKEEPING):
+                self.in_flight -= 1
+
+    def inject(self, fault: dict[str, Any]) -> None:
+        with self._lock:
+            self._faults.append(fault)
+
+    def stats(self) -> dict[str, Any]:
+        with self._lock:
+            return {
+                "most_in_flight": self.most_in_flight,
+                "requests": dict(self.requests),
+                "failed": dict(self.failed),
+            }
+
+
+class Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True
+    server: ApiServer
+
+    def log_message(self, *_: object) -> None:
+        """Stay quiet."""
+
+    def do_GET(self) -> None:
+        stats = self.server.traffic.stats()
+        service = self.server.service
+        self._answer(200, {**stats, "updates": service.updates, "stops": sorted(service.stops)})
+
+    def do_POST(self) -> None:
+        body = self.rfile.read(int(self.headers.get("content-length", 0)))
+        if self.path.startswith("/admin/"):
+            self._administer(self.path.removeprefix("/admin/"), json.loads(body))
+            return
+        path = self.path.removeprefix(PREFIX)
+        fault = self.server.traffic.begin(path)
+        try:
+            status, content = self._do(path, body, fault)
+        finally:
+            self.server.traffic.end(path)  # before the answer, after which the client may send the next
+        if status == 0:
+            self.close_connection = True
+            return
+        self._answer(status, content)
+
+    def _administer(self, what: str, request: dict[str, Any]) -> None:
+        if what == "faults":
+            self.server.traffic.inject(request)
+        else:
+            self.server.service.forget()
+        self._answer(200, {})
+
+    def _do(self, path: str, body: bytes, fault: dict[str, Any] | None) -> tuple[int, dict[str, Any] | bytes]:
+        time.sleep(fault["hang_s"] if fault else self.server.latency_s)
+        if fault is not None:
+            return fault.get("status", 0), {"error": "an injected fault"}
+        if not self.headers.get("x-api-key", "").startswith(self.server.key):
+            return 401, {"error": "wrong key"}
+        try:
+            if path == "retrieve_future":
+                return self._poll(json.loads(body)["request_id"])
+            if path == "forward_backward":
+                encoding = self.headers.get("content-encoding", "")
+                return 200, self.server.service.forward_backward(read_forward_backward(body, encoding))
+            if path.startswith("sessions/"):
+                return 200, self.server.service.finish_session(path.split("/")[1])
+            return 200, self.server.routes[path](json.loads(body))
+        except RefusalError as refusal:
+            return refusal.status, {"error": str(refusal)}
+
+    def _poll(self, request_id: str) -> tuple[int, dict[str, Any] | bytes]:
+        future = self.server.service.future(request_id)
+        if not future.done.wait(LONG_POLL_S):
+            return 408, {"type": "try_again", "request_id": request_id, "queue_state": "active"}
+        return 200, future.result
+
+    def _answer(self, status: int, content: dict[str, Any] | bytes) -> None:
+        data = content if isinstance(content, bytes) else json.dumps(content).encode()
+        kind = "application/x-protobuf" if isinstance(content, bytes) else "application/json"
+        with suppress(OSError):  # the client left
+            self.send_response(status)
+            self.send_header("content-type", kind)
+            self.send_header("content-length", str(len(data)))
+            self.end_headers()
+            self.wfile.write(data)
+
+
+class ApiServer(ThreadingHTTPServer):
+    daemon_threads = True
+    request_queue_size = 128
+
+    def __init__(self, port: int, service: Service, latency_s: float, key: str) -> None:
+        super().__init__(("127.0.0.1", port), Handler)
+        self.service, self.routes = service, routes(service)
+        self.traffic, self.latency_s, self.key = Traffic(), latency_s, key
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--state", type=Path, required=True)
+    parser.add_argument("--alphabet", required=True)
+    parser.add_argument("--model", default="test/characters")
+    parser.add_argument("--port", type=int, default=0)
+    parser.add_argument("--latency", type=float, default=0.0, help="seconds that each request takes longer")
+    parser.add_argument("--chunk", type=int, default=1024, help="most datums of one request")
+    parser.add_argument("--key", default="tml-", help="what a valid key begins with")
+    options = parser.parse_args()
+    options.state.mkdir(parents=True, exist_ok=True)
+    service = Service(options.state, options.alphabet, options.model, options.chunk)
+    server = ApiServer(options.port, service, options.latency, options.key)
+    print(server.server_address[1], flush=True)
+    server.serve_forever()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,124 @@
+"""What the server trains and samples: the embedded policy, driven as the API's models are.
+
+As the API does, it sums the loss over all positions it is given, scores at temperature 1, and
+believes what it is sent: a wrong shift or length trains the wrong thing without an error.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from retrain import registry
+from retrain.backends import Optimization, Sampling
+from retrain.backends._adam import Adam, clip_by_norm
+from retrain.backends._gru import initial_weights, unroll_prompts
+from retrain.backends._numpy_files import load_policy, save_policy
+from retrain.backends._objective import loss_gradient
+from retrain.backends._sampling import complete
+from retrain.backends._weights import Weights
+from retrain.rollouts import Floats, Loss, LossTerms, Prompt, Rollout, TrainingSample
+from tests.tinker_api.wire import Datum, ForwardBackward, write_forward_backward, write_samples
+
+EMBEDDING, HIDDEN = 24, 64
+NOBODY = Prompt(0, "", "")
+
+
+class Policy:
+    """One trained model: weights, optimizer, gradients since the last step."""
+
+    def __init__(self, alphabet: str, seed: int) -> None:
+        self._alphabet = alphabet
+        self._random = np.random.default_rng(seed)
+        self.weights = initial_weights(len(alphabet), EMBEDDING, HIDDEN, "float32", self._random)
+        self._adam = Adam(self.weights.flat)
+        self._gradient = self.weights.zeros_like()
+
+    @property
+    def steps(self) -> int:
+        return self._adam.steps
+
+    def forward_backward(self, request: ForwardBackward) -> bytes:
+        samples, prompts = zip(*(_sample(datum) for datum in request.data), strict=True)
+        scored: list[NDArray] = []
+        loss = Loss(request.loss, partial(_kept, scored, _loss(request)))
+        totals, gradient = loss_gradient(self.weights, prompts, samples, loss, Optimization(0.0))
+        self._gradient.flat += gradient.flat
+        parts = np.split(scored[0], np.cumsum([len(sample.rollout.tokens) for sample in samples])[:-1])
+        shifted = [
+            np.concatenate([np.zeros(len(p) - 1), part]) for p, part in zip(prompts, parts, strict=True)
+        ]
+        return write_forward_backward(shifted, {"loss:sum": totals.loss})
+
+    def optim_step(self, params: Mapping[str, float]) -> dict[str, dict[str, float]]:
+        norm = clip_by_norm(self._gradient.flat, params["grad_clip_norm"] or np.inf)
+        self._adam.step(self.weights.flat, self._gradient.flat, params["learning_rate"])
+        self._gradient = self.weights.zeros_like()
+        return {"metrics": {"unclipped_grad_l2:mean": norm} if np.isfinite(norm) else {}}  # JSON has no NaN
+
+    def sampler(self) -> Sampler:
+        weights = self.weights.zeros_like()
+        weights.flat[:] = self.weights.flat
+        return Sampler(weights, np.random.default_rng(self._random.integers(2**32)))
+
+    def save(self, directory: Path) -> None:
+        save_policy(directory, self._alphabet, self.weights, self._adam, self._random)
+
+    def load(self, directory: Path) -> None:
+        load_policy(directory, self._alphabet, self.weights, self._adam, self._random)
+
+
+@dataclass(frozen=True)
+class Sampler:
+    """Weights at one moment."""
+
+    weights: Weights
+    random: np.random.Generator
+
+    def sample(self, prompt: list[int], count: int, params: Mapping[str, float]) -> bytes:
+        trace = unroll_prompts(self.weights, [prompt])
+        states = trace.states[trace.packed.last()].repeat(count, axis=0)
+        how = Sampling(count, int(params["max_tokens"]), params["temperature"])
+        done = complete(self.weights, states, how, self.random)
+        end = self.weights.shapes["output"][1] - 1
+        ends = done.lengths.cumsum()
+        samples = []
+        for start, stop in zip(ends - done.lengths, ends, strict=True):
+            tokens = done.tokens[start:stop].tolist()
+            samples.append((tokens, done.logprobs[start:stop], tokens[-1] == end))
+        return write_samples(samples)
+
+
+def _loss(request: ForwardBackward) -> partial[LossTerms]:
+    names = {"clip_low_threshold": "clip_low", "clip_high_threshold": "clip_high"}
+    signs = {"clip_low": -1.0, "clip_high": 1.0}
+    bounds = {names[key]: signs[names[key]] * (value - 1.0) for key, value in request.config.items()}
+    return partial(registry.find("losses", request.loss), **bounds)
+
+
+def _kept(
+    scored: list[NDArray], evaluate: partial[LossTerms], logprobs: Floats, *others: NDArray
+) -> LossTerms:
+    scored.append(logprobs)
+    return evaluate(logprobs, *others)
+
+
+def _sample(datum: Datum) -> tuple[TrainingSample, tuple[int, ...]]:
+    """Take everything after the first token as the completion, or what a ratio mask says."""
+    targets, mask = datum.inputs["target_tokens"], datum.inputs.get("sequence_ratio_mask")
+    first = 0 if mask is None else int(np.flatnonzero(mask)[0])
+    prompt = tuple(datum.tokens[: first + 1])
+    rollout = Rollout(
+        prompt=replace(NOBODY, text=str(prompt)),
+        text="",
+        tokens=tuple(int(token) for token in targets[first:]),
+        logprobs=datum.inputs["logprobs"][first:].astype(float),
+        pieces=(),
+        truncated=False,
+    )
+    return TrainingSample(rollout, datum.inputs["advantages"][first:].astype(float), 1.0), prompt

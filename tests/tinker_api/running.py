@@ -1,0 +1,72 @@
+"""Starts the server as a process of its own, and makes the tokenizer of its model."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+
+ROOT = Path(__file__).parent.parent.parent
+MODEL = "test/characters"
+KEY = "tml-a-key-that-must-never-be-written-down"
+
+
+class RunningServer:
+    """A server that can be killed, started again on its port, and told to fail."""
+
+    def __init__(self, directory: Path, alphabet: str, *options: str) -> None:
+        self._command = [sys.executable, "-m", "tests.tinker_api", "--alphabet", alphabet]
+        self._command += ["--state", str(directory / "states"), "--key", KEY, *options]
+        self._port = 0
+        self.start()
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self._port}"
+
+    def start(self) -> None:
+        self._process = subprocess.Popen(
+            [*self._command, "--port", str(self._port)], stdout=subprocess.PIPE, text=True, cwd=ROOT
+        )
+        assert self._process.stdout is not None
+        self._port = int(self._process.stdout.readline())
+
+    def kill(self) -> None:
+        """End it at once; again is fine."""
+        self._process.kill()
+        self._process.wait()
+        assert self._process.stdout is not None
+        self._process.stdout.close()
+
+    def fail(self, path: str = "", *, times: int, status: int = 0, hang_s: float = 0.0) -> None:
+        """Have the next requests fail with a status, or by closing the connection."""
+        self._post("faults", {"path": path, "times": times, "status": status, "hang_s": hang_s})
+
+    def forget(self) -> None:
+        """Lose every session, model and sampler, as when they expire."""
+        self._post("forget", {})
+
+    def stats(self) -> dict[str, Any]:
+        with urllib.request.urlopen(f"{self.url}/admin/stats", timeout=30) as answer:
+            return json.load(answer)
+
+    def _post(self, what: str, content: dict[str, Any]) -> None:
+        data = json.dumps(content).encode()
+        urllib.request.urlopen(f"{self.url}/admin/{what}", data=data, timeout=30).close()
+
+
+def write_tokenizer(directory: Path, alphabet: str, *, end: str | None = "<end>") -> Path:
+    """Write a tokenizer of single characters in transformers' format, its end token last."""
+    characters = sorted(set(alphabet))
+    vocabulary = {character: number for number, character in enumerate([*characters, "<end>"])}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<end>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex("."), "isolated")
+    tokenizer.decoder = decoders.Fuse()
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=end).save_pretrained(directory)
+    return directory

@@ -1,0 +1,228 @@
+"""Sessions, models, samplers and futures: what the API remembers between requests."""
+
+from __future__ import annotations
+
+import itertools
+import shutil
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tests.tinker_api.policies import Policy, Sampler
+from tests.tinker_api.wire import ForwardBackward
+
+Json = dict[str, Any]
+
+
+class RefusalError(Exception):
+    """An HTTP status instead of an answer."""
+
+    def __init__(self, status: int, text: str) -> None:
+        super().__init__(text)
+        self.status = status
+
+
+@dataclass
+class Future:
+    """A result that may not be there yet; bytes are protobuf."""
+
+    done: threading.Event = field(default_factory=threading.Event)
+    result: Json | bytes = b""
+
+
+@dataclass
+class Model:
+    """A policy, and the requests to it, which are done in the order of their numbers."""
+
+    id: str
+    session: str
+    policy: Policy
+    rank: int
+    turn: int = 1
+    pending: dict[int, Callable[[], None]] = field(default_factory=dict)
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def submit(self, seq: int, work: Callable[[], None]) -> None:
+        with self.lock:
+            self.pending.setdefault(seq, work)
+            while self.turn in self.pending:
+                self.pending.pop(self.turn)()
+                self.turn += 1
+
+
+class Service:
+    """Everything that dies with the process, and the directory that does not."""
+
+    def __init__(self, state: Path, alphabet: str, model: str, chunk: int) -> None:
+        self._state = state
+        self._alphabet = "".join(sorted(alphabet))
+        self._model = model
+        self._chunk = chunk
+        self._lock = threading.Lock()
+        self._names = itertools.count()
+        self._boot = f"{len(list(state.glob('boot-*')))}"  # ids of a restarted server are others
+        (state / f"boot-{self._boot}").touch()
+        self.updates = 0
+        self.stops: set[str] = set()
+        self.forget()
+
+    def forget(self) -> None:
+        """Lose all that is in memory."""
+        with self._lock:
+            self.sessions: set[str] = set()
+            self.models: dict[str, Model] = {}
+            self.samplers: dict[str, Sampler] = {}
+            self.futures: dict[str, Future] = {}
+
+    def config(self, request: Json) -> Json:
+        return {"fwdbwd_max_chunk_len": self._chunk}
+
+    def create_session(self, request: Json) -> Json:
+        session = f"session-{self._boot}-{next(self._names)}"
+        self.sessions.add(session)
+        return {"session_id": session, "type": "create_session"}
+
+    def finish_session(self, session: str) -> Json:
+        self.sessions.discard(session)
+        self.models = {name: model for name, model in self.models.items() if model.session != session}
+        return {}
+
+    def heartbeat(self, request: Json) -> Json:
+        self._check_session(request["session_id"])
+        return {"type": "session_heartbeat"}
+
+    def create_model(self, request: Json) -> Json:
+        if request["base_model"] != self._model:
+            raise RefusalError(400, f"unknown model {request['base_model']!r}; there is {self._model!r}")
+        seed = request["lora_config"].get("seed") or 0
+        model = self._new_model(request, Policy(self._alphabet, seed), request["lora_config"]["rank"])
+        return self._promise(f"{model.id}:create", {"model_id": model.id, "type": "create_model"})
+
+    def get_info(self, request: Json) -> Json:
+        model = self._find(request["model_id"])
+        data = {"arch": "gru", "model_name": self._model, "tokenizer_id": None}
+        return {"model_id": model.id, "model_data": data, "is_lora": True, "lora_rank": model.rank}
+
+    def forward_backward(self, request: ForwardBackward) -> Json:
+        model = self._find(request.model_id)
+        return self._in_turn(model, request.seq, lambda: model.policy.forward_backward(request))
+
+    def optim_step(self, request: Json) -> Json:
+        model = self._find(request["model_id"])
+
+        def step() -> Json:
+            self.updates += 1
+            return model.policy.optim_step(request["adam_params"])
+
+        return self._in_turn(model, request["seq_id"], step)
+
+    def save_weights(self, request: Json) -> Json:
+        model = self._find(request["model_id"])
+        path = f"tinker://{model.id}/weights/{request['path']}"
+
+        def save() -> Json:
+            directory = self._directory(path)
+            shutil.rmtree(directory, ignore_errors=True)
+            directory.mkdir(parents=True)
+            model.policy.save(directory)
+            return {"path": path, "type": "save_weights"}
+
+        return self._in_turn(model, request["seq_id"], save)
+
+    def load_weights(self, request: Json) -> Json:
+        directory = self._directory(request["path"])
+        if not directory.is_dir():
+            raise RefusalError(404, f"no checkpoint {request['path']}")
+        policy = Policy(self._alphabet, 0)
+        policy.load(directory)
+        model = self._new_model(request, policy, 32)
+        return self._promise(f"{model.id}:create", {"model_id": model.id, "type": "load_weights"})
+
+    def save_weights_for_sampler(self, request: Json) -> Json:
+        model = self._find(request["model_id"])
+
+        def snapshot() -> Json:
+            name = f"{model.id}:sampler:{request['sampling_session_seq_id']}"
+            self.samplers[name] = model.policy.sampler()
+            return {"sampling_session_id": name, "type": "save_weights_for_sampler"}
+
+        return self._in_turn(model, request["seq_id"], snapshot)
+
+    def sample(self, request: Json) -> Json:
+        sampler = self.samplers.get(request["sampling_session_id"])
+        if sampler is None:
+            raise RefusalError(404, f"no sampler {request['sampling_session_id']}")
+        params, count = request["sampling_params"], request["num_samples"]
+        self.stops.add(str(params.get("stop")))
+        prompt = [token for chunk in request["prompt"]["chunks"] for token in chunk["tokens"]]
+        name = f"{request['sampling_session_id']}:{request['seq_id']}"
+        with self._lock:  # a sampler has one random generator
+            answer = self._promise(name, sampler.sample(prompt, count, params))
+        return {**answer, "sample_sequence_ids": [f"{name}:{number}" for number in range(count)]}
+
+    def future(self, request_id: str) -> Future:
+        found = self.futures.get(request_id)
+        if found is None:
+            raise RefusalError(410, f"no request {request_id}")
+        return found
+
+    def _new_model(self, request: Json, policy: Policy, rank: int) -> Model:
+        session = request["session_id"]
+        self._check_session(session)
+        model = Model(f"{session}:train:{request['model_seq_id']}", session, policy, rank)
+        return self.models.setdefault(model.id, model)
+
+    def _check_session(self, session: str) -> None:
+        if session not in self.sessions:
+            raise RefusalError(410, f"session {session} has expired")
+
+    def _find(self, model_id: str) -> Model:
+        if model_id not in self.models:
+            raise RefusalError(404, f"no model {model_id}")
+        return self.models[model_id]
+
+    def _in_turn(self, model: Model, seq: int, work: Callable[[], Json | bytes]) -> Json:
+        """Promise a result; a repeated number gets the promise that it got before."""
+        name = f"{model.id}:{seq}"
+        with self._lock:
+            known = name in self.futures
+            future = self.futures.setdefault(name, Future())
+
+        def run() -> None:
+            try:
+                future.result = work()
+            except Exception as error:  # noqa: BLE001 - a server answers, whatever happens
+                future.result = {"error": repr(error), "category": "server"}
+            future.done.set()
+
+        if not known:
+            model.submit(seq, run)
+        return {"request_id": name, "model_id": model.id}
+
+    def _promise(self, name: str, result: Json | bytes) -> Json:
+        future = self.futures.setdefault(name, Future(result=result))
+        future.done.set()
+        return {"request_id": name}
+
+    def _directory(self, path: str) -> Path:
+        return self._state / path.removeprefix("tinker://").replace("/", "--").replace(":", "-")
+
+
+def routes(service: Service) -> Mapping[str, Callable[[Json], Json]]:
+    """Give what answers a JSON request, by path."""
+    return {
+        "client/config": service.config,
+        "client/dynamic_config": lambda _: {},
+        "telemetry": lambda _: {"status": "accepted"},
+        "create_session": service.create_session,
+        "session_heartbeat": service.heartbeat,
+        "create_model": service.create_model,
+        "get_info": service.get_info,
+        "optim_step": service.optim_step,
+        "save_weights": service.save_weights,
+        "load_weights": service.load_weights,
+        "save_weights_for_sampler": service.save_weights_for_sampler,
+        "asample": service.sample,
+    }
