@@ -1,0 +1,294 @@
+"""The local policy: samples, learns, fits itself into memory, and is saved."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+
+from retrain.backends import BackendInfo, BackendSpec, GradientMoments, Optimization, Sampling, UpdateStats
+from retrain.backends._torch_batches import MicroBatch, lay_out
+from retrain.backends._torch_devices import (
+    DeviceMemory,
+    choose_device,
+    choose_dtype,
+    is_out_of_memory,
+    use_threads,
+)
+from retrain.backends._torch_engine_sampling import EngineSampler
+from retrain.backends._torch_files import load_policy as load_files
+from retrain.backends._torch_files import save_policy
+from retrain.backends._torch_loading import Policy, load_policy, load_tokenizer
+from retrain.backends._torch_optimizer import Optimizer
+from retrain.backends._torch_options import LocalOptions
+from retrain.backends._torch_sampling import Drawn, complete
+from retrain.backends._torch_text import Text
+from retrain.backends._torch_training import Totals, back_propagate
+from retrain.backends.numpy import split_by_group
+from retrain.errors import BackendMemoryError, ConfigError, NonFiniteError
+from retrain.rollouts import Group, Loss, Prompt, Rollout, TrainingSample
+
+Ids = tuple[int, ...]
+T = TypeVar("T")
+
+
+class LocalBackend:
+    """A causal language model with its optimizer on one device."""
+
+    def __init__(self, spec: BackendSpec, options: LocalOptions) -> None:
+        device = choose_device(options.device)
+        seed = spec.seed if spec.seed >= 0 else secrets.randbits(32)
+        self._options = options
+        dtype = choose_dtype(options.dtype, device)
+        self._policy = load_policy(spec.model, spec.lora_rank, options, device, dtype, seed)
+        tokenizer = load_tokenizer(spec.model, options)
+        self._text = Text(spec.model, tokenizer, self._policy.causal.generation_config, options)
+        self._generator = torch.Generator(device).manual_seed(seed)
+        self._optimizer = Optimizer(self._policy.trainable(), options.weight_decay)
+        self._memory = DeviceMemory(device)
+        # tokens at a time; halved by what does not fit
+        self._budgets = {"train": options.tokens_per_micro_batch, "sample": options.tokens_per_sampling_batch}
+        self._engine = EngineSampler(spec, options, self._policy) if options.engine == "openai" else None
+        self._identity = _identity(spec, options, self._policy)
+        self._encoded: dict[str, Ids] = {}
+        self.info = _info(self._policy, options, device)
+        use_threads(options.threads, self.info.parameters)
+
+    def check_prompts(self, prompts: Sequence[Prompt]) -> None:
+        """Refuse prompts that leave no room for a completion.
+
+        Raises:
+            ConfigError: names the first few of them.
+        """
+        room = self._policy.context
+        long = [(p.id, n) for p in prompts if (n := len(self._encode(p))) >= room]
+        if long:
+            shown = ", ".join(f"prompt {id} has {tokens}" for id, tokens in long[:3])
+            raise ConfigError(
+                f"[data]: {len(long)} prompts fill the model's context of {room} tokens ({shown}); "
+                "shorten them or use a model with a longer context"
+            )
+
+    def sample(self, prompts: Sequence[Prompt], sampling: Sampling) -> list[Group]:
+        """Sample each prompt's group, running the prompt itself once.
+
+        Raises:
+            ConfigError: a prompt fills the model's context.
+            NonFiniteError: the policy's log-probabilities are not finite.
+            BackendMemoryError: not even one sequence fits in memory.
+        """
+        if not prompts:
+            return []
+        self.check_prompts(prompts)
+        self._memory.begin_peak()
+        ids = [self._encode(prompt) for prompt in prompts]
+        if self._engine is not None:
+            drawn = self._engine.complete(
+                ids, self._text.end_ids, sampling, self._optimizer.steps, self._generator
+            )
+        else:
+            drawn = self._complete([i for i in ids for _ in range(sampling.group_size)], sampling)
+        if not all(np.isfinite(one.logprobs).all() for one in drawn):
+            raise NonFiniteError(
+                "the policy's log-probabilities are not finite: its weights grew without bound; lower lr"
+            )
+        rollouts = self._rollouts(prompts, drawn, sampling.group_size)
+        return [Group(prompt, tuple(islice(rollouts, sampling.group_size))) for prompt in prompts]
+
+    def update(
+        self, samples: Sequence[TrainingSample], loss: Loss, optimization: Optimization
+    ) -> UpdateStats:
+        """Take one AdamW step on the summed loss of `samples`.
+
+        What does not fit in memory is tried again in micro-batches of half as many tokens.
+
+        Raises:
+            ValueError: there are no samples.
+            NonFiniteError: the loss or a gradient is not finite; nothing changed.
+            BackendMemoryError: one sequence at a time does not fit; nothing changed.
+        """
+        if not samples:
+            raise ValueError("samples: got none; a step without signal needs no update")
+        self._memory.limit(optimization.gpu_fraction)
+        self._set_checkpointing(self._options.gradient_checkpointing)
+        try:
+            while True:
+                parts = self._lay_out(samples, optimization.micro_batches)
+                try:
+                    return self._step(parts, loss, optimization)
+                except (RuntimeError, MemoryError) as error:
+                    if not is_out_of_memory(error):
+                        raise
+                    reason = str(error)
+                self._make_room(parts, reason)  # out here, the failed attempt's tensors are gone
+        finally:
+            self._optimizer.begin()
+            self._set_checkpointing(False)
+
+    def save(self, directory: Path) -> None:
+        """Write adapters (or the model), optimizer and random state."""
+        save_policy(directory, self._policy, self._optimizer, self._generator, self._identity, self._budgets)
+
+    def load(self, directory: Path) -> None:
+        """Continue bit for bit where `save` was called.
+
+        Raises:
+            RecordsError: unreadable, or saved by another model.
+        """
+        self._budgets = load_files(directory, self._policy, self._optimizer, self._generator, self._identity)
+        if self._engine is not None:
+            self._engine.forget()
+
+    def close(self) -> None:
+        """Let go of the engine's adapters."""
+        if self._engine is not None:
+            self._engine.close()
+
+    def _encode(self, prompt: Prompt) -> Ids:
+        if prompt.text not in self._encoded:
+            self._encoded[prompt.text] = self._text.encode(prompt)
+        return self._encoded[prompt.text]
+
+    def _complete(self, rows: Sequence[Ids], sampling: Sampling) -> list[Drawn]:
+        """Draw a completion per row, as many rows at a time as fit."""
+        length = min(max(map(len, rows)) + sampling.max_tokens, self._policy.context)
+        drawn: list[Drawn] = []
+        while len(drawn) < len(rows):
+            count = max(1, self._budgets["sample"] // length)
+            if sampling.group_size < count < len(rows):
+                count -= count % sampling.group_size  # whole groups: each prompt runs once
+            state = self._generator.get_state()
+            part = rows[len(drawn) : len(drawn) + count]
+            try:
+                drawn += complete(
+                    self._policy,
+                    self._text,
+                    part,
+                    max_tokens=sampling.max_tokens,
+                    temperature=sampling.temperature,
+                    generator=self._generator,
+                )
+                continue
+            except (RuntimeError, MemoryError) as error:
+                if not is_out_of_memory(error):
+                    raise
+                reason = str(error)
+            self._generator.set_state(state)
+            self._memory.free()
+            if len(part) == 1:
+                raise BackendMemoryError(f"one completion did not fit in memory ({reason}); lower max_tokens")
+            self._budgets["sample"] = len(part) // 2 * length
+        return drawn
+
+    def _rollouts(
+        self, prompts: Sequence[Prompt], drawn: Sequence[Drawn], group_size: int
+    ) -> Iterator[Rollout]:
+        texts = self._text.completions([one.tokens for one in drawn])
+        for number, (one, text) in enumerate(zip(drawn, texts, strict=True)):
+            yield Rollout(
+                prompt=prompts[number // group_size],
+                text=text,
+                tokens=one.tokens,
+                logprobs=one.logprobs,
+                pieces=self._text.pieces(one.tokens),
+                truncated=not one.ended,
+                policy_version=self._optimizer.steps,
+                mean_entropy=one.entropy,
+            )
+
+    def _set_checkpointing(self, on: bool) -> None:
+        # layers recompute their activations in training mode only; dropout is off in both modes
+        if self._options.gradient_checkpointing:
+            self._policy.causal.train(on)
+
+    def _lay_out(self, samples: Sequence[TrainingSample], parts: int) -> list[list[MicroBatch]]:
+        prompts = {s.rollout.prompt.text: self._encode(s.rollout.prompt) for s in samples}
+        device = self._generator.device
+        return [
+            lay_out(part, prompts, self._budgets["train"], device) for part in split_by_group(samples, parts)
+        ]
+
+    def _step(
+        self, parts: Sequence[Sequence[MicroBatch]], loss: Loss, optimization: Optimization
+    ) -> UpdateStats:
+        self._optimizer.begin()
+        totals, squares = [], []
+        for part in parts:
+            for batch in part:
+                totals.append(back_propagate(self._policy, batch, loss, optimization, self._options.kl_coef))
+                self._optimizer.collect()
+            # the sum over n parts is the step's gradient, so n times a part compares with it
+            squares.append(len(parts) ** 2 * self._optimizer.end_part())
+        whole = self._optimizer.squared_norm()
+        if not np.isfinite(whole):
+            names = ", ".join(self._optimizer.non_finite()[:3])
+            raise NonFiniteError(
+                f"the gradient of {names} is not finite; the optimizer step was not taken, lower lr or check "
+                "the rewards"
+            )
+        norm = float(np.sqrt(whole))
+        self._optimizer.step(optimization.lr, norm, optimization.max_grad_norm)
+        total = Totals.sum(totals)
+        return UpdateStats(
+            loss=total.loss,
+            grad_norm=norm,
+            entropy=total.entropy / total.tokens,
+            clip_fraction=total.clipped / total.tokens,
+            moments=GradientMoments(np.array(squares)[:, None], np.array([whole]))
+            if len(parts) > 1
+            else None,
+            memory_fraction=self._memory.peak_fraction(),
+        )
+
+    def _make_room(self, parts: Sequence[Sequence[MicroBatch]], reason: str) -> None:
+        """Halve the micro-batch after a step that did not fit.
+
+        Raises:
+            BackendMemoryError: it is one sequence already.
+        """
+        self._optimizer.begin()
+        self._memory.free()
+        shapes = [batch.input_ids.shape for part in parts for batch in part]
+        if all(rows == 1 for rows, _ in shapes):
+            raise BackendMemoryError(
+                f"one sequence of {max(length for _, length in shapes)} tokens did not fit in memory "
+                f"({reason}); lower max_tokens, or set [backend.options].gradient_checkpointing = true"
+            )
+        self._budgets["train"] = max(rows * length for rows, length in shapes if rows > 1) // 2
+
+
+def _identity(spec: BackendSpec, options: LocalOptions, policy: Policy) -> Mapping[str, Any]:
+    """Say what a checkpoint and a run must have in common."""
+    return {
+        "model": spec.model,
+        "revision": options.revision,
+        "lora_rank": spec.lora_rank if options.lora else 0,
+        "target_modules": list(options.target_modules) if options.lora else [],
+        "dtype": str(policy.causal.dtype).removeprefix("torch."),
+        "trained_parameters": sum(p.numel() for p in policy.trainable().values()),
+    }
+
+
+def _info(policy: Policy, options: LocalOptions, device: torch.device) -> BackendInfo:
+    causal = policy.causal
+    config = causal.config.get_text_config()
+    count = sum(p.numel() for p in causal.parameters())
+    is_tied = causal.get_input_embeddings().weight is causal.get_output_embeddings().weight
+    multiplied = count - (0 if is_tied else causal.get_input_embeddings().weight.numel())
+    passes = 4 if options.lora else 6  # frozen weights get no gradient of their own
+    heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+    width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    return BackendInfo(
+        parameters=count,
+        remote=options.engine == "openai",
+        deterministic=device.type == "cpu" and options.engine == "torch",
+        flops_per_sampled_token=2.0 * multiplied,
+        flops_per_trained_token=(passes + 2 * options.gradient_checkpointing) * float(multiplied),
+        bytes_per_decode_step=float(sum(p.numel() * p.element_size() for p in causal.parameters())),
+        kv_bytes_per_token=2.0 * config.num_hidden_layers * heads * width * causal.dtype.itemsize,
+    )

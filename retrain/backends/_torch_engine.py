@@ -1,0 +1,157 @@
+"""Sampling by an OpenAI-compatible server, which is handed the adapters after every update.
+
+Speaks `/v1/completions` with token ids in and, through vLLM's `return_tokens_as_token_ids`, token ids
+out: text is never tokenized twice. The server must report the log-probabilities of the distribution
+that it draws from (vLLM: `--logprobs-mode processed_logprobs`); the first answer is checked for that.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from retrain.backends._torch_options import LocalOptions
+from retrain.backends._torch_sampling import Drawn
+from retrain.errors import InfrastructureError, RunFailedError
+
+KEY_VARIABLE = "OPENAI_API_KEY"  # read when there is one; never written anywhere
+ATTEMPTS = 5
+FIRST_WAIT_S = 0.25  # doubled at each further attempt: four seconds in all, a server's hiccup
+PASSING = (408, 425, 429, 500, 502, 503, 504)
+
+Ids = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What one call samples: `count` completions of each prompt."""
+
+    prompts: Sequence[Ids]
+    count: int
+    max_tokens: int
+    temperature: float
+    end_ids: Ids
+    stop: tuple[str, ...]
+    seed: int
+
+
+class Engine:
+    """A client of one server. Every call holds a permit."""
+
+    def __init__(
+        self, options: LocalOptions, model: str, permit: Callable[[], AbstractContextManager[object]]
+    ) -> None:
+        self._url = options.engine_url.rstrip("/")
+        self._reload = options.engine_reload
+        self._unload = options.engine_reload.replace("load_lora", "unload_lora")
+        self._timeout_s = options.engine_timeout_s
+        self._model = options.engine_model or model
+        self._adapter = ""
+        self._permit = permit
+
+    def use_adapter(self, name: str, directory: str) -> None:
+        """Have the server load adapters and sample with them from now on, then forget the last ones.
+
+        Raises:
+            InfrastructureError: the server does not answer, or refuses.
+        """
+        self._post(self._reload, {"lora_name": name, "lora_path": directory})
+        if self._adapter:
+            self._post(self._unload, {"lora_name": self._adapter})
+        self._adapter = name
+
+    def release(self) -> None:
+        """Have the server forget the adapters, if it is still there.
+
+        Raises:
+            OSError: it is not.
+        """
+        if self._adapter:
+            self._call(self._unload, {"lora_name": self._adapter})
+        self._adapter = ""
+
+    def complete(self, request: Request) -> list[Drawn]:
+        """Sample `count` completions of every prompt in one call, prompt after prompt.
+
+        Raises:
+            InfrastructureError: the server does not answer, or refuses.
+            RunFailedError: its answer is not what was asked for.
+        """
+        answer = self._post(
+            "/v1/completions",
+            {
+                "model": self._adapter or self._model,
+                "prompt": [list(ids) for ids in request.prompts],
+                "n": request.count,
+                "max_tokens": request.max_tokens,
+                "temperature": request.temperature,
+                "top_p": 1.0,
+                "seed": request.seed,
+                "stop": list(request.stop),
+                "stop_token_ids": list(request.end_ids),
+                "logprobs": 1,
+                "return_tokens_as_token_ids": True,
+                "skip_special_tokens": False,
+            },
+        )
+        try:
+            choices = sorted(answer["choices"], key=lambda choice: int(choice["index"]))
+            drawn = [_drawn(choice, request.end_ids) for choice in choices]
+        except (KeyError, TypeError, ValueError) as error:
+            raise RunFailedError(
+                f"{self._url}: an answer without token ids and log-probabilities ({error!r}); it must "
+                "support 'return_tokens_as_token_ids'"
+            ) from error
+        if len(drawn) != len(request.prompts) * request.count:
+            raise RunFailedError(
+                f"{self._url}: {len(drawn)} completions for {len(request.prompts)} prompts x {request.count}"
+            )
+        return drawn
+
+    def _post(self, path: str, body: dict[str, Any]) -> Any:
+        wait_s = FIRST_WAIT_S
+        for attempt in range(1, ATTEMPTS + 1):
+            try:
+                with self._permit():
+                    return self._call(path, body)
+            except urllib.error.HTTPError as error:
+                problem = f"{error.code} {error.read(500).decode(errors='replace')}"
+                if error.code not in PASSING:
+                    break
+            except (OSError, http.client.HTTPException, ValueError) as error:
+                problem = str(error) or type(error).__name__
+            if attempt < ATTEMPTS:
+                time.sleep(wait_s)
+                wait_s *= 2
+        raise InfrastructureError(
+            f"{self._url}{path}: {problem}; check that the server runs and [backend.options].engine_url"
+        )
+
+    def _call(self, path: str, body: dict[str, Any]) -> Any:
+        headers = {"Content-Type": "application/json"}
+        if key := os.environ.get(KEY_VARIABLE):
+            headers["Authorization"] = f"Bearer {key}"
+        request = urllib.request.Request(self._url + path, json.dumps(body).encode(), headers, method="POST")
+        with urllib.request.urlopen(request, timeout=self._timeout_s) as answer:
+            content = answer.read()
+        # adapters' endpoints answer in plain words
+        return json.loads(content) if path.startswith("/v1/completions") else content
+
+
+def _drawn(choice: dict[str, Any], end_ids: Ids) -> Drawn:
+    tokens = tuple(int(name.removeprefix("token_id:")) for name in choice["logprobs"]["tokens"])
+    logprobs = np.array(choice["logprobs"]["token_logprobs"], dtype=np.float64)
+    if len(tokens) != len(logprobs) or not tokens or not np.isfinite(logprobs).all():
+        raise ValueError(f"{len(tokens)} tokens with {len(logprobs)} log-probabilities, not all finite")
+    ended = choice["finish_reason"] == "stop" or tokens[-1] in end_ids
+    return Drawn(tokens, logprobs, float("nan"), ended)

@@ -1,0 +1,181 @@
+"""From a hub id or a path to a policy: transformers loads it, peft puts adapters on it."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from peft import LoraConfig, PeftModel, get_peft_model
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+from transformers.utils import logging as transformers_logging
+
+from retrain.backends._torch_adapters import shorten_forwards
+from retrain.backends._torch_options import LocalOptions
+from retrain.errors import ConfigError, InfrastructureError
+
+LOGITS_TOLERANCE = 1e-3  # relative; the two ways to the logits run the same kernels
+UNREACHABLE = ("couldn't connect", "offline mode")  # how transformers says that the hub did not answer
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Policy:
+    """A causal language model taken apart where its log-probabilities are made."""
+
+    causal: Any  # transformers' model, adapters included
+    adapters: PeftModel | None  # the same model seen through peft; None if all parameters train
+    body: torch.nn.Module  # token ids -> last hidden states
+    context: int  # most tokens of prompt and completion together
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Give next-token logits in float32: (..., hidden) -> (..., vocabulary)."""
+        config = self.causal.config
+        logits: torch.Tensor = self.causal.get_output_embeddings()(hidden).float()
+        if scale := getattr(config, "logit_scale", None):
+            logits = logits * scale
+        if divisor := getattr(config, "logits_scaling", None):
+            logits = logits / divisor
+        if cap := getattr(config, "final_logit_softcapping", None):
+            logits = torch.tanh(logits / cap) * cap
+        return logits
+
+    def trainable(self) -> dict[str, torch.nn.Parameter]:
+        """Give what the optimizer moves, by name, in a fixed order."""
+        return {name: p for name, p in self.causal.named_parameters() if p.requires_grad}
+
+    @contextmanager
+    def as_reference(self) -> Iterator[None]:
+        """Be the model before training: adapters are switched off, nothing is copied."""
+        with self.adapters.disable_adapter() if self.adapters else nullcontext(), torch.no_grad():
+            yield
+
+
+def load_policy(
+    model: str, rank: int, options: LocalOptions, device: torch.device, dtype: torch.dtype, seed: int
+) -> Policy:
+    """Load a model with fresh adapters (or with every parameter trainable); same seed, same adapters.
+
+    Raises:
+        ConfigError: the model cannot be loaded, or not taken apart.
+        InfrastructureError: the hub cannot be reached.
+    """
+    source = _source(model, options)
+    with _explained(model, options), torch.random.fork_rng(), _quiet():
+        torch.manual_seed(seed)
+        config = AutoConfig.from_pretrained(**source)
+        _remove_dropout(config)
+        causal = AutoModelForCausalLM.from_pretrained(**source, config=config, dtype=dtype)
+        adapters = _with_adapters(causal, rank, options.target_modules) if options.lora else None
+        if options.gradient_checkpointing:
+            _checkpoint_activations(causal)
+    causal.to(device)
+    causal.eval()
+    policy = Policy(causal, adapters, causal.base_model, _context(config))
+    _check_taken_apart(model, policy, device)
+    return policy
+
+
+def load_tokenizer(model: str, options: LocalOptions) -> Any:
+    """Load the model's tokenizer.
+
+    Raises:
+        ConfigError: it cannot be loaded.
+        InfrastructureError: the hub cannot be reached.
+    """
+    source = _source(model, options)
+    with _explained(model, options), _quiet():
+        return AutoTokenizer.from_pretrained(**source)
+
+
+def _source(model: str, options: LocalOptions) -> dict[str, Any]:
+    if not model:
+        raise ConfigError("[model].model: empty; the local backend needs a hub id or a local path")
+    path = Path(model).expanduser()
+    if path.is_dir() and not (path / "config.json").is_file():
+        raise ConfigError(f"[model].model: {model!r} is a directory without config.json; not a saved model")
+    if not path.exists() and (path.is_absolute() or model.startswith((".", "~")) or model.count("/") > 1):
+        raise ConfigError(f"[model].model: {model!r} does not exist; needs a saved model's directory")
+    revision = {"revision": options.revision} if options.revision else {}
+    name = str(path) if path.is_dir() else model
+    return {"pretrained_model_name_or_path": name, "local_files_only": options.local_files_only, **revision}
+
+
+@contextmanager
+def _explained(model: str, options: LocalOptions) -> Iterator[None]:
+    try:
+        yield
+    except (OSError, ValueError, KeyError, ImportError) as error:
+        first = next(iter(str(error).strip().splitlines()), type(error).__name__)
+        message = f"[model].model: {model!r} cannot be loaded ({first})"
+        if not options.local_files_only and any(words in str(error) for words in UNREACHABLE):
+            raise InfrastructureError(f"{message}; use a local path, or check the connection") from error
+        raise ConfigError(f"{message}; check the name, the revision and your access") from error
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep advice for other uses of the libraries out of a run's log."""
+    transformers_logging.disable_progress_bar()
+    level = transformers_logging.get_verbosity()
+    transformers_logging.set_verbosity_error()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        transformers_logging.set_verbosity(level)
+
+
+def _remove_dropout(config: Any) -> None:
+    """The policy that is trained must be the one that sampled."""
+    for name, value in config.to_dict().items():
+        if ("dropout" in name or name.endswith("_pdrop")) and isinstance(value, float):
+            setattr(config, name, 0.0)
+
+
+def _with_adapters(causal: Any, rank: int, targets: tuple[str, ...]) -> PeftModel:
+    lora = LoraConfig(
+        r=rank,
+        lora_alpha=2 * rank,
+        target_modules=targets[0] if targets == ("all-linear",) else list(targets),
+        lora_dropout=0.0,
+        bias="none",
+        task_type="CAUSAL_LM",
+    )
+    try:
+        adapted = get_peft_model(causal, lora)
+    except ValueError as error:
+        raise ConfigError(f"[backend.options].target_modules: {list(targets)} ({error})") from error
+    assert isinstance(adapted, PeftModel)
+    shorten_forwards(adapted)
+    return adapted
+
+
+def _checkpoint_activations(causal: Any) -> None:
+    renamed = getattr(causal, "activation_checkpointing_enable", None)  # in transformers 6 the only name
+    (renamed or causal.gradient_checkpointing_enable)({"use_reentrant": False})
+
+
+def _context(config: Any) -> int:
+    text = config.get_text_config()
+    names = ("max_position_embeddings", "n_positions", "max_seq_len")
+    return next((int(n) for name in names if (n := getattr(text, name, None))), 2**31 - 1)
+
+
+def _check_taken_apart(model: str, policy: Policy, device: torch.device) -> None:
+    """Compare our way to the logits with the model's own, which may scale or cap them."""
+    ids = torch.zeros((1, 2), dtype=torch.long, device=device)
+    with torch.no_grad():
+        whole = policy.causal(input_ids=ids, use_cache=False).logits.float()
+        ours = policy.logits(policy.body(input_ids=ids, use_cache=False).last_hidden_state)
+    if ours.shape != whole.shape or not torch.allclose(
+        ours, whole, rtol=LOGITS_TOLERANCE, atol=LOGITS_TOLERANCE * float(whole.abs().max())
+    ):
+        raise ConfigError(
+            f"[model].model: {model!r} changes its logits in a way that this backend does not know, so its "
+            "log-probabilities would be wrong; use another model"
+        )

@@ -1,0 +1,109 @@
+"""The loss of a micro-batch and its gradient, by autograd.
+
+Losses are numpy functions that give value and slope per token; `sum(weight * slope * logprob)` with
+slopes held constant has exactly the loss's gradient, so every loss runs on every device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from retrain.backends import Optimization
+from retrain.backends._torch_batches import MicroBatch
+from retrain.backends._torch_loading import Policy
+from retrain.backends._torch_logprobs import TokenLogprobs, token_logprobs
+from retrain.errors import NonFiniteError
+from retrain.rollouts import Floats, Loss
+
+
+@dataclass(frozen=True, slots=True)
+class Totals:
+    """Sums over a micro-batch's tokens."""
+
+    loss: float  # weighted, with the entropy bonus and the KL term
+    entropy: float
+    clipped: int
+    tokens: int
+
+    @staticmethod
+    def sum(parts: Sequence[Totals]) -> Totals:
+        """Add micro-batches up."""
+        return Totals(
+            sum(part.loss for part in parts),
+            sum(part.entropy for part in parts),
+            sum(part.clipped for part in parts),
+            sum(part.tokens for part in parts),
+        )
+
+
+def back_propagate(
+    policy: Policy, batch: MicroBatch, loss: Loss, optimization: Optimization, kl_coef: float
+) -> Totals:
+    """Add the gradient of a micro-batch's weighted loss to the parameters'.
+
+    The KL term is kl_coef * (logprob - reference's)^2 / 2 per token: its gradient, (logprob -
+    reference's) times that of the log-probability, is an unbiased estimate of that of
+    KL(policy || reference) for tokens drawn from the policy.
+
+    Raises:
+        NonFiniteError: the loss is not finite; no gradient was added.
+
+    Source: of the KL term, Schulman, "Approximating KL divergence" (2020), k2; why its gradient and
+        not that of k3, arXiv:2510.01555.
+    """
+    reference = _reference(policy, batch, optimization.temperature) if kl_coef else None
+    bonus = optimization.entropy_bonus
+    found = evaluate(policy, batch, optimization.temperature, entropy_gradient=bonus > 0)
+    logprobs = _to_numpy(found.logprobs)
+    entropies = _to_numpy(found.entropies)
+    terms = loss.evaluate(logprobs, batch.sampler_logprobs, batch.advantages, batch.sequence)
+    value, slope = terms.value - bonus * entropies, terms.slope
+    if reference is not None:
+        apart = logprobs - reference
+        value, slope = value + kl_coef * apart**2 / 2, slope + kl_coef * apart
+    total = float(np.dot(batch.weights, value))
+    if not np.isfinite(total):
+        raise NonFiniteError(
+            f"the loss is {total}; the optimizer step was not taken, lower lr or check the rewards"
+        )
+    surrogate = torch.dot(_like(batch.weights * slope, found.logprobs), found.logprobs)
+    if bonus:
+        surrogate = surrogate - bonus * torch.dot(_like(batch.weights, found.entropies), found.entropies)
+    torch.autograd.backward([surrogate])
+    return Totals(total, float(entropies.sum()), int(terms.clipped.sum()), len(logprobs))
+
+
+def evaluate(
+    policy: Policy, batch: MicroBatch, temperature: float, *, entropy_gradient: bool = False
+) -> TokenLogprobs:
+    """Give log-probabilities and entropies of a micro-batch's completion tokens.
+
+    Padding is on the right and attention looks left, so no mask is needed.
+    """
+    hidden = policy.body(input_ids=batch.input_ids, use_cache=False).last_hidden_state
+    return token_logprobs(
+        policy.logits,
+        hidden.flatten(0, 1)[batch.sources],
+        batch.targets,
+        temperature,
+        vocabulary=policy.causal.config.get_text_config().vocab_size,
+        entropy_gradient=entropy_gradient,
+    )
+
+
+def _reference(policy: Policy, batch: MicroBatch, temperature: float) -> Floats:
+    with policy.as_reference():
+        return _to_numpy(evaluate(policy, batch, temperature).logprobs)
+
+
+def _to_numpy(tensor: torch.Tensor) -> Floats:
+    array: Floats = tensor.detach().double().cpu().numpy()
+    return array
+
+
+def _like(values: Floats, tensor: torch.Tensor) -> torch.Tensor:
+    return torch.as_tensor(values, dtype=tensor.dtype, device=tensor.device)

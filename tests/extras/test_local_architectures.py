@@ -1,0 +1,81 @@
+"""Models of other shapes: what differs is found in the model, not asked of the user."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from transformers import (
+    AutoModelForCausalLM,
+    CohereConfig,
+    Gemma2Config,
+    GPT2Config,
+    GPTNeoXConfig,
+    GraniteConfig,
+    LlamaConfig,
+    MistralConfig,
+    PretrainedConfig,
+    Qwen2MoeConfig,
+)
+
+from retrain.backends import Optimization
+from tests.extras.local_policies import (
+    as_samples,
+    chosen,
+    draw,
+    loss_named,
+    open_backend,
+    plain_logprobs,
+    stir,
+)
+from tests.extras.tiny_models import character_tokenizer
+
+SHAPE = {
+    "vocab_size": 40,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 64,
+    "initializer_range": 0.1,
+    "eos_token_id": 1,
+    "bos_token_id": None,
+    "pad_token_id": 0,
+}
+GQA = {**SHAPE, "num_key_value_heads": 2}
+CONFIGS: dict[str, PretrainedConfig] = {
+    "llama": LlamaConfig(**GQA),
+    "dropout and joined projections": GPT2Config(
+        vocab_size=40, n_embd=32, n_layer=2, n_head=4, n_positions=64, eos_token_id=1, initializer_range=0.1
+    ),
+    "parallel layers": GPTNeoXConfig(**SHAPE, attention_dropout=0.5, hidden_dropout=0.5),
+    "sliding windows": MistralConfig(**GQA, sliding_window=6),
+    "capped logits": Gemma2Config(**GQA, head_dim=8, sliding_window=6, final_logit_softcapping=3.0),
+    "scaled logits": CohereConfig(**GQA, logit_scale=0.3),
+    "divided logits": GraniteConfig(**GQA, logits_scaling=3.0),
+    "experts": Qwen2MoeConfig(
+        **GQA,
+        num_experts=4,
+        num_experts_per_tok=2,
+        moe_intermediate_size=32,
+        shared_expert_intermediate_size=32,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_a_model_samples_and_learns_whatever_its_shape(name: str, tmp_path: Path) -> None:
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        AutoModelForCausalLM.from_config(CONFIGS[name]).save_pretrained(tmp_path)
+    character_tokenizer().save_pretrained(tmp_path)
+    backend = open_backend(tmp_path)
+    stir(backend)
+    samples = as_samples(draw(backend))
+    for sample, logps in zip(samples, plain_logprobs(backend, samples, 0.8), strict=True):
+        assert np.allclose(chosen(logps, sample).detach(), sample.rollout.logprobs, atol=1e-4)
+    stats = backend.update(samples, loss_named("ppo"), Optimization(lr=1e-3, temperature=0.8))
+    assert stats.clip_fraction == 0.0  # the trainer sees the sampler's log-probabilities
+    assert stats.grad_norm > 0

@@ -1,0 +1,167 @@
+"""Sampling through an OpenAI-compatible server on loopback: same protocol, same log-probabilities."""
+
+from __future__ import annotations
+
+import threading
+from contextlib import contextmanager
+
+import numpy as np
+import pytest
+
+from retrain.backends import BackendSpec, Optimization
+from retrain.backends import _torch_engine as engine_module
+from retrain.backends.local import connect
+from retrain.errors import InfrastructureError, RunFailedError
+from tests.extras.completions_server import CompletionsServer, serve
+from tests.extras.local_policies import (
+    as_samples,
+    chosen,
+    draw,
+    loss_named,
+    open_backend,
+    plain_logprobs,
+    stir,
+)
+from tests.extras.tiny_models import save_tiny_model
+
+HOW = Optimization(lr=1e-2, temperature=0.8)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return save_tiny_model(tmp_path_factory.mktemp("model"), hidden=32, context=64)
+
+
+@pytest.fixture
+def server(model):
+    with serve(model) as running:
+        yield running
+
+
+def through(server: CompletionsServer, model: str, **options):
+    backend = open_backend(model, engine="openai", engine_url=server.url, **options)
+    stir(backend)
+    return backend
+
+
+def assert_honest(backend, samples) -> None:
+    for sample, logps in zip(samples, plain_logprobs(backend, samples, 0.8), strict=True):
+        assert np.allclose(chosen(logps, sample).detach(), sample.rollout.logprobs, atol=1e-4)
+
+
+def test_a_server_samples_with_the_adapters_of_every_update(server, model):
+    backend = through(server, model)
+    for step in range(3):
+        groups = draw(backend)
+        assert [len(g.rollouts) for g in groups] == [3] * 5
+        samples = as_samples(groups)
+        assert_honest(backend, samples)
+        assert {s.rollout.policy_version for s in samples} == {step}
+        backend.update(samples, loss_named("ppo"), HOW)
+    names = [body["lora_name"] for path, body, _ in server.requests if path.endswith("/load_lora_adapter")]
+    assert len(set(names)) == len(names) == 3
+    assert len(server.adapters) == 1
+
+
+def test_adapters_are_not_sent_again_between_updates(server, model):
+    backend = through(server, model)
+    draw(backend)
+    draw(backend)
+    assert [path for path, _, _ in server.requests].count("/v1/load_lora_adapter") == 1
+
+
+def test_a_restored_policy_is_sent_again(server, model, tmp_path):
+    backend = through(server, model)
+    draw(backend)
+    backend.save(tmp_path)
+    stir(backend, seed=1)
+    backend.load(tmp_path)
+    assert_honest(backend, as_samples(draw(backend)))
+
+
+def test_sglang_s_endpoint_can_be_named(model):
+    with serve(model, prefix="") as server:
+        draw(through(server, model, engine_reload="/load_lora_adapter"))
+        assert len(server.adapters) == 1
+
+
+def test_closing_has_the_server_forget_and_leaves_no_files(server, model, tmp_path):
+    backend = through(server, model, engine_adapters=str(tmp_path / "shared"))
+    draw(backend)
+    assert list((tmp_path / "shared").iterdir())
+    backend.close()
+    backend.close()
+    assert (server.adapters, list((tmp_path / "shared").iterdir())) == ({}, [])
+
+
+def test_a_server_s_hiccup_is_waited_out(server, model, monkeypatch):
+    monkeypatch.setattr(engine_module, "FIRST_WAIT_S", 0.001)
+    server.failures = 3
+    assert len(draw(through(server, model))) == 5
+
+
+def test_a_server_that_stays_away_is_an_infrastructure_failure_that_names_it(server, model, monkeypatch):
+    monkeypatch.setattr(engine_module, "FIRST_WAIT_S", 0.001)
+    backend = through(server, model)
+    server.failures = 100
+    with pytest.raises(InfrastructureError, match=f"{server.url}/v1/load_lora_adapter: 503 warming up"):
+        draw(backend)
+
+
+def test_nobody_listening_is_an_infrastructure_failure(model, monkeypatch):
+    monkeypatch.setattr(engine_module, "FIRST_WAIT_S", 0.001)
+    with serve(model) as gone:
+        backend = through(gone, model)
+    with pytest.raises(
+        InfrastructureError, match=r"check that the server runs and \[backend.options\].engine_url"
+    ):
+        draw(backend)
+
+
+def test_a_refusal_is_not_tried_again(server, model):
+    backend = through(server, model, engine_reload="/v2/load_lora_adapter")
+    with pytest.raises(InfrastructureError, match="404"):
+        draw(backend)
+    assert len(server.requests) == 1
+
+
+def test_an_answer_without_token_ids_is_told(server, model):
+    server.forgets_token_ids = True
+    with pytest.raises(RunFailedError, match="return_tokens_as_token_ids"):
+        draw(through(server, model))
+
+
+@pytest.mark.parametrize("temperature", [0.7, 3.0])
+def test_logprobs_before_the_temperature_are_told_with_the_flag_to_set(server, model, temperature):
+    server.reports_raw_logprobs = True
+    with pytest.raises(RunFailedError, match="--logprobs-mode processed_logprobs"):
+        draw(through(server, model), temperature=temperature)
+
+
+def test_a_server_with_other_weights_is_told(model, tmp_path):
+    other = save_tiny_model(tmp_path, hidden=32, context=64, seed=1)
+    with serve(other) as server, pytest.raises(RunFailedError, match="serves the same weights"):
+        draw(through(server, model))
+
+
+def test_every_call_holds_a_permit(server, model):
+    held, most = threading.Semaphore(1), []
+
+    @contextmanager
+    def permit():
+        assert held.acquire(blocking=False)
+        most.append(1)
+        yield
+        held.release()
+
+    options = {"engine": "openai", "engine_url": server.url, "device": "cpu", "local_files_only": True}
+    backend = connect(BackendSpec(seed=0, model=model, lora_rank=4, options=options, permit=permit))
+    draw(backend)
+    assert backend.info.remote
+    assert len(most) == len(server.requests) == 2
+
+
+def test_the_key_comes_from_the_environment(server, model, monkeypatch):
+    monkeypatch.setenv("OPENAI_API_KEY", "secret")
+    draw(through(server, model))
+    assert {key for _, _, key in server.requests} == {"Bearer secret"}

@@ -1,0 +1,156 @@
+"""What the local backend refuses, where it says the fault lies, and what it tells the planner."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from retrain.backends import BackendSpec
+from retrain.backends.local import check_options, connect
+from retrain.errors import ConfigError
+from retrain.rollouts import Prompt
+from tests.extras.local_policies import open_backend
+from tests.extras.tiny_models import save_tiny_model
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return save_tiny_model(tmp_path_factory.mktemp("model"), hidden=32)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "words"),
+    [
+        ("devise", "cpu", "did you mean 'device'?"),
+        ("device", "gpu", "'cuda:N'"),
+        ("dtype", "float16", "needs 'auto', 'float32' or 'bfloat16'"),
+        ("lora", 1, "true or false"),
+        ("target_modules", [], "a list with 'all-linear'"),
+        ("stop", "###", "a list of strings"),
+        ("stop", [""], "none of them empty"),
+        ("tokens_per_micro_batch", 0, "from 1"),
+        ("tokens_per_micro_batch", 2.0, "whole number"),
+        ("threads", True, "whole number"),
+        ("kl_coef", float("nan"), "a number from 0"),
+        ("weight_decay", -0.1, "a number from 0"),
+        ("engine", "vllm", "'torch' or 'openai'"),
+        ("engine_url", "127.0.0.1:8000", "an address such as"),
+        ("revision", 3, "a string"),
+    ],
+)
+def test_a_wrong_option_is_named_with_what_it_needs(key, value, words):
+    (problem,) = check_options({key: value})
+    assert problem.startswith(f"{key}: ")
+    assert words in problem
+
+
+@pytest.mark.parametrize(
+    ("options", "key"),
+    [
+        ({"lora": False, "kl_coef": 0.1}, "kl_coef"),
+        ({"system_prompt": "be brief"}, "system_prompt"),
+        ({"engine": "openai"}, "engine_url"),
+        ({"engine": "openai", "engine_url": "http://h:1", "lora": False}, "engine"),
+    ],
+)
+def test_options_that_exclude_each_other_are_told(options, key):
+    assert [problem.partition(":")[0] for problem in check_options(options)] == [key]
+
+
+def test_checking_options_imports_no_torch():
+    code = (
+        "import sys; from retrain.backends.local import check_options, missing_packages;"
+        "assert check_options({'device': 'cuda:1'}) == [] == missing_packages();"
+        "assert not {'torch', 'transformers', 'peft'} & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_a_missing_package_is_named_with_the_command(monkeypatch):
+    monkeypatch.setattr("retrain.backends.local.PACKAGES", ("torch", "no_such_package"))
+    with pytest.raises(ConfigError, match=r"needs no_such_package; pip install 'retrain\[local\]'"):
+        connect(BackendSpec(seed=0))
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("", "empty; the local backend needs a hub id or a local path"),
+        ("./nowhere", "'./nowhere' does not exist"),
+        ("no-such/model", "'no-such/model' cannot be loaded"),
+        ("{empty}", "is a directory without config.json"),
+    ],
+)
+def test_a_model_that_cannot_be_loaded_is_named(name, words, tmp_path):
+    with pytest.raises(ConfigError, match=r"\[model\].model") as caught:
+        open_backend(name.format(empty=tmp_path))
+    assert words in str(caught.value)
+
+
+def test_a_gpu_that_is_not_there_is_refused(model):
+    absent = f"cuda:{torch.cuda.device_count()}"
+    with pytest.raises(ConfigError, match=f"got '{absent}'; this process sees"):
+        open_backend(model, device=absent)
+
+
+def test_a_tokenizer_without_an_end_is_refused(tmp_path):
+    path = save_tiny_model(tmp_path, hidden=32, eos=None)
+    with pytest.raises(ConfigError, match="no end-of-sequence token"):
+        open_backend(path)
+
+
+def test_a_chat_template_that_is_not_there_is_refused(model):
+    with pytest.raises(ConfigError, match="chat_template: the tokenizer"):
+        open_backend(model, chat_template=True)
+
+
+def test_layers_that_are_not_there_are_refused(model):
+    with pytest.raises(ConfigError, match="target_modules"):
+        open_backend(model, target_modules=["no_proj"])
+
+
+def test_a_prompt_without_tokens_is_refused(model):
+    with pytest.raises(ConfigError, match="prompt 3 is ''"):
+        open_backend(model).check_prompts([Prompt(3, "", "")])
+
+
+def test_adapters_go_on_the_layers_named_with_alpha_twice_the_rank(model):
+    backend = open_backend(model, rank=8, target_modules=["q_proj", "v_proj"])
+    named = {name.split(".lora_")[0].rsplit(".", 1)[1] for name in backend._policy.trainable()}
+    assert named == {"q_proj", "v_proj"}
+    config = backend._policy.adapters.peft_config["default"]
+    assert (config.r, config.lora_alpha) == (8, 16)
+
+
+def test_work_and_memory_per_token_follow_from_the_shape(model):
+    info, whole = open_backend(model).info, open_backend(model, lora=False).info
+    layer = 32 * (4 * 8) * 2 + 32 * (2 * 8) * 2 + 3 * 32 * 64  # q and o, k and v, gate up and down
+    matrices, norms = 2 * layer + 40 * 32, 2 * (2 * 32 + 2 * 8) + 32
+    assert whole.parameters == matrices + norms + 40 * 32  # and the embedding, which is looked up
+    assert whole.flops_per_sampled_token == 2 * (matrices + norms)
+    assert whole.flops_per_trained_token == 6 * (matrices + norms)
+    assert info.flops_per_trained_token == 2 * info.flops_per_sampled_token
+    assert whole.bytes_per_decode_step == 4 * whole.parameters
+    assert whole.kv_bytes_per_token == 2 * 2 * (2 * 8) * 4
+    assert info.deterministic
+    assert not info.remote
+
+
+def test_a_tiny_model_computes_on_one_thread_unless_told(model):
+    before = torch.get_num_threads()
+    try:
+        open_backend(model)
+        assert torch.get_num_threads() == 1
+        open_backend(model, threads=2)
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_a_path_with_a_home_directory_is_found(model, monkeypatch):
+    monkeypatch.setenv("HOME", str(Path(model).parent))
+    assert open_backend(f"~/{Path(model).name}").info.parameters > 0

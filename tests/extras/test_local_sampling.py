@@ -1,0 +1,152 @@
+"""Sampling with a transformer: the right distribution, the right log-probabilities, the right ends."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from retrain.backends import Sampling
+from retrain.errors import ConfigError, NonFiniteError
+from retrain.rollouts import Prompt, TrainingSample
+from tests.extras.local_policies import UNEVEN, as_samples, chosen, draw, open_backend, plain_logprobs, stir
+from tests.extras.tiny_models import CHARACTERS, save_tiny_model
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return save_tiny_model(tmp_path_factory.mktemp("model"), hidden=32, context=64)
+
+
+def stirred(model: str, **options: object):
+    backend = open_backend(model, **options)
+    stir(backend)
+    return backend
+
+
+def without_cache(backend, prompt: Prompt, max_tokens: int) -> list[int]:
+    """Greedy decoding that runs everything again for each token."""
+    ids = list(backend._text.encode(prompt))
+    start = len(ids)
+    while len(ids) - start < max_tokens and (len(ids) == start or ids[-1] not in backend._text.end_ids):
+        with torch.no_grad():
+            ids.append(int(backend._policy.causal(input_ids=torch.tensor([ids])).logits[0, -1].argmax()))
+    return ids[start:]
+
+
+def test_left_padding_and_cache_change_nothing(model):
+    backend = stirred(model)
+    groups = draw(backend, group_size=1, max_tokens=12, temperature=0.0)
+    assert [list(g.rollouts[0].tokens) for g in groups] == [without_cache(backend, p, 12) for p in UNEVEN]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.7, 1.0, 1.6])
+def test_the_sampler_s_logprobs_are_those_of_a_plain_forward_pass(model, temperature):
+    backend = stirred(model)
+    samples = as_samples(draw(backend, temperature=temperature))
+    plain = plain_logprobs(backend, samples, temperature or 1.0)
+    for sample, logps in zip(samples, plain, strict=True):
+        assert np.allclose(chosen(logps, sample).detach(), sample.rollout.logprobs, atol=1e-5)
+        nats = float(-(logps.exp() * logps).sum(-1).mean().detach())
+        assert sample.rollout.mean_entropy == pytest.approx(nats, abs=1e-5)
+
+
+def test_tokens_come_as_often_as_the_policy_says(model):
+    backend = stirred(model)
+    (group,) = draw(backend, UNEVEN[:1], group_size=20_000, max_tokens=1, temperature=0.7)
+    counts = np.bincount([r.tokens[0] for r in group.rollouts], minlength=len(CHARACTERS) + 2)
+    probabilities = plain_logprobs(backend, as_samples([group])[:1], 0.7)[0][0].exp().detach().numpy()
+    expected = probabilities * 20_000
+    statistic = ((counts - expected) ** 2 / expected).sum()
+    assert statistic < 80  # chi-square, 39 degrees of freedom: exceeded once in 10,000 seeds
+
+
+def test_a_batch_that_is_cut_draws_whole_groups_in_order(model):
+    backend = stirred(model, tokens_per_sampling_batch=100)
+    groups = draw(backend, group_size=4)
+    assert [g.prompt for g in groups] == list(UNEVEN)
+    assert all(r.prompt is g.prompt for g in groups for r in g.rollouts)
+    samples = as_samples(groups)
+    for sample, logps in zip(samples, plain_logprobs(backend, samples, 0.8), strict=True):
+        assert np.allclose(chosen(logps, sample).detach(), sample.rollout.logprobs, atol=1e-5)
+
+
+def test_an_end_token_ends_a_rollout_and_leaves_no_text(model):
+    backend = open_backend(model)
+    groups = draw(backend, group_size=64, max_tokens=20, temperature=1.5)
+    end = backend._text.end_ids[0]
+    rollouts = [r for g in groups for r in g.rollouts]
+    assert any(not r.truncated for r in rollouts)
+    for rollout in rollouts:
+        assert (rollout.tokens[-1] == end) is not rollout.truncated
+        assert end not in rollout.tokens[:-1]
+        assert rollout.text == "".join(rollout.pieces)
+        assert "<" not in rollout.text
+
+
+def test_a_stop_string_ends_a_rollout_and_is_cut_off(model):
+    backend = open_backend(model, stop=["1", "b2"])
+    rollouts = [r for g in draw(backend, group_size=64, max_tokens=30, temperature=2.0) for r in g.rollouts]
+    at_string = [r for r in rollouts if not r.truncated and r.tokens[-1] not in backend._text.end_ids]
+    assert len(at_string) > 20
+    for rollout in rollouts:
+        assert "1" not in rollout.text
+        assert "b2" not in rollout.text
+        assert "1" not in "".join(rollout.pieces[:-1])
+    assert all("".join(r.pieces).endswith(("1", "b2")) for r in at_string)
+
+
+def test_the_same_seed_draws_the_same_and_another_does_not(model):
+    def texts(seed: int) -> list[str]:
+        return [r.text for g in draw(open_backend(model, seed=seed)) for r in g.rollouts]
+
+    assert texts(3) == texts(3) != texts(4)
+
+
+def test_no_completion_goes_past_the_model_s_context(model):
+    backend = open_backend(model)
+    prompts = (Prompt(0, "1" * 60, ""), Prompt(1, "1" * 40, ""))
+    groups = backend.sample(prompts, Sampling(32, 1000, 0.3))
+    assert max(len(r.tokens) for r in groups[0].rollouts) <= 4
+    assert max(len(r.tokens) for r in groups[1].rollouts) <= 24
+
+
+def test_a_prompt_that_fills_the_context_is_refused_by_name(model):
+    with pytest.raises(ConfigError, match="prompt 7 has 64"):
+        open_backend(model).check_prompts([Prompt(7, "1" * 64, "")])
+
+
+def test_weights_without_bounds_are_told(model):
+    backend = open_backend(model)
+    with torch.no_grad():
+        next(iter(backend._policy.trainable().values())).fill_(float("nan"))
+    with pytest.raises(NonFiniteError, match="log-probabilities are not finite"):
+        draw(backend)
+
+
+def test_a_chat_template_frames_prompts(tmp_path: Path):
+    path = save_tiny_model(tmp_path / "chat", hidden=32)
+    (tmp_path / "chat" / "chat_template.jinja").write_text(
+        "{% for m in messages %}{{ m['role'] }}={{ m['content'] }} {% endfor %}"
+        "{% if add_generation_prompt %}a={% endif %}"
+    )
+    plain = open_backend(path)
+    framed = open_backend(path, chat_template=True, system_prompt="sum up")
+    wanted = plain._text.encode(Prompt(0, "system=sum up user=39= a=", ""))
+    assert framed._text.encode(Prompt(0, "39=", "")) == wanted
+
+
+def test_a_sample_s_tokens_and_texts_agree(model):
+    for group in draw(open_backend(model)):
+        for rollout in group.rollouts:
+            assert len(rollout.tokens) == len(rollout.logprobs) == len(rollout.pieces)
+            assert isinstance(TrainingSample(rollout, rollout.logprobs, 1.0).token_weight, float)
+
+
+def test_a_long_completion_is_the_one_that_is_run_anew_for_each_token(model):
+    backend = stirred(model)
+    backend._text.end_ids = (10**6,)  # no end: the cache's buffers grow, and are copied when rows are
+    (group,) = draw(backend, UNEVEN[:1], group_size=2, max_tokens=60, temperature=0.0)
+    assert list(group.rollouts[1].tokens) == without_cache(backend, UNEVEN[0], 60)
