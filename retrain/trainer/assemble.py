@@ -44,6 +44,9 @@ def open_trainer(
         connect = registry.find("backends", config.backend.backend)
         backend: Backend = calls.settle(connect(_spec(config, task, gate)))
         opened.callback(lambda: calls.settle(backend.close()))
+        check_prompts = getattr(backend, "check_prompts", None)  # too long ones are better found now
+        if check_prompts is not None:
+            check_prompts([*task.train, *task.held_out])
         algorithm, machine = Algorithm.of(config, scorer.score), _machine(config, files, stop)
         trainer = Trainer(Parts(config, files, backend, task, algorithm, gate, journal, stop, calls, machine))
         opened.callback(trainer.close)
