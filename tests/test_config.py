@@ -208,3 +208,16 @@ def test_a_path_that_python_could_not_write_is_refused(path: str, here: Path) ->
 
 def test_an_override_of_two_lines_is_one_string(here: Path) -> None:
     assert problems("", here, "training.lr=1\nseed=4")[0].startswith("--set training.lr: got")
+
+
+def test_a_condition_cannot_contradict_itself_or_choose_a_seed(here: Path) -> None:
+    text = "[campaign]\nseeds=[0]\n[[campaign.conditions]]\nadvantage_mode='grpo'\n"
+    found = problems(text + "algorithm.advantage_mode = 'rloo'\ntraining.seed = 9", here)
+    assert len(found) == 2
+    assert "advantage_mode: got 'grpo', but its algorithm.advantage_mode is 'rloo'" in found[0]
+    assert "list it in campaign.seeds" in found[1]
+
+
+def test_a_wrong_name_is_found_even_if_every_condition_replaces_it(here: Path) -> None:
+    text = "[campaign]\nseeds=[0]\n[[campaign.conditions]]\nadvantage_mode='grpo'\n"
+    assert "did you mean 'grpo'?" in problems(text, here, "algorithm.advantage_mode=grpoo")[0]

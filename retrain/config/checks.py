@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from retrain import registry
+from retrain.config.resolve import SHORTHANDS
 from retrain.config.schema import (
     LARGEST_SEED,
     Algorithm,
@@ -48,9 +49,26 @@ def campaign_problems(raw: Mapping[str, Any]) -> Iterator[Problem]:
             yield ("campaign", "seeds"), problem
     if campaign.get("conditions") == []:
         yield ("campaign", "conditions"), "got none, so the matrix is empty; add a condition, or drop the key"
+    yield from _condition_problems(campaign.get("conditions"))
     launcher = campaign.get("launcher", Campaign.launcher)
     if isinstance(launcher, str) and (what := registry.problem_with_name("launchers", launcher)):
         yield ("campaign", "launcher"), what
+
+
+def _condition_problems(conditions: object) -> Iterator[Problem]:
+    """Find what a condition says twice, differently, and what only the campaign can say."""
+    for number, condition in enumerate(conditions if isinstance(conditions, list) else []):
+        if not isinstance(condition, dict):
+            continue
+        algorithm, training = condition.get("algorithm"), condition.get("training")
+        for mode in SHORTHANDS:
+            spelled = algorithm.get(mode) if isinstance(algorithm, dict) else None
+            if mode in condition and spelled is not None and spelled != condition[mode]:
+                what = f"got {condition[mode]!r}, but its algorithm.{mode} is {spelled!r}; keep one of them"
+                yield ("campaign", "conditions", number, mode), what
+        if isinstance(training, dict) and "seed" in training:
+            what = "a condition runs with every seed of the campaign; list it in campaign.seeds"
+            yield ("campaign", "conditions", number, "training", "seed"), what
 
 
 def run_problems(raw: Mapping[str, Any], try_plugins: bool = True) -> Iterator[Problem]:
@@ -72,6 +90,15 @@ def run_problems(raw: Mapping[str, Any], try_plugins: bool = True) -> Iterator[P
             registry.find_function("throttle.load_fn", path)
         except ConfigError as error:
             yield ("throttle", "load_fn"), str(error)
+
+
+def plugin_names(raw: Mapping[str, Any]) -> Iterator[Problem]:
+    """Check the plugins that a file names, whatever its conditions put in their place."""
+    for section, key, kind, _, default in PLUGINS:
+        table = raw.get(section, {})
+        name = table.get(key, default) if isinstance(table, dict) else default
+        if isinstance(name, str) and (what := registry.problem_with_name(kind, name)):
+            yield (section, key), what
 
 
 def with_default_plugins(raw: Mapping[str, Any]) -> dict[str, Any]:

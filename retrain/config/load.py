@@ -15,6 +15,7 @@ from retrain.config.checks import (
     Problem,
     campaign_problems,
     matrix_problems,
+    plugin_names,
     run_problems,
     with_default_plugins,
 )
@@ -123,6 +124,8 @@ def _problems_of_file(raw: Mapping[str, Any], try_plugins: bool) -> Iterator[Pro
     yield from campaign_problems(raw)
     if not _conditions(raw):
         yield from run_problems(raw, try_plugins)
+    else:  # what every condition replaces must still be right
+        yield from plugin_names(raw)
 
 
 def _type_problems(raw: Mapping[str, Any]) -> Iterator[Problem]:

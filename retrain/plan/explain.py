@@ -159,6 +159,8 @@ def _warnings(plan: Plan, facts: Mapping[str, TaskFacts], cores: float) -> Itera
                 f"{label}: max_tokens = {run.config.training.max_tokens}, but the longest answer has {need} "
                 f"characters; rambling is paid for: training.max_tokens = {2 * (need + 1)} would do"
             )
+    if plan.campaign.max_workers > 1 and not plan.campaign.parallel:
+        yield f"max_workers = {plan.campaign.max_workers} has no effect without campaign.parallel = true"
     if len(plan.conditions) > 1 and any(_may_change_batch(run) for run in plan.runs):
         yield (
             "back pressure or the load throttle may give conditions different batches: they would differ in "

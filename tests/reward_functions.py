@@ -1,0 +1,55 @@
+"""Rewards that tests name by dotted path: good ones, and ones that misbehave."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+from retrain.rewards import UnscoredError
+from retrain.rollouts import Prompt
+
+
+def length(completion: str, prompt: Prompt, *, longest: int = 100) -> float:
+    return min(len(completion), longest) / longest
+
+
+async def slowly_right(completion: str, prompt: Prompt) -> float:
+    await asyncio.sleep(0)
+    return float(completion == prompt.answer)
+
+
+def by_command(completion: str, prompt: Prompt) -> float:
+    """Do what the completion says."""
+    print("a reward may print")
+    match completion:
+        case "raise":
+            raise RuntimeError("asked to raise")
+        case "unscored":
+            raise UnscoredError("asked not to tell")
+        case "late":
+            raise TimeoutError("asked to be late")
+        case "exit":
+            os._exit(3)
+        case "hang":
+            re.match(r"(a+)+$", "a" * 40 + "b")  # holds the interpreter's lock for hours
+        case "nan":
+            return float("nan")
+        case "pid":
+            return float(os.getpid())
+    return float(completion == prompt.answer)
+
+
+async def by_command_later(completion: str, prompt: Prompt) -> float:
+    return by_command(completion, prompt)
+
+
+def with_child(completion: str, prompt: Prompt, *, pids: str) -> float:
+    """Start a process that outlives everything, write down its pid and the own, and wait for ever."""
+    child = subprocess.Popen([sys.executable, "-c", "import signal; signal.pause()"])
+    Path(pids).write_text(f"{os.getpid()} {child.pid}")
+    child.wait()
+    return 0.0
