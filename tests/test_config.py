@@ -95,7 +95,7 @@ def test_a_problem_inside_a_condition_names_the_condition(here: Path) -> None:
 def test_an_unknown_key_of_a_condition_is_an_error(here: Path) -> None:
     text = '[campaign]\nseeds=[0]\n[[campaign.conditions]]\nnaem = "a"'
     assert problems(text, here) == [
-        "campaign.toml [[campaign.conditions]] #1 [naem]: unknown key; did you mean 'name'?"
+        "campaign.toml [[campaign.conditions]] #1.naem: unknown key; did you mean 'name'?"
     ]
 
 

@@ -34,8 +34,9 @@ LONGEST_QUOTE = 60  # characters of a wrong value that a message repeats
 def place(location: Location) -> str:
     """Write a location as TOML shows it: `[training].lr`, `[algorithm.loss_params].clip_low`."""
     if location[:2] == ("campaign", "conditions") and len(location) > 2:
-        inside = place(location[3:]) if len(location) > 3 else "is"
-        return f"[[campaign.conditions]] #{int(location[2]) + 1} {inside}"
+        here = f"[[campaign.conditions]] #{int(location[2]) + 1}"
+        inside = location[3:]
+        return here + (f" {place(inside)}" if len(inside) > 1 else "".join(f".{key}" for key in inside))
     *tables, key = [str(part) for part in location]
     return f"[{'.'.join(tables)}].{key}" if tables else f"[{key}]"
 
