@@ -143,6 +143,43 @@ def test_schedules_rise_and_fall_over_progress() -> None:
 
 
 def test_a_cosine_run_ends_with_a_small_learning_rate(tmp_path: Path) -> None:
-    rows = read_metrics(train(tmp_path / "r", with_("training", lr_schedule="cosine")).directory)
+    raw = {
+        **with_("training", lr_schedule="cosine"),
+        "data": {"task": "copy"},
+        "reward": {"reward": "partial"},
+    }
+    rows = read_metrics(train(tmp_path / "r", raw).directory)
+    assert all(row["grad_norm"] > 0 for row in rows)  # a step without signal is no progress
     assert rows[0]["lr"] == 5e-3
     assert rows[-1]["lr"] < 1e-3
+
+
+def test_goodput_without_a_measured_noise_scale_is_throughput_and_says_so(tmp_path: Path) -> None:
+    raw = on(
+        backpressure={"enabled": True, "objective": "goodput", "max_batch_size": 8},
+        reward={"reward": "tests.plugins.always_right"},
+    )
+    rows = read_metrics(train(tmp_path / "r", raw).directory)
+    assert any("too few for goodput" in r["bp_reason"] for r in rows)
+    assert not any("expected goodput" in r["bp_reason"] for r in rows)
+    assert {r["scaling_noise_scale"] for r in rows} == {None}
+    assert {r["scaling_progress"] for r in rows} == {0.0}
+
+
+def test_back_pressure_and_sampling_beside_training_work_together(tmp_path: Path) -> None:
+    raw = on(
+        backpressure={"enabled": True, "max_batch_size": 12},
+        rate_limiter={"max_staleness": 2, "rate_limit_speed_batch_per_sim": 1.0},
+    )
+    raw["training"] = {**raw["training"], "max_steps": 15}
+    rows = read_metrics(train(tmp_path / "r", raw).directory)
+    assert [r["step"] for r in rows] == list(range(1, 16))
+
+
+def test_hints_of_a_remote_backend_are_unknown(tmp_path: Path) -> None:
+    raw = on(backpressure={"enabled": True, "max_batch_size": 4, "peak_gflops": 10.0, "peak_bw_gb_s": 10.0})
+    here_rows = read_metrics(train(tmp_path / "here", raw).directory)
+    raw["backend"] = {"options": {"api_latency_s": 0.001}}
+    remote_rows = read_metrics(train(tmp_path / "remote", raw).directory)
+    assert {r["roofline_decode"] for r in remote_rows} == {"unknown"}
+    assert "unknown" not in {r["roofline_decode"] for r in here_rows}

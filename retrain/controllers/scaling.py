@@ -147,7 +147,7 @@ class ScalingDecision:
     scale: float  # this step's batch over the initial batch
     gain: float  # steps at the initial batch that this step is worth
     progress: float  # those of all steps before this one
-    noise_scale: float  # prompts at which noise and signal balance; infinite without signal
+    noise_scale: float  # prompts at which noise and signal balance; infinite without signal, NaN unknown
     reason: str
 
 
@@ -177,7 +177,7 @@ class LearningRateScaling:
             progress=self._progress,
             init_batch_size=self._init_batch_size,
         )
-        phi = self._noise.noise_scale * self._init_batch_size
+        phi = self._noise.noise_scale * self._init_batch_size if self._noise.is_known else math.nan
         known = f"noise scale {phi:.3g} prompts" if self._noise.is_known else "noise scale not yet known"
         reason = f"batch x{scale:.3g}, {known}: learning rate x{factor[0]:.3g}"
         return ScalingDecision(float(factor[0]), scale, self._noise.gain(scale), self._progress, phi, reason)

@@ -40,6 +40,8 @@ class Settings:
 
     def __post_init__(self) -> None:
         """Raise ValueError naming the first key out of range."""
+        for name in ("warmup_steps", "min_batch_size", "max_batch_size"):
+            require(name, getattr(self, name), type(getattr(self, name)) is int, "a whole number")
         require("warmup_steps", self.warmup_steps, self.warmup_steps >= 0, "at least 0")
         require("ema_decay", self.ema_decay, 0.0 <= self.ema_decay < 1.0, "a number in [0, 1)")
         for name in ("throttle_margin", "increase_margin"):

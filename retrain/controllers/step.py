@@ -47,6 +47,8 @@ class StepObservation:
             require("tokens", self.tokens, 0.0 < self.tokens < math.inf, "a positive, finite count")
             finite = 0.0 < self.step_time_s < math.inf
             require("step_time_s", self.step_time_s, finite, "a positive, finite number of seconds")
+            rate = self.tokens / self.step_time_s
+            require("tokens / step_time_s", rate, 1e-100 < rate < 1e100, "a rate that can be squared")
 
 
 @dataclass(frozen=True)

@@ -45,7 +45,7 @@ class Launcher(Protocol):
         ...
 
     def wake(self) -> None:
-        """Make a `poll` that is under way return; callable from a signal handler."""
+        """Somebody asked to stop: make a `poll` that is under way return; callable from a signal handler."""
         ...
 
     def cancel(self, run_id: str, *, now: bool) -> None:

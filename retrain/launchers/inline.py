@@ -50,7 +50,8 @@ class InlineLauncher:
         return ends
 
     def wake(self) -> None:
-        """Nothing to wake."""
+        """Somebody asked to stop: the worker inside `submit` is to save and leave."""
+        self._stop.set()
 
     def cancel(self, run_id: str, *, now: bool) -> None:
         """Stop the run at its next step boundary."""

@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
 
-from retrain.config.schema import Config
+from retrain.config.schema import Config, RateLimiter
 from retrain.plan.estimate import Limit, estimate_makespan, rule_of_thumb_s
 from retrain.plan.matrix import Plan, RunPlan
 from retrain.plan.preflight import TaskFacts
@@ -161,6 +161,11 @@ def _warnings(plan: Plan, facts: Mapping[str, TaskFacts], cores: float) -> Itera
             )
     if plan.campaign.max_workers > 1 and not plan.campaign.parallel:
         yield f"max_workers = {plan.campaign.max_workers} has no effect without campaign.parallel = true"
+    if any(_has_idle_rate_limiter(run) for run in plan.runs):
+        yield (
+            "[rate_limiter] has no effect with max_staleness = 0: sampling and training take turns; "
+            "set max_staleness = 1 or more to overlap them"
+        )
     if len(plan.conditions) > 1 and any(_may_change_batch(run) for run in plan.runs):
         yield (
             "back pressure or the load throttle may give conditions different batches: they would differ in "
@@ -177,3 +182,7 @@ def _may_change_batch(run: RunPlan) -> bool:
     return (pressure.enabled and pressure.control == "batch") or (
         throttle.enabled and throttle.control == "batch"
     )
+
+
+def _has_idle_rate_limiter(run: RunPlan) -> bool:
+    return run.config.rate_limiter.max_staleness == 0 and run.config.rate_limiter != RateLimiter()

@@ -42,6 +42,12 @@ def preflight(plan: Plan, source: str) -> dict[str, TaskFacts]:
         facts[run.condition] = built[key] = built.get(key) or _task_facts(run)
         check = registry.optional("backends", run.config.backend.backend, "check_run")
         problems.update(dict.fromkeys(f"{source} {p}" for p in (check(run.config) if check else ())))
+        if run.config.rate_limiter.max_staleness and _is_microbatch(run):
+            what = "samples beside training in units of their own size"
+            problems[
+                f'{source} [backpressure].control: "microbatch" cannot change what runs at a time where '
+                f'[rate_limiter] {what}; use control = "batch" or max_staleness = 0'
+            ] = None
         flow = flow_settings(run.config)
         problems.update(
             dict.fromkeys(f"{source} [rate_limiter].{p}" for p in (flow.problems() if flow else ()))
@@ -49,6 +55,10 @@ def preflight(plan: Plan, source: str) -> dict[str, TaskFacts]:
     if problems:
         raise ConfigError(list(problems))
     return facts
+
+
+def _is_microbatch(run: RunPlan) -> bool:
+    return run.config.backpressure.enabled and run.config.backpressure.control == "microbatch"
 
 
 def _task_facts(run: RunPlan) -> TaskFacts:

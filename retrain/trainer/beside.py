@@ -40,6 +40,7 @@ class Beside:
         self._order = threading.Lock()
         self._pipeline = self._open()
         self._is_started = False
+        self._taken: list[Group] = []  # the last batch
 
     def next_groups(self, count: int, at_a_time: int, version: int) -> list[Group]:
         """Take what was sampled, waiting for it if need be."""
@@ -48,7 +49,8 @@ class Beside:
             self._pipeline.publish(version)
             self._pipeline.start()
             self._is_started = True
-        return list(self._pipeline.next_batch(count, version).items)
+        self._taken = list(self._pipeline.next_batch(count, version).items)
+        return self._taken
 
     @contextmanager
     def updating(self, version: int) -> Iterator[None]:
@@ -57,13 +59,19 @@ class Beside:
             yield
             self._pipeline.publish(version)
 
+    def exclusive(self) -> Any:
+        """Keep sampling out, unless the backend takes calls beside each other."""
+        return self._policy
+
     def row(self) -> dict[str, Any]:
         """Give ratio, waits, ages and drops."""
         return self._pipeline.stats().row()
 
     def put_back(self) -> None:
-        """Begin anew: a failed producer has ended its pipeline."""
+        """Begin anew: a failed producer has ended its pipeline, and the last batch is sampled again."""
         state = self.state_dict()
+        state["prompts"]["taken"] = max(0, state["prompts"]["taken"] - len(self._taken))
+        self._taken = []
         self.close()
         self._pipeline, self._is_started = self._open(), False
         self.load_state_dict(state)

@@ -27,7 +27,9 @@ def roofline_row(
     """
     if not (table.peak_gflops or table.peak_bw_gb_s):
         return {}
-    row: dict[str, Any] = {}
+    row: dict[str, Any] = {"roofline_prefill": "unknown"}  # not timed apart from decoding
+    if info.remote:  # its hardware is not this machine's, and its times are mostly waiting
+        return {**row, "roofline_decode": "unknown", "roofline_train": "unknown"}
     for work in _works(info, rollouts, samples, times_s):
         hint = classify(work, table.peak_gflops, table.peak_bw_gb_s)
         row[f"roofline_{hint.phase}"] = hint.bound

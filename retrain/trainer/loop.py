@@ -102,14 +102,15 @@ class Trainer:
             return
         self._parts.journal.phase("checkpoint", self.step)
         self._parts.journal.sync()
-        state = {"source": self._source.state_dict(), "steering": self._steering.state_dict()}
-        checkpoint.save(
-            self._parts.files.checkpoints,
-            self.step,
-            state,
-            lambda directory: self._settle(self._parts.backend.save(directory)),
-            self._training.keep_checkpoints,
-        )
+        with self._source.exclusive():
+            state = {"source": self._source.state_dict(), "steering": self._steering.state_dict()}
+            checkpoint.save(
+                self._parts.files.checkpoints,
+                self.step,
+                state,
+                lambda directory: self._settle(self._parts.backend.save(directory)),
+                self._training.keep_checkpoints,
+            )
         self._saved_step = self.step
 
     def evaluate(self) -> dict[str, Any]:
@@ -136,7 +137,8 @@ class Trainer:
     def _held_out(self, prompts: Sequence[Prompt], samples: int, temperature: float) -> ScoredBatch:
         how = Sampling(group_size=samples, max_tokens=self._training.max_tokens, temperature=temperature)
         chunks = [prompts[i : i + EVALUATION_BATCH] for i in range(0, len(prompts), EVALUATION_BATCH)]
-        groups = [group for chunk in chunks for group in self._sample(chunk, how)]
+        with self._source.exclusive():
+            groups = [group for chunk in chunks for group in self._sample(chunk, how)]
         return self._parts.algorithm.reward(groups)
 
     def close(self) -> None:

@@ -27,6 +27,10 @@ class Source(Protocol):
         """Hold while the policy is updated to this version (a context manager)."""
         ...
 
+    def exclusive(self) -> Any:
+        """Hold while something else needs the backend to itself (a context manager)."""
+        ...
+
     def row(self) -> dict[str, Any]:
         """Give the source's part of the step's row."""
         ...
@@ -85,6 +89,10 @@ class InTurn:
     def updating(self, version: int) -> Any:
         """Nothing runs beside an update."""
         del version
+        return nullcontext()
+
+    def exclusive(self) -> Any:
+        """The backend is never shared."""
         return nullcontext()
 
     def row(self) -> dict[str, Any]:

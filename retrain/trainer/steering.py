@@ -97,25 +97,27 @@ class Steering:
         Returns:
             Their part of the step's row.
         """
-        row: dict[str, Any] = {"lr_factor": size.lr_factor}
+        row: dict[str, Any] = {"lr_factor": size.lr_factor, "prompts_at_a_time": size.at_a_time}
         if self._back_pressure is not None and facts.tokens > 0:
             row |= _back_pressure_row(self._back_pressure.observe(self._observation(size, facts)))
         if size.load is not None:
             row |= _load_row(size.load)
-        moments = facts.stats.moments if facts.was_update else None
-        local, mean = (moments.local_sqr_norms, moments.mean_sqr_norm) if moments else (None, None)
-        self._scaling.observe(size.scaling, local, mean)
+        if facts.was_update:
+            moments = facts.stats.moments
+            local, mean = (moments.local_sqr_norms, moments.mean_sqr_norm) if moments else (None, None)
+            self._scaling.observe(size.scaling, local, mean)
         if self._config.scaling.rule != "none" or self._wants_noise:
             row |= _scaling_row(size.scaling)
         return row
 
     def out_of_memory(self, size: StepSize) -> bool:
         """Tell the controllers that a step did not fit; True if the next one is smaller."""
-        self._largest = max(1, size.at_a_time - 1) if self._back_pressure else max(1, size.at_a_time // 2)
         if self._back_pressure is not None:
             self._back_pressure.observe(
                 StepObservation(size.at_a_time, self._group_size, 0, 0.0, out_of_memory=True)
             )
+        if self._back_pressure is None or self._back_pressure.batch_size >= size.at_a_time:
+            self._largest = max(1, size.at_a_time // 2)
         return size.at_a_time > 1
 
     def state_dict(self) -> dict[str, Any]:
@@ -144,7 +146,8 @@ class Steering:
         return needs or self._config.scaling.rule in ("adascale", "adamscale")
 
     def _observation(self, size: StepSize, facts: StepFacts) -> StepObservation:
-        noise_scale = size.scaling.noise_scale * self._group_size  # prompts -> rollouts
+        measured = facts.was_update and facts.stats.moments is not None  # a noise scale is told once
+        noise_scale = size.scaling.noise_scale * self._group_size if measured else math.nan  # in rollouts
         return StepObservation(
             batch_size=size.at_a_time,
             group_size=self._group_size,
@@ -159,6 +162,10 @@ def _back_pressure(config: Config) -> BackPressure | None:
     keys = dataclasses.asdict(config.backpressure)
     if not keys.pop("enabled"):
         return None
+    if config.backpressure.control == "microbatch":  # nothing runs more at a time than the batch has
+        keys["max_batch_size"] = min(keys["max_batch_size"], config.training.batch_size)
+    if config.backpressure.objective == "goodput":  # one prompt's gradient tells nothing of the noise
+        keys["min_batch_size"] = max(keys["min_batch_size"], min(2, keys["max_batch_size"]))
     return BackPressure(config.training.batch_size, config.training.group_size, **keys)
 
 
