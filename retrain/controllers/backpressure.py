@@ -193,7 +193,8 @@ class BackPressure:
             return f"exploring: {self.batch_size} should pay"
         if self._explorer.purpose == "probe":
             return f"probing {self.batch_size}, which may be better than believed"
-        return f"best expected {self.settings.objective} at {self.batch_size}"
+        sought = "throughput" if self._goodput_noise_scale() is None else "goodput"
+        return f"best expected {sought} at {self.batch_size}"
 
     def _decision(self, action: Action, regime: Regime, reason: str) -> Decision:
         noise_scale = self._goodput_noise_scale()
