@@ -24,20 +24,26 @@ sys.stdin.readline()
 """
 
 INTERRUPTED_AGAIN_AND_AGAIN = """
-import sys
+import signal, sys
 from retrain.semaphore import FileSemaphore
 semaphore = FileSemaphore(sys.argv[1], 1)
 interrupts, said = 0, -1
+
+def interrupted(*_):
+    global interrupts
+    interrupts += 1  # counted here: Python drops an exception that it raises inside a finalizer
+    raise KeyboardInterrupt
+
+signal.signal(signal.SIGINT, interrupted)
 while interrupts < 300:
     try:
-        while True:
+        while interrupts < 300:
             if said != interrupts:
                 said = interrupts
                 print(said, flush=True)
             if semaphore.acquire(0.5 if interrupts % 2 else None):
                 semaphore.release()
     except KeyboardInterrupt:
-        interrupts += 1
         try:
             semaphore.release()  # interrupted with the permit in hand
         except RuntimeError:
