@@ -43,3 +43,13 @@ def idle() -> float:
 
 def loads_from_a_file() -> float:
     return float(Path(os.environ["LOAD_FILE"]).read_text())
+
+
+def hangs_once(completion: str, prompt: Prompt, *, flag: str) -> float:
+    """Never answer, the first time only, and take no notice of a polite request to leave."""
+    try:
+        Path(flag).touch(exist_ok=False)
+    except FileExistsError:
+        return 0.0
+    while True:
+        time.sleep(3600)

@@ -114,6 +114,7 @@ def test_on_failure_stop_launches_nothing_more(campaign_file: Path) -> None:
     outcome = run_campaign(campaign_file, observer=notes)
     assert notes.begun_started == ["grpo_s0"]
     assert outcome.states["maxrl_s1"] is RunState.PENDING
+    assert outcome.exit_code == 4
 
 
 def test_a_worker_killed_by_the_kernel_is_tried_again(campaign_file: Path, here: Path) -> None:
@@ -138,7 +139,7 @@ def test_a_run_that_takes_too_long_is_ended_as_timeout(campaign_file: Path) -> N
 
 def test_a_stopped_campaign_resumes_to_the_same_result(campaign_file: Path) -> None:
     campaign_file.write_text(campaign_file.read_text() + '[reward]\nreward = "tests.plugins.slow"\n')
-    sets = ["campaign.max_steps=12", "training.save_every=0"]
+    sets = ["campaign.max_steps=8", "training.save_every=0", "campaign.seeds=[0]"]
     stopping = StopWhenRowsExist()
     campaign = start(campaign_file, sets, stopping)
     stopping.stop = campaign.stop
@@ -219,7 +220,16 @@ def test_a_rehearsed_api_never_has_more_calls_in_flight_than_permits(campaign_fi
 def test_workers_outlive_a_killed_orchestrator_and_are_adopted(campaign_file: Path, here: Path) -> None:
     campaign_file.write_text(campaign_file.read_text() + '[reward]\nreward = "tests.plugins.slow"\n')
     orchestrator = subprocess.Popen(
-        [sys.executable, "-m", "retrain", campaign_file.name, "--set", "campaign.max_steps=12"],
+        [
+            sys.executable,
+            "-m",
+            "retrain",
+            campaign_file.name,
+            "--set",
+            "campaign.max_steps=12",
+            "--set",
+            "campaign.seeds=[0]",
+        ],
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         text=True,

@@ -20,8 +20,15 @@ from retrain.plan.matrix import Plan, RunPlan
 from retrain.records.atomic import remove_leftovers
 from retrain.records.layout import CampaignFiles, RunFiles
 from retrain.records.locks import HeldLock, hold, holder
-from retrain.records.manifest import Manifest, PlannedRun, new_manifest, read_manifest, with_plan
-from retrain.records.run_state import RunState, run_state
+from retrain.records.manifest import (
+    UNREADABLE,
+    Manifest,
+    PlannedRun,
+    new_manifest,
+    read_manifest,
+    with_plan,
+)
+from retrain.records.run_state import RunState
 from retrain.semaphore import FileSemaphore, lock_sharing_problem
 
 SHOWN_RUNS = 5  # named in a notice
@@ -71,6 +78,11 @@ class CampaignRun:
         self._asked_to_stop = 0  # before there was a supervisor to tell
 
     @property
+    def plan(self) -> Plan:
+        """What is to run."""
+        return self._plan
+
+    @property
     def directory(self) -> Path:
         """Where the campaign's files lie."""
         return self._files.directory
@@ -95,7 +107,7 @@ class CampaignRun:
             self._catch_up()
             roll_up = RollUp(self._manifest(), self._files.manifest, self.files_of)
             roll_up.write()
-            states = self._states()
+            states = self._states(roll_up)
             todo = [r for r in self._plan.runs if _is_wanted(states[r.run_id], retry_failed)]
             alive = [r for r in self._plan.runs if states[r.run_id] is RunState.RUNNING]
             self._say_what_is_left_alone(states, todo)
@@ -104,7 +116,7 @@ class CampaignRun:
             supervisor = self._supervisor = self._supervisor_with(roll_up)
             supervisor.supervise(todo, alive)
             self._write_last(roll_up)
-            return Outcome(self._files.directory, self._states(), supervisor.was_stopped)
+            return Outcome(self._files.directory, self._states(roll_up), supervisor.was_stopped)
 
     def stop(self, *, now: bool = False) -> None:
         """Ask the campaign to stop; for signal handlers."""
@@ -129,15 +141,13 @@ class CampaignRun:
         except RecordsError as error:  # a copy of what the runs say: no reason to hide how they ended
             self._observer.notice(str(error))
 
-    def _states(self) -> dict[str, RunState]:
-        return {r.run_id: self._state(r) for r in self._plan.runs}
-
-    def _state(self, run: RunPlan) -> RunState:
-        try:
-            return run_state(self.files_of(run.run_id), run.config_hash)
-        except RecordsError as error:  # one run's damage is no reason to hold up the others
-            self._observer.notice(f"{run.run_id} is left alone: {error}")
-            return RunState.FAILED
+    def _states(self, roll_up: RollUp) -> dict[str, RunState]:
+        states = {}
+        for entry in roll_up.entries():
+            if entry.state == UNREADABLE:  # one run's damage is no reason to hold up the others
+                self._observer.notice(f"{entry.run_id} is left alone: {entry.message}")
+            states[entry.run_id] = RunState.FAILED if entry.state == UNREADABLE else RunState(entry.state)
+        return states
 
     def _say_what_is_left_alone(self, states: Mapping[str, RunState], todo: Sequence[RunPlan]) -> None:
         wanted = {run.run_id for run in todo}

@@ -11,6 +11,7 @@ from retrain.records.clock import utc_now
 from retrain.records.layout import RunFiles
 from retrain.records.manifest import (
     Manifest,
+    RunEntry,
     look_at,
     write_manifest,
 )
@@ -33,6 +34,16 @@ class RollUp:
         """Look at a run again, at the next write."""
         self._changed.add(run_id)
 
+    def entries(self) -> tuple[RunEntry, ...]:
+        """Look at every run that changed, and give what is known of all."""
+        runs = list(self._manifest.runs)
+        for run_id in self._changed:
+            place = self._places[run_id]
+            runs[place] = look_at(runs[place], self._files_of(run_id))
+        self._changed.clear()
+        self._manifest = replace(self._manifest, runs=tuple(runs))
+        return self._manifest.runs
+
     def keep(self) -> None:
         """Write if the last time is long enough ago.
 
@@ -48,11 +59,6 @@ class RollUp:
         Raises:
             RecordsError: not possible; the manifest on disk is an older one.
         """
-        runs = list(self._manifest.runs)
-        for run_id in self._changed:
-            place = self._places[run_id]
-            runs[place] = look_at(runs[place], self._files_of(run_id))
-        self._manifest = replace(self._manifest, runs=tuple(runs), ended_at=utc_now() if ended else "")
+        self._manifest = replace(self._manifest, runs=self.entries(), ended_at=utc_now() if ended else "")
         write_manifest(self._path, self._manifest)
-        self._changed.clear()
         self._written_at = time.monotonic()

@@ -71,6 +71,7 @@ class Supervisor:
         self._next_launch = 0.0
         self._asked_to_stop = 0
         self._stopped = 0
+        self._gave_up = False  # after a failure, as on_failure asks
         self.endings: dict[str, Ending] = {}
 
     def stop(self, *, now: bool = False) -> None:
@@ -80,8 +81,8 @@ class Supervisor:
 
     @property
     def was_stopped(self) -> bool:
-        """Tell whether somebody asked to stop."""
-        return self._asked_to_stop > 0
+        """Tell whether somebody asked to stop; a stop after a failure is the campaign's own."""
+        return self._asked_to_stop > 0 and not self._gave_up
 
     def supervise(self, runs: Sequence[RunPlan], alive: Sequence[RunPlan] = ()) -> Mapping[str, Ending]:
         """Run everything to its end.
@@ -188,7 +189,7 @@ class Supervisor:
         self._observer.ended(run, ending, log_tail(self._files_of(run.run_id)) if went_wrong else ())
         if went_wrong and self._campaign.on_failure == "stop" and not self._asked_to_stop:
             self._observer.notice('on_failure = "stop": the other runs are asked to save and leave')
-            self._asked_to_stop = 1
+            self._asked_to_stop, self._gave_up = 1, True
 
     def _obey(self) -> None:
         self._asked_to_stop = max(self._asked_to_stop, self._look_for_stop())

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from retrain.errors import RecordsError
-from retrain.records.files import make_directory, make_new_directory
+from retrain.records.files import make_directory, make_new_directory, records_error
 
 _MAX_NAME = 64
 _MAX_TRIES = 1000  # 65,536 ids a second and name: this many collisions in a row are no accident
@@ -116,7 +116,11 @@ def create_directory(log_dir: Path, name: str) -> Path:
     Raises:
         RecordsError: not possible.
     """
-    if not log_dir.is_dir():  # a link to another disk is welcome here, unlike in what we make below it
+    try:
+        is_there = log_dir.is_dir()  # a link to another disk is welcome here, unlike in what we make below it
+    except OSError as error:
+        raise records_error(log_dir, "look inside", error) from error
+    if not is_there:
         make_directory(log_dir)
     for _ in range(_MAX_TRIES):
         stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())

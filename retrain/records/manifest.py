@@ -21,6 +21,7 @@ from retrain.records.layout import CampaignFiles, RunFiles, is_single_run
 from retrain.records.run_state import RunState, inspect_run
 
 SCHEMA_VERSION = 1
+UNREADABLE = "unreadable"  # in the place of a run's state
 
 
 @dataclass(frozen=True)
@@ -151,11 +152,11 @@ def _parse(found: dict[str, Any]) -> Manifest:
 
 
 def look_at(entry: RunEntry, files: RunFiles) -> RunEntry:
-    """Read one run's directory anew; if its files cannot be read, the message says so."""
+    """Read one run's directory anew; if its files cannot be read, state and message say so."""
     try:
         seen = inspect_run(files, entry.config_hash)
     except RecordsError as error:
-        return replace(entry, message=str(error))
+        return replace(entry, state=UNREADABLE, message=str(error))
     last = seen.attempts[-1] if seen.attempts else None
     return replace(
         entry,

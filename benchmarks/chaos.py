@@ -1,0 +1,70 @@
+"""What killing costs: real SIGKILLs at random moments, simulated ones at every file operation, power losses.
+
+    python -m benchmarks.chaos [--kills 60] [--plans 2000] [--losses 500] [--full] [--json]
+
+`--full`: 2,000 real kills, 10,000 simulated plans, 5,000 power losses (about half an hour).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+import time
+from dataclasses import asdict
+from pathlib import Path
+
+from tests.chaos import Chaos
+from tests.crash_run import Verdict, power_losses, random_kills
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--kills", type=int, default=60)
+    parser.add_argument("--plans", type=int, default=2000)
+    parser.add_argument("--losses", type=int, default=500)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--full", action="store_true")
+    parser.add_argument("--json", action="store_true")
+    options = parser.parse_args()
+    if options.full:
+        options.kills, options.plans, options.losses = 2000, 10_000, 5000
+    with tempfile.TemporaryDirectory() as directory:
+        root = Path(directory).resolve()
+        found = {
+            "simulated kills": timed(
+                lambda: simulated(random_kills(root / "plans", options.plans, options.seed))
+            ),
+            "power losses": timed(
+                lambda: simulated(power_losses(root / "losses", options.losses, options.seed))
+            ),
+            "real kills": timed(lambda: real(root / "real", options.kills, options.seed)),
+        }
+    if options.json:
+        print(json.dumps(found, indent=2))
+        return
+    for title, row in found.items():
+        print(title)
+        for name, value in row.items():
+            print(f"  {name:<24}{value:>12}")
+
+
+def timed(measure) -> dict[str, object]:
+    started = time.perf_counter()
+    row = measure()
+    return {**row, "seconds": round(time.perf_counter() - started, 1)}
+
+
+def simulated(verdict: Verdict) -> dict[str, object]:
+    return {**asdict(verdict), "problems": len(verdict.problems)}
+
+
+def real(directory: Path, kills: int, seed: int) -> dict[str, object]:
+    if kills == 0:
+        return {}
+    directory.mkdir()
+    return asdict(Chaos(directory, seed).disturb(kills))
+
+
+if __name__ == "__main__":
+    main()

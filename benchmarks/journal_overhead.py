@@ -1,0 +1,100 @@
+"""What records cost a run: rows, status, checkpoints, beside steps of 50 ms.
+
+    python -m benchmarks.journal_overhead [--steps 200] [--step-ms 50] [--directory DIR] [--json]
+
+The step itself is a sleep, so that status.json is rewritten as often as in a real run (at most five
+times a second). Side by side: the same steps without a journal, with it, and with a checkpoint of a
+small policy every 20 steps on top (which is dominated by the disk's syncs).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+import time
+from pathlib import Path
+
+from retrain.records.files import make_directory
+from retrain.records.layout import RunFiles
+from retrain.trainer import checkpoint
+from retrain.trainer.journal import Journal
+
+PHASES = ("sample", "reward", "train")
+SAVE_EVERY = 20
+WEIGHTS = bytes(200_000)
+COLUMNS = 45  # of a row with back pressure and the other controllers on
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--steps", type=int, default=200)
+    parser.add_argument("--step-ms", type=float, default=50.0)
+    parser.add_argument("--directory", type=Path, default=None)
+    parser.add_argument("--json", action="store_true")
+    options = parser.parse_args()
+    step_s = options.step_ms / 1000
+    with tempfile.TemporaryDirectory(dir=options.directory) as place:
+        rows = [
+            measure("no records", Path(place, "a"), options.steps, step_s, journals=False),
+            measure("rows and status", Path(place, "b"), options.steps, step_s),
+            measure("and checkpoints", Path(place, "c"), options.steps, step_s, saves=True),
+        ]
+    if options.json:
+        print(json.dumps(rows, indent=2))
+        return
+    print(f"{'':<18}{'ms a step':>10}{'% of a step':>12}{'CPU ms a step':>15}{'worst ms':>10}")
+    for row in rows:
+        print(
+            f"{row['what']:<18}{row['ms']:>10.3f}{row['percent']:>12.2f}{row['cpu_ms']:>15.3f}{row['worst_ms']:>10.2f}"
+        )
+
+
+def measure(
+    what: str, directory: Path, steps: int, step_s: float, *, journals: bool = True, saves: bool = False
+) -> dict[str, object]:
+    make_directory(directory)
+    files = RunFiles(directory)
+    journal = Journal(files, 1, steps)
+    spent, cpu = [], 0.0
+    for step in range(1, steps + 1):
+        records_s = 0.0
+        for phase in PHASES:
+            records_s += timed(journal.phase, phase, step) if journals else 0.0
+            time.sleep(step_s / len(PHASES))
+        before = time.thread_time()
+        if journals:
+            records_s += timed(journal.row, row_of(step))
+        if saves and step % SAVE_EVERY == 0:
+            records_s += timed(save, files, journal, step)
+        cpu += time.thread_time() - before
+        spent.append(records_s)
+    journal.close()
+    mean_s = sum(spent) / steps
+    return {
+        "what": what,
+        "steps": steps,
+        "ms": 1000 * mean_s,
+        "percent": 100 * mean_s / step_s,
+        "cpu_ms": 1000 * cpu / steps,
+        "worst_ms": 1000 * max(spent),
+    }
+
+
+def timed(call, *arguments) -> float:
+    started = time.perf_counter()
+    call(*arguments)
+    return time.perf_counter() - started
+
+
+def row_of(step: int) -> dict[str, object]:
+    return {"step": step, **{f"some_metric_{number}": step / (number + 3) for number in range(COLUMNS)}}
+
+
+def save(files: RunFiles, journal: Journal, step: int) -> None:
+    journal.sync()
+    checkpoint.save(files.checkpoints, step, {}, lambda at: (at / "weights").write_bytes(WEIGHTS), keep=2)
+
+
+if __name__ == "__main__":
+    main()

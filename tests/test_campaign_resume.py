@@ -1,0 +1,222 @@
+"""One command goes on where a campaign stopped: it runs what is missing and says what it leaves alone."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from retrain.campaign.endings import Ending, conclude, ended_attempts
+from retrain.campaign.events import Silent
+from retrain.campaign.run import reopen, run_campaign, start
+from retrain.errors import ConfigError, LaunchError
+from retrain.plan.matrix import RunPlan
+from retrain.records.attempts import begin_attempt, end_attempt, read_attempts
+from retrain.records.layout import RunFiles
+from retrain.records.locks import hold
+from retrain.records.metrics import read_metrics
+from retrain.records.run_state import RunState
+
+ROOT = Path(__file__).parent.parent
+INLINE = ["campaign.launcher=inline"]
+
+
+@pytest.fixture(autouse=True)
+def _plugins_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    monkeypatch.syspath_prepend(str(ROOT))
+
+
+class Notes(Silent):
+    def __init__(self) -> None:
+        self.notices: list[str] = []
+        self.begun_runs: list[str] = []
+
+    def started(self, run: RunPlan) -> None:
+        self.begun_runs.append(run.run_id)
+
+    def notice(self, text: str) -> None:
+        self.notices.append(text)
+
+
+class DieAfter(Silent):
+    """Ends the orchestrator as a kill would, when so many runs have ended."""
+
+    def __init__(self, runs: int) -> None:
+        self._left = runs
+
+    def ended(self, run: RunPlan, ending: Ending, tail: Sequence[str]) -> None:
+        self._left -= 1
+        if self._left == 0:
+            raise KeyboardInterrupt
+
+
+@pytest.fixture
+def half(campaign_file: Path) -> Path:
+    """A campaign of 4 runs whose orchestrator died after the second."""
+    campaign = start(campaign_file, INLINE, DieAfter(2))
+    with pytest.raises(KeyboardInterrupt):
+        campaign.execute()
+    return campaign.directory.absolute()
+
+
+def test_what_is_finished_is_skipped_and_said_so(half: Path) -> None:
+    notes = Notes()
+    assert reopen(half, notes).execute().exit_code == 0
+    assert len(notes.begun_runs) == 2
+    assert notes.notices == ["2 finished runs are skipped"]
+    attempts = [len(read_attempts(RunFiles(run).attempts)) for run in (half / "runs").iterdir()]
+    assert attempts == [1, 1, 1, 1]
+
+
+def test_a_copied_directory_is_resumed_without_touching_the_original(
+    half: Path, here: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    elsewhere = tmp_path_factory.mktemp("elsewhere")
+    before = {path: path.stat().st_mtime_ns for path in half.rglob("*")}
+    with hold(half / "campaign.lock") as _:  # type: ignore[union-attr]  # the original goes on meanwhile
+        shutil.copytree(half, elsewhere / "copy")
+        monkeypatch.chdir(elsewhere)
+        assert reopen(Path("copy")).execute().exit_code == 0
+    after = {path: path.stat().st_mtime_ns for path in half.rglob("*")}
+    del before[half / "campaign.lock"], after[half / "campaign.lock"]
+    assert after == before
+
+
+def test_relative_paths_start_where_the_campaign_began(
+    campaign_file: Path, here: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines = [f'{{"prompt": "a{number}", "answer": "b"}}\n' for number in range(20)]
+    (here / "prompts.jsonl").write_text("".join(lines))
+    text = campaign_file.read_text().replace(
+        'task = "successor"', 'task = "jsonl"\noptions.path = "prompts.jsonl"'
+    )
+    campaign_file.write_text(text)
+    campaign = start(campaign_file, INLINE, DieAfter(1))
+    with pytest.raises(KeyboardInterrupt):
+        campaign.execute()
+    directory = campaign.directory.absolute()
+    monkeypatch.chdir(tmp_path_factory.mktemp("elsewhere"))
+    assert reopen(directory).execute().exit_code == 0
+
+
+def edit(directory: Path, old: str, new: str) -> None:
+    path = directory / "campaign.toml"
+    path.write_text(path.read_text().replace(old, new))
+
+
+def test_a_changed_configuration_is_refused_with_what_changed(half: Path) -> None:
+    edit(half, "lr = 5e-3", "lr = 6e-3")
+    with pytest.raises(
+        ConfigError, match=r"training.lr: 0.005 -> 0.006 \(grpo_s0, maxrl_s0, grpo_s1 and 1 more"
+    ):
+        reopen(half)
+    edit(half, "lr = 6e-3", "lr = 5e-3")
+    assert reopen(half).execute().exit_code == 0
+
+
+def test_runs_that_are_new_or_gone_are_changes_too(half: Path) -> None:
+    edit(half, "seeds = [0, 1]", "seeds = [0, 2]")
+    with pytest.raises(ConfigError) as refused:
+        reopen(half)
+    assert "run grpo_s2: is new" in str(refused.value)
+    assert "run maxrl_s1: is gone" in str(refused.value)
+
+
+def test_an_accepted_change_goes_on_from_the_checkpoints(half: Path) -> None:
+    edit(half, "max_steps = 4", "max_steps = 6")
+    outcome = reopen(half, accept_config_change=True).execute()
+    assert outcome.exit_code == 0
+    for run in (half / "runs").iterdir():
+        assert [row["step"] for row in read_metrics(run)] == [1, 2, 3, 4, 5, 6]
+        assert read_attempts(RunFiles(run).attempts)[-1].resumed_from_step in (0, 4)
+    assert reopen(half).execute().exit_code == 0  # and is how it began from now on
+
+
+def test_a_change_is_refused_while_workers_run_under_the_old_one(half: Path) -> None:
+    edit(half, "lr = 5e-3", "lr = 6e-3")
+    lock = hold(half / "runs" / "grpo_s1" / "run.lock")
+    assert lock is not None
+    with lock, pytest.raises(ConfigError, match=r"changed while grpo_s1 run.*retrain stop"):
+        reopen(half, accept_config_change=True)
+
+
+def test_how_runs_are_launched_may_change_freely(half: Path) -> None:
+    edit(half, "save_every = 2", "save_every = 1")
+    edit(half, "max_workers = 2", "max_workers = 1")
+    assert reopen(half).execute().exit_code == 0
+    assert "save_every = 1" in (half / "runs" / "maxrl_s1" / "run.toml").read_text()
+
+
+def test_a_start_that_was_killed_half_way_is_completed(campaign_file: Path) -> None:
+    text = campaign_file.read_text().replace("seeds = [0, 1]\n", "")  # so that a seed is drawn
+    campaign_file.write_text(text)
+    directory = start(campaign_file, INLINE).directory
+    names = {run.name for run in (directory / "runs").iterdir()}
+    shutil.rmtree(directory / "runs" / sorted(names)[0])
+    assert reopen(directory).execute().exit_code == 0
+    assert {run.name for run in (directory / "runs").iterdir()} == names
+
+
+def test_a_run_that_cannot_be_read_holds_up_no_other(half: Path) -> None:
+    (half / "runs" / "grpo_s0" / "done.json").write_text("{")
+    notes = Notes()
+    outcome = reopen(half, notes).execute()
+    assert outcome.states["grpo_s0"] is RunState.FAILED
+    assert sorted(outcome.states.values()).count(RunState.DONE) == 3
+    assert any("grpo_s0 is left alone" in said for said in notes.notices)
+
+
+def test_of_fifty_orchestrators_started_at_once_exactly_one_wins(campaign_file: Path) -> None:
+    directory = start(campaign_file).directory
+    gate = os.pipe()
+    code = (
+        "import os, sys; from pathlib import Path; from retrain.records.locks import hold\n"
+        "os.read(int(sys.argv[1]), 1); lock = hold(Path(sys.argv[2]))\n"
+        "print('won' if lock else 'lost', flush=True); sys.stdin.read()"
+    )
+    starters = [
+        subprocess.Popen(
+            [sys.executable, "-c", code, str(gate[0]), str(directory / "campaign.lock")],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            pass_fds=[gate[0]],
+        )
+        for _ in range(50)
+    ]
+    os.write(gate[1], b"!" * 50)
+    said = [starter.stdout.readline().strip() for starter in starters]  # type: ignore[union-attr]
+    for starter in starters:
+        starter.communicate()
+    for end in gate:
+        os.close(end)
+    assert (said.count("won"), said.count("lost")) == (1, 49)
+    assert reopen(directory)
+
+
+def test_the_second_orchestrator_is_told_who_holds_the_campaign(half: Path) -> None:
+    with hold(half / "campaign.lock") as _, pytest.raises(LaunchError, match=f"process {os.getpid()}"):  # type: ignore[union-attr]
+        reopen(half).execute()
+
+
+def test_an_earlier_attempts_ending_is_not_taken_for_this_ones(tmp_path: Path) -> None:
+    files = RunFiles(tmp_path)
+    end_attempt(files.attempts, begin_attempt(files.attempts), "interrupted")
+    before = ended_attempts(files)
+    ending = conclude(files, "hash", -signal.SIGKILL, None, before)  # killed before it wrote a word
+    assert ending.state is RunState.INFRASTRUCTURE
+    assert [attempt.ending for attempt in read_attempts(files.attempts)] == ["interrupted"]
+
+
+def test_a_finished_campaign_says_so_and_runs_nothing(campaign_file: Path) -> None:
+    directory = run_campaign(campaign_file, INLINE).directory
+    notes = Notes()
+    assert reopen(directory, notes).execute().exit_code == 0
+    assert (notes.begun_runs, notes.notices) == ([], ["4 finished runs are skipped"])

@@ -1,0 +1,226 @@
+"""A campaign is stopped, left running and followed from anywhere, whether its orchestrator lives or not."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from retrain.campaign.run import reopen, start
+from retrain.campaign.stop import asked_to_stop, stop_campaign, withdraw_request
+from retrain.errors import RecordsError
+from retrain.launchers._signals import signal_holder
+from retrain.records.attempts import read_attempts
+from retrain.records.follow import follow, last_lines
+from retrain.records.layout import CampaignFiles, RunFiles
+from retrain.records.locks import holder, is_held
+from retrain.records.metrics import read_metrics
+from retrain.records.processes import start_mark
+from retrain.records.run_state import RunState
+
+ROOT = Path(__file__).parent.parent
+LONG = ["campaign.max_steps=100000", "campaign.seeds=[0]", "reward.reward=tests.plugins.slow"]
+Call = Callable[..., subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture(autouse=True)
+def _plugins_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    monkeypatch.syspath_prepend(str(ROOT))
+
+
+def wait_until(is_so: Callable[[], bool]) -> None:
+    while not is_so():
+        os.sched_yield()
+
+
+@pytest.fixture
+def left_running(retrain: Call, campaign_file: Path) -> Iterator[Path]:
+    """A campaign of two endless runs in the background, past their first steps."""
+    sets = [word for setting in LONG for word in ("--set", setting)]
+    answer = retrain("run", campaign_file.name, "--detach", *sets)
+    assert answer.returncode == 0, answer.stderr
+    directory = Path(re.search(r"^(\S+) goes on in process", answer.stdout)[1]).absolute()  # type: ignore[index]
+    for name in ("grpo_s0", "maxrl_s0"):
+        wait_until(lambda name=name: bool(read_metrics(directory / "runs" / name)))  # type: ignore[misc]
+    yield directory
+    stop_campaign(directory, now=True)
+
+
+def orchestrator_of(directory: Path) -> int:
+    found = holder(directory / "campaign.lock")
+    assert found is not None
+    return found.pid
+
+
+def locks_of(directory: Path) -> list[Path]:
+    return [RunFiles(run).lock for run in sorted((directory / "runs").iterdir())]
+
+
+def endings_of(directory: Path) -> list[str | None]:
+    runs = sorted((directory / "runs").iterdir())
+    return [read_attempts(RunFiles(run).attempts)[-1].ending for run in runs]
+
+
+def test_a_detached_campaign_is_shown_followed_and_stopped_by_its_directory(
+    left_running: Path, retrain: Call
+) -> None:
+    assert "running" in retrain("status", left_running).stdout
+    assert "started grpo_s0" in retrain("logs", left_running).stdout
+    following = subprocess.Popen(
+        [sys.executable, "-m", "retrain", "logs", str(left_running), "-f"], stdout=subprocess.PIPE, text=True
+    )
+    stopped = retrain("stop", left_running)
+    assert (stopped.returncode, "retrain resume" in stopped.stdout) == (0, True)
+    said, _ = following.communicate()
+    assert "interrupted grpo_s0" in said
+    assert not any(map(is_held, [left_running / "campaign.lock", *locks_of(left_running)]))
+    assert endings_of(left_running) == ["interrupted", "interrupted"]
+
+
+def test_workers_of_a_dead_orchestrator_save_and_leave_when_told(left_running: Path) -> None:
+    os.kill(orchestrator_of(left_running), signal.SIGKILL)
+    wait_until(lambda: not is_held(left_running / "campaign.lock"))
+    found = stop_campaign(left_running)
+    assert (found.was_supervised, found.workers) == (False, ("grpo_s0", "maxrl_s0"))
+    assert not any(map(is_held, locks_of(left_running)))
+    for run in (left_running / "runs").iterdir():
+        steps = len(read_metrics(run))
+        assert (run / "checkpoints" / f"step-{steps:06d}").is_dir()
+
+
+def test_stop_now_kills_and_the_runs_are_interrupted_not_failed(left_running: Path) -> None:
+    found = stop_campaign(left_running, now=True)
+    assert found.was_supervised
+    assert not any(map(is_held, locks_of(left_running)))
+    assert endings_of(left_running) == ["interrupted", "interrupted"]
+
+
+def test_stopping_what_does_not_run_changes_nothing(campaign_file: Path) -> None:
+    directory = start(campaign_file).directory
+    found = stop_campaign(directory)
+    assert (found.was_supervised, found.workers) == (False, ())
+    with pytest.raises(RecordsError, match="holds no campaign"):
+        stop_campaign(directory / "runs")
+
+
+def test_a_request_that_came_too_late_does_not_stop_the_next_resume(campaign_file: Path) -> None:
+    campaign = start(campaign_file, ["campaign.launcher=inline"])
+    files = CampaignFiles(campaign.directory)
+    files.stop_request.write_text('{"now": true}')
+    assert asked_to_stop(files) == 2
+    assert campaign.execute().exit_code == 0
+    withdraw_request(files)
+    assert asked_to_stop(files) == 0
+
+
+def test_a_stop_before_anything_was_launched_launches_nothing(campaign_file: Path) -> None:
+    campaign = start(campaign_file)
+    campaign.stop()
+    outcome = campaign.execute()
+    assert set(outcome.states.values()) == {RunState.PENDING}
+    assert outcome.exit_code == 130
+    assert reopen(campaign.directory)
+
+
+def test_detaching_a_campaign_that_cannot_start_says_why(retrain: Call, campaign_file: Path) -> None:
+    refused = retrain("run", campaign_file.name, "--detach", "--set", "training.lr=-1")
+    assert (refused.returncode, "training.lr" in refused.stderr) == (2, True)
+    assert not Path("logs").exists()
+
+
+# Signals go to whom they are meant for
+
+
+HOLDER = """
+import sys
+from pathlib import Path
+from retrain.records.locks import hold
+lock = hold(Path(sys.argv[1]))
+print("held", flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.fixture
+def held(tmp_path: Path) -> Iterator[tuple[Path, subprocess.Popen[str]]]:
+    lock = tmp_path / "run.lock"
+    process = subprocess.Popen(
+        [sys.executable, "-c", HOLDER, str(lock)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    process.stdout.readline()
+    yield lock, process
+    process.kill()
+    process.communicate()
+
+
+def test_a_holder_is_signalled_by_its_lock(held: tuple[Path, subprocess.Popen[str]]) -> None:
+    lock, process = held
+    assert signal_holder(lock, signal.SIGTERM)
+    assert process.wait() == -signal.SIGTERM
+    assert not signal_holder(lock, signal.SIGTERM)
+
+
+def test_a_process_that_got_a_dead_holders_id_is_left_alone(
+    held: tuple[Path, subprocess.Popen[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lock, process = held
+    monkeypatch.setattr("retrain.launchers._signals.TRIES", 2)
+    text = lock.read_text()
+    lock.write_text(text.replace(start_mark(process.pid), "another boot:1"))
+    assert not signal_holder(lock, signal.SIGKILL)
+    lock.write_text(text.replace(f'"host": "{os.uname().nodename}"', '"host": "another machine"'))
+    assert not signal_holder(lock, signal.SIGKILL)
+    assert process.poll() is None
+
+
+def test_a_mark_is_a_processs_own_and_gone_with_it() -> None:
+    process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    assert start_mark(process.pid) == start_mark(process.pid) != ""
+    assert start_mark(process.pid) != start_mark(os.getpid())
+    process.communicate(b"\n")
+    assert start_mark(process.pid) == ""
+
+
+# Logs
+
+
+def test_logs_show_a_runs_output_without_what_a_terminal_would_obey(
+    retrain: Call, campaign_file: Path
+) -> None:
+    directory = start(campaign_file).directory
+    (directory / "runs" / "grpo_s0" / "output.log").write_bytes(b"one\n\x1b[31mred\x1b[0m\xff\nlast")
+    assert retrain("logs", directory / "runs" / "grpo_s0").stdout.split() == ["one", "red\ufffd", "last"]
+    assert retrain("logs", directory, "grpo_s0", "-n", "1").stdout.split() == ["red\ufffd", "last"]
+    wrong = retrain("logs", directory, "grpo_s9")
+    assert (wrong.returncode, "grpo_s0, grpo_s1" in wrong.stderr) == (5, True)
+
+
+def test_following_gives_every_line_once_and_ends_with_the_writer(tmp_path: Path) -> None:
+    log, ended = tmp_path / "output.log", threading.Event()
+    log.write_text("old\n")
+    begun, at = last_lines(log, 5)
+
+    def write() -> None:
+        with log.open("a") as file:
+            for number in range(100):
+                file.write(f"line {number}\n")
+                file.flush()
+            file.write("no newline at the end")
+        ended.set()
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    seen = list(follow(log, at, ended.is_set))
+    writer.join()
+    assert [*begun, *seen] == ["old", *(f"line {number}" for number in range(100)), "no newline at the end"]
+    assert last_lines(log, 2)[0] == ["line 98", "line 99"]
+    assert last_lines(tmp_path / "none", 5) == ([], 0)

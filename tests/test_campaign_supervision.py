@@ -1,0 +1,247 @@
+"""What the supervisor does with workers that hang, fail in a row, find no memory or turn up late."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+
+from retrain.campaign import supervise
+from retrain.campaign.admission import ByMemory, Places, Planned, WhileRunsSucceed
+from retrain.campaign.endings import Ending
+from retrain.campaign.events import Silent
+from retrain.campaign.run import run_campaign, start
+from retrain.campaign.supervise import Supervisor
+from retrain.campaign.watch import LOOKS, Patience
+from retrain.config.schema import Campaign
+from retrain.launchers import Ended
+from retrain.plan.matrix import RunPlan
+from retrain.records.attempts import begin_attempt, read_attempts
+from retrain.records.layout import RunFiles
+from retrain.records.locks import hold
+from retrain.records.run_state import Progress, RunState, write_done, write_progress
+
+ROOT = Path(__file__).parent.parent
+
+
+@pytest.fixture(autouse=True)
+def _plugins_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    monkeypatch.syspath_prepend(str(ROOT))
+
+
+class Script:
+    """A launcher that does what it is told, one thing each time the supervisor waits."""
+
+    def __init__(self, *happenings: Callable[[], Sequence[Ended]]) -> None:
+        self.happenings = list(happenings)
+        self.calls: list[tuple[str, str]] = []
+
+    def describe(self) -> str:
+        return "a script"
+
+    def submit(self, run_id: str, run_dir: Path) -> None:
+        self.calls.append(("submit", run_id))
+
+    def adopt(self, run_id: str, run_dir: Path) -> None:
+        self.calls.append(("adopt", run_id))
+
+    def cancel(self, run_id: str, *, now: bool) -> None:
+        self.calls.append(("kill" if now else "cancel", run_id))
+
+    def wake(self) -> None:
+        pass
+
+    def poll(self, timeout_s: float) -> Sequence[Ended]:
+        return self.happenings.pop(0)() if self.happenings else []
+
+
+@pytest.fixture
+def planned(campaign_file: Path) -> tuple[RunPlan, RunFiles]:
+    """A run that exists on disk and was never launched."""
+    campaign = start(campaign_file)
+    run = campaign.plan.runs[0]
+    return run, campaign.files_of(run.run_id)
+
+
+def supervisor(launcher: Script, files: RunFiles, **keys: object) -> Supervisor:
+    campaign = Campaign(**keys)  # type: ignore[arg-type]
+    return Supervisor(campaign, Planned(4), launcher, lambda run_id: files, Silent())
+
+
+# A worker that a dead orchestrator had started, slower than ours
+
+
+def test_a_run_that_somebody_else_took_first_is_adopted(planned: tuple[RunPlan, RunFiles]) -> None:
+    run, files = planned
+    other = hold(files.lock)
+    assert other is not None
+
+    def ours_finds_the_lock_held() -> Sequence[Ended]:
+        begin_attempt(files.attempts)
+        return [Ended(run.run_id, 75)]
+
+    def the_other_is_done() -> Sequence[Ended]:
+        write_done(files.done, run.config_hash, {})
+        other.release()
+        return [Ended(run.run_id, None)]
+
+    script = Script(ours_finds_the_lock_held, the_other_is_done)
+    endings = supervisor(script, files).supervise([run])
+    assert endings == {run.run_id: Ending(RunState.DONE)}
+    assert script.calls == [("submit", run.run_id), ("adopt", run.run_id)]
+    assert len(read_attempts(files.attempts)) == 1
+
+
+# Time
+
+
+def test_a_worker_without_a_step_for_stall_timeout_is_asked_then_killed(
+    planned: tuple[RunPlan, RunFiles], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, files = planned
+    monkeypatch.setattr(supervise, "GRACE_S", 0.0)
+    script = Script()
+    script.poll = lambda timeout_s: (  # type: ignore[method-assign]
+        [Ended(run.run_id, -signal.SIGKILL)] if ("kill", run.run_id) in script.calls else []
+    )
+    endings = supervisor(script, files, stall_timeout=1e-6, retries=0).supervise([run])
+    assert endings[run.run_id].state is RunState.STALLED
+    assert [what for what, _ in script.calls] == ["submit", "cancel", "kill"]
+
+
+def patience(tmp_path: Path, **keys: float) -> tuple[Patience, RunFiles]:
+    files = RunFiles(tmp_path)
+    return Patience.begin(Campaign(**keys), files, now_s=0.0), files  # type: ignore[arg-type]
+
+
+def test_a_step_now_and_then_is_no_stall(tmp_path: Path) -> None:
+    watched, files = patience(tmp_path, stall_timeout=80.0)
+    for step in range(1, 100):
+        files.metrics.write_text("row\n" * (step // 5 + 1))  # every fifth look sees another one
+        assert watched.ended_by(step * 80.0 / LOOKS) is None
+
+
+def test_no_step_for_the_timeout_is_a_stall_noticed_soon(tmp_path: Path) -> None:
+    watched, files = patience(tmp_path, stall_timeout=80.0)
+    files.metrics.write_text("row\n")
+    seen = []
+    while not (seen and seen[-1][1]):
+        now_s = watched.due_s()
+        seen.append((now_s, watched.ended_by(now_s)))
+    assert seen[-1][1] is RunState.STALLED
+    assert 80.0 <= seen[-1][0] <= 80.0 * (1 + 2 / LOOKS)
+
+
+def test_a_worker_that_yields_to_other_work_is_not_stalled(tmp_path: Path) -> None:
+    watched, files = patience(tmp_path, stall_timeout=1.0)
+    write_progress(files.status, Progress("running", "paused: processors are busy", 3, 10, 1))
+    assert all(watched.ended_by(float(now_s)) is None for now_s in range(20))
+
+
+def test_a_timeout_counts_from_the_start_whatever_is_done(tmp_path: Path) -> None:
+    watched, _ = patience(tmp_path, run_timeout=5.0)
+    assert watched.ended_by(4.9) is None
+    assert watched.ended_by(5.0) is RunState.TIMEOUT
+
+
+def test_without_timeouts_nobody_looks(tmp_path: Path) -> None:
+    watched, _ = patience(tmp_path)
+    assert watched.due_s() == float("inf")
+
+
+def test_a_hanging_run_is_ended_and_tried_again(
+    campaign_file: Path, here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(supervise, "GRACE_S", 0.1)
+    text = campaign_file.read_text() + '[reward]\nreward = "tests.plugins.hangs_once"\n'
+    campaign_file.write_text(text + f'[reward.params]\nflag = "{here / "hung"}"\n')
+    sets = ["campaign.stall_timeout=4.0", "campaign.seeds=[0]", "campaign.retries=20"]
+    outcome = run_campaign(campaign_file, sets)
+    assert outcome.exit_code == 0
+    endings = [
+        attempt.ending
+        for run in (outcome.directory / "runs").iterdir()
+        for attempt in read_attempts(RunFiles(run).attempts)
+    ]
+    assert set(endings) == {"done", "stalled"}
+
+
+# Admission
+
+
+def test_no_worker_is_started_while_memory_is_short() -> None:
+    free_bytes = 2**30
+    admission = ByMemory(Planned(4), least_bytes=2**31, free_bytes=lambda: free_bytes)
+    short = admission.places()
+    assert (short.count, short.ask_again_s is not None) == (0, True)
+    assert short.reason == "1.00 GiB of memory are free, min_free_memory is 2.00"
+    free_bytes = 2**32
+    assert admission.places() == Places(4, None)
+
+
+def test_a_campaign_with_too_little_memory_says_so_and_waits(campaign_file: Path) -> None:
+    notices: list[str] = []
+
+    class Impatient(Silent):
+        def notice(self, text: str) -> None:
+            notices.append(text)
+            campaign.stop()
+
+    campaign = start(campaign_file, ["campaign.min_free_memory=1e18"], Impatient())
+    outcome = campaign.execute()
+    assert set(outcome.states.values()) == {RunState.PENDING}
+    assert "min_free_memory" in notices[0]
+
+
+def in_a_row(runs: int = 3) -> tuple[WhileRunsSucceed, list[float]]:
+    now_s = [0.0]
+    return WhileRunsSucceed(Planned(4), runs, clock=lambda: now_s[0]), now_s
+
+
+def test_several_runs_failing_in_a_row_pause_launches_then_one_is_tried() -> None:
+    admission, now_s = in_a_row()
+    for run_id in ("a", "b", "c"):
+        assert admission.places().count == 4
+        admission.ended(run_id, RunState.INFRASTRUCTURE, "connection refused")
+    paused = admission.places()
+    assert (paused.count, "connection refused" in paused.reason) == (0, True)
+    assert paused.ask_again_s is not None
+    now_s[0] += paused.ask_again_s
+    assert admission.places().count == 4
+    admission.started()
+    assert admission.places().count == 0  # until the one that is tried has lived for a while
+    admission.ended("a", RunState.DONE, "")
+    assert admission.places().count == 4
+
+
+def test_a_probe_that_fails_like_the_others_pauses_for_longer() -> None:
+    admission, now_s = in_a_row()
+    for run_id in ("a", "b", "c"):
+        admission.ended(run_id, RunState.INFRASTRUCTURE, "")
+    first_s = admission.places().ask_again_s
+    assert first_s is not None
+    now_s[0] += first_s
+    admission.started()
+    admission.ended("a", RunState.INFRASTRUCTURE, "")
+    second_s = admission.places().ask_again_s
+    assert second_s is not None
+    assert second_s > first_s
+
+
+def test_one_run_that_fails_again_and_again_is_no_sign_of_trouble_for_all() -> None:
+    admission, _ = in_a_row()
+    for _ in range(10):
+        admission.ended("a", RunState.INFRASTRUCTURE, "")
+    assert admission.places().count == 4
+
+
+def test_what_we_interrupt_ourselves_is_neither_failure_nor_success() -> None:
+    admission, _ = in_a_row()
+    for run_id in ("a", "b"):
+        admission.ended(run_id, RunState.INFRASTRUCTURE, "")
+    admission.ended("d", RunState.INTERRUPTED, "")
+    admission.ended("c", RunState.INFRASTRUCTURE, "")
+    assert admission.places().count == 0

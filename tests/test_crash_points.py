@@ -1,0 +1,119 @@
+"""Records and checkpoints are cut short at every file operation: nothing lost, doubled or unreadable."""
+
+from __future__ import annotations
+
+import contextlib
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from retrain.records import atomic, lines, locks
+from retrain.records.metrics import MetricsWriter
+from retrain.trainer import checkpoint
+from tests.crash_run import every_point, power_losses, random_kills
+
+Patch = pytest.MonkeyPatch
+MEMORY = Path("/dev/shm")  # the disk below is a simulated one: what carries it should be quick
+
+
+@pytest.fixture
+def scratch(tmp_path: Path) -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(dir=MEMORY if MEMORY.is_dir() else tmp_path) as directory:
+        yield Path(directory)
+
+
+def test_a_death_at_any_operation_loses_doubles_and_spoils_nothing(scratch: Path) -> None:
+    verdict = every_point(scratch)
+    assert verdict.plans > 400
+    assert verdict.problems == []
+
+
+def test_deaths_in_a_row_at_random_operations_lose_double_and_spoil_nothing(scratch: Path) -> None:
+    assert random_kills(scratch, plans=200, seed=1).problems == []
+
+
+def test_losing_power_costs_nothing_that_was_synced(scratch: Path) -> None:
+    assert power_losses(scratch, plans=100, seed=2).problems == []
+
+
+def no_tail_repair(patch: Patch) -> None:
+    patch.setattr(lines, "_repair_tail", lambda fd: None)
+
+
+def no_lock(patch: Patch) -> None:
+    patch.setattr(locks, "hold", lambda path: contextlib.nullcontext())
+
+
+def files_replaced_in_place(patch: Patch) -> None:
+    def write_in_place(path: Path, content: str | bytes, *, durable: bool = True) -> None:
+        fd = atomic.os.open(path, atomic.os.O_WRONLY | atomic.os.O_CREAT | atomic.os.O_TRUNC, 0o600)
+        try:
+            atomic.write_all(fd, content.encode() if isinstance(content, str) else content)
+        finally:
+            atomic.os.close(fd)
+
+    patch.setattr(atomic, "write_atomic", write_in_place)
+
+
+def leftovers_stay(patch: Patch) -> None:
+    patch.setattr(atomic, "remove_leftovers", lambda directory: 0)
+
+
+@pytest.mark.parametrize("mutate", [no_tail_repair, no_lock, files_replaced_in_place, leftovers_stay])
+def test_the_kills_catch_writers_that_are_careless(
+    mutate: Callable[[Patch], None], scratch: Path, monkeypatch: Patch
+) -> None:
+    mutate(monkeypatch)
+    assert random_kills(scratch, plans=100, seed=3).problems != []
+
+
+def rows_not_synced_before_a_checkpoint(patch: Patch) -> None:
+    patch.setattr(MetricsWriter, "sync", lambda self: None)
+
+
+def files_not_synced_before_their_rename(patch: Patch) -> None:
+    real = atomic._write_new
+    patch.setattr(atomic, "_write_new", lambda path, data, *, durable: real(path, data, durable=False))
+
+
+def checkpoints_not_synced_nor_verified(patch: Patch) -> None:
+    patch.setattr(checkpoint, "_sync_file", lambda path: None)
+    patch.setattr(checkpoint, "_is_whole", lambda directory: True)
+
+
+@pytest.mark.parametrize(
+    "mutate",
+    [
+        rows_not_synced_before_a_checkpoint,
+        files_not_synced_before_their_rename,
+        checkpoints_not_synced_nor_verified,
+    ],
+)
+def test_power_losses_catch_writers_that_do_not_sync(
+    mutate: Callable[[Patch], None], scratch: Path, monkeypatch: Patch
+) -> None:
+    mutate(monkeypatch)
+    assert power_losses(scratch, plans=100, seed=4).problems != []
+
+
+def test_a_damaged_newer_checkpoint_never_costs_the_one_just_saved(tmp_path: Path) -> None:
+    def save(step: int) -> None:
+        checkpoint.save(tmp_path, step, {}, lambda at: (at / "weights").write_bytes(b"w"), keep=1)
+
+    save(20)
+    (tmp_path / "step-000020" / "weights").write_bytes(b"damaged")
+    assert checkpoint.newest(tmp_path) is None
+    save(12)
+    found = checkpoint.newest(tmp_path)
+    assert found is not None
+    assert found.step == 12
+    assert [path.name for path in tmp_path.iterdir()] == ["step-000012"]
+
+
+def test_what_a_killed_worker_left_of_a_checkpoint_is_removed(tmp_path: Path) -> None:
+    (tmp_path / ".step-000004.partial").mkdir()
+    (tmp_path / ".step-000004.partial" / "weights").write_bytes(b"half")
+    checkpoint.save(tmp_path, 2, {}, lambda at: None, keep=2)
+    assert [path.name for path in tmp_path.iterdir()] == ["step-000002"]
