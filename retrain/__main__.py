@@ -10,6 +10,7 @@ from pathlib import Path
 
 def main() -> None:
     """Run the command line."""
+    os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "1")  # looking for them takes 20 ms, and none is used
     arguments = sys.argv[1:]
     first = next((i for i, argument in enumerate(arguments) if not argument.startswith("-")), None)
     if first is not None and arguments[first].endswith(".toml"):
