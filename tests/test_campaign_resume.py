@@ -20,6 +20,7 @@ from retrain.plan.matrix import RunPlan
 from retrain.records.attempts import begin_attempt, end_attempt, read_attempts
 from retrain.records.layout import RunFiles
 from retrain.records.locks import hold
+from retrain.records.manifest import read_manifest
 from retrain.records.metrics import read_metrics
 from retrain.records.run_state import RunState
 
@@ -220,3 +221,13 @@ def test_a_finished_campaign_says_so_and_runs_nothing(campaign_file: Path) -> No
     notes = Notes()
     assert reopen(directory, notes).execute().exit_code == 0
     assert (notes.begun_runs, notes.notices) == ([], ["4 finished runs are skipped"])
+
+
+def test_a_damaged_manifest_is_made_again_from_the_runs(campaign_file: Path) -> None:
+    directory = run_campaign(campaign_file).directory
+    (directory / "manifest.json").write_text("{broken")
+    assert reopen(directory).execute().exit_code == 0
+    manifest = read_manifest(directory / "manifest.json")
+    assert manifest is not None
+    assert [run.state for run in manifest.runs] == ["done"] * 4
+    assert (directory / "manifest.json.damaged").read_text() == "{broken"

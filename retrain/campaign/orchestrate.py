@@ -174,6 +174,10 @@ class CampaignRun:
             )
         return lock
 
+    def say(self, text: str) -> None:
+        """Tell whoever watches."""
+        self._observer.notice(text)
+
     def _manifest(self) -> Manifest:
         planned = _planned_runs(self._plan)
         found = read_manifest(self._files.manifest)

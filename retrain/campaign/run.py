@@ -22,7 +22,7 @@ from retrain.records.atomic import write_atomic
 from retrain.records.files import make_directory, make_new_directory
 from retrain.records.layout import CampaignFiles, RunFiles, create_directory
 from retrain.records.locks import is_held
-from retrain.records.manifest import read_manifest
+from retrain.records.manifest import read_manifest, set_aside_damaged
 
 
 def start(config_path: Path, overrides: Sequence[str] = (), observer: Observer | None = None) -> CampaignRun:
@@ -113,6 +113,9 @@ def run_campaign(
 
 
 def _changes(campaign: CampaignRun, plan: Plan, files: CampaignFiles) -> list[str]:
+    aside = set_aside_damaged(files.manifest)
+    if aside is not None:
+        campaign.say(f"manifest.json was damaged and is made again from the runs; it is kept as {aside.name}")
     manifest = read_manifest(files.manifest)
     if manifest is None:  # killed before anything ran
         return []

@@ -138,6 +138,21 @@ def read_manifest(path: Path) -> Manifest | None:
         raise RecordsError(f"{path}: is no manifest ({error!r}); move it away and resume") from error
 
 
+def set_aside_damaged(path: Path) -> Path | None:
+    """Move a manifest.json that is no JSON out of the way, since it can be made again from the runs.
+
+    Returns:
+        Where it is now; None if nothing was wrong.
+    """
+    try:
+        read_json(path)
+    except RecordsError:
+        if not path.is_file():
+            raise
+        return path.replace(path.with_name(f"{path.name}.damaged"))
+    return None
+
+
 def _parse(found: dict[str, Any]) -> Manifest:
     git = found["git"]
     runs = tuple(RunEntry(**entry) for entry in found["runs"])
