@@ -135,16 +135,33 @@ def parameters(kind: str, name: str) -> tuple[Parameter, ...] | None:
 
 
 def optional(kind: str, name: str, function: str) -> Callable[..., Any] | None:
-    """Give a further function of a built-in plugin; None, without importing it, if it defines none."""
+    """Give a further function of a built-in plugin; None, without importing it, if it defines none.
+
+    One that the plugin imports is taken from where it is defined: options are checked without
+    importing what the plugin computes with.
+    """
     if name not in built_in_names(kind):
         return None
-    tree = ast.parse((_folder(kind) / f"{name}.py").read_text(encoding="utf-8"))
-    names = [n.name for n in tree.body if isinstance(n, ast.FunctionDef)]
-    names += [a.name for n in tree.body if isinstance(n, ast.ImportFrom) for a in n.names]
-    if function not in names:
+    functions = _functions(_folder(kind) / f"{name}.py")
+    if function not in functions:
         return None
-    found: Callable[..., Any] = getattr(importlib.import_module(f"retrain.{kind}.{name}"), function)
+    module = functions[function] or f"retrain.{kind}.{name}"
+    found: Callable[..., Any] = getattr(importlib.import_module(module), function)
     return found
+
+
+@cache  # asked once per run of a campaign
+def _functions(path: Path) -> Mapping[str, str]:
+    """Name the functions that a file defines (under "") or imports (under the module's name)."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    imported = {
+        a.name: n.module or ""
+        for n in tree.body
+        if isinstance(n, ast.ImportFrom) and n.level == 0
+        for a in n.names
+        if a.asname is None
+    }
+    return imported | {n.name: "" for n in tree.body if isinstance(n, ast.FunctionDef)}
 
 
 def nearest(word: str, known: Iterable[str]) -> str | None:

@@ -142,7 +142,8 @@ def test_status_and_explain_load_no_numpy(retrain: Call, campaign_file: Path) ->
         "try: main()\n"
         "finally: print('numpy' in sys.modules, file=sys.stderr)"
     )
-    for arguments in (["explain", campaign_file.name], ["status", "."]):
+    explain, rehearsed = ["explain", campaign_file.name], "backend.options.api_latency_s=0.1"
+    for arguments in (explain, [*explain, "--set", rehearsed], ["status", "."]):
         answer = subprocess.run(
             [sys.executable, "-c", code, *arguments],
             capture_output=True,
