@@ -41,7 +41,10 @@ def problems(text: str, here: Path, *overrides: str) -> list[str]:
         ("[training]\nlr = -1", "[training].lr: got -1; needs more than 0"),
         ("[training]\nmax_steps = -5", "[training].max_steps: got -5; needs at least 1"),
         ("[campaign]\nmax_workers = -3", "[campaign].max_workers: got -3; needs at least 0"),
-        ("[backend]\nmax_concurrent = 0", "[backend].max_concurrent: got 0; needs at least 1"),
+        (
+            "[backend]\nmax_concurrent = 0",
+            '[backend].max_concurrent: got 0; needs a whole number from 1 to 512, or "auto"',
+        ),
         ("[backpressure]\nthrottle_margin = 7", "[backpressure].throttle_margin: got 7; needs at most 1"),
         (
             "[backpressure]\nmin_batch_size = 9\nmax_batch_size = 8",
@@ -181,6 +184,17 @@ def test_the_digest_ignores_where_records_go_and_sees_the_learning_rate() -> Non
     base = parse({}, "c")
     assert digest(parse({"logging": {"log_dir": "x"}, "backend": {"max_concurrent": 9}}, "c")) == digest(base)
     assert digest(parse({"training": {"lr": 0.1}}, "c")) != digest(base)
+
+
+@pytest.mark.parametrize("wrong", ["'many'", "2.5", "true", "513", "[4]", "'4'"])
+def test_permits_are_a_number_or_auto_and_a_problem_is_said_once(wrong: str, here: Path) -> None:
+    (line,) = problems(f"[backend]\nmax_concurrent = {wrong}", here)
+    assert line.endswith('; needs a whole number from 1 to 512, or "auto"')
+
+
+def test_editors_know_that_permits_are_a_number_or_auto() -> None:
+    wanted = json_schema()["$defs"]["Backend"]["properties"]["max_concurrent"]["anyOf"]
+    assert wanted == [{"type": "integer", "minimum": 1, "maximum": 512}, {"type": "string", "const": "auto"}]
 
 
 def test_the_json_schema_has_every_section_with_descriptions() -> None:

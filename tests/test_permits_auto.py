@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from retrain.backends._shared_permits import SharedPermits
 from retrain.controllers.permits import AdaptivePermits, CallFacts
 from retrain.semaphore import FileSemaphore
+from retrain.semaphore.adaptive import SharedPermits
 
 WANTED = CallFacts("sample", 1.0, waited=True)
 REFUSED = CallFacts("sample", 1.0, overloaded=True)
@@ -91,6 +91,17 @@ def test_it_settles_near_what_an_api_bears() -> None:
     assert max(seen) == 11
 
 
+def test_it_grows_slowly_near_the_last_refusal_and_fast_beyond() -> None:
+    controller = AdaptivePermits(8)
+    controller.observe(0, REFUSED)  # 4 are left; from 6 on a further one needs four rounds
+    needed = []
+    for permits in (4, 5, 6, 7, 8, 9):
+        before = controller.permits
+        assert before == permits
+        needed.append(next(n for n in range(1, 99) if controller.observe(10 + n, WANTED).permits > before))
+    assert needed == [4, 5, 24, 28, 32, 9]
+
+
 @pytest.mark.parametrize("wrong", [{"permits": 0}, {"highest": 0}, {"latency_factor": 1.0}, {"lowest": 0}])
 def test_settings_out_of_range_are_named(wrong: dict[str, float]) -> None:
     with pytest.raises(ValueError, match=f"{next(iter(wrong))}: got"):
@@ -99,14 +110,14 @@ def test_settings_out_of_range_are_named(wrong: dict[str, float]) -> None:
 
 def test_all_workers_of_a_campaign_share_one_number_and_a_log(tmp_path: Path) -> None:
     semaphore = FileSemaphore(tmp_path, 8)
-    first, second = SharedPermits(tmp_path, "run 1"), SharedPermits(tmp_path, "run 2")
+    first, second = SharedPermits(tmp_path, semaphore, "run 1"), SharedPermits(tmp_path, semaphore, "run 2")
     first.observe(REFUSED)
     assert semaphore.permits == 4
     for _ in range(4):
         second.observe(WANTED)
     assert semaphore.permits == 5
     lines = [json.loads(line) for line in (tmp_path / "adaptive.jsonl").read_text().splitlines()]
-    assert [(line["from"], line["permits"], line["run"]) for line in lines] == [
+    assert [(line["before"], line["permits"], line["run"]) for line in lines] == [
         (8, 4, "run 1"),
         (4, 5, "run 2"),
     ]
@@ -114,7 +125,7 @@ def test_all_workers_of_a_campaign_share_one_number_and_a_log(tmp_path: Path) ->
 
 def test_observations_from_many_threads_are_all_counted(tmp_path: Path) -> None:
     semaphore = FileSemaphore(tmp_path, 1)
-    shared = [SharedPermits(tmp_path, str(n)) for n in range(4)]
+    shared = [SharedPermits(tmp_path, semaphore, str(n)) for n in range(4)]
     threads = [
         threading.Thread(target=lambda s: [s.observe(WANTED) for _ in range(7)], args=(s,)) for s in shared
     ]
@@ -126,7 +137,8 @@ def test_observations_from_many_threads_are_all_counted(tmp_path: Path) -> None:
 
 
 def test_what_was_learned_outlives_a_campaign_that_is_started_again(tmp_path: Path) -> None:
-    semaphore, shared = FileSemaphore(tmp_path, 8), SharedPermits(tmp_path, "run 1")
+    semaphore = FileSemaphore(tmp_path, 8)
+    shared = SharedPermits(tmp_path, semaphore, "run 1")
     shared.observe(REFUSED)
     semaphore.set_permits(8)
     shared.observe(CallFacts("sample", 1.0))
@@ -136,5 +148,5 @@ def test_what_was_learned_outlives_a_campaign_that_is_started_again(tmp_path: Pa
 def test_a_damaged_state_begins_anew_with_the_permits_that_there_are(tmp_path: Path) -> None:
     semaphore = FileSemaphore(tmp_path, 6)
     (tmp_path / "adaptive.json").write_text('{"permits": 3')
-    SharedPermits(tmp_path, "run 1").observe(REFUSED)
+    SharedPermits(tmp_path, semaphore, "run 1").observe(REFUSED)
     assert semaphore.permits == 3

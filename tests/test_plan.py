@@ -102,8 +102,9 @@ def test_values_that_only_plugins_can_judge_are_refused_before_anything_starts(r
     assert says in str(caught.value)
 
 
-def test_conditions_cannot_disagree_on_the_permits_of_one_semaphore() -> None:
-    conditions = [{"name": "a"}, {"name": "b", "backend": {"max_concurrent": 9}}]
+@pytest.mark.parametrize("other", [9, "auto"])
+def test_conditions_cannot_disagree_on_the_permits_of_one_semaphore(other: object) -> None:
+    conditions = [{"name": "a"}, {"name": "b", "backend": {"max_concurrent": other}}]
     with pytest.raises(ConfigError, match="permits of one semaphore"):
         parse({"campaign": {"seeds": [0], "conditions": conditions}}, "c")
 

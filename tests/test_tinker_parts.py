@@ -15,7 +15,7 @@ from retrain.backends._tinker_files import read_state, write_state
 from retrain.backends._tinker_losses import ApiLoss, api_loss
 from retrain.backends._tinker_options import check_options
 from retrain.backends._tinker_permits import Permits, in_thread
-from retrain.backends.tinker import check_run, connect
+from retrain.backends.tinker import advise_run, check_run, connect
 from retrain.config.schema import Algorithm, Config, Model, Training
 from retrain.errors import ConfigError, InfrastructureError, NonFiniteError, RecordsError, RunFailedError
 from retrain.losses import cispo, gspo, importance_sampling, ppo
@@ -135,6 +135,12 @@ def test_what_would_stop_a_run_is_said_before_it_starts(monkeypatch: pytest.Monk
     problems = check_run(Config(algorithm=algorithm, training=Training(entropy_bonus=0.1)))
     for part in ("TINKER_API_KEY", "[model].model", "gspo", "entropy_bonus"):
         assert any(part in problem for problem in problems)
+
+
+def test_a_temperature_at_which_the_api_does_not_score_is_warned_of() -> None:
+    (line,) = advise_run(Config(training=Training(temperature=0.7)))
+    assert "training.temperature = 1.0 keeps them exact" in line
+    assert advise_run(Config(training=Training(temperature=1.0))) == []
 
 
 def test_a_run_that_the_api_can_do_has_no_problem_but_a_missing_sdk(

@@ -3,7 +3,7 @@
 A plugin is one file with `connect(spec) -> Backend`. Every method may be a plain function or a
 coroutine function; the trainer settles both, so a local numpy policy and a remote asynchronous API
 look the same. A backend that calls an API holds `spec.permit()` (a context manager) around
-every call in flight.
+every call in flight, and tells `spec.observe_call`, if there is one, how each call went.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias, TypeVar
 
+from retrain.controllers.permits import CallFacts
 from retrain.rollouts import Floats, Group, Loss, Prompt, TrainingSample
 
 T = TypeVar("T")
@@ -31,6 +32,8 @@ class BackendSpec:
     alphabet: str = ""  # characters of the task's prompts and answers
     options: Mapping[str, Any] = field(default_factory=dict)  # [backend.options], checked by the backend
     permit: Callable[[], AbstractContextManager[object]] = nullcontext  # right to one API call in flight
+    # told of each finished call where the number of permits adapts to what the API bears, else None
+    observe_call: Callable[[CallFacts], None] | None = None
     run_name: str = ""
 
 

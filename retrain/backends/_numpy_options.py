@@ -38,6 +38,11 @@ def parse_options(options: Mapping[str, object]) -> NumpyOptions:
     return NumpyOptions(**options)  # type: ignore[arg-type]  # checked just above
 
 
+def takes_permits(options: Mapping[str, object]) -> bool:
+    """Tell whether calls hold permits: only while an API is rehearsed."""
+    return bool(options.get("api_latency_s"))
+
+
 def check_options(options: Mapping[str, object]) -> list[str]:
     """List the problems of a `[backend.options]` table, one line each that starts with its key."""
     problems = []

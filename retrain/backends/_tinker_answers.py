@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 
-OVERLOAD = (429, 502, 503, 504)
+from retrain.controllers.permits import OVERLOAD
 
 
 class Answers(logging.Filter):

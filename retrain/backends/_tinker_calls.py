@@ -9,39 +9,42 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
-from retrain.backends._shared_permits import SharedPermits
 from retrain.backends._tinker_answers import Answers
 from retrain.backends._tinker_faults import FAULTS, Fault, classify, describe, is_overload
 from retrain.backends._tinker_options import TinkerOptions
 from retrain.backends._tinker_permits import Permits
-from retrain.controllers.permits import CallFacts
-from retrain.errors import ConfigError, InfrastructureError, RecordsError, RunFailedError
+from retrain.controllers.permits import WAITED_S, CallFacts
+from retrain.errors import ConfigError, InfrastructureError, RunFailedError
 
 T = TypeVar("T")
 A = TypeVar("A")
 B = TypeVar("B")
 
 LONGEST_RETRY_S = 60.0
-WAITED_S = 0.05  # a permit that took longer was waited for
 log = logging.getLogger(__name__)
 
 
 class Calls:
     """How one run calls the API."""
 
-    def __init__(self, permits: Permits, options: TinkerOptions, shared: SharedPermits | None = None) -> None:
+    def __init__(
+        self,
+        permits: Permits,
+        options: TinkerOptions,
+        observe_call: Callable[[CallFacts], None] | None = None,
+    ) -> None:
         """Set the terms.
 
         Args:
             permits: one is held around each call.
             options: time limits and budget.
-            shared: told of each call, if the number of permits adapts.
+            observe_call: told of each call, if the number of permits adapts.
         """
         self._permits = permits
         self._options = options
-        self._shared = shared
+        self._observe_call = observe_call
         self._answers = Answers()
-        if shared is not None:
+        if observe_call is not None:
             self._answers.open()
 
     def close(self) -> None:
@@ -120,13 +123,10 @@ class Calls:
             self._tell(kind, time.monotonic() - started, refused=refused, waited=waited_s > WAITED_S)
 
     def _tell(self, kind: str, latency_s: float, *, refused: bool, waited: bool) -> None:
-        if self._shared is None:
+        if self._observe_call is None:
             return
         overloaded = self._answers.take() > 0 or refused
-        try:
-            self._shared.observe(CallFacts(kind, latency_s, overloaded, waited))
-        except RecordsError as error:  # a call's result is worth more than the number of permits
-            log.warning("the permits stay as they are: %s", error)
+        self._observe_call(CallFacts(kind, latency_s, overloaded, waited))
 
     def _pause_s(self, failures: int) -> float:
         """Double each time, cut at random so that workers that failed together do not return together."""

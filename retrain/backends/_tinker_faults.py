@@ -10,6 +10,8 @@ from tinker import APIConnectionError, APIStatusError, RequestFailedError, Tinke
 from tinker.lib.retryable_exception import RetryableException
 from tinker.types import RequestErrorCategory
 
+from retrain.controllers.permits import OVERLOAD
+
 # what the SDK lets through; its checks and its fetching of results raise plain ValueError and RuntimeError
 FAULTS: tuple[type[Exception], ...] = (
     TinkerError,
@@ -49,7 +51,7 @@ def classify(error: Exception) -> Fault:
 
 def is_overload(error: Exception) -> bool:
     """Tell whether the API said that it has too much to do."""
-    return _status(error) in (429, 502, 503, 504)
+    return _status(error) in OVERLOAD
 
 
 def describe(error: Exception) -> str:

@@ -22,6 +22,7 @@ import numpy as np
 
 from retrain.backends._torch_options import LocalOptions
 from retrain.backends._torch_sampling import Drawn
+from retrain.controllers.permits import OVERLOAD, WAITED_S, CallFacts
 from retrain.errors import InfrastructureError, RunFailedError
 
 KEY_VARIABLE = "OPENAI_API_KEY"  # read when there is one; never written anywhere
@@ -49,7 +50,11 @@ class Engine:
     """A client of one server. Every call holds a permit."""
 
     def __init__(
-        self, options: LocalOptions, model: str, permit: Callable[[], AbstractContextManager[object]]
+        self,
+        options: LocalOptions,
+        model: str,
+        permit: Callable[[], AbstractContextManager[object]],
+        observe_call: Callable[[CallFacts], None] | None = None,
     ) -> None:
         self._url = options.engine_url.rstrip("/")
         self._reload = options.engine_reload
@@ -58,6 +63,7 @@ class Engine:
         self._model = options.engine_model or model
         self._adapter = ""
         self._permit = permit
+        self._observe_call = observe_call
 
     def use_adapter(self, name: str, directory: str) -> None:
         """Have the server load adapters and sample with them from now on, then forget the last ones.
@@ -122,8 +128,7 @@ class Engine:
         wait_s = FIRST_WAIT_S
         for attempt in range(1, ATTEMPTS + 1):
             try:
-                with self._permit():
-                    return self._call(path, body)
+                return self._under_permit(path, body)
             except urllib.error.HTTPError as error:
                 problem = f"{error.code} {error.read(500).decode(errors='replace')}"
                 if error.code not in PASSING:
@@ -136,6 +141,20 @@ class Engine:
         raise InfrastructureError(
             f"{self._url}{path}: {problem}; check that the server runs and [backend.options].engine_url"
         )
+
+    def _under_permit(self, path: str, body: dict[str, Any]) -> Any:
+        asked, overloaded = time.monotonic(), False
+        with self._permit():
+            started = time.monotonic()
+            try:
+                return self._call(path, body)
+            except (urllib.error.HTTPError, TimeoutError) as error:
+                overloaded = isinstance(error, TimeoutError) or error.code in OVERLOAD
+                raise
+            finally:
+                if self._observe_call is not None:
+                    latency_s, waited = time.monotonic() - started, started - asked > WAITED_S
+                    self._observe_call(CallFacts(path, latency_s, overloaded, waited))
 
     def _call(self, path: str, body: dict[str, Any]) -> Any:
         headers = {"Content-Type": "application/json"}

@@ -34,7 +34,7 @@ class EngineSampler:
     """Samples by a server, which samples with the policy's latest adapters."""
 
     def __init__(self, spec: BackendSpec, options: LocalOptions, policy: Policy) -> None:
-        self._engine = Engine(options, spec.model, spec.permit)
+        self._engine = Engine(options, spec.model, spec.permit, spec.observe_call)
         self._policy = policy
         self._stop = options.stop
         parent = options.engine_adapters or None

@@ -59,6 +59,11 @@ def parse_options(options: Mapping[str, Any]) -> LocalOptions:
     return LocalOptions(**frozen)
 
 
+def takes_permits(options: Mapping[str, object]) -> bool:
+    """Tell whether calls hold permits: those to a server that samples."""
+    return options.get("engine") == "openai"
+
+
 def check_options(options: Mapping[str, object]) -> list[str]:
     """List the problems of a `[backend.options]` table, one line each that starts with its key."""
     problems = [f"{key}: {problem}" for key, value in options.items() for problem in _problems(key, value)]

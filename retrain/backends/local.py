@@ -9,13 +9,24 @@ import importlib.util
 from typing import TYPE_CHECKING
 
 from retrain.backends import BackendSpec
-from retrain.backends._torch_options import check_options, parse_options
+from retrain.backends._torch_options import (
+    check_options,
+    parse_options,
+    takes_permits,
+)
 from retrain.errors import ConfigError
 
 if TYPE_CHECKING:
     from retrain.backends._torch_backend import LocalBackend
 
-__all__ = ["EXTRA", "PACKAGES", "check_options", "connect", "missing_packages"]
+__all__ = [
+    "EXTRA",
+    "PACKAGES",
+    "check_options",
+    "connect",
+    "missing_packages",
+    "takes_permits",
+]
 
 EXTRA = "local"
 PACKAGES = ("torch", "transformers", "peft", "safetensors")

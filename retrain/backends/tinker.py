@@ -20,13 +20,13 @@ import numpy as np
 
 from retrain import extras
 from retrain.backends import BackendInfo, BackendSpec, Optimization, Sampling, UpdateStats
-from retrain.backends._shared_permits import SharedPermits
 from retrain.backends._tinker_datums import check_advantages, datum_arrays, to_datum
 from retrain.backends._tinker_files import read_state, write_state
 from retrain.backends._tinker_losses import api_loss, loss_problem
 from retrain.backends._tinker_options import TinkerOptions, check_options, parse_options
-from retrain.errors import ConfigError, NonFiniteError, RunFailedError
-from retrain.rollouts import Group, Loss, Prompt, Rollout, TrainingSample
+from retrain.backends._tinker_rollouts import to_rollouts
+from retrain.errors import ConfigError, NonFiniteError
+from retrain.rollouts import Group, Loss, Prompt, TrainingSample
 
 if TYPE_CHECKING:
     from tinker.types import SampleResponse
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from retrain.backends._tinker_text import Text
     from retrain.config.schema import Config
 
-__all__ = ["TinkerBackend", "check_options", "check_run", "connect"]
+__all__ = ["TinkerBackend", "advise_run", "check_options", "check_run", "connect"]
 
 EXTRA = "tinker"
 PACKAGES = ("tinker",)
@@ -71,6 +71,17 @@ def check_run(config: Config) -> list[str]:
     if config.training.entropy_bonus:
         problems.append("[training].entropy_bonus: the Tinker API has none; needs 0")
     return problems
+
+
+def advise_run(config: Config) -> list[str]:
+    """List what to think about before a run of this configuration."""
+    temperature = config.training.temperature
+    if temperature == 1.0:
+        return []
+    return [
+        f"the Tinker API scores at temperature 1, and training.temperature = {temperature:g}: importance "
+        "ratios would compare different distributions; training.temperature = 1.0 keeps them exact"
+    ]
 
 
 def _missing(model: str) -> list[str]:
@@ -109,13 +120,11 @@ class TinkerBackend:
         from retrain.backends._tinker_stats import Auditor
         from retrain.backends._tinker_text import LazyText
 
-        directory: Path | None = getattr(spec, "permits_directory", None)
-        shared = SharedPermits(directory, spec.run_name) if directory is not None else None
         # no seed means a fresh adapter, which must still be the same one when it is made again
         seed = spec.seed if spec.seed >= 0 else secrets.randbelow(2**31)
         self._spec = spec
         self._options = options
-        self._calls = Calls(Permits(spec.permit, options.permit_timeout_s), options, shared)
+        self._calls = Calls(Permits(spec.permit, options.permit_timeout_s), options, spec.observe_call)
         self._session = Session(
             Model(spec.model, spec.lora_rank, seed, spec.run_name or "run", spec.base_url),
             options,
@@ -148,7 +157,7 @@ class TinkerBackend:
         """Take one Adam step; gradients and step are submitted together.
 
         Raises:
-            ConfigError: the API cannot compute the loss or an entropy bonus.
+            ConfigError: the API cannot compute the loss, or an entropy bonus.
             NonFiniteError: the loss or the gradient is not finite; the step is taken back.
             InfrastructureError: the API failed for longer than the retry budget.
         """
@@ -233,42 +242,7 @@ class TinkerBackend:
 
         async with places:
             version, response = await self._calls.persist(f"sampling prompt {prompt.id}", attempt, repair)
-        return Group(prompt, _rollouts(prompt, response, sampling, version, text))
-
-
-def _rollouts(
-    prompt: Prompt, response: SampleResponse, sampling: Sampling, version: int, text: Text
-) -> tuple[Rollout, ...]:
-    """Check and translate what was sampled.
-
-    Raises:
-        RunFailedError: there are too few rollouts, or log-probabilities do not fit the tokens.
-    """
-    if len(response.sequences) != sampling.group_size:
-        raise RunFailedError(
-            f"prompt {prompt.id}: asked for {sampling.group_size} rollouts, got {len(response.sequences)}"
-        )
-    rollouts = []
-    for sequence in response.sequences:
-        tokens = tuple(sequence.tokens)
-        logprobs = np.asarray(sequence.logprobs or (), dtype=np.float64)
-        if len(logprobs) != len(tokens) or not np.isfinite(logprobs).all():
-            raise RunFailedError(
-                f"prompt {prompt.id}: the API sampled {len(tokens)} tokens with {len(logprobs)} "
-                "log-probabilities; needs a finite one for each"
-            )
-        rollouts.append(
-            Rollout(
-                prompt=prompt,
-                text=text.decode(tokens),
-                tokens=tokens,
-                logprobs=logprobs,
-                pieces=text.pieces(tokens),
-                truncated=sequence.stop_reason == "length" and tokens[-1:] != (text.end,),
-                policy_version=version,
-            )
-        )
-    return tuple(rollouts)
+        return Group(prompt, to_rollouts(prompt, response, sampling, version, text))
 
 
 async def _all(coroutines: Sequence[Coroutine[Any, Any, Group]]) -> list[Group]:

@@ -192,7 +192,7 @@ class CampaignRun:
             if problem:
                 self._observer.notice(f"{problem} Permits will hold on this machine only.")
             semaphore = FileSemaphore(directory, permits, allow_unshared=True)
-            if semaphore.permits == permits:
+            if semaphore.permits == permits or self._plan.runs[0].config.backend.adapts_permits:
                 continue
             if is_shared:
                 self._observer.notice(
@@ -244,5 +244,5 @@ def _permit_directories(plan: Plan, files: CampaignFiles) -> list[tuple[Path, in
     for run in plan.runs:
         backend = run.config.backend
         directory = Path(backend.throttle_dir) if backend.throttle_dir else files.permits
-        found[directory] = (backend.max_concurrent, bool(backend.throttle_dir))
+        found[directory] = (backend.first_permits, bool(backend.throttle_dir))
     return [(directory, permits, shared) for directory, (permits, shared) in found.items()]

@@ -137,19 +137,17 @@ def matrix_problems(runs: Mapping[str, Mapping[str, Any]], labels: Sequence[str]
         if times > 1:
             what = f"{label!r} is the label of {times} conditions; give each a name of its own"
             yield ("campaign", "conditions"), what
-    wanted: dict[object, set[int]] = {}
+    wanted: dict[object, set[str]] = {}
     for tables in runs.values():
         table = tables.get("backend", {})
-        if (
-            isinstance(table, dict)
-            and type(permits := table.get("max_concurrent", Backend.max_concurrent)) is int
-        ):
-            wanted.setdefault(str(table.get("throttle_dir", "")), set()).add(permits)
+        if isinstance(table, dict):
+            permits = table.get("max_concurrent", Backend.max_concurrent)
+            wanted.setdefault(str(table.get("throttle_dir", "")), set()).add(str(permits))
     for counts in wanted.values():
         if len(counts) > 1:
             what = (
-                f"conditions ask for {sorted(counts)} permits of one semaphore; use one number, "
-                "or give each its own throttle_dir"
+                f"conditions ask for {' and '.join(sorted(counts))} permits of one semaphore; "
+                "use one number, or give each its own throttle_dir"
             )
             yield ("backend", "max_concurrent"), what
 

@@ -20,7 +20,7 @@ from retrain.config.checks import (
     with_default_plugins,
 )
 from retrain.config.labels import label_of, label_of_modes
-from retrain.config.problems import explain, place, quote
+from retrain.config.problems import explain, key_of, place, quote
 from retrain.config.resolve import merge, overrides_of
 from retrain.config.schema import Config
 from retrain.errors import ConfigError
@@ -42,9 +42,22 @@ def load_config(path: str | Path, overrides: Sequence[str] = (), *, try_plugins:
         ConfigError: every problem of the file and the overrides, one line each.
     """
     path = Path(path)
-    raw = read_toml(path)
-    overridden = _apply_overrides(raw, overrides)
+    raw, overridden = _overridden(path, overrides)
     return parse(raw, path.name, overridden, try_plugins=try_plugins)
+
+
+def load_tables(path: Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
+    """Read a file's tables as they are, with overrides applied; `load_config` checks them.
+
+    Raises:
+        ConfigError: the file is no TOML, or an override no `section.key=value`.
+    """
+    return _overridden(path, overrides)[0]
+
+
+def _overridden(path: Path, overrides: Sequence[str]) -> tuple[dict[str, Any], frozenset[Location]]:
+    raw = read_toml(path)
+    return raw, _apply_overrides(raw, overrides)
 
 
 def read_toml(path: Path) -> dict[str, Any]:
@@ -133,7 +146,7 @@ def _type_problems(raw: Mapping[str, Any]) -> Iterator[Problem]:
         _adapter().validate_python(raw)
     except ValidationError as error:
         for found in error.errors(include_url=False):
-            location = found["loc"]
+            location = key_of(found["loc"])
             yield location, explain(found, location)
 
 

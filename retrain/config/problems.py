@@ -44,6 +44,8 @@ def place(location: Location) -> str:
 def explain(error: Mapping[str, Any], location: Location) -> str:
     """Say what is wrong and how to fix it, for one of pydantic's errors."""
     kind = error["type"]
+    if needs := _extra(location).get("needs"):
+        return f"got {quote(error['input'])}; needs {needs}"
     if kind == "unexpected_keyword_argument":
         return unknown_key(location)
     if kind in NEEDS:
@@ -81,11 +83,30 @@ def _keys(tables: Location) -> list[str]:
 def _section_class(tables: Location) -> Any:
     if tables[:2] == ("campaign", "conditions"):
         return Condition
-    hint = get_type_hints(Config)[str(tables[0])]
-    return next((a for a in get_args(hint) if dataclasses.is_dataclass(a)), hint)
+    here: Any = Config
+    for table in tables:
+        hint = get_type_hints(here).get(str(table))
+        inner = next((kind for kind in (hint, *get_args(hint)) if dataclasses.is_dataclass(kind)), None)
+        if inner is None:  # a table of free keys
+            break
+        here = inner
+    return here
+
+
+def key_of(location: Location) -> Location:
+    """Give the key that a problem is about: pydantic also names which of its kinds of value was tried."""
+    return location[:2] if "needs" in _extra(location[:2]) else location
 
 
 def _because(location: Location) -> str:
-    fields = {f.name: f for f in dataclasses.fields(_section_class(location[:-1]))}
-    extra = fields[str(location[-1])].metadata.get("json_schema_extra", {}) if location[-1] in fields else {}
-    return f", because {extra['because']}" if "because" in extra else ""
+    because = _extra(location).get("because")
+    return f", because {because}" if because else ""
+
+
+def _extra(location: Location) -> Mapping[str, Any]:
+    """Give what the schema says of a key beyond its type and bounds."""
+    if len(location) < 2 or not (kind := _section_class(location[:-1])):
+        return {}
+    found = next((f for f in dataclasses.fields(kind) if f.name == location[-1]), None)
+    extra: Mapping[str, Any] = found.metadata.get("json_schema_extra", {}) if found else {}
+    return extra

@@ -4,10 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import math
+import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, get_args, get_type_hints
 
-from retrain.config.schema import Condition, Config
+from retrain.config.keys import LARGEST_COUNT
+from retrain.config.schema import Campaign, Condition, Config
+
+BOUNDS = {"ge": "at least", "gt": "above", "le": "at most", "lt": "below"}
 
 
 @dataclass(frozen=True)
@@ -18,6 +24,7 @@ class KeyReference:
     type: str
     default: str
     description: str
+    bounds: str = ""
 
 
 @dataclass(frozen=True)
@@ -31,21 +38,22 @@ class SectionReference:
 
 def sections() -> list[SectionReference]:
     """Describe every table of a campaign file, in the order of the schema."""
-    hints = get_type_hints(Config)
-    classes = [
-        (
-            field.name,
-            next(c for c in (hints[field.name], *get_args(hints[field.name])) if dataclasses.is_dataclass(c)),
-        )
-        for field in dataclasses.fields(Config)
-        if field.name != "run"
-    ]
-    return [_section(name, kind) for name, kind in [*classes, ("[campaign.conditions]", Condition)]]
+    classes = [(name, kind) for name, kind in _tables(Config) if name != "run"]
+    inner = [(f"campaign.{name}", kind) for name, kind in _tables(Campaign)]
+    return [_section(name, kind) for name, kind in [*classes, *inner, ("[campaign.conditions]", Condition)]]
+
+
+def _tables(section: Any) -> list[tuple[str, Any]]:
+    found = []
+    for name, hint in get_type_hints(section).items():
+        kind = next((c for c in (hint, *get_args(hint)) if dataclasses.is_dataclass(c)), None)
+        found += [(name, kind)] if kind is not None else []
+    return found
 
 
 def _section(name: str, kind: Any) -> SectionReference:
     keys = tuple(
-        KeyReference(f.name, _type(str(f.type)), _default(f), f.metadata["description"])
+        KeyReference(f.name, _type(str(f.type)), _default(f), f.metadata["description"], _bounds(f.metadata))
         for f in dataclasses.fields(kind)
     )
     return SectionReference(name, inspect.getdoc(kind) or "", keys)
@@ -53,12 +61,24 @@ def _section(name: str, kind: Any) -> SectionReference:
 
 def _type(annotation: str) -> str:
     plain = annotation.removesuffix(" | None").replace("list[Any]", "list[int]")
-    return {"Table": "table", "str": "string"}.get(plain, plain)
+    plain = re.sub(r"Literal\[(.*?)\]", lambda found: found[1].replace("'", '"').replace(", ", " or "), plain)
+    return {"Table": "table", "str": "string", "Permits": 'int or "auto"'}.get(plain, plain)
+
+
+def _bounds(constraints: Mapping[str, Any]) -> str:
+    said = {
+        name: f"{words} {constraints[name]:,}"
+        for name, words in BOUNDS.items()
+        if abs(constraints.get(name, math.inf)) < LARGEST_COUNT  # larger ones only keep arithmetic sane
+    }
+    return " and ".join(said.values())
 
 
 def _default(field: dataclasses.Field[Any]) -> str:
     if field.default is dataclasses.MISSING:
-        return "{}"
+        return "[]" if field.default_factory is list else "{}"
     if field.default is None:
         return "-"
+    if isinstance(field.default, str):
+        return f'"{field.default}"'
     return str(field.default).lower() if isinstance(field.default, bool) else repr(field.default)

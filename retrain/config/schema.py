@@ -7,37 +7,13 @@ was written, builds them without importing pydantic.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal
+from dataclasses import dataclass
+from typing import Any, Literal
 
-LARGEST_COUNT = 10**9  # far above any sane count; products of two still fit an int64
+from retrain.config.keys import LARGEST_PERMITS, Permits, Section, Table, count, declare, key
+
+FIRST_PERMITS = 4  # where their number adapts itself: what most APIs bear
 LARGEST_SEED = 2**32 - 1  # what every random generator in use accepts
-
-Table = dict[str, Any]
-
-
-def key(default: Any, description: str, **constraints: Any) -> Any:
-    """Declare a key: its default, what it means, and pydantic's constraints (ge, le, gt, lt, max_length)."""
-    return declare(default, description, strict=True, **constraints)
-
-
-def count(default: int | None, description: str, least: int = 1, **constraints: Any) -> Any:
-    """Declare a key that counts something."""
-    return key(default, description, ge=least, le=LARGEST_COUNT, **constraints)
-
-
-def declare(default: Any, description: str, **constraints: Any) -> Any:
-    """Declare a key that must not be marked strict: a choice, or a table (TOML gives dicts)."""
-    metadata = {"description": description, **constraints}
-    if isinstance(default, type):
-        return field(default_factory=default, metadata=metadata)
-    return field(default=default, metadata=metadata)
-
-
-class Section:
-    """A TOML table: unknown keys are errors and nothing is coerced."""
-
-    __pydantic_config__: ClassVar[Table] = {"extra": "forbid", "allow_inf_nan": False}
 
 
 @dataclass(frozen=True)
@@ -117,9 +93,23 @@ class Backend(Section):
     """Where the policy lives, and how many API calls may be in flight."""
 
     backend: str = key("numpy", "backend plugin: numpy, local, tinker, or a dotted path")
-    max_concurrent: int = key(4, "API calls in flight over all workers (permits)", ge=1, le=512)
+    max_concurrent: Permits = declare(
+        4,
+        'API calls in flight over all workers (permits); "auto" finds what the API bears',
+        json_schema_extra={"needs": f'a whole number from 1 to {LARGEST_PERMITS}, or "auto"'},
+    )
     throttle_dir: str = key("", "share permits with other campaigns through this directory")
     options: Table = key(dict, "options of the backend plugin")
+
+    @property
+    def adapts_permits(self) -> bool:
+        """Whether the number of permits follows what the API bears."""
+        return self.max_concurrent == "auto"
+
+    @property
+    def first_permits(self) -> int:
+        """Permits that there are to begin with."""
+        return FIRST_PERMITS if self.max_concurrent == "auto" else self.max_concurrent
 
 
 @dataclass(frozen=True)

@@ -3,10 +3,11 @@
 Additive increase, multiplicative decrease, the rule that lets many senders share a link without
 talking to each other. Two signs of overload count: the API said so (429, 502, 503, 504), or calls of
 a kind take much longer than they usually do. The number grows only while somebody waits for a
-permit: what is not used proves nothing.
+permit: what is not used proves nothing. It grows slowly where the API refused last time, so that
+most of the time is spent just below what it bears.
 
 Source: Chiu and Jain, Analysis of the increase and decrease algorithms for congestion avoidance
-in computer networks (1989).
+in computer networks (1989); the slow growth near the last refusal as in CUBIC, Ha, Rhee and Xu (2008).
 """
 
 from __future__ import annotations
@@ -17,8 +18,12 @@ from typing import Any
 
 from retrain.controllers.checks import require
 
+OVERLOAD = (429, 502, 503, 504)  # HTTP statuses by which an API says that it has too much to do
+WAITED_S = 0.05  # a permit that took longer was waited for
 AFTER_OVERLOAD = 0.5  # of the permits stay: the usual halving
 AFTER_SLOWNESS = 0.75  # latency is a weaker sign than a refusal
+NEAR_REFUSAL = 0.75  # of the number that was refused last: from there on the number grows slowly
+SLOW_ROUNDS = 4  # rounds of good calls for one more permit there; elsewhere one
 SMOOTHING = 0.8  # of a kind's recent latency; the last five calls or so count
 RELAX = 1.02  # what a call usually takes may rise so fast per call, so that a lasting change is accepted
 CALLS_TO_JUDGE = 10  # of a kind, before its latency means anything
@@ -85,6 +90,7 @@ class AdaptivePermits:
         self._good_calls = 0  # since the last change or sign of overload
         self._was_wanted = False  # somebody waited for a permit meanwhile
         self._decreased_at_s: float | None = None
+        self._refused: int | None = None  # permits there were when the API refused last
 
     def observe(self, now_s: float, call: CallFacts) -> PermitDecision:
         """Take a finished call into account.
@@ -99,10 +105,13 @@ class AdaptivePermits:
             return self._decrease(now_s, call, slow)
         self._good_calls += 1
         self._was_wanted |= call.waited
-        if self._good_calls < self.permits or not self._was_wanted or self.permits == self._highest:
+        is_proven = self._good_calls >= self.permits * self._rounds()
+        if not is_proven or not self._was_wanted or self.permits == self._highest:
             return PermitDecision(self.permits, False, "steady")
         self._good_calls, self._was_wanted = 0, False
         self.permits += 1
+        if self._refused is not None and self.permits > self._refused:
+            self._refused = None  # the API bears more than it did
         return PermitDecision(self.permits, True, "calls go well and some wait")
 
     def state_dict(self) -> dict[str, Any]:
@@ -113,6 +122,7 @@ class AdaptivePermits:
             "good_calls": self._good_calls,
             "was_wanted": self._was_wanted,
             "decreased_at_s": self._decreased_at_s,
+            "refused": self._refused,
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -122,6 +132,12 @@ class AdaptivePermits:
         self._good_calls = int(state["good_calls"])
         self._was_wanted = bool(state["was_wanted"])
         self._decreased_at_s = state["decreased_at_s"]
+        self._refused = state["refused"]
+
+    def _rounds(self) -> int:
+        """Rounds of `permits` good calls that prove that there may be one more."""
+        is_near = self._refused is not None and self.permits >= NEAR_REFUSAL * self._refused
+        return SLOW_ROUNDS if is_near else 1
 
     def _is_slow(self, call: CallFacts) -> bool:
         known = self._latencies.get(call.kind)
@@ -138,6 +154,7 @@ class AdaptivePermits:
         since = self._decreased_at_s
         if since is not None and 0 <= now_s - since < pause_s:  # a clock that went back began anew
             return PermitDecision(self.permits, False, "calls from before the last decrease")
+        self._refused = self.permits if call.overloaded else self._refused
         share = AFTER_OVERLOAD if call.overloaded else AFTER_SLOWNESS
         self.permits = max(self._lowest, int(self.permits * share))
         self._decreased_at_s = now_s

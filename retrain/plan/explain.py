@@ -84,7 +84,7 @@ def explain_plan(
         total_runs=len(plan.runs),
         total_campaign_steps=plan.total_steps,
         effective_parallelism=plan.workers,
-        permits=plan.runs[0].config.backend.max_concurrent,
+        permits=plan.runs[0].config.backend.first_permits,
         launcher=plan.campaign.launcher,
         log_dir=str(plan.log_dir),
         wall_time=_wall_time(plan, step_times_s),
@@ -171,9 +171,9 @@ def _warnings(plan: Plan, facts: Mapping[str, TaskFacts], cores: float) -> Itera
             "back pressure or the load throttle may give conditions different batches: they would differ in "
             'more than you set; control = "microbatch" keeps the optimizer\'s batch the same'
         )
-    if plan.workers > backend.max_concurrent:
+    if plan.workers > backend.first_permits and not backend.adapts_permits:
         yield (
-            f"{plan.workers} workers share {backend.max_concurrent} permits: fine, they queue for API calls"
+            f"{plan.workers} workers share {backend.first_permits} permits: fine, they queue for API calls"
         )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -35,7 +36,7 @@ def open_trainer(
     """
     data = config.data
     task: Task = registry.find("tasks", data.task)(seed=data.seed, **data.options)
-    gate = PermitGate(permits_of(config, files), config.backend.max_concurrent, _label(config))
+    gate = open_gate(config, files)
     with ExitStack() as opened:
         scorer = Scorer(config.reward.reward, config.reward.params)
         opened.callback(scorer.close)
@@ -51,6 +52,18 @@ def open_trainer(
         trainer = Trainer(Parts(config, files, backend, task, algorithm, gate, journal, stop, calls, machine))
         opened.callback(trainer.close)
         yield trainer
+
+
+def open_gate(config: Config, files: RunFiles) -> PermitGate:
+    """Give the way to permits: the campaign's, or, where an engine split those, the run's own part."""
+    own = int(os.environ.get("RETRAIN_OWN_PERMITS") or 0)
+    return PermitGate(
+        files.directory / "permits" if own else permits_of(config, files),
+        own or config.backend.first_permits,
+        _label(config),
+        adapts=config.backend.adapts_permits,
+        is_own=bool(own),
+    )
 
 
 def permits_of(config: Config, files: RunFiles) -> Path:
@@ -77,6 +90,7 @@ def _spec(config: Config, task: Task, gate: PermitGate) -> BackendSpec:
         alphabet=task.alphabet,
         options=config.backend.options,
         permit=gate.permit,
+        observe_call=gate.observe_call,
         run_name=_label(config),
     )
 

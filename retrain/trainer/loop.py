@@ -206,7 +206,7 @@ class Trainer:
             "seed": self._training.seed,
             "timestamp": utc_now(),
             "step_time_s": facts.step_time_s,
-            "permit_wait_s": self._parts.gate.take_waited_s(),
+            **self._parts.gate.row(),
             "batch_size": groups,
             "group_size": self._training.group_size,
             "loss": stats.loss,

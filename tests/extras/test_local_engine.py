@@ -161,6 +161,13 @@ def test_every_call_holds_a_permit(server, model):
     assert len(most) == len(server.requests) == 2
 
 
+def test_refusals_are_told_where_permits_adapt(server, model):
+    server.failures, told = 2, []
+    options = {"engine": "openai", "engine_url": server.url, "device": "cpu", "local_files_only": True}
+    draw(connect(BackendSpec(0, model=model, lora_rank=4, options=options, observe_call=told.append)))
+    assert [call.overloaded for call in told] == [True, True, False, False]
+
+
 def test_the_key_comes_from_the_environment(server, model, monkeypatch):
     monkeypatch.setenv("OPENAI_API_KEY", "secret")
     draw(through(server, model))

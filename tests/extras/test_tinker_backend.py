@@ -7,7 +7,7 @@ import gc
 import json
 import logging
 from collections.abc import Callable, Coroutine, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from retrain.backends.tinker import TinkerBackend, connect
 from retrain.errors import ConfigError, InfrastructureError, NonFiniteError, RecordsError, RunFailedError
 from retrain.rollouts import Group, Loss, Prompt, TrainingSample
 from retrain.semaphore import FileSemaphore
+from retrain.semaphore.adaptive import SharedPermits
 from tests.tinker_api.running import KEY, MODEL, RunningServer, write_tokenizer
 
 pytestmark = [
@@ -357,11 +358,6 @@ def test_samples_whose_lengths_differ_never_reach_the_server(
     assert server.stats()["requests"].get("forward_backward", 0) == before
 
 
-@dataclass(frozen=True)
-class AdaptiveSpec(BackendSpec):
-    permits_directory: Path | None = None
-
-
 def test_overload_answers_that_the_sdk_swallows_halve_the_permits(
     spec: BackendSpec, server: RunningServer, tmp_path: Path
 ) -> None:
@@ -372,8 +368,7 @@ def test_overload_answers_that_the_sdk_swallows_halve_the_permits(
         server.fail("asample", times=1, status=429)
         await backend.sample(PROMPTS, HOW)
 
-    fields = {name: getattr(spec, name) for name in BackendSpec.__dataclass_fields__}
-    fields |= {"permit": lambda: semaphore, "permits_directory": tmp_path / "adaptive"}
-    during(AdaptiveSpec(**fields), story)
+    shared = SharedPermits(tmp_path / "adaptive", semaphore, "run")
+    during(replace(spec, permit=lambda: semaphore, observe_call=shared.observe), story)
     assert semaphore.permits == 4
     assert "overloaded" in (tmp_path / "adaptive" / "adaptive.jsonl").read_text()

@@ -20,11 +20,15 @@ HOUSEKEEPING = ("client/dynamic_config", "telemetry", "session_heartbeat")  # wh
 PREFIX = "/api/v1/"
 
 
+OVERLOADED = {"status": 429, "hang_s": 0.0}
+
+
 class Traffic:
     """Counts requests that hold a permit, and picks those that are to fail."""
 
-    def __init__(self) -> None:
+    def __init__(self, capacity: int = 10**6) -> None:
         self._lock = threading.Lock()
+        self._capacity = capacity
         self._faults: list[dict[str, Any]] = []
         self.in_flight = self.most_in_flight = 0
         self.requests: Counter[str] = Counter()
@@ -37,6 +41,9 @@ class Traffic:
                 self.in_flight += 1
                 self.most_in_flight = max(self.most_in_flight, self.in_flight)
                 self.requests[path] += 1
+                if self.in_flight > self._capacity:
+                    self.failed["overload"] += 1
+                    return OVERLOADED
             fault = next(
                 (f for f in self._faults if path.startswith(f.get("path", "")) and f["times"] > 0), None
             )
@@ -139,10 +146,10 @@ class ApiServer(ThreadingHTTPServer):
     daemon_threads = True
     request_queue_size = 128
 
-    def __init__(self, port: int, service: Service, latency_s: float, key: str) -> None:
+    def __init__(self, port: int, service: Service, latency_s: float, key: str, capacity: int) -> None:
         super().__init__(("127.0.0.1", port), Handler)
         self.service, self.routes = service, routes(service)
-        self.traffic, self.latency_s, self.key = Traffic(), latency_s, key
+        self.traffic, self.latency_s, self.key = Traffic(capacity), latency_s, key
 
 
 def main() -> None:
@@ -152,12 +159,13 @@ def main() -> None:
     parser.add_argument("--model", default="test/characters")
     parser.add_argument("--port", type=int, default=0)
     parser.add_argument("--latency", type=float, default=0.0, help="seconds that each request takes longer")
+    parser.add_argument("--capacity", type=int, default=10**6, help="more requests at once get 429")
     parser.add_argument("--chunk", type=int, default=1024, help="most datums of one request")
     parser.add_argument("--key", default="tml-", help="what a valid key begins with")
     options = parser.parse_args()
     options.state.mkdir(parents=True, exist_ok=True)
     service = Service(options.state, options.alphabet, options.model, options.chunk)
-    server = ApiServer(options.port, service, options.latency, options.key)
+    server = ApiServer(options.port, service, options.latency, options.key, options.capacity)
     print(server.server_address[1], flush=True)
     server.serve_forever()
 

@@ -7,35 +7,53 @@ lock, goes on from that state and sets the semaphore's permits. Every change is 
 
 from __future__ import annotations
 
-import json
 import logging
 import time
 from contextlib import closing
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from retrain.controllers.permits import AdaptivePermits, CallFacts
 from retrain.errors import RecordsError
 from retrain.records.atomic import read_json, write_json
 from retrain.records.clock import utc_now
-from retrain.semaphore import FileSemaphore
+from retrain.records.lines import LineAppender, dump_line, parse_line, read_lines
 from retrain.semaphore.descriptors import LockFile
+from retrain.semaphore.file_semaphore import FileSemaphore
 
+STATE, LOCK, CHANGES = "adaptive.json", "adaptive.lock", "adaptive.jsonl"
 log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class PermitChange:
+    """One line of `adaptive.jsonl`."""
+
+    at: str
+    before: int
+    permits: int
+    reason: str
+    run: str  # whose call decided it
 
 
 class SharedPermits:
     """A worker's view of its campaign's adaptive permits."""
 
-    def __init__(self, directory: Path, run_name: str, *, highest: int = 64) -> None:
-        """Join the semaphore of an existing directory of permits.
+    def __init__(
+        self, directory: Path, semaphore: FileSemaphore, run_name: str, *, highest: int = 64
+    ) -> None:
+        """Adapt a semaphore.
 
-        Raises:
-            RecordsError: there is no semaphore.
+        Args:
+            directory: the semaphore's.
+            semaphore: its number of permits follows what calls meet.
+            run_name: written beside each change that a call of ours decided.
+            highest: never more permits.
         """
         self._directory = directory
+        self._semaphore = semaphore
         self._run_name = run_name
         self._highest = highest
-        self._semaphore = FileSemaphore(directory, 1, run_name, allow_unshared=True)
 
     def observe(self, call: CallFacts) -> None:
         """Tell of a finished call; the number of permits follows.
@@ -43,12 +61,12 @@ class SharedPermits:
         Raises:
             RecordsError: the directory cannot be written.
         """
-        with closing(LockFile(str(self._directory / "adaptive.lock"))) as lock:
+        with closing(LockFile(str(self._directory / LOCK))) as lock:
             lock.lock()
             controller = self._controller()
             before = self._semaphore.permits
             decision = controller.observe(time.monotonic(), call)
-            write_json(self._directory / "adaptive.json", controller.state_dict(), durable=False)
+            write_json(self._directory / STATE, controller.state_dict(), durable=False)
             if decision.permits != before:  # changed, or set back by a campaign that was started again
                 self._semaphore.set_permits(decision.permits)
                 self._write_line(before, decision.permits, decision.reason)
@@ -57,7 +75,7 @@ class SharedPermits:
         present = min(self._semaphore.permits, self._highest)
         controller = AdaptivePermits(present, highest=self._highest)
         try:
-            state = read_json(self._directory / "adaptive.json")
+            state = read_json(self._directory / STATE)
             if state is not None:
                 controller.load_state_dict(state)
         except (RecordsError, ValueError, TypeError, KeyError, AttributeError):
@@ -65,7 +83,20 @@ class SharedPermits:
         return controller
 
     def _write_line(self, before: int, permits: int, reason: str) -> None:
-        line = {"at": utc_now(), "from": before, "permits": permits, "reason": reason, "run": self._run_name}
-        with (self._directory / "adaptive.jsonl").open("a", encoding="utf-8") as file:
-            file.write(json.dumps(line) + "\n")
+        change = PermitChange(utc_now(), before, permits, reason, self._run_name)
+        with closing(LineAppender(self._directory / CHANGES)) as file:
+            file.append(dump_line(asdict(change)))
         log.warning("permits: %d -> %d, because %s", before, permits, reason)
+
+
+def last_change(directory: Path) -> PermitChange | None:
+    """Give the last change of a directory's permits, None if they were never adapted.
+
+    Raises:
+        RecordsError: it cannot be read.
+    """
+    rows = [row for line in read_lines(directory / CHANGES) if (row := parse_line(line)) is not None]
+    try:
+        return PermitChange(**rows[-1]) if rows else None
+    except TypeError:  # somebody else's line
+        return None

@@ -1,0 +1,51 @@
+"""How a key of a TOML table is declared: its default, what it means, and what it may be."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Annotated, Any, ClassVar, Literal, TypeAlias
+
+LARGEST_COUNT = 10**9  # far above any sane count; products of two still fit an int64
+LARGEST_PERMITS = 512
+
+Table = dict[str, Any]
+
+
+def key(default: Any, description: str, **constraints: Any) -> Any:
+    """Declare a key: its default, what it means, and pydantic's constraints (ge, le, gt, lt, max_length)."""
+    return declare(default, description, strict=True, **constraints)
+
+
+def count(default: int | None, description: str, least: int = 1, **constraints: Any) -> Any:
+    """Declare a key that counts something."""
+    return key(default, description, ge=least, le=LARGEST_COUNT, **constraints)
+
+
+def declare(default: Any, description: str, **constraints: Any) -> Any:
+    """Declare a key that must not be marked strict: a choice, or a table (TOML gives dicts)."""
+    metadata = {"description": description, **constraints}
+    if isinstance(default, type):
+        return field(default_factory=default, metadata=metadata)
+    return field(default=default, metadata=metadata)
+
+
+@dataclass(frozen=True)
+class Between:
+    """Bounds of a whole number that is one of several things a key may hold."""
+
+    least: int
+    most: int
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: Callable[[Any], Any]) -> Table:
+        """Add them to pydantic's idea of the number."""
+        return {**handler(source), "strict": True, "ge": self.least, "le": self.most}
+
+
+Permits: TypeAlias = Annotated[int, Between(1, LARGEST_PERMITS)] | Literal["auto"]
+
+
+class Section:
+    """A TOML table: unknown keys are errors and nothing is coerced."""
+
+    __pydantic_config__: ClassVar[Table] = {"extra": "forbid", "allow_inf_nan": False}
