@@ -39,6 +39,10 @@ class LaunchError(RetrainError):
     exit_code = EXIT_LAUNCH
 
 
+class EngineDownError(LaunchError):
+    """The engine that runs workers does not answer at present; later it may."""
+
+
 class RunFailedError(RetrainError):
     """A run started and failed: trying again unchanged would fail again."""
 
@@ -53,6 +57,10 @@ class RecordsError(RetrainError):
     """Files of a run or campaign cannot be read or written."""
 
     exit_code = EXIT_RECORDS
+
+
+class DamagedRecordError(RecordsError):
+    """A file can be read, and is not what was written there."""
 
 
 class InfrastructureError(RetrainError):

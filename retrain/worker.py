@@ -2,7 +2,8 @@
 
 `python -m retrain.worker RUN_DIR` needs nothing but the run's directory and does everything itself,
 wherever it is started. SIGTERM and SIGINT mean: save a checkpoint at the next step boundary and
-leave. A run that somebody else holds, or that is finished, is left untouched.
+leave. A run that somebody else holds, that is finished, or whose campaign was asked to stop is left
+untouched.
 """
 
 from __future__ import annotations
@@ -34,9 +35,10 @@ from retrain.errors import (
 )
 from retrain.records.atomic import remove_leftovers
 from retrain.records.attempts import begin_attempt, end_attempt
-from retrain.records.layout import RunFiles
-from retrain.records.locks import hold, holder
+from retrain.records.layout import RunFiles, campaign_of
+from retrain.records.locks import hold, present_holder
 from retrain.records.run_state import RunState, read_done, write_done
+from retrain.records.stop_request import asked_to_stop
 
 if TYPE_CHECKING:
     from retrain.trainer.checkpoint import Checkpoint
@@ -76,12 +78,13 @@ def run(directory: Path, stop: threading.Event) -> int:
         config = read_run(files)
         lock = hold(files.lock)
         if lock is None:
-            return _say(
-                f"{directory}: this run is held by {holder(files.lock)}; left alone", EXIT_INFRASTRUCTURE
-            )
+            who = present_holder(files.lock) or "another process"
+            return _say(f"{directory}: this run is held by {who}; left alone", EXIT_INFRASTRUCTURE)
         with lock:
+            if os.environ.get("RETRAIN_JOB"):  # of an engine, which may start the same run on another machine
+                lock.renew()
             return _unless_finished(config, files, stop)
-    except RetrainError as error:
+    except (RetrainError, OSError) as error:
         return _say(error, _exit_code(error))
 
 
@@ -90,6 +93,10 @@ def _unless_finished(config: Config, files: RunFiles, stop: threading.Event) -> 
     done = read_done(files.done)
     if done is not None and config.run is not None and done.config_hash == config.run.config_hash:
         return _say(f"{files.directory}: this run is finished; left alone", EXIT_INFRASTRUCTURE)
+    campaign = campaign_of(files.directory)
+    if asked_to_stop(campaign):
+        advice = f"go on with: retrain resume {campaign.directory}"
+        return _say(f"{files.directory}: its campaign was stopped; {advice}", EXIT_INTERRUPTED)
     return _attempt(config, files, stop)
 
 

@@ -5,9 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-import subprocess
-import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -23,6 +21,7 @@ from retrain.records.locks import hold
 from retrain.records.manifest import read_manifest
 from retrain.records.metrics import read_metrics
 from retrain.records.run_state import RunState
+from tests.orchestrators import race
 
 ROOT = Path(__file__).parent.parent
 INLINE = ["campaign.launcher=inline"]
@@ -174,32 +173,9 @@ def test_a_run_that_cannot_be_read_holds_up_no_other(half: Path) -> None:
     assert any("grpo_s0 is left alone" in said for said in notes.notices)
 
 
-def test_of_fifty_orchestrators_started_at_once_exactly_one_wins(campaign_file: Path) -> None:
-    directory = start(campaign_file).directory
-    gate = os.pipe()
-    code = (
-        "import os, sys; from pathlib import Path; from retrain.records.locks import hold\n"
-        "os.read(int(sys.argv[1]), 1); lock = hold(Path(sys.argv[2]))\n"
-        "print('won' if lock else 'lost', flush=True); sys.stdin.read()"
-    )
-    starters = [
-        subprocess.Popen(
-            [sys.executable, "-c", code, str(gate[0]), str(directory / "campaign.lock")],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            pass_fds=[gate[0]],
-        )
-        for _ in range(50)
-    ]
-    os.write(gate[1], b"!" * 50)
-    said = [starter.stdout.readline().strip() for starter in starters]  # type: ignore[union-attr]
-    for starter in starters:
-        starter.communicate()
-    for end in gate:
-        os.close(end)
-    assert (said.count("won"), said.count("lost")) == (1, 49)
-    assert reopen(directory)
+def test_of_orchestrators_started_at_once_one_wins_and_the_others_are_told_which(campaign_file: Path) -> None:
+    winner, others = race(campaign_file, 6)
+    assert [f"is supervised by process {winner} on " in line for line in others] == [True] * 5
 
 
 def test_the_second_orchestrator_is_told_who_holds_the_campaign(half: Path) -> None:
@@ -223,11 +199,41 @@ def test_a_finished_campaign_says_so_and_runs_nothing(campaign_file: Path) -> No
     assert (notes.begun_runs, notes.notices) == ([], ["4 finished runs are skipped"])
 
 
-def test_a_damaged_manifest_is_made_again_from_the_runs(campaign_file: Path) -> None:
-    directory = run_campaign(campaign_file).directory
-    (directory / "manifest.json").write_text("{broken")
+@pytest.mark.parametrize("damage", ["{broken", "[]", '{"schema_version": 1}', ""])
+def test_a_damaged_manifest_is_made_again_from_the_runs(damage: str, campaign_file: Path) -> None:
+    directory = run_campaign(campaign_file, INLINE).directory
+    (directory / "manifest.json").write_text(damage)
     assert reopen(directory).execute().exit_code == 0
     manifest = read_manifest(directory / "manifest.json")
     assert manifest is not None
     assert [run.state for run in manifest.runs] == ["done"] * 4
-    assert (directory / "manifest.json.damaged").read_text() == "{broken"
+    assert (directory / "manifest.json.damaged").read_text() == damage
+
+
+@pytest.mark.parametrize("lose", [Path.unlink, lambda path: path.write_text("{")], ids=["gone", "damaged"])
+def test_without_a_manifest_a_change_is_found_by_the_runs_themselves(
+    lose: Callable[[Path], object], half: Path
+) -> None:
+    lose(half / "manifest.json")
+    edit(half, "lr = 5e-3", "lr = 6e-3")
+    edit(half, "seeds = [0, 1]", "seeds = [0, 2]")
+    with pytest.raises(ConfigError) as refused:
+        reopen(half)
+    assert "training.lr: 0.005 -> 0.006 (grpo_s0, maxrl_s0)" in str(refused.value)
+    assert "run grpo_s2: is new" in str(refused.value)
+    assert "run maxrl_s1: is gone" in str(refused.value)
+    edit(half, "lr = 6e-3", "lr = 5e-3")
+    edit(half, "seeds = [0, 2]", "seeds = [0, 1]")
+    assert reopen(half).execute().exit_code == 0
+
+
+def test_a_single_runs_change_is_found_without_a_manifest(campaign_file: Path) -> None:
+    text = campaign_file.read_text().partition("[campaign]")[0]
+    campaign_file.write_text(text.replace("save_every = 2", "max_steps = 2"))
+    directory = run_campaign(campaign_file).directory
+    (directory / "manifest.json").unlink()
+    assert reopen(directory).execute().exit_code == 0
+    (directory / "manifest.json").unlink()
+    edit(directory, "lr = 5e-3", "lr = 6e-3")
+    with pytest.raises(ConfigError, match=r"training.lr: 0.005 -> 0.006"):
+        reopen(directory)

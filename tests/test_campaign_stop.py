@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from retrain.campaign.run import reopen, start
-from retrain.campaign.stop import asked_to_stop, stop_campaign, withdraw_request
-from retrain.errors import RecordsError
+from retrain.campaign.stop import stop_campaign
+from retrain.errors import EXIT_INTERRUPTED, RecordsError
 from retrain.launchers._signals import signal_holder
 from retrain.records.attempts import read_attempts
 from retrain.records.follow import follow, last_lines
@@ -24,6 +24,8 @@ from retrain.records.locks import holder, is_held
 from retrain.records.metrics import read_metrics
 from retrain.records.processes import start_mark
 from retrain.records.run_state import RunState
+from retrain.records.stop_request import asked_to_stop, withdraw_request
+from retrain.worker import run as run_worker
 
 ROOT = Path(__file__).parent.parent
 LONG = ["campaign.max_steps=100000", "campaign.seeds=[0]", "reward.reward=tests.plugins.slow"]
@@ -96,11 +98,64 @@ def test_workers_of_a_dead_orchestrator_save_and_leave_when_told(left_running: P
         assert (run / "checkpoints" / f"step-{steps:06d}").is_dir()
 
 
+@pytest.mark.parametrize("name", ["manifest.json", "origin.json"])
+def test_workers_are_stopped_whatever_of_the_campaigns_own_files_is_damaged(
+    left_running: Path, name: str
+) -> None:
+    os.kill(orchestrator_of(left_running), signal.SIGKILL)
+    wait_until(lambda: not is_held(left_running / "campaign.lock"))
+    (left_running / name).write_text("{")
+    assert stop_campaign(left_running).workers == ("grpo_s0", "maxrl_s0")
+    assert not any(map(is_held, locks_of(left_running)))
+    assert endings_of(left_running) == ["interrupted", "interrupted"]
+
+
+def test_a_worker_that_a_dead_orchestrator_was_starting_finds_the_campaign_stopped(
+    campaign_file: Path,
+) -> None:
+    directory = start(campaign_file, ["campaign.launcher=inline"]).directory
+    stop_campaign(directory)
+    assert run_worker(directory / "runs" / "grpo_s0", threading.Event()) == EXIT_INTERRUPTED
+    assert not (directory / "runs" / "grpo_s0" / "attempts.jsonl").exists()
+    assert reopen(directory).execute().exit_code == 0
+
+
+def test_a_stop_that_cannot_be_written_reaches_the_orchestrator_as_a_signal(
+    left_running: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full_disk(*_: object, **__: object) -> None:
+        raise RecordsError("stop.json: cannot write (No space left on device)")
+
+    monkeypatch.setattr("retrain.campaign.stop.ask_to_stop", full_disk)
+    assert stop_campaign(left_running).was_supervised
+    assert endings_of(left_running) == ["interrupted", "interrupted"]
+
+
 def test_stop_now_kills_and_the_runs_are_interrupted_not_failed(left_running: Path) -> None:
     found = stop_campaign(left_running, now=True)
     assert found.was_supervised
     assert not any(map(is_held, locks_of(left_running)))
     assert endings_of(left_running) == ["interrupted", "interrupted"]
+
+
+def test_an_inline_campaign_is_stopped_from_elsewhere_at_its_next_step(
+    retrain: Call, campaign_file: Path, here: Path
+) -> None:
+    sets = [word for setting in [*LONG, "campaign.launcher=inline"] for word in ("--set", setting)]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "retrain", "run", campaign_file.name, *sets], stderr=subprocess.DEVNULL
+    )
+    try:
+        wait_until(lambda: any((here / "logs").glob("*/runs/grpo_s0/metrics.jsonl")))
+        (directory,) = (here / "logs").iterdir()
+        assert retrain("stop", directory).returncode == 0
+        assert process.wait(timeout=60) == 130
+    finally:
+        process.kill()
+        process.wait()
+    (attempt,) = read_attempts(directory / "runs" / "grpo_s0" / "attempts.jsonl")
+    assert attempt.ending == "interrupted"
+    assert not (directory / "runs" / "maxrl_s0" / "attempts.jsonl").exists()
 
 
 def test_stopping_what_does_not_run_changes_nothing(campaign_file: Path) -> None:
@@ -134,6 +189,21 @@ def test_detaching_a_campaign_that_cannot_start_says_why(retrain: Call, campaign
     refused = retrain("run", campaign_file.name, "--detach", "--set", "training.lr=-1")
     assert (refused.returncode, "training.lr" in refused.stderr) == (2, True)
     assert not Path("logs").exists()
+
+
+def test_a_module_of_the_same_name_as_pythons_does_not_end_a_detached_campaign(
+    retrain: Call, campaign_file: Path, here: Path
+) -> None:
+    (here / "queue.py").write_text("raise SystemExit('this is not the queue that was meant')")
+    started = subprocess.run(  # as the installed command, which has no current directory on its path
+        [sys.executable, "-P", "-m", "retrain", "run", campaign_file.name, "--detach"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    directory = Path(re.search(r"^(\S+) goes on", started.stdout)[1])  # type: ignore[index]
+    wait_until(lambda: not is_held(directory / "campaign.lock"))
+    assert "(4 of 4)" in (directory / "campaign.log").read_text()
 
 
 # Signals go to whom they are meant for

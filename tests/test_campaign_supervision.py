@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 
 import pytest
@@ -35,6 +35,8 @@ def _plugins_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
 class Script:
     """A launcher that does what it is told, one thing each time the supervisor waits."""
 
+    queues = False
+
     def __init__(self, *happenings: Callable[[], Sequence[Ended]]) -> None:
         self.happenings = list(happenings)
         self.calls: list[tuple[str, str]] = []
@@ -42,14 +44,21 @@ class Script:
     def describe(self) -> str:
         return "a script"
 
-    def submit(self, run_id: str, run_dir: Path) -> None:
-        self.calls.append(("submit", run_id))
+    def room(self) -> int:
+        return 1000
 
-    def adopt(self, run_id: str, run_dir: Path) -> None:
-        self.calls.append(("adopt", run_id))
+    def queued(self) -> Collection[str]:
+        return ()
 
-    def cancel(self, run_id: str, *, now: bool) -> None:
-        self.calls.append(("kill" if now else "cancel", run_id))
+    def submit(self, run_ids: Sequence[str]) -> Collection[str]:
+        self.calls += [("submit", run_id) for run_id in run_ids]
+        return run_ids
+
+    def adopt(self, run_ids: Sequence[str]) -> None:
+        self.calls += [("adopt", run_id) for run_id in run_ids]
+
+    def cancel(self, run_ids: Sequence[str], *, now: bool) -> None:
+        self.calls += [("kill" if now else "cancel", run_id) for run_id in run_ids]
 
     def wake(self) -> None:
         pass
@@ -93,6 +102,33 @@ def test_a_run_that_somebody_else_took_first_is_adopted(planned: tuple[RunPlan, 
     assert endings == {run.run_id: Ending(RunState.DONE)}
     assert script.calls == [("submit", run.run_id), ("adopt", run.run_id)]
     assert len(read_attempts(files.attempts)) == 1
+
+
+# Order
+
+
+def test_a_waiting_run_takes_the_place_of_one_that_is_delayed_which_then_comes_before_the_others(
+    campaign_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    campaign = start(campaign_file)
+    first, second, third, _ = runs = campaign.plan.runs
+    now_s = 0.0
+    monkeypatch.setattr("retrain.campaign.retries.time.monotonic", lambda: now_s)
+
+    def ends(run: RunPlan, exit_code: int) -> Callable[[], Sequence[Ended]]:
+        def happening() -> Sequence[Ended]:
+            nonlocal now_s
+            if exit_code == 0:
+                write_done(campaign.files_of(run.run_id).done, run.config_hash, {})
+                now_s += 1000.0  # any delay is over
+            return [Ended(run.run_id, exit_code)]
+
+        return happening
+
+    script = Script(ends(first, -9), *(ends(run, 0) for run in (second, first, third, runs[3])))
+    Supervisor(Campaign(), Planned(1), script, campaign.files_of, Silent()).supervise(runs)
+    order = [run_id for what, run_id in script.calls if what == "submit"]
+    assert order == [run.run_id for run in (first, second, first, third, runs[3])]
 
 
 # Time

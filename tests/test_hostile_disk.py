@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -136,8 +137,17 @@ def test_a_worker_whose_checkpoint_does_not_fit_says_so_and_goes_on_once_there_i
     assert [row["step"] for row in read_metrics(run.directory)] == [1, 2, 3, 4]
 
 
-def test_a_directory_that_may_not_be_written_is_refused_with_a_reason(tmp_path: Path) -> None:
-    locked = tmp_path / "locked"
+@pytest.fixture
+def reachable() -> Iterator[Path]:
+    """A directory to which nothing on the way is closed for others, as pytest's own are."""
+    with tempfile.TemporaryDirectory() as place:
+        Path(place).chmod(0o755)
+        (Path(place) / "logs").mkdir()
+        yield Path(place)
+
+
+def test_a_directory_that_may_not_be_written_is_refused_with_a_reason(reachable: Path) -> None:
+    locked = reachable / "locked"
     locked.mkdir(mode=0o500)
     code = (
         "import os, sys; from pathlib import Path; from retrain.records.layout import create_directory\n"
@@ -150,6 +160,46 @@ def test_a_directory_that_may_not_be_written_is_refused_with_a_reason(tmp_path: 
     assert "Permission denied" in said
     assert "writable for this user" in said
     locked.chmod(0o700)
+
+
+FORBIDDEN = """
+import os, sys
+from pathlib import Path
+from retrain.campaign.run import reopen, run_campaign
+from retrain.campaign.stop import stop_campaign
+from retrain.errors import RecordsError
+directory = run_campaign(Path(sys.argv[1]), ["campaign.launcher=inline", "campaign.max_steps=1"]).directory
+for path in (directory, *directory.rglob("*")):
+    os.geteuid() or os.chown(path, NOBODY, NOBODY)
+os.geteuid() or os.setuid(NOBODY)
+def attempt(name, mode):
+    (directory / name).chmod(mode)
+    for call in (lambda: reopen(directory).execute(), lambda: stop_campaign(directory)):
+        try: call(); print("went on")
+        except RecordsError as error: print(error)
+    (directory / name).chmod(0o700)
+(directory / "stop.json").write_text("{}")
+attempt(".", 0o500)
+attempt(".", 0)
+attempt("runs", 0)
+attempt("runs/grpo_s0", 0)
+"""
+
+
+def test_what_may_not_be_written_or_read_is_refused_with_a_reason_and_stops_what_it_can(
+    campaign_file: Path, reachable: Path
+) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", FORBIDDEN.replace("NOBODY", str(NOBODY)), str(campaign_file)],
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=reachable,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )
+    resumed, stopped = done.stdout.splitlines()[::2], done.stdout.splitlines()[1::2]
+    assert all("Permission denied" in line and "for this user" in line for line in resumed)
+    assert ["Permission denied" in line for line in stopped] == [False, True, True, False]
 
 
 WRITE_ROWS = """

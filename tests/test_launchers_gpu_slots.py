@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import signal
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
+import tomli_w
 
+from retrain.campaign.assign import assignment_of
+from retrain.config.load import parse
+from retrain.config.resolve import as_tables
 from retrain.errors import LaunchError
+from retrain.launchers import Assignment
 from retrain.launchers._gpu_slots import take_slot, visible_gpus
+from retrain.launchers.local import open_launcher
+from retrain.plan.matrix import plan_runs
+from retrain.records.layout import CampaignFiles, RunFiles
 
 WORKER = "import os; print(os.environ['CUDA_VISIBLE_DEVICES'], flush=True); input()"
 
@@ -60,6 +70,78 @@ def test_a_worker_keeps_its_gpu_after_the_launcher_let_go(tmp_path: Path) -> Non
     free = take_slot(["0", "1"], tmp_path)
     assert free.environment == {"CUDA_VISIBLE_DEVICES": "0"}
     free.close()
+
+
+REWARD = """
+import fcntl, os
+
+def score(completion, prompt):
+    with open("seen", "a") as seen:
+        seen.write(os.environ.get("CUDA_VISIBLE_DEVICES", "all") + "\\n")
+    with open("hold") as hold:
+        fcntl.flock(hold, fcntl.LOCK_SH)
+    return 0.0
+"""
+
+
+def four_runs(tmp_path: Path) -> dict[str, Path]:
+    """Runs that say which GPU they see, then wait for `hold`; the last one is not to get any."""
+    (tmp_path / "slow_reward.py").write_text(REWARD)
+    raw = {"training": {"max_steps": 1}, "reward": {"reward": "slow_reward.score"}}
+    plan = plan_runs(parse(raw, "c"))
+    runs = {}
+    for number in range(4):
+        files = RunFiles(tmp_path / f"run{number}")
+        files.directory.mkdir()
+        files.run_toml.write_text(tomli_w.dumps(as_tables(plan.runs[0].config)))
+        runs[f"run{number}"] = files.directory
+    return runs
+
+
+def test_the_local_launcher_gives_each_run_a_gpu_while_its_worker_lives(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5,7")
+    monkeypatch.setattr(tempfile, "tempdir", str(here))
+    monkeypatch.syspath_prepend(here)
+    os.mkfifo("seen")
+    runs = four_runs(here)
+    with os.fdopen(os.open("seen", os.O_RDWR)) as seen, Path("hold").open("w") as hold:
+        fcntl.flock(hold, fcntl.LOCK_EX)
+        gpu_runs = frozenset(["run0", "run1", "run2"])
+        launcher = open_launcher(Assignment("c", here, runs, 4, None, where=here, gpu_runs=gpu_runs))
+        launcher.submit(list(runs))
+        ended: set[str] = set()
+        try:
+            assert sorted(seen.readline().strip() for _ in runs) == ["5", "5", "5,7", "7"]
+            launcher.cancel(["run1"], now=True)
+            ended = {end.run_id for end in launcher.poll(60)}
+            assert ended == {"run1"}
+            free = take_slot(["5", "7"])
+            assert free.environment == {"CUDA_VISIBLE_DEVICES": "7"}
+            free.close()
+        finally:
+            left = set(runs) - ended
+            launcher.cancel(list(left), now=True)
+            while left:
+                left -= {end.run_id for end in launcher.poll(60)}
+
+
+def test_the_launcher_says_which_gpus_are_shared(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5,7")
+    launcher = open_launcher(Assignment("c", here, {}, 1, None, where=here, gpu_runs=frozenset(["a"])))
+    assert launcher.describe() == "processes on this machine, which share GPU 5, 7"
+
+
+def test_only_runs_that_take_any_gpu_are_given_one() -> None:
+    conditions = [
+        {"name": "any", "backend": {"backend": "local"}},
+        {"name": "own", "backend": {"backend": "local", "options": {"device": "cuda:1"}}},
+        {"name": "none", "backend": {"backend": "numpy"}},
+    ]
+    plan = plan_runs(parse({"campaign": {"seeds": [0], "conditions": conditions}}, "c", try_plugins=False))
+    files = CampaignFiles(Path("c"))
+    assert assignment_of(plan, files, Path.cwd()).gpu_runs == {"any_s0"}
 
 
 def test_a_machine_without_gpus_reserves_nothing(tmp_path: Path) -> None:

@@ -1,3 +1,4 @@
+import fcntl
 import os
 import signal
 import subprocess
@@ -7,7 +8,7 @@ import threading
 import pytest
 
 from retrain.errors import RecordsError
-from retrain.records.locks import hold, holder, is_held
+from retrain.records.locks import _write_holder, hold, holder, is_held, present_holder
 
 HOLD = """
 import sys, pathlib
@@ -115,3 +116,20 @@ def test_a_lock_file_without_a_holders_text_names_nobody(tmp_path):
     (tmp_path / "run.lock").write_text("garbage")
     assert holder(tmp_path / "run.lock") is None
     assert holder(tmp_path / "missing.lock") is None
+
+
+def test_who_holds_a_lock_is_not_mistaken_for_who_held_it_before(tmp_path):
+    path = tmp_path / "campaign.lock"
+    with _start(path) as dead:
+        dead.stdout.readline()
+        dead.kill()
+    fd = os.open(path, os.O_RDWR)  # holds it, and has not written itself into it yet
+    fcntl.flock(fd, fcntl.LOCK_EX)
+    writer = threading.Timer(0.05, lambda: _write_holder(fd))
+    writer.start()
+    try:
+        assert holder(path).pid == dead.pid
+        assert present_holder(path).pid == os.getpid()
+    finally:
+        writer.join()
+        os.close(fd)

@@ -2,6 +2,7 @@ import os
 
 import pytest
 
+from retrain.controllers.permits import CallFacts
 from retrain.errors import RecordsError
 from retrain.records.attempts import begin_attempt, end_attempt
 from retrain.records.layout import CampaignFiles, RunFiles
@@ -10,6 +11,7 @@ from retrain.records.manifest import PlannedRun, new_manifest, write_manifest
 from retrain.records.metrics import MetricsWriter
 from retrain.records.run_state import Progress, write_done, write_progress
 from retrain.semaphore import FileSemaphore
+from retrain.semaphore.adaptive import SharedPermits
 from retrain.status import survey
 
 PLANNED = [PlannedRun(f"{c}_s{s}", c, s, 10) for c in ("grpo", "maxrl") for s in (1, 2)]
@@ -119,6 +121,13 @@ def test_permits_show_who_holds_them(campaign):
         permits = _only(campaign).permits
     assert (permits.permits, permits.waiting) == (2, 0)
     assert [(holder.pid, holder.label) for holder in permits.holders] == [(os.getpid(), "grpo_s1")]
+
+
+def test_permits_that_adapted_say_why(campaign):
+    semaphore = FileSemaphore(campaign.permits, 8)
+    SharedPermits(campaign.permits, semaphore, "grpo_s1").observe(CallFacts("sample", 1.0, overloaded=True))
+    permits = _only(campaign).permits
+    assert (permits.permits, permits.change) == (4, "8 -> 4, the API said that it is overloaded")
 
 
 def test_a_single_run_is_a_campaign_of_one(tmp_path):

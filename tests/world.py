@@ -9,12 +9,12 @@ from __future__ import annotations
 import queue
 import resource
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
 from retrain.errors import EXIT_DONE, EXIT_INFRASTRUCTURE, EXIT_INTERRUPTED, RecordsError
-from retrain.launchers import Ended
+from retrain.launchers import Assignment, Ended
 from retrain.records.attempts import begin_attempt, end_attempt
 from retrain.records.layout import RunFiles
 from retrain.records.locks import HeldLock, hold
@@ -89,7 +89,10 @@ class Worker:
 class World:
     """What exists beside an orchestrator; a Launcher to it."""
 
+    queues = False
+
     def __init__(self) -> None:
+        self.directories: Mapping[str, Path] = {}
         self.alive: dict[str, Worker] = {}
         self.most_alive = 0
         self.started: list[str] = []
@@ -101,7 +104,18 @@ class World:
     def describe(self) -> str:
         return "a test"
 
-    def submit(self, run_id: str, run_dir: Path) -> None:
+    def room(self) -> int:
+        return 1000
+
+    def queued(self) -> Collection[str]:
+        return ()
+
+    def submit(self, run_ids: Sequence[str]) -> Collection[str]:
+        for run_id in run_ids:
+            self._start(run_id, self.directories[run_id])
+        return run_ids
+
+    def _start(self, run_id: str, run_dir: Path) -> None:
         lock = hold(RunFiles(run_dir).lock)
         self.started.append(run_id)
         if lock is None:
@@ -110,9 +124,8 @@ class World:
         self.alive[run_id] = Worker(run_dir, lock)
         self.most_alive = max(self.most_alive, len(self.alive))
 
-    def adopt(self, run_id: str, run_dir: Path) -> None:
-        del run_dir
-        self.adopted.append(run_id)
+    def adopt(self, run_ids: Sequence[str]) -> None:
+        self.adopted += run_ids
 
     def poll(self, timeout_s: float) -> Sequence[Ended]:
         """Tell that the last order is carried out, and wait for the next; ends are told at once."""
@@ -125,12 +138,13 @@ class World:
     def wake(self) -> None:
         pass
 
-    def cancel(self, run_id: str, *, now: bool) -> None:
-        if run_id in self.alive:
-            if now:
-                self.kill(run_id)
-            else:
-                self.alive[run_id].asked_to_leave = True
+    def cancel(self, run_ids: Sequence[str], *, now: bool) -> None:
+        for run_id in run_ids:
+            if run_id in self.alive:
+                if now:
+                    self.kill(run_id)
+                else:
+                    self.alive[run_id].asked_to_leave = True
 
     def order(self, what: Callable[[], None]) -> None:
         """Have something happen, and wait until the orchestrator waits again (or is gone)."""
@@ -177,6 +191,7 @@ class World:
 WORLDS: list[World] = []
 
 
-def open_launcher() -> World:
+def open_launcher(assignment: Assignment) -> World:
     """Give the orchestrator the world that the test made last."""
+    WORLDS[-1].directories = assignment.runs
     return WORLDS[-1]

@@ -6,10 +6,12 @@ The heavy imports wait until a run connects: planning reads this file and `_torc
 from __future__ import annotations
 
 import importlib.util
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 from retrain.backends import BackendSpec
 from retrain.backends._torch_options import (
+    DEFAULTS,
     check_options,
     parse_options,
     takes_permits,
@@ -26,6 +28,7 @@ __all__ = [
     "connect",
     "missing_packages",
     "takes_permits",
+    "wants_gpu",
 ]
 
 EXTRA = "local"
@@ -35,6 +38,11 @@ PACKAGES = ("torch", "transformers", "peft", "safetensors")
 def missing_packages() -> list[str]:
     """List the packages that this backend needs and that are not installed, without importing any."""
     return [name for name in PACKAGES if importlib.util.find_spec(name) is None]
+
+
+def wants_gpu(options: Mapping[str, Any]) -> bool:
+    """Tell whether a run takes any GPU that it is given; not if it names one, or none."""
+    return options.get("device", DEFAULTS.device) in ("auto", "cuda")
 
 
 def connect(spec: BackendSpec) -> LocalBackend:

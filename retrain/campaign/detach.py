@@ -35,7 +35,7 @@ def detach(directory: Path, arguments: Sequence[str] = ()) -> int:
     start = os.fstat(log).st_size
     try:
         process = subprocess.Popen(
-            [sys.executable, "-m", "retrain", "resume", str(directory), *arguments],
+            [sys.executable, "-P", "-m", "retrain", "resume", str(directory), *arguments],
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,

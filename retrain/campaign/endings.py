@@ -37,7 +37,12 @@ def ended_attempts(files: RunFiles) -> int:
 
 
 def conclude(
-    files: RunFiles, config_hash: str, exit_code: int | None, cancelled: RunState | None, before: int = 0
+    files: RunFiles,
+    config_hash: str,
+    exit_code: int | None,
+    cancelled: RunState | None,
+    before: int = 0,
+    why: str = "",
 ) -> Ending:
     """Decide how an attempt ended, and write it down if its worker could not.
 
@@ -48,6 +53,7 @@ def conclude(
         cancelled: why we ended it, if we did.
         before: the attempt that was already over when the worker began (`ended_attempts`): a worker
             that is killed early writes nothing, and its predecessor's ending is not its own.
+        why: what the engine says of the worker's end, used where the worker itself left no word.
 
     Raises:
         RecordsError: a file cannot be read or written.
@@ -64,7 +70,7 @@ def conclude(
         ending = Ending(cancelled, told.message)  # the worker knows that it was asked to leave, not why
         end_attempt(files.attempts, last.number, ending.state, exit_code=exit_code, message=ending.message)
         return ending
-    ending = Ending(cancelled) if cancelled else _from_exit_code(files, exit_code)
+    ending = Ending(cancelled) if cancelled else _from_exit_code(files, exit_code, why)
     if last is not None:
         end_attempt(files.attempts, last.number, ending.state, exit_code=exit_code, message=ending.message)
     return ending
@@ -82,9 +88,9 @@ def log_tail(files: RunFiles, lines: int = TAIL_LINES) -> list[str]:
     return [plain(line, 200) for line in text.splitlines()[-lines:]]
 
 
-def _from_exit_code(files: RunFiles, exit_code: int | None) -> Ending:
+def _from_exit_code(files: RunFiles, exit_code: int | None, why: str) -> Ending:
     if exit_code is None:
-        return Ending(RunState.INFRASTRUCTURE, "the worker vanished without a word")
+        return Ending(RunState.INFRASTRUCTURE, why or "the worker vanished without a word")
     if exit_code < 0:
         name = signal.Signals(-exit_code).name
         hint = "; the machine may be out of memory" if exit_code == -signal.SIGKILL else ""

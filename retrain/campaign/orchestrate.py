@@ -3,33 +3,44 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from retrain import registry
-from retrain.campaign.admission import admission_of
+from retrain.campaign.admission import Planned, admission_of
+from retrain.campaign.assign import assignment_of, open_launcher
 from retrain.campaign.endings import Ending
 from retrain.campaign.events import Observer
+from retrain.campaign.keeper import Keeper
+from retrain.campaign.origin import read_origin
+from retrain.campaign.permits import open_permits, permit_directories
 from retrain.campaign.rollup import RollUp
-from retrain.campaign.stop import asked_to_stop, withdraw_request
 from retrain.campaign.supervise import Supervisor
-from retrain.errors import EXIT_DONE, EXIT_INTERRUPTED, EXIT_RUN_FAILED, LaunchError, RecordsError
+from retrain.errors import (
+    EXIT_DONE,
+    EXIT_INTERRUPTED,
+    EXIT_RUN_FAILED,
+    DamagedRecordError,
+    LaunchError,
+    RecordsError,
+)
 from retrain.launchers import Launcher
 from retrain.plan.matrix import Plan, RunPlan
 from retrain.records.atomic import remove_leftovers
 from retrain.records.layout import CampaignFiles, RunFiles
-from retrain.records.locks import HeldLock, hold, holder
+from retrain.records.locks import HeldLock, hold, present_holder
 from retrain.records.manifest import (
     UNREADABLE,
     Manifest,
     PlannedRun,
     new_manifest,
     read_manifest,
+    set_aside,
     with_plan,
 )
+from retrain.records.notices import NoticeBook
 from retrain.records.run_state import RunState
-from retrain.semaphore import FileSemaphore, lock_sharing_problem
+from retrain.records.stop_request import asked_to_stop, withdraw_request
 
 SHOWN_RUNS = 5  # named in a notice
 
@@ -101,22 +112,31 @@ class CampaignRun:
             LaunchError: another orchestrator holds the campaign, or the launcher cannot start.
             RecordsError: the directory cannot be written.
         """
-        with self._lock():
+        with self._lock() as lock:
             withdraw_request(self._files)
             remove_leftovers(self._files.directory)
             self._catch_up()
             roll_up = RollUp(self._manifest(), self._files.manifest, self.files_of)
             roll_up.write()
             states = self._states(roll_up)
-            todo = [r for r in self._plan.runs if _is_wanted(states[r.run_id], retry_failed)]
-            alive = [r for r in self._plan.runs if states[r.run_id] is RunState.RUNNING]
-            self._say_what_is_left_alone(states, todo)
-            self._open_permits()
+            launcher = self._open_launcher()
+            if launcher.queues:  # it can be resumed from another machine
+                lock.renew()
+            todo, alive = self._shares(states, launcher.queued(), retry_failed)
+            self._say_what_is_left_alone(states, todo, alive)
+            if not launcher.queues:
+                open_permits(self._plan, self._files, self._observer.notice)
             self._observer.begun(self._files, todo + alive, self._plan.workers)
-            supervisor = self._supervisor = self._supervisor_with(roll_up)
-            supervisor.supervise(todo, alive)
-            self._write_last(roll_up)
-            return Outcome(self._files.directory, self._states(roll_up), supervisor.was_stopped)
+            supervisor = self._supervisor = self._supervisor_with(launcher, roll_up)
+            try:
+                supervisor.supervise(todo, alive)
+            except LaunchError:
+                self._write_last(roll_up, ended=supervisor.is_over)
+                raise
+            states = self._states(roll_up)
+            states |= _traceless(states, supervisor.endings)
+            self._write_last(roll_up, ended=True)
+            return Outcome(self._files.directory, states, supervisor.was_stopped)
 
     def stop(self, *, now: bool = False) -> None:
         """Ask the campaign to stop; for signal handlers."""
@@ -124,20 +144,46 @@ class CampaignRun:
         if self._supervisor is not None:
             self._supervisor.stop(now=now)
 
-    def _supervisor_with(self, roll_up: RollUp) -> Supervisor:
-        launcher: Launcher = registry.find("launchers", self._plan.campaign.launcher)()
+    def _open_launcher(self) -> Launcher:
+        where = Path(read_origin(self._files).where)
+        assignment = assignment_of(
+            self._plan, self._files, where if where.is_dir() else Path.cwd(), self._observer.notice
+        )
+        return open_launcher(self._plan.campaign.launcher, assignment)
+
+    def _shares(
+        self, states: Mapping[str, RunState], queued: Collection[str], retry_failed: bool
+    ) -> tuple[list[RunPlan], list[RunPlan]]:
+        """Give the runs to launch, and those that somebody launched already."""
+        alive = [
+            run
+            for run in self._plan.runs
+            if states[run.run_id] is RunState.RUNNING
+            or (run.run_id in queued and states[run.run_id] is not RunState.DONE)
+        ]
+        taken = {run.run_id for run in alive}
+        wanted = [r for r in self._plan.runs if _is_wanted(states[r.run_id], retry_failed)]
+        return [run for run in wanted if run.run_id not in taken], alive
+
+    def _supervisor_with(self, launcher: Launcher, roll_up: RollUp) -> Supervisor:
+        campaign = self._plan.campaign
+        keeper = Keeper(self._observer, roll_up, NoticeBook(self._files.notices))
+
+        def look() -> int:
+            return max(self._asked_to_stop, asked_to_stop(self._files))
+
         return Supervisor(
-            self._plan.campaign,
-            admission_of(self._plan),
+            campaign,
+            Planned(self._plan.workers) if launcher.queues else admission_of(self._plan),
             launcher,
             self.files_of,
-            _ManifestKeeper(self._observer, roll_up),
-            lambda: max(self._asked_to_stop, asked_to_stop(self._files)),
+            keeper,
+            look,
         )
 
-    def _write_last(self, roll_up: RollUp) -> None:
+    def _write_last(self, roll_up: RollUp, *, ended: bool) -> None:
         try:
-            roll_up.write(ended=True)
+            roll_up.write(ended=ended)
         except RecordsError as error:  # a copy of what the runs say: no reason to hide how they ended
             self._observer.notice(str(error))
 
@@ -149,7 +195,9 @@ class CampaignRun:
             states[entry.run_id] = RunState.FAILED if entry.state == UNREADABLE else RunState(entry.state)
         return states
 
-    def _say_what_is_left_alone(self, states: Mapping[str, RunState], todo: Sequence[RunPlan]) -> None:
+    def _say_what_is_left_alone(
+        self, states: Mapping[str, RunState], todo: Sequence[RunPlan], taken: Sequence[RunPlan]
+    ) -> None:
         wanted = {run.run_id for run in todo}
         counts = Counter(state for run_id, state in states.items() if run_id not in wanted)
         if counts[RunState.DONE]:
@@ -159,73 +207,47 @@ class CampaignRun:
                 f"{counts[RunState.FAILED]} failed runs are left alone; --failed runs them again"
             )
         alive = [run_id for run_id, state in states.items() if state is RunState.RUNNING]
-        if alive:
-            more = f" and {len(alive) - SHOWN_RUNS} more" if len(alive) > SHOWN_RUNS else ""
-            self._observer.notice(
-                f"{len(alive)} runs are alive and adopted: {', '.join(alive[:SHOWN_RUNS])}{more}"
-            )
+        queued = [run.run_id for run in taken if states[run.run_id] is not RunState.RUNNING]
+        for what, runs in (("alive", alive), ("still with the engine", queued)):
+            if runs:
+                more = f" and {len(runs) - SHOWN_RUNS} more" if len(runs) > SHOWN_RUNS else ""
+                names = ", ".join(runs[:SHOWN_RUNS])
+                self._observer.notice(f"{len(runs)} runs are {what} and adopted: {names}{more}")
 
     def _lock(self) -> HeldLock:
         lock = hold(self._files.lock)
         if lock is None:
+            who = present_holder(self._files.lock)
             raise LaunchError(
-                f"{self._files.directory}: is supervised by {holder(self._files.lock)}; "
+                f"{self._files.directory}: is supervised by {who or 'another process'}; "
                 f"watch it with `retrain status {self._files.directory}`"
             )
         return lock
 
-    def say(self, text: str) -> None:
-        """Tell whoever watches."""
-        self._observer.notice(text)
-
     def _manifest(self) -> Manifest:
-        planned = _planned_runs(self._plan)
-        found = read_manifest(self._files.manifest)
-        if found is not None:
-            return with_plan(found, self._plan.config_hash, planned)
-        shared = [str(d) for d, _, is_shared in _permit_directories(self._plan, self._files) if is_shared]
-        return new_manifest(self._plan.name, self._plan.config_hash, planned, Path.cwd(), shared)
+        plan, planned = self._plan, _planned_runs(self._plan)
+        found = self._known_manifest()
+        if found is None:
+            shared = [str(d) for d, _, is_shared in permit_directories(plan, self._files) if is_shared]
+            found = new_manifest(plan.name, plan.config_hash, planned, Path.cwd(), shared)
+        else:
+            found = with_plan(found, plan.config_hash, planned)
+        return replace(found, workers=plan.workers, stagger_s=plan.campaign.stagger_seconds)
 
-    def _open_permits(self) -> None:
-        for directory, permits, is_shared in _permit_directories(self._plan, self._files):
-            problem = lock_sharing_problem(directory)
-            if problem:
-                self._observer.notice(f"{problem} Permits will hold on this machine only.")
-            semaphore = FileSemaphore(directory, permits, allow_unshared=True)
-            if semaphore.permits == permits or self._plan.runs[0].config.backend.adapts_permits:
-                continue
-            if is_shared:
-                self._observer.notice(
-                    f"{directory} is shared and has {semaphore.permits} permits, not {permits}"
-                )
-            else:
-                semaphore.set_permits(permits)
-
-
-class _ManifestKeeper:
-    """Passes events on, and keeps the manifest fresh."""
-
-    def __init__(self, observer: Observer, roll_up: RollUp) -> None:
-        self._observer = observer
-        self._roll_up = roll_up
-        self.begun = observer.begun
-        self.notice = observer.notice
-
-    def started(self, run: RunPlan) -> None:
-        self._observer.started(run)
-        self._roll_up.changed(run.run_id)
-
-    def retrying(self, run: RunPlan, ending: Ending, delay_s: float) -> None:
-        self._observer.retrying(run, ending, delay_s)
-        self._roll_up.changed(run.run_id)
-
-    def ended(self, run: RunPlan, ending: Ending, tail: Sequence[str]) -> None:
-        self._observer.ended(run, ending, tail)
-        self._roll_up.changed(run.run_id)
+    def _known_manifest(self) -> Manifest | None:
         try:
-            self._roll_up.keep()
-        except RecordsError as error:
-            self._observer.notice(str(error))
+            return read_manifest(self._files.manifest)
+        except DamagedRecordError:
+            aside = set_aside(self._files.manifest)
+            self._observer.notice(
+                f"manifest.json was damaged and is made again from the runs; it is kept as {aside.name}"
+            )
+            return None
+
+
+def _traceless(states: Mapping[str, RunState], endings: Mapping[str, Ending]) -> dict[str, RunState]:
+    """Give the ends of runs whose workers never came to write one."""
+    return {run_id: e.state for run_id, e in endings.items() if states[run_id] is RunState.PENDING}
 
 
 def _is_wanted(state: RunState, retry_failed: bool) -> bool:
@@ -237,12 +259,3 @@ def _is_wanted(state: RunState, retry_failed: bool) -> bool:
 def _planned_runs(plan: Plan) -> tuple[PlannedRun, ...]:
     """Give a plan's runs as a manifest names them."""
     return tuple(PlannedRun(r.run_id, r.condition, r.seed, r.max_steps, r.config_hash) for r in plan.runs)
-
-
-def _permit_directories(plan: Plan, files: CampaignFiles) -> list[tuple[Path, int, bool]]:
-    found: dict[Path, tuple[int, bool]] = {}
-    for run in plan.runs:
-        backend = run.config.backend
-        directory = Path(backend.throttle_dir) if backend.throttle_dir else files.permits
-        found[directory] = (backend.first_permits, bool(backend.throttle_dir))
-    return [(directory, permits, shared) for directory, (permits, shared) in found.items()]

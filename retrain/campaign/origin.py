@@ -7,9 +7,10 @@ are launched (workers, retries, timeouts) may change freely.
 from __future__ import annotations
 
 import hashlib
+import re
 import tomllib
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from retrain.config.resolve import NOT_IN_DIGEST, SCHEDULING, as_tables
@@ -17,9 +18,11 @@ from retrain.errors import RecordsError
 from retrain.plan.matrix import Plan
 from retrain.records.atomic import read_json, write_json
 from retrain.records.layout import CampaignFiles, RunFiles
-from retrain.records.manifest import Manifest
 from retrain.records.text import plain
 
+CONFIG_HASH = re.compile(
+    rb'^config_hash = "([0-9a-f]+)"$', re.MULTILINE
+)  # parsing TOML takes 30 times longer
 SHOWN_RUNS = 3  # named in a line of a diff
 
 
@@ -33,6 +36,7 @@ class Origin:
     seed: int | None  # drawn for a file that gives none
     launcher: str
     digest: str  # of campaign.toml as given
+    options: Mapping[str, Any] = field(default_factory=dict)  # of the launcher
 
 
 def digest(content: bytes) -> str:
@@ -63,26 +67,58 @@ def read_origin(files: CampaignFiles) -> Origin:
             seed=None if seed is None else int(seed),
             launcher=str(found["launcher"]),
             digest=str(found["digest"]),
+            options=dict(found.get("options", {})),
         )
     except (KeyError, TypeError, ValueError) as error:
         raise RecordsError(f"{files.origin}: is damaged ({error!r}); restore it") from error
 
 
-def changed_keys(plan: Plan, manifest: Manifest, files_of: Callable[[str], RunFiles]) -> list[str]:
-    """Say what differs from how the campaign began, one line each; empty if results stay comparable."""
-    recorded = {run.run_id: run.config_hash for run in manifest.runs}
+def recorded_hash(files: RunFiles) -> str:
+    """Give the hash of the configuration in a run's run.toml; "" if it cannot be read."""
+    try:
+        found = CONFIG_HASH.findall(files.run_toml.read_bytes())
+    except OSError:
+        return ""
+    return found[-1].decode() if found else ""  # [run] is the last table
+
+
+def hashes_of_runs(files: CampaignFiles, planned: Iterable[str], alone: bool) -> dict[str, str]:
+    """Give every run's hash as its own run.toml has it, for a campaign without a manifest.
+
+    Args:
+        files: the campaign's.
+        planned: ids of the runs that its file asks for.
+        alone: the campaign is a single run, whose files lie in its directory.
+    """
+    if alone:
+        found = dict.fromkeys(planned, recorded_hash(RunFiles(files.directory)))
+    else:
+        names = [path.name for path in files.runs.iterdir()] if files.runs.is_dir() else []
+        found = {name: recorded_hash(files.run(name)) for name in names}
+    return {run_id: config_hash for run_id, config_hash in found.items() if config_hash}
+
+
+def changed_keys(plan: Plan, recorded: Mapping[str, str], files_of: Callable[[str], RunFiles]) -> list[str]:
+    """Say what differs from how the campaign began, one line each; empty if results stay comparable.
+
+    Args:
+        plan: what the campaign's file asks for now.
+        recorded: the hash that each run began with.
+        files_of: where a run's files lie.
+    """
     planned = {run.run_id: run for run in plan.runs}
     lines = [f"run {name}: is new" for name in planned if name not in recorded]
     lines += [f"run {name}: is gone" for name in recorded if name not in planned]
     changes: dict[str, list[str]] = {}
     for run_id, run in planned.items():
         if recorded.get(run_id, run.config_hash) != run.config_hash:
-            for change in _differences(_recorded(files_of(run_id)), as_tables(run.config)):
+            for change in _differences(recorded_tables(files_of(run_id)), as_tables(run.config)):
                 changes.setdefault(change, []).append(run_id)
     return lines + [f"{change} ({_names(runs)})" for change, runs in changes.items()]
 
 
-def _recorded(files: RunFiles) -> dict[str, Any]:
+def recorded_tables(files: RunFiles) -> dict[str, Any]:
+    """Give a run's run.toml; empty if it cannot be read."""
     try:
         return tomllib.loads(files.run_toml.read_text(encoding="utf-8"))
     except (OSError, ValueError):

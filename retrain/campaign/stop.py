@@ -2,28 +2,35 @@
 
 A request is a file that the orchestrator looks for every second, so it arrives from another machine
 that shares the directory too. If the orchestrator is dead, its lock is ours to take, and its workers
-are ours to stop.
+are ours to stop. What is to be stopped is read off the runs themselves: a damaged manifest or origin
+is no reason to leave workers running.
 """
 
 from __future__ import annotations
 
+import os
+import signal
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from retrain import registry
+from retrain.campaign.assign import assignment_for_stopping, open_launcher
 from retrain.campaign.endings import conclude, ended_attempts
-from retrain.campaign.origin import read_origin
-from retrain.errors import RecordsError
-from retrain.launchers import Launcher
-from retrain.records.atomic import read_json, write_json
-from retrain.records.layout import CampaignFiles, RunFiles, is_single_run
-from retrain.records.locks import hold, holder, is_held
+from retrain.campaign.origin import Origin, read_origin, recorded_hash, recorded_tables
+from retrain.errors import LaunchError, RecordsError
+from retrain.launchers import Ended
+from retrain.launchers._signals import signal_holder
+from retrain.records.files import records_error
+from retrain.records.layout import CampaignFiles, RunFiles, is_single_run, open_campaign
+from retrain.records.locks import hold, holder, is_held, present_holder
 from retrain.records.manifest import read_manifest, refresh, write_manifest
 from retrain.records.run_state import RunState
+from retrain.records.stop_request import ask_to_stop
 
 PAUSE_S = 0.1
+USUAL_LAUNCHER = "local"
 
 
 @dataclass(frozen=True)
@@ -32,22 +39,6 @@ class Stopped:
 
     was_supervised: bool
     workers: tuple[str, ...]  # run ids of workers that were alive
-
-
-def asked_to_stop(files: CampaignFiles) -> int:
-    """Give what was asked of this campaign's orchestrator: 0 nothing, 1 save and leave, 2 leave now."""
-    if not files.stop_request.exists():
-        return 0
-    try:
-        request = read_json(files.stop_request) or {}
-    except RecordsError:
-        request = {}
-    return 2 if request.get("now") is True else 1
-
-
-def withdraw_request(files: CampaignFiles) -> None:
-    """Forget an earlier request; only for the holder of the campaign's lock."""
-    files.stop_request.unlink(missing_ok=True)
 
 
 def stop_campaign(
@@ -63,43 +54,102 @@ def stop_campaign(
     Raises:
         RecordsError: the directory holds no campaign, or cannot be written.
     """
-    files = CampaignFiles(directory)
-    if not files.campaign_toml.is_file():
-        raise RecordsError(f"{directory}: holds no campaign; `retrain status` lists those below logs/")
+    files = open_campaign(directory)
     asked = None
     while (lock := hold(files.lock)) is None:
-        found = holder(files.lock)
+        found = present_holder(files.lock)
         if asked is None:
             asked = found
-            write_json(files.stop_request, {"now": now})
-            on_wait(f"asked {found} to stop; it waits for its workers")
+            _ask_orchestrator(files, now=now)
+            on_wait(f"asked {found or 'its orchestrator'} to stop; it waits for its workers")
         elif found != asked:
             return Stopped(was_supervised=True, workers=())  # somebody has resumed it meanwhile
         elif not files.stop_request.exists():  # it was only starting, and swept away what it found
-            write_json(files.stop_request, {"now": now})
+            _ask_orchestrator(files, now=now)
         time.sleep(PAUSE_S)
     with lock:
-        withdraw_request(files)
-        return Stopped(asked is not None, _stop_workers(files, now=now, on_wait=on_wait))
+        with suppress(RecordsError):  # on a full disk; it is for workers that have not begun yet
+            ask_to_stop(files, now=now)
+        try:
+            return Stopped(asked is not None, _stop_workers(files, now=now, on_wait=on_wait))
+        except LaunchError as error:
+            raise LaunchError(_what_holds_anyway(files, error)) from error
+
+
+def _what_holds_anyway(files: CampaignFiles, error: LaunchError) -> str:
+    if not files.stop_request.exists():
+        return str(error)
+    return (
+        f"{error}. Runs that have not started will not: that is written down. Those that have go on "
+        "until `retrain stop` reaches their engine"
+    )
+
+
+def _ask_orchestrator(files: CampaignFiles, *, now: bool) -> None:
+    try:
+        ask_to_stop(files, now=now)
+    except RecordsError:
+        asked = [signal_holder(files.lock, signal.SIGTERM) for _ in range(2 if now else 1)]
+        if not all(asked):
+            raise
 
 
 def _stop_workers(files: CampaignFiles, *, now: bool, on_wait: Callable[[str], None]) -> tuple[str, ...]:
-    manifest = read_manifest(files.manifest)
-    hashes = {run.run_id: run.config_hash for run in manifest.runs} if manifest else {}
-    alone = is_single_run(files.directory)
-    runs = {run_id: RunFiles(files.directory) if alone else files.run(run_id) for run_id in hashes}
-    alive = {run_id: found for run_id, found in runs.items() if is_held(found.lock)}
-    launcher: Launcher = registry.find("launchers", read_origin(files).launcher)()
-    before = {run_id: ended_attempts(found) for run_id, found in alive.items()}
-    for run_id, found in alive.items():
-        on_wait(f"no orchestrator lives; stopping {run_id}, {holder(found.lock)}")
-        launcher.adopt(run_id, found.directory)
-        launcher.cancel(run_id, now=now)
+    runs, origin = _runs(files), _origin(files)
+    launcher = open_launcher(origin.launcher, assignment_for_stopping(files, runs, origin, on_wait))
+    queued = launcher.queued()
+    alive = {run_id: run for run_id, run in runs.items() if run_id in queued or _is_alive(run, on_wait)}
+    before = {run_id: ended_attempts(run) for run_id, run in alive.items()}
+    for run_id, run in alive.items():
+        who = _whereabouts(run) if is_held(run.lock) else launcher.describe()
+        on_wait(f"no orchestrator lives; stopping {run_id}, {who}")
+    launcher.adopt(list(alive))
+    launcher.cancel(list(alive), now=now)
     left = set(alive)
     while left:
-        left -= {ended.run_id for ended in launcher.poll(PAUSE_S)}
-    for run_id, found in alive.items():
-        conclude(found, hashes[run_id], None, RunState.INTERRUPTED, before[run_id])
-    if manifest is not None and alive:
-        write_manifest(files.manifest, refresh(manifest, files, ended=True))
+        left -= {happened.run_id for happened in launcher.poll(PAUSE_S) if isinstance(happened, Ended)}
+    for run_id, run in alive.items():
+        conclude(run, recorded_hash(run), None, RunState.INTERRUPTED, before[run_id])
+    if alive:
+        _keep_manifest(files)
     return tuple(alive)
+
+
+def _runs(files: CampaignFiles) -> dict[str, RunFiles]:
+    if is_single_run(files.directory):
+        alone = RunFiles(files.directory)
+        return {str(recorded_tables(alone).get("run", {}).get("run_id", files.directory.name)): alone}
+    try:
+        found = sorted(files.runs.iterdir()) if files.runs.is_dir() else []
+    except OSError as error:
+        raise records_error(files.runs, "list", error) from error
+    return {path.name: RunFiles(path) for path in found if path.is_dir()}
+
+
+def _is_alive(run: RunFiles, say: Callable[[str], None]) -> bool:
+    try:
+        return is_held(run.lock)
+    except RecordsError as error:  # one that cannot be looked at is no reason to let the others go on
+        say(str(error))
+        return False
+
+
+def _origin(files: CampaignFiles) -> Origin:
+    try:
+        return read_origin(files)
+    except RecordsError:
+        return Origin(name="", overrides=(), where="", seed=None, launcher=USUAL_LAUNCHER, digest="")
+
+
+def _whereabouts(run: RunFiles) -> str:
+    found = holder(run.lock)
+    if found is not None and found.host != os.uname().nodename:
+        return f"{found}: signals do not reach that machine, so stop it there; waiting until it has ended"
+    return str(found or "an unknown process")
+
+
+def _keep_manifest(files: CampaignFiles) -> None:
+    with suppress(RecordsError):  # a copy of what the runs say; the next resume makes it again
+        manifest = read_manifest(files.manifest)
+        if manifest is not None:
+            write_manifest(files.manifest, refresh(manifest, files, ended=True))

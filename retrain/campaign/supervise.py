@@ -3,35 +3,26 @@
 from __future__ import annotations
 
 import math
-import random
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping, Sequence
 
-from retrain.campaign.admission import Admission, WhileRunsSucceed
+from retrain.campaign.admission import Admission, Places, WhileRunsSucceed
 from retrain.campaign.endings import Ending, conclude, ended_attempts, log_tail
 from retrain.campaign.events import Observer
+from retrain.campaign.retries import Retries
+from retrain.campaign.tries import Tries
 from retrain.campaign.watch import GRACE_S, Active, Patience
 from retrain.config.schema import Campaign
-from retrain.errors import LaunchError, RecordsError
-from retrain.launchers import Ended, Launcher
+from retrain.errors import EngineDownError, LaunchError, RecordsError
+from retrain.launchers import Begun, Ended, Launcher
 from retrain.plan.matrix import RunPlan
 from retrain.records.layout import RunFiles
 from retrain.records.locks import is_held
 from retrain.records.run_state import RunState
 
-FIRST_RETRY_S = 1.0
-LONGEST_RETRY_S = 60.0
+ENGINE_AGAIN_S = 10.0  # an engine that did not take runs is asked again after this
 LOOK_S = 1.0  # how often a request to stop is looked for; everything else wakes the loop by itself
-
-
-@dataclass
-class Retry:
-    """A run that waits for its next attempt."""
-
-    run: RunPlan
-    due: float
 
 
 class Supervisor:
@@ -65,9 +56,10 @@ class Supervisor:
         self._observer = observer
         self._look_for_stop = asked_to_stop
         self._waiting: deque[RunPlan] = deque()
-        self._retries: list[Retry] = []
+        self._retries = Retries()
         self._active: dict[str, Active] = {}
-        self._attempts: dict[str, int] = {}
+        self._tries = Tries()
+        self._was_taken = False  # the engine has taken runs of ours, so it is there in principle
         self._next_launch = 0.0
         self._asked_to_stop = 0
         self._stopped = 0
@@ -84,53 +76,109 @@ class Supervisor:
         """Tell whether somebody asked to stop; a stop after a failure is the campaign's own."""
         return self._asked_to_stop > 0 and not self._gave_up
 
+    @property
+    def is_over(self) -> bool:
+        """Tell whether no worker of ours is left."""
+        return not self._active
+
     def supervise(self, runs: Sequence[RunPlan], alive: Sequence[RunPlan] = ()) -> Mapping[str, Ending]:
         """Run everything to its end.
 
         Args:
             runs: to be launched, in order.
-            alive: already running under an earlier orchestrator; their ends are awaited.
+            alive: already running, or queued by an engine, under an earlier orchestrator.
 
         Returns:
             How each run ended; without the runs that were never started.
+
+        Raises:
+            LaunchError: the engine refuses; what it has taken already goes on.
         """
         self._waiting.extend(runs)
-        for run in alive:
-            self._adopt(run)
+        self._adopt(alive)
         while self._active or (not self._asked_to_stop and (self._waiting or self._retries)):
             self._obey()
             self._admit()
             self._end_overdue()
-            for ended in self._launcher.poll(self._seconds_until_due()):
-                self._conclude(ended)
+            for happened in self._launcher.poll(self._seconds_until_due()):
+                if isinstance(happened, Begun):
+                    self._begin(happened.run_id)
+                else:
+                    self._conclude(happened)
         return self.endings
 
     def _admit(self) -> None:
+        if self._launcher.queues:
+            self._hand_over()
+            return
         while self._may_launch():
             run = self._next_run()
             if run is None:
                 return
             self._next_launch = time.monotonic() + self._campaign.stagger_seconds
-            self._attempts[run.run_id] = self._attempts.get(run.run_id, 0) + 1
-            self._launch(run)
+            try:
+                self._launch([run])
+            except (LaunchError, RecordsError) as error:
+                self._settle(run, Ending(RunState.INFRASTRUCTURE, str(error)))
+            self._obey()  # a launcher that runs its workers inside `submit` has just taken its time
 
-    def _launch(self, run: RunPlan) -> None:
-        files = self._files_of(run.run_id)
+    def _hand_over(self) -> None:
+        """Give the engine all that waits at once, and retries when none of them would stand in its queue."""
+        if not self._may_launch():
+            return
+        batch = list(self._waiting)
+        self._waiting.clear()
+        while len(batch) < self._launcher.room() and (run := self._retries.pop_due()) is not None:
+            batch.append(run)
+        batch = [run for run in batch if self._is_readable(run)]
+        if not batch:
+            return
         try:
-            before = ended_attempts(files)
-            self._launcher.submit(run.run_id, files.directory)
-        except (LaunchError, RecordsError) as error:
-            self._settle(run, Ending(RunState.INFRASTRUCTURE, str(error)))
-        else:
-            self._activate(run, before)
-            if self._row:
-                self._row.started()
+            taken = self._launch(batch)
+        except EngineDownError as error:
+            if not self._was_taken:
+                raise
+            self._observer.notice(f"{error}; {len(batch)} runs wait until it does")
+            taken = frozenset()
+        self._waiting.extend(run for run in batch if run.run_id not in taken)
+        if self._waiting:
+            self._next_launch = time.monotonic() + ENGINE_AGAIN_S
 
-    def _adopt(self, run: RunPlan) -> None:
-        files = self._files_of(run.run_id)
-        before = ended_attempts(files)
-        self._launcher.adopt(run.run_id, files.directory)
-        self._activate(run, before)
+    def _is_readable(self, run: RunPlan) -> bool:
+        try:
+            ended_attempts(self._files_of(run.run_id))
+        except RecordsError as error:  # no reason to hold up the others
+            self._settle(run, Ending(RunState.INFRASTRUCTURE, str(error)))
+            return False
+        return True
+
+    def _launch(self, runs: Sequence[RunPlan]) -> Collection[str]:
+        before = self._newest_ended(runs)
+        taken = self._launcher.submit([run.run_id for run in runs])
+        self._was_taken = True
+        for run in runs:
+            if run.run_id in taken:
+                self._activate(run, before[run.run_id])
+                if not self._launcher.queues:
+                    self._begin(run.run_id)
+        if self._row:
+            self._row.started()
+        return taken
+
+    def _adopt(self, runs: Sequence[RunPlan]) -> None:
+        before = self._newest_ended(runs)
+        self._launcher.adopt([run.run_id for run in runs])
+        self._was_taken = self._was_taken or bool(runs)
+        for run in runs:
+            self._activate(run, before[run.run_id])
+            if not self._launcher.queues or is_held(self._files_of(run.run_id).lock):
+                self._begin(run.run_id)
+
+    def _newest_ended(self, runs: Sequence[RunPlan]) -> dict[str, int]:
+        """What was over before these runs' workers began, by run id."""
+        for run in runs:
+            self._tries.launched(run.run_id, self._files_of(run.run_id))
+        return {run.run_id: ended_attempts(self._files_of(run.run_id)) for run in runs}
 
     def _may_launch(self) -> bool:
         if self._asked_to_stop or time.monotonic() < self._next_launch:
@@ -138,7 +186,7 @@ class Supervisor:
         if not self._waiting and not self._retries:
             return False
         places = self._admission.places()
-        if len(self._active) < places.count:
+        if not self._is_full(places):
             self._said = ""
             return True
         if places.reason and places.reason != self._said:
@@ -147,46 +195,59 @@ class Supervisor:
         return False
 
     def _next_run(self) -> RunPlan | None:
-        due = min(self._retries, key=lambda retry: retry.due, default=None)
-        if due is not None and due.due <= time.monotonic():
-            self._retries.remove(due)
-            return due.run
-        return self._waiting.popleft() if self._waiting else None
+        return self._retries.pop_due() or (self._waiting.popleft() if self._waiting else None)
 
     def _activate(self, run: RunPlan, before: int) -> None:
         files = self._files_of(run.run_id)
-        patience = Patience.begin(self._campaign, files, time.monotonic())
-        active = self._active[run.run_id] = Active(run, files, before, patience)
-        self._observer.started(run)
+        active = self._active[run.run_id] = Active(run, files, before, Patience.endless(files))
         if self._stopped:  # it turned up after everybody was asked to leave
             active.cancelled = RunState.INTERRUPTED
-            self._launcher.cancel(run.run_id, now=self._stopped > 1)
+            self._launcher.cancel([run.run_id], now=self._stopped > 1)
+
+    def _begin(self, run_id: str) -> None:
+        """Time counts, and others hear of it, from the moment in which the worker starts."""
+        active = self._active.get(run_id)
+        if active is None or active.has_begun:
+            return
+        active.has_begun = True
+        active.patience = Patience.begin(self._campaign, active.files, time.monotonic())
+        self._observer.started(active.run)
 
     def _conclude(self, ended: Ended) -> None:
         active = self._active.pop(ended.run_id)
+        if ended.taken_back:
+            active.cancelled = active.cancelled or RunState.INTERRUPTED
         try:
             if is_held(active.files.lock):  # by a dead orchestrator's worker that started late
-                self._adopt(active.run)
+                self._launcher.adopt([ended.run_id])
+                self._active[ended.run_id] = active
                 return
             ending = conclude(
-                active.files, active.run.config_hash, ended.exit_code, active.cancelled, active.before
+                active.files,
+                active.run.config_hash,
+                ended.exit_code,
+                active.cancelled,
+                active.before,
+                ended.why,
             )
         except (LaunchError, RecordsError) as error:
             ending = Ending(active.cancelled or RunState.INFRASTRUCTURE, str(error))
-        self._settle(active.run, ending)
+        self._settle(active.run, ending, goes_on=ended.goes_on and active.cancelled is None)
 
-    def _settle(self, run: RunPlan, ending: Ending) -> None:
-        attempts = self._attempts.get(run.run_id, 1)
+    def _settle(self, run: RunPlan, ending: Ending, *, goes_on: bool = False) -> None:
+        files = self._files_of(run.run_id)
+        granted = goes_on and self._tries.grant(run.run_id, ending.state, files)
+        tries = self._tries.ended(run.run_id, files)
         if self._row:
             self._row.ended(run.run_id, ending.state, ending.message)
-        if ending.is_worth_retrying and attempts <= self._campaign.retries and not self._asked_to_stop:
-            delay_s = min(LONGEST_RETRY_S, FIRST_RETRY_S * 2 ** (attempts - 1)) * random.uniform(0.5, 1.5)
-            self._retries.append(Retry(run, time.monotonic() + delay_s))
+        may_help = ending.is_worth_retrying or (goes_on and ending.state is RunState.INTERRUPTED)
+        if may_help and (granted or tries <= self._campaign.retries) and not self._asked_to_stop:
+            delay_s = self._retries.add(run, tries)
             self._observer.retrying(run, ending, delay_s)
             return
         self.endings[run.run_id] = ending
         went_wrong = ending.state not in (RunState.DONE, RunState.INTERRUPTED)
-        self._observer.ended(run, ending, log_tail(self._files_of(run.run_id)) if went_wrong else ())
+        self._observer.ended(run, ending, log_tail(files) if went_wrong else ())
         if went_wrong and self._campaign.on_failure == "stop" and not self._asked_to_stop:
             self._observer.notice('on_failure = "stop": the other runs are asked to save and leave')
             self._asked_to_stop, self._gave_up = 1, True
@@ -196,20 +257,20 @@ class Supervisor:
         if self._stopped == self._asked_to_stop:
             return
         self._stopped = self._asked_to_stop
-        for run_id, active in self._active.items():
+        for active in self._active.values():
             active.cancelled = active.cancelled or RunState.INTERRUPTED
-            self._launcher.cancel(run_id, now=self._stopped > 1)
+        self._launcher.cancel(list(self._active), now=self._stopped > 1)
 
     def _end_overdue(self) -> None:
         now_s = time.monotonic()
         for run_id, active in self._active.items():
             if active.kill_at_s <= now_s:
-                self._launcher.cancel(run_id, now=True)
+                self._launcher.cancel([run_id], now=True)
                 active.kill_at_s = math.inf
             elif active.cancelled is None:
                 active.cancelled = active.patience.ended_by(now_s)
                 if active.cancelled is not None:
-                    self._launcher.cancel(run_id, now=False)
+                    self._launcher.cancel([run_id], now=False)
                     active.kill_at_s = now_s + GRACE_S
 
     def _seconds_until_due(self) -> float:
@@ -221,7 +282,13 @@ class Supervisor:
 
     def _launches_due(self, now: float) -> list[float]:
         places = self._admission.places()
-        if len(self._active) >= places.count:
+        if self._is_full(places):
             return [now + places.ask_again_s] if places.ask_again_s is not None else []
-        dues = [max(retry.due, self._next_launch) for retry in self._retries]
+        if self._launcher.queues and not self._waiting and self._launcher.room() < 1:
+            return []
+        dues = [max(due, self._next_launch) for due in self._retries.dues()]
         return dues + ([self._next_launch] if self._waiting else [])
+
+    def _is_full(self, places: Places) -> bool:
+        """An engine with a queue keeps its own count; only a pause holds for it as well."""
+        return places.count == 0 or (not self._launcher.queues and len(self._active) >= places.count)

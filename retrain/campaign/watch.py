@@ -28,6 +28,7 @@ class Active:
     files: RunFiles
     before: int  # the newest attempt that was over when this worker began
     patience: Patience
+    has_begun: bool = False  # false while it waits in an engine's queue
     cancelled: RunState | None = None
     kill_at_s: float = math.inf
 
@@ -46,6 +47,11 @@ class Patience:
     look_at_s: float
     moved_at_s: float
     size: int = field(default=-1)
+
+    @classmethod
+    def endless(cls, files: RunFiles) -> Patience:
+        """Have no clock yet: a worker in an engine's queue may wait for days."""
+        return cls(files, math.inf, 0.0, math.inf, 0.0)
 
     @classmethod
     def begin(cls, campaign: Campaign, files: RunFiles, now_s: float) -> Patience:

@@ -11,7 +11,10 @@ import typer
 
 def command(
     directory: Annotated[Path, typer.Argument(metavar="RUN", help="A run's directory, or its campaign's.")],
-    run: Annotated[str, typer.Argument(metavar="[RUN-ID]", help="Which run of a campaign.")] = "",
+    run: Annotated[
+        str,
+        typer.Argument(metavar="[RUN-ID]", help="Which run of a campaign."),
+    ] = "",
     following: Annotated[
         bool, typer.Option("--follow", "-f", help="Go on until it ends. Ctrl-C ends the reading only.")
     ] = False,
@@ -25,8 +28,13 @@ def command(
     from retrain.status.logs import find_log
 
     log = find_log(directory, run)
-    begun, at = last_lines(log.path, lines)
     said_something = False
+    for path in log.beside:
+        typer.echo(f"{path.name}:", err=True)
+        for line in last_lines(path, lines)[0]:
+            typer.echo(line)
+            said_something = True
+    begun, at = last_lines(log.path, lines)
     for line in chain(begun, follow(log.path, at, log.is_over if following else lambda: True)):
         typer.echo(line)
         said_something = True

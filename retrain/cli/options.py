@@ -10,7 +10,11 @@ import typer
 ConfigFile = Annotated[Path, typer.Argument(metavar="FILE.toml", help="The campaign file.")]
 Overrides = Annotated[
     list[str] | None,
-    typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Replace a value of the file; repeat for more."),
+    typer.Option(
+        "--set",
+        metavar="SECTION.KEY=VALUE",
+        help="Replace a value of the file; repeat for more.",
+    ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the same rows as JSON.")]
 Detach = Annotated[

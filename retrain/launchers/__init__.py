@@ -1,16 +1,58 @@
 """Launchers: where workers execute.
 
-A plugin is one file with `open_launcher() -> Launcher`. A launcher starts `python -m retrain.worker
-RUN_DIR` somewhere and notices its end. What became of the run is read from its directory: the
-engine's word is only a hint.
+A plugin is one file with `open_launcher(assignment) -> Launcher`. Whatever it is, it brings
+`python -m retrain.worker RUN_DIR` to life somewhere and notices its end; the worker does everything
+else itself. What became of a run is read from its directory: the engine's word is only a hint.
+
+Two kinds. One starts what it is given at once (`queues = False`: `local`, `inline`), so the supervisor
+admits workers one by one. The other hands runs to an engine with a queue of its own (`queues = True`): it
+is given all runs at once, keeps `assignment.workers` of them running at a time without any help of ours,
+and goes on when the orchestrator is gone. A later orchestrator, possibly on another machine, asks `queued`
+what the engine still has; so the engine must be able to tell from names alone.
+
+A launcher's table `[campaign.<name>]` is a class in `config/`; its values arrive as
+`assignment.options`. The file may define, beside `open_launcher`, any of these, which are called
+before a campaign's directory exists:
+
+    check_campaign(assignment) -> list of problems    what cannot work whatever the engine says
+    check_engine(assignment)                          ask the engine; raises LaunchError
+    script(assignment) -> str                         what would be submitted, for `retrain explain`
+
+An engine tells its workers through the environment: `RETRAIN_JOB` names the engine's task (see
+`records/locks.py`: such a worker renews a lease in run.lock, because locks may not reach other machines)
+and `RETRAIN_OWN_PERMITS` gives a worker so many permits of its own instead of a share of the campaign's.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
+
+
+@dataclass(frozen=True, slots=True)
+class Assignment:
+    """What a launcher is opened for; nothing of it changes while it is open."""
+
+    campaign: str  # id: the name of its directory
+    directory: Path  # absolute
+    runs: Mapping[str, Path]  # of all runs, by run id, in launch order: their directories
+    workers: int  # at most so many at a time
+    permits: int | None  # API calls in flight over all workers at first; None if the backend makes none
+    where: Path  # working directory of the workers
+    permits_adapt: bool = False  # their number follows what the API bears
+    permit_directories: tuple[Path, ...] = ()  # backend.throttle_dir: permits shared with other campaigns
+    gpu_runs: frozenset[str] = frozenset()  # those that train on whatever GPU they are given
+    options: Mapping[str, Any] = field(default_factory=dict)  # the table [campaign.<launcher>]
+    say: Callable[[str], None] = lambda text: None  # tells whoever watches
+
+
+@dataclass(frozen=True, slots=True)
+class Begun:
+    """The engine has started a worker; only from launchers that queue."""
+
+    run_id: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,35 +61,60 @@ class Ended:
 
     run_id: str
     exit_code: int | None
+    why: str = ""  # the engine's word, where the worker left none
+    goes_on: bool = False  # the engine ended it for reasons of its own: a time limit, a lost machine
+    taken_back: bool = False  # somebody cancelled it behind our back, so it is not to be tried again
 
 
 class Launcher(Protocol):
-    """Starts, watches and ends workers."""
+    """Starts, watches and ends workers. All runs are named by their ids in `Assignment.runs`."""
+
+    queues: bool  # True: takes all runs at once and starts `workers` at a time by itself
 
     def describe(self) -> str:
         """Say in a few words where workers execute."""
         ...
 
-    def submit(self, run_id: str, run_dir: Path) -> None:
-        """Start a worker for a run.
+    def room(self) -> int:
+        """Give how many more runs fit without any of them waiting in the engine's queue."""
+        ...
+
+    def submit(self, run_ids: Sequence[str]) -> Collection[str]:
+        """Start workers, or queue them.
+
+        Returns:
+            The runs that were taken; the others may be submitted again.
 
         Raises:
-            LaunchError: it cannot be started.
+            EngineDownError: the engine does not answer at present; nothing was taken.
+            LaunchError: it refuses, and would again.
         """
         ...
 
-    def adopt(self, run_id: str, run_dir: Path) -> None:
-        """Watch a worker that an earlier orchestrator started."""
+    def queued(self) -> Collection[str]:
+        """Give the runs that an earlier orchestrator submitted and the engine still has.
+
+        Raises:
+            EngineDownError: the engine does not answer at present.
+        """
         ...
 
-    def poll(self, timeout_s: float) -> Sequence[Ended]:
-        """Wait until a worker ends, `wake` is called, or the time is over; give the workers that ended."""
+    def adopt(self, run_ids: Sequence[str]) -> None:
+        """Watch runs that an earlier orchestrator submitted, or that are alive without the engine's knowing.
+
+        Raises:
+            LaunchError: they cannot be watched from here.
+        """
+        ...
+
+    def poll(self, timeout_s: float) -> Sequence[Begun | Ended]:
+        """Wait until something happens, `wake` is called, or the time is over; give what happened."""
         ...
 
     def wake(self) -> None:
         """Somebody asked to stop: make a `poll` that is under way return; callable from a signal handler."""
         ...
 
-    def cancel(self, run_id: str, *, now: bool) -> None:
-        """Ask a worker to save and leave, or end it at once; does nothing if it has ended."""
+    def cancel(self, run_ids: Sequence[str], *, now: bool) -> None:
+        """Ask workers to save and leave, or end them at once; those that wait in a queue never start."""
         ...

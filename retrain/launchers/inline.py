@@ -1,28 +1,39 @@
-"""Workers in this process, one after another: for debugging, and for tests of your own plugins."""
+"""Workers in this process, one after another: for debugging, and for tests of your own plugins.
+
+A worker here cannot be killed, so a stop of any kind, and Ctrl-C, end it at its next step boundary;
+`run_timeout` and `stall_timeout`, which need somebody beside the worker to look, do nothing.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import sys
 import threading
-from collections.abc import Sequence
-from pathlib import Path
+from collections.abc import Collection, Iterator, Sequence
 
 from retrain import worker
 from retrain.errors import LaunchError
-from retrain.launchers import Ended
+from retrain.launchers import Assignment, Ended
 from retrain.records.files import open_log
-from retrain.records.layout import RunFiles
+from retrain.records.layout import CampaignFiles, RunFiles
+from retrain.records.stop_request import asked_to_stop
+
+LOOK_S = 0.5  # how often somebody's request to stop is looked for while a worker runs
 
 
-def open_launcher() -> InlineLauncher:
+def open_launcher(assignment: Assignment) -> InlineLauncher:
     """Give a launcher that runs in this process."""
-    return InlineLauncher()
+    return InlineLauncher(assignment)
 
 
 class InlineLauncher:
     """Runs each submitted worker to its end, inside `submit`."""
 
-    def __init__(self) -> None:
+    queues = False
+
+    def __init__(self, assignment: Assignment) -> None:
+        self._runs = assignment.runs
+        self._campaign = CampaignFiles(assignment.directory)
         self._ended: list[Ended] = []
         self._stop = threading.Event()
 
@@ -30,18 +41,32 @@ class InlineLauncher:
         """Say where workers execute."""
         return "this process, one run at a time"
 
-    def submit(self, run_id: str, run_dir: Path) -> None:
-        """Run a worker to its end; its output goes to the run's output.log."""
-        with (
-            open(open_log(RunFiles(run_dir).output_log), "w", encoding="utf-8") as log,  # noqa: PTH123
-            contextlib.redirect_stdout(log),
-            contextlib.redirect_stderr(log),
-        ):
-            self._ended.append(Ended(run_id, worker.run(run_dir, self._stop)))
+    def room(self) -> int:
+        """Give no limit."""
+        return sys.maxsize
 
-    def adopt(self, run_id: str, run_dir: Path) -> None:
+    def submit(self, run_ids: Sequence[str]) -> Collection[str]:
+        """Run workers to their ends; the output of each goes to its run's output.log."""
+        for run_id in run_ids:
+            directory = self._runs[run_id]
+            with (
+                open(open_log(RunFiles(directory).output_log), "w", encoding="utf-8") as log,  # noqa: PTH123
+                contextlib.redirect_stdout(log),
+                contextlib.redirect_stderr(log),
+                self._hearing_a_stop(),
+            ):
+                self._ended.append(Ended(run_id, worker.run(directory, self._stop)))
+        return run_ids
+
+    def queued(self) -> Collection[str]:
+        """Give nothing: what this process ran ended with it."""
+        return ()
+
+    def adopt(self, run_ids: Sequence[str]) -> None:
         """Refuse: a run that lives in another process cannot be taken into this one."""
-        raise LaunchError(f"{run_dir}: {run_id} is still running elsewhere; wait for it, or stop it")
+        if run_ids:
+            run_dir = self._runs[run_ids[0]]
+            raise LaunchError(f"{run_dir}: {run_ids[0]} is still running elsewhere; wait for it, or stop it")
 
     def poll(self, timeout_s: float) -> Sequence[Ended]:
         """Give what ended; there is never anything to wait for."""
@@ -53,7 +78,25 @@ class InlineLauncher:
         """Somebody asked to stop: the worker inside `submit` is to save and leave."""
         self._stop.set()
 
-    def cancel(self, run_id: str, *, now: bool) -> None:
+    def cancel(self, run_ids: Sequence[str], *, now: bool) -> None:
         """Stop the run at its next step boundary."""
-        del run_id, now
+        del run_ids, now
         self._stop.set()
+
+    @contextlib.contextmanager
+    def _hearing_a_stop(self) -> Iterator[None]:
+        """Look for a request while the orchestrator, whose thread the worker has, cannot."""
+        is_over = threading.Event()
+
+        def look() -> None:
+            while not is_over.wait(LOOK_S):
+                if asked_to_stop(self._campaign):
+                    self._stop.set()
+
+        looking = threading.Thread(target=look, name="stop request", daemon=True)
+        looking.start()
+        try:
+            yield
+        finally:
+            is_over.set()
+            looking.join()

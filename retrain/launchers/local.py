@@ -14,53 +14,70 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 
 from retrain.errors import LaunchError
-from retrain.launchers import Ended
+from retrain.launchers import Assignment, Ended
+from retrain.launchers._gpu_slots import VISIBLE, GpuSlot, take_slot, visible_gpus
 from retrain.launchers._signals import signal_holder
 from retrain.records.files import open_log
 from retrain.records.layout import RunFiles
+from retrain.system.nvidia import gpu_count
 
 
-def open_launcher() -> LocalLauncher:
+def open_launcher(assignment: Assignment) -> LocalLauncher:
     """Give a launcher of local processes."""
-    return LocalLauncher()
+    return LocalLauncher(assignment)
 
 
 class LocalLauncher:
     """Starts workers as child processes."""
 
-    def __init__(self) -> None:
+    queues = False
+
+    def __init__(self, assignment: Assignment) -> None:
+        self._runs = assignment.runs
+        self._gpu_runs = assignment.gpu_runs
+        # read once: a worker's share must not depend on when it is started
+        self._gpus = visible_gpus(os.environ.get(VISIBLE), gpu_count()) if assignment.gpu_runs else []
         self._ended: queue.SimpleQueue[Ended | None] = queue.SimpleQueue()
         self._signal: dict[str, Callable[[int], object]] = {}
 
     def describe(self) -> str:
         """Say where workers execute."""
-        return "processes on this machine"
+        shared = f", which share GPU {', '.join(self._gpus)}" if self._gpus else ""
+        return f"processes on this machine{shared}"
 
-    def submit(self, run_id: str, run_dir: Path) -> None:
-        """Start a worker."""
-        log = open_log(RunFiles(run_dir).output_log)
+    def room(self) -> int:
+        """Give no limit: whoever submits decides."""
+        return sys.maxsize
+
+    def submit(self, run_ids: Sequence[str]) -> Collection[str]:
+        """Start a worker for each."""
+        for run_id in run_ids:
+            self._start(run_id, self._runs[run_id])
+        return run_ids
+
+    def _start(self, run_id: str, run_dir: Path) -> None:
+        slot = take_slot(self._gpus if run_id in self._gpu_runs else [])
         try:
-            process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "retrain.worker", str(run_dir.absolute())],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                start_new_session=True,  # the terminal's Ctrl-C is for the orchestrator alone
-            )
-        except OSError as error:
-            raise LaunchError(f"{run_dir}: no worker could be started ({error.strerror})") from error
+            process = _spawn(run_dir, slot)
         finally:
-            os.close(log)
+            slot.close()  # the worker has it now
         self._signal[run_id] = lambda number: _signal_group(process, number)
         self._watch(run_id, process.wait)
 
-    def adopt(self, run_id: str, run_dir: Path) -> None:
-        """Watch a worker that is not our child, by the lock that it holds."""
-        lock = RunFiles(run_dir).lock
+    def queued(self) -> Collection[str]:
+        """Give nothing: a worker that lives shows by its lock."""
+        return ()
+
+    def adopt(self, run_ids: Sequence[str]) -> None:
+        """Watch workers that are not our children, by the locks that they hold."""
+        for run_id in run_ids:
+            self._adopt(run_id, RunFiles(self._runs[run_id]).lock)
+
+    def _adopt(self, run_id: str, lock: Path) -> None:
         self._signal[run_id] = lambda number: signal_holder(lock, number)
         self._watch(run_id, lambda: _wait_for_lock(lock))
 
@@ -80,15 +97,34 @@ class LocalLauncher:
         """Make `poll` return."""
         self._ended.put(None)
 
-    def cancel(self, run_id: str, *, now: bool) -> None:
+    def cancel(self, run_ids: Sequence[str], *, now: bool) -> None:
         """Send SIGTERM, or SIGKILL."""
-        self._signal[run_id](signal.SIGKILL if now else signal.SIGTERM)
+        for run_id in run_ids:
+            self._signal[run_id](signal.SIGKILL if now else signal.SIGTERM)
 
     def _watch(self, run_id: str, wait: Callable[[], int | None]) -> None:
         def notice() -> None:
             self._ended.put(Ended(run_id, wait()))
 
         threading.Thread(target=notice, name=f"watch {run_id}", daemon=True).start()
+
+
+def _spawn(run_dir: Path, slot: GpuSlot) -> subprocess.Popen[bytes]:
+    log = open_log(RunFiles(run_dir).output_log)
+    try:
+        return subprocess.Popen(
+            [sys.executable, "-P", "-m", "retrain.worker", str(run_dir.absolute())],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,  # the terminal's Ctrl-C is for the orchestrator alone
+            env={**os.environ, **slot.environment},
+            pass_fds=slot.descriptors,
+        )
+    except OSError as error:
+        raise LaunchError(f"{run_dir}: no worker could be started ({error.strerror})") from error
+    finally:
+        os.close(log)
 
 
 def _signal_group(process: subprocess.Popen[bytes], number: int) -> None:

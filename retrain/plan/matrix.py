@@ -46,6 +46,13 @@ class Plan:
         """Labels in the order of the file."""
         return tuple(dict.fromkeys(run.condition for run in self.runs))
 
+    def first_runs(self) -> dict[str, RunPlan]:
+        """Give each condition's first run, by label: seeds change nothing but the seed."""
+        first: dict[str, RunPlan] = {}
+        for run in self.runs:
+            first.setdefault(run.condition, run)
+        return first
+
     @property
     def seeds(self) -> tuple[int, ...]:
         """Seeds in the order of the file."""

@@ -16,8 +16,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from retrain.errors import RecordsError
-from retrain.records.files import FILE_MODE, read_small, records_error, sync_directory, write_all
+from retrain.errors import DamagedRecordError, RecordsError
+from retrain.records.files import FILE_MODE, read_small, records_error, remove_file, sync_directory, write_all
 
 
 def write_atomic(path: Path, content: str | bytes, *, durable: bool = True) -> None:
@@ -60,7 +60,8 @@ def read_json(path: Path) -> dict[str, Any] | None:
     """Read a JSON object; None if there is no such file.
 
     Raises:
-        RecordsError: it cannot be read, or is no JSON object.
+        RecordsError: it cannot be read.
+        DamagedRecordError: it is no JSON object.
     """
     data = read_small(path)
     if data is None:
@@ -68,9 +69,11 @@ def read_json(path: Path) -> dict[str, Any] | None:
     try:
         found = json.loads(data)
     except (ValueError, RecursionError) as error:
-        raise RecordsError(f"{path}: is not valid JSON ({error}); restore it or move it away") from error
+        raise DamagedRecordError(
+            f"{path}: is not valid JSON ({error}); restore it or move it away"
+        ) from error
     if not isinstance(found, dict):
-        raise RecordsError(f"{path}: holds no JSON object; restore it or move it away")
+        raise DamagedRecordError(f"{path}: holds no JSON object; restore it or move it away")
     return found
 
 
@@ -79,11 +82,13 @@ def remove_leftovers(directory: Path) -> int:
 
     Returns:
         How many files.
+
+    Raises:
+        RecordsError: not possible.
     """
     leftovers = [p for p in directory.glob(".*.tmp") if not p.is_dir()]
     for leftover in leftovers:
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(leftover)
+        remove_file(leftover)
     return len(leftovers)
 
 

@@ -14,6 +14,7 @@ from typing import Any
 
 from retrain.records.clock import utc_now
 from retrain.records.lines import LineAppender, dump_line, parse_line, read_lines
+from retrain.records.software import installed
 
 
 @dataclass(frozen=True)
@@ -30,6 +31,8 @@ class Attempt:
     exit_code: int | None = None  # -9 for a process killed by signal 9
     message: str = ""
     duration_s: float | None = None  # monotonic
+    job: str = ""  # of an engine: `slurm 123_4`
+    software: str = ""  # installed where it ran: `Python 3.12.1, numpy 2.3.0`
 
 
 def begin_attempt(path: Path, *, resumed_from_step: int = 0) -> int:
@@ -51,6 +54,8 @@ def begin_attempt(path: Path, *, resumed_from_step: int = 0) -> int:
             "host": os.uname().nodename,
             "started_at": utc_now(),
             "resumed_from_step": resumed_from_step,
+            "job": os.environ.get("RETRAIN_JOB", ""),
+            "software": installed(),
         }
         lines.append(dump_line(begin))
         lines.sync()
@@ -117,6 +122,8 @@ def _begun(number: int, row: Mapping[str, Any]) -> Attempt:
         host=str(row.get("host", "")),
         started_at=str(row.get("started_at", "")),
         resumed_from_step=_integer(row.get("resumed_from_step")) or 0,
+        job=str(row.get("job", "")),
+        software=str(row.get("software", "")),
     )
 
 

@@ -1,12 +1,14 @@
 """Timestamps as the records write them: ISO 8601, UTC, milliseconds.
 
-They are for people and for ordering runs of one machine at a glance. Nothing is decided by them:
-durations come from a monotonic clock, order from line and step numbers, liveness from locks.
+They are for people, for ordering runs of one machine at a glance, and for estimates. Nothing is
+decided by them: durations come from a monotonic clock, order from line and step numbers, liveness
+from locks.
 """
 
 from __future__ import annotations
 
 import time
+from datetime import datetime
 
 
 def utc_now() -> str:
@@ -14,3 +16,12 @@ def utc_now() -> str:
     now_ns = time.time_ns()
     seconds, rest_ns = divmod(now_ns, 1_000_000_000)
     return time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(seconds)) + f".{rest_ns // 1_000_000:03d}Z"
+
+
+def seconds_between(earlier: object, later: object) -> float | None:
+    """Give the seconds between two timestamps; None if either is none, or the clock was set back."""
+    try:
+        span = datetime.fromisoformat(str(later)) - datetime.fromisoformat(str(earlier))
+    except (ValueError, TypeError):
+        return None
+    return seconds if (seconds := span.total_seconds()) >= 0 else None

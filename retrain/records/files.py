@@ -5,7 +5,7 @@ All changes to a disk are these calls, looked up on `os` when they happen: `os.o
 replaces them there.
 """
 
-# ruff: noqa: PTH102 (calls on `os`, because that is where a crash test replaces them)
+# ruff: noqa: PTH102, PTH108 (calls on `os`, because that is where a crash test replaces them)
 
 from __future__ import annotations
 
@@ -72,6 +72,20 @@ def make_new_directory(path: Path, *, exclusive: bool = False) -> None:
             raise
     except OSError as error:
         raise records_error(path, "make the directory", error) from error
+
+
+def remove_file(path: Path) -> None:
+    """Remove a file, if it is there.
+
+    Raises:
+        RecordsError: not possible.
+    """
+    try:
+        os.unlink(path)
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise records_error(path, "remove", error) from error
 
 
 def sync_directory(path: Path) -> None:

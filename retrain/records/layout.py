@@ -51,6 +51,11 @@ class RunFiles:
         return self.directory / "output.log"
 
     @property
+    def engine_logs(self) -> tuple[Path, ...]:
+        """What an engine itself said of its tasks of this run: `engine-<task>.out`, many of them empty."""
+        return tuple(path for path in sorted(self.directory.glob("engine-*.out")) if path.stat().st_size)
+
+    @property
     def checkpoints(self) -> Path:
         return self.directory / "checkpoints"
 
@@ -86,6 +91,10 @@ class CampaignFiles:
         return self.directory / "campaign.log"
 
     @property
+    def notices(self) -> Path:
+        return self.directory / "notices.jsonl"
+
+    @property
     def stop_request(self) -> Path:
         return self.directory / "stop.json"
 
@@ -106,6 +115,22 @@ class CampaignFiles:
         if run_id in {"", ".", ".."} or "/" in run_id or "\0" in run_id:
             raise RecordsError(f"{run_id!r} is not a run id; use letters, digits and . _ + -")
         return RunFiles(self.runs / run_id)
+
+
+def open_campaign(directory: Path) -> CampaignFiles:
+    """Give the files of a campaign that exists.
+
+    Raises:
+        RecordsError: the directory holds none, or cannot be looked into.
+    """
+    files = CampaignFiles(directory)
+    try:
+        holds_one = files.campaign_toml.is_file()
+    except OSError as error:
+        raise records_error(directory, "look inside", error) from error
+    if not holds_one:
+        raise RecordsError(f"{directory}: holds no campaign; `retrain status` lists those below logs/")
+    return files
 
 
 def create_directory(log_dir: Path, name: str) -> Path:
@@ -163,11 +188,15 @@ def find_campaigns(log_dir: Path) -> tuple[Path, ...]:
     return tuple(path for path in found if is_single_run(path) or is_campaign(path))
 
 
+def campaign_of(run_dir: Path) -> CampaignFiles:
+    """Give the files of the campaign that a run belongs to; a single run is its own."""
+    above = run_dir.parent.parent
+    return CampaignFiles(above if run_dir.parent.name == "runs" and is_campaign(above) else run_dir)
+
+
 def permits_directory(run_dir: Path) -> Path:
     """Where a run's permits lie: its campaign's, or its own if it is a single run."""
-    if run_dir.parent.name == "runs" and is_campaign(run_dir.parent.parent):
-        return run_dir.parent.parent / "permits"
-    return run_dir / "permits"
+    return campaign_of(run_dir).permits
 
 
 def _as_file_name(name: str) -> str:

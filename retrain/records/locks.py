@@ -1,5 +1,10 @@
 """Locks that say who lives: held by a process, let go by the kernel however that process ends.
 
+A network file system may keep each machine's locks to itself, without a word. So a holder that others
+may meet from another machine (`renew`) writes the time into its lock file every few seconds: a lease,
+believed by machines other than its own only. Where the clocks of two machines may differ, whoever
+wants the lock watches whether the time goes on, instead of comparing it.
+
 flock on a file that is never unlinked. The `filelock` package is not used here: importing it
 costs 70 ms, its defaults differ between versions on whether the file is truncated or unlinked,
 and where flock is missing it falls back to a file's existence, which outlives a killed holder.
@@ -7,10 +12,12 @@ and where flock is missing it falls back to a file's existence, which outlives a
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import json
 import os
+import threading
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +31,11 @@ from retrain.records.text import plain
 _PROBE_WAIT_S = 1.0  # somebody's `is_held` lasts microseconds; a machine that swaps may stretch it
 _PAUSE_S = 0.002
 _MAX_HOLDER_BYTES = 4096
+RENEW_S = 10.0  # a write of 200 bytes this often costs a file server nothing, even times a thousand
+LEASE_S = 60.0  # after this without a renewal nobody shows the holder as alive
+WATCH_S = 25.0  # two renewals and a half: who wants the lock waits for one, in vain if the holder is dead
+WATCH_PAUSE_S = 0.5
+STALE_S = 600.0  # no two clocks of a cluster differ by so much (munge allows half of it): no need to watch
 
 
 @dataclass(frozen=True)
@@ -34,6 +46,7 @@ class Holder:
     host: str
     since: str
     started: str = ""  # `start_mark` of that process; "" if not known
+    renewed_at: float = 0.0  # by the wall clock of `host`; 0 if it renews no lease
 
     def __str__(self) -> str:
         return f"process {self.pid} on {self.host} since {self.since}"
@@ -45,11 +58,30 @@ class HeldLock:
     def __init__(self, path: Path, fd: int) -> None:
         self.path = path
         self._fd = fd
+        self._since = utc_now()
+        self._left = threading.Event()
+        self._renewal: threading.Thread | None = None
         _held.add(self)
+
+    def renew(self) -> None:
+        """Have other machines see that this process lives, even if they do not see its lock."""
+        _write_holder(self._fd, self._since, time.time())
+        self._renewal = threading.Thread(target=self._renew, name="lease", daemon=True)
+        self._renewal.start()
+
+    def _renew(self) -> None:
+        while not self._left.wait(RENEW_S):
+            with contextlib.suppress(OSError):  # a full disk: the lease runs out, the lock stays
+                _write_holder(self._fd, self._since, time.time())
 
     def release(self) -> None:
         """Let go; safe to call twice."""
         if self._fd >= 0:
+            if self._renewal is not None:
+                self._left.set()
+                self._renewal.join()
+                with contextlib.suppress(OSError):
+                    _write_holder(self._fd, self._since)
             fd, self._fd = self._fd, -1
             _held.discard(self)
             fcntl.flock(fd, fcntl.LOCK_UN)  # closing alone leaves it to a child that was forked just now
@@ -86,7 +118,8 @@ os.register_at_fork(after_in_child=_drop_in_child)
 def hold(path: Path) -> HeldLock | None:
     """Take the lock for as long as this process lives, or give None if somebody holds it.
 
-    Says so at once if it is held; only probes of `is_held`, which last microseconds, are waited for.
+    Says so at once if it is held; only probes of `is_held`, which last microseconds, are waited for,
+    and another machine's lease, which is watched for `WATCH_S` seconds.
 
     Raises:
         RecordsError: the file cannot be opened, or its file system has no locks.
@@ -98,6 +131,9 @@ def hold(path: Path) -> HeldLock | None:
         raise records_error(path, "lock", error) from error
     try:
         if not _lock(fd):
+            os.close(fd)
+            return None
+        if _is_renewed_elsewhere(path):
             os.close(fd)
             return None
         _write_holder(fd)
@@ -120,11 +156,14 @@ def is_held(path: Path) -> bool:
     except OSError as error:
         raise records_error(path, "open the lock", error) from error
     try:
-        return not _try(fd, fcntl.LOCK_SH)
+        if not _try(fd, fcntl.LOCK_SH):
+            return True
     except OSError as error:
         raise records_error(path, "lock", error) from error
     finally:
         os.close(fd)
+    leased = _lease_elsewhere(path)
+    return leased is not None and -STALE_S < time.time() - leased.renewed_at < LEASE_S
 
 
 def holder(path: Path) -> Holder | None:
@@ -140,11 +179,33 @@ def holder(path: Path) -> Holder | None:
             host=plain(str(found["host"]), 64),
             since=plain(str(found["since"]), 32),
             started=str(found.get("started", "")),
+            renewed_at=float(found.get("renewed_at", 0.0)),
         )
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None
     finally:
         os.close(fd)
+
+
+def present_holder(path: Path) -> Holder | None:
+    """Say who holds a lock that was just found held; None if that stays unknown, or nobody does any more.
+
+    A holder writes itself into the file a moment after it has the lock; what stands there until then
+    is its predecessor.
+    """
+    deadline = time.monotonic() + _PROBE_WAIT_S
+    while True:
+        found = holder(path)
+        if found is not None and _may_live(found):
+            return found
+        if time.monotonic() > deadline or not is_held(path):
+            return None
+        time.sleep(_PAUSE_S)
+
+
+def _may_live(found: Holder) -> bool:
+    is_here = found.host == os.uname().nodename
+    return not is_here or not found.started or start_mark(found.pid) == found.started
 
 
 def _lock(fd: int) -> bool:
@@ -168,8 +229,35 @@ def _try(fd: int, kind: int) -> bool:
     return True
 
 
-def _write_holder(fd: int) -> None:
-    mine = {"pid": os.getpid(), "host": os.uname().nodename, "since": utc_now()}
-    text = json.dumps({**mine, "started": start_mark(os.getpid())})
-    os.ftruncate(fd, 0)
-    os.pwrite(fd, text.encode() + b"\n", 0)
+def _lease_elsewhere(path: Path) -> Holder | None:
+    """Give the holder of a lease that another machine renewed last."""
+    found = holder(path)
+    is_elsewhere = found is not None and found.host != os.uname().nodename
+    return found if is_elsewhere and found is not None and found.renewed_at > 0 else None
+
+
+def _is_renewed_elsewhere(path: Path) -> bool:
+    """Watch a lease of another machine; False as soon as nobody can be renewing it."""
+    first = _lease_elsewhere(path)
+    if first is None or time.time() - first.renewed_at > STALE_S:
+        return False
+    until = time.monotonic() + WATCH_S
+    while time.monotonic() < until:
+        time.sleep(WATCH_PAUSE_S)
+        now = holder(path)  # opened anew, which makes a network file system look
+        if now is not None and now != first:
+            return now.renewed_at > 0
+    return False
+
+
+def _write_holder(fd: int, since: str = "", renewed_at: float = 0.0) -> None:
+    mine: dict[str, object] = {"pid": os.getpid(), "host": plain(os.uname().nodename, 64)}
+    mine["since"] = since or utc_now()
+    mine["started"] = start_mark(os.getpid())
+    if renewed_at:
+        mine["renewed_at"] = round(renewed_at, 3)
+    text = json.dumps(mine).encode()
+    size = min(os.fstat(fd).st_size, _MAX_HOLDER_BYTES)
+    os.pwrite(fd, text.ljust(size - 1) + b"\n", 0)  # at once, never empty: others read it meanwhile
+    if renewed_at:
+        os.fsync(fd)

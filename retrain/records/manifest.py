@@ -6,16 +6,18 @@ copy of what they do say. Losing it loses no run.
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import MISSING, asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
-from retrain.errors import RecordsError
+from retrain.errors import DamagedRecordError, RecordsError
 from retrain.records.atomic import read_json, write_json
 from retrain.records.clock import utc_now
+from retrain.records.files import records_error
 from retrain.records.git import GitState, git_state
 from retrain.records.layout import CampaignFiles, RunFiles, is_single_run
 from retrain.records.run_state import RunState, inspect_run
@@ -53,6 +55,17 @@ class RunEntry:
 
 
 @dataclass(frozen=True)
+class Expectation:
+    """How long the whole campaign was expected to take, and how long it took, in seconds."""
+
+    p50_s: float
+    p90_s: float
+    made_after_s: float  # of the campaign; 0 for an estimate from earlier campaigns
+    made_from: str
+    actual_s: float | None = None  # None until every run is done
+
+
+@dataclass(frozen=True)
 class Manifest:
     """Where a campaign came from, what it planned, and what became of each run."""
 
@@ -67,6 +80,9 @@ class Manifest:
     ended_at: str  # "" while it goes on
     runs: tuple[RunEntry, ...]
     shared_permits: tuple[str, ...] = ()  # directories of permits that other campaigns use too
+    workers: int = 0  # runs at a time; 0 if not known
+    stagger_s: float = 0.0  # least time between two launches
+    expected: Expectation | None = None  # None while no step time is known
 
 
 def new_manifest(
@@ -122,35 +138,38 @@ def read_manifest(path: Path) -> Manifest | None:
     """Read manifest.json; None if there is none.
 
     Raises:
-        RecordsError: it is unreadable, no manifest, or of a later schema.
+        RecordsError: it is unreadable, or of a later schema.
+        DamagedRecordError: it is no manifest; losing it loses no run.
     """
     found = read_json(path)
     if found is None:
         return None
     version = found.get("schema_version")
-    if version != SCHEMA_VERSION:
+    if isinstance(version, int) and version > SCHEMA_VERSION:
         raise RecordsError(
             f"{path}: has schema {version!r}, this retrain reads {SCHEMA_VERSION}; upgrade retrain"
         )
     try:
         return _parse(found)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise RecordsError(f"{path}: is no manifest ({error!r}); move it away and resume") from error
+        raise DamagedRecordError(f"{path}: is no manifest ({error!r}); move it away and resume") from error
 
 
-def set_aside_damaged(path: Path) -> Path | None:
-    """Move a manifest.json that is no JSON out of the way, since it can be made again from the runs.
+def set_aside(path: Path) -> Path:
+    """Move a damaged manifest.json out of the way; for the holder of the campaign's lock.
 
     Returns:
-        Where it is now; None if nothing was wrong.
+        Where it is now.
+
+    Raises:
+        RecordsError: not possible.
     """
+    if path.is_symlink():  # somebody planted it: nothing is done for them
+        raise RecordsError(f"{path}: is a symbolic link; move it away")
     try:
-        read_json(path)
-    except RecordsError:
-        if not path.is_file():
-            raise
         return path.replace(path.with_name(f"{path.name}.damaged"))
-    return None
+    except OSError as error:
+        raise records_error(path, "move away", error) from error
 
 
 def _parse(found: dict[str, Any]) -> Manifest:
@@ -159,11 +178,29 @@ def _parse(found: dict[str, Any]) -> Manifest:
     for run in runs:
         if not (isinstance(run.run_id, str) and isinstance(run.condition, str) and isinstance(run.seed, int)):
             raise ValueError("a run without id, condition or seed")
-    known = {key: found[key] for key in Manifest.__dataclass_fields__ if key != "shared_permits"}
-    shared = tuple(str(path) for path in found.get("shared_permits", ()))
-    return Manifest(
-        **known | {"git": GitState(**git) if git else None, "runs": runs, "shared_permits": shared}
+    known = {field.name: found[field.name] for field in fields(Manifest) if field.default is MISSING}
+    later = {
+        "shared_permits": tuple(str(path) for path in found.get("shared_permits", ())),
+        "workers": int(found.get("workers", 0)),
+        "stagger_s": float(found.get("stagger_s", 0.0)),
+        "expected": _expectation(found["expected"]) if found.get("expected") else None,
+    }
+    return Manifest(**known | later | {"git": GitState(**git) if git else None, "runs": runs})
+
+
+def _expectation(found: Mapping[str, Any]) -> Expectation:
+    actual = found.get("actual_s")
+    expected = Expectation(
+        p50_s=float(found["p50_s"]),
+        p90_s=float(found["p90_s"]),
+        made_after_s=float(found["made_after_s"]),
+        made_from=str(found["made_from"]),
+        actual_s=None if actual is None else float(actual),
     )
+    times = (expected.p50_s, expected.p90_s, expected.made_after_s, expected.actual_s or 0.0)
+    if not all(math.isfinite(time) and time >= 0 for time in times):
+        raise ValueError("an expectation that is no time")
+    return expected
 
 
 def look_at(entry: RunEntry, files: RunFiles) -> RunEntry:

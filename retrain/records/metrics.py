@@ -37,7 +37,7 @@ class MetricsWriter:
             TypeError: a value is nothing that JSON knows (names the key).
             RecordsError: the disk refused; earlier rows are intact and this one is not there.
         """
-        if not _is_step(row.get("step")):
+        if not is_step(row.get("step")):
             raise ValueError(f"step is {row.get('step')!r}; a row needs the number of its step")
         self._lines.append(dump_line({**row, "attempt": self._attempt}))
 
@@ -93,9 +93,18 @@ def scan_metrics(run_dir: str | os.PathLike[str]) -> MetricsScan:
         raise RecordsError(
             f"{files.directory}: is not a run's directory; see `retrain status` for their names"
         )
-    lines = [parse_line(line) for line in read_lines(files.metrics)]
-    rows = [row for row in lines if row is not None and _is_step(row.get("step"))]
-    return MetricsScan(_latest_telling(rows), skipped_lines=len(lines) - len(rows))
+    return scan_rows(files.metrics)
+
+
+def scan_rows(path: Path) -> MetricsScan:
+    """Read a file of rows, such as warmup.jsonl, in step order, each step once; nothing without the file.
+
+    Raises:
+        RecordsError: it cannot be read.
+    """
+    lines = [parse_line(line) for line in read_lines(path)]
+    rows = [row for row in lines if row is not None and is_step(row.get("step"))]
+    return MetricsScan(latest_telling(rows), skipped_lines=len(lines) - len(rows))
 
 
 def tail_rows(path: Path, n: int) -> list[Row]:
@@ -124,17 +133,19 @@ def _read_ends(path: Path, n: int, parse: Callable[[bytes], Row | None]) -> Metr
     except FileNotFoundError:
         return MetricsEnds(None, [])
     try:
-        first = parse(os.pread(fd, _HEAD_BYTES, 0).partition(b"\n")[0])
+        head = map(parse, os.pread(fd, _HEAD_BYTES, 0).split(b"\n"))
+        first = next((row for row in head if row is not None and is_step(row.get("step"))), None)
         rows = [parse(line) for line in read_tail(fd, n)]
     except OSError as error:
         raise records_error(path, "read", error) from error
     finally:
         os.close(fd)
-    kept = [row for row in rows if row is not None and _is_step(row.get("step"))]
-    return MetricsEnds(first, _latest_telling(kept))
+    kept = [row for row in rows if row is not None and is_step(row.get("step"))]
+    return MetricsEnds(first, latest_telling(kept))
 
 
-def _latest_telling(rows: Iterable[Row]) -> list[Row]:
+def latest_telling(rows: Iterable[Row]) -> list[Row]:
+    """Keep of each step what was told of it last, in step order: a row takes back all from its step on."""
     kept: list[Row] = []
     for row in rows:
         while kept and kept[-1]["step"] >= row["step"]:
@@ -143,5 +154,6 @@ def _latest_telling(rows: Iterable[Row]) -> list[Row]:
     return kept
 
 
-def _is_step(step: object) -> bool:
+def is_step(step: object) -> bool:
+    """Tell whether a row's `step` can be one."""
     return isinstance(step, int) and not isinstance(step, bool) and step >= 0

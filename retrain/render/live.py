@@ -45,9 +45,10 @@ class EventLines:
     def ended(self, run: RunPlan, ending: Ending, tail: Sequence[str]) -> None:
         """Say how a run ended, with its last words if it went wrong."""
         self._done += 1
-        took = duration(time.monotonic() - self._started.get(run.run_id, time.monotonic()))
+        started = self._started.get(run.run_id)
+        took = f" after {duration(time.monotonic() - started)}" if started is not None else ""
         line = Text(ending.state.value, style=STYLES.get(ending.state.value, BAD))
-        line.append(f" {run.run_id} after {took} ({self._done} of {self._total})", style="default")
+        line.append(f" {run.run_id}{took} ({self._done} of {self._total})", style="default")
         if ending.message:
             line.append(f": {ending.message}", style="default")
         self._say(line)

@@ -1,4 +1,4 @@
-"""Which log is meant, and whether anybody still writes it."""
+"""Which run or log is meant, and whether anybody still writes it."""
 
 from __future__ import annotations
 
@@ -18,11 +18,17 @@ class Log:
     """A file of output, and the locks of those who write it."""
 
     path: Path
-    locks: tuple[Path, ...]
+    lock: Path  # of the process that writes it
+    starter: Path | None = None  # lock of the orchestrator, which may start another such process
+    end: Path | None = None  # a file that is there once no other will be started
+    beside: tuple[Path, ...] = ()  # what an engine said of the run's tasks
 
     def is_over(self) -> bool:
         """Tell whether nobody who could write to it lives."""
-        return not any(is_held(lock) for lock in self.locks)
+        if is_held(self.lock):
+            return False
+        is_finished = self.end is not None and self.end.exists()
+        return is_finished or self.starter is None or not is_held(self.starter)
 
 
 def find_log(directory: Path, run_id: str = "") -> Log:
@@ -32,20 +38,33 @@ def find_log(directory: Path, run_id: str = "") -> Log:
         RecordsError: there is no such run; names those that there are.
     """
     campaign = CampaignFiles(directory)
+    if not run_id and is_campaign(directory):
+        if not campaign.log.exists():
+            raise RecordsError(f"{directory}: never ran in the background; name one of {_names(campaign)}")
+        return Log(campaign.log, campaign.lock)
+    files = find_run(directory, run_id)
+    above = files.directory.parent.parent if files.directory.parent.name == "runs" else directory
+    starter = CampaignFiles(above).lock
+    return Log(files.output_log, files.lock, starter, files.done, files.engine_logs)
+
+
+def find_run(directory: Path, run_id: str = "") -> RunFiles:
+    """Find a run, given by its directory or by its campaign's and its id.
+
+    Raises:
+        RecordsError: there is no such run; names those that there are.
+    """
+    campaign = CampaignFiles(directory)
     if not is_campaign(directory):
         if run_id or not is_single_run(directory):
             raise RecordsError(f"{directory}: holds no campaign and no run; `retrain status` lists them")
-        above = directory.parent.parent if directory.parent.name == "runs" else directory
-        files = RunFiles(directory)
-        return Log(files.output_log, (files.lock, CampaignFiles(above).lock))
-    if run_id:
-        files = campaign.run(run_id)
-        if files.run_toml.is_file():
-            return Log(files.output_log, (files.lock, campaign.lock))
+        return RunFiles(directory)
+    if not run_id:
+        raise RecordsError(f"{directory}: is a campaign; name one of its runs: {_names(campaign)}")
+    files = campaign.run(run_id)
+    if not files.run_toml.is_file():
         raise RecordsError(f"{directory}: has no run {run_id!r}; it has {_names(campaign)}")
-    if not campaign.log.exists():
-        raise RecordsError(f"{directory}: never ran in the background; name one of {_names(campaign)}")
-    return Log(campaign.log, (campaign.lock,))
+    return files
 
 
 def _names(campaign: CampaignFiles) -> str:

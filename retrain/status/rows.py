@@ -24,10 +24,12 @@ class RunStatus:
     reward_mean: float | None  # over the last rows
     eval_reward: float | None
     step_time_s: float | None  # median over the last rows
+    batch_size: int | None  # prompts in the last step
     permit_wait_s: float | None  # of the last step
     bp_regime: str
     bp_p_star: float | None
     bp_utilization: float | None
+    throttle_level: str  # what the machine's load allowed in the last step; "" without a throttle
     message: str  # why it failed or cannot be read: the last line of the error
 
 
@@ -62,6 +64,7 @@ class PermitStatus:
     permits: int
     holders: tuple[PermitHolder, ...]
     waiting: int
+    change: str  # why their number last changed by itself; "" if it never did
 
 
 @dataclass(frozen=True)

@@ -37,8 +37,16 @@ def survey(log_dir: Path) -> tuple[CampaignStatus, ...]:
 def _campaign(directory: Path) -> CampaignStatus:
     files = CampaignFiles(directory)
     problems: list[str] = []
-    manifest = _manifest(files, problems)
+    manifest = manifest_of(files, problems)
     runs = _runs(files, manifest, problems)
+    return put_together(files, manifest, runs, problems)
+
+
+def put_together(
+    files: CampaignFiles, manifest: Manifest | None, runs: tuple[RunStatus, ...], problems: list[str]
+) -> CampaignStatus:
+    """Sum up a campaign from its runs, and look at its lock and permits as they are now."""
+    directory = files.directory
     counted = [run for run in runs if run.max_steps is not None]
     return CampaignStatus(
         id=plain(directory.resolve().name, _NAME_LIMIT),
@@ -58,7 +66,8 @@ def _campaign(directory: Path) -> CampaignStatus:
     )
 
 
-def _manifest(files: CampaignFiles, problems: list[str]) -> Manifest | None:
+def manifest_of(files: CampaignFiles, problems: list[str]) -> Manifest | None:
+    """Read a campaign's manifest; what is wrong with it is added to `problems`."""
     try:
         return read_manifest(files.manifest)
     except RecordsError as error:
@@ -67,17 +76,25 @@ def _manifest(files: CampaignFiles, problems: list[str]) -> Manifest | None:
 
 
 def _runs(files: CampaignFiles, manifest: Manifest | None, problems: list[str]) -> tuple[RunStatus, ...]:
-    if is_single_run(files.directory):
-        planned = (
-            manifest.runs[0] if manifest and manifest.runs else _from_name(files.directory.resolve().name)
-        )
-        return (read_run(RunFiles(files.directory), planned),)
     try:
-        entries = manifest.runs if manifest else tuple(_from_name(name) for name in _run_names(files))
-        return tuple(read_run(files.run(entry.run_id), entry) for entry in entries)
+        return tuple(read_run(where, entry) for where, entry in runs_of(files, manifest))
     except RecordsError as error:
         problems.append(str(error))
         return ()
+
+
+def runs_of(files: CampaignFiles, manifest: Manifest | None) -> tuple[tuple[RunFiles, RunEntry], ...]:
+    """List a campaign's runs as they were planned, or as the names of their directories tell.
+
+    Raises:
+        RecordsError: an id would lead out of the campaign, or its directories cannot be listed.
+    """
+    if is_single_run(files.directory):
+        planned = manifest.runs[:1] if manifest else ()
+        entry = planned[0] if planned else _from_name(files.directory.resolve().name)
+        return ((RunFiles(files.directory), entry),)
+    entries = manifest.runs if manifest else tuple(_from_name(name) for name in _run_names(files))
+    return tuple((files.run(entry.run_id), entry) for entry in entries)
 
 
 def _run_names(files: CampaignFiles) -> list[str]:
@@ -115,14 +132,16 @@ def _permits(path: Path, problems: list[str]) -> PermitStatus | None:
     if not path.is_dir():
         return None
     from retrain.semaphore import FileSemaphore  # not at the top: only campaigns with permits need it
+    from retrain.semaphore.adaptive import last_change
 
     try:
-        seen = FileSemaphore.inspect(path)
+        seen, change = FileSemaphore.inspect(path), last_change(path)
     except (OSError, ValueError, RecordsError) as error:
         problems.append(f"{path}: {error}")
         return None
     holders = tuple(PermitHolder(h.pid, plain(h.host), plain(h.label), h.held_s) for h in seen.holders)
-    return PermitStatus(seen.permits, holders, seen.waiting)
+    why = f"{change.before} -> {change.permits}, {change.reason}" if change else ""
+    return PermitStatus(seen.permits, holders, seen.waiting, plain(why, 200))
 
 
 def _unreadable(campaign: CampaignStatus) -> str:

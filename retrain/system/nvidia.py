@@ -34,13 +34,18 @@ class Gpu:
     process_utilization: Mapping[int, float] | None  # None if not offered
 
 
+def gpu_count(dev: Path = Path("/dev")) -> int:
+    """Count this machine's NVIDIA GPUs by their device nodes."""
+    return len(list(dev.glob("nvidia[0-9]*")))
+
+
 def gpus(dev: Path = Path("/dev")) -> list[Gpu]:
     """Read every GPU that CUDA_VISIBLE_DEVICES leaves; empty on a machine without one.
 
     Raises:
         InfrastructureError: there is a GPU and it cannot be read; says what to install or check.
     """
-    if not any(dev.glob("nvidia[0-9]*")):
+    if gpu_count(dev) == 0:
         return []
     nvml = _open_nvml(os.getpid())
     try:

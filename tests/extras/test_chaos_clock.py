@@ -13,7 +13,7 @@ from retrain.records.attempts import read_attempts
 from retrain.records.layout import RunFiles
 from retrain.records.metrics import read_metrics
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 Call = Callable[..., subprocess.CompletedProcess[str]]
 
 # Imported by every Python process of the campaign before anything else.

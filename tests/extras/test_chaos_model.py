@@ -12,13 +12,14 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from retrain.campaign import supervise
+from retrain.campaign import retries
 from retrain.campaign.orchestrate import CampaignRun, Outcome
 from retrain.campaign.run import reopen, start
 from retrain.records.attempts import read_attempts
-from retrain.records.layout import RunFiles
+from retrain.records.layout import CampaignFiles, RunFiles
 from retrain.records.metrics import scan_metrics
 from retrain.records.run_state import RunState
+from retrain.records.stop_request import ask_to_stop
 from retrain.semaphore import FileSemaphore
 from tests.conftest import TINY
 from tests.world import WORLDS, OrchestratorKilled, World
@@ -35,7 +36,7 @@ class CampaignMachine(RuleBasedStateMachine):
         super().__init__()
         self.directory = Path(tempfile.mkdtemp(dir=MEMORY if MEMORY.is_dir() else None))
         self.patch = pytest.MonkeyPatch()
-        self.patch.setattr(supervise, "FIRST_RETRY_S", 0.0)
+        self.patch.setattr(retries, "FIRST_RETRY_S", 0.0)
         self.patch.chdir(self.directory)
         self.world = World()
         WORLDS.append(self.world)
@@ -43,6 +44,7 @@ class CampaignMachine(RuleBasedStateMachine):
         self.saved = dict.fromkeys(RUNS, 0)
         self.attempts = dict.fromkeys(RUNS, 0)
         self.permits = PERMITS
+        self.is_stopping = False
         self.outcome: Outcome | None = None
         self.error: BaseException | None = None
         self.thread: threading.Thread | None = None
@@ -58,6 +60,8 @@ class CampaignMachine(RuleBasedStateMachine):
 
     def supervise(self, campaign: CampaignRun) -> None:
         before = len(self.world.started)
+        self.outcome = None
+        self.is_stopping = False
 
         def execute() -> None:
             try:
@@ -68,7 +72,7 @@ class CampaignMachine(RuleBasedStateMachine):
                 self.error = error
             self.world.orchestrator_left()
 
-        self.thread = threading.Thread(target=execute)
+        self.thread = threading.Thread(target=execute, daemon=True)  # a failure must not wait for it
         self.thread.start()
         self.world.await_orchestrator()
         self.count_started(before)
@@ -92,20 +96,23 @@ class CampaignMachine(RuleBasedStateMachine):
     def has_workers(self) -> bool:
         return self.is_supervised() and bool(self.world.alive)
 
-    def steps_to(self, run_id: str, step: int) -> None:
-        self.rows[run_id] = step
+    def supervised_step(self, run_id: str) -> None:
+        self.expect_step(run_id)
+        self.order(lambda: self.world.step(run_id))
+
+    def expect_step(self, run_id: str) -> None:
+        worker = self.world.alive[run_id]
+        if worker.asked_to_leave:  # rows after the checkpoint that it came from are shown until taken again
+            self.saved[run_id] = worker.step
+            return
+        self.rows[run_id] = step = worker.step + 1
         if step % 2 == 0:
             self.saved[run_id] = step
 
     @precondition(has_workers)
     @rule(data=st.data())
     def a_worker_takes_a_step(self, data: st.DataObject) -> None:
-        run_id = self.chosen(data)
-        worker = self.world.alive[run_id]
-        leaving = worker.asked_to_leave
-        step = worker.step + (not leaving)
-        self.order(lambda: self.world.step(run_id))
-        self.steps_to(run_id, step)
+        self.supervised_step(self.chosen(data))
 
     @precondition(has_workers)
     @rule(data=st.data(), while_writing=st.booleans())
@@ -113,7 +120,16 @@ class CampaignMachine(RuleBasedStateMachine):
         run_id = self.chosen(data)
         self.order(lambda: self.world.kill(run_id, while_writing=while_writing))
 
-    @precondition(has_workers)
+    @precondition(lambda self: self.has_workers() and not self.is_stopping)
+    @rule()
+    def somebody_asks_to_stop(self) -> None:
+        started = len(self.world.started)
+        self.order(lambda: ask_to_stop(CampaignFiles(self.campaign), now=False))
+        self.is_stopping = True
+        assert all(worker.asked_to_leave for worker in self.world.alive.values())
+        assert len(self.world.started) == started
+
+    @precondition(lambda self: self.has_workers() and not self.is_stopping)
     @rule(data=st.data())
     def the_disk_fills_up(self, data: st.DataObject) -> None:
         run_id = self.chosen(data)
@@ -128,9 +144,8 @@ class CampaignMachine(RuleBasedStateMachine):
         for _ in range(steps):  # workers go on without it
             if self.world.alive:
                 run_id = self.chosen(data)
-                step = self.world.alive[run_id].step + 1
+                self.expect_step(run_id)
                 self.world.step(run_id)
-                self.steps_to(run_id, step)
         self.world._ended.clear()  # nobody was there to see it
         self.permits = PERMITS  # the file says how many
         self.supervise(reopen(self.campaign))
@@ -143,14 +158,22 @@ class CampaignMachine(RuleBasedStateMachine):
 
     @precondition(lambda self: not self.is_supervised())
     @rule()
-    def a_finished_campaign_is_resumed(self) -> None:
+    def an_ended_campaign_is_resumed(self) -> None:
+        outcome = self.ended()
+        left = {run_id for run_id, state in outcome.states.items() if state is not RunState.DONE}
+        assert left == {run_id for run_id in RUNS if self.rows[run_id] < STEPS}
+        assert outcome.exit_code == (130 if left else 0)
+        self.permits = PERMITS
+        before = len(self.world.started)
+        self.supervise(reopen(self.campaign))
+        assert set(self.world.started[before:]) == set(sorted(left, key=RUNS.index)[:WORKERS])
+
+    def ended(self) -> Outcome:
         assert self.thread is not None
         self.thread.join()
         assert self.error is None
-        before = len(self.world.started)
-        assert reopen(self.campaign).execute().exit_code == 0
-        assert len(self.world.started) == before
-        self.permits = PERMITS
+        assert self.outcome is not None
+        return self.outcome
 
     @invariant()
     def what_is_read_is_what_was_done(self) -> None:
@@ -176,22 +199,23 @@ class CampaignMachine(RuleBasedStateMachine):
             shutil.rmtree(self.directory)
 
     def finish(self) -> None:
-        while self.is_supervised() and self.world.alive:
-            run_id = min(self.world.alive)
-            self.order(lambda run_id=run_id: self.world.step(run_id))  # type: ignore[misc]
-        assert self.thread is not None
-        self.thread.join()
-        assert self.error is None
-        assert self.outcome is not None
-        assert set(self.outcome.states.values()) == {RunState.DONE}
+        self.finish_what_runs()
+        if self.ended().exit_code:  # it was stopped
+            self.supervise(reopen(self.campaign))
+            self.finish_what_runs()
+        assert set(self.ended().states.values()) == {RunState.DONE}
         for run_id in RUNS:
             scan = scan_metrics(self.campaign / "runs" / run_id)
             assert ([row["step"] for row in scan.rows], scan.skipped_lines) == ([1, 2, 3, 4], 0)
 
+    def finish_what_runs(self) -> None:
+        while self.is_supervised() and self.world.alive:
+            self.supervised_step(min(self.world.alive))
+
 
 TestCampaignMachine = CampaignMachine.TestCase
 TestCampaignMachine.settings = settings(
-    max_examples=15,
+    max_examples=40,
     stateful_step_count=20,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],

@@ -1,0 +1,48 @@
+"""notices.jsonl: what an orchestrator had to say about its campaign as a whole, for who looks later."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from retrain.records.clock import utc_now
+from retrain.records.lines import LineAppender, dump_line, parse_line
+
+
+@dataclass(frozen=True, slots=True)
+class Notice:
+    """Something that was said; the text is as it was written, not made safe to print."""
+
+    at: str
+    text: str
+
+
+class NoticeBook:
+    """Writes notices down; only for the holder of the campaign's lock."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._about = ""
+
+    def write(self, text: str) -> None:
+        """Add a notice, unless it says the same as the last one, with other figures after its colon.
+
+        Raises:
+            RecordsError: the file cannot be written.
+        """
+        about = text.partition(":")[0]
+        if about == self._about:
+            return
+        self._about = about
+        lines = LineAppender(self._path)
+        try:
+            lines.append(dump_line({"at": utc_now(), "text": text}))
+        finally:
+            lines.close()
+
+
+def parse_notice(line: bytes) -> Notice | None:
+    """Read one line; None if it is none."""
+    row = parse_line(line) or {}
+    text = row.get("text")
+    return Notice(str(row.get("at", "")), text) if isinstance(text, str) else None

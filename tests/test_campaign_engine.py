@@ -1,0 +1,202 @@
+"""What the supervisor does with a launcher that keeps a queue of its own, as clusters do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from pathlib import Path
+
+import pytest
+
+from retrain.campaign import retries, supervise
+from retrain.campaign.admission import Planned
+from retrain.campaign.endings import Ending
+from retrain.campaign.events import Silent
+from retrain.campaign.orchestrate import CampaignRun
+from retrain.campaign.run import start
+from retrain.campaign.supervise import Supervisor
+from retrain.config.schema import Campaign
+from retrain.errors import EngineDownError, LaunchError
+from retrain.launchers import Begun, Ended
+from retrain.plan.matrix import RunPlan
+from retrain.records.attempts import begin_attempt, end_attempt
+from retrain.records.layout import RunFiles
+from retrain.records.run_state import Progress, RunState, write_done, write_progress
+
+
+class Engine:
+    """An engine that is told what happens, one thing each time the supervisor waits."""
+
+    queues = True
+
+    def __init__(self, *happenings: Callable[[], Sequence[Begun | Ended]]) -> None:
+        self.happenings = list(happenings)
+        self.submitted: list[list[str]] = []
+        self.cancelled: list[str] = []
+        self.places = 0
+        self.refuses: list[Exception] = []
+
+    def describe(self) -> str:
+        return "an engine"
+
+    def room(self) -> int:
+        return self.places
+
+    def queued(self) -> Collection[str]:
+        return ()
+
+    def submit(self, run_ids: Sequence[str]) -> Collection[str]:
+        if self.refuses:
+            raise self.refuses.pop()
+        self.submitted.append(list(run_ids))
+        return run_ids
+
+    def adopt(self, run_ids: Sequence[str]) -> None:
+        pass
+
+    def cancel(self, run_ids: Sequence[str], *, now: bool) -> None:
+        self.cancelled += run_ids
+
+    def wake(self) -> None:
+        pass
+
+    def poll(self, timeout_s: float) -> Sequence[Begun | Ended]:
+        return self.happenings.pop(0)() if self.happenings else []
+
+
+class Heard(Silent):
+    def __init__(self) -> None:
+        self.started_runs: list[str] = []
+        self.notices: list[str] = []
+
+    def started(self, run: RunPlan) -> None:
+        self.started_runs.append(run.run_id)
+
+    def notice(self, text: str) -> None:
+        self.notices.append(text)
+
+
+@pytest.fixture
+def campaign(campaign_file: Path) -> CampaignRun:
+    """Four runs that exist on disk and were never launched."""
+    return start(campaign_file)
+
+
+@pytest.fixture(autouse=True)
+def _no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(retries, "FIRST_RETRY_S", 0.0)
+    monkeypatch.setattr(supervise, "ENGINE_AGAIN_S", 0.0)
+
+
+def supervisor(
+    engine: Engine, campaign: CampaignRun, heard: Heard | None = None, **keys: object
+) -> Supervisor:
+    table = Campaign(**keys)  # type: ignore[arg-type]
+    return Supervisor(table, Planned(2), engine, campaign.files_of, heard or Heard())
+
+
+def done(files: RunFiles, run: RunPlan) -> Ended:
+    write_done(files.done, run.config_hash, {})
+    return Ended(run.run_id, None)
+
+
+def all_done(campaign: CampaignRun) -> list[Ended]:
+    return [done(campaign.files_of(run.run_id), run) for run in campaign.plan.runs]
+
+
+def interrupted(files: RunFiles, run: RunPlan, step: int) -> Ended:
+    """What a time limit does to a worker that had come to a step."""
+    attempt = begin_attempt(files.attempts)
+    write_progress(files.status, Progress("interrupted", "", step, 4, attempt))
+    end_attempt(files.attempts, attempt, "interrupted", exit_code=130)
+    return Ended(run.run_id, None, "TIMEOUT", goes_on=True)
+
+
+def test_all_runs_are_handed_over_at_once(campaign: CampaignRun) -> None:
+    engine = Engine(lambda: all_done(campaign))
+    endings = supervisor(engine, campaign).supervise(campaign.plan.runs)
+    assert engine.submitted == [[run.run_id for run in campaign.plan.runs]]
+    assert set(endings.values()) == {Ending(RunState.DONE)}
+
+
+def test_a_run_counts_as_started_when_the_engine_says_so(campaign: CampaignRun) -> None:
+    first, heard = campaign.plan.runs[0].run_id, Heard()
+    engine = Engine(lambda: [Begun(first)], lambda: all_done(campaign))
+    supervisor(engine, campaign, heard).supervise(campaign.plan.runs)
+    assert heard.started_runs == [first]
+
+
+def test_waiting_in_the_queue_is_not_running_late(campaign: CampaignRun) -> None:
+    engine = Engine(list, list, lambda: all_done(campaign))
+    supervisor(engine, campaign, run_timeout=1e-9).supervise(campaign.plan.runs)
+    assert engine.cancelled == []
+
+
+def test_a_retry_waits_until_it_would_not_stand_in_the_queue(campaign: CampaignRun) -> None:
+    first, *rest = campaign.plan.runs
+    engine = Engine(
+        lambda: [Ended(first.run_id, None, "NODE_FAIL")],
+        list,
+        lambda: [done(campaign.files_of(run.run_id), run) for run in rest],
+        lambda: engine.__setattr__("places", 2) or [],  # type: ignore[func-returns-value]
+        lambda: [done(campaign.files_of(first.run_id), first)],
+    )
+    supervisor(engine, campaign).supervise(campaign.plan.runs)
+    assert [len(batch) for batch in engine.submitted] == [4, 1]
+
+
+def test_a_time_limit_is_no_try_while_steps_are_made(campaign: CampaignRun) -> None:
+    run = campaign.plan.runs[0]
+    files = campaign.files_of(run.run_id)
+    cut_short = [lambda: [interrupted(files, run, step=2)]] * 3
+    engine = Engine(*cut_short, lambda: [done(files, run)])
+    engine.places = 1
+    endings = supervisor(engine, campaign, retries=0).supervise([run])
+    assert endings[run.run_id] == Ending(RunState.DONE)
+    assert len(engine.submitted) == 4
+
+
+def test_a_time_limit_too_short_for_a_step_ends_after_the_retries(campaign: CampaignRun) -> None:
+    run = campaign.plan.runs[0]
+    files = campaign.files_of(run.run_id)
+    engine = Engine(*[lambda: [interrupted(files, run, step=0)]] * 2)
+    engine.places = 1
+    endings = supervisor(engine, campaign, retries=1).supervise([run])
+    assert endings[run.run_id].state is RunState.INTERRUPTED
+    assert len(engine.submitted) == 2
+
+
+def test_the_engine_word_is_told_where_the_worker_left_none(campaign: CampaignRun) -> None:
+    run = campaign.plan.runs[0]
+    engine = Engine(lambda: [Ended(run.run_id, None, "Slurm says NODE_FAIL")])
+    endings = supervisor(engine, campaign, retries=0).supervise([run])
+    assert endings[run.run_id] == Ending(RunState.INFRASTRUCTURE, "Slurm says NODE_FAIL")
+
+
+def test_an_engine_that_refuses_ends_the_campaign_with_its_reason(campaign: CampaignRun) -> None:
+    engine = Engine()
+    engine.refuses = [LaunchError("invalid partition")]
+    with pytest.raises(LaunchError, match="invalid partition"):
+        supervisor(engine, campaign).supervise(campaign.plan.runs)
+
+
+def test_an_engine_that_never_answered_ends_the_campaign(campaign: CampaignRun) -> None:
+    engine = Engine()
+    engine.refuses = [EngineDownError("no answer")]
+    with pytest.raises(EngineDownError):
+        supervisor(engine, campaign).supervise(campaign.plan.runs)
+
+
+def test_an_engine_that_falls_silent_is_asked_again(campaign: CampaignRun) -> None:
+    first, *rest = campaign.plan.runs
+    heard = Heard()
+
+    def falls_silent() -> Sequence[Ended]:
+        engine.refuses, engine.places = [EngineDownError("no answer")], 4
+        return [Ended(first.run_id, None, "lost")]
+
+    engine = Engine(falls_silent, list, list, lambda: all_done(campaign))
+    endings = supervisor(engine, campaign, heard).supervise(campaign.plan.runs)
+    assert {ending.state for ending in endings.values()} == {RunState.DONE}
+    assert engine.submitted[1:] == [[first.run_id]]
+    assert any("no answer" in notice for notice in heard.notices)
+    assert len(rest) == 3

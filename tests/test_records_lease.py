@@ -1,0 +1,139 @@
+"""Locks between machines that may not see each other's: a holder elsewhere shows by its lease."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from retrain.campaign.run import start
+from retrain.errors import EXIT_DONE, EXIT_INFRASTRUCTURE
+from retrain.records import locks
+from retrain.records.locks import hold, holder, is_held
+from retrain.worker import run as run_worker
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(locks, "RENEW_S", 0.02)
+    monkeypatch.setattr(locks, "WATCH_S", 0.5)
+    monkeypatch.setattr(locks, "WATCH_PAUSE_S", 0.02)
+
+
+@pytest.fixture
+def lock(tmp_path: Path) -> Path:
+    return tmp_path / "run.lock"
+
+
+def write_lease(path: Path, age_s: float = 0.0, host: str = "elsewhere") -> None:
+    """Leave what a holder on another machine leaves that this one's kernel knows nothing of."""
+    record = {"pid": 1, "host": host, "since": "then", "started": "x", "renewed_at": time.time() - age_s}
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT)
+    os.pwrite(fd, json.dumps(record).encode().ljust(200) + b"\n", 0)  # as a holder does: never empty
+    os.close(fd)
+
+
+@pytest.fixture
+def alive_elsewhere(lock: Path) -> Iterator[Path]:
+    """A lock that another machine holds and renews."""
+    over = threading.Event()
+
+    def renew() -> None:
+        while not over.wait(0.02):
+            write_lease(lock)
+
+    write_lease(lock)
+    thread = threading.Thread(target=renew)
+    thread.start()
+    yield lock
+    over.set()
+    thread.join()
+
+
+def test_a_lease_that_is_renewed_elsewhere_holds(alive_elsewhere: Path) -> None:
+    assert is_held(alive_elsewhere)
+    assert hold(alive_elsewhere) is None
+
+
+def test_a_lease_whose_holder_died_is_taken_after_a_watch(lock: Path) -> None:
+    write_lease(lock)
+    assert is_held(lock)
+    taken = hold(lock)
+    assert taken is not None
+    taken.release()
+
+
+def test_an_old_lease_is_nobodys(lock: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(locks, "WATCH_S", 1e9)
+    write_lease(lock, age_s=locks.STALE_S + 1)
+    assert not is_held(lock)
+    taken = hold(lock)
+    assert taken is not None
+    taken.release()
+
+
+def test_a_lease_from_a_far_future_does_not_hold_for_ever(lock: Path) -> None:
+    write_lease(lock, age_s=-1e9)
+    assert not is_held(lock)
+    taken = hold(lock)
+    assert taken is not None
+    taken.release()
+
+
+def test_a_lease_from_a_far_future_that_is_renewed_is_respected(
+    lock: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_lease(lock, age_s=-1e9)
+    monkeypatch.setattr(locks.time, "sleep", lambda _: write_lease(lock, age_s=-1e9 - 1))
+    assert hold(lock) is None
+
+
+def test_a_lease_of_this_machine_is_not_believed_because_its_kernel_knows(lock: Path) -> None:
+    with_lock = hold(lock)
+    assert with_lock is not None
+    with_lock.renew()
+    with_lock.release()
+    write_lease(lock, host=os.uname().nodename)
+    assert not is_held(lock)
+
+
+def test_a_lease_goes_on_while_its_holder_lives_and_ends_with_it(lock: Path) -> None:
+    held = hold(lock)
+    assert held is not None
+    held.renew()
+    first = holder(lock)
+    assert first is not None
+    while (now := holder(lock)) is not None and now.renewed_at == first.renewed_at:
+        pass
+    held.release()
+    last = holder(lock)
+    assert last is not None
+    assert last.renewed_at == 0
+    assert last.pid == first.pid
+
+
+def test_a_worker_leaves_a_run_alone_that_another_machine_has(campaign_file: Path) -> None:
+    campaign = start(campaign_file, ["campaign.seeds=[0]"])
+    files = campaign.files_of(campaign.plan.runs[0].run_id)
+    over = threading.Event()
+
+    def renew() -> None:
+        while not over.wait(0.02):
+            write_lease(files.lock)
+
+    write_lease(files.lock)
+    thread = threading.Thread(target=renew)
+    thread.start()
+    try:
+        before = {path.name for path in files.directory.iterdir()}
+        assert run_worker(files.directory, threading.Event()) == EXIT_INFRASTRUCTURE
+        assert {path.name for path in files.directory.iterdir()} == before
+    finally:
+        over.set()
+        thread.join()
+    assert run_worker(files.directory, threading.Event()) == EXIT_DONE
