@@ -38,8 +38,12 @@ def _direct(layer: Any) -> Callable[[torch.Tensor], torch.Tensor]:
         result = linear(x, base.weight, base.bias)
         if layer.disable_adapters:
             return result
-        rows = result.flatten(0, -2).to(down.dtype)
-        low = linear(x.flatten(0, -2).to(down.dtype), down)
-        return torch.addmm(rows, low, up.t(), alpha=scaling).to(result.dtype).view(result.shape)
+        rows, low = result.flatten(0, -2), x.flatten(0, -2)
+        if x.dtype is down.dtype:
+            return torch.addmm(rows, linear(low, down), up.t(), alpha=scaling).view(result.shape)
+        low = linear(low.to(down.dtype), down)
+        return (
+            torch.addmm(rows.to(down.dtype), low, up.t(), alpha=scaling).to(result.dtype).view(result.shape)
+        )
 
     return forward

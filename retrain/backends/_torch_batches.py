@@ -19,7 +19,7 @@ Ids = tuple[int, ...]
 class MicroBatch:
     """Whole sequences; flat arrays run over their completion tokens, sequence after sequence."""
 
-    input_ids: torch.Tensor  # (sequences, longest), right-padded
+    input_ids: torch.Tensor  # (sequences, longest), right-padded, each without its last token
     sources: torch.Tensor  # (tokens,) index, in the flattened hidden states, of what predicts each token
     targets: torch.Tensor  # (tokens,)
     sampler_logprobs: Floats
@@ -41,7 +41,7 @@ def lay_out(
     """
 
     def length(sample: TrainingSample) -> int:
-        return len(prompts[sample.rollout.prompt.text]) + len(sample.rollout.tokens)
+        return len(prompts[sample.rollout.prompt.text]) + len(sample.rollout.tokens) - 1
 
     parts: list[list[TrainingSample]] = []
     for sample in sorted(samples, key=length, reverse=True):  # the first of a part is its longest
@@ -55,7 +55,8 @@ def _micro_batch(
     samples: Sequence[TrainingSample], prompts: Sequence[Ids], device: torch.device
 ) -> MicroBatch:
     completions = [sample.rollout.tokens for sample in samples]
-    rows = [[*prompt, *completion] for prompt, completion in zip(prompts, completions, strict=True)]
+    # the last token predicts nothing
+    rows = [[*prompt, *completion[:-1]] for prompt, completion in zip(prompts, completions, strict=True)]
     longest = len(rows[0])
     padded = [row + [0] * (longest - len(row)) for row in rows]
     counts = np.array([len(completion) for completion in completions])

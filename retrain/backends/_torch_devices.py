@@ -81,8 +81,8 @@ class DeviceMemory:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Tell whether an allocation failed; the CPU allocator raises a plain RuntimeError."""
+    """Tell whether an allocation failed; the CPU's and CUDA's libraries raise a plain RuntimeError."""
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
-    words = ("out of memory", "can't allocate memory", "not enough memory")
+    words = ("out of memory", "can't allocate memory", "not enough memory", "STATUS_ALLOC_FAILED")
     return isinstance(error, RuntimeError) and any(word in str(error) for word in words)
