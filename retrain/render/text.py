@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 
+from retrain.plan.durations import format_duration
+
 MISSING = "-"
 
 
@@ -23,15 +25,4 @@ def duration(seconds: float | None) -> str:
     """Show a time span in its two largest units."""
     if seconds is None or not math.isfinite(seconds):
         return MISSING
-    if seconds < 10:
-        return f"{seconds:.2g} s" if seconds < 1 else f"{seconds:.1f} s"
-    if seconds < 60:
-        return f"{seconds:.0f} s"
-    minutes, rest = divmod(round(seconds), 60)
-    if minutes < 60:
-        return f"{minutes} min {rest} s"
-    hours, minutes = divmod(minutes, 60)
-    if hours < 48:
-        return f"{hours} h {minutes} min"
-    days, hours = divmod(hours, 24)
-    return f"{days} d {hours} h"
+    return format_duration(seconds)
