@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import subprocess
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -237,3 +239,19 @@ def test_a_single_runs_change_is_found_without_a_manifest(campaign_file: Path) -
     edit(directory, "lr = 5e-3", "lr = 6e-3")
     with pytest.raises(ConfigError, match=r"training.lr: 0.005 -> 0.006"):
         reopen(directory)
+
+
+@pytest.mark.parametrize("end", ["a full disk", "a reader that left"])
+def test_messages_that_cannot_be_written_end_no_campaign(end: str, campaign_file: Path, here: Path) -> None:
+    command = [sys.executable, "-m", "retrain", "run", campaign_file.name]
+    if end == "a full disk":
+        with Path("/dev/full").open("wb") as full:
+            code = subprocess.run(command, stdout=subprocess.DEVNULL, stderr=full).returncode
+    else:
+        reading, writing = os.pipe()
+        os.close(reading)
+        code = subprocess.run(command, stdout=writing, stderr=writing).returncode
+        os.close(writing)
+    (directory,) = (here / "logs").iterdir()
+    states = [RunFiles(run).done.exists() for run in (directory / "runs").iterdir()]
+    assert (code, states) == (0, [True] * 4)

@@ -6,7 +6,7 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -66,7 +66,8 @@ def carry_out(campaign: CampaignRun, *, retry_failed: bool = False) -> Outcome:
             if presses > 1
             else "asking the runs to save and stop; Ctrl-C again ends them now"
         )
-        os.write(sys.stderr.fileno(), f"\n{said}\n".encode())  # a signal handler must not wait for a lock
+        with suppress(OSError):
+            os.write(sys.stderr.fileno(), f"\n{said}\n".encode())  # a signal handler must not wait for a lock
         campaign.stop(now=presses > 1)
 
     before = {number: signal.signal(number, on_interrupt) for number in (signal.SIGINT, signal.SIGTERM)}
@@ -80,26 +81,27 @@ def carry_out(campaign: CampaignRun, *, retry_failed: bool = False) -> Outcome:
 def finish(outcome: Outcome, *, as_json: bool) -> None:
     """Print the result table and leave with the campaign's exit code."""
     from retrain.render.overview import show
-    from retrain.render.tables import console, print_json
+    from retrain.render.tables import console, messages, print_json, reader_may_leave
     from retrain.status.survey import survey
 
     result = survey(outcome.directory)
-    if as_json:
-        print_json(result)
-    else:
-        show(result[0], console())
+    with reader_may_leave():
+        if as_json:
+            print_json(result)
+        else:
+            show(result[0], console())
     hint = _next_command(outcome.directory, outcome)
     if hint:
-        console(stderr=True).print(hint, soft_wrap=True)
+        messages().print(hint, soft_wrap=True)
     raise typer.Exit(outcome.exit_code)
 
 
 def observe(stack: ExitStack) -> Observer:
     """Give bars on a terminal, plain lines elsewhere."""
     from retrain.render.live import EventLines, LiveView
-    from retrain.render.tables import console
+    from retrain.render.tables import messages
 
-    errors = console(stderr=True)
+    errors = messages()
     return stack.enter_context(LiveView(errors)) if sys.stderr.isatty() else EventLines(errors)
 
 

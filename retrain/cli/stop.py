@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
 
@@ -22,7 +23,11 @@ def command(
     """
     from retrain.campaign.stop import stop_campaign
 
-    found = stop_campaign(directory, now=now, on_wait=lambda what: typer.echo(what, err=True))
+    def say(what: str) -> None:
+        with suppress(OSError):  # a message that nobody can read is no reason not to stop
+            typer.echo(what, err=True)
+
+    found = stop_campaign(directory, now=now, on_wait=say)
     if not found.was_supervised and not found.workers:
         typer.echo(f"{directory}: nothing of it was running")
     else:

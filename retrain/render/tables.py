@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import math
 import os
-from collections.abc import Iterable, Sequence
-from typing import Any, Literal
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, Literal, TextIO, cast
 
 from rich import box
 from rich.console import Console
@@ -31,7 +33,50 @@ GAP = 3  # characters between two columns
 
 def print_json(value: Any) -> None:
     """Print dataclasses as JSON; what is not finite becomes a string, since JSON has no infinity."""
-    print(json.dumps(_plain(value), indent=2))
+    print(json.dumps(plain_value(value), indent=2))
+
+
+class _Console(Console):
+    def on_broken_pipe(self) -> None:
+        """Let the caller decide what it means that the reader has left; rich would end the process."""
+        raise BrokenPipeError
+
+
+@contextlib.contextmanager
+def reader_may_leave() -> Iterator[None]:
+    """Print a result whose exit code counts even if nobody reads on: `retrain run FILE.toml | head`."""
+    try:
+        yield
+        sys.stdout.flush()
+    except BrokenPipeError:
+        with open(os.devnull, "wb") as nowhere:  # noqa: PTH123 - or Python complains when it exits
+            os.dup2(nowhere.fileno(), sys.stdout.fileno())
+
+
+class _Unfailing:
+    """A stream whose reader may leave and whose disk may be full: what cannot be written is dropped."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def write(self, text: str) -> int:
+        with contextlib.suppress(OSError):
+            self._stream.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        with contextlib.suppress(OSError):
+            self._stream.flush()
+
+
+def messages() -> Console:
+    """Give a console for what a long work says on the way: none of it is worth ending the work for."""
+    return _as_it_is(
+        Console(file=cast(TextIO, _Unfailing(sys.stderr)), markup=False, emoji=False, highlight=False)
+    )
 
 
 def console(*, stderr: bool = False) -> Console:
@@ -39,7 +84,10 @@ def console(*, stderr: bool = False) -> Console:
 
     What is not a terminal has no width, so that lines are whole for the program that reads them.
     """
-    made = Console(stderr=stderr, markup=False, emoji=False, highlight=False)
+    return _as_it_is(_Console(stderr=stderr, markup=False, emoji=False, highlight=False))
+
+
+def _as_it_is(made: Console) -> Console:
     if not made.is_terminal and "COLUMNS" not in os.environ:
         made.width = PIPE_WIDTH
     return made
@@ -68,12 +116,13 @@ def table(
 def fitted(title: str, columns: Sequence[str], rows: Sequence[Sequence[str | Text]], width: int) -> Table:
     """Lay out as many of the columns as there is room for, unwrapped; the first ones matter most."""
     count = len(columns)
-    while count > LEAST_COLUMNS and _width(columns[:count], rows) > width:
+    while count > LEAST_COLUMNS and width_of(columns[:count], rows) > width:
         count -= 1
     return table(title, columns[:count], [row[:count] for row in rows], wrap=False)
 
 
-def _width(columns: Sequence[str], rows: Sequence[Sequence[str | Text]]) -> int:
+def width_of(columns: Sequence[str], rows: Sequence[Sequence[str | Text]]) -> int:
+    """Give the characters that a table needs to show everything on one line a row."""
     longest = [
         max([len(name.lstrip(">")), *(len(row[number]) for row in rows)])
         for number, name in enumerate(columns)
@@ -86,13 +135,14 @@ def state(name: str) -> Text:
     return Text(name, style=STYLES.get(name, BAD))
 
 
-def _plain(value: Any) -> Any:
+def plain_value(value: Any) -> Any:
+    """Give what JSON can say of a value: dataclasses as objects, what is not finite as a string."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {f.name: _plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
+        return {f.name: plain_value(getattr(value, f.name)) for f in dataclasses.fields(value)}
     if isinstance(value, dict):
-        return {str(k): _plain(v) for k, v in value.items()}
+        return {str(k): plain_value(v) for k, v in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_plain(v) for v in value]
+        return [plain_value(v) for v in value]
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     return value
