@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -11,7 +9,6 @@ from hypothesis import strategies as st
 from retrain.config.labels import label_of
 from retrain.config.load import parse
 from retrain.errors import ConfigError
-from retrain.plan.estimate import estimate_makespan, rule_of_thumb_s
 from retrain.plan.explain import explain_plan
 from retrain.plan.matrix import plan_runs
 from retrain.plan.preflight import preflight
@@ -107,44 +104,6 @@ def test_conditions_cannot_disagree_on_the_permits_of_one_semaphore(other: objec
     conditions = [{"name": "a"}, {"name": "b", "backend": {"max_concurrent": other}}]
     with pytest.raises(ConfigError, match="permits of one semaphore"):
         parse({"campaign": {"seeds": [0], "conditions": conditions}}, "c")
-
-
-def test_ten_equal_runs_on_four_workers_take_three_waves() -> None:
-    estimate = estimate_makespan([60.0] * 10, workers=4)
-    assert (estimate.p50_s, estimate.waves, estimate.limited_by) == (180.0, 3, "last wave")
-    assert rule_of_thumb_s(10 * 60, 1.0, 4) == 150.0
-
-
-def test_stagger_delays_each_launch() -> None:
-    assert estimate_makespan([10.0] * 3, workers=3, stagger_s=2.0).p50_s == 14.0
-
-
-def test_calls_beyond_the_permits_take_turns() -> None:
-    estimate = estimate_makespan([100.0] * 12, workers=12, permits=4, remote_fraction=1.0)
-    assert (estimate.p50_s, estimate.limited_by) == (300.0, "permits")
-
-
-@given(
-    st.lists(st.floats(0.1, 100), min_size=1, max_size=20),
-    st.integers(1, 8),
-    st.floats(0, 5),
-    st.floats(0, 3),
-)
-def test_no_campaign_ends_before_its_work_or_its_longest_run(
-    runs: list[float], workers: int, stagger_s: float, startup_s: float
-) -> None:
-    total = estimate_makespan(runs, workers, stagger_s=stagger_s, startup_s=startup_s).p50_s
-    work = sum(runs) + startup_s * len(runs)
-    assert total >= max(work / workers, max(runs) + startup_s) - 1e-9
-    assert total <= work + stagger_s * len(runs) + 1e-9
-
-
-@pytest.mark.parametrize(
-    "bad", [{"workers": 0}, {"workers": 1, "permits": 0}, {"workers": 1, "stagger_s": math.nan}]
-)
-def test_impossible_estimates_are_refused(bad: dict) -> None:
-    with pytest.raises(ValueError, match="must be"):
-        estimate_makespan([1.0], **bad)
 
 
 def test_the_explanation_warns_of_more_workers_than_cores_and_of_idle_token_room() -> None:

@@ -7,7 +7,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
 
 from retrain.config.schema import Config, RateLimiter
-from retrain.plan.estimate import Limit, estimate_makespan, rule_of_thumb_s
+from retrain.plan.estimate import estimate_makespan, rule_of_thumb_s
+from retrain.plan.limits import Limit
 from retrain.plan.matrix import Plan, RunPlan
 from retrain.plan.preflight import TaskFacts
 
