@@ -57,6 +57,12 @@ def test_explain_shows_matrix_capacity_and_the_pilot_to_run(retrain: Call, campa
     assert not (campaign_file.parent / "logs").exists()
 
 
+def test_explain_tells_permits_that_adapt(retrain: Call, campaign_file: Path) -> None:
+    shown = retrain("explain", campaign_file.name, "--set", "backend.max_concurrent=auto").stdout
+    assert "4 at first, then what the API bears" in shown
+    assert "auto" in retrain("schema", "--keys").stdout
+
+
 def test_explain_json_has_the_rows_of_the_table(retrain: Call, campaign_file: Path) -> None:
     found = json.loads(retrain("explain", campaign_file.name, "--json").stdout)
     assert found["total_campaign_steps"] == 16
@@ -165,3 +171,19 @@ def test_every_public_name_can_be_imported() -> None:
 def test_the_schema_is_printed_for_editors_and_for_people(retrain: Call) -> None:
     assert json.loads(retrain("schema").stdout)["title"] == "retrain campaign"
     assert "rollouts per prompt" in retrain("schema", "--keys").stdout
+
+
+def test_explain_holds_the_estimate_against_a_budget_and_check_fails_on_a_warning(
+    retrain: Call, campaign_file: Path
+) -> None:
+    retrain(campaign_file.name)
+    asked = ("explain", campaign_file.name, "--from", "logs", "--json")
+    lines = {c["question"]: c for c in json.loads(retrain(*asked, "--budget", "0.01s").stdout)["checklist"]}
+    assert lines["wall time acceptable"]["state"] == "warn"
+    assert retrain(*asked, "--budget", "0.01s").returncode == 0
+    assert retrain(*asked, "--budget", "0.01s", "--check").returncode == 2
+
+
+def test_a_budget_that_is_no_time_span_is_a_usage_error(retrain: Call, campaign_file: Path) -> None:
+    answer = retrain("explain", campaign_file.name, "--budget", "soon")
+    assert (answer.returncode, "write it as 6h" in answer.stderr) == (2, True)

@@ -109,18 +109,9 @@ def test_conditions_cannot_disagree_on_the_permits_of_one_semaphore(other: objec
 def test_the_explanation_warns_of_more_workers_than_cores_and_of_idle_token_room() -> None:
     raw = {"campaign": {**TWO_BY_TWO["campaign"], "parallel": True}}
     plan = plan_runs(parse(raw, "c"), "c.toml")
-    warnings = "\n".join(explain_plan(plan, preflight(plan, "c"), {}, 2.0, "c.toml").warnings)
+    warnings = "\n".join(explain_plan(plan, preflight(plan, "c"), None, 2.0, "c.toml").warnings)
     assert "4 workers share 2 CPU cores" in warnings
     assert "max_tokens = 10240" in warnings
-
-
-def test_the_explanation_needs_a_pilot_until_a_step_time_is_known() -> None:
-    plan = plan_runs(parse(TWO_BY_TWO, "c"), "c.toml")
-    facts = preflight(plan, "c")
-    assert explain_plan(plan, facts, {}, 2.0, "c.toml").wall_time is None
-    known = explain_plan(plan, facts, {"a-b": [2.0], "grpo+gtpo": [4.0]}, 2.0, "c.toml").wall_time
-    assert known is not None
-    assert (known.rule_of_thumb_s, known.simulated_s) == (40 * 3.0, 2 * 10 * 2.0 + 2 * 10 * 4.0)
 
 
 def test_problems_of_every_kind_come_together() -> None:
@@ -134,3 +125,16 @@ def test_problems_of_every_kind_come_together() -> None:
         parse(raw, "c.toml")
     assert len(caught.value.problems) == 4
     assert all(problem.startswith("c.toml [") for problem in caught.value.problems)
+
+
+@pytest.mark.parametrize(("latency_s", "is_warned"), [(0.0, True), (0.2, False)])
+def test_workers_that_wait_for_a_rehearsed_api_share_no_cores(latency_s: float, is_warned: bool) -> None:
+    raw = {
+        "backend": {"options": {"api_latency_s": latency_s}},
+        "campaign": {"seeds": [0, 1, 2], "parallel": True},
+    }
+    plan = plan_runs(parse(raw, "c"), "c.toml")
+    found = explain_plan(plan, preflight(plan, "c"), None, 2.0, "c.toml")
+    assert any("CPU cores: steps will be slower" in note for note in found.warnings) == is_warned
+    parallelism = next(one for one in found.checklist if one.question == "parallelism within limits")
+    assert (parallelism.state == "warn") == is_warned

@@ -1,15 +1,17 @@
-"""`retrain explain`: what a file would do, and how long it would take."""
+"""`retrain explain`: what a file would do, how long it would take, and what to decide first."""
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from retrain.cli.options import AsJson, ConfigFile, Overrides
+from retrain.cli.options import AsJson, ConfigFile, Overrides, duration
 
 if TYPE_CHECKING:
+    from retrain.plan.history import History
     from retrain.plan.matrix import Plan
 
 
@@ -17,15 +19,26 @@ def command(
     file: ConfigFile,
     overrides: Overrides = None,
     logs: Annotated[
-        Path | None, typer.Option("--from", metavar="LOGS", help="Take step times from earlier runs.")
+        Path | None,
+        typer.Option("--from", metavar="LOGS", help="Learn step times and start-up from earlier campaigns."),
     ] = None,
+    budget: Annotated[
+        str, typer.Option("--budget", metavar="TIME", help="Longest acceptable wall time, as 6h or 1h30m.")
+    ] = "",
+    check: Annotated[
+        bool, typer.Option("--check", help="Leave with code 2 if a line of the checklist warns.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Say what a file would do and how long it would take, and check it; nothing is created.
 
-    Example: retrain explain campaign.toml --from logs
+    Use it before every campaign: first for the pilot to run, then with --from for an estimate.
+
+    Example: retrain explain campaign.toml --from logs --budget 6h
     """
-    from retrain.config.load import load_config
+    from retrain.campaign.assign import check_launch, launch_script
+    from retrain.config.load import load_config, sets_key
+    from retrain.errors import EXIT_CONFIG
     from retrain.plan.explain import explain_plan
     from retrain.plan.matrix import plan_runs
     from retrain.plan.preflight import preflight
@@ -33,24 +46,30 @@ def command(
     from retrain.render.tables import console, print_json
     from retrain.system import cpu_capacity
 
+    budget_s = duration(budget, "--budget") if budget else None
     plan = plan_runs(load_config(file, overrides or ()), file.name)
-    facts = preflight(plan, file.name)
-    explanation = explain_plan(plan, facts, _step_times(plan, logs), cpu_capacity(), str(file))
+    check_launch(plan, file.name)
+    explanation = explain_plan(
+        plan,
+        preflight(plan, file.name),
+        _history(plan, logs),
+        cpu_capacity(),
+        shlex.quote(str(file)),
+        budget_s=budget_s,
+        sets_max_tokens=sets_key(file, overrides or (), "training", "max_tokens"),
+        script=launch_script(plan),
+    )
     if as_json:
         print_json(explanation)
     else:
         show(explanation, console())
+    if check and any(line.state == "warn" for line in explanation.checklist):
+        raise typer.Exit(EXIT_CONFIG)
 
 
-def _step_times(plan: Plan, logs: Path | None) -> dict[str, list[float]]:
-    """Median step times of earlier runs by condition: the same conditions if there are any, else all."""
+def _history(plan: Plan, logs: Path | None) -> History | None:
     if logs is None:
-        return {}
-    from retrain.status.survey import survey
+        return None
+    from retrain.plan.history import learn
 
-    found: dict[str, list[float]] = {}
-    for campaign in survey(logs):
-        for run in campaign.runs:
-            if run.step_time_s is not None:
-                found.setdefault(run.condition, []).append(run.step_time_s)
-    return {label: times for label, times in found.items() if label in plan.conditions} or found
+    return learn(logs, plan.conditions)

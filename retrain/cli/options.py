@@ -20,3 +20,13 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print the same rows as JSO
 Detach = Annotated[
     bool, typer.Option("--detach", help="Leave it running in the background, and return at once.")
 ]
+
+
+def duration(text: str, option: str) -> float:
+    """Read a time span in seconds; a wrong one is bad usage of `option`."""
+    from retrain.plan.durations import parse_duration
+
+    try:
+        return parse_duration(text)
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint=option) from error

@@ -60,6 +60,16 @@ def _overridden(path: Path, overrides: Sequence[str]) -> tuple[dict[str, Any], f
     return raw, _apply_overrides(raw, overrides)
 
 
+def sets_key(path: Path, overrides: Sequence[str], section: str, key: str) -> bool:
+    """Tell whether a file, one of its conditions or an override gives a key: a default was not chosen."""
+    raw = read_toml(path)
+    campaign = raw.get("campaign", {})
+    tables = [raw, *(campaign.get("conditions", []) if isinstance(campaign, dict) else [])]
+    return any(key in table.get(section, {}) for table in tables) or any(
+        override.partition("=")[0].strip() == f"{section}.{key}" for override in overrides
+    )
+
+
 def read_toml(path: Path) -> dict[str, Any]:
     """Read a file's tables; syntax, encoding, size and nesting problems are ConfigErrors."""
     data = _read(path)

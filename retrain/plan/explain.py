@@ -2,19 +2,29 @@
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING
 
-from retrain.config.schema import Config, RateLimiter
-from retrain.plan.estimate import estimate_makespan, rule_of_thumb_s
-from retrain.plan.limits import Limit
+from retrain.config.schema import Config
+from retrain.plan.checklist import Check, Decisions
 from retrain.plan.matrix import Plan, RunPlan
 from retrain.plan.preflight import TaskFacts
+from retrain.plan.warnings import warnings_of
 
-GENEROUS = 8  # times the longest answer: more room than any completion needs
-CPU_BACKENDS = ("numpy",)
+if TYPE_CHECKING:
+    from retrain.plan.history import History
+    from retrain.plan.learned import Learned
+    from retrain.plan.wall_time import WallTime
+
 SECTIONS = tuple(f.name for f in fields(Config) if f.name not in ("campaign", "logging", "run"))
+
+UNKNOWN = (
+    "step times of each condition",
+    "start-up of a run",
+    "share of a step spent in API calls",
+    "share of completions that max_tokens cuts off",
+)
 
 
 @dataclass(frozen=True)
@@ -34,18 +44,6 @@ class ConditionPlan:
 
 
 @dataclass(frozen=True)
-class WallTime:
-    """An estimate from earlier runs' step times."""
-
-    median_step_time_s: float
-    measured_runs: int
-    rule_of_thumb_s: float
-    simulated_s: float
-    waves: int
-    limited_by: Limit
-
-
-@dataclass(frozen=True)
 class Explanation:
     """Everything that `retrain explain` shows."""
 
@@ -54,31 +52,45 @@ class Explanation:
     total_runs: int
     total_campaign_steps: int
     effective_parallelism: int
-    permits: int
+    permits: int  # to begin with, if they adapt
+    permits_adapt: bool
     launcher: str
     log_dir: str
-    wall_time: WallTime | None
-    pilot_command: str  # measures a step time, when none is known
+    wall_time: WallTime | None  # None while no step time is known
+    unknown: tuple[str, ...]  # what no earlier run tells; empty if any does
+    pilot_command: str  # measures what is unknown
     warnings: tuple[str, ...]
+    checklist: tuple[Check, ...]  # before a full run: each line passes, warns or is unknown
+    script: str = ""  # what the launcher would submit
 
 
 def explain_plan(
     plan: Plan,
     facts: Mapping[str, TaskFacts],
-    step_times_s: Mapping[str, list[float]],
+    history: History | None,
     cores: float,
     file_name: str,
+    *,
+    budget_s: float | None = None,
+    sets_max_tokens: bool = True,
+    script: str = "",
 ) -> Explanation:
     """Describe a plan.
 
     Args:
         plan: what would run.
         facts: each condition's task.
-        step_times_s: median step times of earlier runs, by condition; empty if none is known.
+        history: earlier runs; None if none is known.
         cores: CPU cores that this machine really gives.
-        file_name: for the pilot's command.
+        file_name: for the commands.
+        budget_s: longest acceptable wall time; None if nobody said.
+        sets_max_tokens: whether the file sets `training.max_tokens`.
+        script: what the launcher would submit, if it submits anything.
     """
-    first = _first_runs(plan)
+    first = plan.first_runs()
+    learned, time = _estimated(plan, history, cores) if history is not None else (None, None)
+    pilot = _pilot_command(plan, file_name)
+    decisions = Decisions(plan, facts, learned, time, cores, file_name, pilot)
     return Explanation(
         name=plan.name,
         conditions=tuple(_condition(run, plan, first[plan.conditions[0]]) for run in first.values()),
@@ -86,19 +98,24 @@ def explain_plan(
         total_campaign_steps=plan.total_steps,
         effective_parallelism=plan.workers,
         permits=plan.runs[0].config.backend.first_permits,
+        permits_adapt=plan.runs[0].config.backend.adapts_permits,
         launcher=plan.campaign.launcher,
         log_dir=str(plan.log_dir),
-        wall_time=_wall_time(plan, step_times_s),
-        pilot_command=_pilot_command(plan, file_name),
-        warnings=tuple(_warnings(plan, facts, cores)),
+        wall_time=time,
+        unknown=() if time is not None else UNKNOWN,
+        pilot_command=pilot,
+        warnings=tuple(warnings_of(plan, facts, cores)),
+        checklist=decisions.checklist(budget_s, sets_max_tokens=sets_max_tokens),
+        script=script,
     )
 
 
-def _first_runs(plan: Plan) -> dict[str, RunPlan]:
-    first: dict[str, RunPlan] = {}
-    for run in plan.runs:
-        first.setdefault(run.condition, run)
-    return first
+def _estimated(plan: Plan, history: History, cores: float) -> tuple[Learned | None, WallTime | None]:
+    from retrain.plan.learned import learned_for  # not at the top: a plan without a pilot is shown at once
+    from retrain.plan.wall_time import wall_time
+
+    learned = learned_for(plan, history)
+    return learned, wall_time(plan, learned, history, cores)
 
 
 def _condition(run: RunPlan, plan: Plan, base: RunPlan) -> ConditionPlan:
@@ -123,67 +140,6 @@ def _differences(run: RunPlan, base: RunPlan) -> Iterator[str]:
         yield from (f"{section}.{key} = {value!r}" for key, value in ours.items() if value != theirs[key])
 
 
-def _wall_time(plan: Plan, step_times_s: Mapping[str, list[float]]) -> WallTime | None:
-    known = [seconds for times in step_times_s.values() for seconds in times]
-    if not known:
-        return None
-    median = statistics.median(known)
-    of = {label: statistics.fmean(times) for label, times in step_times_s.items()}
-    seconds = [run.max_steps * of.get(run.condition, median) for run in plan.runs]
-    simulated = estimate_makespan(seconds, plan.workers, stagger_s=plan.campaign.stagger_seconds)
-    return WallTime(
-        median_step_time_s=median,
-        measured_runs=len(known),
-        rule_of_thumb_s=rule_of_thumb_s(plan.total_steps, median, plan.workers),
-        simulated_s=simulated.p50_s,
-        waves=simulated.waves,
-        limited_by=simulated.limited_by,
-    )
-
-
 def _pilot_command(plan: Plan, file_name: str) -> str:
     steps = "campaign.max_steps=20" if not plan.is_single_run else "training.max_steps=20"
     return f"retrain {file_name} --set {steps} && retrain explain {file_name} --from {plan.log_dir}"
-
-
-def _warnings(plan: Plan, facts: Mapping[str, TaskFacts], cores: float) -> Iterator[str]:
-    backend = plan.runs[0].config.backend
-    if backend.backend in CPU_BACKENDS and plan.workers > cores:
-        yield (
-            f"{plan.workers} workers share {cores:g} CPU cores: steps will be slower than measured alone; "
-            f"campaign.max_workers = {max(1, int(cores))} would keep them apart"
-        )
-    for label, run in _first_runs(plan).items():
-        need = facts[label].longest_answer if label in facts else 0
-        if need and run.max_steps and run.config.training.max_tokens > GENEROUS * (need + 1):
-            yield (
-                f"{label}: max_tokens = {run.config.training.max_tokens}, but the longest answer has {need} "
-                f"characters; rambling is paid for: training.max_tokens = {2 * (need + 1)} would do"
-            )
-    if plan.campaign.max_workers > 1 and not plan.campaign.parallel:
-        yield f"max_workers = {plan.campaign.max_workers} has no effect without campaign.parallel = true"
-    if any(_has_idle_rate_limiter(run) for run in plan.runs):
-        yield (
-            "[rate_limiter] has no effect with max_staleness = 0: sampling and training take turns; "
-            "set max_staleness = 1 or more to overlap them"
-        )
-    if len(plan.conditions) > 1 and any(_may_change_batch(run) for run in plan.runs):
-        yield (
-            "back pressure or the load throttle may give conditions different batches: they would differ in "
-            'more than you set; control = "microbatch" keeps the optimizer\'s batch the same'
-        )
-    if plan.workers > backend.first_permits and not backend.adapts_permits:
-        yield (
-            f"{plan.workers} workers share {backend.first_permits} permits: fine, they queue for API calls"
-        )
-
-
-def _may_change_batch(run: RunPlan) -> bool:
-    pressure, throttle = run.config.backpressure, run.config.throttle
-    return (pressure.enabled and pressure.control == "batch") or (
-        throttle.enabled and throttle.control == "batch"
-    )
-
-
-def _has_idle_rate_limiter(run: RunPlan) -> bool:
-    return run.config.rate_limiter.max_staleness == 0 and run.config.rate_limiter != RateLimiter()

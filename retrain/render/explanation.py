@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
 
 from rich.console import Console
+from rich.text import Text
 
+from retrain.plan.durations import about
 from retrain.plan.explain import Explanation
 from retrain.records.text import plain
 from retrain.render.tables import fitted
 from retrain.render.text import duration
 
+if TYPE_CHECKING:
+    from retrain.plan.wall_time import WallTime
+
 MOST_SEEDS = 8  # more are abbreviated
+CHECK_STYLES = {"pass": "green", "warn": "yellow", "unknown": "cyan"}
+UNRELIABLE = {"short": " (a short pilot: see below)", "heavy": " (not to be relied on: see below)"}
 
 
 def show(explanation: Explanation, console: Console) -> None:
-    """Print the run matrix, the capacity and the warnings."""
+    """Print the run matrix, the capacity, the warnings and the checklist."""
     console.print(_matrix(explanation, console.width))
     for condition in explanation.conditions:
         for difference in condition.differs:
@@ -23,8 +31,18 @@ def show(explanation: Explanation, console: Console) -> None:
     console.print()
     for name, value in _facts(explanation):
         console.print(f"{name:<24}{plain(value, 500)}", soft_wrap=True)
+    for note in explanation.wall_time.notes if explanation.wall_time else ():
+        console.print(f"  {plain(note, 500)}", soft_wrap=True)
+    if explanation.script:
+        console.print(f"\n{explanation.launcher} would be given:\n", soft_wrap=True)
+        for said in explanation.script.splitlines():
+            indent = " " * (4 + len(said) - len(said.lstrip()))
+            console.print(indent + plain(said, 2000), soft_wrap=True, markup=False, highlight=False)
     for warning in explanation.warnings:
         console.print(f"\nnote: {plain(warning, 500)}", style="yellow", soft_wrap=True)
+    console.print("\nbefore a full run", style="bold")
+    for line in _checklist(explanation):
+        console.print(line, soft_wrap=True)
 
 
 def _matrix(explanation: Explanation, width: int) -> object:
@@ -54,18 +72,59 @@ def _facts(explanation: Explanation) -> list[tuple[str, str]]:
     facts = [
         ("total campaign steps", str(explanation.total_campaign_steps)),
         ("effective parallelism", f"{explanation.effective_parallelism} ({explanation.launcher})"),
-        ("permits (API calls)", str(explanation.permits)),
+        (
+            "permits (API calls)",
+            f"{explanation.permits} at first, then what the API bears"
+            if explanation.permits_adapt
+            else str(explanation.permits),
+        ),
         ("records below", f"{explanation.log_dir}/"),
     ]
-    time = explanation.wall_time
-    if time is None:
-        return [*facts, ("wall time", "unknown; run a pilot first:"), ("", explanation.pilot_command)]
     return [
         *facts,
-        ("median step time", f"{duration(time.median_step_time_s)} (of {time.measured_runs} earlier runs)"),
-        ("wall time, by thumb", duration(time.rule_of_thumb_s)),
+        *(_unknown(explanation) if explanation.wall_time is None else _time(explanation.wall_time)),
+    ]
+
+
+def _unknown(explanation: Explanation) -> list[tuple[str, str]]:
+    return [
+        ("wall time", "unknown, and with it " + "; ".join(explanation.unknown)),
+        ("a pilot would tell", explanation.pilot_command),
+    ]
+
+
+def _time(time: WallTime) -> list[tuple[str, str]]:
+    steps = f"of {time.measured_runs} earlier runs, {time.measured_steps} steps"
+    facts = [("median step time", f"{duration(time.median_step_time_s)} ({steps})")]
+    beside = [
+        (what, s) for what, s in (("start-up", time.startup_s), ("end", time.closing_s)) if s is not None
+    ]
+    if beside:
+        facts.append(
+            ("beside the steps", ", ".join(f"{what} {duration(s)}" for what, s in beside) + " a run")
+        )
+    waits = f", {time.permit_wait_fraction:.0%} of a step waiting" if time.permit_wait_fraction > 0.01 else ""
+    facts += [
+        ("wall time, by thumb", f"{about(time.rule_of_thumb_s)} (a lower bound)"),
         (
             "wall time, simulated",
-            f"{duration(time.simulated_s)} in {time.waves} waves, limited by {time.limited_by}",
+            f"P50 {about(time.p50_s)}, P90 {about(time.p90_s)}{UNRELIABLE.get(time.tail, '')}",
         ),
+        ("limited by", f"{time.limited_by} ({time.waves} wave{'s' * (time.waves != 1)}{waits})"),
     ]
+    for number, change in enumerate(time.changes):
+        facts.append(("what would help" if number == 0 else "", f"{change.text} [{change.setting}]"))
+    if time.actual_over_p50:
+        ratios = sorted({f"{ratio:.2f}" for ratio in time.actual_over_p50})
+        took = " to ".join([ratios[0], ratios[-1]][: len(ratios)])
+        facts.append(("earlier estimates", f"{len(time.actual_over_p50)}: it took {took} of their P50"))
+    return facts
+
+
+def _checklist(explanation: Explanation) -> Iterator[Text]:
+    for check in explanation.checklist:
+        line = Text(f"{check.state:<8}", style=CHECK_STYLES[check.state])
+        line.append(f"{check.question}: {plain(check.answer, 500)}", style="default")
+        yield line
+        if check.command:
+            yield Text(f"        {plain(check.command, 500)}", style="dim")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from retrain.plan.pace import Pace
+
 UNREADABLE = "unreadable"  # a run's state when its files are there and cannot be read
 
 
@@ -31,6 +33,7 @@ class RunStatus:
     bp_utilization: float | None
     throttle_level: str  # what the machine's load allowed in the last step; "" without a throttle
     message: str  # why it failed or cannot be read: the last line of the error
+    pace: Pace | None = None
 
 
 @dataclass(frozen=True)

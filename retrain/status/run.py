@@ -9,6 +9,7 @@ from math import isfinite
 from pathlib import Path
 
 from retrain.errors import RecordsError
+from retrain.plan.pace import PACE_KEYS, pace_of
 from retrain.records.files import open_regular
 from retrain.records.layout import RunFiles
 from retrain.records.lines import Row, read_tail
@@ -21,7 +22,7 @@ from retrain.status.rows import UNREADABLE, RunStatus
 
 TAIL_ROWS = 5  # enough for a median that one slow step cannot move; more would cost time for every run
 KEYS = (
-    "step_time_s",
+    *PACE_KEYS,
     "mean_reward",
     "eval_reward",
     "permit_wait_s",
@@ -89,6 +90,7 @@ def row_of(
         bp_utilization=number_in(last, "bp_utilization"),
         throttle_level=plain(str(last.get("throttle_level", "")), NAME_LIMIT),
         message=plain(message),
+        pace=pace_of(ends, seen.attempts),
     )
 
 

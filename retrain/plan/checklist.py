@@ -1,0 +1,174 @@
+"""The decisions to take before a full run, answered from the data where it can answer them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from retrain.plan.durations import about
+from retrain.plan.matrix import Plan, RunPlan
+from retrain.plan.preflight import TaskFacts
+from retrain.plan.warnings import GENEROUS, answers_alone, computes_here
+
+if TYPE_CHECKING:
+    from retrain.plan.learned import Learned
+    from retrain.plan.wall_time import WallTime
+
+State = Literal["pass", "warn", "unknown"]
+
+SMOKE_BATCH, SMOKE_GROUP, SMOKE_TOKENS, SMOKE_STEPS = 2, 8, 1024, 5
+PILOT_STEPS = 20  # of each condition; the mean is then known to a quarter of what steps vary by
+OFTEN_CUT = 0.05  # of completions: more than this, and what is learned is to be short
+LONG_WAIT = 0.2  # of a step: more workers than permits feed
+
+
+@dataclass(frozen=True)
+class Check:
+    """One line: the question, the answer, and the command that would settle it."""
+
+    question: str
+    state: State
+    answer: str
+    command: str  # "" if it is settled
+
+
+@dataclass(frozen=True)
+class Decisions:
+    """What the answers are taken from."""
+
+    plan: Plan
+    facts: Mapping[str, TaskFacts]
+    learned: Learned | None
+    time: WallTime | None
+    cores: float
+    file_name: str
+    pilot_command: str
+
+    def checklist(self, budget_s: float | None, *, sets_max_tokens: bool) -> tuple[Check, ...]:
+        """Answer every question."""
+        return (
+            self._smoke_or_full(),
+            self._max_tokens(sets_max_tokens),
+            self._parallelism(),
+            self._throughput(),
+            self._wall_time(budget_s),
+        )
+
+    def _smoke_or_full(self) -> Check:
+        question = "smoke test or full run"
+        if all(_is_smoke(run) for run in self.plan.runs):
+            return Check(question, "pass", "smoke test: at most 2 x 8 rollouts of 1024 tokens a step", "")
+        tokens = min(SMOKE_TOKENS, *(run.config.training.max_tokens for run in self.plan.runs))
+        steps = "training.max_steps" if self.plan.is_single_run else "campaign.max_steps"
+        sets = (
+            f"training.batch_size={SMOKE_BATCH}",
+            f"training.group_size={SMOKE_GROUP}",
+            f"training.max_tokens={tokens}",
+            f"{steps}={SMOKE_STEPS}",
+        )
+        command = f"retrain {self.file_name} " + " ".join(f"--set {each}" for each in sets)
+        if self.learned is None:
+            return Check(question, "unknown", "full run; no earlier run is known", command)
+        never = [label for label, measured in self.learned.conditions.items() if not measured.is_finished]
+        if never:
+            return Check(question, "warn", f"full run, and {_listed(never)} never finished a run", command)
+        return Check(question, "pass", "full run; every condition has finished a run before", "")
+
+    def _max_tokens(self, is_set: bool) -> Check:
+        question = "max_tokens set on purpose"
+        allowed = max(run.config.training.max_tokens for run in self.plan.runs)
+        pilot = self.pilot_command
+        if not is_set:
+            return Check(question, "warn", f"nobody set it: {allowed} is the default", pilot)
+        alone = all(answers_alone(run.config) for run in self.plan.runs)
+        need = max((facts.longest_answer for facts in self.facts.values() if alone), default=0)
+        rates = {
+            c.condition: c.max_token_hit_rate or 0.0 for c in (self.time.conditions if self.time else ())
+        }
+        cut = max(rates, key=lambda label: rates[label], default="")
+        if cut and rates[cut] > OFTEN_CUT:
+            return Check(question, "warn", f"it cuts off {rates[cut]:.0%} of the completions of {cut}", pilot)
+        if need and allowed > GENEROUS * (need + 1):
+            return Check(question, "warn", f"{allowed}; the longest answer has {need} characters", pilot)
+        if not cut:
+            return Check(question, "pass", f"{allowed}; no earlier run says how often it cuts off", "")
+        return Check(question, "pass", f"{allowed}; it cuts off {rates[cut]:.1%} of completions at most", "")
+
+    def _parallelism(self) -> Check:
+        question, workers = "parallelism within limits", self.plan.workers
+        backend = self.plan.runs[0].config.backend
+        on_cores = computes_here(self.plan.runs[0].config)
+        if on_cores and workers > self.cores:
+            command = f"retrain explain {self.file_name} --set campaign.max_workers={max(1, int(self.cores))}"
+            return Check(question, "warn", f"{workers} workers share {self.cores:g} CPU cores", command)
+        if self.time is not None and self.time.permit_wait_fraction > LONG_WAIT:
+            waits = f"a step would wait {self.time.permit_wait_fraction:.0%} of its time for permits"
+            sets = next((_options(c.setting) for c in self.time.changes if c.limit == "permits"), "")
+            command = f"retrain explain {self.file_name} --from {self.plan.log_dir}{sets}"
+            return Check(question, "warn", waits, command)
+        if workers == 1 or on_cores:
+            return Check(question, "pass", f"{workers} at a time on {self.cores:g} CPU cores", "")
+        if self.time is not None and any(c.permit_held_s for c in self.time.conditions):
+            return Check(
+                question, "pass", f"{workers} workers hardly wait for {backend.first_permits} permits", ""
+            )
+        answer = f"whether {workers} workers slow each other down was not measured"
+        return Check(question, "unknown", answer, self.pilot_command)
+
+    def _throughput(self) -> Check:
+        question = "pilot confirms throughput"
+        if self.learned is None or self.time is None:
+            return Check(question, "unknown", "nothing was measured", self.pilot_command)
+        measured = self.learned.conditions.values()
+        others = [m.condition for m in measured if m.match != "same"]
+        if others:
+            return Check(
+                question, "warn", f"{_listed(others)} was not measured as it is now", self.pilot_command
+            )
+        few = [
+            m.condition for m in measured if m.steps < PILOT_STEPS - m.runs
+        ]  # each run's first is start-up
+        if few:
+            answer = f"fewer than {PILOT_STEPS} steps of {_listed(few)}"
+            return Check(question, "warn", answer, self.pilot_command)
+        if self.time.tail == "heavy":
+            return Check(question, "warn", self.time.notes[0], self.pilot_command)
+        return Check(
+            question, "pass", f"{self.time.measured_steps} steps of {self.time.measured_runs} runs", ""
+        )
+
+    def _wall_time(self, budget_s: float | None) -> Check:
+        question = "wall time acceptable"
+        if self.time is None:
+            return Check(question, "unknown", "no step time is known", self.pilot_command)
+        p50, p90 = about(self.time.p50_s), about(self.time.p90_s)
+        command = f"retrain explain {self.file_name} --from {self.plan.log_dir}"
+        if budget_s is None:
+            return Check(
+                question, "unknown", f"P50 {p50}, P90 {p90}; no budget was given", f"{command} --budget 6h"
+            )
+        answer = f"P50 {p50}, P90 {p90} of {about(budget_s)}"
+        if self.time.p90_s <= budget_s:
+            return Check(question, "pass", answer, "")
+        sets = next((_options(change.setting) for change in self.time.changes), "")
+        return Check(question, "warn", answer, f"{command}{sets} --budget {budget_s:g}s")
+
+
+def _options(setting: str) -> str:
+    """Put a change's settings as options of a command; nothing if they are no keys."""
+    pairs = [pair.split(" = ") for pair in setting.split(", ") if " = " in pair]
+    return "".join(f" --set {key}={value}" for key, value in pairs)
+
+
+def _is_smoke(run: RunPlan) -> bool:
+    training = run.config.training
+    return (
+        training.batch_size <= SMOKE_BATCH
+        and training.group_size <= SMOKE_GROUP
+        and training.max_tokens <= SMOKE_TOKENS
+    )
+
+
+def _listed(names: list[str]) -> str:
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")

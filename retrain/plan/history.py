@@ -1,0 +1,140 @@
+"""Earlier campaigns below a log directory: their runs' times, and how well they were estimated."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from retrain.errors import RecordsError
+from retrain.plan.measured import MeasuredRun, measure_run
+from retrain.records.clock import seconds_between
+from retrain.records.layout import CampaignFiles, find_campaigns, is_single_run
+from retrain.records.manifest import Expectation, Manifest, read_manifest
+
+MOST_RUNS = 96  # read over all campaigns, the newest first: under a second
+MOST_OF_A_CONDITION = 12  # more tell little more
+MOST_SEEDS = 3  # of a condition in one campaign: the newest may be a smoke test, and hide the pilot before it
+
+
+@dataclass(frozen=True)
+class History:
+    """What earlier runs took."""
+
+    runs: tuple[MeasuredRun, ...]  # the newest campaign's first
+    campaigns: int  # that they belong to
+    launch_s: float | None  # from a campaign's beginning to its first worker's
+    expectations: tuple[Expectation, ...]  # of finished campaigns: predicted and actual
+
+    @property
+    def startup_s(self) -> float | None:
+        """Median seconds from a launch to the first step."""
+        known = [run.startup_s for run in self.runs if run.startup_s is not None]
+        return statistics.median(known) + (self.launch_s or 0.0) if known else None
+
+    @property
+    def closing_s(self) -> float | None:
+        """Median seconds from the last step to the run's end."""
+        known = [run.closing_s for run in self.runs if run.closing_s is not None]
+        return statistics.median(known) if known else None
+
+    @property
+    def failures_per_hour(self) -> float:
+        """Failures of the surroundings per hour of taking steps."""
+        hours = math.fsum(run.active_s for run in self.runs) / 3600
+        return sum(run.failures for run in self.runs) / hours if hours else 0.0
+
+
+def learn(log_dir: Path, conditions: Iterable[str] = ()) -> History:
+    """Learn from the campaigns and single runs below a directory, or from the one that it is.
+
+    Args:
+        log_dir: where they lie.
+        conditions: labels of most interest: runs of these are read first.
+
+    Raises:
+        RecordsError: there is no such directory. Runs that cannot be read are left out.
+    """
+    return learn_from(find_campaigns(log_dir), conditions)
+
+
+def learn_from(
+    campaigns: Iterable[Path], conditions: Iterable[str] = (), most_of_a_condition: int = MOST_OF_A_CONDITION
+) -> History:
+    """Learn from given campaigns, as `learn` does: the newest first, some runs of each condition."""
+    wanted = set(conditions)
+    found = [(path, _manifest(path)) for path in sorted(campaigns, key=_began, reverse=True)]
+    candidates = [(path, run) for path, manifest in found for run in _run_directories(path, manifest)]
+    candidates.sort(key=lambda entry: _label(entry[1]) not in wanted)  # stable: the newest first
+    runs: list[MeasuredRun] = []
+    counts: Counter[object] = Counter()
+    used: set[Path] = set()
+    for campaign, directory in candidates:
+        label, seeds = _label(directory), (campaign, _label(directory))
+        if len(runs) >= MOST_RUNS or counts[label] >= most_of_a_condition or counts[seeds] >= MOST_SEEDS:
+            continue
+        run = _measured(directory)
+        if run is not None:
+            runs.append(run)
+            counts.update((label, seeds))
+            used.add(campaign)
+    manifests = [manifest for path, manifest in found if path in used and manifest]
+    ended = (m.expected for m in manifests if m.expected and m.expected.actual_s is not None)
+    return History(tuple(runs), len(used), _launch_s(manifests), tuple(ended))
+
+
+def of_runs(directories: Iterable[Path]) -> History:
+    """Learn from given runs' directories; those without two whole steps are left out.
+
+    Raises:
+        RecordsError: one cannot be read.
+    """
+    runs = tuple(run for directory in directories if (run := measure_run(directory)) is not None)
+    return History(runs, 1 if runs else 0, None, ())
+
+
+def _began(directory: Path) -> str:
+    """Give the UTC time in a campaign's name, which orders campaigns of different names."""
+    return directory.name[-21:]
+
+
+def _label(run_directory: Path) -> str:
+    return run_directory.name.rpartition("_s")[0]
+
+
+def _manifest(directory: Path) -> Manifest | None:
+    try:
+        return read_manifest(CampaignFiles(directory).manifest)
+    except RecordsError:
+        return None
+
+
+def _run_directories(directory: Path, manifest: Manifest | None) -> Iterator[Path]:
+    if is_single_run(directory):
+        yield directory
+        return
+    files = CampaignFiles(directory)
+    if manifest is not None:
+        yield from (files.runs / Path(entry.run_id).name for entry in manifest.runs)
+    elif files.runs.is_dir():
+        yield from sorted(files.runs.iterdir())
+
+
+def _measured(directory: Path) -> MeasuredRun | None:
+    try:
+        return measure_run(directory)
+    except RecordsError:
+        return None
+
+
+def _launch_s(manifests: Iterable[Manifest]) -> float | None:
+    known = []
+    for manifest in manifests:
+        begun = min((run.started_at for run in manifest.runs if run.started_at), default="")
+        seconds = seconds_between(manifest.started_at, begun)
+        if seconds is not None and all(run.attempts <= 1 for run in manifest.runs):
+            known.append(seconds)
+    return statistics.median(known) if known else None

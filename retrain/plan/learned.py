@@ -1,0 +1,164 @@
+"""From a history to what a plan's runs cost: which earlier runs tell about which condition."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from retrain.config.resolve import as_tables
+from retrain.plan.history import History
+from retrain.plan.matrix import Plan, RunPlan
+from retrain.plan.measured import MeasuredRun
+from retrain.plan.workload import Failures, Launching, Pilot, RunWork, StepCost, Workload
+
+Match = Literal["same", "other condition", "other settings"]
+
+# what decides how long a step takes; () means every key of the table
+DECIDES: Mapping[str, tuple[str, ...]] = {
+    "model": (),
+    "training": ("batch_size", "group_size", "max_tokens"),
+    "data": ("task", "options"),
+    "reward": (),
+    "backend": ("backend", "options"),
+    "backpressure": ("enabled", "max_batch_size"),
+}
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What earlier runs say of one condition's steps."""
+
+    condition: str
+    match: Match
+    from_conditions: tuple[str, ...]
+    differs: tuple[str, ...]  # settings that decide a step's time and were others, "key = theirs, not ours"
+    runs: int
+    is_finished: bool  # whether a run of this condition itself ever was, whatever its settings
+    step_times_s: tuple[float, ...]
+    run_means_s: tuple[float, ...]  # of each run's steps
+    median_step_time_s: float
+    cost: StepCost
+    max_token_hit_rate: float | None
+
+    @property
+    def steps(self) -> int:
+        """Steps measured."""
+        return len(self.step_times_s)
+
+
+@dataclass(frozen=True)
+class Learned:
+    """All that an estimate of a plan needs to know."""
+
+    conditions: Mapping[str, Measured]
+    startup_s: float | None
+    closing_s: float | None
+    failures_per_hour: float
+
+    @property
+    def pilot(self) -> Pilot:
+        """Step times by condition; a condition measured by another's runs has none of its own."""
+        own = {c: m.step_times_s for c, m in self.conditions.items() if m.match != "other condition"}
+        times = own or {c: m.step_times_s for c, m in self.conditions.items()}
+        runs = {c: m.runs for c, m in self.conditions.items()}
+        return Pilot(times, runs=runs, run_variance=_run_variance(list(self.conditions.values())))
+
+
+def learned_for(plan: Plan, history: History) -> Learned | None:
+    """Match a plan's conditions with earlier runs; None if there are none.
+
+    A condition is measured by runs with the same settings: its own if there are any, else those of
+    other conditions; failing that, by its own runs with other settings; else by all there are.
+    """
+    if not history.runs:
+        return None
+    return Learned(
+        {label: _measured(run, history.runs) for label, run in plan.first_runs().items()},
+        history.startup_s,
+        history.closing_s,
+        history.failures_per_hour,
+    )
+
+
+def workload_of(plan: Plan, learned: Learned) -> Workload:
+    """Give a plan as a workload to estimate."""
+    config = plan.runs[0].config
+    failures = Failures(
+        per_hour=learned.failures_per_hour,
+        lost_steps=float(config.training.save_every),
+        retries=plan.campaign.retries,
+    )
+    launching = Launching(
+        plan.workers,
+        plan.campaign.stagger_seconds,
+        learned.startup_s or 0.0,
+        learned.closing_s or 0.0,
+        None if config.backend.adapts_permits else config.backend.first_permits,
+        failures,
+    )
+    costs = {label: measured.cost for label, measured in learned.conditions.items()}
+    return Workload(tuple(RunWork(r.condition, r.max_steps) for r in plan.runs), costs, launching)
+
+
+def _measured(run: RunPlan, runs: Sequence[MeasuredRun]) -> Measured:
+    ours = as_tables(run.config)
+    differences = {id(r): tuple(_differences(ours, r.tables)) for r in runs}
+    own = [r for r in runs if r.condition == run.condition]
+    same = [r for r in runs if not differences[id(r)]]
+    own_same = [r for r in own if not differences[id(r)]]
+    chosen = own_same or same or own or list(runs)
+    match: Match = "same" if own_same else "other condition" if same else "other settings"
+    times = tuple(seconds for r in chosen for seconds in r.step_times_s)
+    hits = [r.max_token_hit_rate for r in chosen if r.max_token_hit_rate is not None]
+    return Measured(
+        condition=run.condition,
+        match=match,
+        from_conditions=tuple(dict.fromkeys(r.condition for r in chosen)),
+        differs=tuple(dict.fromkeys(d for r in chosen for d in differences[id(r)])),
+        runs=len(chosen),
+        is_finished=any(r.is_finished for r in own),
+        step_times_s=times,
+        run_means_s=tuple(statistics.fmean(r.step_times_s) for r in chosen),
+        median_step_time_s=statistics.median(times),
+        cost=_cost(run, chosen, times),
+        max_token_hit_rate=statistics.fmean(hits) if hits else None,
+    )
+
+
+def _cost(run: RunPlan, runs: Sequence[MeasuredRun], times: Sequence[float]) -> StepCost:
+    training = run.config.training
+    beside_s = statistics.fmean(r.between_s for r in runs)
+    if training.eval_every:
+        beside_s += statistics.fmean(r.evaluation_s for r in runs) / training.eval_every
+    if training.save_every:
+        beside_s += statistics.fmean(r.checkpoint_s for r in runs) / training.save_every
+    return StepCost(
+        seconds=math.fsum(times) / len(times) + beside_s,
+        permit_s=statistics.fmean(r.parts.permit_held_s for r in runs),
+        calls_at_once=round(statistics.median(r.parts.calls_at_once for r in runs)),
+    )
+
+
+def _run_variance(conditions: Sequence[Measured]) -> float:
+    """Estimate how much runs of a condition differ beyond what their steps explain; 0 of single runs."""
+    squares, freedom, explained = 0.0, 0, 0.0
+    for measured in conditions:
+        mean = statistics.fmean(measured.run_means_s)
+        if measured.runs < 2 or not mean:
+            continue
+        squares += math.fsum((own / mean - 1) ** 2 for own in measured.run_means_s)
+        freedom += measured.runs - 1
+        steps = measured.steps / measured.runs
+        explained += (measured.runs - 1) * statistics.pvariance(measured.step_times_s) / mean**2 / steps
+    return max(0.0, (squares - explained) / freedom) if freedom else 0.0
+
+
+def _differences(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> Iterator[str]:
+    for section, keys in DECIDES.items():
+        mine, other = ours.get(section, {}), theirs.get(section, {})
+        for key in keys or sorted(mine):
+            if mine.get(key) != other.get(key):
+                yield f"{section}.{key} = {other.get(key)!r}, not {mine.get(key)!r}"

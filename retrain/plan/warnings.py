@@ -1,0 +1,75 @@
+"""What to think about before a plan runs: settings that cost time, or have no effect."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from retrain import registry
+from retrain.config.schema import Config, RateLimiter
+from retrain.plan.matrix import Plan, RunPlan
+from retrain.plan.preflight import TaskFacts
+
+GENEROUS = 8  # times the longest answer: more room than any completion needs
+CPU_BACKENDS = ("numpy",)
+
+
+def answers_alone(config: Config) -> bool:
+    """Tell whether a completion is the answer and no more; a language model thinks before it answers."""
+    return config.backend.backend in CPU_BACKENDS
+
+
+def computes_here(config: Config) -> bool:
+    """Tell whether steps are this machine's cores at work; a rehearsed API mostly waits."""
+    name = config.backend.backend
+    calls = registry.optional("backends", name, "takes_permits")
+    return name in CPU_BACKENDS and not (calls and calls(config.backend.options))
+
+
+def warnings_of(plan: Plan, facts: Mapping[str, TaskFacts], cores: float) -> Iterator[str]:
+    """Give one line each."""
+    backend = plan.runs[0].config.backend
+    if plan.workers > cores and computes_here(plan.runs[0].config):
+        yield (
+            f"{plan.workers} workers share {cores:g} CPU cores: steps will be slower than measured alone; "
+            f"campaign.max_workers = {max(1, int(cores))} would keep them apart"
+        )
+    for label, run in plan.first_runs().items():
+        need = facts[label].longest_answer if label in facts else 0
+        if not answers_alone(run.config):
+            continue
+        if need and run.max_steps and run.config.training.max_tokens > GENEROUS * (need + 1):
+            yield (
+                f"{label}: max_tokens = {run.config.training.max_tokens}, but the longest answer has {need} "
+                f"characters; rambling is paid for: training.max_tokens = {2 * (need + 1)} would do"
+            )
+    if plan.campaign.max_workers > 1 and not plan.campaign.parallel:
+        yield f"max_workers = {plan.campaign.max_workers} has no effect without campaign.parallel = true"
+    if any(_has_idle_rate_limiter(run) for run in plan.runs):
+        yield (
+            "[rate_limiter] has no effect with max_staleness = 0: sampling and training take turns; "
+            "set max_staleness = 1 or more to overlap them"
+        )
+    if len(plan.conditions) > 1 and any(_may_change_batch(run) for run in plan.runs):
+        yield (
+            "back pressure or the load throttle may give conditions different batches: they would differ in "
+            'more than you set; control = "microbatch" keeps the optimizer\'s batch the same'
+        )
+    yield from dict.fromkeys(line for run in plan.first_runs().values() for line in _of_backend(run))
+    if plan.workers > backend.first_permits and not backend.adapts_permits:
+        yield f"{plan.workers} workers share {backend.first_permits} permits: fine, they queue for API calls"
+
+
+def _of_backend(run: RunPlan) -> list[str]:
+    advise = registry.optional("backends", run.config.backend.backend, "advise_run")
+    return list(advise(run.config)) if advise else []
+
+
+def _may_change_batch(run: RunPlan) -> bool:
+    pressure, throttle = run.config.backpressure, run.config.throttle
+    return (pressure.enabled and pressure.control == "batch") or (
+        throttle.enabled and throttle.control == "batch"
+    )
+
+
+def _has_idle_rate_limiter(run: RunPlan) -> bool:
+    return run.config.rate_limiter.max_staleness == 0 and run.config.rate_limiter != RateLimiter()
