@@ -11,6 +11,7 @@ from retrain.campaign.admission import Planned, admission_of
 from retrain.campaign.assign import assignment_of, open_launcher
 from retrain.campaign.endings import Ending
 from retrain.campaign.events import Observer
+from retrain.campaign.expect import Expecter, looked_at, said
 from retrain.campaign.keeper import Keeper
 from retrain.campaign.origin import read_origin
 from retrain.campaign.permits import open_permits, permit_directories
@@ -127,7 +128,8 @@ class CampaignRun:
             if not launcher.queues:
                 open_permits(self._plan, self._files, self._observer.notice)
             self._observer.begun(self._files, todo + alive, self._plan.workers)
-            supervisor = self._supervisor = self._supervisor_with(launcher, roll_up)
+            expecter = Expecter(self._plan, self._files.directory, self.files_of, roll_up.manifest)
+            supervisor = self._supervisor = self._supervisor_with(launcher, roll_up, expecter)
             try:
                 supervisor.supervise(todo, alive)
             except LaunchError:
@@ -135,6 +137,9 @@ class CampaignRun:
                 raise
             states = self._states(roll_up)
             states |= _traceless(states, supervisor.endings)
+            took = expecter.ended() if set(states.values()) == {RunState.DONE} else None
+            if took is not None:
+                roll_up.expect(took)
             self._write_last(roll_up, ended=True)
             return Outcome(self._files.directory, states, supervisor.was_stopped)
 
@@ -165,11 +170,15 @@ class CampaignRun:
         wanted = [r for r in self._plan.runs if _is_wanted(states[r.run_id], retry_failed)]
         return [run for run in wanted if run.run_id not in taken], alive
 
-    def _supervisor_with(self, launcher: Launcher, roll_up: RollUp) -> Supervisor:
+    def _supervisor_with(self, launcher: Launcher, roll_up: RollUp, expecter: Expecter) -> Supervisor:
         campaign = self._plan.campaign
         keeper = Keeper(self._observer, roll_up, NoticeBook(self._files.notices))
 
         def look() -> int:
+            expected = looked_at(expecter)
+            if expected is not None:
+                roll_up.expect(expected)
+                keeper.notice(said(expected))
             return max(self._asked_to_stop, asked_to_stop(self._files))
 
         return Supervisor(

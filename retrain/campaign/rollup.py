@@ -10,6 +10,7 @@ from pathlib import Path
 from retrain.records.clock import utc_now
 from retrain.records.layout import RunFiles
 from retrain.records.manifest import (
+    Expectation,
     Manifest,
     RunEntry,
     look_at,
@@ -43,6 +44,15 @@ class RollUp:
         self._changed.clear()
         self._manifest = replace(self._manifest, runs=tuple(runs))
         return self._manifest.runs
+
+    @property
+    def manifest(self) -> Manifest:
+        """The manifest as it is now."""
+        return self._manifest
+
+    def expect(self, expected: Expectation) -> None:
+        """Take note of how long the campaign is expected to take, or took; written at the next write."""
+        self._manifest = replace(self._manifest, expected=expected)
 
     def keep(self) -> None:
         """Write if the last time is long enough ago.

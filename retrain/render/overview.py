@@ -7,6 +7,9 @@ from collections.abc import Iterator, Sequence
 from rich.console import Console
 from rich.text import Text
 
+from retrain.plan.durations import about
+from retrain.records.manifest import Expectation
+from retrain.records.text import plain
 from retrain.render.tables import BAD, fitted, state, table
 from retrain.render.text import MISSING, duration, number, spread
 from retrain.status.rows import CampaignStatus, ConditionStatus, PermitStatus, RunStatus
@@ -98,9 +101,32 @@ def _conditions(conditions: Sequence[ConditionStatus], width: int) -> object:
 
 def _remarks(campaign: CampaignStatus) -> Iterator[str]:
     if campaign.eta_s is not None:
-        yield f"about {duration(campaign.eta_s)} left"
-    if campaign.permits is not None and (campaign.permits.holders or campaign.permits.waiting):
-        yield _permits(campaign.permits)
+        yield time_left(campaign)
+    if campaign.expected is not None:
+        yield expectation(campaign.expected)
+    permits = campaign.permits
+    if permits is not None and (permits.holders or permits.waiting):
+        yield _permits(permits)
+    if permits is not None and permits.change:
+        yield f"permits adapt to the API: {permits.permits} now; last {permits.change}"
+
+
+def time_left(campaign: CampaignStatus) -> str:
+    """Say how long a campaign will go on: the middle of what is expected, and how late it may get."""
+    if campaign.eta_s is None:
+        return ""
+    p90 = f" (P90 {about(campaign.eta_p90_s)})" if campaign.eta_p90_s is not None else ""
+    return f"about {about(campaign.eta_s)} left{p90}"
+
+
+def expectation(expected: Expectation) -> str:
+    """Say what was expected of a campaign, and what came of it."""
+    when = f"after {about(expected.made_after_s)}" if expected.made_after_s else "at the start"
+    said = f"expected {when}: {about(expected.p50_s)}, P90 {about(expected.p90_s)}"
+    if expected.actual_s is None:
+        return f"{said} (from {plain(expected.made_from)})"
+    off = f" ({expected.actual_s / expected.p50_s - 1:+.0%})" if expected.p50_s else ""
+    return f"{said}; took {about(expected.actual_s)}{off}"
 
 
 def _permits(permits: PermitStatus) -> str:

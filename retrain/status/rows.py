@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from retrain.plan.pace import Pace
+from retrain.records.manifest import Expectation
 
 UNREADABLE = "unreadable"  # a run's state when its files are there and cannot be read
 
@@ -85,9 +86,11 @@ class CampaignStatus:
     step_time_s: float | None  # median over runs
     steps_done: int
     steps_total: int | None
-    eta_s: float | None  # None unless something is running
+    eta_s: float | None  # time left, P50; None unless something is running
     permits: PermitStatus | None
     problem: str  # what of the campaign's own files cannot be read
+    eta_p90_s: float | None = None  # time left, P90
+    expected: Expectation | None = None  # of the whole campaign, and what it took
 
     def run(self, condition: str, seed: int | None) -> RunStatus | None:
         """Give the matrix's cell, or None if that run was never planned."""

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
+from retrain.records.manifest import Manifest
 from retrain.records.run_state import RunState
 from retrain.status.averages import mean, median, sample_std
 from retrain.status.rows import UNREADABLE, ConditionStatus, RunStatus
+
+if TYPE_CHECKING:
+    from retrain.plan.remaining import Remaining
 
 _UNTOUCHED = (RunState.PENDING, RunState.RUNNING, RunState.DONE, RunState.INTERRUPTED)
 _FINAL = (RunState.DONE, RunState.FAILED, UNREADABLE)  # nobody will take more steps of these
@@ -39,24 +44,24 @@ def typical_step_time(runs: Sequence[RunStatus]) -> float | None:
     return median(times)
 
 
-def seconds_left(runs: Sequence[RunStatus]) -> float | None:
-    """Estimate when the last run ends, if as many runs go on at a time as do now.
-
-    The work that is left shared among the running runs, but never less than the slowest of
-    those needs alone. None if nothing is running or no step time is known.
-    """
-    typical = typical_step_time(runs)
-    running = [run for run in runs if run.state == RunState.RUNNING]
-    if typical is None or not running:
+def time_left(runs: Sequence[RunStatus], manifest: Manifest | None) -> Remaining | None:
+    """Estimate when the last run ends, from the pace so far; None if nothing runs or no pace is known."""
+    if not any(run.state == RunState.RUNNING for run in runs):
         return None
-    left = [_own_seconds_left(run, typical) for run in runs if run.state not in _FINAL]
-    slowest = max(_own_seconds_left(run, typical) for run in running)
-    return max(slowest, sum(left) / len(running))
+    from retrain.plan.remaining import RunLeft, remaining  # not at the top: only a live campaign needs it
 
-
-def _own_seconds_left(run: RunStatus, typical_s: float) -> float:
-    step_time_s = typical_s if run.step_time_s is None else run.step_time_s
-    return max(0, (run.max_steps or 0) - run.step) * step_time_s
+    left = [
+        RunLeft(
+            run.run_id,
+            run.condition,
+            max(0, (run.max_steps or 0) - run.step) if run.state not in _FINAL else 0,
+            run.state == RunState.RUNNING,
+            run.pace,
+        )
+        for run in runs
+    ]
+    workers, stagger_s = (manifest.workers, manifest.stagger_s) if manifest else (0, 0.0)
+    return remaining(left, workers, stagger_s)
 
 
 def _condition(name: str, runs: Sequence[RunStatus]) -> ConditionStatus:

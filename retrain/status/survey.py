@@ -11,7 +11,7 @@ from retrain.records.manifest import Manifest, RunEntry, read_manifest
 from retrain.records.text import plain
 from retrain.status.rows import UNREADABLE, CampaignStatus, PermitHolder, PermitStatus, RunStatus
 from retrain.status.run import read_run
-from retrain.status.summary import campaign_state, seconds_left, summarize, typical_step_time
+from retrain.status.summary import campaign_state, summarize, time_left, typical_step_time
 
 _NAME_LIMIT = 120
 
@@ -48,6 +48,7 @@ def put_together(
     """Sum up a campaign from its runs, and look at its lock and permits as they are now."""
     directory = files.directory
     counted = [run for run in runs if run.max_steps is not None]
+    left = time_left(runs, manifest)
     return CampaignStatus(
         id=plain(directory.resolve().name, _NAME_LIMIT),
         name=plain(manifest.name if manifest else directory.resolve().name, _NAME_LIMIT),
@@ -60,7 +61,9 @@ def put_together(
         step_time_s=typical_step_time(runs),
         steps_done=sum(run.step for run in runs),
         steps_total=sum(run.max_steps or 0 for run in runs) if len(counted) == len(runs) else None,
-        eta_s=seconds_left(runs),
+        eta_s=left.p50_s if left else None,
+        eta_p90_s=left.p90_s if left else None,
+        expected=manifest.expected if manifest else None,
         permits=_permits(_permits_of(directory, manifest), problems),
         problem=plain("; ".join(problems), 500),
     )

@@ -1,0 +1,200 @@
+"""What is left of a running campaign, and what was expected of it."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from retrain.campaign.expect import Expecter, union_s
+from retrain.campaign.run import run_campaign
+from retrain.config.load import parse
+from retrain.errors import RecordsError
+from retrain.plan.matrix import Plan, plan_runs
+from retrain.plan.pace import Pace, pace_of
+from retrain.plan.remaining import RunLeft, remaining
+from retrain.records.attempts import read_attempts
+from retrain.records.layout import CampaignFiles, RunFiles
+from retrain.records.locks import hold
+from retrain.records.manifest import Expectation, PlannedRun, new_manifest, read_manifest, write_manifest
+from retrain.records.metrics import MetricsEnds, read_ends
+from tests.recorded import at, record_campaign, record_run
+
+
+def _run(name: str, left: int, pace_s: float | None = None, running: bool = False) -> RunLeft:
+    pace = Pace(50, pace_s, (pace_s,) * 5, 3.0) if pace_s is not None else None
+    return RunLeft(name, "a", left, running, pace)
+
+
+def test_runs_that_wait_take_places_as_they_become_free() -> None:
+    runs = [_run("1", 10, 2.0, running=True), _run("2", 20, 2.0, running=True), _run("3", 30)]
+    found = remaining(runs, workers=2)
+    assert found is not None
+    assert found.p50_s == 10 * 2.0 + 3.0 + 30 * 2.0  # the third takes the first one's place
+
+
+def test_a_run_goes_on_at_its_own_pace() -> None:
+    runs = [_run("slow", 10, 9.0, running=True), _run("fast", 10, 1.0, running=True)]
+    found = remaining(runs, workers=2)
+    assert found is not None
+    assert found.p50_s == pytest.approx(90.0)
+
+
+def test_steps_that_vary_give_a_p90() -> None:
+    pace = Pace(100, 2.0, (1.0, 2.0, 3.0, 2.0, 2.0), None)
+    found = remaining([RunLeft("1", "a", 100, True, pace)], workers=1)
+    assert found is not None
+    assert found.p50_s < found.p90_s < 1.3 * found.p50_s
+
+
+def test_nothing_is_foretold_of_a_campaign_that_stands_still() -> None:
+    assert remaining([_run("1", 10, 2.0)], workers=1) is None
+    assert remaining([_run("1", 10, running=True)], workers=1) is None
+    assert remaining([], workers=1) is None
+
+
+def test_pace_counts_what_lies_between_steps(tmp_path: Path) -> None:
+    plan = _plan(tmp_path)
+    files = RunFiles(tmp_path / "run")
+    record_run(files, plan.runs[0], [2.0] * 11, startup_s=4.0, between_s=1.0)
+    pace = pace_of(
+        read_ends(files.metrics, 5, ("attempt", "timestamp", "step_time_s")), read_attempts(files.attempts)
+    )
+    assert pace == Pace(10, 3.0, (2.0,) * 5, 4.0)
+
+
+def test_a_pause_before_a_resume_is_no_pace() -> None:
+    rows = [
+        {"step": 1, "attempt": 1, "timestamp": at(0), "step_time_s": 2.0},
+        {"step": 2, "attempt": 2, "timestamp": at(9000), "step_time_s": 2.0},
+    ]
+    pace = pace_of(MetricsEnds(rows[0], rows[1:]), ())
+    assert pace is not None
+    assert pace.step_s == 2.0
+
+
+@pytest.mark.parametrize("first", [{"mean_reward": 1}, {"step": "x", "attempt": 1, "timestamp": []}])
+def test_a_damaged_first_row_leaves_the_pace_of_the_last_ones(first: dict) -> None:
+    last = [{"step": 9, "attempt": 1, "timestamp": at(0), "step_time_s": s} for s in (2.0, -5.0, 4.0)]
+    pace = pace_of(MetricsEnds(first, last), ())
+    assert pace is not None
+    assert (pace.step_s, pace.recent_s) == (3.0, (2.0, 4.0))
+
+
+@pytest.mark.parametrize("damage", [{"p50_s": "x"}, {"p90_s": -1}, {"actual_s": "soon"}])
+def test_an_expectation_that_is_no_time_makes_the_manifest_unreadable(tmp_path: Path, damage: dict) -> None:
+    path = tmp_path / "manifest.json"
+    manifest = replace(
+        new_manifest("c", "", [], tmp_path), expected=Expectation(1.0, 2.0, 0.0, "a pilot", 1.0)
+    )
+    write_manifest(path, manifest)
+    found = json.loads(path.read_text())
+    path.write_text(json.dumps({**found, "expected": {**found["expected"], **damage}}))
+    with pytest.raises(RecordsError, match="is no manifest"):
+        read_manifest(path)
+
+
+def test_time_in_which_no_run_lived_is_not_counted() -> None:
+    assert union_s([(at(0), at(10)), (at(5), at(20)), (at(100), at(101)), (at(7), at(8))]) == 21.0
+
+
+def _plan(logs: Path) -> Plan:
+    training = {"batch_size": 2, "group_size": 2, "max_tokens": 4}
+    raw = {
+        "training": training,
+        "logging": {"log_dir": str(logs)},
+        "campaign": {"seeds": [0, 1], "max_steps": 40, "conditions": [{"name": "a"}]},
+    }
+    return plan_runs(parse(raw, "c.toml"), "c.toml")
+
+
+class _Clock:
+    now_s = 0.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+@pytest.fixture
+def begun(tmp_path: Path) -> tuple[Plan, CampaignFiles, _Clock, Expecter]:
+    plan = _plan(tmp_path)
+    files = CampaignFiles(tmp_path / "c-20250201T120000Z-0a1b")
+    files.runs.mkdir(parents=True)
+    files.campaign_toml.touch()
+    planned = [PlannedRun(r.run_id, r.condition, r.seed, r.max_steps, r.config_hash) for r in plan.runs]
+    clock = _Clock()
+    manifest = new_manifest("c", "", planned, tmp_path)
+    write_manifest(files.manifest, manifest)
+    return plan, files, clock, Expecter(plan, files.directory, files.run, manifest, clock)
+
+
+def test_a_campaign_is_expected_to_take_what_earlier_ones_of_its_name_say(begun: tuple) -> None:
+    plan, _, _, expecter = begun
+    record_campaign(plan, "c-20250131T120000Z-0a1b", step_times_s={"a": [3.0] * 21}, closing_s=0.0)
+    record_campaign(plan, "c-other-20250131T120000Z-0a1b", step_times_s={"a": [9.0] * 21}, closing_s=0.0)
+    found = expecter.look()
+    assert found is not None
+    assert (found.p50_s, found.made_after_s) == (pytest.approx(2 * 40 * 3.0), 0.0)
+    assert expecter.look() is None  # it was said
+
+
+def test_without_earlier_ones_its_first_steps_tell(begun: tuple) -> None:
+    plan, files, clock, expecter = begun
+    run = files.run(plan.runs[0].run_id)
+    assert expecter.look() is None
+    record_run(run, plan.runs[0], [2.0] * 21)
+    with hold(run.lock):
+        clock.now_s = 42.0
+        found = expecter.look()
+    assert found is not None
+    assert found == replace(found, p50_s=42.0 + (19 + 40) * 2.0, made_after_s=42.0)
+
+
+def test_what_it_took_is_held_against_what_was_expected(begun: tuple) -> None:
+    plan, _, clock, expecter = begun
+    record_campaign(plan, "c-20250131T120000Z-0a1b", closing_s=0.0)
+    expecter.look()
+    clock.now_s = 100.0
+    ended = expecter.ended()
+    assert ended is not None
+    assert ended.actual_s == 100.0
+
+
+def test_a_resumed_campaign_keeps_what_was_expected_and_counts_no_pause(begun: tuple) -> None:
+    plan, files, clock, _ = begun
+    for run, began_s in zip(plan.runs, (0.0, 9000.0), strict=True):
+        record_run(files.run(run.run_id), run, [1.0] * 40, began_s=began_s, closing_s=0.0)
+    manifest = read_manifest(files.manifest)
+    assert manifest is not None
+    expected = Expectation(70.0, 75.0, 0.0, "a pilot")
+    again = replace(manifest, expected=expected, runs=tuple(replace(r, attempts=1) for r in manifest.runs))
+    expecter = Expecter(plan, files.directory, files.run, again, clock)
+    assert expecter.look() is None
+    assert expecter.ended() == replace(expected, actual_s=80.0)
+
+
+def test_a_finished_campaign_tells_what_was_expected_of_it_and_what_it_took(campaign_file: Path) -> None:
+    first = run_campaign(campaign_file)  # its few steps may be over before anything is known
+    second = run_campaign(campaign_file)
+    found = read_manifest(CampaignFiles(second.directory).manifest)
+    assert first.exit_code == second.exit_code == 0
+    assert found is not None
+    assert found.workers == 2
+    assert found.expected is not None
+    assert found.expected.made_from == "4 earlier runs"
+    assert found.expected.actual_s is not None
+    assert 0 < found.expected.actual_s < 60
+
+
+def test_a_manifest_without_expectations_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "manifest.json"
+    write_manifest(path, new_manifest("c", "", [], tmp_path))
+    old = {
+        k: v for k, v in json.loads(path.read_text()).items() if k not in ("workers", "stagger_s", "expected")
+    }
+    path.write_text(json.dumps(old))
+    found = read_manifest(path)
+    assert found is not None
+    assert (found.workers, found.expected) == (0, None)
