@@ -15,15 +15,32 @@ import tempfile
 import time
 from pathlib import Path
 
+import numpy as np
+
 from retrain.records.files import make_directory
 from retrain.records.layout import RunFiles
+from retrain.rollouts import Group, Prompt, Rollout
 from retrain.trainer import checkpoint
+from retrain.trainer.batch import ScoredBatch
 from retrain.trainer.journal import Journal
+from retrain.trainer.showing import choose
 
 PHASES = ("sample", "reward", "train")
 SAVE_EVERY = 20
 WEIGHTS = bytes(200_000)
+COMPLETION = "So 17 * 24 = 408; therefore the answer is 408.\n" * 200  # 9,400 characters
 COLUMNS = 45  # of a row with back pressure and the other controllers on
+
+
+def batch() -> ScoredBatch:
+    """Give a step of 8 prompts x 16 rollouts."""
+    prompts = [Prompt(number, "What is 17 * 24?\n" * 20, "408") for number in range(8)]
+    rollout = [Rollout(prompt, COMPLETION, (1,) * 10, np.zeros(10), ("a",) * 10, False) for prompt in prompts]
+    groups = [Group(prompt, (one,) * 16) for prompt, one in zip(prompts, rollout, strict=True)]
+    return ScoredBatch(groups, np.random.default_rng(0).integers(0, 2, (8, 16)).astype(float))
+
+
+BATCH, ADVANTAGES = batch(), np.full((8, 16), 0.25)
 
 
 def main() -> None:
@@ -38,7 +55,8 @@ def main() -> None:
         rows = [
             measure("no records", Path(place, "a"), options.steps, step_s, journals=False),
             measure("rows and status", Path(place, "b"), options.steps, step_s),
-            measure("and checkpoints", Path(place, "c"), options.steps, step_s, saves=True),
+            measure("and samples", Path(place, "s"), options.steps, step_s, shows=True),
+            measure("and checkpoints", Path(place, "c"), options.steps, step_s, shows=True, saves=True),
         ]
     if options.json:
         print(json.dumps(rows, indent=2))
@@ -51,7 +69,14 @@ def main() -> None:
 
 
 def measure(
-    what: str, directory: Path, steps: int, step_s: float, *, journals: bool = True, saves: bool = False
+    what: str,
+    directory: Path,
+    steps: int,
+    step_s: float,
+    *,
+    journals: bool = True,
+    shows: bool = False,
+    saves: bool = False,
 ) -> dict[str, object]:
     make_directory(directory)
     files = RunFiles(directory)
@@ -65,6 +90,8 @@ def measure(
         before = time.thread_time()
         if journals:
             records_s += timed(journal.row, row_of(step))
+        if shows:
+            records_s += timed(show, journal, step)
         if saves and step % SAVE_EVERY == 0:
             records_s += timed(save, files, journal, step)
         cpu += time.thread_time() - before
@@ -89,6 +116,11 @@ def timed(call, *arguments) -> float:
 
 def row_of(step: int) -> dict[str, object]:
     return {"step": step, **{f"some_metric_{number}": step / (number + 3) for number in range(COLUMNS)}}
+
+
+def show(journal: Journal, step: int) -> None:
+    chosen = choose(BATCH, ADVANTAGES, 4)
+    journal.samples(step, chosen)
 
 
 def save(files: RunFiles, journal: Journal, step: int) -> None:

@@ -190,6 +190,12 @@ class Logging(Section):
     """Where records go."""
 
     log_dir: str = key("logs", "campaigns are written below this directory", min_length=1)
+    samples_per_step: int = key(
+        4,
+        "rollouts of a prompt kept per step, with the best, the worst and a tie; 0 = none",
+        ge=0,
+        le=64,
+    )
 
 
 @dataclass(frozen=True)

@@ -47,6 +47,10 @@ class RunFiles:
         return self.directory / "metrics.jsonl"
 
     @property
+    def samples(self) -> Path:
+        return self.directory / "samples.jsonl"
+
+    @property
     def output_log(self) -> Path:
         return self.directory / "output.log"
 

@@ -13,6 +13,7 @@ from functools import partial
 import numpy as np
 
 from retrain import registry
+from retrain.backends import UpdateStats
 from retrain.config.schema import Config
 from retrain.rollouts import Floats, Group, Loss, Rollout, TrainingSample
 
@@ -37,6 +38,12 @@ class ScoredBatch:
     def tokens(self) -> int:
         """Sampled tokens, informative or not."""
         return sum(len(rollout.tokens) for rollout in self.rollouts)
+
+    def lengths(self) -> dict[str, float]:
+        """Give a row's tokens per completion: median, 95th percentile, longest."""
+        lengths = [len(rollout.tokens) for rollout in self.rollouts]
+        median, high = np.percentile(lengths, [50, 95])
+        return {"length_p50": float(median), "length_p95": float(high), "length_max": max(lengths)}
 
     def reward_faults(self, prefix: str = "") -> dict[str, float]:
         """Give a row's shares of rollouts whose scoring failed or took too long."""
@@ -71,9 +78,8 @@ class Algorithm:
             max_tokens=config.training.max_tokens,
         )
 
-    def samples(self, batch: ScoredBatch, progress: float) -> list[TrainingSample]:
+    def samples(self, batch: ScoredBatch, advantages: Floats, progress: float) -> list[TrainingSample]:
         """Give the rollouts of informative groups, their tokens' weights adding up to the normalised loss."""
-        advantages = self.estimate(batch.rewards)
         informative = np.flatnonzero(np.any(advantages != 0, axis=1)).tolist()
         chosen = [
             (rollout, float(advantages[g, i]), number)
@@ -94,3 +100,14 @@ class Algorithm:
         if self.normalization == "sequence":
             return lambda rollout: 1.0 / (len(rollouts) * len(rollout.tokens))
         return lambda rollout: 1.0 / (len(rollouts) * self.max_tokens)
+
+
+def entropy_of(batch: ScoredBatch, stats: UpdateStats) -> float:
+    """Mean nats per sampled token if the sampler knows it, else as the update saw it."""
+    known = [
+        (r.mean_entropy, len(r.tokens)) for r in batch.rollouts if np.isfinite(r.mean_entropy) and r.tokens
+    ]
+    if not known:
+        return stats.entropy
+    entropies, lengths = zip(*known, strict=True)
+    return float(np.average(entropies, weights=lengths))

@@ -1,9 +1,72 @@
-"""What an evaluation says about a policy: the chance that at least one of k tries is right."""
+"""What held-out prompts say about a policy: its greedy answers, and how often one of k tries is right."""
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
+
+from retrain.backends import Sampling
+from retrain.config.schema import Config
+from retrain.errors import BackendMemoryError
+from retrain.rollouts import Group, Prompt
+from retrain.trainer.batch import CORRECT, ScoredBatch
+
+EVALUATION_BATCH = 256  # prompts sampled at a time
+
+
+class HeldOut:
+    """Evaluates a policy on prompts that it is not trained on."""
+
+    def __init__(
+        self,
+        config: Config,
+        prompts: Sequence[Prompt],
+        sample: Callable[[Sequence[Prompt], Sampling], list[Group]],
+        reward: Callable[[Sequence[Group]], ScoredBatch],
+    ) -> None:
+        self._prompts = prompts[: config.data.eval_prompts]
+        self._samples = config.data.eval_samples
+        self._training = config.training
+        self._sample = sample
+        self._reward = reward
+
+    def row(self) -> dict[str, Any]:
+        """Give `eval_*` fields; none without prompts."""
+        if not self._prompts:
+            return {}
+        started = time.perf_counter()
+        greedy = self._scored(samples=1, temperature=0.0)
+        row = {
+            "eval_reward": float(greedy.rewards.mean()),
+            "eval_correct_rate": float(np.mean(greedy.rewards >= CORRECT)),
+            "eval_prompts": len(self._prompts),
+            **greedy.reward_faults("eval_"),
+        }
+        if self._samples > 1:
+            sampled = self._scored(self._samples, self._training.temperature)
+            correct = sampled.rewards >= CORRECT
+            row |= {f"eval_pass_at_{k}": pass_at_k(correct, k) for k in (1, self._samples)}
+        return {**row, "eval_time_s": time.perf_counter() - started}
+
+    def _scored(self, samples: int, temperature: float) -> ScoredBatch:
+        how = Sampling(group_size=samples, max_tokens=self._training.max_tokens, temperature=temperature)
+        starts = range(0, len(self._prompts), EVALUATION_BATCH)
+        chunks = [self._prompts[start : start + EVALUATION_BATCH] for start in starts]
+        return self._reward([group for chunk in chunks for group in self._in_parts(chunk, how)])
+
+    def _in_parts(self, prompts: Sequence[Prompt], how: Sampling) -> list[Group]:
+        """Sample halves of what does not fit in memory."""
+        try:
+            return self._sample(prompts, how)
+        except BackendMemoryError:
+            if len(prompts) == 1:
+                raise
+        half = len(prompts) // 2
+        return self._in_parts(prompts[:half], how) + self._in_parts(prompts[half:], how)
 
 
 def pass_at_k(correct: NDArray[np.bool_], k: int) -> float:

@@ -1,24 +1,26 @@
-"""What a running trainer writes down: rows, and where it is."""
+"""What a running trainer writes down: rows, samples, and where it is."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from retrain.errors import NonFiniteError
 from retrain.records.layout import RunFiles
 from retrain.records.metrics import MetricsWriter
 from retrain.records.run_state import Progress, RunState, write_progress
+from retrain.records.samples import SamplesWriter
 
-PROGRESS_EVERY_S = 0.2  # status.json is for people: five times a second is enough
+PROGRESS_EVERY_S = 0.4  # status.json is for people: twice a second is enough
 
 
 class Journal:
-    """metrics.jsonl and status.json of one attempt."""
+    """metrics.jsonl, samples.jsonl and status.json of one attempt."""
 
     def __init__(self, files: RunFiles, attempt: int, max_steps: int) -> None:
         self._metrics = MetricsWriter(files.metrics, attempt)
+        self._samples = SamplesWriter(files.samples, attempt)
         self._status = files.status
         self._attempt = attempt
         self._max_steps = max_steps
@@ -35,6 +37,10 @@ class Journal:
         except ValueError as error:
             raise NonFiniteError(f"step {row.get('step')}: {error}") from error
 
+    def samples(self, step: int, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Write what was chosen of a step's rollouts."""
+        self._samples.append(step, rows)
+
     def phase(self, phase: str, step: int, *, state: str = RunState.RUNNING, message: str = "") -> None:
         """Say what the run is doing; quick changes are not written one by one."""
         now = time.monotonic()
@@ -47,9 +53,11 @@ class Journal:
         )
 
     def sync(self) -> None:
-        """Make every row so far survive a power loss."""
+        """Make every row and sample so far survive a power loss."""
         self._metrics.sync()
+        self._samples.sync()
 
     def close(self) -> None:
         """Let go of the files."""
         self._metrics.close()
+        self._samples.close()

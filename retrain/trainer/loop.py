@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import threading
-import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -19,14 +17,16 @@ from retrain.records.layout import RunFiles
 from retrain.rollouts import Group, Prompt, TrainingSample
 from retrain.tasks import Task
 from retrain.trainer import checkpoint
-from retrain.trainer.batch import CORRECT, Algorithm, ScoredBatch
-from retrain.trainer.evaluation import pass_at_k
+from retrain.trainer.batch import CORRECT, Algorithm, ScoredBatch, entropy_of
+from retrain.trainer.evaluation import HeldOut
 from retrain.trainer.gate import PermitGate
 from retrain.trainer.hardware import roofline_row
 from retrain.trainer.journal import Journal
 from retrain.trainer.settle import EventLoopThread
+from retrain.trainer.showing import choose
 from retrain.trainer.source import open_source
 from retrain.trainer.steering import Steering, StepFacts, StepSize
+from retrain.trainer.stopwatch import Stopwatch
 
 if TYPE_CHECKING:
     from retrain.throttle import ThrottleState
@@ -34,7 +34,6 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-EVALUATION_BATCH = 256  # prompts sampled at a time when evaluating
 NO_UPDATE = UpdateStats(loss=0.0, grad_norm=0.0, entropy=0.0, clip_fraction=0.0)
 
 
@@ -54,6 +53,14 @@ class Parts:
     machine: MachineLoad | None  # None: the machine's load is not looked at
 
 
+@dataclass(frozen=True)
+class TakenStep:
+    """What is to be written down of a step."""
+
+    row: dict[str, Any]
+    shown: list[dict[str, Any]]  # some of its rollouts
+
+
 class Trainer:
     """One attempt at one run."""
 
@@ -62,6 +69,9 @@ class Trainer:
         self._training = parts.config.training
         self._steering = Steering(parts.config, len(parts.task.train))
         self._source = open_source(parts.config, parts.backend.info, parts.task, self._sample_to_train)
+        self._held_out = HeldOut(
+            parts.config, parts.task.held_out, self._sample_undisturbed, parts.algorithm.reward
+        )
         self._watch = Stopwatch()
         self.step = 0  # complete steps
         self._saved_step = 0
@@ -79,12 +89,14 @@ class Trainer:
         while self.step < self._training.max_steps:
             load = self._yield_to_others()
             self._leave_if_asked()
-            row = self._next_row(load)
+            taken = self._next_step(load)
+            row = taken.row
             self.step += 1
-            if self._is_due(self._training.eval_every):
+            if self._is_due(self._training.eval_every, self.step):
                 row |= self.evaluate()
             self._parts.journal.row(row)
-            if self._is_due(self._training.save_every):
+            self._parts.journal.samples(self.step, taken.shown)
+            if self._is_due(self._training.save_every, self.step):
                 self.save()
         self.save()
         return self.evaluate()
@@ -103,7 +115,10 @@ class Trainer:
         self._parts.journal.phase("checkpoint", self.step)
         self._parts.journal.sync()
         with self._source.exclusive():
-            state = {"source": self._source.state_dict(), "steering": self._steering.state_dict()}
+            state = {
+                "source": self._source.state_dict(),
+                "steering": self._steering.state_dict(),
+            }
             checkpoint.save(
                 self._parts.files.checkpoints,
                 self.step,
@@ -115,37 +130,18 @@ class Trainer:
 
     def evaluate(self) -> dict[str, Any]:
         """Score completions of held-out prompts: `eval_*` fields; none without such prompts."""
-        data = self._parts.config.data
-        prompts = self._parts.task.held_out[: data.eval_prompts]
-        if not prompts:
-            return {}
         self._parts.journal.phase("evaluate", self.step)
-        started = time.perf_counter()
-        greedy = self._held_out(prompts, samples=1, temperature=0.0)
-        row = {
-            "eval_reward": float(greedy.rewards.mean()),
-            "eval_correct_rate": float(np.mean(greedy.rewards >= CORRECT)),
-            "eval_prompts": len(prompts),
-            **greedy.reward_faults("eval_"),
-        }
-        if data.eval_samples > 1:
-            sampled = self._held_out(prompts, data.eval_samples, self._training.temperature)
-            correct = sampled.rewards >= CORRECT
-            row |= {f"eval_pass_at_{k}": pass_at_k(correct, k) for k in (1, data.eval_samples)}
-        return {**row, "eval_time_s": time.perf_counter() - started}
+        return self._held_out.row()
 
-    def _held_out(self, prompts: Sequence[Prompt], samples: int, temperature: float) -> ScoredBatch:
-        how = Sampling(group_size=samples, max_tokens=self._training.max_tokens, temperature=temperature)
-        chunks = [prompts[i : i + EVALUATION_BATCH] for i in range(0, len(prompts), EVALUATION_BATCH)]
+    def _sample_undisturbed(self, prompts: Sequence[Prompt], how: Sampling) -> list[Group]:
         with self._source.exclusive():
-            groups = [group for chunk in chunks for group in self._sample(chunk, how)]
-        return self._parts.algorithm.reward(groups)
+            return self._sample(prompts, how)
 
     def close(self) -> None:
         """Stop sampling; the backend is its owner's to close."""
         self._source.close()
 
-    def _next_row(self, load: ThrottleState | None) -> dict[str, Any]:
+    def _next_step(self, load: ThrottleState | None) -> TakenStep:
         """Take one step; a step that does not fit in memory is taken again, smaller."""
         while True:
             size = self._steering.next_size(load)
@@ -156,14 +152,15 @@ class Trainer:
                     raise
                 self._source.put_back()
 
-    def _take_step(self, size: StepSize) -> dict[str, Any]:
+    def _take_step(self, size: StepSize) -> TakenStep:
         watch, algorithm = self._watch.restart(), self._parts.algorithm
         with watch.part("sample", self._parts.journal, self.step):
             groups = self._source.next_groups(size.batch_size, size.at_a_time, self.step)
         with watch.part("reward", self._parts.journal, self.step):
             batch = algorithm.reward(groups)
         with watch.part("train", self._parts.journal, self.step):
-            samples = algorithm.samples(batch, self.step / self._training.max_steps)
+            advantages = algorithm.estimate(batch.rewards)
+            samples = algorithm.samples(batch, advantages, self.step / self._training.max_steps)
             with self._source.updating(self.step + 1):
                 stats = self._update(samples, size)
         facts = StepFacts(batch.tokens, watch.elapsed_s(), stats, was_update=bool(samples))
@@ -171,7 +168,8 @@ class Trainer:
         row |= roofline_row(
             self._parts.backend.info, self._parts.config.backpressure, batch.rollouts, samples, watch.row()
         )
-        return row | self._steering.observe(size, facts)
+        row |= self._steering.observe(size, facts)
+        return TakenStep(row, choose(batch, advantages, self._parts.config.logging.samples_per_step))
 
     def _update(self, samples: Sequence[TrainingSample], size: StepSize) -> UpdateStats:
         if not samples:
@@ -215,12 +213,13 @@ class Trainer:
             "correct_rate": float(np.mean(batch.rewards >= CORRECT)),
             "zero_signal_group_fraction": 1.0 - len({s.group for s in samples}) / groups,
             "max_token_hit_rate": float(np.mean([r.truncated for r in rollouts])),
+            **batch.lengths(),
             "tokens_per_step": batch.tokens,
             "tokens_per_second": batch.tokens / facts.step_time_s,
             "lr": self._training.lr * size.lr_factor,
             "grad_norm": stats.grad_norm,
             "clip_fraction": stats.clip_fraction,
-            "entropy": _entropy(batch, stats),
+            "entropy": entropy_of(batch, stats),
             **batch.reward_faults(),
         }
 
@@ -230,8 +229,9 @@ class Trainer:
     def _settle(self, result: MaybeAwaitable[T]) -> T:
         return self._parts.calls.settle(result)
 
-    def _is_due(self, every: int) -> bool:
-        return every > 0 and self.step % every == 0
+    @staticmethod
+    def _is_due(every: int, done: int) -> bool:
+        return every > 0 and done % every == 0
 
     def _sample_to_train(self, prompts: Sequence[Prompt]) -> list[Group]:
         training = self._training
@@ -249,43 +249,3 @@ class Trainer:
         if self._parts.stop.is_set():
             self.save()
             raise InterruptedRunError(f"stopped after step {self.step}; a checkpoint was saved")
-
-
-class Stopwatch:
-    """Times one step and its parts."""
-
-    def __init__(self) -> None:
-        self.restart()
-
-    def restart(self) -> Stopwatch:
-        """Begin a step."""
-        self._started = time.perf_counter()
-        self._parts_s: dict[str, float] = {}
-        return self
-
-    @contextmanager
-    def part(self, name: str, journal: Journal, step: int) -> Iterator[None]:
-        """Time a part of the step, and say in status.json that it goes on."""
-        journal.phase(name, step)
-        started = time.perf_counter()
-        yield
-        self._parts_s[f"{name}_time_s"] = time.perf_counter() - started
-
-    def elapsed_s(self) -> float:
-        """Seconds since the step began; never zero."""
-        return max(time.perf_counter() - self._started, 1e-9)
-
-    def row(self) -> dict[str, float]:
-        """Give the parts' times."""
-        return dict(self._parts_s)
-
-
-def _entropy(batch: ScoredBatch, stats: UpdateStats) -> float:
-    """Mean nats per sampled token if the sampler knows it, else as the update saw it."""
-    known = [
-        (r.mean_entropy, len(r.tokens)) for r in batch.rollouts if np.isfinite(r.mean_entropy) and r.tokens
-    ]
-    if not known:
-        return stats.entropy
-    entropies, lengths = zip(*known, strict=True)
-    return float(np.average(entropies, weights=lengths))

@@ -1,0 +1,134 @@
+"""samples.jsonl: what a policy wrote, of some prompts of some steps, in a file that stays small.
+
+Of a run's steps the first, the last and some evenly spaced between are kept; which ones, follows from
+the number of the last step alone, so that a run that was killed and resumed ends with the same samples as
+one that was left in peace. Rows in between are dropped when the file is rewritten now and then.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from retrain.records.atomic import write_atomic
+from retrain.records.lines import LineAppender, Row, dump_line, parse_line, read_lines
+from retrain.records.metrics import is_step
+
+FIRST, LAST, BETWEEN = 8, 16, 64  # steps kept: at most so many of each
+REWRITE_EVERY = 512  # steps, as a rewrite waits for the disk; the file holds so many more than are kept
+_START = re.compile(rb'\{"step": (\d{1,15}), "attempt": (\d{1,9}), ')
+LONGEST_TEXT = 4000  # characters of a text; of a longer one, the beginning and the end are kept
+
+
+def is_kept(step: int, last: int) -> bool:
+    """Tell whether a step's samples are kept once `last` steps are done; what is dropped stays dropped."""
+    stride = 1
+    while last // stride > BETWEEN:
+        stride *= 2
+    return step <= FIRST or step > last - LAST or step % stride == 0
+
+
+def shortened(text: str, limit: int = LONGEST_TEXT) -> str:
+    """Give a text's beginning and end, and how much was left out between; short ones whole."""
+    if len(text) <= limit:
+        return text
+    half = limit // 2
+    return f"{text[:half]}\n[... {len(text) - 2 * half} characters ...]\n{text[-half:]}"
+
+
+class SamplesWriter:
+    """Appends one attempt's samples; only for the holder of the run's lock."""
+
+    def __init__(self, path: Path, attempt: int, rewrite_every: int = REWRITE_EVERY) -> None:
+        """Take over; the file is made with the first step.
+
+        Args:
+            path: of samples.jsonl.
+            attempt: its number, which tells an earlier attempt's rows from ours.
+            rewrite_every: steps after which what is not kept is dropped from the file.
+        """
+        self._rewrite_every = rewrite_every
+        self._path = path
+        self._attempt = attempt
+        self._lines: LineAppender | None = None
+
+    def append(self, step: int, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Add a step's samples, in one write.
+
+        Raises:
+            RecordsError: the disk refused; earlier steps are intact.
+        """
+        marked = [dump_line({"step": step, "attempt": self._attempt, **row}) for row in rows]
+        if not marked:
+            return
+        if self._lines is None:
+            self._lines = LineAppender(self._path)
+        self._lines.append("\n".join(marked))
+        if step % self._rewrite_every == 0:
+            self._rewrite()
+
+    def sync(self) -> None:
+        """Make every sample so far survive a power loss."""
+        if self._lines is not None:
+            self._lines.sync()
+
+    def close(self) -> None:
+        """Let go of the file; safe to call twice."""
+        if self._lines is not None:
+            self._lines.close()
+            self._lines = None
+
+    def _rewrite(self) -> None:
+        self.close()
+        write_atomic(self._path, b"".join(line + b"\n" for _, line in _kept(self._path)))
+        self._lines = LineAppender(self._path)
+
+
+def read_samples(path: Path) -> list[Row]:
+    """Read the samples that are kept, in step order, each step once, whatever was killed.
+
+    Raises:
+        RecordsError: the file cannot be read; none at all is no error.
+    """
+    return [row for _, line in _kept(path) if (row := parse_line(line))]
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Which step a line is about, and who says so."""
+
+    step: int
+    attempt: int
+
+
+def _kept(path: Path) -> list[tuple[_Place, bytes]]:
+    """Give the lines that count: of each step the latest telling, if the step is one to keep."""
+    told: list[tuple[_Place, bytes]] = []
+    for line in read_lines(path):
+        place = _place(line)
+        if place is None:
+            continue
+        while told and _takes_back(place, told[-1][0]):
+            told.pop()
+        told.append((place, line.rstrip(b"\n")))
+    last = told[-1][0].step if told else 0
+    return [(place, line) for place, line in told if is_kept(place.step, last)]
+
+
+def _takes_back(later: _Place, earlier: _Place) -> bool:
+    """A later attempt's first row of a step removes all from that step on."""
+    return earlier.step > later.step or (earlier.step == later.step and earlier.attempt != later.attempt)
+
+
+def _place(line: bytes) -> _Place | None:
+    """Read a line's step and attempt, which come first, without the texts; None if it is torn or no row."""
+    if (start := _START.match(line)) and line.rstrip().endswith(b"}"):
+        return _Place(int(start[1]), int(start[2]))
+    row = parse_line(line) or {}
+    step, attempt = row.get("step"), row.get("attempt")
+    if not isinstance(step, int) or not is_step(step):
+        return None
+    return _Place(step, attempt if isinstance(attempt, int) else 0)

@@ -1,0 +1,50 @@
+"""Which of a step's rollouts are kept for people to read."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from retrain.records.samples import shortened
+from retrain.rollouts import Floats
+from retrain.trainer.batch import ScoredBatch
+
+LONGEST_ANSWER = 500  # characters
+
+
+def choose(batch: ScoredBatch, advantages: Floats, count: int) -> list[dict[str, Any]]:
+    """Choose `count` rollouts of the first prompt, the batch's best and worst, and one of a tied group.
+
+    The order of prompts is random, so the first one is a fair sample; no other random choice is made,
+    and a repeated step chooses the same.
+    """
+    if count == 0:
+        return []
+    tied = np.ptp(batch.rewards, axis=1) == 0
+    flat, width = batch.rewards.ravel(), batch.rewards.shape[1]
+    places = [(0, rollout) for rollout in range(min(count, width))]
+    places += [divmod(int(flat.argmax()), width), divmod(int(flat.argmin()), width)]
+    places += [(int(group), 0) for group in np.flatnonzero(tied)[:1]]
+    return [
+        _row(batch, group, rollout, float(advantages[group, rollout]), is_tied=bool(tied[group]))
+        for group, rollout in dict.fromkeys(places)
+    ]
+
+
+def _row(batch: ScoredBatch, group: int, rollout: int, advantage: float, *, is_tied: bool) -> dict[str, Any]:
+    sampled = batch.groups[group].rollouts[rollout]
+    prompt = batch.groups[group].prompt
+    return {
+        "prompt_id": prompt.id,
+        "rollout": rollout,
+        "reward": float(batch.rewards[group, rollout]),
+        "advantage": advantage if math.isfinite(advantage) else None,
+        "tie": is_tied,
+        "tokens": len(sampled.tokens),
+        "truncated": sampled.truncated,
+        "prompt": shortened(prompt.text),
+        "answer": shortened(prompt.answer, LONGEST_ANSWER),
+        "completion": shortened(sampled.text),
+    }

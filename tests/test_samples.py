@@ -1,0 +1,174 @@
+"""samples.jsonl: small, crash-safe, the same after a resume; and reading it."""
+
+import threading
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from retrain import worker
+from retrain.records.layout import RunFiles
+from retrain.records.samples import (
+    BETWEEN,
+    FIRST,
+    LAST,
+    LONGEST_TEXT,
+    REWRITE_EVERY,
+    SamplesWriter,
+    is_kept,
+    read_samples,
+    shortened,
+)
+from retrain.rollouts import Group, Prompt, Rollout
+from retrain.trainer.batch import ScoredBatch
+from retrain.trainer.showing import choose as choose_shown
+from tests.test_trainer import SMALL, make_run, train
+
+LONG = SMALL | {"training": SMALL["training"] | {"max_steps": 30, "save_every": 7}}
+
+
+def write(files: RunFiles, steps, attempt=1, **values):
+    writer = SamplesWriter(files.samples, attempt)
+    for step in steps:
+        reward = {"reward": step / 100, "advantage": 0.0, "tie": step % 2 == 0}
+        writer.append(step, [{"prompt": f"p{step}", "completion": "c"} | reward | values])
+    writer.close()
+
+
+@pytest.fixture
+def run(tmp_path):
+    (tmp_path / "run.toml").touch()
+    return RunFiles(tmp_path)
+
+
+def steps_of(files):
+    return [row["step"] for row in read_samples(files.samples)]
+
+
+@given(last=st.integers(1, 10**6))
+def test_first_last_and_evenly_spaced_steps_are_kept_and_few(last):
+    stride = max(1, last // (2 * BETWEEN))
+    looked = {*range(1, 40), *range(max(1, last - 40), last + 1), *range(stride, last, stride)}
+    kept = [step for step in looked if step <= last and is_kept(step, last)]
+    assert {*range(1, min(FIRST, last) + 1)} <= set(kept)
+    assert {*range(max(1, last - LAST + 1), last + 1)} <= set(kept)
+    assert sum(is_kept(step, 5000) for step in range(1, 5001)) <= FIRST + LAST + BETWEEN
+
+
+@given(step=st.integers(1, 3000), last=st.integers(1, 3000), more=st.integers(0, 3000))
+def test_what_was_dropped_is_never_wanted_again(step, last, more):
+    if step <= last and not is_kept(step, last):
+        assert not is_kept(step, last + more)
+
+
+def test_the_file_stays_small_however_long_a_run_is(run):
+    write(run, range(1, 2001))
+    assert len(run.samples.read_bytes().splitlines()) <= FIRST + LAST + BETWEEN + REWRITE_EVERY
+    assert len(steps_of(run)) <= FIRST + LAST + BETWEEN
+    assert (steps_of(run)[0], steps_of(run)[-1]) == (1, 2000)
+
+
+@settings(max_examples=20, deadline=None)
+@given(lives=st.lists(st.tuples(st.integers(1, 60), st.integers(0, 10)), max_size=6))
+def test_a_run_killed_anywhere_ends_with_the_samples_of_one_left_in_peace(tmp_path_factory, lives):
+    end, done = 300, 0
+    killed, calm = RunFiles(tmp_path_factory.mktemp("a")), RunFiles(tmp_path_factory.mktemp("b"))
+    for attempt, (steps, back) in enumerate([*lives, (end, 0)], start=1):
+        write(killed, range(done + 1, min(end, done + steps) + 1), attempt)
+        done = max(0, min(end, done + steps) - (back if done + steps < end else 0))
+    write(calm, range(1, end + 1))
+    told = [row | {"attempt": 1} for row in read_samples(killed.samples)]
+    assert told == read_samples(calm.samples)
+
+
+@pytest.mark.parametrize("tear", [1, 10, 40])
+def test_a_torn_tail_costs_nothing_but_itself(run, tear):
+    write(run, range(1, 4))
+    data = run.samples.read_bytes()
+    run.samples.write_bytes(data[:-tear] if tear > 1 else data + b'{"step": 4, "pro')
+    whole = 3 if tear == 1 else 2
+    assert steps_of(run) == list(range(1, whole + 1))
+    write(run, [whole + 1], attempt=2)
+    assert steps_of(run) == list(range(1, whole + 2))
+
+
+def test_a_resumed_run_has_the_samples_of_an_undisturbed_one(tmp_path):
+    undisturbed = train(tmp_path / "a", LONG)
+    stopped = make_run(tmp_path / "b", LONG)
+    for limit in (5, 11, 100):
+        stop = threading.Event()
+        timer = _stop_after(stopped, limit, stop)
+        worker.run(stopped.directory, stop)
+        timer()
+    told = [row | {"attempt": 1} for row in read_samples(stopped.samples)]
+    assert told == read_samples(undisturbed.samples)
+    assert {row["step"] for row in told} == set(range(1, 31))
+
+
+def _stop_after(files: RunFiles, step: int, stop: threading.Event):
+    """Ask to stop as soon as the file has a step; gives a function that ends the looking."""
+    over = threading.Event()
+
+    def look():
+        while not over.wait(0.001):
+            if files.samples.exists() and any(row >= step for row in steps_of(files)):
+                stop.set()
+                return
+
+    thread = threading.Thread(target=look)
+    thread.start()
+
+    def end():
+        over.set()
+        thread.join()
+
+    return end
+
+
+def test_samples_can_be_switched_off(tmp_path):
+    files = train(tmp_path / "run", SMALL | {"logging": {"samples_per_step": 0}})
+    assert not files.samples.exists()
+
+
+def batch_of(rewards, text="text"):
+    groups = [
+        Group(
+            prompt := Prompt(number, f"prompt {number}", "answer"),
+            tuple(
+                Rollout(prompt, f"{text} {number}.{i}", (1, 2), np.zeros(2), ("a", "b"), truncated=False)
+                for i in range(len(row))
+            ),
+        )
+        for number, row in enumerate(rewards)
+    ]
+    return ScoredBatch(groups, np.array(rewards, dtype=float))
+
+
+def test_some_of_one_prompt_the_best_the_worst_and_a_tie_are_chosen():
+    batch = batch_of([[0.5, 0.4, 0.5], [0.9, 0.1, 0.5], [0.3, 0.3, 0.3]])
+    shown = choose_shown(batch, np.full((3, 3), 0.25), 2)
+    assert [(row["completion"], row["reward"], row["tie"]) for row in shown] == [
+        ("text 0.0", 0.5, False),
+        ("text 0.1", 0.4, False),
+        ("text 1.0", 0.9, False),
+        ("text 1.1", 0.1, False),
+        ("text 2.0", 0.3, True),
+    ]
+
+
+def test_nothing_is_chosen_twice():
+    shown = choose_shown(batch_of([[1.0, 1.0]]), np.zeros((1, 2)), 4)
+    assert [row["completion"] for row in shown] == ["text 0.0", "text 0.1"]
+
+
+def test_an_advantage_that_is_no_number_is_null():
+    assert choose_shown(batch_of([[1.0, 0.0]]), np.full((1, 2), np.nan), 1)[0]["advantage"] is None
+
+
+def test_a_long_text_keeps_its_beginning_and_end():
+    text = "a" * LONGEST_TEXT + "b" * LONGEST_TEXT
+    short = shortened(text)
+    assert len(short) < LONGEST_TEXT + 50
+    assert (short[0], short[-1]) == ("a", "b")
+    assert f"{LONGEST_TEXT} characters" in short
