@@ -62,8 +62,21 @@ class Disk:
         on_intrude: Callable[[], None] = lambda: None,
         *,
         loses_power: bool = False,
+        before: Disk | None = None,
     ) -> None:
+        """Watch a directory.
+
+        Args:
+            root: of what is watched.
+            stop_at: which operation the process dies at, from 1; 0: none.
+            moment: in which way.
+            on_intrude: what another process does at that operation, if `moment` is "intrude".
+            loses_power: keep what a power loss would leave, for `image`.
+            before: an earlier life here that ended without a power loss: what it had not synced is
+                still not synced.
+        """
         self.operations = 0
+        self.made: list[int] = []  # operations that gave something the name it keeps
         self.is_dead = False
         self._root = str(root)
         self._stop_at, self._moment, self._on_intrude = stop_at, moment, on_intrude
@@ -74,7 +87,9 @@ class Disk:
         self._names: dict[str, Inode | None] = {}  # durable names; None is a directory
         self._now: dict[str, Inode | None] = {}
         self._changes: dict[str, list[tuple[str, str, Inode | None]]] = {}  # per directory, not synced
-        if loses_power:
+        if before is not None:
+            self._names, self._now, self._changes = before._names, before._now, before._changes
+        elif loses_power:
             self._take_stock(root)
 
     @contextmanager
@@ -105,6 +120,7 @@ class Disk:
                 self._count("before", name, arguments)
             result = self._do(name, arguments, options)
             if changes:
+                self.made += [self.operations] if self._gives_a_lasting_name(name, arguments, options) else []
                 self._count("after", name, arguments)
             return result
 
@@ -123,6 +139,10 @@ class Disk:
     def _is_creation(self, arguments: Any, options: Any) -> bool:
         return bool(arguments[1] & os.O_CREAT) and not os.path.lexists(self._path(arguments[0], options))
 
+    def _gives_a_lasting_name(self, name: str, arguments: Any, options: Any) -> bool:
+        path = self._path(arguments[0], options) if name in ("open", "mkdir") else ".tmp"
+        return not path.endswith((".tmp", ".partial")) and ".partial/" not in path
+
     def _count(self, moment: str, name: str, arguments: Any) -> None:
         if moment == "before":
             self.operations += 1
@@ -130,9 +150,9 @@ class Disk:
             return
         if self._moment == "intrude" and moment == "before":
             self._intrude()
-        elif self._moment == "half" and name == "write" and moment == "before":
+        elif self._moment == "half" and name in ("write", "pwrite") and moment == "before":
             part = bytes(arguments[1])[: len(arguments[1]) // 2]
-            self._do("write", (arguments[0], part), {})
+            self._do(name, (arguments[0], part, *arguments[2:]), {})
             self._die()
         elif self._moment == moment or (self._moment == "half" and moment == "after"):
             self._die()

@@ -9,13 +9,15 @@ from __future__ import annotations
 import os
 import random
 import shutil
+from collections.abc import Callable
+from contextlib import closing
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 
 from retrain.campaign.endings import conclude, ended_attempts
 from retrain.errors import RecordsError
-from retrain.records import atomic, attempts, locks, metrics, run_state
+from retrain.records import atomic, attempts, locks, metrics, run_state, samples
 from retrain.records.files import FILE_MODE, make_directory, write_all
 from retrain.records.layout import CampaignFiles, RunFiles
 from retrain.records.manifest import (
@@ -29,8 +31,10 @@ from retrain.records.manifest import (
 from retrain.trainer import checkpoint
 from tests.crash_disk import MOMENTS, Disk
 
+REWRITE_EVERY = 3  # steps: samples are rewritten in a short life too
 STEPS, SAVE_EVERY, HASH, RUN = 5, 2, "hash", "grpo_s0"
 LIVES = 6  # at most so many are cut short in one plan
+KEEPS_POWER = 0.3  # of the lives among power losses end by a kill
 
 
 def value_after(step: int) -> int:
@@ -57,7 +61,7 @@ class Verdict:
         self.problems.append(f"{kind}: {what}")
 
 
-def live(root: Path, manifest: Manifest) -> None:
+def live(root: Path, manifest: Manifest, on_saved: Callable[[int], None] = lambda step: None) -> None:
     """Orchestrator and worker in one: everything that is written, in the product's order."""
     campaign, files = CampaignFiles(root), RunFiles(root / "runs" / RUN)
     if (supervising := locks.hold(campaign.lock)) is None:
@@ -70,27 +74,31 @@ def live(root: Path, manifest: Manifest) -> None:
                 if run_state.read_done(files.done) is None:
                     before = ended_attempts(files)
                     conclude(files, HASH, -9, None, before)  # of the life before this one
-                    train(files)
+                    train(files, on_saved)
         write_manifest(campaign.manifest, refresh(manifest, campaign, ended=True))
 
 
-def train(files: RunFiles) -> None:
+def train(files: RunFiles, on_saved: Callable[[int], None]) -> None:
     atomic.remove_leftovers(files.directory)
     found = checkpoint.newest(files.checkpoints)
     step = found.step if found else 0
     value = found.state["value"] if found else 1
     number = attempts.begin_attempt(files.attempts, resumed_from_step=step)
-    with metrics.MetricsWriter(files.metrics, number) as rows:
+    shown = samples.SamplesWriter(files.samples, number, rewrite_every=REWRITE_EVERY)
+    with metrics.MetricsWriter(files.metrics, number) as rows, closing(shown):
         while step < STEPS:
             step += 1
             value = (value * 48271 + step) % 2147483647
             rows.append({"step": step, "value": value})
+            shown.append(step, [{"value": value, "rollout": 0}, {"value": value, "rollout": 1}])
             run_state.write_progress(
                 files.status, run_state.Progress("running", "train", step, STEPS, number)
             )
             if step % SAVE_EVERY == 0 or step == STEPS:
                 rows.sync()
+                shown.sync()
                 checkpoint.save(files.checkpoints, step, {"value": value}, save_weights, keep=1)
+                on_saved(step)
     run_state.write_done(files.done, HASH, {"value": value})
     attempts.end_attempt(files.attempts, number, "done")
 
@@ -104,13 +112,14 @@ def save_weights(directory: Path) -> None:
         os.close(fd)
 
 
-def look(root: Path, verdict: Verdict, where: str) -> None:
+def look(root: Path, verdict: Verdict, where: str, saved_step: int = 0) -> None:
     """Read everything that counts, after a death; status.json is not synced, and readers know that."""
     files = RunFiles(root / "runs" / RUN)
     try:
         read_manifest(CampaignFiles(root).manifest)
         found = attempts.read_attempts(files.attempts)
         scan = metrics.scan_metrics(files.directory)
+        shown = samples.read_samples(files.samples)
         done = run_state.read_done(files.done)
         saved = checkpoint.newest(files.checkpoints)
     except (RecordsError, ValueError, OSError) as error:
@@ -121,8 +130,14 @@ def look(root: Path, verdict: Verdict, where: str) -> None:
         verdict.note("lost" if len(steps) == len(set(steps)) else "twice", f"{where}: steps {steps}")
     if any(row["value"] != value_after(row["step"]) for row in scan.rows):
         verdict.note("twice", f"{where}: values of two lives are mixed")
+    if any(row["value"] != value_after(row["step"]) for row in shown):
+        verdict.note("twice", f"{where}: samples of two lives are mixed")
+    if saved is not None and not set(range(1, saved.step + 1)) <= {row["step"] for row in shown}:
+        verdict.note("lost", f"{where}: samples of steps before a checkpoint of step {saved.step}")
     if saved is not None and (saved.step > len(steps) or saved.state["value"] != value_after(saved.step)):
         verdict.note("lost", f"{where}: a checkpoint of step {saved.step}, rows to {len(steps)}")
+    if (saved.step if saved else 0) < saved_step:
+        verdict.note("lost", f"{where}: a checkpoint of step {saved_step} that was saved")
     if [a.number for a in found] != list(range(1, len(found) + 1)):
         verdict.note("twice", f"{where}: attempts {[a.number for a in found]}")
     if done is not None and len(steps) != STEPS:
@@ -136,9 +151,12 @@ def judge(root: Path, verdict: Verdict, where: str) -> None:
     try:
         scan, done = metrics.scan_metrics(files.directory), run_state.read_done(files.done)
         manifest = read_manifest(CampaignFiles(root).manifest)
+        shown = [(row["step"], row["rollout"]) for row in samples.read_samples(files.samples)]
     except RecordsError as error:
         verdict.note("unreadable", f"{where}, at the end: {error}")
         return
+    if shown != [(step, rollout) for step in range(1, STEPS + 1) for rollout in (0, 1)]:
+        verdict.note("lost", f"{where}, at the end: samples {shown}")
     if len(scan.rows) != STEPS or done is None or done.result["value"] != value_after(STEPS):
         verdict.note("lost", f"{where}, at the end: {len(scan.rows)} rows, done {done}")
     if scan.skipped_lines:
@@ -188,10 +206,16 @@ def random_kills(root: Path, plans: int, seed: int = 0) -> Verdict:
     return verdict
 
 
-def _live_on(disk: Disk, root: Path, manifest: Manifest, verdict: Verdict) -> None:
+def _live_on(
+    disk: Disk,
+    root: Path,
+    manifest: Manifest,
+    verdict: Verdict,
+    on_saved: Callable[[int], None] = lambda step: None,
+) -> None:
     try:
         with disk.installed():
-            live(root, manifest)
+            live(root, manifest, on_saved)
     except Exception as error:  # noqa: BLE001 - a life that cannot go on is what is looked for
         verdict.note("unreadable", f"a life ended with {error!r}")
     verdict.kills += disk.is_dead
@@ -211,26 +235,65 @@ def _plan(root: Path, kills: list[tuple[int, str]], verdict: Verdict) -> None:
 
 
 def power_losses(root: Path, plans: int, seed: int = 0) -> Verdict:
-    """Lose power at random operations, several times in a row; go on from what the disk kept."""
+    """Lose power at random operations, several times in a row; go on from what the disk kept.
+
+    Some lives end by a kill instead, which leaves what is not synced to the lives after it.
+    """
     chance, verdict = random.Random(seed), Verdict()
     most = operations_of_a_life(root / "count")
     while verdict.plans < plans and not verdict.problems:
-        number = verdict.plans
-        now = root / f"plan-{number}"
-        manifest = fresh(now)
-        verdict.plans += 1
-        for life in range(chance.randint(1, 4)):
-            disk = Disk(
-                now, chance.randint(1, most), chance.choice(("before", "half", "after")), loses_power=True
-            )
-            _live_on(disk, now, manifest, verdict)
-            after = root / f"plan-{number}-{life}"
+        _plan_of_losses(root / f"plan-{verdict.plans}", most, chance, verdict)
+    return verdict
+
+
+def losses_after_kills(root: Path) -> Verdict:
+    """Kill one life right after it gave something a name, and take the power from the next, anywhere."""
+    verdict = Verdict()
+    counting = Disk(root / "count")
+    manifest = fresh(root / "count")
+    with counting.installed():
+        live(root / "count", manifest)
+    for made in counting.made:
+        for lost in range(1, counting.operations + 1):
+            now, after, saved = root / "plan", root / "after", [0]
+            fresh(now)
+            verdict.plans += 1
+            killed = Disk(now, made, "after", loses_power=True)
+            _live_on(killed, now, manifest, verdict, saved.append)
+            disk = Disk(now, lost, "after", loses_power=True, before=killed)
+            _live_on(disk, now, manifest, verdict, saved.append)
+            after.mkdir()
+            disk.image(Unlucky(), after)
+            look(after, verdict, f"killed at {made}, power lost at {lost}", saved_step=saved[-1])
+            shutil.rmtree(now)
+            shutil.rmtree(after)
+    return verdict
+
+
+class Unlucky(random.Random):
+    """Nothing that was not synced is kept."""
+
+    def randint(self, a: int, b: int) -> int:
+        return a
+
+
+def _plan_of_losses(now: Path, most: int, chance: random.Random, verdict: Verdict) -> None:
+    name, lives, before = now.name, chance.randint(1, 4), None
+    manifest, saved = fresh(now), [0]
+    verdict.plans += 1
+    for life in range(lives):
+        at, moment = chance.randint(1, most), chance.choice(("before", "half", "after"))
+        disk = Disk(now, at, moment, loses_power=True, before=before)
+        _live_on(disk, now, manifest, verdict, saved.append)
+        if chance.random() < KEEPS_POWER and life < lives - 1:
+            before = disk
+        else:
+            after = now.with_name(f"{name}-{life}")
             after.mkdir()
             disk.image(chance, after)
             shutil.rmtree(now)
-            now = after
-            look(now, verdict, f"plan {number}, loss {life}")
-        _live_on(Disk(now), now, manifest, verdict)
-        judge(now, verdict, f"plan {number}")
-        shutil.rmtree(now)
-    return verdict
+            now, before = after, None
+        look(now, verdict, f"{name}, life {life}, {moment} {at}", saved_step=saved[-1])
+    _live_on(Disk(now), now, manifest, verdict)
+    judge(now, verdict, name)
+    shutil.rmtree(now)

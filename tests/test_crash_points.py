@@ -12,7 +12,7 @@ import pytest
 from retrain.records import atomic, lines, locks
 from retrain.records.metrics import MetricsWriter
 from retrain.trainer import checkpoint
-from tests.crash_run import every_point, power_losses, random_kills
+from tests.crash_run import every_point, losses_after_kills, power_losses, random_kills
 
 Patch = pytest.MonkeyPatch
 MEMORY = Path("/dev/shm")  # the disk below is a simulated one: what carries it should be quick
@@ -36,6 +36,12 @@ def test_deaths_in_a_row_at_random_operations_lose_double_and_spoil_nothing(scra
 
 def test_losing_power_costs_nothing_that_was_synced(scratch: Path) -> None:
     assert power_losses(scratch, plans=100, seed=2).problems == []
+
+
+def test_a_loss_of_power_soon_after_a_kill_costs_no_checkpoint_that_was_saved(scratch: Path) -> None:
+    verdict = losses_after_kills(scratch)
+    assert verdict.plans > 500
+    assert verdict.problems == []
 
 
 def no_tail_repair(patch: Patch) -> None:
@@ -66,7 +72,7 @@ def test_the_kills_catch_writers_that_are_careless(
     mutate: Callable[[Patch], None], scratch: Path, monkeypatch: Patch
 ) -> None:
     mutate(monkeypatch)
-    assert random_kills(scratch, plans=100, seed=3).problems != []
+    assert random_kills(scratch, plans=400, seed=3).problems != []
 
 
 def rows_not_synced_before_a_checkpoint(patch: Patch) -> None:

@@ -55,6 +55,19 @@ def make_directory(path: Path) -> None:
         raise records_error(path, "make the directory", _as_os_error(error)) from error
     if not stat.S_ISDIR(mode):
         raise RecordsError(f"{path}: is not a directory; move it away")
+    _keep_name_of_empty(path)
+
+
+def _keep_name_of_empty(path: Path) -> None:
+    # whoever made it may have been killed before its name was synced; what is in it had to wait for that
+    try:
+        with os.scandir(path) as entries:
+            if next(entries, None) is None:
+                sync_directory(path.parent)
+    except PermissionError:  # somebody else made it, somewhere that we may not read
+        return
+    except OSError as error:
+        raise records_error(path, "sync the directory", error) from error
 
 
 def make_new_directory(path: Path, *, exclusive: bool = False) -> None:

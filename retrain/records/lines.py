@@ -155,13 +155,12 @@ def _not_blank(lines: Iterable[bytes]) -> Iterator[bytes]:
 
 
 def _open_for_append(path: Path) -> int:
-    is_new = not path.exists()
     flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     fd = os.open(path, flags, FILE_MODE)
     if not stat.S_ISREG(os.fstat(fd).st_mode):
         os.close(fd)
         raise RecordsError(f"{path}: is not a regular file; move it away")
-    if is_new:
+    if os.fstat(fd).st_size == 0:  # new, or whoever made it may have been killed before this
         sync_directory(path.parent)
     return fd
 

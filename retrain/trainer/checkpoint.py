@@ -69,6 +69,7 @@ def newest(root: Path) -> Checkpoint | None:
     """Give the newest checkpoint whose files are what was written; None if there is none."""
     for directory in _by_step(root):
         if _is_whole(directory):
+            sync_directory(root)
             state = json.loads((directory / STATE).read_text(encoding="utf-8"))
             return Checkpoint(_step(directory), directory, state)
     return None
