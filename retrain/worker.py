@@ -17,6 +17,7 @@ import threading
 import time
 import tomllib
 import traceback
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -43,7 +44,13 @@ from retrain.records.stop_request import asked_to_stop
 if TYPE_CHECKING:
     from retrain.trainer.checkpoint import Checkpoint
 
-DISK_TROUBLE = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS)
+SURROUNDINGS = frozenset(
+    {
+        *(errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS, errno.ESTALE),
+        *(errno.ENETDOWN, errno.ENETUNREACH, errno.EHOSTDOWN, errno.EHOSTUNREACH),
+        *(errno.ENOMEM, errno.EAGAIN),  # no memory, no process
+    }
+)
 ENDINGS = {
     EXIT_DONE: RunState.DONE,
     EXIT_INFRASTRUCTURE: RunState.INFRASTRUCTURE,
@@ -104,7 +111,7 @@ def _attempt(config: Config, files: RunFiles, stop: threading.Event) -> int:
     from retrain.trainer import checkpoint
 
     started = time.monotonic()
-    found = checkpoint.newest(files.checkpoints)
+    found = checkpoint.newest(files.checkpoints, _say_damaged)
     number = begin_attempt(files.attempts, resumed_from_step=found.step if found else 0)
     code, message, result = _train(config, files, number, stop, found)
     if code == EXIT_DONE:
@@ -140,27 +147,44 @@ def _train(
         code = _exit_code(error)
         message = str(error) if isinstance(error, RetrainError) else f"{type(error).__name__}: {error}"
         if code != EXIT_INTERRUPTED:
-            _say(traceback.format_exc().rstrip(), code)
-        journal.phase("", step, state=ENDINGS.get(code, RunState.FAILED), message=message)
+            # a configuration's problem is in its message, and nothing in this program's lines
+            _say(error if isinstance(error, ConfigError) else traceback.format_exc().rstrip(), code)
+        with contextlib.suppress(RecordsError):  # for display only: it must not hide what happened
+            journal.phase("", step, state=ENDINGS.get(code, RunState.FAILED), message=message)
         return code, message, {}
     finally:
         journal.close()
 
 
+def _say_damaged(directory: Path) -> None:
+    _say(f"{directory}: is not what was saved there; an older checkpoint is looked for", EXIT_DONE)
+
+
 def _exit_code(error: Exception) -> int:
-    if _is_the_surroundings(error) or (
-        isinstance(error, RecordsError) and isinstance(error.__cause__, OSError)
-    ):
+    if isinstance(error, RecordsError) and isinstance(error.__cause__, OSError):
         return EXIT_INFRASTRUCTURE
     if isinstance(error, RetrainError):
         return EXIT_RUN_FAILED if error.exit_code == EXIT_BUG else error.exit_code
-    return EXIT_RUN_FAILED
+    return EXIT_INFRASTRUCTURE if any(map(_is_the_surroundings, _behind(error))) else EXIT_RUN_FAILED
 
 
-def _is_the_surroundings(error: Exception) -> bool:
+def _behind(error: BaseException | None) -> Iterator[BaseException]:
+    """Give an error and those that it came from: libraries wrap a lost connection in errors of their own."""
+    while error is not None:
+        yield error
+        error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+
+
+def _is_the_surroundings(error: BaseException) -> bool:
     if isinstance(error, (ConnectionError, MemoryError, TimeoutError)):
         return True
-    return isinstance(error, OSError) and error.errno in DISK_TROUBLE
+    return isinstance(error, OSError) and (error.errno in SURROUNDINGS or _is_name_trouble(error))
+
+
+def _is_name_trouble(error: OSError) -> bool:
+    import socket  # here, because few runs fail
+
+    return isinstance(error, socket.gaierror) and error.errno == socket.EAI_AGAIN
 
 
 def _say(what: object, code: int) -> int:

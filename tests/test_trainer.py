@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import socket
 import threading
 from pathlib import Path
 
 import numpy as np
+import pytest
 import tomli_w
 
 from retrain import worker
 from retrain.config.load import parse
 from retrain.config.resolve import as_tables
+from retrain.errors import RunFailedError
 from retrain.plan.matrix import plan_runs
 from retrain.records.attempts import read_attempts
 from retrain.records.layout import RunFiles
@@ -154,6 +158,51 @@ def test_a_prompt_stream_goes_on_from_its_cursor() -> None:
     one.take(9)
     two.load_state_dict(json.loads(json.dumps(one.state_dict())))
     assert one.take(10) == two.take(10)
+
+
+def test_a_run_whose_checkpoint_is_damaged_says_so_and_goes_on_from_an_older_one(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    files = make_run(tmp_path / "r", with_("training", max_steps=6, save_every=2))
+    assert worker.run(files.directory, StopAfterStep(files, 5)) == 130
+    damaged = max(files.checkpoints.iterdir())
+    (damaged / "trainer.json").write_text("{}")
+    assert worker.run(files.directory, threading.Event()) == 0
+    assert f"{damaged}: is not what was saved there" in capfd.readouterr().err
+    assert read_attempts(files.attempts)[-1].resumed_from_step == 4
+
+
+class WrappedError(Exception):
+    """What a library makes of an error below it."""
+
+
+def raising(cause: BaseException) -> Exception:
+    try:
+        try:
+            raise cause
+        except BaseException as error:
+            raise WrappedError from error
+    except WrappedError as error:
+        return error
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (ConnectionResetError(), 75),
+        (OSError(errno.EHOSTUNREACH, "No route to host"), 75),
+        (OSError(errno.ENOMEM, "Cannot allocate memory"), 75),
+        (socket.gaierror(socket.EAI_AGAIN, "Temporary failure in name resolution"), 75),
+        (socket.gaierror(socket.EAI_NONAME, "Name or service not known"), 4),
+        (raising(ConnectionRefusedError()), 75),
+        (raising(KeyError("bug")), 4),
+        (FileNotFoundError(errno.ENOENT, "No such file"), 4),
+        (RunFailedError("the reward is wrong"), 4),
+    ],
+    ids=str,
+)
+def test_only_what_the_surroundings_did_is_worth_another_try(error: Exception, code: int) -> None:
+    assert worker._exit_code(error) == code
 
 
 class StopAfterStep(threading.Event):

@@ -65,13 +65,21 @@ def save(
     return final
 
 
-def newest(root: Path) -> Checkpoint | None:
-    """Give the newest checkpoint whose files are what was written; None if there is none."""
+def newest(root: Path, on_damaged: Callable[[Path], None] = lambda _: None) -> Checkpoint | None:
+    """Give the newest checkpoint whose files are what was written; None if there is none.
+
+    Its name is made to last: whoever wrote it may have been killed between the two.
+
+    Args:
+        root: holds the checkpoints.
+        on_damaged: is told of each newer one whose files are not.
+    """
     for directory in _by_step(root):
         if _is_whole(directory):
             sync_directory(root)
             state = json.loads((directory / STATE).read_text(encoding="utf-8"))
             return Checkpoint(_step(directory), directory, state)
+        on_damaged(directory)
     return None
 
 
