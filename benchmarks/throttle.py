@@ -1,9 +1,13 @@
 """Load throttle against the public package `training-throttle`, on the same machine at the same time.
 
-Three situations: nothing but ourselves; our own child processes busy on every core; as many
-processes of somebody else. A throttle should train on beside its own work and yield to others'.
-Prints the level each chooses, and the time and processor time of one check. Whatever else runs
-on the machine is real foreign load: the idle rows show it, so run this on a quiet machine.
+Three situations take turns, round after round: nothing but ourselves; our own child processes busy
+on every core; as many processes of somebody else. A throttle should train on beside its own work and
+yield to others'. What else runs on the machine is real foreign load and counts in every situation,
+so each reading is also compared with the idle one of the same round: `added` is what the situation
+itself did to it, and `alone` the level that this would mean on a machine that is otherwise idle.
+On a busy machine little can be added any more, and `alone` says so. What is seen there is `own_cpu`, what
+our children really took of the processors: a load of others' work falls by it, one that counts
+everything does not.
 
     python -m benchmarks.throttle [--full] [--json]
 
@@ -22,12 +26,18 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import asdict, dataclass, fields
 from typing import Any
 
+import psutil
+
 from retrain import system
+from retrain.controllers.throttle import level_for
 from retrain.throttle import TrainingThrottle
 
 PEER = "training_throttle"
+NO_ROOM = 0.5  # from this idle load on, what a situation adds is cut off
+CHECKS = 6  # three seconds of each situation
 SPIN = "while True: pass"
 # ends with its standard input, so that it cannot outlive the benchmark
 SPINNER = f"""
@@ -48,23 +58,55 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--json", action="store_true")
-    parser.add_argument("--full", action="store_true", help="20 s for each situation instead of 4 s")
+    parser.add_argument("--full", action="store_true", help="12 rounds instead of 3")
     arguments = parser.parse_args()
-    rows = compare(seconds=20.0 if arguments.full else 4.0)
+    rows = compare(rounds=12 if arguments.full else 3)
     if arguments.json:
-        print(json.dumps(rows))
+        print(json.dumps([asdict(row) for row in rows]))
         return
-    for row in [{key: key for key in rows[0]}, *rows]:
-        print(
-            "  ".join(
-                f"{value!s:<{width}}" for value, width in zip(row.values(), (26, 24, 9, 7, 9, 9), strict=True)
-            )
-        )
-    if not any(row["throttle"] == "peer" for row in rows):
+    widths = (26, 24, 7, 9, 14, 9, 9, 9, 9)
+    lines = [fields_of(Row), *(cells(row) for row in rows)]
+    for line in lines:
+        print("  ".join(f"{cell:<{width}}" for cell, width in zip(line, widths, strict=True)))
+    if not any(row.throttle == "peer" for row in rows):
         print("the peer is not installed: pip install training-throttle")
 
 
-def compare(seconds: float) -> list[dict[str, Any]]:
+@dataclass(frozen=True)
+class Row:
+    """One throttle in one situation: medians over rounds, `added` with its standard error."""
+
+    situation: str
+    throttle: str
+    load: float
+    level: str
+    added: float
+    error: float
+    alone: str
+    own_cpu: float
+    check_ms: float
+    cpu_ms: float
+
+
+@dataclass(frozen=True)
+class Reading:
+    load: float
+    own_cpu: float
+    check_s: float
+    cpu_s: float
+
+
+def fields_of(kind: type[Row]) -> list[str]:
+    return [field.name for field in fields(kind) if field.name != "error"]
+
+
+def cells(row: Row) -> list[str]:
+    added = f"{row.added:+.2f} ± {row.error:.2f}"
+    shown = asdict(row) | {"load": f"{row.load:.2f}", "added": added}
+    return [str(shown[name]) for name in fields_of(Row)]
+
+
+def compare(rounds: int) -> list[Row]:
     """One row per situation and throttle."""
     cores = len(system.allowed_cpus())
     situations: dict[str, Callable[[], Any]] = {
@@ -72,45 +114,63 @@ def compare(seconds: float) -> list[dict[str, Any]]:
         f"own work on {cores} cores": lambda: own_work(cores),
         f"others' work on {cores} cores": lambda: foreign_work(cores),
     }
-    rows = []
-    for situation, work in situations.items():
-        with work():
-            rows += [row | {"situation": situation} for row in levels(seconds)]
-    order = ("situation", "throttle", "level", "load", "check_ms", "cpu_ms")
-    return [{key: row[key] for key in order} for row in rows]
-
-
-def levels(seconds: float) -> list[dict[str, Any]]:
-    """Check every throttle at the start, then each half second; the last answer counts."""
-    throttles = make_throttles()
-    for throttle in throttles.values():
-        throttle.check()
-    costs: dict[str, list[tuple[float, float]]] = {name: [] for name in throttles}
-    states: dict[str, Any] = {}
-    end_s = time.monotonic() + seconds
-    while time.monotonic() < end_s:
-        time.sleep(0.5)
-        for name, throttle in throttles.items():
-            began_s, began_cpu_s = time.perf_counter(), cpu_s()
-            states[name] = throttle.check()
-            costs[name].append((time.perf_counter() - began_s, cpu_s() - began_cpu_s))
+    found: dict[str, list[dict[str, Reading]]] = {name: [] for name in situations}
+    for number in range(rounds):
+        turn = list(situations)
+        for name in turn[number % 3 :] + turn[: number % 3]:  # a drift of the rest hits all alike
+            with situations[name]() as own:
+                found[name].append(readings(own))
     return [
-        {
-            "throttle": name,
-            "level": states[name].level.value,
-            "load": load_of(states[name]),
-            "check_ms": round(1e3 * statistics.median(wall for wall, _ in costs[name]), 2),
-            "cpu_ms": round(1e3 * statistics.median(cpu for _, cpu in costs[name]), 2),
-        }
-        for name in throttles
+        row_of(situation, throttle, [r[throttle] for r in found[situation]], [r[throttle] for r in idle])
+        for idle in [found["idle"]]
+        for situation in situations
+        for throttle in idle[0]
     ]
 
 
+def row_of(situation: str, throttle: str, there: list[Reading], idle: list[Reading]) -> Row:
+    added = [one.load - other.load for one, other in zip(there, idle, strict=True)]
+    load, more = statistics.median(one.load for one in there), statistics.mean(added)
+    rest = statistics.median(one.load for one in idle)
+    return Row(
+        situation,
+        throttle,
+        load=load,
+        level=level_for(load).value,
+        added=more,
+        error=statistics.stdev(added) / len(added) ** 0.5,
+        alone=level_for(min(1.0, max(0.0, more))).value if rest < NO_ROOM else "no room",
+        own_cpu=round(statistics.median(one.own_cpu for one in there), 2),
+        check_ms=round(1e3 * statistics.median(one.check_s for one in there), 2),
+        cpu_ms=round(1e3 * statistics.median(one.cpu_s for one in there), 2),
+    )
+
+
+def readings(own: list[psutil.Process]) -> dict[str, Reading]:
+    """Check every throttle at the start, then each half second; give medians."""
+    throttles = make_throttles()
+    for throttle in throttles.values():
+        throttle.check()
+    seen: dict[str, list[tuple[float, float, float]]] = {name: [] for name in throttles}
+    began_s, began_cpu_s = time.monotonic(), sum(sum(child.cpu_times()[:2]) for child in own)
+    for _ in range(CHECKS):
+        time.sleep(0.5)
+        for name, throttle in throttles.items():
+            check_s, check_cpu_s = time.perf_counter(), cpu_s()
+            state = throttle.check()
+            seen[name].append((load_of(state), time.perf_counter() - check_s, cpu_s() - check_cpu_s))
+    used_s = sum(sum(child.cpu_times()[:2]) for child in own) - began_cpu_s
+    own_cpu = used_s / (time.monotonic() - began_s) / len(system.allowed_cpus())
+    medians = {
+        name: [statistics.median(column) for column in zip(*many, strict=True)] for name, many in seen.items()
+    }
+    return {name: Reading(load, own_cpu, *costs) for name, (load, *costs) in medians.items()}
+
+
 def make_throttles() -> dict[str, Any]:
-    # without dwell the last level is that of the last half second, as the peer's is
     throttles: dict[str, Any] = {
-        "retrain": TrainingThrottle(dwell_s=0.0),
-        'retrain, scope="system"': TrainingThrottle(scope="system", dwell_s=0.0),
+        "retrain": TrainingThrottle(),
+        'retrain, scope="system"': TrainingThrottle(scope="system"),
     }
     try:
         peer = importlib.import_module(PEER)
@@ -119,10 +179,12 @@ def make_throttles() -> dict[str, Any]:
     return throttles | {"peer": peer.TrainingThrottle()}
 
 
-def load_of(state: Any) -> str:
-    if hasattr(state, "load"):
-        return f"{state.load:.2f}" if state.load is not None else "?"
-    return str(state.reason.split("fleet_load=")[1].split()[0])
+def load_of(state: Any) -> float:
+    if not hasattr(state, "load"):
+        return float(state.reason.split("fleet_load=")[1].split()[0])
+    if state.load is None:
+        raise SystemExit(f"the load of this machine cannot be read: {state.reason}")
+    return float(state.load)
 
 
 def cpu_s() -> float:
@@ -132,10 +194,10 @@ def cpu_s() -> float:
 
 
 @contextmanager
-def own_work(processes: int) -> Iterator[None]:
+def own_work(processes: int) -> Iterator[list[psutil.Process]]:
     children = [subprocess.Popen([sys.executable, "-c", SPIN]) for _ in range(processes)]
     try:
-        yield
+        yield [psutil.Process(child.pid) for child in children]
     finally:
         for child in children:
             child.kill()
@@ -143,10 +205,10 @@ def own_work(processes: int) -> Iterator[None]:
 
 
 @contextmanager
-def foreign_work(processes: int) -> Iterator[None]:
+def foreign_work(processes: int) -> Iterator[list[psutil.Process]]:
     with subprocess.Popen([sys.executable, "-c", ORPHANS, str(processes)], stdin=subprocess.PIPE) as launcher:
         launcher.wait()
-        yield
+        yield []
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
+from numbers import Real
 from typing import Any
 
 from retrain.controllers.throttle import (
@@ -21,11 +22,16 @@ from retrain.controllers.throttle import (
     ThrottleState,
     decide,
 )
+from retrain.errors import ConfigError
 from retrain.system.load import LoadMeter, Pids, Scope
 
 __all__ = ["ThrottleLevel", "ThrottleState", "TrainingThrottle"]
 
 DEFAULTS = ThrottlePolicy()
+
+
+class LoadError(ConfigError, ValueError):
+    """A load function gave what is no load."""
 
 
 class TrainingThrottle:
@@ -81,7 +87,7 @@ class TrainingThrottle:
         """Measure now and decide.
 
         Raises:
-            ValueError: `custom_load_fn` gave a number outside [0, 1].
+            LoadError: `custom_load_fn` gave anything but a number in [0, 1] or None; a ValueError.
         """
         return self._check(self._policy)
 
@@ -129,7 +135,10 @@ class TrainingThrottle:
 
         Raises:
             TimeoutError: still paused.
+            ValueError: `poll` is not a positive number.
         """
+        if not poll > 0:
+            raise ValueError(f"poll={poll}: needs more than 0 seconds")
         stop = threading.Event() if stop is None else stop
         policy = dataclasses.replace(self._policy, dwell_s=min(self._policy.dwell_s, poll))
         began_s = self._clock()
@@ -154,11 +163,12 @@ class TrainingThrottle:
     def state_dict(self) -> dict[str, Any]:
         """What a resumed run needs: the level, and for how long the load has allowed less."""
         if self._held is None:
-            return {"level": None, "calm_s": None}
+            return {"level": None}
         since_s = self._held.calm_since_s
         return {
             "level": self._held.level.value,
             "calm_s": None if since_s is None else self._clock() - since_s,
+            "calm_level": self._held.calm_level.value,
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -168,7 +178,7 @@ class TrainingThrottle:
             return
         calm_s = state["calm_s"]
         since_s = None if calm_s is None else self._clock() - calm_s
-        self._held = Held(ThrottleLevel(state["level"]), since_s)
+        self._held = Held(ThrottleLevel(state["level"]), since_s, ThrottleLevel(state["calm_level"]))
 
     def _current(self) -> ThrottleState:
         return self.check() if self.should_check() else self._history[-1][1]
@@ -186,6 +196,9 @@ class TrainingThrottle:
         load = self._custom_load_fn()
         if load is None:
             return Load(unknown=("custom_load_fn gave None",))
-        if not 0.0 <= load <= 1.0:
-            raise ValueError(f"custom_load_fn gave {load}; a load lies in [0, 1], or is None if unknown")
+        if not isinstance(load, Real) or not 0.0 <= load <= 1.0:
+            raise LoadError(
+                f"custom_load_fn ([throttle].load_fn) gave {load!r}; "
+                "a load lies in [0, 1], or is None if unknown"
+            )
         return Load({"custom": float(load)})

@@ -1,4 +1,5 @@
 import fcntl
+import json
 import os
 import signal
 import subprocess
@@ -9,6 +10,7 @@ import pytest
 
 from retrain.errors import RecordsError
 from retrain.records.locks import _write_holder, hold, holder, is_held, present_holder
+from retrain.records.workers import worker_pids
 
 HOLD = """
 import sys, pathlib
@@ -133,3 +135,19 @@ def test_who_holds_a_lock_is_not_mistaken_for_who_held_it_before(tmp_path):
     finally:
         writer.join()
         os.close(fd)
+
+
+def test_a_campaigns_workers_are_those_that_hold_its_runs_locks(tmp_path):
+    runs = tmp_path / "runs"
+    for name in ("alive", "over", "elsewhere", "new"):
+        (runs / name).mkdir(parents=True)
+    hold(runs / "over" / "run.lock").release()
+    worker = _start(runs / "alive" / "run.lock")
+    assert worker.stdout.readline() == "held\n"
+    with hold(runs / "elsewhere" / "run.lock"):
+        stranger = json.loads((runs / "elsewhere" / "run.lock").read_text()) | {"host": "another"}
+        (runs / "elsewhere" / "run.lock").write_text(json.dumps(stranger))
+        found = worker_pids(runs)
+    worker.communicate()
+    assert found == {worker.pid}
+    assert worker_pids(tmp_path / "no such place") == set()

@@ -4,6 +4,7 @@ import subprocess
 import sys
 import threading
 
+import numpy as np
 import pytest
 
 from retrain.throttle import ThrottleLevel, TrainingThrottle
@@ -23,10 +24,15 @@ def under(*loads, **choices):
     return TrainingThrottle(custom_load_fn=lambda: left.pop(0) if len(left) > 1 else left[0], **choices)
 
 
-@pytest.mark.parametrize("load", [-0.01, 1.01, math.nan, math.inf])
+@pytest.mark.parametrize("load", [-0.01, 1.01, math.nan, math.inf, "0.5"])
 def test_a_custom_load_outside_its_range_is_an_error(load):
     with pytest.raises(ValueError, match="custom_load_fn"):
         under(load).check()
+
+
+@pytest.mark.parametrize("load", [0, 1, np.float32(0.5)])
+def test_any_number_in_range_is_a_load(load):
+    assert under(load).fleet_load() == load
 
 
 def test_a_custom_load_may_be_unknown():
@@ -96,6 +102,12 @@ def test_waiting_ends_when_the_load_has_been_low_for_one_more_poll():
     assert len(seen) >= 3
 
 
+@pytest.mark.parametrize("poll", [0, -1, math.nan])
+def test_polling_without_a_pause_is_refused(poll):
+    with pytest.raises(ValueError, match="poll="):
+        under(0.9).wait_for_idle(poll=poll)
+
+
 def test_waiting_times_out():
     with pytest.raises(TimeoutError, match=r"still paused after 0\.01 s; load 0\.90"):
         under(0.9).wait_for_idle(timeout=0.01, poll=0.002)
@@ -146,9 +158,14 @@ def test_the_state_of_an_unused_throttle_can_be_loaded():
     assert throttle.check().level is ThrottleLevel.FULL
 
 
+def used(throttle):
+    throttle.check()
+    return throttle
+
+
 def test_a_resumed_level_is_raised_to_the_minimum():
     throttle = under(0.1, min_level="minimal")
-    throttle.load_state_dict({"level": "full", "calm_s": None})
+    throttle.load_state_dict(used(under(0.1)).state_dict())
     assert throttle.check().level is ThrottleLevel.MINIMAL
 
 

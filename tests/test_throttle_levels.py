@@ -97,6 +97,19 @@ def test_a_burst_starts_the_dwell_again():
     assert levels([0.9, 0.1, 0.9, 0.1, 0.1, 0.1]) == [PAUSED] * 5 + [FULL]
 
 
+def test_one_low_reading_at_the_end_of_the_dwell_relaxes_no_further_than_the_others_allow():
+    assert levels([0.9, 0.7, 0.7, 0.0, 0.7]) == [PAUSED, PAUSED, PAUSED, MINIMAL, MINIMAL]
+
+
+@given(shares=st.lists(LOADS, min_size=1))
+def test_a_level_is_left_only_for_one_that_every_reading_of_the_dwell_allowed(shares):
+    chosen, readings = levels(shares), int(POLICY.dwell_s // 5) + 1
+    for i in range(1, len(shares)):
+        if chosen[i] < chosen[i - 1]:
+            assert i + 1 >= readings
+            assert all(level_for(share) <= chosen[i] for share in shares[i + 1 - readings : i + 1])
+
+
 def test_relaxing_stops_at_the_level_that_keeps_the_margin():
     assert levels([0.9, 0.58, 0.58, 0.58], ThrottlePolicy(hysteresis=0.05)) == [PAUSED] * 3 + [MINIMAL]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Protocol
 
 from retrain import registry
@@ -12,6 +13,7 @@ from retrain.config.schema import Throttle
 from retrain.controllers.breaker import CircuitBreaker
 from retrain.plan.matrix import Plan
 from retrain.records.run_state import RunState
+from retrain.records.workers import worker_pids
 from retrain.system import memory_available_bytes, memory_limit_bytes
 from retrain.throttle import TrainingThrottle
 
@@ -125,20 +127,31 @@ class WhileRunsSucceed:
             self._failed.clear()  # a new row begins; after a pause the probe counts, whichever run it is
 
 
-def admission_of(plan: Plan) -> Admission:
-    """Give the admission that a plan asks for: its workers, the load, the memory."""
+def admission_of(plan: Plan, runs: Path) -> Admission:
+    """Give the admission that a plan asks for: its workers, the load, the memory.
+
+    Args:
+        runs: the directory of the campaign's runs; what their workers use is not foreign to it.
+    """
     table = plan.runs[0].config.throttle
-    admission: Admission = ByLoad(plan.workers, _throttle(table)) if table.enabled else Planned(plan.workers)
+    admission: Admission = Planned(plan.workers)
+    if table.enabled:
+        admission = ByLoad(plan.workers, _throttle(table, runs))
     least = plan.campaign.min_free_memory
     if least > 0:
         admission = ByMemory(admission, least * memory_limit_bytes() if least < 1 else least)
     return admission
 
 
-def _throttle(table: Throttle) -> TrainingThrottle:
+def _throttle(table: Throttle, runs: Path) -> TrainingThrottle:
     load_fn: Callable[[], float | None] | None = None
     if table.load_fn:
         load_fn = registry.find_function("throttle.load_fn", table.load_fn)
     return TrainingThrottle(
-        table.min_level, table.prefer_gpu, load_fn, scope=table.scope, on_unknown=table.on_unknown
+        table.min_level,
+        table.prefer_gpu,
+        load_fn,
+        scope=table.scope,
+        own_pids=lambda: worker_pids(runs),
+        on_unknown=table.on_unknown,
     )

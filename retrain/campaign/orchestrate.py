@@ -183,7 +183,7 @@ class CampaignRun:
 
         return Supervisor(
             campaign,
-            Planned(self._plan.workers) if launcher.queues else admission_of(self._plan),
+            Planned(self._plan.workers) if launcher.queues else admission_of(self._plan, self._files.runs),
             launcher,
             self.files_of,
             keeper,

@@ -151,10 +151,11 @@ class ThrottlePolicy:
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """What is remembered between decisions: the level, and since when the load has allowed less."""
+    """What is remembered between decisions: the level, since when the load has allowed less, and how much."""
 
     level: ThrottleLevel
     calm_since_s: float | None = None
+    calm_level: ThrottleLevel = ThrottleLevel.FULL  # what every reading since then allowed
 
 
 def level_for(load: float) -> ThrottleLevel:
@@ -179,10 +180,11 @@ def decide(load: Load, now_s: float, held: Held | None, policy: ThrottlePolicy) 
         held = Held(held.level)
         return _state(held.level, load, policy, f"; held within {policy.hysteresis:g} of the boundary"), held
     calm_since_s = now_s if held.calm_since_s is None else held.calm_since_s
+    calm_level = max(held.calm_level, eased)
     if now_s - calm_since_s < policy.dwell_s:
-        held = Held(held.level, calm_since_s)
+        held = Held(held.level, calm_since_s, calm_level)
         return _state(held.level, load, policy, f"; held until calm for {policy.dwell_s:g} s"), held
-    return _state(eased, load, policy), Held(eased)
+    return _state(calm_level, load, policy), Held(calm_level)
 
 
 def _target(load: Load, margin: float, policy: ThrottlePolicy) -> ThrottleLevel:

@@ -109,7 +109,7 @@ def taken_by_others(gpu: Gpu, own: Collection[int], is_alive: Callable[[int], bo
             'share the pid namespace (--pid=host), or use scope="system" or prefer_gpu=False'
         )
     others = {pid: used for pid, used in seen.items() if pid not in own}
-    shares = {"gpu_memory": sum(others.values()) / gpu.memory_total_bytes}
+    shares = {"gpu_memory": min(1.0, sum(others.values()) / gpu.memory_total_bytes)}
     if gpu.process_utilization is not None:
         busy = sum(share for pid, share in gpu.process_utilization.items() if pid in others)
         shares["gpu"] = min(1.0, busy)

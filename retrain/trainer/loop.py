@@ -106,6 +106,8 @@ class Trainer:
         self._settle(self._parts.backend.load(found.directory))
         self._source.load_state_dict(found.state["source"])
         self._steering.load_state_dict(found.state["steering"])
+        if self._parts.machine is not None and found.state["machine"] is not None:
+            self._parts.machine.load_state_dict(found.state["machine"])
         self.step = self._saved_step = found.step
 
     def save(self) -> None:
@@ -115,9 +117,11 @@ class Trainer:
         self._parts.journal.phase("checkpoint", self.step)
         self._parts.journal.sync()
         with self._source.exclusive():
+            machine = self._parts.machine
             state = {
                 "source": self._source.state_dict(),
                 "steering": self._steering.state_dict(),
+                "machine": machine.state_dict() if machine else None,
             }
             checkpoint.save(
                 self._parts.files.checkpoints,

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 from retrain import registry
 from retrain.config.schema import Throttle
-from retrain.records.layout import RunFiles
-from retrain.records.locks import holder, is_held
+from retrain.records.workers import worker_pids
 from retrain.throttle import ThrottleState, TrainingThrottle
 
 
@@ -23,7 +23,7 @@ class MachineLoad:
             table.prefer_gpu,
             registry.find_function("throttle.load_fn", table.load_fn) if table.load_fn else None,
             scope=table.scope,
-            own_pids=lambda: campaign_pids(run_dir),
+            own_pids=lambda: worker_pids(run_dir.parent) if run_dir.parent.name == "runs" else (),
             on_unknown=table.on_unknown,
         )
         self._state: ThrottleState | None = None
@@ -37,11 +37,10 @@ class MachineLoad:
             self._state = self._throttle.wait_for_idle(stop=self._stop, on_poll=on_pause)
         return self._state
 
+    def state_dict(self) -> dict[str, Any]:
+        """Give the level, and for how long the load has allowed less."""
+        return self._throttle.state_dict()
 
-def campaign_pids(run_dir: Path) -> set[int]:
-    """Give the process ids of a campaign's workers, as their locks name them."""
-    if run_dir.parent.name != "runs":
-        return set()
-    locks = (RunFiles(directory).lock for directory in run_dir.parent.iterdir())
-    found = (holder(lock) for lock in locks if is_held(lock))  # a dead worker's id may be a stranger's now
-    return {one.pid for one in found if one is not None}
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from `state_dict`; the load is measured anew before the next step."""
+        self._throttle.load_state_dict(state)
