@@ -37,6 +37,13 @@ def killed_once(completion: str, prompt: Prompt, *, flag: str) -> float:
     return 0.0
 
 
+def noted(completion: str, prompt: Prompt) -> float:
+    """Write down which prompt was scored."""
+    with Path(os.environ["NOTES"]).open("a") as notes:
+        notes.write(f"{prompt.id}\n")
+    return float(completion == prompt.answer)
+
+
 def idle() -> float:
     return 0.0
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import threading
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -12,6 +14,7 @@ from retrain.controllers.schedule import schedule_factor
 from retrain.errors import ConfigError
 from retrain.records.metrics import read_metrics
 from retrain.records.run_state import read_progress
+from retrain.tasks import successor
 from tests.test_trainer import SMALL, StopAfterStep, make_run, train, weights, with_, without_times
 
 
@@ -71,6 +74,30 @@ def test_batch_control_makes_the_batch_smaller(tmp_path: Path) -> None:
     assert all(r["throttle_reason"] for r in rows)
 
 
+def loads_in_a_file(path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("LOAD_FILE", str(path))
+    path.write_text("0.7")
+    return path
+
+
+@pytest.mark.parametrize("later", ["0.56", "0.1"])  # within the margin of its boundary; calm, not for long
+def test_a_resumed_run_holds_the_level_that_an_undisturbed_one_holds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, later: str
+) -> None:
+    load = loads_in_a_file(tmp_path / "load", monkeypatch)
+    raw = on(throttle={"enabled": True, "load_fn": "tests.plugins.loads_from_a_file", "control": "batch"})
+    whole, broken = train(tmp_path / "whole", raw), make_run(tmp_path / "broken", raw)
+    assert worker.run(broken.directory, StopAfterStep(broken, step=3)) == 130
+    load.write_text(later)
+    assert worker.run(broken.directory, threading.Event()) == 0
+    columns = ("step", "throttle_level", "batch_size", "mean_reward", "loss")
+    undisturbed, resumed = (
+        [[row[key] for key in columns] for row in read_metrics(files.directory)] for files in (whole, broken)
+    )
+    assert resumed == undisturbed
+    assert {row[1] for row in resumed} == {"minimal"}
+
+
 def test_a_paused_run_waits_visibly_and_can_be_stopped(tmp_path: Path) -> None:
     files = make_run(tmp_path / "r", on(throttle=loaded("paused")))
     stop = threading.Event()
@@ -101,6 +128,25 @@ def test_sampling_beside_training_goes_on_after_a_stop(tmp_path: Path) -> None:
     assert [r["step"] for r in read_metrics(files.directory)] == [1, 2, 3, 4, 5, 6]
 
 
+def test_several_workers_train_on_each_prompt_once_though_the_run_is_stopped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NOTES", str(tmp_path / "notes"))
+    raw = on(
+        rate_limiter={"max_staleness": 3, "workers": 4, "nb_time_steps": 1},
+        backend={"options": {"api_latency_s": 0.001}},
+        reward={"reward": "tests.plugins.noted"},
+    )
+    files = make_run(tmp_path / "r", raw)
+    for step in (2, 4):
+        assert worker.run(files.directory, StopAfterStep(files, step=step)) == 130
+    assert worker.run(files.directory, threading.Event()) == 0
+    train_ids = {str(prompt.id) for prompt in successor.build(seed=0).train}
+    scored = Counter(line for line in (tmp_path / "notes").read_text().split() if line in train_ids)
+    assert len(scored) == 6 * 3
+    assert set(scored.values()) == {4}  # its group of rollouts, once
+
+
 def test_no_staleness_is_the_plain_loop_bit_for_bit(tmp_path: Path) -> None:
     plain = train(tmp_path / "plain")
     limited = train(tmp_path / "limited", on(rate_limiter={"rate_limit_speed_batch_per_sim": 1.0}))
@@ -109,12 +155,38 @@ def test_no_staleness_is_the_plain_loop_bit_for_bit(tmp_path: Path) -> None:
 
 def test_settings_that_could_deadlock_are_refused_before_anything_starts(tmp_path: Path) -> None:
     from retrain.config.load import parse
-    from retrain.plan.matrix import plan_runs
-    from retrain.plan.preflight import preflight
 
-    raw = on(rate_limiter={"max_staleness": 1, "watermark": 100, "capacity": 10})
-    with pytest.raises(ConfigError, match=r"\[rate_limiter\].watermark: got 100"):
-        preflight(plan_runs(parse(raw, "c")), "c.toml")
+    raw = on(rate_limiter={"max_staleness": 1, "watermark": 100, "capacity": 10}, model={"lora_rank": 0})
+    with pytest.raises(ConfigError) as refused:
+        parse(raw, "c.toml")
+    assert "c.toml [rate_limiter].watermark: got 100; the buffer holds at most capacity = 10" in str(
+        refused.value
+    )
+    assert "c.toml [model].lora_rank" in str(refused.value)  # together with all other problems
+
+
+@pytest.mark.parametrize(
+    ("limiter", "where"),
+    [
+        (
+            {"rate_limit_speed_batch_per_sim": 0.5},
+            "[rate_limiter].rate_limit_speed_batch_per_sim: samples_per_batch = nb_time_steps / ",
+        ),
+        ({"nb_time_steps": 7}, "[rate_limiter].nb_time_steps: got 7; with max_staleness = 1"),
+        ({"threshold": 2}, "[rate_limiter].threshold: got 2; only the firo buffer has one"),
+    ],
+)
+def test_what_could_deadlock_is_named_by_its_key_in_the_condition_that_says_it(
+    limiter: dict, where: str
+) -> None:
+    from retrain.config.load import parse
+
+    raw = on(
+        rate_limiter={"max_staleness": 1},
+        campaign={"conditions": [{"name": "fine"}, {"name": "stuck", "rate_limiter": limiter}]},
+    )
+    with pytest.raises(ConfigError, match=re.escape(f'c.toml [[campaign.conditions]] "stuck" {where}')):
+        parse(raw, "c.toml")
 
 
 def test_the_learning_rate_follows_the_batch(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from itertools import product
 
 import pytest
 
-from retrain.controllers.rate import BUFFERS, FlowSettings
+from retrain.config.flow import BUFFERS, FlowSettings
 from retrain.pipeline.buffers import build
 from retrain.pipeline.flow import Flow
 

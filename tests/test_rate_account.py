@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from retrain.controllers.rate import FlowSettings, RateAccount, samples_per_batch
+from retrain.config.flow import FlowSettings, samples_per_batch
+from retrain.controllers.rate import RateAccount
 
 PACES = st.floats(0.5, 20, allow_nan=False)
 

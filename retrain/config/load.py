@@ -19,6 +19,7 @@ from retrain.config.checks import (
     run_problems,
     with_default_plugins,
 )
+from retrain.config.flow import TABLES, flow_problems
 from retrain.config.labels import label_of, label_of_modes
 from retrain.config.problems import explain, key_of, place, quote
 from retrain.config.resolve import merge, overrides_of
@@ -147,6 +148,7 @@ def _problems_of_file(raw: Mapping[str, Any], try_plugins: bool) -> Iterator[Pro
     yield from campaign_problems(raw)
     if not _conditions(raw):
         yield from run_problems(raw, try_plugins)
+        yield from _flow_problems(raw)
     else:  # what every condition replaces must still be right
         yield from plugin_names(raw)
 
@@ -160,6 +162,14 @@ def _type_problems(raw: Mapping[str, Any]) -> Iterator[Problem]:
             yield location, explain(found, location)
 
 
+def _flow_problems(raw: Mapping[str, Any]) -> Iterator[Problem]:
+    try:
+        config = _adapter().validate_python({name: raw[name] for name in TABLES if name in raw})
+    except ValidationError:
+        return  # wrong types are told already
+    yield from flow_problems(config)
+
+
 def _problems_of_conditions(
     raw: Mapping[str, Any], try_plugins: bool
 ) -> Iterator[tuple[str, Mapping[str, Any], Location, str]]:
@@ -170,7 +180,8 @@ def _problems_of_conditions(
         called = quote(condition["name"]) if condition.get("name") else f"#{number}"
         tables = merged[f"{called} {number}"] = merge(base, overrides_of(condition))
         labels.append(_label(condition, tables))
-        for location, what in (*_type_problems(tables), *run_problems(tables, try_plugins)):
+        found = (*_type_problems(tables), *run_problems(tables, try_plugins), *_flow_problems(tables))
+        for location, what in found:
             yield called, condition, location, what
     for location, what in matrix_problems(merged, labels):
         yield "", {}, location, what

@@ -1,6 +1,6 @@
 """Asynchronous sampling: buffers, the production/consumption limiter, and the threads between them."""
 
-from retrain.controllers.rate import FlowSettings, samples_per_batch
+from retrain.config.flow import FlowSettings, samples_per_batch
 from retrain.pipeline.limiter import RateLimiter, RateStats
 from retrain.pipeline.monitor import ClosedError
 from retrain.pipeline.rollout_pipeline import EndOfStreamError, RolloutPipeline

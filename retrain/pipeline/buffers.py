@@ -16,7 +16,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 import numpy as np
 
-from retrain.controllers.rate import FlowSettings
+from retrain.config.flow import FlowSettings
 
 Item = TypeVar("Item")
 
@@ -56,8 +56,8 @@ class Buffer(Protocol[Item]):
         """Read a batch of different samples; all of them are removed when draining."""
         ...
 
-    def drop_older_than(self, version: int) -> int:
-        """Remove samples of earlier policy versions; gives how many of them were never read."""
+    def drop_older_than(self, version: int) -> list[Sample[Item]]:
+        """Remove samples of earlier policy versions; gives those of them that were never read."""
         ...
 
     def state_dict(self) -> dict[str, Any]:
@@ -98,10 +98,10 @@ class Fifo(Generic[Item]):
         taken, self._samples = self._samples[:batch_size], self._samples[batch_size:]
         return taken
 
-    def drop_older_than(self, version: int) -> int:
-        before = len(self._samples)
+    def drop_older_than(self, version: int) -> list[Sample[Item]]:
+        dropped = [s for s in self._samples if s.version < version]
         self._samples = [s for s in self._samples if s.version >= version]
-        return before - len(self._samples)
+        return dropped
 
     def state_dict(self) -> dict[str, Any]:
         return {}
@@ -170,11 +170,11 @@ class Reservoir(Generic[Item]):
             self._seen.extend(taken)
         return taken
 
-    def drop_older_than(self, version: int) -> int:
-        before = len(self._unseen)
+    def drop_older_than(self, version: int) -> list[Sample[Item]]:
+        dropped = [s for s in self._unseen if s.version < version]
         self._unseen = [s for s in self._unseen if s.version >= version]
         self._seen = [s for s in self._seen if s.version >= version]
-        return before - len(self._unseen)
+        return dropped
 
     def state_dict(self) -> dict[str, Any]:
         return {"rng": self._rng.bit_generator.state}

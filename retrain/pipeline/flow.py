@@ -13,7 +13,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Generic
 
-from retrain.controllers.rate import FlowSettings, RateAccount
+from retrain.config.flow import FlowSettings
+from retrain.controllers.rate import RateAccount
 from retrain.pipeline.buffers import Buffer, Item, Sample
 
 
@@ -37,6 +38,7 @@ class Flow(Generic[Item]):
         self.units = 0  # production units that arrived
         self.batches = 0
         self.stale = 0  # samples dropped for their age
+        self.just_dropped: list[Item] = []  # of those, the ones since the last batch
         self.lost = 0  # samples dropped because their process ended
 
     @property
@@ -81,7 +83,7 @@ class Flow(Generic[Item]):
         self.in_flight -= 1
         self.account.add(1)
         if self._is_stale(version):
-            self._drop(1)
+            self._drop([item])
         else:
             self.buffer.put(Sample(item, version))
 
@@ -99,7 +101,8 @@ class Flow(Generic[Item]):
         self.asked = samples
         self.publish(version)
         if self.settings.max_staleness is not None:
-            self._drop(self.buffer.drop_older_than(self.version - self.settings.max_staleness))
+            old = self.buffer.drop_older_than(self.version - self.settings.max_staleness)
+            self._drop([sample.item for sample in old])
 
     def may_take(self) -> bool:
         """Say whether the batch asked for is there and due; once production ended, anything is."""
@@ -115,6 +118,11 @@ class Flow(Generic[Item]):
         self.batches += 1
         self.is_training = True
         return self.buffer.take(samples, draining=self.account.finished)
+
+    def take_dropped(self) -> list[Item]:
+        """Give the stale items that were dropped since the last time."""
+        dropped, self.just_dropped = self.just_dropped, []
+        return dropped
 
     def publish(self, version: int) -> None:
         """Say which version the policy has; the batch taken is done with."""
@@ -158,6 +166,7 @@ class Flow(Generic[Item]):
         oldest = self.settings.max_staleness
         return oldest is not None and self.version - version > oldest
 
-    def _drop(self, samples: int) -> None:
-        self.stale += samples
-        self.account.discard(samples)
+    def _drop(self, items: list[Item]) -> None:
+        self.stale += len(items)
+        self.just_dropped += items
+        self.account.discard(len(items))

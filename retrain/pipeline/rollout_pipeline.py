@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager, nullcontext
 from types import TracebackType
 from typing import Any, Generic
 
-from retrain.controllers.rate import FlowSettings
+from retrain.config.flow import FlowSettings
 from retrain.errors import RetrainError
 from retrain.pipeline.buffers import Item, build
 from retrain.pipeline.flow import Flow
@@ -69,7 +69,6 @@ class RolloutPipeline(Generic[Item]):
         self._waits = Waits(clock, workers)
         self._running = workers
         self._failure: BaseException | None = None
-        self._reported_stale = 0
         self._threads = [
             threading.Thread(target=self._work, name=f"producer-{i}", daemon=True) for i in range(workers)
         ]
@@ -136,8 +135,8 @@ class RolloutPipeline(Generic[Item]):
         """Give counts and the buffer's generator, JSON-able.
 
         Items are not saved: those in the buffer or on their way would be stale policies' samples by
-        the time of a resume. They are counted as lost; `stats().outstanding` says how many, so that a
-        data cursor can be set back.
+        the time of a resume. They are counted as lost. What was handed out or dropped is told by each
+        `Batch`, so that whoever produces can remember what is still under way, and produce it again.
         """
         with self._monitor:
             return self._flow.state_dict()
@@ -146,7 +145,6 @@ class RolloutPipeline(Generic[Item]):
         """Go on from what `state_dict` gave; call it before `start`."""
         with self._monitor:
             self._flow.load_state_dict(state)
-            self._reported_stale = self._flow.stale
 
     def __enter__(self) -> RolloutPipeline[Item]:
         self.start()
@@ -162,11 +160,9 @@ class RolloutPipeline(Generic[Item]):
 
     def _taken(self, wait_s: float) -> Batch[Item]:
         samples = self._flow.take()
-        dropped = self._flow.stale - self._reported_stale
-        self._reported_stale = self._flow.stale
         ages = tuple(self._flow.version - sample.version for sample in samples)
         self._waits.ages = ages
-        return Batch(tuple(sample.item for sample in samples), ages, dropped, wait_s)
+        return Batch(tuple(sample.item for sample in samples), ages, tuple(self._flow.take_dropped()), wait_s)
 
     def _work(self) -> None:
         """Produce until the end; whatever goes wrong is the trainer's to see."""

@@ -16,8 +16,13 @@ class Batch(Generic[Item]):
 
     items: tuple[Item, ...]
     ages: tuple[int, ...]  # policy versions between sampling and training, one per item
-    dropped: int  # stale samples dropped since the batch before
+    stale: tuple[Item, ...]  # dropped for their age since the batch before
     wait_s: float  # that training waited for this batch
+
+    @property
+    def dropped(self) -> int:
+        """How many samples were dropped for their age since the batch before."""
+        return len(self.stale)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""The last look before anything is created: what tasks are like, and whether rollouts can flow."""
+"""The last look before anything is created: what tasks are like, and what backends say of the runs."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 from retrain import registry
 from retrain.errors import ConfigError
-from retrain.plan.flow import flow_settings
 from retrain.plan.matrix import Plan, RunPlan
 
 if TYPE_CHECKING:
@@ -25,7 +24,7 @@ class TaskFacts:
 
 
 def preflight(plan: Plan, source: str) -> dict[str, TaskFacts]:
-    """Build each distinct task, ask backends about the run, and refuse a rate limiter that could deadlock.
+    """Build each distinct task, and ask backends about the runs.
 
     Returns:
         Facts of each condition's task.
@@ -35,33 +34,20 @@ def preflight(plan: Plan, source: str) -> dict[str, TaskFacts]:
     """
     facts: dict[str, TaskFacts] = {}
     problems: dict[str, None] = {}
-    built: dict[str, TaskFacts] = {}
+    built: dict[str, Task] = {}
     for run in {run.condition: run for run in plan.runs}.values():  # a seed changes nothing here
         data = run.config.data
         key = json.dumps([data.task, data.options, data.seed], default=str, sort_keys=True)
-        facts[run.condition] = built[key] = built.get(key) or _task_facts(run)
+        task = built[key] = built.get(key) or _task(run)
+        facts[run.condition] = TaskFacts(len(task.train), len(task.held_out), task.longest_answer)
         check = registry.optional("backends", run.config.backend.backend, "check_run")
         problems.update(dict.fromkeys(f"{source} {p}" for p in (check(run.config) if check else ())))
-        if run.config.rate_limiter.max_staleness and _is_microbatch(run):
-            what = "samples beside training in units of their own size"
-            problems[
-                f'{source} [backpressure].control: "microbatch" cannot change what runs at a time where '
-                f'[rate_limiter] {what}; use control = "batch" or max_staleness = 0'
-            ] = None
-        flow = flow_settings(run.config)
-        problems.update(
-            dict.fromkeys(f"{source} [rate_limiter].{p}" for p in (flow.problems() if flow else ()))
-        )
     if problems:
         raise ConfigError(list(problems))
     return facts
 
 
-def _is_microbatch(run: RunPlan) -> bool:
-    return run.config.backpressure.enabled and run.config.backpressure.control == "microbatch"
-
-
-def _task_facts(run: RunPlan) -> TaskFacts:
+def _task(run: RunPlan) -> Task:
     data = run.config.data
     task: Task = registry.find("tasks", data.task)(seed=data.seed, **data.options)
-    return TaskFacts(len(task.train), len(task.held_out), task.longest_answer)
+    return task

@@ -7,9 +7,9 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
-from retrain.controllers.rate import FlowSettings
+from retrain.config.flow import FlowSettings
 from retrain.pipeline import RolloutPipeline
-from retrain.rollouts import Group
+from retrain.rollouts import Group, Prompt
 from retrain.trainer.prompts import PromptStream
 from retrain.trainer.source import Sample
 
@@ -17,13 +17,14 @@ from retrain.trainer.source import Sample
 class Beside:
     """Samples in threads of its own while the trainer trains.
 
-    Rollouts under way when a run ends are sampled again after a resume: the cursor is set back by
-    their number. With one worker each prompt is then trained on once; several may swap a few.
+    Whatever is under way when a run ends is sampled again after a resume, before anything else, so
+    that each prompt of an epoch is trained on once: stopped or not, however many workers finish in
+    whatever order. Only what gets stale is dropped, and a reservoir trains on some again.
     """
 
     def __init__(
         self,
-        prompts: PromptStream,
+        prompts: PromptStream[Prompt],
         sample: Sample,
         settings: FlowSettings,
         *,
@@ -40,7 +41,8 @@ class Beside:
         self._order = threading.Lock()
         self._pipeline = self._open()
         self._is_started = False
-        self._taken: list[Group] = []  # the last batch
+        self._under_way: set[int] = set()  # positions that training has not had yet
+        self._last: set[int] = set()  # those that the last batch had for the first time
 
     def next_groups(self, count: int, at_a_time: int, version: int) -> list[Group]:
         """Take what was sampled, waiting for it if need be."""
@@ -49,8 +51,11 @@ class Beside:
             self._pipeline.publish(version)
             self._pipeline.start()
             self._is_started = True
-        self._taken = list(self._pipeline.next_batch(count, version).items)
-        return self._taken
+        batch = self._pipeline.next_batch(count, version)
+        with self._order:
+            self._last = self._under_way & {position for position, _ in batch.items}
+            self._under_way -= self._last | {position for position, _ in batch.stale}
+        return [group for _, group in batch.items]
 
     @contextmanager
     def updating(self, version: int) -> Iterator[None]:
@@ -69,22 +74,20 @@ class Beside:
 
     def put_back(self) -> None:
         """Begin anew: a failed producer has ended its pipeline, and the last batch is sampled again."""
-        state = self.state_dict()
-        state["prompts"]["taken"] = max(0, state["prompts"]["taken"] - len(self._taken))
-        self._taken = []
+        counts = self._pipeline.state_dict()
         self.close()
+        with self._order:
+            self._prompts.put_back(self._under_way | self._last)
+            self._under_way, self._last = set(), set()
         self._pipeline, self._is_started = self._open(), False
-        self.load_state_dict(state)
+        self._pipeline.load_state_dict(counts)
 
     def state_dict(self) -> dict[str, Any]:
-        """Give counts, and the data cursor before what is under way."""
+        """Give counts, and the data cursor with what is under way put back."""
         with self._order:
-            taken = self._prompts.state_dict()["taken"]
-            outstanding = self._pipeline.stats().outstanding
-            return {
-                "prompts": {"taken": max(0, taken - outstanding)},
-                "pipeline": self._pipeline.state_dict(),
-            }
+            cursor = self._prompts.state_dict()
+            again = sorted({*cursor["again"], *self._under_way})
+            return {"prompts": {**cursor, "again": again}, "pipeline": self._pipeline.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from counts and cursor."""
@@ -96,13 +99,15 @@ class Beside:
         """End the producers."""
         self._pipeline.close()
 
-    def _open(self) -> RolloutPipeline[Group]:
+    def _open(self) -> RolloutPipeline[tuple[int, Group]]:
         return RolloutPipeline(
             self._produce, self._settings, workers=self._workers, seed=self._seed, gate=lambda: self._policy
         )
 
-    def _produce(self, version: int) -> list[Group]:
+    def _produce(self, version: int) -> list[tuple[int, Group]]:
         del version
         with self._order:
-            prompts = self._prompts.take(self._settings.unit_size)
-        return self._sample(prompts)
+            positions = self._prompts.take_positions(self._settings.unit_size)
+            self._under_way.update(positions)
+            prompts = [self._prompts.at(position) for position in positions]
+        return list(zip(positions, self._sample(prompts), strict=True))

@@ -2,44 +2,57 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 
-from retrain.rollouts import Prompt
+T = TypeVar("T")
 
 
-class PromptStream:
-    """Endless shuffled epochs over the training prompts, whatever the batch sizes.
+class PromptStream(Generic[T]):
+    """Endless shuffled epochs over the training prompts (or other rows), whatever the batch sizes.
 
-    Epoch k's order depends on the seed and k alone, so the number of prompts taken is the whole state.
+    Epoch k's order depends on the seed and k alone, so that a prompt's position in the stream says
+    which it is; the state is the next position, and positions to be taken once more.
     """
 
-    def __init__(self, prompts: Sequence[Prompt], seed: int) -> None:
+    def __init__(self, prompts: Sequence[T], seed: int) -> None:
         self._prompts = prompts
         self._seed = seed
         self._taken = 0
+        self._again: list[int] = []
         self._epoch, self._order = 0, self._shuffled(0)
 
-    def take(self, count: int) -> list[Prompt]:
+    def take(self, count: int) -> list[T]:
         """Give the next prompts; an epoch's end is crossed without a gap."""
-        return [self._next() for _ in range(count)]
+        return [self.at(position) for position in self.take_positions(count)]
 
-    def state_dict(self) -> dict[str, int]:
+    def take_positions(self, count: int) -> list[int]:
+        """Give the positions of the next prompts: first those put back."""
+        repeated, self._again = self._again[:count], self._again[count:]
+        start = self._taken
+        self._taken += count - len(repeated)
+        return [*repeated, *range(start, self._taken)]
+
+    def put_back(self, positions: Iterable[int]) -> None:
+        """Let prompts be taken once more, before any others."""
+        self._again = sorted({*self._again, *positions})
+
+    def at(self, position: int) -> T:
+        """Give the prompt at a position of the stream."""
+        epoch, number = divmod(position, len(self._prompts))
+        if epoch != self._epoch:
+            self._epoch, self._order = epoch, self._shuffled(epoch)
+        return self._prompts[self._order[number]]
+
+    def state_dict(self) -> dict[str, Any]:
         """Give the cursor."""
-        return {"taken": self._taken}
+        return {"taken": self._taken, "again": list(self._again)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go to a cursor that `state_dict` gave."""
-        self._taken = int(state["taken"])
-
-    def _next(self) -> Prompt:
-        epoch, position = divmod(self._taken, len(self._prompts))
-        if epoch != self._epoch:
-            self._epoch, self._order = epoch, self._shuffled(epoch)
-        self._taken += 1
-        return self._prompts[self._order[position]]
+        self._taken, self._again = int(state["taken"]), list(state["again"])
 
     def _shuffled(self, epoch: int) -> list[int]:
         order: list[int] = np.random.default_rng([self._seed, epoch]).permutation(len(self._prompts)).tolist()

@@ -7,8 +7,8 @@ from contextlib import nullcontext
 from typing import Any, Protocol
 
 from retrain.backends import BackendInfo
+from retrain.config.flow import flow_settings
 from retrain.config.schema import Config
-from retrain.plan.flow import flow_settings
 from retrain.rollouts import Group, Prompt
 from retrain.tasks import Task
 from retrain.trainer.prompts import PromptStream
@@ -73,7 +73,7 @@ def open_source(config: Config, info: BackendInfo, task: Task, sample: Sample) -
 class InTurn:
     """Samples when asked: the plain loop."""
 
-    def __init__(self, prompts: PromptStream, sample: Sample) -> None:
+    def __init__(self, prompts: PromptStream[Prompt], sample: Sample) -> None:
         self._prompts = prompts
         self._sample = sample
         self._before = prompts.state_dict()

@@ -1,0 +1,122 @@
+"""Sampling beside training: which prompts are trained on, stopped or not, in whatever order units finish."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from retrain.config.flow import FlowSettings
+from retrain.rollouts import Group, Prompt, Rollout
+from retrain.trainer.beside import Beside
+from retrain.trainer.prompts import PromptStream
+
+BOUND_S = 30  # only reached if the test fails
+PROMPTS = [Prompt(number, str(number), "") for number in range(500)]
+
+
+def sampled(prompts: Sequence[Prompt]) -> list[Group]:
+    return [Group(prompt, (Rollout(prompt, "", (0,), np.zeros(1), ("",), False, 0),)) for prompt in prompts]
+
+
+class FirstIsLast:
+    """Samples; the first unit is done only after another one, so that units finish out of order."""
+
+    def __init__(self) -> None:
+        self._calls, self._lock, self._other = 0, threading.Lock(), threading.Event()
+
+    def __call__(self, prompts: Sequence[Prompt]) -> list[Group]:
+        with self._lock:
+            self._calls += 1
+            is_first = self._calls == 1
+        if is_first:
+            assert self._other.wait(BOUND_S)
+        else:
+            self._other.set()
+        return sampled(prompts)
+
+
+def opened(sample, workers: int, batch: int, unit: int, **changes: object) -> Beside:
+    flow = {"batch_size": batch, "capacity": 4 * max(batch, unit), "unit_size": unit, "max_staleness": 9}
+    return Beside(
+        PromptStream(PROMPTS, seed=1),
+        sample,
+        FlowSettings(**{**flow, **changes}),
+        workers=workers,
+        seed=0,
+        overlaps=True,
+    )
+
+
+def train(source: Beside, steps: range, batch: int) -> list[int]:
+    """Take steps, and give the prompts trained on."""
+    trained: list[int] = []
+    for step in steps:
+        trained += [int(group.prompt.id) for group in source.next_groups(batch, batch, step)]
+        with source.updating(step + 1):
+            pass
+    return trained
+
+
+def assert_each_once(trained: list[int], source: Beside) -> None:
+    """Every prompt of the stream up to the cursor was trained on once, or is still to come."""
+    cursor, stream = source.state_dict()["prompts"], PromptStream(PROMPTS, seed=1)
+    to_come = [int(stream.at(position).id) for position in cursor["again"]]
+    assert sorted([*trained, *to_come]) == sorted(int(stream.at(p).id) for p in range(cursor["taken"]))
+
+
+@pytest.mark.parametrize("buffer", ["fifo", "firo"])
+@pytest.mark.parametrize("stop", [1, 2, 5])
+def test_each_prompt_is_trained_on_once_though_units_finish_out_of_order(buffer: str, stop: int) -> None:
+    first = opened(FirstIsLast(), workers=3, batch=4, unit=2, buffer=buffer)
+    trained = train(first, range(stop), 4)
+    state = json.loads(json.dumps(first.state_dict()))
+    first.close()
+    resumed = opened(FirstIsLast(), workers=3, batch=4, unit=2, buffer=buffer)
+    resumed.load_state_dict(state)
+    trained += train(resumed, range(stop, 6), 4)
+    resumed.close()
+    assert_each_once(trained, resumed)
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    workers=st.integers(1, 4),
+    batch=st.integers(1, 4),
+    unit=st.integers(1, 4),
+    stops=st.lists(st.integers(1, 4), min_size=1, max_size=3),
+)
+def test_nothing_is_lost_and_nothing_comes_twice_however_often_a_run_is_stopped(
+    workers: int, batch: int, unit: int, stops: list[int]
+) -> None:
+    trained, step, source = [], 0, opened(sampled, workers, batch, unit)
+    for steps in stops:
+        trained += train(source, range(step, step + steps), batch)
+        state, step = json.loads(json.dumps(source.state_dict())), step + steps
+        source.close()
+        source = opened(sampled, workers, batch, unit)
+        source.load_state_dict(state)
+    assert_each_once(trained, source)
+
+
+def test_a_batch_that_did_not_fit_is_sampled_again_before_anything_else() -> None:
+    source = opened(sampled, workers=1, batch=4, unit=4)
+    first = train(source, range(1), 4)
+    failed = [int(group.prompt.id) for group in source.next_groups(4, 4, 1)]
+    source.put_back()
+    again = [int(group.prompt.id) for group in source.next_groups(2, 2, 1)]
+    assert again == failed[:2]
+    assert not set(first) & set(failed)
+    source.close()
+
+
+def test_prompts_put_back_are_taken_first_and_across_epochs() -> None:
+    stream = PromptStream(PROMPTS, seed=1)
+    seen = [prompt.id for prompt in stream.take(510)]
+    stream.put_back([505, 3])
+    assert [prompt.id for prompt in stream.take(3)] == [seen[3], seen[505], stream.at(510).id]
