@@ -170,7 +170,7 @@ def random_worlds(count: int, seed: int) -> Iterator[World]:
         yield random_world(np.random.default_rng([seed, index]))
 
 
-def late_jumps(seeds: int) -> Iterator[World]:
+def late_jumps(seeds: int, first_seed: int = 0) -> Iterator[World]:
     """The hardest change: from a small optimum to a very large one after 200 steps, in strong noise."""
     curves: list[Callable[[float], Array]] = [
         lambda best: contended(best, 0.02),
@@ -182,6 +182,6 @@ def late_jumps(seeds: int) -> Iterator[World]:
         for first, last in ((3.0, 60.0), (6.0, 100.0)):
             jump = stepped(curve(first), curve(last), 200)
             for noise in (0.12, 0.20):
-                for seed in range(seeds):
+                for seed in range(first_seed, first_seed + seeds):
                     factor = noise_factor(np.random.default_rng([index, seed]), noise)
                     yield World("late jump", noise, jump, factor)

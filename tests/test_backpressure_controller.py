@@ -119,6 +119,31 @@ def test_a_changed_curve_is_noticed_and_followed():
     assert decisions[-1].batch_size <= 8
 
 
+def test_utilization_is_that_of_the_next_batch_and_not_of_sizes_left_behind():
+    decisions = drive(BackPressure(1, GROUP, throttle_margin=1.0), lambda b: usl_throughput(b, 32), 12)
+    assert decisions[-1].utilization == pytest.approx(1.0, abs=0.05)
+    assert decisions[-1].throughput < 0.8 * usl_throughput(32, 32)  # the moving average lags
+
+
+def test_only_the_sizes_given_and_the_bounds_are_recommended():
+    controller = BackPressure(8, GROUP, sizes=[4, 13, 22, 100], max_batch_size=40)
+    decisions = drive(controller, lambda batch: usl_throughput(batch, 20), 80, 0.05)
+    assert {decision.batch_size for decision in decisions} <= {1, 4, 8, 13, 22, 40}
+    assert decisions[-1].batch_size in (13, 22)
+
+
+def test_holding_says_why_and_learns_nothing():
+    controller = BackPressure(8, GROUP)
+    drive(controller, lambda batch: usl_throughput(batch, 16), 30, 0.02)
+    before = controller.state_dict()
+
+    decision = controller.hold("the step was skipped")
+
+    assert (decision.action, decision.reason) == ("hold", "the step was skipped")
+    assert decision.batch_size == controller.batch_size
+    assert controller.state_dict() == before
+
+
 def test_one_stalled_step_changes_nothing():
     controller = BackPressure(8, GROUP)
     before = drive(controller, lambda batch: usl_throughput(batch, 16), 50, 0.02)[-1].batch_size
@@ -206,6 +231,15 @@ def test_goodput_without_noise_scales_falls_back_to_throughput_and_says_so():
     assert "0 noise-scale samples are too few" in decision.reason
 
 
+def test_micro_batches_are_chosen_by_throughput_because_they_teach_the_same():
+    controller = BackPressure(8, GROUP, objective="goodput", control="microbatch", throttle_margin=1.0)
+    for _ in range(80):
+        batch = controller.batch_size
+        decision = controller.observe(observation(batch, usl_throughput(batch, 60), noise_scale=60.0))
+    assert usl_throughput(controller.batch_size, 60) >= 0.98 * usl_throughput(60, 60)
+    assert "micro-batches teach the same" in decision.reason
+
+
 @pytest.mark.parametrize(
     ("sigma", "kappa", "phi"), [(0.1, 1e-4, 50.0), (0.0, 0.01, 5.0), (0.02, 0.05, 0.5), (0.3, 0.0, 9.0)]
 )
@@ -234,6 +268,9 @@ def test_the_goodput_optimum_beats_its_neighbours(sigma, kappa, phi):
         ({"control": "tokens"}, "control"),
         ({"batch_size": 65}, "batch_size"),
         ({"group_size": 0}, "group_size"),
+        ({"batch_size": "8"}, "batch_size"),
+        ({"group_size": 2.5}, "group_size"),
+        ({"sizes": [4, 2.5]}, "sizes"),
     ],
 )
 def test_a_setting_out_of_range_is_refused_by_name(keys, name):
@@ -248,6 +285,7 @@ def test_a_setting_out_of_range_is_refused_by_name(keys, name):
         ({"tokens": -5}, "tokens"),
         ({"tokens": math.inf}, "tokens"),
         ({"step_time_s": 0.0}, "step_time_s"),
+        ({"step_time_s": 1e-40}, "tokens / step_time_s"),
         ({"step_time_s": math.nan}, "step_time_s"),
         ({"batch_size": 0}, "batch_size"),
         ({"group_size": -1}, "group_size"),

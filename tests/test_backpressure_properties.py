@@ -15,7 +15,7 @@ STEPS = st.lists(
     st.tuples(
         st.sampled_from(["recommended", "recommended", "recommended", "chosen", "out of memory"]),
         st.integers(1, 80),
-        st.floats(1e-3, 1e9),
+        st.one_of(st.floats(1e-3, 1e9), st.floats(1e-29, 1e29)),
         st.one_of(st.none(), st.floats(0.0, 1.0)),
         st.one_of(st.none(), st.floats(allow_nan=True, allow_infinity=True)),
     ),
@@ -103,6 +103,13 @@ def test_p_star_is_the_argmax_of_the_reported_curve(steps):
             return p / (1.0 + sigma * (p - 1.0) + kappa * p * (p - 1.0))
 
         assert curve(best) >= max(curve(0.9 * best), curve(1.1 * best)) * (1.0 - 1e-9)
+
+
+@pytest.mark.parametrize("lost", [["observed"], ["version", "sizes"]])
+def test_an_incomplete_state_is_refused(lost):
+    state = {name: value for name, value in BackPressure().state_dict().items() if name not in lost}
+    with pytest.raises(ValueError, match=f"state: got .*{lost[-1]}"):
+        BackPressure().load_state_dict(state)
 
 
 @pytest.mark.parametrize(

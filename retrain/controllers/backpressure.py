@@ -9,7 +9,7 @@ that completed or ran out of memory, and leave out those that were skipped or fa
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from typing import Any
 
@@ -38,27 +38,36 @@ STATE_VERSION = 1
 class BackPressure:
     """The controller; run `batch_size`, then `observe` the step.
 
-    An observed batch need not be the recommended one: it counts at the nearest known size. One outside
-    the bounds is ignored, and the decision says so. A size at or above one that ran out of memory is never
-    recommended again, except min_batch_size, below which nothing may be recommended.
+    An observed batch need not be the recommended one, nor come in order: it counts at the nearest known
+    size, as the newest measurement. One outside the bounds is ignored, and the decision says so. A size at
+    or above one that ran out of memory is never recommended again, except min_batch_size, below which
+    nothing may be recommended.
 
     Args:
         batch_size: prompts of the first step.
         group_size: rollouts per prompt.
+        sizes: batch sizes to choose among, of those within the bounds; by default about eight per
+            doubling. The bounds and `batch_size` are always among them.
         keys: see `Settings`.
 
     Raises:
         ValueError: naming the key out of range.
     """
 
-    def __init__(self, batch_size: int = 8, group_size: int = 8, **keys: Any) -> None:
+    def __init__(
+        self, batch_size: int = 8, group_size: int = 8, *, sizes: Iterable[int] | None = None, **keys: Any
+    ) -> None:
         self.settings = Settings(**keys)
         lowest, highest = self.settings.min_batch_size, self.settings.max_batch_size
+        sizes = None if sizes is None else list(sizes)
+        for name, value in (("batch_size", batch_size), ("group_size", group_size)):
+            require(name, value, type(value) is int, "a whole number")
+        require("sizes", sizes, all(type(size) is int for size in sizes or ()), "whole numbers")
         bounds = f"min_batch_size {lowest} to max_batch_size {highest}"
         require("batch_size", batch_size, lowest <= batch_size <= highest, bounds)
         require("group_size", group_size, group_size >= 1, "at least 1")
         self.batch_size, self.group_size = batch_size, group_size
-        self._sizes = batch_sizes(lowest, highest, batch_size)
+        self._sizes = batch_sizes(lowest, highest, batch_size, sizes)
         self._concurrency: NDArray[np.float64] = np.array(self._sizes, dtype=float) * group_size
         self._fitter = StepTimeFitter(self._concurrency)
         self._observed = Observed.nothing(len(self._sizes))
@@ -76,7 +85,7 @@ class BackPressure:
         size = step.batch_size * step.group_size / self.group_size
         if not self._sizes[0] <= size <= self._sizes[-1]:
             bounds = f"{self._sizes[0]}..{self._sizes[-1]}"
-            return self._decision("hold", "optimal", f"ignored: a batch of {size:g} is outside {bounds}")
+            return self.hold(f"ignored: a batch of {size:g} is outside {bounds}")
         index = nearest(self._sizes, size)
         if step.out_of_memory:
             return self._retreat(index, size)
@@ -84,11 +93,13 @@ class BackPressure:
         self._noise_scale.add(step.noise_scale)
         verdict = self._learn(index, step.tokens / step.step_time_s)
         if verdict == "stall":
-            return self._decision(
-                "hold", "optimal", "far slower than predicted; measured again before it counts"
-            )
+            return self.hold("far slower than predicted; measured again before it counts")
         self._choose(index)
         return self._explained(index, size, verdict)
+
+    def hold(self, reason: str) -> Decision:
+        """Go on as before after a step that measured nothing (skipped, or failed): learns nothing."""
+        return self._decision("hold", "warmup" if self._explorer.warming else "optimal", reason)
 
     def state_dict(self) -> dict[str, Any]:
         """Everything that decides, as plain data for JSON."""
@@ -111,6 +122,8 @@ class BackPressure:
         Raises:
             ValueError: the state is of another version, other batch sizes or another group size.
         """
+        missing = sorted(self.state_dict().keys() - set(state))
+        require("state", f"nothing for {missing}", not missing, "everything that `state_dict` gave")
         expected = {"version": STATE_VERSION, "sizes": list(self._sizes), "group_size": self.group_size}
         for name, value in expected.items():
             require(f"state {name}", state.get(name), state.get(name) == value, f"{value}, as configured")
@@ -179,8 +192,16 @@ class BackPressure:
 
     def _goodput_noise_scale(self) -> float | None:
         """The noise scale to weigh samples by; None when maximising throughput."""
-        wanted = self.settings.objective == "goodput" and self._noise_scale.is_known
-        return self._noise_scale.noise_scale if wanted else None
+        wanted = self.settings.objective == "goodput" and self.settings.control == "batch"
+        return self._noise_scale.noise_scale if wanted and self._noise_scale.is_known else None
+
+    def _fallback(self) -> str:
+        """Why throughput is maximised although goodput was asked for; empty if it is not."""
+        if self.settings.objective != "goodput" or self._goodput_noise_scale() is not None:
+            return ""
+        if self.settings.control == "microbatch":
+            return " (throughput: micro-batches teach the same at any size)"
+        return f" (throughput: {self._noise_scale.samples} noise-scale samples are too few)"
 
     def _explained(self, index: int, size: float, verdict: Verdict) -> Decision:
         excess = self._curve.excess(float(self._concurrency[index]), float(self._observed.mean[index]))
@@ -198,8 +219,6 @@ class BackPressure:
 
     def _decision(self, action: Action, regime: Regime, reason: str) -> Decision:
         noise_scale = self._goodput_noise_scale()
-        if self.settings.objective == "goodput" and noise_scale is None:
-            reason += f" (throughput: {self._noise_scale.samples} noise-scale samples are too few)"
         sigma, kappa = self._curve.contention_and_crosstalk
         return Decision(
             action=action,
@@ -210,11 +229,12 @@ class BackPressure:
             kappa=kappa,
             utilization=self._utilization(),
             throughput=self._throughput,
-            reason=reason,
+            reason=reason + self._fallback(),
         )
 
     def _utilization(self) -> float:
         if self._observed.origin is None:
             return 0.0
         best = self._curve.highest(float(self._concurrency[0]), float(self._concurrency[-1]))
-        return self._throughput / (best * math.exp(self._observed.origin))
+        expected = float(self._belief.expected[nearest(self._sizes, self.batch_size)])
+        return math.exp(expected) / best

@@ -4,18 +4,26 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
+from collections.abc import Iterable, Iterator
 
 PER_DOUBLING = 8  # steps of 6 to 12 %; a scalability curve moves under 1 % between neighbours at its top
 
 
-def batch_sizes(lowest: int, highest: int, configured: int) -> tuple[int, ...]:
-    """Every size up to 16, then multiples of a power of two, with the bounds and the configured size."""
-    sizes = {lowest, highest, configured, *range(1, 2 * PER_DOUBLING + 1)}
+def batch_sizes(
+    lowest: int, highest: int, configured: int, wanted: Iterable[int] | None = None
+) -> tuple[int, ...]:
+    """Give the sizes wanted (by default a ladder) within the bounds, with these and the configured size."""
+    sizes = {lowest, highest, configured, *(_ladder(highest) if wanted is None else wanted)}
+    return tuple(sorted(size for size in sizes if lowest <= size <= highest))
+
+
+def _ladder(highest: int) -> Iterator[int]:
+    """Every size up to 16, then multiples of a power of two."""
+    yield from range(1, 2 * PER_DOUBLING + 1)
     stride = 2
     while stride * PER_DOUBLING < highest:
-        sizes.update(stride * eighth for eighth in range(PER_DOUBLING + 1, 2 * PER_DOUBLING + 1))
+        yield from (stride * eighth for eighth in range(PER_DOUBLING + 1, 2 * PER_DOUBLING + 1))
         stride *= 2
-    return tuple(sorted(size for size in sizes if lowest <= size <= highest))
 
 
 def nearest(sizes: tuple[int, ...], size: float) -> int:

@@ -48,7 +48,7 @@ class StepObservation:
             finite = 0.0 < self.step_time_s < math.inf
             require("step_time_s", self.step_time_s, finite, "a positive, finite number of seconds")
             rate = self.tokens / self.step_time_s
-            require("tokens / step_time_s", rate, 1e-100 < rate < 1e100, "a rate that can be squared")
+            require("tokens / step_time_s", rate, 1e-30 < rate < 1e30, "a rate from 1e-30 to 1e30 a second")
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,8 @@ class Decision:
         batch_size: prompts to run next.
         p_star: fitted best concurrency; infinite when there is none, or fewer than three sizes are known.
         sigma, kappa: fitted contention and crosstalk; 0 until three sizes are known.
-        utilization: throughput over the best that the fit offers between the bounds; 0 while unknown.
+        utilization: throughput expected of `batch_size` over the best that the fit offers between the bounds;
+            0 while unknown.
         throughput: moving average of tokens per second.
         reason: why, in a few words.
     """
