@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.optimize import curve_fit
+from scipy.stats import t as student
 
 from retrain.controllers.usl import UslFit, fit_usl
 
@@ -116,6 +117,39 @@ def test_p_star_is_the_argmax_of_the_fitted_curve_whatever_the_data(points):
             assert highest == pytest.approx(float(fit.throughput(grid)[-1]))
 
 
+POSITIVE = st.floats(5e-324, 1.7e308, allow_subnormal=True)
+
+
+@given(st.lists(st.tuples(POSITIVE, POSITIVE), min_size=1, max_size=12), st.sampled_from(["nls", "online"]))
+@settings(max_examples=150, deadline=None)
+def test_any_positive_data_give_a_finite_curve_or_a_stated_doubt(points, method):
+    p, x = zip(*points, strict=True)
+    fit = fit_usl(p, x, method=method)
+    assert 0.0 <= fit.sigma <= 1.0
+    assert 0.0 <= fit.kappa <= 1.0
+    assert 0.0 < fit.lambda_ < math.inf
+    assert fit.p_star >= 1.0
+    assert fit.identified or fit.reason
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 512), st.floats(0.5, 2.0)), min_size=1, max_size=20),
+    st.floats(-280, 280),
+    st.sampled_from(["nls", "online"]),
+)
+@settings(max_examples=100, deadline=None)
+def test_another_unit_of_throughput_changes_the_level_alone(points, exponent, method):
+    p = [float(concurrency) for concurrency, _ in points]
+    x = [usl(concurrency, 0.05, 0.001, 100.0) * factor for concurrency, factor in points]
+    unit = 2.0 ** math.floor(exponent / math.log10(2.0))  # a power of two, so that no digit is lost
+
+    plain, scaled = fit_usl(p, x, method), fit_usl(p, [unit * value for value in x], method)
+
+    assert scaled.lambda_ == pytest.approx(plain.lambda_ * unit, rel=1e-12)
+    assert (scaled.sigma, scaled.kappa) == (plain.sigma, plain.kappa)
+    assert (scaled.identified, scaled.reason) == (plain.identified, plain.reason)
+
+
 @given(st.permutations(range(11)))
 @settings(max_examples=20, deadline=None)
 def test_the_order_of_observations_does_not_matter(order):
@@ -134,6 +168,74 @@ def test_the_online_fit_shrugs_off_stalled_steps():
     stalled = np.where(np.arange(p.size) % 16 == 3, clean / 6, clean)
 
     assert fit_usl(p, stalled, "online").p_star == pytest.approx(70.0, rel=0.1)
+
+
+@pytest.mark.parametrize("method", ["nls", "online"])
+@pytest.mark.parametrize(("sigma", "kappa"), [(0.05, 0.001), (0.1, 0.0), (0.0, 0.001)])
+@pytest.mark.parametrize("repeats", [1, 4])
+def test_intervals_hold_the_truth_about_as_often_as_they_claim(method, sigma, kappa, repeats):
+    rng, rounds = np.random.default_rng(7), 80
+    p = np.tile([1.0, 2, 4, 8, 16, 32, 64], repeats)
+    clean, held = usl(p, sigma, kappa, 100.0), np.zeros(3)
+    for _ in range(rounds):
+        noise = 0.03 * rng.normal(size=p.size)
+        x = clean + noise * clean.mean() if method == "nls" else clean * np.exp(noise)
+        intervals = fit_usl(p, x, method).intervals
+        truth = {"sigma": sigma, "kappa": kappa, "lambda": 100.0}
+        held += [intervals[name][0] <= value <= intervals[name][1] for name, value in truth.items()]
+    # 95 % of 80 is 76, give or take 2; on its bound a coefficient has half an interval, which holds more
+    assert np.all(held >= 70)
+    assert sigma * kappa == 0.0 or np.all(held < rounds)
+
+
+def test_published_intervals_are_reproduced():
+    """R's usl gives estimate -/+ t(0.95, n - 1) standard errors."""
+    data = NAMED["raytracer_first6"]
+    fit, t = fit_usl(data["p"], data["X"]), 2.0150
+    for name, value, error in (
+        ("sigma", fit.sigma, fit.sigma_error),
+        ("kappa", fit.kappa, fit.kappa_error),
+        ("lambda", fit.lambda_, fit.lambda_error),
+    ):
+        published = data["extra"][f"ci_{name}"]
+        assert [value - t * error, value + t * error] == pytest.approx(published, rel=2e-3, abs=1e-5)
+
+
+@pytest.mark.parametrize("freedom", range(1, 40))
+def test_the_quantile_is_students(freedom):
+    fit = UslFit(0.1, 0.1, 1.0, freedom=freedom)
+    assert fit.quantile == pytest.approx(student.ppf(0.975, freedom), rel=1e-3)
+
+
+@pytest.mark.parametrize("method", ["nls", "online"])
+@pytest.mark.parametrize(
+    ("p", "x", "why"),
+    [
+        ([1, 2, 4, 8, 16, 32], [value**1.3 for value in (1, 2, 4, 8, 16, 32)], "sigma would be below 0"),
+        ([8, 16, 32], [100, 10, 1], "kappa 1 is not told from 0"),
+        ([8, 16, 32], [10.0, 18.0, 27.0], "no observation is left over"),
+        ([1, 2, 4, 8, 16, 32], [10.0, 22.0, 34.0, 88.0, 141.0, 330.0], "kappa may be up to"),
+        ([1, 2, 4, 8, 12, 16, 24, 32], [10, 18, 30, 44, 50, 55, 75, 110.0], "no curve of this law"),
+    ],
+)
+def test_data_that_no_single_curve_explains_are_called_unidentified(method, p, x, why):
+    fit = fit_usl(p, x, method=method)
+    assert not fit.identified
+    assert why in fit.reason
+
+
+def test_coefficients_stay_where_they_can_mean_something():
+    fit = fit_usl([8, 16, 32], [100, 10, 1], method="nls")
+    assert fit.kappa <= 1.0
+    assert fit.lambda_ < 1e6
+
+
+def test_no_optimum_is_claimed_only_as_far_as_was_measured():
+    p = np.array([1.0, 2, 4, 8, 16, 32])
+    noise = 1 + 0.003 * np.array([1.0, -1, 1, -1, -1, 1])
+    fit = fit_usl(p, usl(p, 0.1, 0.0, 50.0) * noise)
+    assert fit.identified
+    assert fit.reason.startswith("no optimum up to 32; beyond")
 
 
 def test_fewer_than_three_concurrencies_cannot_identify_the_curve():

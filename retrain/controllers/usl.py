@@ -1,72 +1,25 @@
-"""Universal Scalability Law: what throughput a level of concurrency buys, and where it is best.
+"""Fits the Universal Scalability Law to measured throughputs, and says when they cannot identify it.
 
-X(p) = lambda p / (1 + sigma (p - 1) + kappa p (p - 1)), with lambda the throughput at p = 1, sigma the
-contention (the share of work that queues), kappa the crosstalk (pairwise cost). Its maximum lies at
-p* = sqrt((1 - sigma) / kappa); without crosstalk there is none. Nothing here decides what to do about it.
-
-Source: Gunther, Guerrilla Capacity Planning (2007), chapters 4 to 6.
+Nothing here decides what to do about it.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Literal, overload
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from retrain.controllers.usl_nls import fit_least_squares, standard_errors
+from retrain.controllers.usl_identify import judged
+from retrain.controllers.usl_law import UslFit
+from retrain.controllers.usl_nls import fit_least_squares, to_coefficients
 from retrain.controllers.usl_online import StepTime, fit_robust
+from retrain.controllers.usl_scaled import ROUNDING, Data, leaning, standard_errors
+
+__all__ = ["UslFit", "fit_usl"]
 
 FloatArray = NDArray[np.float64]
-
-
-@dataclass(frozen=True)
-class UslFit:
-    """A fitted curve, with how far to trust it.
-
-    Attributes:
-        sigma: contention, in [0, 1].
-        kappa: crosstalk, at least 0.
-        lambda_: throughput at p = 1, in the unit of the data.
-        sigma_error, kappa_error, lambda_error: standard errors; infinite where the data leave no degree
-            of freedom, 0 for a coefficient that lies on its bound.
-        identified: whether the data determine the curve.
-        reason: why they do not, or what to bear in mind; empty when there is nothing to say.
-    """
-
-    sigma: float
-    kappa: float
-    lambda_: float
-    sigma_error: float = math.inf
-    kappa_error: float = math.inf
-    lambda_error: float = math.inf
-    identified: bool = True
-    reason: str = ""
-
-    @property
-    def p_star(self) -> float:
-        """Concurrency of the highest throughput; infinite without crosstalk, never below 1."""
-        if self.kappa <= 0.0:
-            return math.inf
-        return max(1.0, math.sqrt(max(0.0, 1.0 - self.sigma) / self.kappa))
-
-    @property
-    def peak(self) -> float:
-        """Highest throughput: at p*, or the limit lambda / sigma (infinite when that is 0)."""
-        if math.isfinite(self.p_star):
-            return self.throughput(self.p_star)
-        return self.lambda_ / self.sigma if self.sigma > 0.0 else math.inf
-
-    @overload
-    def throughput(self, p: float) -> float: ...
-    @overload
-    def throughput(self, p: FloatArray) -> FloatArray: ...
-    def throughput(self, p: float | FloatArray) -> float | FloatArray:
-        """Predicted throughput at concurrency `p` (any shape)."""
-        return self.lambda_ * p / (1.0 + self.sigma * (p - 1.0) + self.kappa * p * (p - 1.0))
 
 
 def fit_usl(
@@ -77,7 +30,7 @@ def fit_usl(
     Args:
         p: concurrencies, positive, shape (n,); repeats are welcome.
         x: throughputs, positive, any unit, shape (n,).
-        method: "nls" minimises squared errors of throughput with 0 <= sigma <= 1 and kappa >= 0, which
+        method: "nls" minimises squared errors of throughput with sigma and kappa in [0, 1], which
             reproduces published coefficients. "online" is the controller's fit: squared relative errors
             of the time per step, non-negative, and deaf to outliers.
 
@@ -85,15 +38,22 @@ def fit_usl(
         ValueError: shapes differ, nothing was measured, a value is not positive and finite, or the
             method is unknown.
     """
-    concurrency, throughput = _checked(p, x)
-    if method == "nls":
-        coefficients, errors = fit_least_squares(concurrency, throughput)
-    elif method == "online":
-        coefficients = from_step_time(fit_robust(concurrency, throughput))
-        errors = _relative_errors(concurrency, throughput, coefficients)
-    else:
+    if method not in ("nls", "online"):
         raise ValueError(f"method: got {method!r}; use 'nls' or 'online'")
-    return _described(concurrency, coefficients, errors)
+    data = Data.of(*_checked(p, x))
+    time = fit_robust(data.q, data.y)
+    theta = to_coefficients(time, data) if method == "online" else fit_least_squares(data, time)
+    jacobian, residuals = _linearised(data, theta, relative=method == "online")
+    bound = np.where(theta >= data.upper, 1.0, np.where(theta <= 0.0, -1.0, 0.0))
+    errors = standard_errors(jacobian, residuals, bound == 0.0)
+    fit = UslFit(
+        *data.plain(theta),
+        sigma_error=float(errors[0]) * data.one,
+        kappa_error=float(errors[1]) * data.one**2,
+        lambda_error=float(errors[2]) * data.plain(theta)[2],
+        freedom=max(0, len(data.q) - int((bound == 0.0).sum())),
+    )
+    return judged(fit, data.q * data.p_unit, leaning(jacobian, residuals, bound)[:2])
 
 
 def from_step_time(time: StepTime) -> tuple[float, float, float]:
@@ -102,18 +62,12 @@ def from_step_time(time: StepTime) -> tuple[float, float, float]:
     return (time.load + time.crowd) / total, time.crowd / total, 1.0 / total
 
 
-def _relative_errors(
-    p: FloatArray, x: FloatArray, coefficients: tuple[float, float, float]
-) -> tuple[float, float, float]:
-    """Standard errors from relative residuals: the Jacobian of log X."""
-    fit = UslFit(*coefficients)
-    slowdown = 1.0 + fit.sigma * (p - 1.0) + fit.kappa * p * (p - 1.0)
-    jacobian = np.stack(
-        [-(p - 1.0) / slowdown, -p * (p - 1.0) / slowdown, np.full_like(p, 1.0 / fit.lambda_)], axis=1
-    )
-    free = np.array([0.0 < fit.sigma < 1.0, fit.kappa > 0.0, True])
-    sigma, kappa, lambda_ = standard_errors(jacobian, np.log(x / fit.throughput(p)), free)
-    return float(sigma), float(kappa), float(lambda_)
+def _linearised(data: Data, theta: FloatArray, *, relative: bool) -> tuple[FloatArray, FloatArray]:
+    """Jacobian in (contention, crosstalk, log level) and residuals, of log y or of y itself."""
+    curve, jacobian = data.curve(theta), data.log_jacobian(theta)
+    residuals = np.log(data.y / curve) if relative else data.y - curve
+    residuals = np.where(np.abs(residuals) < ROUNDING, 0.0, residuals)
+    return jacobian if relative else curve[:, None] * jacobian, residuals
 
 
 def _checked(
@@ -130,21 +84,3 @@ def _checked(
         if bad.size:
             raise ValueError(f"{name}: got {bad[0]}; every value must be positive and finite")
     return concurrency, throughput
-
-
-def _described(
-    p: FloatArray, coefficients: tuple[float, float, float], errors: tuple[float, float, float]
-) -> UslFit:
-    fit = UslFit(*coefficients, *errors)
-    distinct = len(np.unique(p))
-    if distinct < 3:
-        reason = f"{distinct} distinct concurrencies cannot identify three coefficients; measure at least 3"
-        return UslFit(*coefficients, *errors, identified=False, reason=reason)
-    if fit.kappa > 0.0 and 0.5 * fit.kappa < fit.kappa_error < math.inf:
-        reason = f"kappa {fit.kappa:.3g} is within two standard errors ({fit.kappa_error:.3g}) of 0"
-        return UslFit(*coefficients, *errors, identified=False, reason=reason)
-    highest = float(p.max())
-    if highest < fit.p_star < math.inf:
-        reason = f"p* {fit.p_star:.4g} is extrapolated: nothing was measured beyond {highest:.4g}"
-        return UslFit(*coefficients, *errors, reason=reason)
-    return fit

@@ -1,6 +1,6 @@
 """Bounded non-linear least squares for the Universal Scalability Law, in numpy alone.
 
-Levenberg-Marquardt with projection onto 0 <= sigma <= 1, kappa >= 0; a coefficient on its bound whose
+Levenberg-Marquardt with projection onto 0 <= sigma <= 1, 0 <= kappa <= 1; a coefficient on its bound whose
 gradient points outward is held there for the step. It refuses nothing: the caller has checked the data.
 
 Source: Kanzow, Yamashita and Fukushima, projected Levenberg-Marquardt methods (2004).
@@ -13,101 +13,68 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from retrain.controllers.usl_online import fit_robust
+from retrain.controllers.usl_online import StepTime
+from retrain.controllers.usl_scaled import TINY, BoolArray, Data, FloatArray
 
-FloatArray = NDArray[np.float64]
-BoolArray = NDArray[np.bool_]
-
-LOWER = np.array([0.0, 0.0, 1e-12])  # sigma, kappa, lambda (of throughputs scaled to a maximum of 1)
-UPPER = np.array([1.0, np.inf, np.inf])
+LOWER = np.array([0.0, 0.0, TINY])  # contention, crosstalk, level
 MAX_STEPS = 500  # published data sets need 5 to 30
 GAIN_TOLERANCE = 1e-15  # relative fall of the squared error below which a step changes nothing
 
 
-def fit_least_squares(
-    p: FloatArray, x: FloatArray
-) -> tuple[tuple[float, float, float], tuple[float, float, float]]:
-    """Coefficients (sigma, kappa, lambda) of least squared error, and their standard errors.
+def fit_least_squares(data: Data, guess: StepTime) -> FloatArray:
+    """Coefficients (contention, crosstalk, level) of least squared error.
 
     Several starts guard against a local minimum; the simpler curve wins a tie, so that exactly linear
     data give exactly 0.
     """
-    scale = float(x.max())
-    y = x / scale
-    best = _simplest(p, y, [_descend(p, y, start) for start in _starts(p, y)])
-    free = (best > LOWER) & (best < UPPER)
-    errors = standard_errors(_jacobian(p, best), y - _curve(p, best), free)
-    sigma, kappa, lambda_ = (float(value) for value in best)
-    return (sigma, kappa, lambda_ * scale), (float(errors[0]), float(errors[1]), float(errors[2]) * scale)
+    starts = [to_coefficients(guess, data), np.array([0.1, 0.01, float((data.y / data.q).max())])]
+    return _simplest(data, [_descend(data, start) for start in starts])
 
 
-def standard_errors(jacobian: FloatArray, residuals: FloatArray, free: BoolArray) -> FloatArray:
-    """Standard errors from the linearised fit, shape (coefficients,); 0 for one held on its bound.
-
-    Infinite where there are no more data than free coefficients, or the data cannot tell them apart.
-    """
-    errors = np.where(free, np.inf, 0.0)
-    spare = len(residuals) - int(free.sum())
-    columns = jacobian[:, free]
-    lengths = np.linalg.norm(columns, axis=0)
-    if spare < 1 or np.any(lengths == 0.0):
-        return errors
-    normal = (columns / lengths).T @ (columns / lengths)
-    if np.linalg.cond(normal) > 1e12:
-        return errors
-    variance = float(residuals @ residuals) / spare
-    errors[free] = np.sqrt(variance * np.diag(np.linalg.inv(normal))) / lengths
-    return errors
+def to_coefficients(time: StepTime, data: Data) -> FloatArray:
+    """Turn q / y = lead + load q + crowd q^2 into (contention, crosstalk, level)."""
+    total = time.lead + time.load * data.one + time.crowd * data.one**2
+    return np.array([(time.load + time.crowd * data.one) / total, time.crowd / total, 1.0 / total])
 
 
-def _curve(p: FloatArray, theta: FloatArray) -> FloatArray:
-    sigma, kappa, lambda_ = theta
-    return np.asarray(lambda_ * p / (1.0 + sigma * (p - 1.0) + kappa * p * (p - 1.0)), dtype=float)
+def _jacobian(data: Data, theta: FloatArray) -> FloatArray:
+    """Derivatives of the curve in the three coefficients, shape (n, 3)."""
+    jacobian = data.curve(theta)[:, None] * data.log_jacobian(theta)
+    jacobian[:, 2] /= theta[2]
+    return jacobian
 
 
-def _jacobian(p: FloatArray, theta: FloatArray) -> FloatArray:
-    curve = _curve(p, theta)
-    slowdown = 1.0 + theta[0] * (p - 1.0) + theta[1] * p * (p - 1.0)
-    return np.stack(
-        [-curve * (p - 1.0) / slowdown, -curve * p * (p - 1.0) / slowdown, curve / theta[2]], axis=1
-    )
-
-
-def _starts(p: FloatArray, y: FloatArray) -> list[FloatArray]:
-    time = fit_robust(p, y)
-    total = time.lead + time.load + time.crowd
-    return [
-        np.array([(time.load + time.crowd) / total, time.crowd / total, 1.0 / total]),
-        np.array([0.1, 0.01, float((y / p).max())]),
-    ]
-
-
-def _simplest(p: FloatArray, y: FloatArray, candidates: list[FloatArray]) -> FloatArray:
-    linear = np.array([0.0, 0.0, float(p @ y) / float(p @ p)])
-    saturating = _descend(
-        p, y, np.array([0.1, 0.0, float((y / p).max())]), held=np.array([False, True, False])
-    )
+def _simplest(data: Data, candidates: list[FloatArray]) -> FloatArray:
+    q, y = data.q, data.y
+    linear = np.array([0.0, 0.0, float(q @ y) / float(q @ q)])
+    start = np.array([0.1, 0.0, float((y / q).max())])
+    saturating = _descend(data, start, held=np.array([False, True, False]))
     best = linear
     for theta in (saturating, *candidates):
         # Rounding leaves about 1e-28 of the squared data; anything below that is no improvement.
-        if _squared_error(p, y, theta) < _squared_error(p, y, best) * (1.0 - 1e-9) - 1e-24 * float(y @ y):
+        if squared_error(data, theta) < squared_error(data, best) * (1.0 - 1e-9) - 1e-24 * float(y @ y):
             best = theta
     return best
 
 
-def _squared_error(p: FloatArray, y: FloatArray, theta: FloatArray) -> float:
-    residual = y - _curve(p, theta)
+def squared_error(data: Data, theta: FloatArray) -> float:
+    """Sum of squared residuals of y; infinite where the curve is not positive (p below 1, large kappa)."""
+    if not np.all(data.slowdown(theta) > 0.0):
+        return math.inf
+    residual = data.y - data.curve(theta)
     return float(residual @ residual)
 
 
-def _descend(p: FloatArray, y: FloatArray, start: FloatArray, held: BoolArray | None = None) -> FloatArray:
-    theta, damping = np.clip(start, LOWER, UPPER), 1e-3
-    error = _squared_error(p, y, theta)
+def _descend(data: Data, start: FloatArray, held: BoolArray | None = None) -> FloatArray:
+    upper = data.upper
+    theta, damping = np.clip(start, LOWER, upper), 1e-3
+    error = squared_error(data, theta)
+    if math.isinf(error):
+        return theta
     for _ in range(MAX_STEPS):
-        step = _step(p, y, theta, damping, held)
-        trial = np.clip(theta + step, LOWER, UPPER)
-        trial_error = _squared_error(p, y, trial)
-        if trial_error >= error:
+        trial = np.clip(theta + _step(data, theta, damping, held), LOWER, upper)
+        trial_error = squared_error(data, trial)
+        if not trial_error < error:
             damping *= 4.0
             if damping > 1e12:
                 break
@@ -119,16 +86,15 @@ def _descend(p: FloatArray, y: FloatArray, start: FloatArray, held: BoolArray | 
     return theta
 
 
-def _step(
-    p: FloatArray, y: FloatArray, theta: FloatArray, damping: float, held: BoolArray | None
-) -> FloatArray:
-    jacobian = _jacobian(p, theta)
-    descent = jacobian.T @ (y - _curve(p, theta))
-    stuck = ((theta <= LOWER) & (descent < 0.0)) | ((theta >= UPPER) & (descent > 0.0))
+def _step(data: Data, theta: FloatArray, damping: float, held: BoolArray | None) -> FloatArray:
+    jacobian = _jacobian(data, theta)
+    descent = jacobian.T @ (data.y - data.curve(theta))
+    stuck = ((theta <= LOWER) & (descent < 0.0)) | ((theta >= data.upper) & (descent > 0.0))
     free = ~stuck if held is None else ~(stuck | held)
-    step = np.zeros(3)
-    columns = jacobian[:, free]
-    normal = columns.T @ columns
-    ridge = np.diag(damping * np.maximum(np.diag(normal), math.ulp(1.0)))
-    step[free] = np.linalg.solve(normal + ridge, descent[free])
+    step: NDArray[np.float64] = np.zeros(3)
+    lengths = np.linalg.norm(jacobian, axis=0)
+    free &= lengths > 0.0
+    columns = jacobian[:, free] / lengths[free]
+    normal = columns.T @ columns + damping * np.eye(int(free.sum()))
+    step[free] = np.linalg.solve(normal, descent[free] / lengths[free]) / lengths[free]
     return step

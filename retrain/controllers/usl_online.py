@@ -54,14 +54,16 @@ class StepTimeFitter:
         """Minimise the sum of weights (fitted / time - 1)^2 over non-negative coefficients.
 
         Args:
-            time: p / X, positive, shape (n,).
+            time: p / X, positive, shape (n,); the largest at most 1e150 times the smallest.
             weights: shape (n,), at least one positive; 0 leaves an entry out.
         """
+        unit = float(time.min())
+        time = time / unit
         scaled = weights / time
         target = (self._powers[:3] @ scaled).tolist()
         moments = (self._powers @ (scaled / time)).tolist()
         lead, load, crowd = _non_negative([moments[row : row + 3] for row in range(3)], target)
-        return StepTime(lead, load / self._scale, crowd / self._scale**2)
+        return StepTime(lead * unit, load * unit / self._scale, crowd * unit / self._scale**2)
 
 
 def fit_robust(p: FloatArray, x: FloatArray) -> StepTime:
