@@ -132,7 +132,7 @@ def test_jsonl_reads_rows_and_keeps_their_line_numbers(rows):
 
 
 def test_jsonl_path_is_relative_to_the_current_directory(rows, monkeypatch):
-    monkeypatch.chdir(Path(rows({"prompt": "a", "answer": ""})).parent)
+    monkeypatch.chdir(Path(rows({"prompt": "a", "answer": "b"})).parent)
     assert build("jsonl", path="rows.jsonl", held_out=0).train[0].text == "a"
 
 

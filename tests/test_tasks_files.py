@@ -43,6 +43,21 @@ def test_a_template_without_a_place_for_the_prompt_is_refused(write: Write) -> N
         build("jsonl", path=write("a.jsonl", "x"), template="Solve:")
 
 
+@pytest.mark.parametrize("answer", ["", "  "])
+def test_an_answer_that_is_empty_is_none(tmp_path: Path, answer: str) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_text(f'{{"prompt": "a", "answer": "1"}}\n{{"prompt": "b", "answer": "{answer}"}}\n')
+    with pytest.raises(ConfigError, match=r"rows.jsonl:2: 'answer' is empty.*answer_field = \"\""):
+        build("jsonl", path=str(path), held_out=0)
+
+
+def test_a_reward_that_compares_with_nothing_needs_no_answers(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_text('{"prompt": "write a poem"}\n')
+    task = build("jsonl", path=str(path), answer_field="", held_out=0)
+    assert [(p.text, p.answer) for p in task.train] == [("write a poem", "")]
+
+
 def test_a_second_file_is_what_is_held_out(write: Write) -> None:
     task = build("jsonl", path=write("a.jsonl", "abcdef"), held_out_path=write("b.jsonl", "xyz"))
     assert {p.answer for p in task.train} == set("ABCDEF")

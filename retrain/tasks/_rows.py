@@ -36,19 +36,21 @@ class Fields:
     """Which fields of a row are read, and how a prompt is worded."""
 
     prompt: str
-    answer: str
+    answer: str  # "": rows have none
     template: str
     text: str = "a text"  # how a reader would write one
 
 
 def option_problems(fields: Fields, held_out: object, **required: object) -> list[str]:
     """Say what is wrong with the options that all these tasks share, and with texts that must be given."""
-    texts = {**required, "prompt_field": fields.prompt, "answer_field": fields.answer}
+    texts = {**required, "prompt_field": fields.prompt}
     problems = [
         f"{key}: got {value!r}; needs a text that is not empty"
         for key, value in texts.items()
         if not (isinstance(value, str) and value)
     ]
+    if not isinstance(fields.answer, str):
+        problems.append(f'answer_field: got {fields.answer!r}; needs a text, or "" where no reward compares')
     if PLACEHOLDER not in fields.template:
         problems.append(f"template: got {fields.template!r}; needs {PLACEHOLDER} where the prompt goes")
     return problems + held_out_problem(held_out)
@@ -60,7 +62,9 @@ def check_columns(available: Sequence[str], fields: Fields, source: str) -> list
     Raises:
         ConfigError: one is not there; says which are.
     """
-    wanted = {"prompt_field": fields.prompt, "answer_field": fields.answer}
+    wanted = {"prompt_field": fields.prompt}
+    if fields.answer:
+        wanted["answer_field"] = fields.answer
     check(
         [
             f"{option}: {source} has no column {name!r}; it has {', '.join(available)}"
@@ -145,7 +149,12 @@ def _prompt(row: Row, fields: Fields) -> Prompt:
     text = _text(row.values, fields.prompt, "prompt_field", fields.text)
     if not text:
         raise ValueError(f"{fields.prompt!r} is empty; a policy needs something to go on")
-    answer = _text(row.values, fields.answer, "answer_field", fields.text)
+    answer = _text(row.values, fields.answer, "answer_field", fields.text) if fields.answer else ""
+    if fields.answer and not answer.strip():
+        raise ValueError(
+            f"{fields.answer!r} is empty, which would make an empty completion right; give an answer, "
+            'or set answer_field = "" if the reward needs none'
+        )
     return Prompt(row.number, fields.template.replace(PLACEHOLDER, text), answer)
 
 

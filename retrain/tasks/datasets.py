@@ -1,8 +1,8 @@
-"""Prompts and answers from a Hugging Face data set: by hub id, or a local directory."""
+"""Prompts and answers from a Hugging Face data set: by hub id, or a local directory or file."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,14 @@ from retrain.tasks._rows import (
 
 EXTRA = "datasets"
 PACKAGES = ("datasets",)
+READERS: Mapping[str, tuple[str, Mapping[str, str]]] = {
+    ".json": ("json", {}),
+    ".jsonl": ("json", {}),
+    ".csv": ("csv", {}),
+    ".tsv": ("csv", {"sep": "\t"}),
+    ".parquet": ("parquet", {}),
+    ".arrow": ("arrow", {}),
+}
 
 
 def build(
@@ -44,13 +52,14 @@ def build(
 
     Args:
         path: hub id such as "openai/gsm8k", or a directory: one that `save_to_disk` wrote, or of files
-            that `load_dataset` reads.
+            that `load_dataset` reads; or one file: .json, .jsonl, .csv, .tsv, .parquet or .arrow.
         subset: name of a configuration, where the data set has several.
         split: what to train on; slices such as "train[:1000]" work.
         held_out_split: what to evaluate on, such as "test"; then `split` is trained on whole.
         revision: branch, tag or commit on the hub.
         prompt_field: column of the text that the policy is shown, not empty.
-        answer_field: column that a reward compares with: text, or whole numbers, which become text.
+        answer_field: column that a reward compares with: text, or whole numbers, which become text;
+            "" where none does.
         template: what the policy is shown, {prompt} being that text.
         held_out: fraction of the distinct prompts that training never sees, without `held_out_split`.
         seed: decides the order and the split.
@@ -69,14 +78,28 @@ def build(
 
 def _read(source: dict[str, str], split: str, fields: Fields) -> list[Prompt]:
     place = f"{source['path']} [{split}]"
-    return read_prompts(_rows(_load(source, split), place, fields), fields, place)
+    return read_prompts(_rows(_load(source, split, fields), place, fields), fields, place)
 
 
-def _load(source: dict[str, str], split: str) -> Any:
+def _load(source: dict[str, str], split: str, fields: Fields) -> Any:
     library = load("datasets", EXTRA, "datasets")
     path, name, revision = source["path"], source["subset"] or None, source["revision"] or None
     saved = Path(path)
+    how: Mapping[str, Any]
+    reader, how = READERS.get(saved.suffix.lower(), ("", {}))
+    if reader == "csv":  # as it was written: "007" is no 7, and "NA" not nothing
+        how = {
+            **how,
+            "keep_default_na": False,
+            "converters": dict.fromkeys((fields.prompt, fields.answer), str),
+        }
+    if not saved.exists() and (reader or path.startswith((".", "/", "~")) or path.count("/") > 1):
+        raise ConfigError(
+            f"path: no file or directory {path!r}; the path is relative to the current directory"
+        )
     try:
+        if reader and saved.is_file():
+            return library.load_dataset(reader, data_files=path, split=split, **how)
         if (saved / "dataset_dict.json").is_file():
             return library.load_from_disk(path)[split]
         if (saved / "state.json").is_file():

@@ -9,7 +9,7 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 
-from retrain.errors import ConfigError
+from retrain.json_lines import numbered_lines
 from retrain.rollouts import Prompt
 from retrain.tasks import Task
 from retrain.tasks._generated import check
@@ -40,7 +40,8 @@ def build(
         path: the file, UTF-8, relative to the current directory.
         held_out_path: a second file to evaluate on; then the first is trained on whole.
         prompt_field: name of the text that the policy is shown, not empty.
-        answer_field: name of the text that a reward compares with.
+        answer_field: name of the text that a reward compares with;
+            "" where none does.
         template: what the policy is shown, {prompt} being that text.
         held_out: fraction of the distinct prompts that training never sees, without `held_out_path`.
         seed: decides the order and the split.
@@ -61,7 +62,7 @@ def _read(path: str, option: str, fields: Fields) -> list[Prompt]:
 
 
 def _rows(path: str, option: str, fields: Fields) -> Iterator[Row]:
-    for number, line in _lines(Path(path), option):
+    for number, line in numbered_lines(Path(path), option):
         place = f"{path}:{number}"
         try:
             values = json.loads(line)
@@ -73,23 +74,3 @@ def _rows(path: str, option: str, fields: Fields) -> Iterator[Row]:
         else:
             wanted = f"an object with {fields.prompt!r} and {fields.answer!r}"
             yield Row(number, place, {}, f"got a {type(values).__name__}; needs {wanted}")
-
-
-def _lines(path: Path, option: str) -> Iterator[tuple[int, str]]:
-    """Yield each line that is not blank, with its number counted from 1."""
-    try:
-        content = path.read_bytes()
-    except OSError as error:
-        raise ConfigError(
-            f"{option}: cannot read {str(path)!r}: {error.strerror}; "
-            "the path is relative to the current directory"
-        ) from error
-    for number, line in enumerate(content.removeprefix(b"\xef\xbb\xbf").split(b"\n"), start=1):
-        try:
-            text = line.decode("utf-8")
-        except UnicodeDecodeError as error:
-            raise ConfigError(
-                f"{path}:{number}: not UTF-8 ({error.reason}); save the file as UTF-8"
-            ) from error
-        if text.strip():
-            yield number, text

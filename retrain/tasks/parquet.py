@@ -43,7 +43,8 @@ def build(
         path: the file, relative to the current directory.
         held_out_path: a second file to evaluate on; then the first is trained on whole.
         prompt_field: column of the text that the policy is shown, not empty.
-        answer_field: column that a reward compares with: text, or whole numbers, which become text.
+        answer_field: column that a reward compares with: text, or whole numbers, which become text;
+            "" where none does.
         template: what the policy is shown, {prompt} being that text.
         held_out: fraction of the distinct prompts that training never sees, without `held_out_path`.
         seed: decides the order and the split.
@@ -76,7 +77,12 @@ def _open(path: str, option: str) -> Any:
 def _rows(file: Any, path: str, fields: Fields) -> Iterator[Row]:
     columns = check_columns(file.schema_arrow.names, fields, path)
     number = 0
-    for batch in file.iter_batches(columns=columns):
-        for values in batch.to_pylist():
-            number += 1
-            yield Row(number, f"{path} row {number}", with_whole_numbers_as_text(values))
+    try:
+        for batch in file.iter_batches(columns=columns):
+            for values in batch.to_pylist():
+                number += 1
+                yield Row(number, f"{path} row {number}", with_whole_numbers_as_text(values))
+    except (OSError, ValueError, NotImplementedError) as error:  # a damaged page, text that is no UTF-8
+        raise ConfigError(
+            f"{path} row {number + 1}: cannot be read, nor those that follow: {error}; write the file again"
+        ) from error

@@ -48,7 +48,7 @@ def build(
     Raises:
         ConfigError: the package is not installed, it has no such generator, or an option is wrong.
     """
-    fields = Fields("question", "answer", template)
+    fields = Fields("question", "answer" if answers == "text" else "", template)  # many have several, or none
     problems = option_problems(fields, held_out, dataset=dataset)
     problems += whole_number_problem("count", count, 1, MAX_COUNT)
     if answers not in ANSWERS:
@@ -57,8 +57,7 @@ def build(
     spec = {**(config or {}), "seed": seed, "size": count}
     entries = list(_generator(dataset, spec))
     rows = (Row(i, f"{dataset} entry {i}", entry) for i, entry in enumerate(entries, start=1))
-    texts = [row if answers == "text" else _unanswered(row) for row in rows]
-    task = split_by_fraction(read_prompts(texts, fields, dataset), held_out, seed)
+    task = split_by_fraction(read_prompts(rows, fields, dataset), held_out, seed)
     return task if answers == "text" else _pointing(task, {"dataset": dataset, "config": spec})
 
 
@@ -73,11 +72,6 @@ def _generator(dataset: str, spec: Mapping[str, Any]) -> Any:
         return library.create_dataset(dataset, **spec)
     except (TypeError, ValueError, AssertionError) as error:
         raise ConfigError(f"config: {dataset!r} refuses its settings: {error}") from error
-
-
-def _unanswered(row: Row) -> Row:
-    """An entry may have many right answers and name none."""
-    return replace(row, values={**row.values, "answer": row.values["answer"] or ""})
 
 
 def _pointing(task: Task, source: Mapping[str, Any]) -> Task:

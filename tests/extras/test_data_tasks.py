@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import datasets
@@ -77,6 +78,49 @@ def test_parquet_refuses_an_empty_file_a_missing_one_and_another_format(tmp_path
     assert "no rows" in problem_of("parquet", path=empty)
     assert "no file 'none.parquet'" in problem_of("parquet", path="none.parquet")
     assert "not a Parquet file" in problem_of("parquet", path=str(tmp_path / "b.parquet"))
+
+
+def test_parquet_that_breaks_off_in_the_middle_says_where(tmp_path: Path) -> None:
+    path = tmp_path / "rows.parquet"
+    rows = {"prompt": [f"q{i}" for i in range(5000)], "answer": [f"{i}" for i in range(5000)]}
+    pq.write_table(pa.table(rows), path, compression="none")
+    damaged = bytearray(path.read_bytes())
+    damaged[2000:6000] = b"\xff" * 4000
+    path.write_bytes(damaged)
+    assert re.search(r"rows.parquet row \d+: cannot be read", problem_of("parquet", path=str(path)))
+
+
+def test_parquet_whose_text_is_no_utf_8_says_where(tmp_path: Path) -> None:
+    offsets = pa.array([0, 2, 4], pa.int32()).buffers()[1]
+    broken = pa.Array.from_buffers(pa.string(), 2, [None, offsets, pa.py_buffer(b"ab\xfd\xfe")])
+    pq.write_table(pa.table({"prompt": broken, "answer": ["1", "2"]}), tmp_path / "rows.parquet")
+    assert "row 1: cannot be read" in problem_of("parquet", path=str(tmp_path / "rows.parquet"))
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("rows.csv", "prompt,answer\na,1\nb,2\n"),
+        ("rows.tsv", "prompt\tanswer\na\t1\nb\t2\n"),
+        ("rows.jsonl", '{"prompt": "a", "answer": "1"}\n{"prompt": "b", "answer": "2"}\n'),
+        ("rows.json", '[{"prompt": "a", "answer": "1"}, {"prompt": "b", "answer": "2"}]'),
+    ],
+)
+def test_a_data_set_may_be_one_file(tmp_path: Path, name: str, text: str) -> None:
+    (tmp_path / name).write_text(text)
+    task = build("datasets", path=str(tmp_path / name), held_out=0.0)
+    assert sorted((p.text, p.answer) for p in task.train) == [("a", "1"), ("b", "2")]
+
+
+def test_text_in_a_table_stays_as_it_was_written(tmp_path: Path) -> None:
+    (tmp_path / "rows.csv").write_text("prompt,answer\na,007\nb,NA\nc,1.50\n")
+    task = build("datasets", path=str(tmp_path / "rows.csv"), held_out=0.0)
+    assert sorted(p.answer for p in task.train) == ["007", "1.50", "NA"]
+
+
+@pytest.mark.parametrize("path", ["./nowhere", "/nowhere/at/all", "rows.jsonl", "folder/rows.parquet"])
+def test_what_looks_like_a_path_and_is_not_there_is_not_asked_of_the_hub(path: str) -> None:
+    assert f"path: no file or directory {path!r}" in problem_of("datasets", path=path)
 
 
 def test_a_data_set_that_was_saved_to_disk_is_read_by_split(tmp_path: Path) -> None:
