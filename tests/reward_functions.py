@@ -7,8 +7,10 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Awaitable
 from pathlib import Path
 
+from retrain.errors import InfrastructureError
 from retrain.rewards import UnscoredError
 from retrain.rollouts import Prompt
 
@@ -53,3 +55,36 @@ def with_child(completion: str, prompt: Prompt, *, pids: str) -> float:
     Path(pids).write_text(f"{os.getpid()} {child.pid}")
     child.wait()
     return 0.0
+
+
+def odd(completion: str, prompt: Prompt) -> object:
+    """Give what no reward should."""
+    return {"none": None, "text": "0.5", "list": [1.0], "true": True}[completion]
+
+
+async def odd_later(completion: str, prompt: Prompt) -> object:
+    return odd(completion, prompt)
+
+
+async def gives_up(completion: str, prompt: Prompt) -> float:
+    """Fail as a client does that cancels, or whose surroundings failed."""
+    if completion == "cancelled":
+        raise asyncio.CancelledError
+    if completion == "wrong":
+        return 0.0
+    raise InfrastructureError("the network is down")
+
+
+class Grader:
+    """A reward that is an object."""
+
+    async def __call__(self, completion: str, prompt: Prompt) -> float:
+        return float(completion == prompt.answer)
+
+
+grader = Grader()
+
+
+def wrapped(completion: str, prompt: Prompt) -> Awaitable[float]:
+    """Hand on a coroutine, as a decorator does."""
+    return by_command_later(completion, prompt)

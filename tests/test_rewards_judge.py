@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import socket
+import struct
 import threading
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -29,6 +31,7 @@ class JudgeServer(ThreadingHTTPServer):
         self.asked: list[tuple[dict[str, Any], str | None]] = []
         self.url = f"http://127.0.0.1:{self.server_port}/v1"
         self.released = threading.Event()
+        self.resets = 0  # answers that end with a reset in the middle of their body
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -42,6 +45,12 @@ class _Handler(BaseHTTPRequestHandler):
         for name, value in {**headers, "Content-Length": str(len(content))}.items():
             self.send_header(name, value)
         self.end_headers()
+        if self.server.resets:
+            self.server.resets -= 1
+            linger = struct.pack("ii", 1, 0)
+            self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
+            self.connection.close()
+            return
         self.wfile.write(content)
 
     def log_message(self, *_: object) -> None:
@@ -89,10 +98,37 @@ def test_the_last_score_of_a_reply_counts(reply: str, value: float) -> None:
     assert judge.read_score(reply) == pytest.approx(value)
 
 
-@pytest.mark.parametrize("reply", ["", "good", "Score: 7", "Score: -1", "Score: 1/0"])
+@pytest.mark.parametrize(
+    "reply",
+    [
+        "",
+        "good",
+        "Score: 7",
+        "Score: -1",
+        "Score: 1/0",
+        "Score: 5/0.0",
+        "Score: 0,5",
+        "Score: 1.2.3",
+        "Score: 1e99",
+    ],
+)
 def test_a_reply_without_a_score_from_0_to_1_is_refused(reply: str) -> None:
     with pytest.raises(UnscoredError, match="no score"):
         judge.read_score(reply)
+
+
+@pytest.mark.parametrize(
+    ("reply", "value"),
+    [
+        ("Score: .5", 0.5),
+        ("Score: 50%", 0.5),
+        ("Score: 1e-3", 0.001),
+        ("**Score: 0.8.**", 0.8),
+        ('{"score": 1.0}', 1.0),
+    ],
+)
+def test_a_score_is_read_as_it_was_meant(reply: str, value: float) -> None:
+    assert judge.read_score(reply) == pytest.approx(value)
 
 
 def test_the_judge_sees_prompt_answer_and_completion_as_they_are(server: JudgeServer) -> None:
@@ -180,3 +216,59 @@ def test_parameters_are_checked_without_asking_anybody() -> None:
         judge.check_params({"base_url": "localhost", "template": "grade", "retries": -1, "key_env": ""})
     )
     assert [p.split(":")[0] for p in problems] == ["retries", "base_url", "model", "template"]
+
+
+@pytest.mark.parametrize("value", ["\xb2", "-1", "soon", "1e3"])
+def test_a_time_to_come_back_that_is_no_number_is_passed_over(server: JudgeServer, value: str) -> None:
+    answers = iter([refused(429, **{"Retry-After": value}), said("Score: 1")])
+    server.reply = lambda body: next(answers)
+    assert ask(server, "blue") == [Score(1.0)]
+
+
+def test_a_reply_nested_beyond_reading_is_an_error(server: JudgeServer) -> None:
+    server.reply = lambda body: (200, {}, b"[" * 200_000)
+    assert ask(server, "blue", retries=0)[0].outcome is Outcome.ERROR
+
+
+def test_a_connection_reset_within_a_refusal_is_asked_again(server: JudgeServer) -> None:
+    server.reply = lambda body: said("Score: 1") if len(server.asked) > 1 else refused(503)
+    server.resets = 1
+    assert ask(server, "blue") == [Score(1.0)]
+
+
+def test_the_key_follows_no_redirection(server: JudgeServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JUDGE_KEY", "s3cret")
+    server.reply = lambda body: refused(302, Location=f"{server.url}/elsewhere")
+    with pytest.raises(RunFailedError, match="HTTP 302"):
+        ask(server, "blue", key_env="JUDGE_KEY")
+    assert len(server.asked) == 1
+
+
+def test_a_server_that_repeats_the_key_does_not_get_it_into_a_message(
+    server: JudgeServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("JUDGE_KEY", "s3cret")
+    server.reply = lambda body: (401, {}, b"wrong key: s3cret")
+    with pytest.raises(RunFailedError, match="wrong key") as raised:
+        ask(server, "blue", key_env="JUDGE_KEY")
+    assert "s3cret" not in str(raised.value)
+
+
+@pytest.mark.parametrize("key", ["s3cret\nsecond", "s3cr\u00e9t", "two s3cret words"])
+def test_a_key_that_no_header_can_hold_is_refused_unshown(key: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JUDGE_KEY", key)
+    (problem,) = judge.check_params({"base_url": "http://x/v1", "model": "m", "key_env": "JUDGE_KEY"})
+    assert problem.startswith("key_env: what JUDGE_KEY holds is no key")
+    assert "s3c" not in problem
+
+
+def test_a_key_in_place_of_its_variable_is_refused_unshown() -> None:
+    (problem,) = judge.check_params({"base_url": "http://x/v1", "model": "m", "key_env": "sk-s3cret"})
+    assert "name of an environment variable" in problem
+    assert "s3cret" not in problem
+
+
+@pytest.mark.parametrize("url", ["http://", "http://h:x/v1", "http://a b/v1", "https://h/\u00e9"])
+def test_an_address_that_cannot_be_one_is_a_problem_of_the_plan(url: str) -> None:
+    (problem,) = judge.check_params({"base_url": url, "model": "m", "key_env": ""})
+    assert problem.startswith("base_url: got ")

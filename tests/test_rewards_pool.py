@@ -51,6 +51,16 @@ def test_a_call_that_holds_the_interpreter_is_a_timeout_and_the_others_are_score
     assert found[0].message == "took over 0.3 s"
 
 
+def test_a_users_file_named_like_one_of_pythons_own_modules_does_no_harm(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "queue.py").write_text("raise SystemExit('this is not the queue that was meant')")
+    monkeypatch.chdir(tmp_path)
+    scorer = custom.open_scorer(path=f"{FUNCTIONS}.by_command", workers=1)
+    assert scores(scorer, "right")[0].value == 1.0
+    scorer.close()
+
+
 def test_the_clock_starts_when_a_call_does_not_when_it_is_queued(pool: BatchScorer) -> None:
     found = scores(pool, "hang", "hang", "hang", "right", "right")
     assert [s.outcome for s in found] == [Outcome.TIMEOUT] * 3 + [Outcome.SCORED] * 2

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
+import psutil
 import pytest
 
 from retrain.rewards import Answer, BatchScorer, Outcome, Score, python
@@ -98,6 +101,29 @@ def test_cases_compare_what_is_printed() -> None:
 def test_the_last_fenced_block_is_the_program() -> None:
     assert program_of("```py\na = 1\n```\nbetter:\n```\na = 2\n```") == "a = 2\n"
     assert program_of("a = 3") == "a = 3"
+    assert program_of("```Python\r\na = 4\r\n```\r\n") == "a = 4\r\n"
+
+
+LEAVES_A_CHILD = """
+import os, signal, sys
+if os.fork() == 0:
+    os.setsid()
+    if os.fork() == 0:
+        print(os.getpid(), file=open({pid_file!r}, "w"), flush=True)
+        os.write(writes, b"x")
+        signal.pause()
+    os._exit(0)
+"""
+
+
+@pytest.mark.skipif(
+    sys.platform != "linux" or os.geteuid() != 0, reason="only root may start processes there"
+)
+def test_processes_that_a_program_hides_end_with_it(asserts: BatchScorer, tmp_path: Path) -> None:
+    pid_file = str(tmp_path / "pid")
+    hidden = "import os\nreads, writes = os.pipe()" + LEAVES_A_CHILD.format(pid_file=pid_file)
+    assert score(asserts, f"{hidden}\nos.read(reads, 1)\n{RIGHT}") == Score(1.0)
+    assert not psutil.pid_exists(int(Path(pid_file).read_text()))
 
 
 def test_parameters_out_of_range_are_told() -> None:

@@ -97,3 +97,36 @@ def test_one_scorer_scores_many_steps() -> None:
 def test_a_reward_that_does_not_exist_cannot_be_opened() -> None:
     with pytest.raises(ConfigError, match="did you mean 'match'"):
         Scorer("mtach", {})
+
+
+@pytest.mark.parametrize("name", [f"{FUNCTIONS}.odd", f"{FUNCTIONS}.odd_later"])
+@pytest.mark.parametrize("result", ["none", "text", "list"])
+def test_a_reward_that_is_no_number_names_the_prompt_and_is_never_guessed(name: str, result: str) -> None:
+    with pytest.raises(RunFailedError, match=r"the reward of prompt 0 must be a number; got"):
+        score(name, (result, result))
+
+
+def test_so_does_one_from_a_process_of_its_own() -> None:
+    with pytest.raises(RunFailedError, match=r"prompt 0 .*must be a number; got '0.5'"):
+        score("custom", ("text",), path=f"{FUNCTIONS}.odd")
+
+
+def test_true_is_right_and_so_worth_1() -> None:
+    assert score(f"{FUNCTIONS}.odd", ("true", "true")).rewards.tolist() == [[1.0, 1.0]]
+
+
+@pytest.mark.parametrize("name", [f"{FUNCTIONS}.grader", f"{FUNCTIONS}.wrapped"])
+def test_what_gives_coroutines_is_awaited_however_it_was_written(name: str) -> None:
+    assert score(name, ("right", "wrong")).rewards.tolist() == [[1.0, 0.0]]
+
+
+def test_what_a_coroutine_raises_arrives_as_it_was_raised() -> None:
+    with pytest.raises(InfrastructureError, match="the network is down"):
+        score(f"{FUNCTIONS}.gives_up", ("wrong", "down", "down"))
+    with pytest.raises(RuntimeError, match="asked to raise"):
+        score(f"{FUNCTIONS}.by_command_later", ("raise", "raise"))
+
+
+def test_a_coroutine_that_was_cancelled_from_within_is_unscored() -> None:
+    batch = score(f"{FUNCTIONS}.gives_up", ("wrong", "cancelled"))
+    assert (batch.rewards.tolist(), batch.errors) == ([[0.0, 0.0]], 1)

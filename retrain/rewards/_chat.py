@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import json
 import random
@@ -21,6 +22,16 @@ LONGEST_WAIT_S = 30.0
 LARGEST_REPLY_BYTES = 4 << 20
 EXCERPT = 300  # characters of a refusal that are shown
 JITTER = random.Random()  # its own: waiting must not disturb anybody's seeded numbers
+
+
+class _StayHere(urllib.request.HTTPRedirectHandler):
+    """Follows no redirection: it would take the key along, and ask without the question."""
+
+    def redirect_request(self, *_: object) -> None:
+        """Leave the answer what it is: a refusal."""
+
+
+OPENER = urllib.request.build_opener(_StayHere)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,8 +57,7 @@ class Endpoint:
             try:
                 return _content(self._post(body))
             except urllib.error.HTTPError as error:
-                with error:
-                    said = error.read(EXCERPT).decode("utf-8", "replace")
+                said = self._said(error)
                 if error.code not in WORTH_RETRYING:
                     raise RunFailedError(
                         f"the judge at {self.base_url} refused with HTTP {error.code}: {said}; "
@@ -70,7 +80,7 @@ class Endpoint:
         )
         deadline = time.monotonic() + self.timeout_s
         parts: list[bytes] = []
-        with urllib.request.urlopen(request, timeout=self.timeout_s) as response:
+        with OPENER.open(request, timeout=self.timeout_s) as response:
             while part := response.read1(1 << 16):
                 parts.append(part)
                 if time.monotonic() > deadline:  # the socket's own limit is for each read
@@ -78,6 +88,13 @@ class Endpoint:
                 if sum(map(len, parts)) > LARGEST_REPLY_BYTES:
                     raise UnscoredError(f"{self.base_url} answered with over {LARGEST_REPLY_BYTES} bytes")
         return b"".join(parts)
+
+    def _said(self, refusal: urllib.error.HTTPError) -> str:
+        """Give the beginning of a refusal's text, as far as it came; some servers repeat the key in it."""
+        with refusal, contextlib.suppress(OSError, http.client.HTTPException):
+            said = refusal.read(EXCERPT).decode("utf-8", "replace")
+            return said.replace(self.key, "***") if self.key else said
+        return ""
 
     def _explained(self, error: Exception) -> Exception:
         cause = error.reason if isinstance(error, urllib.error.URLError) else error
@@ -87,7 +104,7 @@ class Endpoint:
 
     def _wait_s(self, attempt: int, retry_after: str | None) -> float:
         """Wait as long as the server asked, else exponentially with full jitter."""
-        if retry_after is not None and retry_after.strip().isdigit():
+        if retry_after is not None and retry_after.strip().isdecimal():
             return min(LONGEST_WAIT_S, float(retry_after))
         return JITTER.uniform(0, min(LONGEST_WAIT_S, self.backoff_s * 2.0**attempt))
 
@@ -95,7 +112,7 @@ class Endpoint:
 def _content(reply: bytes) -> str:
     try:
         content = json.loads(reply)["choices"][0]["message"]["content"]
-    except (ValueError, LookupError, TypeError) as error:
+    except (ValueError, LookupError, TypeError, RecursionError) as error:
         raise UnscoredError(f"the judge's answer is no chat completion: {reply[:EXCERPT]!r}") from error
     if not isinstance(content, str):
         raise UnscoredError(f"the judge's answer holds no text: {reply[:EXCERPT]!r}")

@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import importlib
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 from retrain import registry
+from retrain.errors import RunFailedError
 from retrain.rewards import Answer, BatchScorer, Outcome, Score, UnscoredError
+from retrain.rewards._number import number_of
 
 MOST_AT_ONCE = 64  # coroutines in flight: above that, common HTTP clients and servers only queue
 
@@ -26,8 +28,7 @@ def open_scorer(name: str, params: Mapping[str, Any]) -> BatchScorer:
     if opener is not None:
         scorer: BatchScorer = opener(**params)
         return scorer
-    bound = partial(function, **params)
-    return CoroutineScorer(bound) if inspect.iscoroutinefunction(function) else PlainScorer(bound)
+    return CallingScorer(partial(function, **params))
 
 
 def companion(function: Callable[..., Any], name: str) -> Callable[..., Any] | None:
@@ -37,48 +38,82 @@ def companion(function: Callable[..., Any], name: str) -> Callable[..., Any] | N
     return getattr(importlib.import_module(function.__module__), name, None)
 
 
-class PlainScorer:
-    """Calls a function for one completion after the other."""
-
-    def __init__(self, function: Callable[..., float]) -> None:
-        self._function = function
-
-    def score_all(self, answers: Sequence[Answer]) -> list[Score]:
-        """Score every completion, in order."""
-        return [self._score(answer) for answer in answers]
-
-    def close(self) -> None:
-        """Nothing is held."""
-
-    def _score(self, answer: Answer) -> Score:
-        try:
-            return Score(float(self._function(answer.completion, answer.prompt)))
-        except (UnscoredError, TimeoutError) as error:
-            return unscored(error)
-
-
-class CoroutineScorer:
-    """Awaits a coroutine function for many completions at once."""
+class CallingScorer:
+    """Calls a function for one completion after the other; what gives awaitables is awaited many at once."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
         self._function = function
 
-    async def score_all(self, answers: Sequence[Answer]) -> list[Score]:
-        """Score every completion, in order; the first exception ends the others."""
-        slots = asyncio.Semaphore(MOST_AT_ONCE)
-        async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(self._score(answer, slots)) for answer in answers]
-        return [task.result() for task in tasks]
+    def score_all(self, answers: Sequence[Answer]) -> list[Score] | Awaitable[list[Score]]:
+        """Score every completion, in order.
+
+        Raises:
+            RunFailedError: a reward is no number; names the prompt. What the function raises stays as it is.
+        """
+        given: list[Any] = []
+        try:
+            given.extend(map(self._call, answers))
+        except BaseException:
+            _close(given)
+            raise
+        if any(map(inspect.isawaitable, given)):
+            return self._await_all(answers, given)
+        return [_score_of(answer, one) for answer, one in zip(answers, given, strict=True)]
 
     def close(self) -> None:
         """Nothing is held."""
 
-    async def _score(self, answer: Answer, slots: asyncio.Semaphore) -> Score:
-        async with slots:
-            try:
-                return Score(float(await self._function(answer.completion, answer.prompt)))
-            except (UnscoredError, TimeoutError) as error:
-                return unscored(error)
+    def _call(self, answer: Answer) -> Any:
+        try:
+            return self._function(answer.completion, answer.prompt)
+        except (UnscoredError, TimeoutError) as error:
+            return unscored(error)
+
+    async def _await_all(self, answers: Sequence[Answer], given: Sequence[Any]) -> list[Score]:
+        """Await what is awaitable; the first exception ends the others, and comes out as it is."""
+        slots = asyncio.Semaphore(MOST_AT_ONCE)
+        tasks = [
+            asyncio.ensure_future(_awaited(answer, one, slots))
+            for answer, one in zip(answers, given, strict=True)
+        ]
+        try:
+            return await asyncio.gather(*tasks)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            _close(given)
+
+
+async def _awaited(answer: Answer, given: Any, slots: asyncio.Semaphore) -> Score:
+    if not inspect.isawaitable(given):
+        return _score_of(answer, given)
+    async with slots:
+        try:
+            return _score_of(answer, await given)
+        except (UnscoredError, TimeoutError) as error:
+            return unscored(error)
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if task is None or task.cancelling():
+                raise
+            return unscored(UnscoredError("the reward was cancelled from within"))
+
+
+def _score_of(answer: Answer, given: Any) -> Score:
+    if isinstance(given, Score):
+        return given
+    try:
+        return Score(number_of(given))
+    except TypeError as error:
+        raise RunFailedError(f"the reward of prompt {answer.prompt.id} {error}") from error
+
+
+def _close(given: Sequence[Any]) -> None:
+    """Close coroutines that nobody will await; finished ones do not mind."""
+    for one in given:
+        if inspect.iscoroutine(one):
+            one.close()
 
 
 def unscored(error: UnscoredError | TimeoutError) -> Score:

@@ -17,11 +17,12 @@ import resource
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from typing import Any, BinaryIO
 
 from retrain.errors import ConfigError
 from retrain.rewards import UnscoredError
+from retrain.rewards._number import number_of
 from retrain.rollouts import Prompt
 
 LONGEST_MESSAGE = 2000  # characters of an error that are passed on
@@ -63,9 +64,11 @@ def _lines(requests: BinaryIO) -> Iterator[bytes]:
     lines: queue.SimpleQueue[bytes] = queue.SimpleQueue()
 
     def read() -> None:
-        for line in iter(requests.readline, b""):
-            lines.put(line)
-        os.killpg(os.getpgrp(), signal.SIGKILL)  # the pool made this process the leader of its group
+        try:
+            for line in iter(requests.readline, b""):
+                lines.put(line)
+        finally:  # the end of input, or no memory for a line: nobody must wait for an answer
+            os.killpg(os.getpgrp(), signal.SIGKILL)  # the pool made this process the leader of its group
 
     threading.Thread(target=read, daemon=True).start()
     while True:
@@ -82,13 +85,19 @@ def _call(function: Callable[..., Any], request: bytes, params: Mapping[str, Any
     completion, *prompt = json.loads(request)
     try:
         result = function(completion, Prompt(*prompt), **params)
-        return {"scored": float(asyncio.run(result) if inspect.iscoroutine(result) else result)}
+        return {
+            "scored": number_of(asyncio.run(_wait_for(result)) if inspect.isawaitable(result) else result)
+        }
     except UnscoredError as error:
         return {"unscored": _text(error)}
     except TimeoutError as error:
         return {"timeout": _text(error)}
     except Exception as error:  # noqa: BLE001 - this process's edge: the run decides what it means
         return {"raised": f"{type(error).__name__}: {_text(error)}"}
+
+
+async def _wait_for(awaitable: Awaitable[Any]) -> Any:
+    return await awaitable
 
 
 def _text(error: BaseException) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import json
 import math
 import os
@@ -12,13 +13,15 @@ import subprocess
 import sys
 import tempfile
 import time
+from functools import cache
 from pathlib import Path
 
 from retrain.rewards import UnscoredError
 from retrain.rollouts import Prompt
 
 HARNESS = Path(__file__).with_name("_program_harness.py")
-FENCED = re.compile(r"```(?:python|py|python3)?[ \t]*\n(.*?)```", re.DOTALL)
+FENCED = re.compile(r"```(?:python|py|python3)?[ \t]*\r?\n(.*?)```", re.DOTALL | re.IGNORECASE)
+PR_SET_CHILD_SUBREAPER = 36
 
 
 def check(completion: str, prompt: Prompt, *, tests: str, timeout_s: float, memory_bytes: int) -> float:
@@ -29,6 +32,7 @@ def check(completion: str, prompt: Prompt, *, tests: str, timeout_s: float, memo
         UnscoredError: the answer holds no tests.
     """
     program = program_of(completion)
+    _adopt_orphans()
     deadline = time.monotonic() + timeout_s
     cases = _cases(prompt.answer) if tests == "stdio" else [(_compiled(prompt.answer), None)]
     return float(all(_passes(program, given, wanted, deadline, memory_bytes) for given, wanted in cases))
@@ -82,8 +86,33 @@ def _run(
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
+            _end_children()
         written.seek(0)
         return written.read()
+
+
+@cache
+def _adopt_orphans() -> None:
+    """Become the parent of processes whose own is gone, such as those that left their group (Linux)."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
+
+
+def _end_children() -> None:
+    """End what a program left behind, and what that left behind."""
+    while children := _children():
+        for pid in children:
+            with contextlib.suppress(ProcessLookupError, ChildProcessError):
+                os.kill(pid, signal.SIGKILL)
+                os.waitpid(pid, 0)
+
+
+def _children() -> list[int]:
+    found: list[int] = []
+    for file in Path("/proc/self/task").glob("*/children"):
+        with contextlib.suppress(OSError):  # a thread that has ended
+            found.extend(map(int, file.read_text().split()))
+    return found
 
 
 def _environment(directory: Path) -> dict[str, str]:

@@ -12,12 +12,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
+from urllib.parse import urlsplit
 
 from retrain.errors import ConfigError
 from retrain.rewards import Answer, BatchScorer, Outcome, Score, UnscoredError
 from retrain.rewards._chat import Endpoint
 from retrain.rewards._limits import limit_problems, positive_problem
 from retrain.rewards._pooled import score_one
+from retrain.rewards._verdict import read_score
 from retrain.rollouts import Prompt
 
 KEYS = ("OPENAI_API_KEY",)  # unless key_env names another
@@ -34,7 +36,8 @@ Response:
 
 Say briefly what is right and wrong about the response. Then end with a line of the form "Score: x", \
 where x is a number from 0 (wrong) to 1 (entirely right)."""
-SCORE = re.compile(r"score\W{0,10}?(-?\d+(?:\.\d+)?)(?:\s*/\s*(\d+(?:\.\d+)?))?", re.IGNORECASE)
+VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+HEADER_VALUE = re.compile(r"[!-~]+")
 PLACEHOLDER = re.compile(r"\{(prompt|answer|completion)\}")
 
 
@@ -120,7 +123,7 @@ def check_params(params: Mapping[str, Any]) -> Iterator[str]:
         yield from positive_problem(key, params.get(key, 1))
     if params.get("retries", 0) < 0:
         yield f"retries: got {params['retries']}; needs 0 or more"
-    if not str(params.get("base_url", "")).startswith(("http://", "https://")):
+    if not _is_address(str(params.get("base_url", ""))):
         yield f"base_url: got {params.get('base_url', '')!r}; needs an address, such as http://localhost:8000/v1"
     if not params.get("model"):
         yield "model: got none; needs the judge's name at the endpoint"
@@ -175,24 +178,30 @@ class JudgeScorer:
             return Score(None, Outcome.ERROR, str(error))
 
 
-def read_score(reply: str) -> float:
-    """Give the last score of a judge's reply.
-
-    Raises:
-        UnscoredError: there is none from 0 to 1.
-    """
-    found = SCORE.findall(reply)
-    value = float(found[-1][0]) / float(found[-1][1] or 1) if found and found[-1][1] != "0" else -1.0
-    if not 0 <= value <= 1:
-        raise UnscoredError(f"the judge's reply holds no score from 0 to 1: ...{reply[-200:]!r}")
-    return value
+def _is_address(url: str) -> bool:
+    try:
+        parts = urlsplit(url)
+        return bool(
+            parts.scheme in ("http", "https")
+            and parts.hostname
+            and parts.port != 0
+            and HEADER_VALUE.fullmatch(url)
+        )
+    except ValueError:  # no number for a port, or half an IPv6 address
+        return False
 
 
 def _key(variable: str) -> str:
     if not variable:
         return ""
+    if not VARIABLE.fullmatch(variable):
+        raise ConfigError("key_env: needs the name of an environment variable, not the key itself")
     key = os.environ.get(variable, "").strip()
     if not key:
         hint = 'export it, or use key_env = "" to send none'
         raise ConfigError(f"key_env: the environment variable {variable} is not set; {hint}")
+    if not HEADER_VALUE.fullmatch(key):
+        raise ConfigError(
+            f"key_env: what {variable} holds is no key: blanks, lines or characters beyond ASCII are in it"
+        )
     return key
