@@ -13,6 +13,7 @@ from retrain.rollouts import Floats
 GROWTH = 8
 SMALL = "small"
 CLEAR = 2.0  # standard errors of a difference beyond which two rules count as told apart
+WINDOW = 5  # scores averaged before a level counts as reached
 
 
 def continuations(*names: str) -> dict[str, tuple[ScalingRule, int]]:
@@ -25,7 +26,6 @@ class Curve:
     """What one run scored after the change, at equal distances in samples; higher is better."""
 
     scores: Sequence[float]
-    progress: Sequence[float]  # small-batch steps that the run was worth by then
     lr_factor: float  # mean over steps
 
 
@@ -47,6 +47,7 @@ class Row:
     rule: str
     quarters: tuple[Estimate, ...]  # mean score in each quarter of the samples after the change
     gap: Estimate  # the last quarter's to that of "small" with the same seed
+    whole_gap: Estimate  # that of all samples after the change
     lr_factor: float
 
 
@@ -57,6 +58,7 @@ def compare(problem: str, curves: Curves) -> list[Row]:
             rule,
             tuple(estimate(quarter) for quarter in quarters(runs).T),
             last_gap(curves, rule, SMALL),
+            estimate((quarters(runs) - quarters(curves[SMALL])).mean(axis=1)),
             float(np.mean([run.lr_factor for run in runs])),
         )
         for rule, runs in curves.items()
@@ -64,10 +66,12 @@ def compare(problem: str, curves: Curves) -> list[Row]:
 
 
 def verdicts(problem: str, curves: Curves, rule: str, margin: float) -> list[str]:
-    """Say whether `rule` stays with "small" and beats the unscaled and the linear learning rate."""
-    gap = last_gap(curves, rule, SMALL)
-    stays = "yes" if gap.mean >= -margin else "no"
-    lines = [f"{problem}: {rule} within {margin} of small in the last quarter: {stays} ({gap})"]
+    """Say whether `rule` stays with "small", and the unscaled and the linear learning rate do not."""
+    lines = []
+    for name in (rule, "none", "linear"):
+        gap = last_gap(curves, name, SMALL)
+        stays = "stays" if gap.mean >= -margin else "does not stay"
+        lines.append(f"{problem}: {name} {stays} within {margin} of small in the last quarter ({gap})")
     for rival in ("none", "linear"):
         lead = last_gap(curves, rule, rival)
         sign = "yes" if lead.mean > CLEAR * lead.error else "no"
@@ -76,20 +80,26 @@ def verdicts(problem: str, curves: Curves, rule: str, margin: float) -> list[str
     return lines
 
 
-def progress_verdict(problem: str, curves: Curves, rule: str, target: float) -> str:
-    """Compare what AdaScale promises to keep: the score at equal progress."""
-    small, scaled = (
-        np.median([first_progress(run, target) for run in curves[name]]) for name in (SMALL, rule)
-    )
-    return (
-        f"{problem}: median progress to a score of {target:.2g}: small {small:.0f} steps, "
-        f"{rule} {scaled:.0f} ({scaled / small - 1:+.0%})"
-    )
+def cost(problem: str, curves: Curves, rule: str) -> str:
+    """Compare the samples to nine tenths of what "small" rises from the change to its last quarter.
+
+    On curves averaged over seeds, as a single run's wander.
+    """
+    small, scaled = smooth(curves[SMALL]), smooth(curves[rule])
+    level = small[0] + 0.9 * (quarters(curves[SMALL])[:, -1].mean() - small[0])
+    ratio = marks_to(scaled, level) / marks_to(small, level)
+    needs = f"needs x{ratio:.2f} the samples for" if np.isfinite(ratio) else "does not reach"
+    return f"{problem}: {rule} {needs} 0.9 of small's rise"
 
 
-def first_progress(run: Curve, target: float) -> float:
-    reached = (p for p, s in zip(run.progress, run.scores, strict=True) if s >= target)
-    return next(reached, float("inf"))
+def marks_to(scores: Floats, level: float) -> float:
+    reached = np.flatnonzero(scores >= level)
+    return float(reached[0] + WINDOW) if reached.size else float("inf")
+
+
+def smooth(runs: Sequence[Curve]) -> Floats:
+    mean = np.mean([run.scores for run in runs], axis=0)
+    return np.convolve(mean, np.full(WINDOW, 1 / WINDOW), mode="valid")
 
 
 def last_gap(curves: Curves, rule: str, other: str) -> Estimate:

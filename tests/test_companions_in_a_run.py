@@ -45,6 +45,25 @@ def test_microbatch_control_keeps_the_optimizers_batch(tmp_path: Path) -> None:
     assert {r["batch_size"] for r in rows} == {3}
 
 
+def test_microbatch_control_recommends_only_what_the_batch_can_be_cut_into(tmp_path: Path) -> None:
+    raw = on(backpressure={"enabled": True, "control": "microbatch", "min_batch_size": 5})
+    raw["training"] = {**raw["training"], "batch_size": 16, "max_steps": 30}
+    rows = read_metrics(train(tmp_path / "r", raw).directory)
+    assert {r["batch_size"] for r in rows} == {16}
+    assert [r["prompts_at_a_time"] for r in rows[1:]] == [r["bp_batch_size"] for r in rows[:-1]]
+    assert {r["prompts_at_a_time"] for r in rows} <= {16, 8, 6}  # in 1, 2 or 3 parts
+
+
+def test_steps_without_an_update_do_not_train_the_fit(tmp_path: Path) -> None:
+    raw = on(
+        backpressure={"enabled": True, "max_batch_size": 12}, reward={"reward": "tests.plugins.always_right"}
+    )
+    rows = read_metrics(train(tmp_path / "r", raw).directory)
+    assert {r["bp_batch_size"] for r in rows} == {3}
+    assert {r["bp_throughput"] for r in rows} == {0.0}
+    assert all(r["bp_reason"].startswith("not counted: no group carried a signal") for r in rows)
+
+
 def test_back_pressure_survives_a_resume(tmp_path: Path) -> None:
     files = make_run(tmp_path / "r", on(backpressure={"enabled": True, "max_batch_size": 12}))
     assert worker.run(files.directory, StopAfterStep(files, step=3)) == 130
@@ -206,6 +225,44 @@ def test_a_resumed_run_with_adascale_equals_an_undisturbed_one(tmp_path: Path) -
     assert worker.run(broken.directory, threading.Event()) == 0
     assert without_times(read_metrics(broken.directory)) == without_times(read_metrics(whole.directory))
     assert weights(broken) == weights(whole)
+
+
+SINGLE = {
+    **SMALL["training"],
+    "batch_size": 1,
+    "max_steps": 16,
+    "group_size": 16,
+    "save_every": 1,
+}
+
+
+def single(optimizer: str) -> dict:
+    """One prompt a step, scored in part so that nearly every group is informative."""
+    return on(
+        training=SINGLE,
+        scaling={"rule": "adascale"},
+        backend={"options": {"optimizer": optimizer}},
+        data={"task": "copy"},
+        reward={"reward": "partial"},
+    )
+
+
+@pytest.mark.parametrize("optimizer", ["adam", "sgd"])
+def test_a_batch_of_one_prompt_learns_its_noise_scale_from_steps_in_a_row(
+    tmp_path: Path, optimizer: str
+) -> None:
+    rows = read_metrics(train(tmp_path / "r", single(optimizer)).directory)
+    assert rows[0]["scaling_noise_scale"] is None
+    assert "noise scale not yet known" in rows[0]["scaling_reason"]
+    assert "prompts" in rows[-1]["scaling_reason"]
+
+
+def test_a_resumed_run_of_lone_gradients_equals_an_undisturbed_one(tmp_path: Path) -> None:
+    raw = single("sgd")
+    whole, broken = train(tmp_path / "whole", raw), make_run(tmp_path / "broken", raw)
+    assert worker.run(broken.directory, StopAfterStep(broken, step=7)) == 130
+    assert worker.run(broken.directory, threading.Event()) == 0
+    assert without_times(read_metrics(broken.directory)) == without_times(read_metrics(whole.directory))
 
 
 def test_schedules_rise_and_fall_over_progress() -> None:

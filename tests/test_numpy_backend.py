@@ -25,17 +25,21 @@ def policy(seed: int = 0, **options: object) -> NumpyBackend:
     return connect(BackendSpec(seed=seed, alphabet=ALPHABET, options={"hidden": 16, **options}))
 
 
+def samples_of(groups: list[Group]) -> list[TrainingSample]:
+    return [
+        TrainingSample(r, np.full(len(r.tokens), math.sin(sum(r.tokens))), 0.01, number)
+        for number, group in enumerate(groups)
+        for r in group.rollouts
+    ]
+
+
 def train(backend: NumpyBackend, steps: int) -> list[Group]:
     """Take steps whose advantages depend on what was sampled, and give the last groups."""
     groups: list[Group] = []
     for _ in range(steps):
         groups = backend.sample(PROMPTS, SAMPLING)
-        samples = [
-            TrainingSample(r, np.full(len(r.tokens), math.sin(sum(r.tokens))), 0.01, number)
-            for number, group in enumerate(groups)
-            for r in group.rollouts
-        ]
-        backend.update(samples, Loss("ppo", ppo.evaluate), Optimization(lr=0.01, entropy_bonus=0.01))
+        how = Optimization(lr=0.01, entropy_bonus=0.01)
+        backend.update(samples_of(groups), Loss("ppo", ppo.evaluate), how)
     return groups
 
 
@@ -111,9 +115,11 @@ def test_same_seed_same_bits_other_seed_other_rollouts():
     assert everything(train(policy(seed=3), 1)) != everything(train(policy(seed=4), 1))
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
-def test_a_resumed_run_is_the_undisturbed_run_bit_for_bit(tmp_path, dtype):
-    undisturbed, stopped, resumed = policy(dtype=dtype), policy(dtype=dtype), policy(seed=99, dtype=dtype)
+@pytest.mark.parametrize(
+    "options", [{"dtype": "float32"}, {"dtype": "float64"}, {"optimizer": "sgd"}], ids=str
+)
+def test_a_resumed_run_is_the_undisturbed_run_bit_for_bit(tmp_path, options):
+    undisturbed, stopped, resumed = policy(**options), policy(**options), policy(seed=99, **options)
     train(stopped, 3)
     resumed.load(saved(stopped, tmp_path / "half"))
     train(undisturbed, 3)
@@ -121,7 +127,8 @@ def test_a_resumed_run_is_the_undisturbed_run_bit_for_bit(tmp_path, dtype):
     files = [saved(b, tmp_path / name) for b, name in ((resumed, "a"), (undisturbed, "b"))]
     assert (files[0] / "policy.json").read_text() == (files[1] / "policy.json").read_text()
     with np.load(files[0] / "policy.npz") as a, np.load(files[1] / "policy.npz") as b:
-        assert all(a[name].tobytes() == b[name].tobytes() for name in ("weights", "adam_mean", "adam_square"))
+        assert a.files == b.files
+        assert all(a[name].tobytes() == b[name].tobytes() for name in a.files)
 
 
 def test_rollouts_carry_the_version_of_the_policy_that_sampled_them(tmp_path):
@@ -172,12 +179,13 @@ def test_a_task_without_an_alphabet_is_refused():
     ("options", "problem"),
     [
         ({"hiden": 1}, "hiden: unknown key; did you mean 'hidden'?"),
-        ({"x": 1}, "x: unknown key; known: embedding, hidden, dtype, api_latency_s"),
+        ({"x": 1}, "x: unknown key; known: embedding, hidden, dtype, optimizer, api_latency_s"),
         ({"hidden": 0}, "hidden: got 0; needs a whole number from 1 to 4096"),
         ({"embedding": 3.5}, "embedding: got 3.5; needs a whole number from 1 to 4096"),
         ({"hidden": True}, "hidden: got True; needs a whole number from 1 to 4096"),
         ({"dtype": "float16"}, "dtype: got 'float16'; needs 'float32' or 'float64'"),
         ({"dtype": ["float32"]}, "dtype: got ['float32']; needs 'float32' or 'float64'"),
+        ({"optimizer": "adamw"}, "optimizer: got 'adamw'; needs 'adam' or 'sgd'"),
         ({"api_latency_s": -1}, "api_latency_s: got -1; needs seconds from 0 (no API) to 3600"),
         ({"api_latency_s": math.nan}, "api_latency_s: got nan; needs seconds from 0 (no API) to 3600"),
         ({"api_latency_s": "1"}, "api_latency_s: got '1'; needs seconds from 0 (no API) to 3600"),

@@ -13,8 +13,10 @@ from retrain.backends._adam import Adam, clip_by_norm
 from retrain.backends._gru import initial_weights
 from retrain.backends._objective import loss_gradient
 from retrain.backends._packed import pack
+from retrain.backends._parts import scale_to_step, split_by_group
 from retrain.backends._weights import Weights
-from retrain.backends.numpy import NumpyBackend, connect, split_by_group
+from retrain.backends.numpy import NumpyBackend, connect
+from retrain.controllers.noise_scale import GradientNoiseScale
 from retrain.errors import NonFiniteError
 from retrain.losses import gspo, importance_sampling, ppo
 from retrain.rewards import partial
@@ -23,6 +25,14 @@ from retrain.tasks import copy
 
 LOSSES = [Loss("ppo", ppo.evaluate), Loss("is", importance_sampling.evaluate), Loss("gspo", gspo.evaluate)]
 PPO = LOSSES[0]
+
+
+def nothing(logprobs, sampler_logprobs, advantages, sequence):
+    zeros = np.zeros(len(logprobs))
+    return LossTerms(zeros, zeros, zeros > 0)
+
+
+NOTHING = Loss("nothing", nothing)
 PROMPTS = [Prompt(0, "ab=", ""), Prompt(1, "", ""), Prompt(2, "abba=", "")]  # one of them empty
 TEMPERATURE = 0.8
 
@@ -54,13 +64,17 @@ def prompt_ids(samples: list[TrainingSample]) -> list[tuple[int, ...]]:
     return [tuple("=ab".index(character) for character in s.rollout.prompt.text) for s in samples]
 
 
+def gradient_of(weights: Weights, samples: list[TrainingSample], loss: Loss, how: Optimization):
+    return loss_gradient(weights, prompt_ids(samples), samples, loss, how)
+
+
 def numerical_gradient(weights: Weights, samples: list[TrainingSample], loss: Loss, how: Optimization):
     gradient = np.empty_like(weights.flat)
     for index, kept in enumerate(weights.flat.tolist()):
         ends = []
         for shift in (1e-6, -1e-6):
             weights.flat[index] = kept + shift
-            ends.append(loss_gradient(weights, prompt_ids(samples), samples, loss, how)[0].loss)
+            ends.append(gradient_of(weights, samples, loss, how)[0].loss)
         weights.flat[index] = kept
         gradient[index] = (ends[0] - ends[1]) / 2e-6
     return gradient
@@ -70,7 +84,7 @@ def numerical_gradient(weights: Weights, samples: list[TrainingSample], loss: Lo
 def test_the_gradient_of_every_weight_is_that_of_finite_differences(loss):
     weights, samples = perturbed_weights(), samples_of(policy(dtype="float64"))
     how = Optimization(1e-2, entropy_bonus=0.3, temperature=TEMPERATURE)
-    _, gradient = loss_gradient(weights, prompt_ids(samples), samples, loss, how)
+    _, gradient = gradient_of(weights, samples, loss, how)
     assert np.abs(gradient.flat).max() > 0.1
     np.testing.assert_allclose(gradient.flat, numerical_gradient(weights, samples, loss, how), atol=2e-8)
 
@@ -78,8 +92,8 @@ def test_the_gradient_of_every_weight_is_that_of_finite_differences(loss):
 def test_a_batch_has_the_sum_of_its_rollouts_losses_and_gradients():
     weights, samples = perturbed_weights(), samples_of(policy(dtype="float64"))
     how = Optimization(1e-2, entropy_bonus=0.1, temperature=TEMPERATURE)
-    together, gradient = loss_gradient(weights, prompt_ids(samples), samples, PPO, how)
-    alone = [loss_gradient(weights, prompt_ids([s]), [s], PPO, how) for s in samples]
+    together, gradient = gradient_of(weights, samples, PPO, how)
+    alone = [gradient_of(weights, [s], PPO, how) for s in samples]
     assert together.loss == pytest.approx(sum(totals.loss for totals, _ in alone), abs=1e-12)
     np.testing.assert_allclose(gradient.flat, sum(own.flat for _, own in alone), atol=1e-12)
 
@@ -135,13 +149,79 @@ def test_micro_batches_do_not_change_the_step(tmp_path):
 
 
 def test_moments_are_of_part_means_whose_mean_is_the_steps_gradient():
-    backend = policy(dtype="float64")
+    backend = policy(dtype="float64", optimizer="sgd")
     same = samples_of(backend)[:4]
     twins = [TrainingSample(s.rollout, s.advantages, s.token_weight, g) for g in (0, 1) for s in same]
-    stats = backend.update(twins, PPO, Optimization(1e-2, micro_batches=2))
+    stats = backend.update(twins, PPO, measured(parts=2))
     assert stats.moments.local_sqr_norms.shape == (2, 1)
     assert stats.moments.mean_sqr_norm == pytest.approx([stats.grad_norm**2])
     assert stats.moments.local_sqr_norms[:, 0] == pytest.approx([stats.grad_norm**2] * 2)  # no noise
+
+
+def test_parts_of_unequal_size_count_by_their_size():
+    backend = policy(dtype="float64", optimizer="sgd")
+    same = samples_of(backend)[:4]
+    triplets = [TrainingSample(s.rollout, s.advantages, s.token_weight, g) for g in (0, 1, 2) for s in same]
+    moments = backend.update(triplets, PPO, measured(parts=2)).moments
+    assert moments.local_sqr_norms.mean() == pytest.approx(moments.mean_sqr_norm[0])  # no noise
+
+
+def test_parts_of_unequal_size_estimate_the_truth():
+    # A group's gradient: mean (3, 4), variance 2 in each coordinate. Steps of 5 groups in 4 parts.
+    rng, noise = np.random.default_rng(0), GradientNoiseScale(0.9999)
+    for _ in range(6000):
+        groups = rng.normal([3, 4], math.sqrt(2), size=(5, 2)) / 5
+        parts = np.array([groups[0], groups[1:3].sum(0), groups[3], groups[4]])
+        squares = scale_to_step(np.square(parts).sum(axis=1), [1, 2, 1, 1])
+        noise.update(np.array(squares)[:, None], np.array([np.square(groups.sum(0)).sum()]), 1.0)
+    assert noise.sqr[0] == pytest.approx(25, rel=0.01)
+    assert noise.var[0] == pytest.approx(2 * 2 / 5, rel=0.05)
+
+
+def test_a_lone_parts_gradient_is_compared_with_the_update_before():
+    backend = policy(dtype="float64", optimizer="sgd")
+    alone = samples_of(backend)[:4]
+    stopped = Optimization(lr=0.0, max_grad_norm=1e9, wants_moments=True)
+    first, second = (backend.update(alone, PPO, stopped) for _ in range(2))
+    assert first.moments is None
+    assert second.moments.consecutive
+    both = [second.grad_norm**2] * 2
+    assert second.moments.local_sqr_norms[:, 0] == pytest.approx(both)  # the weights stood still
+    assert second.moments.mean_sqr_norm == pytest.approx(both[:1])
+
+
+def test_a_step_of_several_parts_stands_between_lone_ones():
+    backend = policy(optimizer="sgd")
+    samples = samples_of(backend)
+    kinds = [
+        (moments := backend.update(samples[:count], PPO, measured(3)).moments) and moments.consecutive
+        for count in (4, 12, 4, 4)
+    ]
+    assert kinds == [None, False, None, True]
+
+
+def test_a_loaded_policy_remembers_the_lone_gradient(tmp_path):
+    stopped, resumed = policy(optimizer="sgd"), policy(optimizer="sgd")
+    samples = samples_of(stopped)[:4]
+    stopped.update(samples, PPO, measured(1))
+    stopped.save(tmp_path)
+    resumed.load(tmp_path)
+    pair = [backend.update(samples, PPO, measured(1)).moments for backend in (stopped, resumed)]
+    assert pair[0].mean_sqr_norm == pair[1].mean_sqr_norm
+    assert (pair[0].local_sqr_norms == pair[1].local_sqr_norms).all()
+
+
+def test_moments_wait_until_adam_knows_its_second_moment_and_are_divided_by_it():
+    backend = policy(dtype="float64")
+    samples = samples_of(backend)
+    told = [backend.update(samples, PPO, measured(3)) for _ in range(6)]
+    assert [stats.moments is not None for stats in told] == [False] * 5 + [True]
+    # equal gradients would have a norm of 1 in each of the weights that they move
+    assert told[5].moments.mean_sqr_norm[0] > 100 * told[5].grad_norm ** 2
+
+
+def measured(parts: int) -> Optimization:
+    return Optimization(1e-2, micro_batches=parts, wants_moments=True)
 
 
 @pytest.mark.parametrize(("parts", "sizes"), [(1, [5]), (2, [2, 3]), (5, [1] * 5), (9, [1] * 5)])

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from retrain.controllers.informative import InformativeGroups
 from retrain.controllers.scaling import (
     RULES,
     AdamScaleRule,
@@ -116,9 +117,92 @@ def test_a_step_that_teaches_nothing_still_counts_as_progress(moments):
     assert "not yet known" in scaling.decide(8).reason
 
 
+PAIR = {"consecutive": True}
+
+
+def test_two_steps_in_a_row_teach_where_steps_have_a_single_part():
+    scaling = LearningRateScaling(AdaScaleRule(), 1)
+    taught = [scaling.observe(scaling.decide(1), *NOISE, **PAIR) for _ in range(2)]
+    assert taught == [False, True]  # of the first, the update before is not known
+    assert scaling.decide(8).lr_factor == pytest.approx(8)
+
+
+def test_two_steps_of_different_size_teach_nothing():
+    scaling = LearningRateScaling(AdaScaleRule(), 1)
+    scaling.observe(scaling.decide(1), None, None)
+    assert not scaling.observe(scaling.decide(2), *NOISE, **PAIR)
+
+
+def test_a_chance_step_of_one_informative_group_does_not_start_a_new_average():
+    scaling = LearningRateScaling(AdaScaleRule(), 4)
+    scaling.observe(scaling.decide(4), *NOISE)
+    before = scaling.state_dict()["noise"]
+    assert not scaling.observe(scaling.decide(4), *NOISE, **PAIR)
+    assert scaling.state_dict()["noise"] == before
+
+
+def test_steps_that_shrank_to_one_prompt_are_paired_again():
+    scaling = LearningRateScaling(AdaScaleRule(), 4)
+    scaling.observe(scaling.decide(4), *NOISE)
+    scaling.observe(scaling.decide(1), None, None)
+    assert scaling.observe(scaling.decide(1), *NOISE, **PAIR)
+
+
+def informative(share: float, prompts: int = 100) -> InformativeGroups:
+    groups = InformativeGroups(init_batch_size=4)
+    groups.count(round(share * prompts), prompts)
+    return groups
+
+
+def test_a_batch_is_as_large_as_its_informative_groups():
+    # a quarter is informative: of four prompts none is in 0.75^4 of the batches
+    has_any, large_has_any = 1 - 0.75**4, 1 - 0.75**32
+    assert informative(0.25).effective_scale(8) == pytest.approx(8 * has_any / large_has_any)
+    assert informative(0.25).per_initial_update == pytest.approx(4 * 0.25 / has_any)
+
+
+@pytest.mark.parametrize(("share", "scale"), [(1, 8), (0, 1)])
+def test_a_batch_grows_as_prompts_do_if_all_are_informative_and_not_at_all_if_none_is(share, scale):
+    assert informative(share).effective_scale(8) == pytest.approx(scale)
+
+
+@given(share=st.floats(0, 1), scale=st.floats(1, 1000))
+def test_a_larger_batch_is_never_more_than_its_prompts(share, scale):
+    assert 1 - 1e-6 <= informative(share, 1000).effective_scale(scale) <= scale * (1 + 1e-6)
+
+
+def test_only_rules_that_rest_on_noise_look_at_informative_groups():
+    decisions = []
+    for rule in (AdaScaleRule(), LinearRule()):
+        scaling = LearningRateScaling(rule, 4)
+        scaling.count_groups(25, 100)
+        scaling.observe(scaling.decide(4), *NOISE)
+        decisions.append(scaling.decide(32))
+    assert [d.lr_factor for d in decisions] == pytest.approx([8 * (1 - 0.75**4), 8], rel=1e-3)
+    assert "batch x8 (x5.47 informative)" in decisions[0].reason
+
+
+@pytest.mark.parametrize("share", [1.0, 0.5, 0.15])
+def test_the_noise_scale_of_prompts_is_found_whatever_share_is_informative(share):
+    # An informative group's gradient: mean 1, variance 50, so that noise and signal balance at 50
+    # informative groups: 50 / share prompts.
+    rng, scaling, prompts = np.random.default_rng(0), LearningRateScaling(AdaScaleRule(), 8, 0.9999), 64
+    for _ in range(4000):
+        count = int(rng.binomial(prompts, share))
+        scaling.count_groups(count, prompts)
+        if count < 2:
+            continue
+        parts = rng.normal(1, math.sqrt(50 / (count / 2)), size=(2, 1))
+        scaling.observe(
+            scaling.decide(prompts), np.square(parts), np.square(parts.mean(axis=0)), informative=count
+        )
+    assert scaling.decide(8).noise_scale == pytest.approx(50 / share, rel=0.2)
+
+
 def test_a_restored_run_decides_as_the_one_that_was_saved():
     saved = LearningRateScaling(AdamScaleRule(), 8)
-    saved.observe(saved.decide(16), *NOISE)
+    saved.count_groups(5, 16)
+    saved.observe(saved.decide(16), *NOISE, informative=5)
     restored = LearningRateScaling(AdamScaleRule(), 8)
     restored.load_state_dict(json.loads(json.dumps(saved.state_dict())))
     assert restored.decide(32) == saved.decide(32)

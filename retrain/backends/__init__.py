@@ -56,6 +56,7 @@ class Optimization:
     micro_batches: int = 1  # the step's samples in this many parts, gradients accumulated
     temperature: float = 1.0  # the sampler's: log-probabilities are compared at the same temperature
     gpu_fraction: float = 1.0  # share of a GPU's memory that this step may use
+    wants_moments: bool = False  # measure what the gradient noise scale needs, if the backend can
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -63,11 +64,13 @@ class GradientMoments:
     """What the gradient noise scale is estimated from, per parameter group.
 
     Gradients of n parts (micro-batches or replicas) of the step, each the mean over its part:
-    `local_sqr_norms` (n, groups) their squared norms, `mean_sqr_norm` (groups,) of their mean.
+    `local_sqr_norms` (n, groups) their squared norms, `mean_sqr_norm` (groups,) of their mean. A
+    part of unequal size counts by its size. Divided by the optimizer's preconditioner, if it has one.
     """
 
     local_sqr_norms: Floats
     mean_sqr_norm: Floats
+    consecutive: bool = False  # the parts are this step and the update before, as each had a single one
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +81,7 @@ class UpdateStats:
     grad_norm: float  # before clipping
     entropy: float  # mean nats per token under the policy that was updated
     clip_fraction: float  # share of tokens whose gradient was cut by clipping
-    moments: GradientMoments | None = None
+    moments: GradientMoments | None = None  # None: not asked for, or not yet to be told
     memory_fraction: float | None = None  # peak share of the device's memory; None if unknown
 
 

@@ -5,10 +5,12 @@ Source: Adam, arXiv:1412.6980; clipping, arXiv:1211.5063.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
 
 from retrain.backends._weights import Array
-from retrain.controllers.noise_scale import adam_preconditioner
+from retrain.controllers.noise_scale import FIRST_SETTLED_STEP, adam_preconditioner
 
 DECAY_MEAN, DECAY_SQUARE, EPSILON = 0.9, 0.999, 1e-8  # the paper's
 
@@ -20,6 +22,16 @@ class Adam:
         self.mean = np.zeros_like(like)
         self.square = np.zeros_like(like)
         self.steps = 0
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether `sqr_norm` is in the unit that it stays in."""
+        return self.steps >= FIRST_SETTLED_STEP
+
+    @property
+    def arrays(self) -> Mapping[str, Array]:
+        """What a checkpoint holds, to be written over in place."""
+        return {"adam_mean": self.mean, "adam_square": self.square}
 
     def step(self, weights: Array, gradient: Array, lr: float) -> None:
         """Move `weights` in place, downhill."""

@@ -4,58 +4,87 @@ from __future__ import annotations
 
 import json
 import zipfile
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any, Protocol
 
 import numpy as np
 
-from retrain.backends._adam import Adam
-from retrain.backends._weights import Weights
+from retrain.backends._weights import Array, Weights
 from retrain.errors import RecordsError
 
-FORMAT = 1  # of both files; raise it when old ones can no longer be read
-ARRAYS = ("weights", "adam_mean", "adam_square")
+FORMAT = 2  # of both files; raise it when old ones can no longer be read
+PREVIOUS = "previous_gradient"
+
+
+class Optimizer(Protocol):
+    """What is saved of an optimizer."""
+
+    steps: int
+
+    @property
+    def arrays(self) -> Mapping[str, Array]:
+        """By name, to be written over in place."""
+        ...
 
 
 def save_policy(
-    directory: Path, alphabet: str, weights: Weights, adam: Adam, random: np.random.Generator
+    directory: Path,
+    identity: Mapping[str, object],
+    weights: Weights,
+    optimizer: Optimizer,
+    random: np.random.Generator,
+    previous: Array | None,
 ) -> None:
     """Write everything that a later step depends on, bit for bit."""
-    arrays = dict(zip(ARRAYS, (weights.flat, adam.mean, adam.square), strict=True))
-    np.savez(directory / "policy.npz", **arrays)  # type: ignore[arg-type]  # numpy's stub types the keywords as bool
+    arrays: dict[str, Any] = {"weights": weights.flat, **optimizer.arrays}
+    if previous is not None:
+        arrays[PREVIOUS] = previous
+    np.savez(directory / "policy.npz", **arrays)
     facts = {
-        **_identity(alphabet, weights),
-        "adam_steps": adam.steps,
+        **_identity(identity, weights),
+        "optimizer_steps": optimizer.steps,
         "random": random.bit_generator.state,
     }
     (directory / "policy.json").write_text(json.dumps(facts, indent=1), encoding="utf-8")
 
 
 def load_policy(
-    directory: Path, alphabet: str, weights: Weights, adam: Adam, random: np.random.Generator
-) -> None:
-    """Overwrite the four with what `save_policy` wrote.
+    directory: Path,
+    identity: Mapping[str, object],
+    weights: Weights,
+    optimizer: Optimizer,
+    random: np.random.Generator,
+) -> Array | None:
+    """Overwrite weights, optimizer and generator with what `save_policy` wrote.
+
+    Returns:
+        The gradient that the next step's is compared with, if one was kept.
 
     Raises:
         RecordsError: the files cannot be read, or belong to another policy.
     """
     try:
         facts = json.loads((directory / "policy.json").read_text(encoding="utf-8"))
-        _check_same_policy(directory, facts, alphabet, weights)
+        _check_same_policy(directory, facts, _identity(identity, weights))
         # opened here, because np.load leaves a file open that turns out not to be a zip
         with (directory / "policy.npz").open("rb") as file, np.load(file, allow_pickle=False) as arrays:
-            read = [arrays[name] for name in ARRAYS]
+            read = {name: arrays[name] for name in arrays.files}
+        targets = {"weights": weights.flat, **optimizer.arrays}
+        values = {name: read[name] for name in targets}
         random.bit_generator.state = facts["random"]
-        adam.steps = facts["adam_steps"]
-        for target, values in zip((weights.flat, adam.mean, adam.square), read, strict=True):
-            target[:] = values
+        optimizer.steps = facts["optimizer_steps"]
+        for name, target in targets.items():
+            target[:] = values[name]
+        return read.get(PREVIOUS)
     except (OSError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile) as error:
         raise RecordsError(
             f"{directory}: not a readable checkpoint of the numpy backend ({error}); use an earlier one"
         ) from error
 
 
-def _check_same_policy(directory: Path, facts: dict[str, object], alphabet: str, weights: Weights) -> None:
-    for key, value in _identity(alphabet, weights).items():
+def _check_same_policy(directory: Path, facts: Mapping[str, object], identity: Mapping[str, object]) -> None:
+    for key, value in identity.items():
         if facts[key] != value:
             raise RecordsError(
                 f"{directory}: this checkpoint's {key} is {facts[key]!r}, the run's is {value!r}; "
@@ -63,11 +92,11 @@ def _check_same_policy(directory: Path, facts: dict[str, object], alphabet: str,
             )
 
 
-def _identity(alphabet: str, weights: Weights) -> dict[str, object]:
+def _identity(identity: Mapping[str, object], weights: Weights) -> dict[str, object]:
     """Say what a checkpoint and a policy must have in common."""
     return {
         "format": FORMAT,
-        "alphabet": alphabet,
+        **identity,
         "shapes": {name: list(shape) for name, shape in weights.shapes.items()},
         "dtype": weights.flat.dtype.name,
     }

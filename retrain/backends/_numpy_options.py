@@ -11,7 +11,7 @@ from retrain.errors import ConfigError
 
 MAX_WIDTH = 4096  # past this, one core needs minutes for a step
 MAX_LATENCY_S = 3600.0
-DTYPES = ("float32", "float64")
+CHOICES = {"dtype": ("float32", "float64"), "optimizer": ("adam", "sgd")}
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +21,7 @@ class NumpyOptions:
     embedding: int = 24  # numbers per character
     hidden: int = 64  # numbers in the recurrent state
     dtype: str = "float32"  # float64 is slower and checks gradients
+    optimizer: str = "adam"  # sgd: plain, for which [scaling].rule = "adascale" was derived
     api_latency_s: float = (
         0.0  # above 0: each call holds a permit and takes this much longer, to rehearse an API
     )
@@ -58,8 +59,8 @@ def _problem(key: str, value: object) -> str:
     if key not in known:
         near = difflib.get_close_matches(key, known, n=1)
         return "unknown key; " + (f"did you mean {near[0]!r}?" if near else f"known: {', '.join(known)}")
-    if key == "dtype":
-        return "" if value in DTYPES else f"got {value!r}; needs 'float32' or 'float64'"
+    if key in CHOICES:
+        return "" if value in CHOICES[key] else f"got {value!r}; needs {' or '.join(map(repr, CHOICES[key]))}"
     if key == "api_latency_s":
         number = isinstance(value, int | float) and not isinstance(value, bool)
         if number and isfinite(value) and 0 <= value <= MAX_LATENCY_S:  # type: ignore[arg-type,operator]

@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from itertools import islice
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
 import torch
 
-from retrain.backends import BackendInfo, BackendSpec, GradientMoments, Optimization, Sampling, UpdateStats
+from retrain.backends import (
+    BackendInfo,
+    BackendSpec,
+    Optimization,
+    Sampling,
+    UpdateStats,
+)
+from retrain.backends._parts import group_counts, scale_to_step, split_by_group
 from retrain.backends._torch_batches import MicroBatch, lay_out
 from retrain.backends._torch_devices import (
     DeviceMemory,
@@ -21,19 +28,20 @@ from retrain.backends._torch_devices import (
     use_threads,
 )
 from retrain.backends._torch_engine_sampling import EngineSampler
+from retrain.backends._torch_files import identity_of, save_policy
 from retrain.backends._torch_files import load_policy as load_files
-from retrain.backends._torch_files import save_policy
 from retrain.backends._torch_loading import Policy, load_policy, load_tokenizer
 from retrain.backends._torch_optimizer import Optimizer
 from retrain.backends._torch_options import LocalOptions
+from retrain.backends._torch_rollouts import check_room, to_rollouts
 from retrain.backends._torch_sampling import Drawn, complete
 from retrain.backends._torch_text import Text
 from retrain.backends._torch_training import Totals, back_propagate
-from retrain.backends.numpy import split_by_group
-from retrain.errors import BackendMemoryError, ConfigError, NonFiniteError
-from retrain.rollouts import Group, Loss, Prompt, Rollout, TrainingSample
+from retrain.errors import BackendMemoryError, NonFiniteError
+from retrain.rollouts import Group, Loss, Prompt, TrainingSample
 
 Ids = tuple[int, ...]
+Cut = Sequence[Sequence[MicroBatch]]  # a step in parts, each in micro-batches
 T = TypeVar("T")
 
 
@@ -54,7 +62,7 @@ class LocalBackend:
         # tokens at a time; halved by what does not fit
         self._budgets = {"train": options.tokens_per_micro_batch, "sample": options.tokens_per_sampling_batch}
         self._engine = EngineSampler(spec, options, self._policy) if options.engine == "openai" else None
-        self._identity = _identity(spec, options, self._policy)
+        self._identity = identity_of(spec, options, self._policy)
         self._encoded: dict[str, Ids] = {}
         self.info = _info(self._policy, options, device)
         use_threads(options.threads, self.info.parameters)
@@ -65,14 +73,7 @@ class LocalBackend:
         Raises:
             ConfigError: names the first few of them.
         """
-        room = self._policy.context
-        long = [(p.id, n) for p in prompts if (n := len(self._encode(p))) >= room]
-        if long:
-            shown = ", ".join(f"prompt {id} has {tokens}" for id, tokens in long[:3])
-            raise ConfigError(
-                f"[data]: {len(long)} prompts fill the model's context of {room} tokens ({shown}); "
-                "shorten them or use a model with a longer context"
-            )
+        check_room({p.id: len(self._encode(p)) for p in prompts}, self._policy.context)
 
     def sample(self, prompts: Sequence[Prompt], sampling: Sampling) -> list[Group]:
         """Sample each prompt's group, running the prompt itself once.
@@ -97,7 +98,7 @@ class LocalBackend:
             raise NonFiniteError(
                 "the policy's log-probabilities are not finite: its weights grew without bound; lower lr"
             )
-        rollouts = self._rollouts(prompts, drawn, sampling.group_size)
+        rollouts = to_rollouts(self._text, prompts, drawn, sampling.group_size, self._optimizer.steps)
         return [Group(prompt, tuple(islice(rollouts, sampling.group_size))) for prompt in prompts]
 
     def update(
@@ -116,11 +117,12 @@ class LocalBackend:
             raise ValueError("samples: got none; a step without signal needs no update")
         self._memory.limit(optimization.gpu_fraction)
         self._set_checkpointing(self._options.gradient_checkpointing)
+        cut = split_by_group(samples, optimization.micro_batches)
         try:
             while True:
-                parts = self._lay_out(samples, optimization.micro_batches)
+                parts = self._lay_out(cut)
                 try:
-                    return self._step(parts, loss, optimization)
+                    return self._step(parts, group_counts(cut), loss, optimization)
                 except (RuntimeError, MemoryError) as error:
                     if not is_out_of_memory(error):
                         raise
@@ -185,45 +187,26 @@ class LocalBackend:
             self._budgets["sample"] = len(part) // 2 * length
         return drawn
 
-    def _rollouts(
-        self, prompts: Sequence[Prompt], drawn: Sequence[Drawn], group_size: int
-    ) -> Iterator[Rollout]:
-        texts = self._text.completions([one.tokens for one in drawn])
-        for number, (one, text) in enumerate(zip(drawn, texts, strict=True)):
-            yield Rollout(
-                prompt=prompts[number // group_size],
-                text=text,
-                tokens=one.tokens,
-                logprobs=one.logprobs,
-                pieces=self._text.pieces(one.tokens),
-                truncated=not one.ended,
-                policy_version=self._optimizer.steps,
-                mean_entropy=one.entropy,
-            )
-
     def _set_checkpointing(self, on: bool) -> None:
         # layers recompute their activations in training mode only; dropout is off in both modes
         if self._options.gradient_checkpointing:
             self._policy.causal.train(on)
 
-    def _lay_out(self, samples: Sequence[TrainingSample], parts: int) -> list[list[MicroBatch]]:
-        prompts = {s.rollout.prompt.text: self._encode(s.rollout.prompt) for s in samples}
+    def _lay_out(self, parts: Sequence[Sequence[TrainingSample]]) -> list[list[MicroBatch]]:
+        prompts = {s.rollout.prompt.text: self._encode(s.rollout.prompt) for part in parts for s in part}
         device = self._generator.device
-        return [
-            lay_out(part, prompts, self._budgets["train"], device) for part in split_by_group(samples, parts)
-        ]
+        return [lay_out(part, prompts, self._budgets["train"], device) for part in parts]
 
-    def _step(
-        self, parts: Sequence[Sequence[MicroBatch]], loss: Loss, optimization: Optimization
-    ) -> UpdateStats:
+    def _step(self, parts: Cut, counts: Sequence[int], loss: Loss, optimization: Optimization) -> UpdateStats:
         self._optimizer.begin()
         totals, squares = [], []
         for part in parts:
             for batch in part:
                 totals.append(back_propagate(self._policy, batch, loss, optimization, self._options.kl_coef))
                 self._optimizer.collect()
-            # the sum over n parts is the step's gradient, so n times a part compares with it
-            squares.append(len(parts) ** 2 * self._optimizer.end_part())
+            if optimization.wants_moments:
+                squares.append(self._optimizer.part_norm())
+            self._optimizer.end_part()
         whole = self._optimizer.squared_norm()
         if not np.isfinite(whole):
             names = ", ".join(self._optimizer.non_finite()[:3])
@@ -232,6 +215,7 @@ class LocalBackend:
                 "the rewards"
             )
         norm = float(np.sqrt(whole))
+        moments = self._optimizer.moments(scale_to_step(squares, counts)) if squares else None
         self._optimizer.step(optimization.lr, norm, optimization.max_grad_norm)
         total = Totals.sum(totals)
         return UpdateStats(
@@ -239,13 +223,11 @@ class LocalBackend:
             grad_norm=norm,
             entropy=total.entropy / total.tokens,
             clip_fraction=total.clipped / total.tokens,
-            moments=GradientMoments(np.array(squares)[:, None], np.array([whole]))
-            if len(parts) > 1
-            else None,
+            moments=moments,
             memory_fraction=self._memory.peak_fraction(),
         )
 
-    def _make_room(self, parts: Sequence[Sequence[MicroBatch]], reason: str) -> None:
+    def _make_room(self, parts: Cut, reason: str) -> None:
         """Halve the micro-batch after a step that did not fit.
 
         Raises:
@@ -260,18 +242,6 @@ class LocalBackend:
                 f"({reason}); lower max_tokens, or set [backend.options].gradient_checkpointing = true"
             )
         self._budgets["train"] = max(rows * length for rows, length in shapes if rows > 1) // 2
-
-
-def _identity(spec: BackendSpec, options: LocalOptions, policy: Policy) -> Mapping[str, Any]:
-    """Say what a checkpoint and a run must have in common."""
-    return {
-        "model": spec.model,
-        "revision": options.revision,
-        "lora_rank": spec.lora_rank if options.lora else 0,
-        "target_modules": list(options.target_modules) if options.lora else [],
-        "dtype": str(policy.causal.dtype).removeprefix("torch."),
-        "trained_parameters": sum(p.numel() for p in policy.trainable().values()),
-    }
 
 
 def _info(policy: Policy, options: LocalOptions, device: torch.device) -> BackendInfo:

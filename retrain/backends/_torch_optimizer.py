@@ -6,12 +6,17 @@ sums them. Source: AdamW, arXiv:1711.05101; clipping, arXiv:1211.5063.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
+import numpy as np
 import torch
+
+from retrain.backends import GradientMoments
+from retrain.controllers.noise_scale import FIRST_SETTLED_STEP
 
 BETAS, EPSILON = (0.9, 0.999), 1e-8  # Adam's, arXiv:1412.6980
 MOMENTS = ("exp_avg", "exp_avg_sq")
+PREVIOUS = "previous_gradient."  # and the parameter's name
 
 
 class Optimizer:
@@ -27,6 +32,7 @@ class Optimizer:
         ]
         self._part: list[torch.Tensor] = []
         self._sums: list[torch.Tensor] = []
+        self._previous: list[torch.Tensor] = []  # a lone part's gradient, to compare the next step's with
         self._adam = torch.optim.AdamW(
             self._masters, lr=0.0, betas=BETAS, eps=EPSILON, weight_decay=weight_decay, fused=True
         )
@@ -44,16 +50,28 @@ class Optimizer:
         for parameter in self._parameters:
             parameter.grad = None
 
-    def end_part(self) -> float:
-        """Add the part's gradient to the step's.
-
-        Returns:
-            The squared norm of the part's gradient.
-        """
+    def end_part(self) -> None:
+        """Add the part's gradient to the step's."""
         part, self._part = self._part, []
-        squared = _squared_norm(part)
         self._sums = _add(self._sums, part)
-        return squared
+
+    def part_norm(self) -> float:
+        """Give the squared norm of the part's gradient so far, as Adam sees it."""
+        return self._norm_seen(self._part)
+
+    def moments(self, squares: Sequence[float]) -> GradientMoments | None:
+        """Give the moments of the step's parts; of a lone part, those of it and the update before."""
+        before, self._previous = self._previous, []
+        consecutive, mean = len(squares) == 1, self._sums
+        if consecutive:
+            self._previous = [gradient.clone() for gradient in self._sums]
+            if not before:
+                return None
+            squares = [self._norm_seen(before), self._norm_seen(mean)]
+            mean = [(now + then) / 2 for now, then in zip(mean, before, strict=True)]
+        if self.steps < FIRST_SETTLED_STEP:
+            return None
+        return GradientMoments(np.array(squares)[:, None], np.array([self._norm_seen(mean)]), consecutive)
 
     def squared_norm(self) -> float:
         """Give the squared norm of the step's gradient so far."""
@@ -87,6 +105,8 @@ class Optimizer:
                 tensors[f"{moment}.{name}"] = torch.zeros_like(master.data) if kept is None else kept
             if master is not parameter:
                 tensors[f"master.{name}"] = master.data
+        if self._previous:
+            tensors |= {PREVIOUS + n: g for n, g in zip(self._names, self._previous, strict=True)}
         return {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
 
     def load(self, tensors: Mapping[str, torch.Tensor], steps: int) -> None:
@@ -104,7 +124,22 @@ class Optimizer:
                 }
                 if master is not parameter:
                     master.copy_(tensors[f"master.{name}"])
+        self._previous = []
+        if any(name.startswith(PREVIOUS) for name in tensors):
+            pairs = zip(self._names, self._masters, strict=True)
+            self._previous = [tensors[PREVIOUS + name].to(master.device) for name, master in pairs]
         self._write_back()
+
+    def _norm_seen(self, gradients: Sequence[torch.Tensor]) -> float:
+        """Squared norm of a gradient as Adam sees it: each entry over what its update is divided by."""
+        if self.steps < FIRST_SETTLED_STEP:
+            return _squared_norm(list(gradients))
+        correction = 1 - BETAS[1] ** self.steps
+        total = 0.0
+        for master, gradient in zip(self._masters, gradients, strict=True):
+            root = (self._adam.state[master]["exp_avg_sq"] / correction).sqrt_().add_(EPSILON)
+            total += float((gradient / root).double().square().sum())
+        return total
 
     def _named(self) -> Iterator[tuple[str, torch.nn.Parameter, torch.nn.Parameter]]:
         return zip(self._names, self._parameters, self._masters, strict=True)

@@ -12,20 +12,30 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from itertools import islice, pairwise
+from functools import partial
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
 
-from retrain.backends import BackendInfo, BackendSpec, GradientMoments, Optimization, Sampling, UpdateStats
+from retrain.backends import (
+    BackendInfo,
+    BackendSpec,
+    GradientMoments,
+    Optimization,
+    Sampling,
+    UpdateStats,
+)
 from retrain.backends._adam import Adam, clip_by_norm
 from retrain.backends._characters import Characters
 from retrain.backends._gru import initial_weights, unroll_prompts
 from retrain.backends._numpy_files import load_policy, save_policy
 from retrain.backends._numpy_options import NumpyOptions, check_options, parse_options, takes_permits
 from retrain.backends._objective import Totals, loss_gradient
+from retrain.backends._parts import group_counts, scale_to_step, split_by_group
 from retrain.backends._sampling import Completions, complete
-from retrain.backends._weights import Weights
+from retrain.backends._sgd import Sgd
+from retrain.backends._weights import Array, Weights
 from retrain.errors import BackendMemoryError, NonFiniteError
 from retrain.rollouts import Group, Loss, Prompt, Rollout, TrainingSample
 
@@ -54,7 +64,10 @@ class NumpyBackend:
         self._weights = initial_weights(
             self._characters.end, options.embedding, options.hidden, options.dtype, self._random
         )
-        self._adam = Adam(self._weights.flat)
+        self._new_optimizer = Sgd if options.optimizer == "sgd" else partial(Adam, self._weights.flat)
+        self._optimizer = self._new_optimizer()
+        self._identity = {"alphabet": self._characters.alphabet, "optimizer": options.optimizer}
+        self._previous: Array | None = None  # a lone part's gradient, to compare the next step's with
         count = self._weights.flat.size
         self.info = BackendInfo(
             parameters=count,
@@ -68,8 +81,9 @@ class NumpyBackend:
 
     def sample(self, prompts: Sequence[Prompt], sampling: Sampling) -> list[Group]:
         """Sample each prompt's group, running the prompt itself once."""
+        encoded = [self._characters.encode(p.text) for p in prompts]
         with self._call(), np.errstate(all="ignore"):
-            trace = unroll_prompts(self._weights, [self._characters.encode(p.text) for p in prompts])
+            trace = unroll_prompts(self._weights, encoded)
             states = trace.states[trace.packed.last()].repeat(sampling.group_size, axis=0)
             completions = complete(self._weights, states, sampling, self._random)
         if not np.isfinite(completions.logprobs).all():
@@ -82,7 +96,7 @@ class NumpyBackend:
     def update(
         self, samples: Sequence[TrainingSample], loss: Loss, optimization: Optimization
     ) -> UpdateStats:
-        """Take one Adam step on the summed loss of `samples`.
+        """Take one optimizer step on the summed loss of `samples`.
 
         Raises:
             ValueError: there are no samples.
@@ -93,15 +107,16 @@ class NumpyBackend:
             raise ValueError("samples: got none; a step without signal needs no update")
         with self._call(), np.errstate(all="ignore"):
             try:
-                totals, gradient, moments = self._accumulate(samples, loss, optimization)
+                totals, gradient, squares = self._accumulate(samples, loss, optimization)
             except MemoryError as error:
                 raise BackendMemoryError(
                     f"{len(samples)} rollouts did not fit in memory ({error}); "
                     "raise micro_batches or lower max_tokens"
                 ) from error
             _check_finite(totals, gradient)
+            moments = self._compare(gradient.flat, squares) if squares else None
             norm = clip_by_norm(gradient.flat, optimization.max_grad_norm)
-            self._adam.step(self._weights.flat, gradient.flat, optimization.lr)
+            self._optimizer.step(self._weights.flat, gradient.flat, optimization.lr)
         return UpdateStats(
             loss=totals.loss,
             grad_norm=norm,
@@ -112,7 +127,7 @@ class NumpyBackend:
 
     def save(self, directory: Path) -> None:
         """Write weights, optimizer and random state as npz and JSON."""
-        save_policy(directory, self._characters.alphabet, self._weights, self._adam, self._random)
+        save_policy(directory, self._identity, self._weights, self._optimizer, self._random, self._previous)
 
     def load(self, directory: Path) -> None:
         """Continue bit for bit where `save` was called.
@@ -120,7 +135,7 @@ class NumpyBackend:
         Raises:
             RecordsError: unreadable, or saved by a policy of another size or alphabet.
         """
-        load_policy(directory, self._characters.alphabet, self._weights, self._adam, self._random)
+        self._previous = load_policy(directory, self._identity, self._weights, self._optimizer, self._random)
 
     def close(self) -> None:
         """Nothing to let go of."""
@@ -154,14 +169,14 @@ class NumpyBackend:
                 logprobs=completions.logprobs[end - length : end],
                 pieces=pieces,
                 truncated=own[-1] != self._characters.end,
-                policy_version=self._adam.steps,
+                policy_version=self._optimizer.steps,
                 mean_entropy=entropy,
             )
 
     def _accumulate(
         self, samples: Sequence[TrainingSample], loss: Loss, optimization: Optimization
-    ) -> tuple[Totals, Weights, GradientMoments | None]:
-        """Sum the micro-batches' losses and gradients."""
+    ) -> tuple[Totals, Weights, list[float]]:
+        """Sum the micro-batches' losses and gradients; give parts' squared norms if wanted."""
         parts = split_by_group(samples, optimization.micro_batches)
         texts = {sample.rollout.prompt.text for sample in samples}
         encoded = {text: self._characters.encode(text) for text in texts}
@@ -172,22 +187,26 @@ class NumpyBackend:
             total, own = loss_gradient(self._weights, prompts, part, loss, optimization)
             gradient.flat += own.flat
             totals.append(total)
-            # the sum over n parts is the step's gradient, so n times a part compares with it
-            squares.append(len(parts) ** 2 * self._adam.sqr_norm(own.flat))
-        whole = self._adam.sqr_norm(gradient.flat)
-        moments = GradientMoments(np.array(squares)[:, None], np.array([whole])) if len(parts) > 1 else None
-        return Totals.sum(totals), gradient, moments
+            if optimization.wants_moments:
+                squares.append(self._optimizer.sqr_norm(own.flat))
+        if squares:
+            squares = scale_to_step(squares, group_counts(parts))
+        return Totals.sum(totals), gradient, squares
 
-
-def split_by_group(samples: Sequence[TrainingSample], parts: int) -> list[list[TrainingSample]]:
-    """Cut samples into at most `parts` of nearly equal numbers of whole prompt groups."""
-    groups: dict[int, list[TrainingSample]] = {}
-    for sample in samples:
-        groups.setdefault(sample.group, []).append(sample)
-    members = list(groups.values())
-    count = min(max(parts, 1), len(members))
-    cuts = [round(number * len(members) / count) for number in range(count + 1)]
-    return [[sample for group in members[start:end] for sample in group] for start, end in pairwise(cuts)]
+    def _compare(self, gradient: Array, squares: Sequence[float]) -> GradientMoments | None:
+        """Give the moments of the step's parts; of a lone part, those of it and the update before."""
+        sqr_norm = self._optimizer.sqr_norm
+        before, self._previous = self._previous, None
+        consecutive = len(squares) == 1
+        mean = gradient
+        if consecutive:
+            self._previous = gradient.copy()
+            if before is None:
+                return None
+            squares, mean = [sqr_norm(before), sqr_norm(gradient)], (before + gradient) / 2
+        if not self._optimizer.is_settled:
+            return None
+        return GradientMoments(np.array(squares)[:, None], np.array([sqr_norm(mean)]), consecutive)
 
 
 def _check_finite(totals: Totals, gradient: Weights) -> None:

@@ -14,6 +14,7 @@ import numpy as np
 
 from retrain.rollouts import Floats
 
+FIRST_SETTLED_STEP = 5  # Adam's second moment is mostly noise before so many steps
 LEAST_VAR = 1e-6  # gradient variance is never quite 0; keeps factors and gains defined
 
 
@@ -39,7 +40,7 @@ def adam_preconditioner(second_moment: Floats, step: int, beta2: float, eps: flo
         second_moment: Adam's running mean of squared gradients.
         step: updates that went into it. Below 5 it is mostly noise, and ones are given.
     """
-    if step < 5:
+    if step < FIRST_SETTLED_STEP:
         return np.ones_like(second_moment)
     return np.sqrt(second_moment / (1 - beta2**step)) + eps
 
@@ -67,6 +68,11 @@ class GradientNoiseScale:
     def is_known(self) -> bool:
         """Whether any estimate was made."""
         return self._weight > 0
+
+    @property
+    def is_consecutive(self) -> bool:
+        """Whether what is known comes from steps in a row, not from parts of steps."""
+        return self.is_known and self._consecutive
 
     @property
     def sqr(self) -> Floats:

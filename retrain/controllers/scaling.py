@@ -13,12 +13,15 @@ from typing import Any
 
 import numpy as np
 
+from retrain.controllers.informative import InformativeGroups
 from retrain.controllers.noise_scale import LEAST_VAR, GradientNoiseScale
 from retrain.rollouts import Floats
 
 
 class ScalingRule(ABC):
     """Batch scale S -> one learning-rate factor per parameter group."""
+
+    rests_on_noise = False  # whether the rule needs `grad_sqr` and `grad_var`
 
     def lr_factor(
         self,
@@ -114,6 +117,8 @@ class LEGWRule(ScalingRule):
 class AdaScaleRule(ScalingRule):
     """(var + sqr) / (var / S + sqr): S in pure noise, 1 without. Source: AdaScale, arXiv:2007.05105."""
 
+    rests_on_noise = True
+
     def _factor(self, facts: Facts) -> Floats:
         if facts.grad_sqr is None or facts.grad_var is None:
             raise ValueError("grad_sqr, grad_var: missing; take them from a GradientNoiseScale")
@@ -144,7 +149,8 @@ class ScalingDecision:
     """The learning rate of one step and why."""
 
     lr_factor: float
-    scale: float  # this step's batch over the initial batch
+    scale: float  # this step's batch over the initial batch, in prompts
+    effective_scale: float  # the same in informative groups
     gain: float  # steps at the initial batch that this step is worth
     progress: float  # those of all steps before this one
     noise_scale: float  # prompts at which noise and signal balance; infinite without signal, NaN unknown
@@ -154,8 +160,10 @@ class ScalingDecision:
 class LearningRateScaling:
     """Scales a run's one learning rate to the batch that each step really uses.
 
-    Per step: `decide`, train with `lr x lr_factor`, `observe`. The decision rests on the steps
-    before, since a backend is told its learning rate before it computes a gradient.
+    Per step: `decide`, train with `lr x lr_factor`, `count_groups`, and `observe` if there was an
+    update. The decision rests on the steps before, since a backend is told its learning rate before
+    it computes a gradient. Rules that rest on the noise, and progress, take the batch for as large
+    as it is in informative groups; the others, for as large as it is in prompts.
     """
 
     def __init__(self, rule: ScalingRule, init_batch_size: int, smoothing: float = 0.999) -> None:
@@ -164,44 +172,86 @@ class LearningRateScaling:
         self._rule = rule
         self._init_batch_size = init_batch_size
         self._noise = GradientNoiseScale(smoothing)
+        self._groups = InformativeGroups(init_batch_size)
         self._progress = 0.0
+        self._last_scale = 0.0  # of the update before; 0 before any
 
     def decide(self, batch_size: int) -> ScalingDecision:
         """Give the factor for a step of `batch_size` prompts."""
         scale = batch_size / self._init_batch_size
-        sqr, var = self._noise.sqr, self._noise.var
+        effective = self._groups.effective_scale(scale)
         factor = self._rule.lr_factor(
-            scale,
-            grad_sqr=sqr,
-            grad_var=var,
+            effective if self._rule.rests_on_noise else scale,
+            grad_sqr=self._noise.sqr,
+            grad_var=self._noise.var,
             progress=self._progress,
             init_batch_size=self._init_batch_size,
         )
-        phi = self._noise.noise_scale * self._init_batch_size if self._noise.is_known else math.nan
+        phi, gain = self._noise_scale(), self._noise.gain(effective)
         known = f"noise scale {phi:.3g} prompts" if self._noise.is_known else "noise scale not yet known"
-        reason = f"batch x{scale:.3g}, {known}: learning rate x{factor[0]:.3g}"
-        return ScalingDecision(float(factor[0]), scale, self._noise.gain(scale), self._progress, phi, reason)
+        groups = "" if math.isclose(effective, scale, rel_tol=0.01) else f" (x{effective:.3g} informative)"
+        reason = f"batch x{scale:.3g}{groups}, {known}: learning rate x{factor[0]:.3g}"
+        return ScalingDecision(float(factor[0]), scale, effective, gain, self._progress, phi, reason)
+
+    def count_groups(self, informative: int, prompts: int) -> None:
+        """Learn how many prompts of a step were informative, also if none was."""
+        self._groups.count(informative, prompts)
 
     def observe(
-        self, decision: ScalingDecision, local_sqr_norms: Floats | None, mean_sqr_norm: Floats | None
-    ) -> None:
+        self,
+        decision: ScalingDecision,
+        local_sqr_norms: Floats | None,
+        mean_sqr_norm: Floats | None,
+        *,
+        informative: int | None = None,
+        consecutive: bool = False,
+    ) -> bool:
         """Count the step that `decision` was for, and learn from its gradients.
 
         Args:
             local_sqr_norms: (n, groups), of parts of the step: informative prompt groups or
-                equal numbers of them. None if the backend cannot tell; fewer than two teach nothing.
+                numbers of them. None if the backend cannot tell; fewer than two teach nothing.
             mean_sqr_norm: (groups,).
+            informative: prompt groups that the gradient rests on; None if all of the batch.
+            consecutive: the parts are this step and the update before. That teaches only if both
+                were of one scale, and if steps of several prompts have taught nothing yet: a step in
+                which a single group happened to be informative must not start a new average.
+
+        Returns:
+            Whether it learned.
         """
         self._progress += decision.gain
-        if local_sqr_norms is not None and mean_sqr_norm is not None and len(local_sqr_norms) > 1:
-            local, mean = local_sqr_norms.sum(axis=1, keepdims=True), mean_sqr_norm.sum(keepdims=True)
-            self._noise.update(local, mean, decision.scale)
+        is_steady, self._last_scale = math.isclose(decision.scale, self._last_scale), decision.scale
+        if local_sqr_norms is None or mean_sqr_norm is None or len(local_sqr_norms) < 2:
+            return False
+        if consecutive and not (is_steady and self._may_pair_steps(decision)):
+            return False
+        local, mean = local_sqr_norms.sum(axis=1, keepdims=True), mean_sqr_norm.sum(keepdims=True)
+        scale = decision.scale if informative is None else informative / self._groups.per_initial_update
+        return self._noise.update(local, mean, scale, consecutive=consecutive)
+
+    def _noise_scale(self) -> float:
+        """Noise scale in prompts; NaN before any estimate."""
+        if not self._noise.is_known:
+            return math.nan
+        return self._noise.noise_scale * self._groups.per_initial_update / self._groups.share
+
+    def _may_pair_steps(self, decision: ScalingDecision) -> bool:
+        is_single = round(decision.scale * self._init_batch_size) == 1
+        return is_single or not self._noise.is_known or self._noise.is_consecutive
 
     def state_dict(self) -> dict[str, Any]:
         """Give everything that changes, as plain data."""
-        return {"progress": self._progress, "noise": self._noise.state_dict()}
+        return {
+            "progress": self._progress,
+            "last_scale": self._last_scale,
+            "groups": self._groups.state_dict(),
+            "noise": self._noise.state_dict(),
+        }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore what `state_dict` gave."""
         self._progress = float(state["progress"])
+        self._last_scale = float(state["last_scale"])
+        self._groups.load_state_dict(state["groups"])
         self._noise.load_state_dict(state["noise"])

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from retrain.controllers.noise_scale import FIRST_SETTLED_STEP
 from retrain.rollouts import Floats
 
 if TYPE_CHECKING:
@@ -101,7 +102,7 @@ class Gradients:
         """Give what Adam divides this parameter's update by; None without, or before 5 steps of it."""
         state, group = self._optimizer.state.get(parameter, {}), self._optimizer.param_groups[number]
         steps = float(state.get("step", 0))
-        if "exp_avg_sq" not in state or steps < 5:
+        if "exp_avg_sq" not in state or steps < FIRST_SETTLED_STEP:
             return None
         corrected = state["exp_avg_sq"] / (1 - group["betas"][1] ** steps)
         root: torch.Tensor = corrected.sqrt() + group["eps"]

@@ -167,7 +167,8 @@ class Trainer:
             samples = algorithm.samples(batch, advantages, self.step / self._training.max_steps)
             with self._source.updating(self.step + 1):
                 stats = self._update(samples, size)
-        facts = StepFacts(batch.tokens, watch.elapsed_s(), stats, was_update=bool(samples))
+        informative = len({sample.group for sample in samples})
+        facts = StepFacts(batch.tokens, watch.elapsed_s(), stats, informative)
         row = self._row(size, facts, batch, samples) | watch.row() | self._source.row()
         row |= roofline_row(
             self._parts.backend.info, self._parts.config.backpressure, batch.rollouts, samples, watch.row()
@@ -185,6 +186,7 @@ class Trainer:
             micro_batches=size.parts,
             temperature=self._training.temperature,
             gpu_fraction=size.gpu_fraction,
+            wants_moments=size.wants_moments,
         )
         stats = self._settle(self._parts.backend.update(samples, self._parts.algorithm.loss, how))
         if not np.all(np.isfinite([stats.loss, stats.grad_norm])):
@@ -215,7 +217,7 @@ class Trainer:
             "mean_reward": float(batch.rewards.mean()),
             "reward_std": float(batch.rewards.std()),
             "correct_rate": float(np.mean(batch.rewards >= CORRECT)),
-            "zero_signal_group_fraction": 1.0 - len({s.group for s in samples}) / groups,
+            "zero_signal_group_fraction": 1.0 - facts.informative_groups / groups,
             "max_token_hit_rate": float(np.mean([r.truncated for r in rollouts])),
             **batch.lengths(),
             "tokens_per_step": batch.tokens,

@@ -32,6 +32,7 @@ class StepSize:
     parts: int  # micro-batches to train in: at least batch_size / at_a_time
     lr_factor: float
     gpu_fraction: float
+    wants_moments: bool  # whether the noise scale is wanted
     scaling: ScalingDecision
     load: ThrottleState | None
 
@@ -43,7 +44,11 @@ class StepFacts:
     tokens: int
     step_time_s: float
     stats: UpdateStats
-    was_update: bool  # False if no group carried a signal
+    informative_groups: int  # those that carried a signal; with none there was no update
+
+    @property
+    def was_update(self) -> bool:
+        return self.informative_groups > 0
 
 
 class Steering:
@@ -53,6 +58,7 @@ class Steering:
         self._config = config
         self._back_pressure = _back_pressure(config)
         self._scaling = scaling_of(config, data_size)
+        self._too_large: list[int] = []  # prompts at a time that did not fit, since the last finished step
         self._largest = (
             config.training.batch_size if self._keeps_batch else config.backpressure.max_batch_size
         )
@@ -87,6 +93,7 @@ class Steering:
             parts=max(parts, min(batch, MOMENT_PARTS)) if self._wants_noise else parts,
             lr_factor=scaling.lr_factor * schedule,
             gpu_fraction=load.gpu_fraction if load else 1.0,
+            wants_moments=self._wants_noise,
             scaling=scaling,
             load=load,
         )
@@ -97,21 +104,25 @@ class Steering:
         Returns:
             Their part of the step's row.
         """
-        row: dict[str, Any] = {"lr_factor": size.lr_factor, "prompts_at_a_time": size.at_a_time}
-        if self._back_pressure is not None and facts.tokens > 0:
-            row |= _back_pressure_row(self._back_pressure.observe(self._observation(size, facts)))
+        row: dict[str, Any] = {
+            "lr_factor": size.lr_factor,
+            "prompts_at_a_time": size.at_a_time,
+            "out_of_memory_at": min(self._too_large, default=None),
+        }
+        self._too_large.clear()
+        self._scaling.count_groups(facts.informative_groups, size.batch_size)
+        learned = facts.was_update and self._learn_noise(size, facts)
+        if self._back_pressure is not None:
+            row |= _back_pressure_row(self._pressed(self._back_pressure, size, facts, learned))
         if size.load is not None:
             row |= _load_row(size.load)
-        if facts.was_update:
-            moments = facts.stats.moments
-            local, mean = (moments.local_sqr_norms, moments.mean_sqr_norm) if moments else (None, None)
-            self._scaling.observe(size.scaling, local, mean)
         if self._config.scaling.rule != "none" or self._wants_noise:
             row |= _scaling_row(size.scaling)
         return row
 
     def out_of_memory(self, size: StepSize) -> bool:
         """Tell the controllers that a step did not fit; True if the next one is smaller."""
+        self._too_large.append(size.at_a_time)
         if self._back_pressure is not None:
             self._back_pressure.observe(
                 StepObservation(size.at_a_time, self._group_size, 0, 0.0, out_of_memory=True)
@@ -142,12 +153,30 @@ class Steering:
     @property
     def _wants_noise(self) -> bool:
         table = self._config.backpressure
-        needs = table.enabled and table.objective == "goodput"
+        needs = table.enabled and _seeks_goodput(self._config)
         return needs or self._config.scaling.rule in ("adascale", "adamscale")
 
-    def _observation(self, size: StepSize, facts: StepFacts) -> StepObservation:
-        measured = facts.was_update and facts.stats.moments is not None  # a noise scale is told once
-        noise_scale = size.scaling.noise_scale * self._group_size if measured else math.nan  # in rollouts
+    def _learn_noise(self, size: StepSize, facts: StepFacts) -> bool:
+        moments = facts.stats.moments
+        if moments is None:
+            return self._scaling.observe(size.scaling, None, None)
+        return self._scaling.observe(
+            size.scaling,
+            moments.local_sqr_norms,
+            moments.mean_sqr_norm,
+            informative=facts.informative_groups,
+            consecutive=moments.consecutive,
+        )
+
+    def _pressed(self, control: BackPressure, size: StepSize, facts: StepFacts, learned: bool) -> Decision:
+        """Say how to go on; a step that skipped its update was faster than its batch is."""
+        if not facts.was_update:
+            return control.hold("not counted: no group carried a signal, so nothing was trained")
+        return control.observe(self._observation(size, facts, learned))
+
+    def _observation(self, size: StepSize, facts: StepFacts, learned: bool) -> StepObservation:
+        # in rollouts; a noise scale is told once
+        noise_scale = size.scaling.noise_scale * self._group_size if learned else math.nan
         return StepObservation(
             batch_size=size.at_a_time,
             group_size=self._group_size,
@@ -158,14 +187,21 @@ class Steering:
         )
 
 
+def _seeks_goodput(config: Config) -> bool:
+    return config.backpressure.objective == "goodput" and config.backpressure.control == "batch"
+
+
 def _back_pressure(config: Config) -> BackPressure | None:
     keys = dataclasses.asdict(config.backpressure)
     if not keys.pop("enabled"):
         return None
-    if config.backpressure.control == "microbatch":  # nothing runs more at a time than the batch has
-        keys["max_batch_size"] = min(keys["max_batch_size"], config.training.batch_size)
-    if config.backpressure.objective == "goodput":  # one prompt's gradient tells nothing of the noise
+    if _seeks_goodput(config):  # one prompt's gradient tells nothing of the noise
         keys["min_batch_size"] = max(keys["min_batch_size"], min(2, keys["max_batch_size"]))
+    if config.backpressure.control == "microbatch":  # what the batch can be cut into, evenly
+        batch, lowest = config.training.batch_size, keys["min_batch_size"]
+        cuts = {math.ceil(batch / parts) for parts in range(1, batch + 1)}
+        lowest = min(cut for cut in cuts if cut >= lowest)
+        keys |= {"sizes": cuts, "min_batch_size": lowest, "max_batch_size": batch}
     return BackPressure(config.training.batch_size, config.training.group_size, **keys)
 
 
@@ -195,6 +231,7 @@ def _load_row(load: ThrottleState) -> dict[str, Any]:
 def _scaling_row(decision: ScalingDecision) -> dict[str, Any]:
     return {
         "scaling_scale": decision.scale,
+        "scaling_effective_scale": decision.effective_scale,
         "scaling_gain": decision.gain,
         "scaling_progress": decision.progress,
         "scaling_noise_scale": decision.noise_scale if math.isfinite(decision.noise_scale) else None,

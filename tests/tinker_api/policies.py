@@ -33,7 +33,7 @@ class Policy:
     """One trained model: weights, optimizer, gradients since the last step."""
 
     def __init__(self, alphabet: str, seed: int) -> None:
-        self._alphabet = alphabet
+        self._identity = {"alphabet": alphabet}
         self._random = np.random.default_rng(seed)
         self.weights = initial_weights(len(alphabet), EMBEDDING, HIDDEN, "float32", self._random)
         self._adam = Adam(self.weights.flat)
@@ -67,10 +67,10 @@ class Policy:
         return Sampler(weights, np.random.default_rng(self._random.integers(2**32)))
 
     def save(self, directory: Path) -> None:
-        save_policy(directory, self._alphabet, self.weights, self._adam, self._random)
+        save_policy(directory, self._identity, self.weights, self._adam, self._random, None)
 
     def load(self, directory: Path) -> None:
-        load_policy(directory, self._alphabet, self.weights, self._adam, self._random)
+        load_policy(directory, self._identity, self.weights, self._adam, self._random)
 
 
 @dataclass(frozen=True)
@@ -95,10 +95,17 @@ class Sampler:
 
 
 def _loss(request: ForwardBackward) -> partial[LossTerms]:
+    if request.loss == "cross_entropy":
+        return partial(cross_entropy)
     names = {"clip_low_threshold": "clip_low", "clip_high_threshold": "clip_high"}
     signs = {"clip_low": -1.0, "clip_high": 1.0}
     bounds = {names[key]: signs[names[key]] * (value - 1.0) for key, value in request.config.items()}
     return partial(registry.find("losses", request.loss), **bounds)
+
+
+def cross_entropy(logprobs: Floats, _: Floats, weights: Floats, __: NDArray) -> LossTerms:
+    """Minus the weighted log-probability of the targets."""
+    return LossTerms(-weights * logprobs, -weights, np.zeros(len(weights), dtype=bool))
 
 
 def _kept(
@@ -112,13 +119,15 @@ def _sample(datum: Datum) -> tuple[TrainingSample, tuple[int, ...]]:
     """Take everything after the first token as the completion, or what a ratio mask says."""
     targets, mask = datum.inputs["target_tokens"], datum.inputs.get("sequence_ratio_mask")
     first = 0 if mask is None else int(np.flatnonzero(mask)[0])
+    weights = datum.inputs.get("weights", datum.inputs.get("advantages"))
+    logprobs = datum.inputs.get("logprobs", np.zeros(len(targets)))
     prompt = tuple(datum.tokens[: first + 1])
     rollout = Rollout(
         prompt=replace(NOBODY, text=str(prompt)),
         text="",
         tokens=tuple(int(token) for token in targets[first:]),
-        logprobs=datum.inputs["logprobs"][first:].astype(float),
+        logprobs=logprobs[first:].astype(float),
         pieces=(),
         truncated=False,
     )
-    return TrainingSample(rollout, datum.inputs["advantages"][first:].astype(float), 1.0), prompt
+    return TrainingSample(rollout, weights[first:].astype(float), 1.0), prompt
