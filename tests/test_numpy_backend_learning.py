@@ -52,9 +52,9 @@ def samples_of(backend: NumpyBackend, temperature: float = TEMPERATURE) -> list[
     ]
 
 
-def perturbed_weights() -> Weights:
+def perturbed_weights(seed: int = 2) -> Weights:
     """Weights far enough from the sampler's that some ratios are clipped."""
-    random = np.random.default_rng(2)
+    random = np.random.default_rng(seed)
     weights = initial_weights(3, 3, 5, "float64", random)
     weights.flat += 0.4 * random.normal(size=weights.flat.size)
     return weights
@@ -65,7 +65,7 @@ def prompt_ids(samples: list[TrainingSample]) -> list[tuple[int, ...]]:
 
 
 def gradient_of(weights: Weights, samples: list[TrainingSample], loss: Loss, how: Optimization):
-    return loss_gradient(weights, prompt_ids(samples), samples, loss, how)
+    return loss_gradient(weights, perturbed_weights(seed=8), prompt_ids(samples), samples, loss, how)
 
 
 def numerical_gradient(weights: Weights, samples: list[TrainingSample], loss: Loss, how: Optimization):
@@ -83,7 +83,7 @@ def numerical_gradient(weights: Weights, samples: list[TrainingSample], loss: Lo
 @pytest.mark.parametrize("loss", LOSSES, ids=lambda loss: loss.name)
 def test_the_gradient_of_every_weight_is_that_of_finite_differences(loss):
     weights, samples = perturbed_weights(), samples_of(policy(dtype="float64"))
-    how = Optimization(1e-2, entropy_bonus=0.3, temperature=TEMPERATURE)
+    how = Optimization(1e-2, entropy_bonus=0.3, kl_coef=0.4, temperature=TEMPERATURE)
     _, gradient = gradient_of(weights, samples, loss, how)
     assert np.abs(gradient.flat).max() > 0.1
     np.testing.assert_allclose(gradient.flat, numerical_gradient(weights, samples, loss, how), atol=2e-8)
@@ -91,7 +91,7 @@ def test_the_gradient_of_every_weight_is_that_of_finite_differences(loss):
 
 def test_a_batch_has_the_sum_of_its_rollouts_losses_and_gradients():
     weights, samples = perturbed_weights(), samples_of(policy(dtype="float64"))
-    how = Optimization(1e-2, entropy_bonus=0.1, temperature=TEMPERATURE)
+    how = Optimization(1e-2, entropy_bonus=0.1, kl_coef=0.1, temperature=TEMPERATURE)
     together, gradient = gradient_of(weights, samples, PPO, how)
     alone = [gradient_of(weights, [s], PPO, how) for s in samples]
     assert together.loss == pytest.approx(sum(totals.loss for totals, _ in alone), abs=1e-12)
@@ -307,6 +307,25 @@ def test_an_entropy_bonus_alone_flattens_the_policy():
     sharp = first_token_entropy(backend)
     favour(backend, strength=0.0, entropy_bonus=1.0)
     assert first_token_entropy(backend) > sharp + 0.2
+
+
+def test_a_kl_term_alone_leads_back_to_the_policy_before_training():
+    backend = policy()
+    favour(backend, strength=1.0, entropy_bonus=0.0)
+    how = Optimization(2e-2, kl_coef=1.0)
+    away = [backend.update(samples_of(backend, 1.0), NOTHING, how).reference_kl for _ in range(60)]
+    assert away[0] > 0.3
+    assert away[-1] < away[0] / 20
+
+
+def test_the_policy_before_training_is_known_after_a_resume(tmp_path):
+    backend, other = policy(), policy()
+    favour(backend, strength=1.0, entropy_bonus=0.0)
+    backend.save(tmp_path)
+    other.load(tmp_path)
+    stats = [b.update(samples_of(b), PPO, Optimization(1e-2, kl_coef=0.5)) for b in (backend, other)]
+    assert [s.grad_norm for s in stats] == [stats[0].grad_norm] * 2
+    assert stats[0].reference_kl == stats[1].reference_kl > 0
 
 
 def step(backend: NumpyBackend, prompts: list[Prompt], estimate) -> float:

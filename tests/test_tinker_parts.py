@@ -131,9 +131,9 @@ def test_options_out_of_range_or_misspelt_are_named() -> None:
 def test_what_would_stop_a_run_is_said_before_it_starts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("TINKER_API_KEY", raising=False)
     monkeypatch.delenv("TINKER_CREDENTIAL_CMD", raising=False)
-    algorithm = Algorithm(loss_mode="gspo", transform_mode="gtpo")
+    algorithm = Algorithm(loss_mode="gspo", transform_mode="gtpo", kl_coef=0.1)
     problems = check_run(Config(algorithm=algorithm, training=Training(entropy_bonus=0.1)))
-    for part in ("TINKER_API_KEY", "[model].model", "gspo", "entropy_bonus"):
+    for part in ("TINKER_API_KEY", "[model].model", "gspo", "entropy_bonus", "kl_coef"):
         assert any(part in problem for problem in problems)
 
 

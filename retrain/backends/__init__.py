@@ -53,6 +53,7 @@ class Optimization:
     lr: float
     max_grad_norm: float = 1.0
     entropy_bonus: float = 0.0
+    kl_coef: float = 0.0  # weight of the KL divergence to the policy before training
     micro_batches: int = 1  # the step's samples in this many parts, gradients accumulated
     temperature: float = 1.0  # the sampler's: log-probabilities are compared at the same temperature
     gpu_fraction: float = 1.0  # share of a GPU's memory that this step may use
@@ -82,6 +83,7 @@ class UpdateStats:
     entropy: float  # mean nats per token under the policy that was updated
     clip_fraction: float  # share of tokens whose gradient was cut by clipping
     moments: GradientMoments | None = None  # None: not asked for, or not yet to be told
+    reference_kl: float | None = None  # nats per token from the policy before training; None: not asked for
     memory_fraction: float | None = None  # peak share of the device's memory; None if unknown
 
 

@@ -8,20 +8,22 @@ from dataclasses import dataclass
 import numpy as np
 
 from retrain.backends import Optimization
-from retrain.backends._gru import back_propagate, log_probabilities, one_hot, unroll, unroll_prompts
+from retrain.backends._gru import Trace, back_propagate, log_probabilities, one_hot, unroll, unroll_prompts
+from retrain.backends._kl import estimated_kl, with_kl
 from retrain.backends._packed import Packed, pack
 from retrain.backends._weights import Array, Weights
-from retrain.rollouts import Loss, TrainingSample
+from retrain.rollouts import Floats, Loss, TrainingSample
 
 
 @dataclass(frozen=True, slots=True)
 class Totals:
     """Sums over a micro-batch's tokens."""
 
-    loss: float  # weighted, the entropy bonus included
+    loss: float  # weighted, with the entropy bonus and the KL term
     entropy: float
     clipped: int
     tokens: int
+    reference_kl: float
 
     @staticmethod
     def sum(parts: Sequence[Totals]) -> Totals:
@@ -31,36 +33,43 @@ class Totals:
             sum(part.entropy for part in parts),
             sum(part.clipped for part in parts),
             sum(part.tokens for part in parts),
+            sum(part.reference_kl for part in parts),
         )
 
 
 def loss_gradient(
     weights: Weights,
+    reference: Weights,
     prompts: Sequence[tuple[int, ...]],
     samples: Sequence[TrainingSample],
     loss: Loss,
     optimization: Optimization,
 ) -> tuple[Totals, Weights]:
-    """Differentiate the sum over tokens of weight x (loss - bonus x entropy).
+    """Differentiate the sum over tokens of weight x (loss + KL term - bonus x entropy).
 
     Equal prompts are run once; their rollouts' gradients meet again on the way back.
 
     Args:
         weights: the policy to evaluate.
+        reference: the policy that a KL term keeps it near.
         prompts: each sample's prompt as token ids.
         samples: rollouts with their advantages and weights.
         loss: value and slope per token.
-        optimization: the entropy bonus, and the temperature that the rollouts were sampled at.
+        optimization: weights of bonus and KL term, and the temperature that the rollouts were sampled at.
     """
     numbers = {prompt: number for number, prompt in enumerate(dict.fromkeys(prompts))}
     owner = np.array([numbers[prompt] for prompt in prompts])
-    prompt_trace = unroll_prompts(weights, list(numbers))
-    prompt_ends = prompt_trace.packed.last()
     packed = pack([sample.rollout.tokens for sample in samples])
-    trace = unroll(weights, packed, prompt_trace.states[prompt_ends[owner]])
 
-    logp = log_probabilities(weights, trace.states, optimization.temperature)
-    totals, by_logits = _logit_gradient(logp, packed, samples, loss, optimization)
+    def run(policy: Weights) -> tuple[Trace, Trace, Array]:
+        prompt_trace = unroll_prompts(policy, list(numbers))
+        trace = unroll(policy, packed, prompt_trace.states[prompt_trace.packed.last()[owner]])
+        return prompt_trace, trace, log_probabilities(policy, trace.states, optimization.temperature)
+
+    prompt_trace, trace, logp = run(weights)
+    prompt_ends = prompt_trace.packed.last()
+    near = _chosen(run(reference)[2], packed) if optimization.kl_coef else None
+    totals, by_logits = _logit_gradient(logp, near, packed, samples, loss, optimization)
     gradient = weights.zeros_like()
     gradient["output"][:] = trace.states.T @ by_logits
     gradient["output_bias"][:] = by_logits.sum(axis=0)
@@ -72,15 +81,25 @@ def loss_gradient(
 
 
 def _logit_gradient(
-    logp: Array, packed: Packed, samples: Sequence[TrainingSample], loss: Loss, optimization: Optimization
+    logp: Array,
+    reference: Floats | None,
+    packed: Packed,
+    samples: Sequence[TrainingSample],
+    loss: Loss,
+    optimization: Optimization,
 ) -> tuple[Totals, Array]:
     """Give the sums, and the derivative in every logit: shape (tokens, vocabulary), time-major."""
+    logprobs = _chosen(logp, packed)
     terms = loss.evaluate(
-        logp[packed.position, packed.elements].astype(np.float64),
+        logprobs,
         np.concatenate([sample.rollout.logprobs for sample in samples]),
         np.concatenate([sample.advantages for sample in samples]),
         packed.sequence,
     )
+    apart = 0.0
+    if reference is not None:
+        terms = with_kl(terms, logprobs, reference, optimization.kl_coef)
+        apart = estimated_kl(logprobs, reference)
     weight = np.array([sample.token_weight for sample in samples])[packed.sequence]
     probabilities = np.exp(logp)
     entropy = -(probabilities * logp).sum(axis=1)
@@ -94,4 +113,10 @@ def _logit_gradient(
     by_logits += bonus[:, None] * probabilities * (logp + entropy[:, None])
     by_logits /= optimization.temperature or 1.0
     total = float((weight * terms.value).sum() - np.dot(bonus, entropy))
-    return Totals(total, float(entropy.sum()), int(terms.clipped.sum()), len(logp)), by_logits
+    return Totals(total, float(entropy.sum()), int(terms.clipped.sum()), len(logp), apart), by_logits
+
+
+def _chosen(logp: Array, packed: Packed) -> Floats:
+    """Pick the drawn tokens' log-probabilities: shape (tokens,), sequence after sequence."""
+    chosen: Floats = logp[packed.position, packed.elements].astype(np.float64)
+    return chosen

@@ -32,12 +32,12 @@ from retrain.backends._torch_files import identity_of, save_policy
 from retrain.backends._torch_files import load_policy as load_files
 from retrain.backends._torch_loading import Policy, load_policy, load_tokenizer
 from retrain.backends._torch_optimizer import Optimizer
-from retrain.backends._torch_options import LocalOptions
+from retrain.backends._torch_options import NO_REFERENCE, LocalOptions
 from retrain.backends._torch_rollouts import check_room, to_rollouts
 from retrain.backends._torch_sampling import Drawn, complete
 from retrain.backends._torch_text import Text
 from retrain.backends._torch_training import Totals, back_propagate
-from retrain.errors import BackendMemoryError, NonFiniteError
+from retrain.errors import BackendMemoryError, ConfigError, NonFiniteError
 from retrain.rollouts import Group, Loss, Prompt, TrainingSample
 
 Ids = tuple[int, ...]
@@ -110,11 +110,14 @@ class LocalBackend:
 
         Raises:
             ValueError: there are no samples.
+            ConfigError: a KL term is asked for and there is no reference, as all parameters train.
             NonFiniteError: the loss or a gradient is not finite; nothing changed.
             BackendMemoryError: one sequence at a time does not fit; nothing changed.
         """
         if not samples:
             raise ValueError("samples: got none; a step without signal needs no update")
+        if optimization.kl_coef and self._policy.adapters is None:
+            raise ConfigError(f"[algorithm].kl_coef: {NO_REFERENCE}")
         self._memory.limit(optimization.gpu_fraction)
         self._set_checkpointing(self._options.gradient_checkpointing)
         cut = split_by_group(samples, optimization.micro_batches)
@@ -202,7 +205,7 @@ class LocalBackend:
         totals, squares = [], []
         for part in parts:
             for batch in part:
-                totals.append(back_propagate(self._policy, batch, loss, optimization, self._options.kl_coef))
+                totals.append(back_propagate(self._policy, batch, loss, optimization))
                 self._optimizer.collect()
             if optimization.wants_moments:
                 squares.append(self._optimizer.part_norm())
@@ -224,6 +227,7 @@ class LocalBackend:
             entropy=total.entropy / total.tokens,
             clip_fraction=total.clipped / total.tokens,
             moments=moments,
+            reference_kl=total.reference_kl / total.tokens if optimization.kl_coef else None,
             memory_fraction=self._memory.peak_fraction(),
         )
 

@@ -15,6 +15,9 @@ DTYPES = ("auto", "float32", "bfloat16")
 ENGINES = ("torch", "openai")
 DEVICE = re.compile(r"auto|cpu|cuda(:\d+)?")
 MAX_TOKENS_PER_MICRO_BATCH = 10**8
+NO_REFERENCE = (
+    "needs [backend.options].lora = true, because the model without its adapters is the reference; or 0"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +35,6 @@ class LocalOptions:
     tokens_per_sampling_batch: int = 262144  # prompts and completions at full length; bounds the KV cache
     threads: int = 0  # of the CPU; 0: one for tiny models, else what the environment says
     weight_decay: float = 0.0
-    kl_coef: float = 0.0  # weight of the KL divergence to the model before training
     stop: tuple[str, ...] = ()  # strings that end a completion
     chat_template: bool = False  # show prompts through the tokenizer's chat template
     system_prompt: str = ""  # with chat_template
@@ -83,8 +85,6 @@ def _problems(key: str, value: object) -> Iterator[str]:
 
 def _conflicts(options: Mapping[str, object]) -> Iterator[str]:
     lora = options.get("lora", DEFAULTS.lora)
-    if not lora and options.get("kl_coef"):
-        yield "kl_coef: needs lora = true, because the model without its adapters is the reference"
     if options.get("system_prompt") and not options.get("chat_template"):
         yield "system_prompt: needs chat_template = true, which has a place for it"
     if options.get("engine") == "openai":
@@ -137,6 +137,5 @@ RULES: Mapping[str, Rule] = {
     "tokens_per_sampling_batch": _TOKENS,
     "threads": (lambda value: _is_whole(value, 0, 1024), "a whole number from 0 (choose) to 1024"),
     "weight_decay": (lambda value: _is_number(value, 0, 1), "a number from 0 to 1"),
-    "kl_coef": (lambda value: _is_number(value, 0, 100), "a number from 0 to 100"),
     "engine_timeout_s": (lambda value: _is_number(value, 0.1, 86400), "seconds from 0.1 to 86400"),
 }

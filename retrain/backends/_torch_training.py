@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from retrain.backends import Optimization
+from retrain.backends._kl import estimated_kl, with_kl
 from retrain.backends._torch_batches import MicroBatch
 from retrain.backends._torch_loading import Policy
 from retrain.backends._torch_logprobs import TokenLogprobs, token_logprobs
@@ -28,6 +29,7 @@ class Totals:
     entropy: float
     clipped: int
     tokens: int
+    reference_kl: float
 
     @staticmethod
     def sum(parts: Sequence[Totals]) -> Totals:
@@ -37,44 +39,37 @@ class Totals:
             sum(part.entropy for part in parts),
             sum(part.clipped for part in parts),
             sum(part.tokens for part in parts),
+            sum(part.reference_kl for part in parts),
         )
 
 
-def back_propagate(
-    policy: Policy, batch: MicroBatch, loss: Loss, optimization: Optimization, kl_coef: float
-) -> Totals:
+def back_propagate(policy: Policy, batch: MicroBatch, loss: Loss, optimization: Optimization) -> Totals:
     """Add the gradient of a micro-batch's weighted loss to the parameters'.
-
-    The KL term is kl_coef * (logprob - reference's)^2 / 2 per token: its gradient, (logprob -
-    reference's) times that of the log-probability, is an unbiased estimate of that of
-    KL(policy || reference) for tokens drawn from the policy.
 
     Raises:
         NonFiniteError: the loss is not finite; no gradient was added.
-
-    Source: of the KL term, Schulman, "Approximating KL divergence" (2020), k2; why its gradient and
-        not that of k3, arXiv:2510.01555.
     """
+    kl_coef = optimization.kl_coef
     reference = _reference(policy, batch, optimization.temperature) if kl_coef else None
     bonus = optimization.entropy_bonus
     found = evaluate(policy, batch, optimization.temperature, entropy_gradient=bonus > 0)
     logprobs = _to_numpy(found.logprobs)
     entropies = _to_numpy(found.entropies)
     terms = loss.evaluate(logprobs, batch.sampler_logprobs, batch.advantages, batch.sequence)
-    value, slope = terms.value - bonus * entropies, terms.slope
+    apart = 0.0
     if reference is not None:
-        apart = logprobs - reference
-        value, slope = value + kl_coef * apart**2 / 2, slope + kl_coef * apart
-    total = float(np.dot(batch.weights, value))
+        terms = with_kl(terms, logprobs, reference, kl_coef)
+        apart = estimated_kl(logprobs, reference)
+    total = float(np.dot(batch.weights, terms.value - bonus * entropies))
     if not np.isfinite(total):
         raise NonFiniteError(
             f"the loss is {total}; the optimizer step was not taken, lower lr or check the rewards"
         )
-    surrogate = torch.dot(_like(batch.weights * slope, found.logprobs), found.logprobs)
+    surrogate = torch.dot(_like(batch.weights * terms.slope, found.logprobs), found.logprobs)
     if bonus:
         surrogate = surrogate - bonus * torch.dot(_like(batch.weights, found.entropies), found.entropies)
     torch.autograd.backward([surrogate])
-    return Totals(total, float(entropies.sum()), int(terms.clipped.sum()), len(logprobs))
+    return Totals(total, float(entropies.sum()), int(terms.clipped.sum()), len(logprobs), apart)
 
 
 def evaluate(

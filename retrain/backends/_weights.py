@@ -36,6 +36,12 @@ class Weights:
         """Give weights of the same form, all zero."""
         return Weights(self.shapes, self.flat.dtype.name)
 
+    def copy(self) -> Weights:
+        """Give weights of the same form and values."""
+        same = self.zeros_like()
+        same.flat[:] = self.flat
+        return same
+
     def non_finite(self) -> list[str]:
         """Name the parts that hold a NaN or an infinity."""
         return [name for name, view in self._views.items() if not np.isfinite(view).all()]

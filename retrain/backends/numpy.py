@@ -64,6 +64,7 @@ class NumpyBackend:
         self._weights = initial_weights(
             self._characters.end, options.embedding, options.hidden, options.dtype, self._random
         )
+        self._reference = self._weights.copy()  # the same after a resume: they follow from the seed
         self._new_optimizer = Sgd if options.optimizer == "sgd" else partial(Adam, self._weights.flat)
         self._optimizer = self._new_optimizer()
         self._identity = {"alphabet": self._characters.alphabet, "optimizer": options.optimizer}
@@ -123,6 +124,7 @@ class NumpyBackend:
             entropy=totals.entropy / totals.tokens,
             clip_fraction=totals.clipped / totals.tokens,
             moments=moments,
+            reference_kl=totals.reference_kl / totals.tokens if optimization.kl_coef else None,
         )
 
     def save(self, directory: Path) -> None:
@@ -184,7 +186,7 @@ class NumpyBackend:
         totals, squares = [], []
         for part in parts:
             prompts = [encoded[sample.rollout.prompt.text] for sample in part]
-            total, own = loss_gradient(self._weights, prompts, part, loss, optimization)
+            total, own = loss_gradient(self._weights, self._reference, prompts, part, loss, optimization)
             gradient.flat += own.flat
             totals.append(total)
             if optimization.wants_moments:

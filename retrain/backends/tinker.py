@@ -5,7 +5,7 @@ included; only the SDK's own housekeeping (a heartbeat every ten seconds, settin
 not. The key is read from the environment by the SDK and by nobody else.
 
 Log-probabilities of training are taken at temperature 1 by the API, so sample at temperature 1. The
-API has no entropy bonus and batches by itself: `micro_batches` means nothing to it.
+API has no entropy bonus, no KL term, and batches by itself: `micro_batches` means nothing to it.
 """
 
 from __future__ import annotations
@@ -70,6 +70,8 @@ def check_run(config: Config) -> list[str]:
         )
     if config.training.entropy_bonus:
         problems.append("[training].entropy_bonus: the Tinker API has none; needs 0")
+    if config.algorithm.kl_coef:
+        problems.append("[algorithm].kl_coef: the Tinker API has no KL term; needs 0")
     return problems
 
 
@@ -157,7 +159,7 @@ class TinkerBackend:
         """Take one Adam step; gradients and step are submitted together.
 
         Raises:
-            ConfigError: the API cannot compute the loss, or an entropy bonus.
+            ConfigError: the API cannot compute the loss, an entropy bonus or a KL term.
             NonFiniteError: the loss or the gradient is not finite; the step is taken back.
             InfrastructureError: the API failed for longer than the retry budget.
         """
@@ -165,8 +167,8 @@ class TinkerBackend:
             raise ValueError("samples: got none; a step without signal needs no update")
         wanted = api_loss(loss)
         check_advantages(samples, wanted)
-        if optimization.entropy_bonus:
-            raise ConfigError("[training].entropy_bonus: the Tinker API has none; needs 0")
+        if optimization.entropy_bonus or optimization.kl_coef:
+            raise ConfigError("entropy_bonus and kl_coef: the Tinker API has neither; both need to be 0")
         text = await self._text.get()
         data = [to_datum(datum_arrays(text.encode(s.rollout.prompt), s), wanted) for s in samples]
         if self._session.unsaved >= self._options.replay_steps:

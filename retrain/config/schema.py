@@ -65,6 +65,7 @@ class Algorithm(Section):
     loss_normalization: Literal["token", "sequence", "constant"] = declare(
         "token", "mean over tokens, mean of the rollouts' means, or sum over max_tokens per rollout"
     )
+    kl_coef: float = key(0.0, "weight of the KL divergence to the policy before training", ge=0, le=100)
 
 
 @dataclass(frozen=True)

@@ -183,6 +183,7 @@ class Trainer:
             lr=self._training.lr * size.lr_factor,
             max_grad_norm=self._training.max_grad_norm,
             entropy_bonus=self._training.entropy_bonus,
+            kl_coef=self._parts.config.algorithm.kl_coef,
             micro_batches=size.parts,
             temperature=self._training.temperature,
             gpu_fraction=size.gpu_fraction,
@@ -226,6 +227,7 @@ class Trainer:
             "grad_norm": stats.grad_norm,
             "clip_fraction": stats.clip_fraction,
             "entropy": entropy_of(batch, stats),
+            **({} if stats.reference_kl is None else {"reference_kl": stats.reference_kl}),
             **batch.reward_faults(),
         }
 

@@ -35,7 +35,6 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
         ("tokens_per_micro_batch", 0, "from 1"),
         ("tokens_per_micro_batch", 2.0, "whole number"),
         ("threads", True, "whole number"),
-        ("kl_coef", float("nan"), "a number from 0"),
         ("weight_decay", -0.1, "a number from 0"),
         ("engine", "vllm", "'torch' or 'openai'"),
         ("engine_url", "127.0.0.1:8000", "an address such as"),
@@ -51,7 +50,6 @@ def test_a_wrong_option_is_named_with_what_it_needs(key, value, words):
 @pytest.mark.parametrize(
     ("options", "key"),
     [
-        ({"lora": False, "kl_coef": 0.1}, "kl_coef"),
         ({"system_prompt": "be brief"}, "system_prompt"),
         ({"engine": "openai"}, "engine_url"),
         ({"engine": "openai", "engine_url": "http://h:1", "lora": False}, "engine"),

@@ -111,9 +111,9 @@ SLOW: dict[str, tuple[Callable[..., torch.Tensor], dict[str, float]]] = {
 @pytest.mark.parametrize("name", SLOW)
 def test_a_loss_with_bonus_and_kl_has_the_gradient_of_its_slow_version(model, name):
     slow, params = SLOW[name]
-    backend, samples = prepared(model, kl_coef=0.2)
+    backend, samples = prepared(model)
     wanted = slow_gradient(backend, samples, slow, bonus=0.05, kl_coef=0.2)
-    how = Optimization(lr=1e-3, max_grad_norm=1e9, entropy_bonus=0.05, temperature=0.8)
+    how = Optimization(lr=1e-3, max_grad_norm=1e9, entropy_bonus=0.05, kl_coef=0.2, temperature=0.8)
     found = gradient_of(backend, samples, loss_named(name, **params), how)
     assert_same(found, wanted)
 

@@ -47,7 +47,9 @@ class Policy:
         samples, prompts = zip(*(_sample(datum) for datum in request.data), strict=True)
         scored: list[NDArray] = []
         loss = Loss(request.loss, partial(_kept, scored, _loss(request)))
-        totals, gradient = loss_gradient(self.weights, prompts, samples, loss, Optimization(0.0))
+        totals, gradient = loss_gradient(
+            self.weights, self.weights, prompts, samples, loss, Optimization(0.0)
+        )
         self._gradient.flat += gradient.flat
         parts = np.split(scored[0], np.cumsum([len(sample.rollout.tokens) for sample in samples])[:-1])
         shifted = [
@@ -62,9 +64,7 @@ class Policy:
         return {"metrics": {"unclipped_grad_l2:mean": norm} if np.isfinite(norm) else {}}  # JSON has no NaN
 
     def sampler(self) -> Sampler:
-        weights = self.weights.zeros_like()
-        weights.flat[:] = self.weights.flat
-        return Sampler(weights, np.random.default_rng(self._random.integers(2**32)))
+        return Sampler(self.weights.copy(), np.random.default_rng(self._random.integers(2**32)))
 
     def save(self, directory: Path) -> None:
         save_policy(directory, self._identity, self.weights, self._adam, self._random, None)
