@@ -15,6 +15,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import logging as transformers_logging
 
 from retrain.backends._torch_adapters import shorten_forwards
+from retrain.backends._torch_names import model_problem
 from retrain.backends._torch_options import LocalOptions
 from retrain.errors import ConfigError, InfrastructureError
 
@@ -96,8 +97,8 @@ def load_tokenizer(model: str, options: LocalOptions) -> Any:
 
 
 def _source(model: str, options: LocalOptions) -> dict[str, Any]:
-    if not model:
-        raise ConfigError("[model].model: empty; the local backend needs a hub id or a local path")
+    if problem := model_problem(model, local_files_only=options.local_files_only):
+        raise ConfigError(f"[model].model: {problem}")
     path = Path(model).expanduser()
     revision = {"revision": options.revision} if options.revision else {}
     name = str(path) if path.is_dir() else model

@@ -6,25 +6,32 @@ The heavy imports wait until a run connects: planning reads this file and `_torc
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from retrain.backends import BackendSpec
+from retrain.backends._torch_names import model_problem, prompts_problem
 from retrain.backends._torch_options import (
     DEFAULTS,
+    NO_REFERENCE,
     check_options,
     parse_options,
     takes_permits,
 )
 from retrain.errors import ConfigError
+from retrain.system import gpu_nodes
 
 if TYPE_CHECKING:
     from retrain.backends._torch_backend import LocalBackend
+    from retrain.config.schema import Config
+    from retrain.rollouts import Prompt
 
 __all__ = [
     "EXTRA",
     "PACKAGES",
     "check_options",
+    "check_prompts",
+    "check_run",
     "connect",
     "missing_packages",
     "takes_permits",
@@ -38,6 +45,29 @@ PACKAGES = ("torch", "transformers", "peft", "safetensors")
 def missing_packages() -> list[str]:
     """List the packages that this backend needs and that are not installed, without importing any."""
     return [name for name in PACKAGES if importlib.util.find_spec(name) is None]
+
+
+def check_run(config: Config) -> list[str]:
+    """List what would stop a run of this configuration, each line with its key; torch is not imported."""
+    problems = []
+    options = config.backend.options
+    offline = bool(options.get("local_files_only"))
+    if wrong := model_problem(config.model.model, local_files_only=offline):
+        problems.append(f"[model].model: {wrong}")
+    if config.algorithm.kl_coef and not options.get("lora", DEFAULTS.lora):
+        problems.append(f"[algorithm].kl_coef: {NO_REFERENCE}")
+    device, launcher = options.get("device", DEFAULTS.device), config.campaign and config.campaign.launcher
+    if device.startswith("cuda") and launcher in ("local", "inline") and not gpu_nodes():
+        problems.append(
+            f'[backend.options].device: got {device!r}; this machine has no GPU, use "cpu" or "auto"'
+        )
+    return problems
+
+
+def check_prompts(config: Config, prompts: Sequence[Prompt]) -> list[str]:
+    """List what is wrong with prompts, as far as a model's files tell; torch is not imported."""
+    wrong = prompts_problem(config.model.model, prompts)
+    return [f"[data]: {wrong}"] if wrong else []
 
 
 def wants_gpu(options: Mapping[str, Any]) -> bool:

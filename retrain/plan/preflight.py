@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from retrain import registry
@@ -11,6 +11,7 @@ from retrain.errors import ConfigError
 from retrain.plan.matrix import Plan, RunPlan
 
 if TYPE_CHECKING:
+    from retrain.config.schema import Config
     from retrain.tasks import Task
 
 
@@ -40,8 +41,8 @@ def preflight(plan: Plan, source: str) -> dict[str, TaskFacts]:
         key = json.dumps([data.task, data.options, data.seed], default=str, sort_keys=True)
         task = built[key] = built.get(key) or _task(run)
         facts[run.condition] = TaskFacts(len(task.train), len(task.held_out), task.longest_answer)
-        check = registry.optional("backends", run.config.backend.backend, "check_run")
-        problems.update(dict.fromkeys(f"{source} {p}" for p in (check(run.config) if check else ())))
+        found = _backend_problems(replace(run.config, campaign=plan.campaign), task)
+        problems.update(dict.fromkeys(f"{source} {problem}" for problem in found))
     if problems:
         raise ConfigError(list(problems))
     return facts
@@ -51,3 +52,12 @@ def _task(run: RunPlan) -> Task:
     data = run.config.data
     task: Task = registry.find("tasks", data.task)(seed=data.seed, **data.options)
     return task
+
+
+def _backend_problems(config: Config, task: Task) -> list[str]:
+    """Ask the backend, as far as it has an opinion: of prompts only if nothing else is wrong."""
+    name = config.backend.backend
+    check_run = registry.optional("backends", name, "check_run")
+    problems = list(check_run(config)) if check_run else []
+    check_prompts = registry.optional("backends", name, "check_prompts")
+    return problems or (list(check_prompts(config, [*task.train, *task.held_out])) if check_prompts else [])

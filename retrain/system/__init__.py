@@ -11,7 +11,7 @@ from retrain.system.machine import (
     memory_available_bytes,
     memory_limit_bytes,
 )
-from retrain.system.nvidia import Gpu, gpus
+from retrain.system.nvidia import Gpu, gpu_nodes, gpus
 from retrain.system.processes import process_tree
 
 __all__ = [
@@ -20,6 +20,7 @@ __all__ = [
     "Scope",
     "allowed_cpus",
     "cpu_capacity",
+    "gpu_nodes",
     "gpus",
     "host_name",
     "memory_available_bytes",

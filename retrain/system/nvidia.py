@@ -34,6 +34,12 @@ class Gpu:
     process_utilization: Mapping[int, float] | None  # None if not offered
 
 
+def gpu_nodes(dev: Path = Path("/dev")) -> list[str]:
+    """Name the device nodes through which programs reach GPUs, each one GPU or more; empty without any."""
+    patterns = ("nvidia[0-9]*", "dxg", "kfd", "nvhost-gpu")  # Linux, Windows' Linux, AMD's, Jetson
+    return sorted(path.name for pattern in patterns for path in dev.glob(pattern))
+
+
 def gpu_count(dev: Path = Path("/dev")) -> int:
     """Count this machine's NVIDIA GPUs by their device nodes."""
     return len(list(dev.glob("nvidia[0-9]*")))

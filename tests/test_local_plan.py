@@ -1,0 +1,92 @@
+"""What the PyTorch backend says of a plan without importing torch."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from retrain.backends import local
+from retrain.backends.local import check_run, wants_gpu
+from retrain.config.schema import Algorithm, Backend, Campaign, Config, Model
+
+Call = Callable[..., subprocess.CompletedProcess[str]]
+
+
+def run_of(
+    model: str = "some/model", kl_coef: float = 0.0, launcher: str = "local", **options: object
+) -> Config:
+    return Config(
+        model=Model(model=model),
+        algorithm=Algorithm(kl_coef=kl_coef),
+        backend=Backend(backend="local", options=options),
+        campaign=Campaign(launcher=launcher),
+    )
+
+
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        (run_of(model=""), "[model].model: empty"),
+        (run_of(model="./nowhere"), "[model].model: './nowhere' does not exist"),
+        (run_of(kl_coef=0.1, lora=False), "[algorithm].kl_coef: needs [backend.options].lora = true"),
+        (run_of(device="cuda:1"), "[backend.options].device: got 'cuda:1'; this machine has no GPU"),
+    ],
+)
+def test_what_would_stop_a_run_is_said_with_its_key(config, words, monkeypatch):
+    monkeypatch.setattr(local, "gpu_nodes", list)
+    (problem,) = check_run(config)
+    assert problem.startswith(words)
+
+
+def saved_model(directory: Path, **tokenizer: object) -> str:
+    directory.mkdir()
+    (directory / "config.json").write_text("{}")
+    (directory / "tokenizer_config.json").write_text(json.dumps(tokenizer))
+    return str(directory)
+
+
+def test_a_saved_model_whose_completions_could_not_end_is_told(tmp_path: Path) -> None:
+    model = saved_model(tmp_path / "m", tokenizer_class="TokenizersBackend")
+    (problem,) = check_run(run_of(model=model))
+    assert "has no end-of-sequence token" in problem
+    assert check_run(run_of(model=saved_model(tmp_path / "own", tokenizer_class="GPT2Tokenizer"))) == []
+    (Path(model) / "generation_config.json").write_text('{"eos_token_id": [0, 1]}')
+    assert check_run(run_of(model=model)) == []
+
+
+def test_a_model_of_the_hub_must_be_in_the_cache_if_the_hub_is_not_asked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
+    assert check_run(run_of(model="some/model")) == []
+    (problem,) = check_run(run_of(model="some/model", local_files_only=True))
+    assert f"neither a directory here nor in {tmp_path}" in problem
+    (tmp_path / "models--some--model").mkdir()
+    assert check_run(run_of(model="some/model", local_files_only=True)) == []
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        run_of(),
+        run_of(kl_coef=0.1),
+        run_of(device="auto"),
+        run_of(device="cuda", launcher="elsewhere.launcher"),
+    ],
+)
+def test_what_may_go_well_is_let_through(config, monkeypatch):
+    monkeypatch.setattr(local, "gpu_nodes", list)
+    assert check_run(config) == []
+
+
+@pytest.mark.parametrize(
+    ("options", "wanted"),
+    [({}, True), ({"device": "cuda"}, True), ({"device": "cuda:1"}, False), ({"device": "cpu"}, False)],
+)
+def test_a_run_that_names_its_device_wants_no_gpu_given(options, wanted):
+    assert wants_gpu(options) is wanted
