@@ -309,5 +309,9 @@ def test_hints_of_a_remote_backend_are_unknown(tmp_path: Path) -> None:
     here_rows = read_metrics(train(tmp_path / "here", raw).directory)
     raw["backend"] = {"options": {"api_latency_s": 0.001}}
     remote_rows = read_metrics(train(tmp_path / "remote", raw).directory)
-    assert {r["roofline_decode"] for r in remote_rows} == {"unknown"}
-    assert "unknown" not in {r["roofline_decode"] for r in here_rows}
+    phases = ("prefill", "decode", "train")
+    assert {r[f"roofline_{phase}"] for r in remote_rows for phase in phases} == {"unknown"}
+    assert {r[f"mfu_{phase}"] for r in remote_rows for phase in phases} == {None}
+    trained = [r for r in here_rows if r["zero_signal_group_fraction"] < 1.0]
+    assert "unknown" not in {r[f"roofline_{phase}"] for r in trained for phase in phases}
+    assert all(r[f"mfu_{phase}"] > 0.0 for r in trained for phase in phases)

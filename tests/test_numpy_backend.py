@@ -218,13 +218,11 @@ def test_permits_are_taken_only_when_posing_as_an_api(latency_s, calls):
     assert backend.info.remote == (latency_s > 0)
 
 
-def test_info_counts_parameters_and_work():
+def test_info_counts_parameters():
     info = policy(embedding=2, hidden=3).info
     characters, outputs = len(ALPHABET), len(ALPHABET) + 1
     expected = characters * 2 + 2 * 9 + 9 + 3 * 9 + 3 + 3 * outputs + outputs
     assert info.parameters == expected
-    assert (info.flops_per_sampled_token, info.flops_per_trained_token) == (2 * expected, 6 * expected)
-    assert info.bytes_per_decode_step == 4 * expected
 
 
 def test_closing_twice_is_safe():

@@ -75,6 +75,39 @@ class GradientMoments:
 
 
 @dataclass(frozen=True, slots=True)
+class Work:
+    """What one phase of a step cost: what the model's mathematics asks for, and the time it took.
+
+    Attributes:
+        tokens: that the model ran over, padding left out.
+        flops: 2 per weight and token forward, 6 in training; attention's quadratic part left out.
+        bytes_moved: the weights once per pass, and every cached token each time it is read.
+        time_s: seconds.
+    """
+
+    tokens: int = 0
+    flops: float = 0.0
+    bytes_moved: float = 0.0
+    time_s: float = 0.0
+
+    def __add__(self, other: Work) -> Work:
+        return Work(
+            self.tokens + other.tokens,
+            self.flops + other.flops,
+            self.bytes_moved + other.bytes_moved,
+            self.time_s + other.time_s,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingWork:
+    """What sampling cost: running prompts (each distinct one once), then drawing tokens."""
+
+    prefill: Work
+    decode: Work
+
+
+@dataclass(frozen=True, slots=True)
 class UpdateStats:
     """What one optimizer step did."""
 
@@ -85,6 +118,7 @@ class UpdateStats:
     moments: GradientMoments | None = None  # None: not asked for, or not yet to be told
     reference_kl: float | None = None  # nats per token from the policy before training; None: not asked for
     memory_fraction: float | None = None  # peak share of the device's memory; None if unknown
+    work: Work | None = None  # None if unknown (remote)
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,14 +129,15 @@ class BackendInfo:
     remote: bool = False  # calls an API and takes permits
     overlaps: bool = False  # `sample` may be called, also several times, while `update` is under way
     deterministic: bool = False  # same seed and steps -> same bits, also after a resume
-    flops_per_sampled_token: float | None = None  # forward; None if unknown (remote)
-    flops_per_trained_token: float | None = None
-    bytes_per_decode_step: float | None = None  # weights read for one token of every sequence
-    kv_bytes_per_token: float | None = None
 
 
 class Backend(Protocol):
-    """A policy that samples and learns. One object per run, used by one thread at a time."""
+    """A policy that samples and learns. One object per run, used by one thread at a time.
+
+    It may also have `check_prompts(prompts)`, which refuses before the first step those that leave no
+    room for a completion, and `take_sampling_work() -> SamplingWork`, what sampling cost since the last
+    call (from any thread), for roofline hints.
+    """
 
     info: BackendInfo
 

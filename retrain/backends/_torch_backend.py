@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import secrets
+import time
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import TypeVar
@@ -12,11 +14,12 @@ import numpy as np
 import torch
 
 from retrain.backends import (
-    BackendInfo,
     BackendSpec,
     Optimization,
     Sampling,
+    SamplingWork,
     UpdateStats,
+    Work,
 )
 from retrain.backends._parts import group_counts, scale_to_step, split_by_group
 from retrain.backends._torch_batches import MicroBatch, lay_out
@@ -24,19 +27,22 @@ from retrain.backends._torch_devices import (
     DeviceMemory,
     choose_device,
     choose_dtype,
+    finished_s,
     is_out_of_memory,
     use_threads,
 )
 from retrain.backends._torch_engine_sampling import EngineSampler
 from retrain.backends._torch_files import identity_of, save_policy
 from retrain.backends._torch_files import load_policy as load_files
-from retrain.backends._torch_loading import Policy, load_policy, load_tokenizer
+from retrain.backends._torch_loading import load_policy, load_tokenizer
 from retrain.backends._torch_optimizer import Optimizer
 from retrain.backends._torch_options import NO_REFERENCE, LocalOptions
 from retrain.backends._torch_rollouts import check_room, to_rollouts
-from retrain.backends._torch_sampling import Drawn, complete
+from retrain.backends._torch_sampling import Completed, Drawn, complete
 from retrain.backends._torch_text import Text
 from retrain.backends._torch_training import Totals, back_propagate
+from retrain.backends._torch_work import costs_of, info_of
+from retrain.backends._work import WorkMeter
 from retrain.errors import BackendMemoryError, ConfigError, NonFiniteError
 from retrain.rollouts import Group, Loss, Prompt, TrainingSample
 
@@ -64,7 +70,9 @@ class LocalBackend:
         self._engine = EngineSampler(spec, options, self._policy) if options.engine == "openai" else None
         self._identity = identity_of(spec, options, self._policy)
         self._encoded: dict[str, Ids] = {}
-        self.info = _info(self._policy, options, device)
+        self.info = info_of(self._policy, options, device)
+        self._costs = costs_of(self._policy, options)
+        self._work = WorkMeter()
         use_threads(options.threads, self.info.parameters)
 
     def check_prompts(self, prompts: Sequence[Prompt]) -> None:
@@ -124,8 +132,13 @@ class LocalBackend:
         try:
             while True:
                 parts = self._lay_out(cut)
+                began_s = time.perf_counter()
                 try:
-                    return self._step(parts, group_counts(cut), loss, optimization)
+                    stats = self._step(parts, group_counts(cut), loss, optimization)
+                    time_s = finished_s(self._generator.device) - began_s
+                    batches = sum(map(len, parts))
+                    is_beside = optimization.kl_coef > 0
+                    return replace(stats, work=self._trained(samples, batches, time_s, is_beside))
                 except (RuntimeError, MemoryError) as error:
                     if not is_out_of_memory(error):
                         raise
@@ -134,6 +147,10 @@ class LocalBackend:
         finally:
             self._optimizer.begin()
             self._set_checkpointing(False)
+
+    def take_sampling_work(self) -> SamplingWork:
+        """Give what sampling cost since the last call; nothing if a server samples."""
+        return self._work.take()
 
     def save(self, directory: Path) -> None:
         """Write adapters (or the model), optimizer and random state."""
@@ -170,7 +187,7 @@ class LocalBackend:
             state = self._generator.get_state()
             part = rows[len(drawn) : len(drawn) + count]
             try:
-                drawn += complete(
+                completed = complete(
                     self._policy,
                     self._text,
                     part,
@@ -178,6 +195,8 @@ class LocalBackend:
                     temperature=sampling.temperature,
                     generator=self._generator,
                 )
+                drawn += completed.drawn
+                self._count(part, completed)
                 continue
             except (RuntimeError, MemoryError) as error:
                 if not is_out_of_memory(error):
@@ -189,6 +208,13 @@ class LocalBackend:
                 raise BackendMemoryError(f"one completion did not fit in memory ({reason}); lower max_tokens")
             self._budgets["sample"] = len(part) // 2 * length
         return drawn
+
+    def _count(self, prompts: Sequence[Ids], completed: Completed) -> None:
+        lengths = np.array([len(one.tokens) for one in completed.drawn])
+        self._work.add(
+            self._costs.prefill([len(ids) for ids in set(prompts)], 1, completed.prefill_s),
+            self._costs.decode(np.array([len(ids) for ids in prompts]), lengths, completed.decode_s),
+        )
 
     def _set_checkpointing(self, on: bool) -> None:
         # layers recompute their activations in training mode only; dropout is off in both modes
@@ -231,6 +257,14 @@ class LocalBackend:
             memory_fraction=self._memory.peak_fraction(),
         )
 
+    def _trained(
+        self, samples: Sequence[TrainingSample], batches: int, time_s: float, reference: bool
+    ) -> Work:
+        drawn = sum(len(sample.rollout.tokens) for sample in samples)
+        tokens = drawn + sum(len(self._encode(sample.rollout.prompt)) for sample in samples)
+        work = self._costs.train(tokens, drawn, passes=batches, parts=batches, reference=reference)
+        return replace(work + self._costs.optimize(), time_s=time_s)
+
     def _make_room(self, parts: Cut, reason: str) -> None:
         """Halve the micro-batch after a step that did not fit.
 
@@ -246,23 +280,3 @@ class LocalBackend:
                 f"({reason}); lower max_tokens, or set [backend.options].gradient_checkpointing = true"
             )
         self._budgets["train"] = max(rows * length for rows, length in shapes if rows > 1) // 2
-
-
-def _info(policy: Policy, options: LocalOptions, device: torch.device) -> BackendInfo:
-    causal = policy.causal
-    config = causal.config.get_text_config()
-    count = sum(p.numel() for p in causal.parameters())
-    is_tied = causal.get_input_embeddings().weight is causal.get_output_embeddings().weight
-    multiplied = count - (0 if is_tied else causal.get_input_embeddings().weight.numel())
-    passes = 4 if options.lora else 6  # frozen weights get no gradient of their own
-    heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
-    width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    return BackendInfo(
-        parameters=count,
-        remote=options.engine == "openai",
-        deterministic=device.type == "cpu" and options.engine == "torch",
-        flops_per_sampled_token=2.0 * multiplied,
-        flops_per_trained_token=(passes + 2 * options.gradient_checkpointing) * float(multiplied),
-        bytes_per_decode_step=float(sum(p.numel() * p.element_size() for p in causal.parameters())),
-        kv_bytes_per_token=2.0 * config.num_hidden_layers * heads * width * causal.dtype.itemsize,
-    )

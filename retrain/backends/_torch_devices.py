@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import time
 
 import torch
 
@@ -41,6 +42,13 @@ def use_threads(asked: int, parameters: int) -> None:
     """Set how many threads PyTorch computes with on the CPU; what the environment says if not asked."""
     if asked or parameters < TINY_PARAMETERS:
         torch.set_num_threads(asked or 1)
+
+
+def finished_s(device: torch.device) -> float:
+    """Give the time, in seconds of a monotonic clock, at which all work given to the device is done."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter()
 
 
 class DeviceMemory:

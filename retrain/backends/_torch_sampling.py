@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from transformers import DynamicCache
 
 from retrain.backends._torch_cache import growing_cache
+from retrain.backends._torch_devices import finished_s
 from retrain.backends._torch_loading import Policy
 from retrain.backends._torch_logprobs import entropy, log_distribution
 from retrain.backends._torch_text import Text
@@ -34,6 +35,15 @@ class Drawn:
     logprobs: NDArray[np.float64]
     entropy: float  # mean nats of the distributions they were drawn from; NaN if unknown
     ended: bool  # by an end token or a stop string
+
+
+@dataclass(frozen=True, slots=True)
+class Completed:
+    """Completions in the order of their prompts, and the seconds that each phase took."""
+
+    drawn: list[Drawn]
+    prefill_s: float
+    decode_s: float
 
 
 @dataclass(slots=True, eq=False)
@@ -61,30 +71,34 @@ def complete(
     max_tokens: int,
     temperature: float,
     generator: torch.Generator,
-) -> list[Drawn]:
+) -> Completed:
     """Draw one completion for each prompt; equal neighbours share their prefill.
 
     At temperature 0 the likeliest token is taken, with its log-probability at temperature 1.
     """
     # inference mode would taint what models cache for their training pass
     with torch.no_grad():
-        return _complete(policy, text, prompts, max_tokens, temperature, generator)
+        began_s = finished_s(generator.device)
+        rows, hidden = _prefill(policy, prompts, generator.device)
+        prefilled_s = finished_s(generator.device)  # the first draw would wait for it anyway
+        drawn = _decode(policy, text, rows, hidden, max_tokens, temperature, generator)
+        return Completed(drawn, prefilled_s - began_s, finished_s(generator.device) - prefilled_s)
 
 
-def _complete(
+def _decode(
     policy: Policy,
     text: Text,
-    prompts: Sequence[Ids],
+    rows: _Rows,
+    hidden: torch.Tensor,
     max_tokens: int,
     temperature: float,
     generator: torch.Generator,
 ) -> list[Drawn]:
     device = generator.device
     ends = torch.tensor(text.end_ids, device=device)
-    rows, hidden = _prefill(policy, prompts, device)
     columns: list[tuple[torch.Tensor, ...]] = []
-    stopped = torch.zeros(len(prompts), dtype=torch.bool, device=device)
-    tails: list[list[int]] = [[] for _ in prompts]
+    stopped = torch.zeros(len(rows.number), dtype=torch.bool, device=device)
+    tails: list[list[int]] = [[] for _ in rows.number]
     while True:
         logp = log_distribution(policy.logits(hidden), temperature)
         tokens = logp.argmax(-1) if temperature == 0 else _draw(logp, generator)

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -24,7 +25,9 @@ from retrain.backends import (
     GradientMoments,
     Optimization,
     Sampling,
+    SamplingWork,
     UpdateStats,
+    Work,
 )
 from retrain.backends._adam import Adam, clip_by_norm
 from retrain.backends._characters import Characters
@@ -36,6 +39,7 @@ from retrain.backends._parts import group_counts, scale_to_step, split_by_group
 from retrain.backends._sampling import Completions, complete
 from retrain.backends._sgd import Sgd
 from retrain.backends._weights import Array, Weights
+from retrain.backends._work import ModelCosts, WorkMeter
 from retrain.errors import BackendMemoryError, NonFiniteError
 from retrain.rollouts import Group, Loss, Prompt, Rollout, TrainingSample
 
@@ -74,19 +78,26 @@ class NumpyBackend:
             parameters=count,
             remote=self._latency_s > 0,
             deterministic=True,
-            flops_per_sampled_token=2.0 * count,  # one multiplication and addition per weight
-            flops_per_trained_token=6.0 * count,  # forward, and twice that on the way back
-            bytes_per_decode_step=float(self._weights.flat.nbytes),
-            kv_bytes_per_token=0.0,  # the recurrent state does not grow
         )
+        self._costs = _costs(self._weights)
+        self._work = WorkMeter()
 
     def sample(self, prompts: Sequence[Prompt], sampling: Sampling) -> list[Group]:
         """Sample each prompt's group, running the prompt itself once."""
         encoded = [self._characters.encode(p.text) for p in prompts]
         with self._call(), np.errstate(all="ignore"):
+            began_s = time.perf_counter()
             trace = unroll_prompts(self._weights, encoded)
             states = trace.states[trace.packed.last()].repeat(sampling.group_size, axis=0)
+            prefilled_s = time.perf_counter()
             completions = complete(self._weights, states, sampling, self._random)
+            ended_s = time.perf_counter()
+        if not self.info.remote:
+            lengths = [len(ids) for ids in encoded]
+            self._work.add(
+                self._costs.prefill(lengths, max(lengths, default=0), prefilled_s - began_s),
+                self._costs.decode(0, completions.lengths, ended_s - prefilled_s),
+            )
         if not np.isfinite(completions.logprobs).all():
             raise NonFiniteError(
                 "the policy's log-probabilities are not finite: its weights grew without bound; lower lr"
@@ -107,8 +118,9 @@ class NumpyBackend:
         if not samples:
             raise ValueError("samples: got none; a step without signal needs no update")
         with self._call(), np.errstate(all="ignore"):
+            began_s = time.perf_counter()
             try:
-                totals, gradient, squares = self._accumulate(samples, loss, optimization)
+                totals, gradient, squares, work = self._accumulate(samples, loss, optimization)
             except MemoryError as error:
                 raise BackendMemoryError(
                     f"{len(samples)} rollouts did not fit in memory ({error}); "
@@ -118,6 +130,7 @@ class NumpyBackend:
             moments = self._compare(gradient.flat, squares) if squares else None
             norm = clip_by_norm(gradient.flat, optimization.max_grad_norm)
             self._optimizer.step(self._weights.flat, gradient.flat, optimization.lr)
+            time_s = time.perf_counter() - began_s
         return UpdateStats(
             loss=totals.loss,
             grad_norm=norm,
@@ -125,7 +138,12 @@ class NumpyBackend:
             clip_fraction=totals.clipped / totals.tokens,
             moments=moments,
             reference_kl=totals.reference_kl / totals.tokens if optimization.kl_coef else None,
+            work=None if self.info.remote else replace(work, time_s=time_s),
         )
+
+    def take_sampling_work(self) -> SamplingWork:
+        """Give what sampling cost since the last call."""
+        return self._work.take()
 
     def save(self, directory: Path) -> None:
         """Write weights, optimizer and random state as npz and JSON."""
@@ -177,23 +195,34 @@ class NumpyBackend:
 
     def _accumulate(
         self, samples: Sequence[TrainingSample], loss: Loss, optimization: Optimization
-    ) -> tuple[Totals, Weights, list[float]]:
-        """Sum the micro-batches' losses and gradients; give parts' squared norms if wanted."""
+    ) -> tuple[Totals, Weights, list[float], Work]:
+        """Sum the micro-batches' losses, gradients and work; give parts' squared norms if wanted."""
         parts = split_by_group(samples, optimization.micro_batches)
         texts = {sample.rollout.prompt.text for sample in samples}
         encoded = {text: self._characters.encode(text) for text in texts}
         gradient = self._weights.zeros_like()
-        totals, squares = [], []
+        totals, squares, work = [], [], self._costs.optimize()
         for part in parts:
             prompts = [encoded[sample.rollout.prompt.text] for sample in part]
             total, own = loss_gradient(self._weights, self._reference, prompts, part, loss, optimization)
             gradient.flat += own.flat
             totals.append(total)
+            work += self._part_work(set(prompts), part, reference=optimization.kl_coef > 0)
             if optimization.wants_moments:
                 squares.append(self._optimizer.sqr_norm(own.flat))
         if squares:
             squares = scale_to_step(squares, group_counts(parts))
-        return Totals.sum(totals), gradient, squares
+        return Totals.sum(totals), gradient, squares, work
+
+    def _part_work(
+        self, prompts: Collection[Sequence[int]], part: Sequence[TrainingSample], *, reference: bool
+    ) -> Work:
+        """Say what a micro-batch's arithmetic asks for: each distinct prompt runs once."""
+        before = [len(prompt) for prompt in prompts]
+        lengths = [len(sample.rollout.tokens) for sample in part]
+        drawn = sum(lengths)
+        run = sum(before) + drawn - len(lengths)  # a last token leads to no state
+        return self._costs.train(run, drawn, passes=max(before) + max(lengths) - 1, reference=reference)
 
     def _compare(self, gradient: Array, squares: Sequence[float]) -> GradientMoments | None:
         """Give the moments of the step's parts; of a lone part, those of it and the update before."""
@@ -209,6 +238,16 @@ class NumpyBackend:
         if not self._optimizer.is_settled:
             return None
         return GradientMoments(np.array(squares)[:, None], np.array([sqr_norm(mean)]), consecutive)
+
+
+def _costs(weights: Weights) -> ModelCosts:
+    """A character's way to the gates is a table, made once per call; biases do not count."""
+    return ModelCosts(
+        body=weights["recurrent"].size,
+        head=weights["output"].size,
+        weight_bytes=weights.flat.itemsize,
+        trained_bytes=weights.flat.nbytes,
+    )
 
 
 def _check_finite(totals: Totals, gradient: Weights) -> None:

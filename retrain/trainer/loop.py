@@ -20,7 +20,7 @@ from retrain.trainer import checkpoint
 from retrain.trainer.batch import CORRECT, Algorithm, ScoredBatch, entropy_of
 from retrain.trainer.evaluation import HeldOut
 from retrain.trainer.gate import PermitGate
-from retrain.trainer.hardware import roofline_row
+from retrain.trainer.hardware import roofline_row, take_sampling_work
 from retrain.trainer.journal import Journal
 from retrain.trainer.settle import EventLoopThread
 from retrain.trainer.showing import choose
@@ -158,6 +158,7 @@ class Trainer:
 
     def _take_step(self, size: StepSize) -> TakenStep:
         watch, algorithm = self._watch.restart(), self._parts.algorithm
+        take_sampling_work(self._parts.backend)  # an evaluation's or a failed attempt's is not this step's
         with watch.part("sample", self._parts.journal, self.step):
             groups = self._source.next_groups(size.batch_size, size.at_a_time, self.step)
         with watch.part("reward", self._parts.journal, self.step):
@@ -170,9 +171,8 @@ class Trainer:
         informative = len({sample.group for sample in samples})
         facts = StepFacts(batch.tokens, watch.elapsed_s(), stats, informative)
         row = self._row(size, facts, batch, samples) | watch.row() | self._source.row()
-        row |= roofline_row(
-            self._parts.backend.info, self._parts.config.backpressure, batch.rollouts, samples, watch.row()
-        )
+        sampled = take_sampling_work(self._parts.backend)
+        row |= roofline_row(self._parts.config.backpressure, sampled, stats.work)
         row |= self._steering.observe(size, facts)
         return TakenStep(row, choose(batch, advantages, self._parts.config.logging.samples_per_step))
 

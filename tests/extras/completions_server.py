@@ -65,7 +65,7 @@ class CompletionsServer(ThreadingHTTPServer):
             max_tokens=body["max_tokens"],
             temperature=body["temperature"],
             generator=torch.Generator().manual_seed(body["seed"]),
-        )
+        ).drawn
         pairs = enumerate(zip(rows, drawn, strict=True))
         return [self.choice(i, row, one) for i, (row, one) in pairs][::-1]  # an order is not promised
 

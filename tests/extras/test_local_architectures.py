@@ -79,3 +79,11 @@ def test_a_model_samples_and_learns_whatever_its_shape(name: str, tmp_path: Path
     stats = backend.update(samples, loss_named("ppo"), Optimization(lr=1e-3, temperature=0.8))
     assert stats.clip_fraction == 0.0  # the trainer sees the sampler's log-probabilities
     assert stats.grad_norm > 0
+
+
+def test_experts_that_a_token_is_not_sent_to_cost_no_arithmetic(tmp_path: Path) -> None:
+    AutoModelForCausalLM.from_config(CONFIGS["experts"]).save_pretrained(tmp_path)
+    character_tokenizer().save_pretrained(tmp_path)
+    costs = open_backend(tmp_path, lora=False)._costs
+    routed = 2 * 4 * 3 * 32 * 32  # layers, experts, and each one's gate, up and down
+    assert costs.idle == routed // 2

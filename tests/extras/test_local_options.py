@@ -6,14 +6,15 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
-from retrain.backends import BackendSpec
+from retrain.backends import BackendSpec, Optimization
 from retrain.backends.local import check_options, connect
 from retrain.errors import ConfigError
 from retrain.rollouts import Prompt
-from tests.extras.local_policies import open_backend
+from tests.extras.local_policies import UNEVEN, as_samples, draw, loss_named, open_backend
 from tests.extras.tiny_models import save_tiny_model
 
 
@@ -125,17 +126,37 @@ def test_adapters_go_on_the_layers_named_with_alpha_twice_the_rank(model):
 
 
 def test_work_and_memory_per_token_follow_from_the_shape(model):
-    info, whole = open_backend(model).info, open_backend(model, lora=False).info
+    adapted, whole = open_backend(model), open_backend(model, lora=False)
+    costs = whole._costs
     layer = 32 * (4 * 8) * 2 + 32 * (2 * 8) * 2 + 3 * 32 * 64  # q and o, k and v, gate up and down
-    matrices, norms = 2 * layer + 40 * 32, 2 * (2 * 32 + 2 * 8) + 32
-    assert whole.parameters == matrices + norms + 40 * 32  # and the embedding, which is looked up
-    assert whole.flops_per_sampled_token == 2 * (matrices + norms)
-    assert whole.flops_per_trained_token == 6 * (matrices + norms)
-    assert info.flops_per_trained_token == 2 * info.flops_per_sampled_token
-    assert whole.bytes_per_decode_step == 4 * whole.parameters
-    assert whole.kv_bytes_per_token == 2 * 2 * (2 * 8) * 4
-    assert info.deterministic
-    assert not info.remote
+    body, head = 2 * layer + 2 * (2 * 32 + 2 * 8) + 32, 40 * 32  # norms count as weights
+    assert whole.info.parameters == body + head + 40 * 32  # and the embedding, which is looked up
+    assert (costs.body, costs.head, costs.weight_bytes) == (body, head, 4)
+    assert costs.kv_bytes_per_token == 2 * 2 * (2 * 8) * 4
+    assert (costs.frozen, adapted._costs.frozen) == (False, True)
+    assert adapted.info.deterministic
+    assert not adapted.info.remote
+
+
+def test_sampling_and_training_say_what_they_cost(model):
+    backend = open_backend(model, lora=False, tokens_per_sampling_batch=10**6)
+    costs, prompts = backend._costs, [len(backend._encode(prompt)) for prompt in UNEVEN]
+
+    groups = draw(backend, UNEVEN, group_size=3, max_tokens=5)
+    sampled = backend.take_sampling_work()
+    trained = backend.update(as_samples(groups), loss_named("ppo"), Optimization(lr=1e-3)).work
+
+    lengths = [len(rollout.tokens) for group in groups for rollout in group.rollouts]
+    drawn, longest = sum(lengths), max(lengths)
+    cached = sum((n - 1) * (p + n / 2) for p, n in zip(np.repeat(prompts, 3), lengths, strict=True))
+    assert sampled.prefill.flops == 2 * costs.body * sum(prompts)  # each prompt once, not once per rollout
+    assert sampled.prefill.bytes_moved == 4 * costs.body + costs.kv_bytes_per_token * sum(prompts)
+    assert sampled.decode.flops == 2 * (costs.body * (drawn - 15) + costs.head * drawn)
+    moved = 4 * (costs.body * (longest - 1) + costs.head * longest)
+    assert sampled.decode.bytes_moved == moved + costs.kv_bytes_per_token * cached
+    assert trained.flops == 6 * (costs.body * (3 * sum(prompts) + drawn) + costs.head * drawn)
+    assert min(sampled.prefill.time_s, sampled.decode.time_s, trained.time_s) > 0
+    assert backend.take_sampling_work().decode.tokens == 0
 
 
 def test_a_tiny_model_computes_on_one_thread_unless_told(model):
