@@ -26,7 +26,9 @@ def test_init_writes_a_template_and_never_overwrites(retrain: Call, here: Path) 
 
 
 def test_init_lists_templates_and_hints_at_the_nearest(retrain: Call) -> None:
-    assert "quickstart" in retrain("init", "--list").stdout
+    listed = retrain("init", "--list").stdout.splitlines()
+    assert [line.split()[0] for line in listed] == ["campaign", "local", "quickstart", "tinker"]
+    assert all(len(line.split()) > 5 for line in listed)
     wrong = retrain("init", "--template", "quikstart")
     assert (wrong.returncode, "did you mean 'quickstart'" in wrong.stderr) == (2, True)
 

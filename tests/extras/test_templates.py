@@ -1,0 +1,75 @@
+"""Every template that needs an extra is written, planned and finishes a step, as a user would have it."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from transformers import AutoTokenizer
+
+from retrain.records.metrics import read_metrics
+from tests.extras.tiny_models import save_tiny_model
+from tests.tinker_api.running import KEY, MODEL, ROOT, RunningServer, write_tokenizer
+
+pytestmark = pytest.mark.extras
+Call = Callable[..., subprocess.CompletedProcess[str]]
+SMALLEST = ("campaign.max_steps=1", "training.max_tokens=4", "data.eval_prompts=2", "campaign.seeds=[0]")
+DIGITS = "0123456789+="
+
+
+def with_chat(directory: Path | str) -> str:
+    """Give a tokenizer a chat template that shows the last message alone."""
+    tokenizer = AutoTokenizer.from_pretrained(directory)
+    tokenizer.chat_template = "{{ messages[-1].content }}"
+    tokenizer.save_pretrained(directory)
+    return str(directory)
+
+
+@pytest.fixture
+def server(here: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[RunningServer]:
+    monkeypatch.setenv("TINKER_API_KEY", KEY)
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    running = RunningServer(here, DIGITS)
+    yield running
+    running.kill()
+
+
+def finish_a_step(retrain: Call, template: str, *settings: str) -> None:
+    sets = [word for setting in (*SMALLEST, *settings) for word in ("--set", setting)]
+    assert retrain("init", "--template", template).returncode == 0
+    for command in ("explain", "run"):
+        answer = retrain(command, f"{template}.toml", *sets)
+        assert answer.returncode == 0, answer.stdout + answer.stderr
+
+
+def steps_of(here: Path) -> list[int]:
+    return [row["step"] for run in sorted(here.glob("logs/*/runs/*")) for row in read_metrics(run)]
+
+
+def test_the_template_for_this_machine_finishes_a_step(retrain: Call, here: Path) -> None:
+    model = with_chat(save_tiny_model(here / "model", hidden=32))
+    finish_a_step(retrain, "local", f"model.model={model}", "backend.options.device=cpu")
+    assert steps_of(here) == [1, 1]
+
+
+def test_the_template_for_the_tinker_api_finishes_a_step(
+    retrain: Call, here: Path, server: RunningServer
+) -> None:
+    tokenizer = with_chat(write_tokenizer(here / "tokenizer", DIGITS))
+    finish_a_step(
+        retrain,
+        "tinker",
+        f"model.model={MODEL}",
+        f"model.base_url={server.url}",
+        f"backend.options.tokenizer={tokenizer}",
+        "campaign.stagger_seconds=0",
+    )
+    assert steps_of(here) == [1, 1]
+
+
+def test_the_template_for_the_tinker_api_samples_as_the_api_scores(retrain: Call, here: Path) -> None:
+    retrain("init", "--template", "tinker")
+    explained = retrain("explain", "tinker.toml", env={"TINKER_API_KEY": KEY, "PYTHONPATH": str(ROOT)})
+    assert (explained.returncode, "scores at temperature 1" in explained.stdout) == (0, False)
