@@ -25,6 +25,8 @@ class Prompt:
     id: int  # stable within its task, so that a data cursor and a held-out split mean something
     text: str
     answer: str
+    # (role, content) of each message before the completion, for a chat template; empty: `text` is all
+    messages: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -76,6 +78,9 @@ class LossTerms:
     value: Floats
     slope: Floats
     clipped: NDArray[np.bool_]
+
+
+SUPERVISED = "supervised"  # the name of the warm-up's loss: minus the log-probability of what was written
 
 
 @dataclass(frozen=True, slots=True)

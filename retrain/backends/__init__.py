@@ -136,7 +136,9 @@ class Backend(Protocol):
 
     It may also have `check_prompts(prompts)`, which refuses before the first step those that leave no
     room for a completion, and `take_sampling_work() -> SamplingWork`, what sampling cost since the last
-    call (from any thread), for roofline hints.
+    call (from any thread), for roofline hints. `[warmup]` needs two more methods:
+    `written(demonstrations) -> list[Rollout]` gives written completions as rollouts, the end token added and
+    log-probabilities 0, and `reset_optimizer()` forgets its moments and step count.
     """
 
     info: BackendInfo

@@ -5,7 +5,11 @@ Prompts are encoded as they are; the policy is never shown the end token, only a
 
 from __future__ import annotations
 
+import numpy as np
+
+from retrain.demonstrations import Demonstration
 from retrain.errors import ConfigError
+from retrain.rollouts import Rollout
 
 
 class Characters:
@@ -19,8 +23,8 @@ class Characters:
         self.pieces = (*self.alphabet, "")  # token id -> text
         self._ids = {character: token for token, character in enumerate(self.alphabet)}
 
-    def encode(self, text: str) -> tuple[int, ...]:
-        """Give the token ids of a prompt.
+    def encode(self, text: str, where: str = "prompt ") -> tuple[int, ...]:
+        """Give the token ids of a text; `where` it stands, for the error.
 
         Raises:
             ConfigError: the text holds a character that the task's alphabet lacks.
@@ -29,6 +33,25 @@ class Characters:
             return tuple([self._ids[character] for character in text])
         except KeyError as error:
             raise ConfigError(
-                f"prompt {text[:40]!r} holds {error.args[0]!r}, which is not in the task's alphabet; "
+                f"{where}{text[:40]!r} holds {error.args[0]!r}, which is not in the task's alphabet; "
                 "add it to the Task's `alphabet`"
             ) from None
+
+    def written(self, demonstration: Demonstration) -> Rollout:
+        """Give a written completion as a rollout that ends.
+
+        Raises:
+            ConfigError: a character is not in the task's alphabet, or the prompt is a conversation.
+        """
+        prompt = demonstration.prompt
+        if prompt.messages:
+            raise ConfigError(
+                f"[warmup].path: row {prompt.id} is a conversation, which needs a chat template"
+            )
+        row = f"[warmup].path: row {prompt.id}: "
+        self.encode(prompt.text, row)
+        tokens = (*self.encode(demonstration.completion, row), self.end)
+        pieces = tuple([self.pieces[token] for token in tokens])
+        return Rollout(
+            prompt, demonstration.completion, tokens, np.zeros(len(tokens)), pieces, truncated=False
+        )

@@ -88,6 +88,9 @@ def to_datum(arrays: DatumArrays, loss: ApiLoss) -> Datum:
         "logprobs": TensorData.from_numpy(arrays.logprobs),
         "advantages": TensorData.from_numpy(arrays.advantages),
     }
+    if loss.is_supervised:
+        del inputs["logprobs"], inputs["advantages"]
+        inputs["weights"] = TensorData.from_numpy(arrays.advantages)
     if loss.is_per_rollout:
         inputs["sequence_ratio_mask"] = TensorData.from_numpy(arrays.completion)
     return types.Datum(model_input=types.ModelInput.from_ints(list(arrays.inputs)), loss_fn_inputs=inputs)

@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from typing import Literal, cast, get_args
 
 from retrain.errors import ConfigError
-from retrain.rollouts import Loss
+from retrain.rollouts import SUPERVISED, Loss
 
-Name = Literal["importance_sampling", "ppo", "cispo", "gspo"]
-KNOWN = get_args(Name)
+Name = Literal["importance_sampling", "ppo", "cispo", "gspo", "cross_entropy"]
+KNOWN = tuple(name for name in get_args(Name) if name != "cross_entropy")  # as a run's loss
 UNCLIPPED = ("importance_sampling",)  # the others take two bounds
 
 
@@ -33,6 +33,11 @@ class ApiLoss:
         """One ratio for a whole rollout: the API is told which tokens are the rollout's."""
         return self.name == "gspo"
 
+    @property
+    def is_supervised(self) -> bool:
+        """Targets have weights, and there is no sampler."""
+        return self.name == "cross_entropy"
+
 
 def loss_problem(name: str) -> str:
     """Say why the API cannot compute a loss; empty if it can."""
@@ -47,6 +52,8 @@ def api_loss(loss: Loss) -> ApiLoss:
     Raises:
         ConfigError: the API does not know it.
     """
+    if loss.name == SUPERVISED:
+        return ApiLoss("cross_entropy", {})
     problem = loss_problem(loss.name)
     if problem:
         raise ConfigError(f"[algorithm].loss_mode: {problem}")

@@ -110,6 +110,22 @@ class Session:
             self._since.pop()
             self._forget()
 
+    async def reset_optimizer(self) -> None:
+        """Go on with the same weights, fresh moments and no updates seen."""
+        saved = await self.save()
+
+        async def attempt() -> None:
+            async with self._lock:
+                service = await self._connection.service()
+                training = await self._calls.once(
+                    "load", lambda: result(service.create_training_client_from_state(saved.path))
+                )
+                self._saved, self._since = State("", 0), []  # names the state that is saved next
+                self._saved = State(await self._certain(self._save_state(training)), 0)
+                self._training, self._sampler = training, None
+
+        await self._persist("resetting the optimizer", attempt)
+
     async def save(self) -> State:
         """Have the API save weights and optimizer."""
 

@@ -6,11 +6,14 @@ import asyncio
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
 from retrain.backends._tinker_options import TinkerOptions
 from retrain.backends._tinker_permits import in_thread
 from retrain.backends._tinker_session import Session
+from retrain.demonstrations import Demonstration
 from retrain.errors import ConfigError
-from retrain.rollouts import Prompt
+from retrain.rollouts import Prompt, Rollout
 
 
 class Text:
@@ -46,14 +49,28 @@ class Text:
         if self._chat:
             system = [{"role": "system", "content": self._system}] if self._system else []
             messages = [*system, {"role": "user", "content": prompt.text}]
+            if prompt.messages:
+                messages = [{"role": role, "content": content} for role, content in prompt.messages]
             text = self._tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
             # the template wrote whatever begins a conversation
             tokens = self._tokenizer.encode(text, add_special_tokens=False)
+        elif prompt.messages:
+            raise ConfigError(
+                f"[warmup].path: row {prompt.id} is a conversation; "
+                "set [backend.options].chat_template = true"
+            )
         else:
             tokens = self._tokenizer.encode(prompt.text)
         if not tokens:
             raise ConfigError(f"[data]: prompt {prompt.id} is {prompt.text!r}, which has no token")
         return tuple(tokens)
+
+    def written(self, demonstration: Demonstration) -> Rollout:
+        """Give a written completion as a rollout that ends."""
+        ids = self._tokenizer.encode(demonstration.completion, add_special_tokens=False)
+        tokens, text = (*ids, self.end), demonstration.completion
+        pieces = self.pieces(tokens)
+        return Rollout(demonstration.prompt, text, tokens, np.zeros(len(tokens)), pieces, truncated=False)
 
     def decode(self, tokens: Sequence[int]) -> str:
         """Give a completion's text, without special tokens."""

@@ -37,14 +37,15 @@ from retrain.backends._torch_files import load_policy as load_files
 from retrain.backends._torch_loading import load_policy, load_tokenizer
 from retrain.backends._torch_optimizer import Optimizer
 from retrain.backends._torch_options import NO_REFERENCE, LocalOptions
-from retrain.backends._torch_rollouts import check_room, to_rollouts
+from retrain.backends._torch_rollouts import check_room, check_written, to_rollouts
 from retrain.backends._torch_sampling import Completed, Drawn, complete
 from retrain.backends._torch_text import Text
 from retrain.backends._torch_training import Totals, back_propagate
 from retrain.backends._torch_work import costs_of, info_of
 from retrain.backends._work import WorkMeter
+from retrain.demonstrations import Demonstration
 from retrain.errors import BackendMemoryError, ConfigError, NonFiniteError
-from retrain.rollouts import Group, Loss, Prompt, TrainingSample
+from retrain.rollouts import Group, Loss, Prompt, Rollout, TrainingSample
 
 Ids = tuple[int, ...]
 Cut = Sequence[Sequence[MicroBatch]]  # a step in parts, each in micro-batches
@@ -147,6 +148,21 @@ class LocalBackend:
         finally:
             self._optimizer.begin()
             self._set_checkpointing(False)
+
+    def written(self, demonstrations: Sequence[Demonstration]) -> list[Rollout]:
+        """Give written completions as rollouts.
+
+        Raises:
+            ConfigError: one does not fit into the model's context, or is a conversation without a template.
+        """
+        rollouts = [self._text.written(one) for one in demonstrations]
+        for rollout in rollouts:
+            check_written(rollout, len(self._encode(rollout.prompt)), self._policy.context)
+        return rollouts
+
+    def reset_optimizer(self) -> None:
+        """Forget moments and step count."""
+        self._optimizer.reset()
 
     def take_sampling_work(self) -> SamplingWork:
         """Give what sampling cost since the last call; nothing if a server samples."""

@@ -38,6 +38,13 @@ class Optimizer:
         )
         self.steps = 0
 
+    def reset(self) -> None:
+        """Forget moments and step count; parameters stay."""
+        self.begin()
+        self._adam.state.clear()
+        self._previous = []
+        self.steps = 0
+
     def begin(self) -> None:
         """Forget all gradients."""
         self._part, self._sums = [], []

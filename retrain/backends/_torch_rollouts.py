@@ -1,4 +1,4 @@
-"""Rollouts of what was drawn, and whether prompts fit into a model's context."""
+"""Rollouts of what was drawn, and whether prompts and written completions fit into a model's context."""
 
 from __future__ import annotations
 
@@ -46,4 +46,18 @@ def check_room(tokens: Mapping[int, int], context: int) -> None:
         raise ConfigError(
             f"[data]: {len(long)} prompts fill the model's context of {context} tokens ({shown}); "
             "shorten them or use a model with a longer context"
+        )
+
+
+def check_written(rollout: Rollout, prompt_tokens: int, context: int) -> None:
+    """Refuse a written completion that does not fit behind its prompt.
+
+    Raises:
+        ConfigError: names its row.
+    """
+    length = prompt_tokens + len(rollout.tokens)
+    if length > context:
+        raise ConfigError(
+            f"[warmup].path: row {rollout.prompt.id} has {length} tokens, more than the "
+            f"model's context of {context}; shorten it"
         )

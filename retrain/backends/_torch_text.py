@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
 from retrain.backends._torch_options import LocalOptions
+from retrain.demonstrations import Demonstration
 from retrain.errors import ConfigError
-from retrain.rollouts import Prompt
+from retrain.rollouts import Prompt, Rollout
 
 SPARE_TOKENS = 4  # looked at beyond a stop string's bytes, as some tokens have no text
 
@@ -50,13 +53,27 @@ class Text:
         if self._chat:
             system = [{"role": "system", "content": self._system}] if self._system else []
             messages = [*system, {"role": "user", "content": prompt.text}]
+            if prompt.messages:
+                messages = [{"role": role, "content": content} for role, content in prompt.messages]
             text = self._tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
             ids = self._tokenizer(text, add_special_tokens=False)["input_ids"]
+        elif prompt.messages:
+            raise ConfigError(
+                f"[warmup].path: row {prompt.id} is a conversation; "
+                "set [backend.options].chat_template = true"
+            )
         else:
             ids = self._tokenizer(prompt.text)["input_ids"]
         if not ids:
             raise ConfigError(f"[data]: prompt {prompt.id} is {prompt.text!r}, which has no token")
         return tuple(ids)
+
+    def written(self, demonstration: Demonstration) -> Rollout:
+        """Give a written completion as a rollout, ended by the tokenizer's own end token."""
+        ids = self._tokenizer(demonstration.completion, add_special_tokens=False)["input_ids"]
+        tokens = (*ids, int(self._tokenizer.eos_token_id or self.end_ids[0]))
+        text, pieces = demonstration.completion, self.pieces(tokens)
+        return Rollout(demonstration.prompt, text, tokens, np.zeros(len(tokens)), pieces, truncated=False)
 
     def is_stopped(self, tails: Sequence[Sequence[int]]) -> list[bool]:
         """Tell for each completion so far whether it holds a stop string among its last tokens."""

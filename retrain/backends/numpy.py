@@ -40,6 +40,7 @@ from retrain.backends._sampling import Completions, complete
 from retrain.backends._sgd import Sgd
 from retrain.backends._weights import Array, Weights
 from retrain.backends._work import ModelCosts, WorkMeter
+from retrain.demonstrations import Demonstration
 from retrain.errors import BackendMemoryError, NonFiniteError
 from retrain.rollouts import Group, Loss, Prompt, Rollout, TrainingSample
 
@@ -140,6 +141,19 @@ class NumpyBackend:
             reference_kl=totals.reference_kl / totals.tokens if optimization.kl_coef else None,
             work=None if self.info.remote else replace(work, time_s=time_s),
         )
+
+    def written(self, demonstrations: Sequence[Demonstration]) -> list[Rollout]:
+        """Give written completions as rollouts.
+
+        Raises:
+            ConfigError: a text holds a character that the task's alphabet lacks, or is a conversation.
+        """
+        return [self._characters.written(one) for one in demonstrations]
+
+    def reset_optimizer(self) -> None:
+        """Forget moments and step count."""
+        self._optimizer = self._new_optimizer()
+        self._previous = None
 
     def take_sampling_work(self) -> SamplingWork:
         """Give what sampling cost since the last call."""

@@ -25,8 +25,9 @@ from retrain.backends._tinker_files import read_state, write_state
 from retrain.backends._tinker_losses import api_loss, loss_problem
 from retrain.backends._tinker_options import TinkerOptions, check_options, parse_options
 from retrain.backends._tinker_rollouts import to_rollouts
+from retrain.demonstrations import Demonstration
 from retrain.errors import ConfigError, NonFiniteError
-from retrain.rollouts import Group, Loss, Prompt, TrainingSample
+from retrain.rollouts import Group, Loss, Prompt, Rollout, TrainingSample
 
 if TYPE_CHECKING:
     from tinker.types import SampleResponse
@@ -173,7 +174,9 @@ class TinkerBackend:
         data = [to_datum(datum_arrays(text.encode(s.rollout.prompt), s), wanted) for s in samples]
         if self._session.unsaved >= self._options.replay_steps:
             await self._session.save()
-        on_policy = all(s.rollout.policy_version == self._session.version for s in samples)
+        on_policy = not wanted.is_supervised and all(
+            s.rollout.policy_version == self._session.version for s in samples
+        )
         outcome = await self._session.update(data, wanted, self._adam(optimization))
         stats = self._auditor.read(samples, loss, outcome.outputs, outcome.metrics, on_policy=on_policy)
         if not np.isfinite([stats.loss, stats.grad_norm]).all():
@@ -182,6 +185,21 @@ class TinkerBackend:
                 f"loss {stats.loss}, gradient norm {stats.grad_norm}; the step was taken back, lower lr"
             )
         return stats
+
+    async def written(self, demonstrations: Sequence[Demonstration]) -> list[Rollout]:
+        """Give written completions as rollouts.
+
+        Raises:
+            ConfigError: one is a conversation, and there is no chat template.
+        """
+        text = await self._text.get()
+        for one in demonstrations:
+            text.encode(one.prompt)
+        return [text.written(one) for one in demonstrations]
+
+    async def reset_optimizer(self) -> None:
+        """Have the API go on with the same weights and fresh moments."""
+        await self._session.reset_optimizer()
 
     async def save(self, directory: Path) -> None:
         """Have the API save weights and optimizer, and write down where."""

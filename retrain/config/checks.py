@@ -23,6 +23,7 @@ from retrain.config.schema import (
     Training,
 )
 from retrain.config.trials import trial_problems
+from retrain.config.warmup import warm_up_problems
 from retrain.errors import ConfigError
 
 Location = tuple[str | int, ...]
@@ -84,6 +85,7 @@ def run_problems(raw: Mapping[str, Any], try_plugins: bool = True) -> Iterator[P
             for param, what in trial_problems(kind, name, params, table.get("seed", Data.seed)):
                 yield ((section, params_key, param) if param else (section, key)), what
     yield from _back_pressure_problems(raw.get("backpressure", {}), raw.get("training", {}))
+    yield from warm_up_problems(raw.get("warmup", {}), raw.get("backend", {}), try_plugins)
     throttle = raw.get("throttle", {})
     if isinstance(throttle, dict) and isinstance(path := throttle.get("load_fn", ""), str) and path:
         try:

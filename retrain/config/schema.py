@@ -114,6 +114,16 @@ class Backend(Section):
 
 
 @dataclass(frozen=True)
+class WarmUp(Section):
+    """Learn from written completions before reinforcement learning begins."""
+
+    steps: int = count(0, "supervised optimizer updates before the first step; 0 = none", least=0)
+    path: str = key("", "JSONL file: prompt and completion, or messages, in each row")
+    batch_size: int = count(8, "rows per update")
+    lr: float | None = key(None, "learning rate of these updates; default: training.lr", gt=0, le=10)
+
+
+@dataclass(frozen=True)
 class BackPressure(Section):
     """Find the batch size at which the backend's throughput is best."""
 
@@ -212,6 +222,7 @@ class Condition(Section):
     data: Table = key(dict, "overrides of [data]")
     reward: Table = key(dict, "overrides of [reward]")
     backend: Table = key(dict, "overrides of [backend]")
+    warmup: Table = key(dict, "overrides of [warmup]")
     backpressure: Table = key(dict, "overrides of [backpressure]")
     throttle: Table = key(dict, "overrides of [throttle]")
     rate_limiter: Table = key(dict, "overrides of [rate_limiter]")
@@ -271,6 +282,7 @@ class Config(Section):
     reward: Reward = declare(Reward, "how completions are scored")
     backend: Backend = declare(Backend, "where the policy lives")
     campaign: Campaign | None = declare(None, "conditions x seeds; absent: the file describes one run")
+    warmup: WarmUp = declare(WarmUp, "learn from written completions first")
     backpressure: BackPressure = declare(BackPressure, "find the best batch size")
     throttle: Throttle = declare(Throttle, "yield to what else this machine does")
     rate_limiter: RateLimiter = declare(RateLimiter, "sample beside training")

@@ -47,6 +47,10 @@ class RunFiles:
         return self.directory / "metrics.jsonl"
 
     @property
+    def warmup(self) -> Path:
+        return self.directory / "warmup.jsonl"
+
+    @property
     def samples(self) -> Path:
         return self.directory / "samples.jsonl"
 

@@ -20,6 +20,7 @@ class Journal:
 
     def __init__(self, files: RunFiles, attempt: int, max_steps: int) -> None:
         self._metrics = MetricsWriter(files.metrics, attempt)
+        self._warmup_file = files.warmup
         self._samples = SamplesWriter(files.samples, attempt)
         self._status = files.status
         self._attempt = attempt
@@ -36,6 +37,10 @@ class Journal:
             self._metrics.append(row)
         except ValueError as error:
             raise NonFiniteError(f"step {row.get('step')}: {error}") from error
+
+    def warm_up_writer(self) -> MetricsWriter:
+        """Open warmup.jsonl, which has one row per supervised update."""
+        return MetricsWriter(self._warmup_file, self._attempt)
 
     def samples(self, step: int, rows: Sequence[Mapping[str, Any]]) -> None:
         """Write what was chosen of a step's rollouts."""

@@ -74,7 +74,8 @@ class Trainer:
         )
         self._watch = Stopwatch()
         self.step = 0  # complete steps
-        self._saved_step = 0
+        self._warmed = 0  # complete supervised updates before them
+        self._saved = (0, 0)
 
     def train(self) -> dict[str, Any]:
         """Run until max_steps.
@@ -86,6 +87,7 @@ class Trainer:
             InterruptedRunError: asked to stop; a checkpoint was saved.
             NonFiniteError: a loss, gradient or metric is not finite; the last checkpoint stands.
         """
+        self._warm_up()
         while self.step < self._training.max_steps:
             load = self._yield_to_others()
             self._leave_if_asked()
@@ -108,11 +110,11 @@ class Trainer:
         self._steering.load_state_dict(found.state["steering"])
         if self._parts.machine is not None and found.state["machine"] is not None:
             self._parts.machine.load_state_dict(found.state["machine"])
-        self.step = self._saved_step = found.step
+        self.step, self._warmed = self._saved = (found.step, found.state.get("warmup", 0))
 
     def save(self) -> None:
         """Write a checkpoint of all complete steps, once."""
-        if self.step == self._saved_step:
+        if (self.step, self._warmed) == self._saved:
             return
         self._parts.journal.phase("checkpoint", self.step)
         self._parts.journal.sync()
@@ -122,6 +124,7 @@ class Trainer:
                 "source": self._source.state_dict(),
                 "steering": self._steering.state_dict(),
                 "machine": machine.state_dict() if machine else None,
+                "warmup": self._warmed,
             }
             checkpoint.save(
                 self._parts.files.checkpoints,
@@ -130,7 +133,7 @@ class Trainer:
                 lambda directory: self._settle(self._parts.backend.save(directory)),
                 self._training.keep_checkpoints,
             )
-        self._saved_step = self.step
+        self._saved = (self.step, self._warmed)
 
     def evaluate(self) -> dict[str, Any]:
         """Score completions of held-out prompts: `eval_*` fields; none without such prompts."""
@@ -144,6 +147,28 @@ class Trainer:
     def close(self) -> None:
         """Stop sampling; the backend is its owner's to close."""
         self._source.close()
+
+    def _warm_up(self) -> None:
+        """Learn from written completions; the checkpoint of step 0 keeps it once the optimizer forgot it."""
+        steps = self._parts.config.warmup.steps
+        if self._warmed >= steps or self.step > 0:
+            return
+        from retrain.trainer.warmup import WarmUp
+
+        warmup = WarmUp(self._parts.config, self._parts.backend, self._warmed, self._settle)
+        with self._parts.journal.warm_up_writer() as rows:
+            while self._warmed < steps:
+                self._yield_to_others()
+                self._leave_if_asked()
+                self._parts.journal.phase(f"warm-up {self._warmed + 1} of {steps}", 0)
+                rows.append(warmup.step(self._warmed + 1))
+                self._warmed += 1
+                if self._warmed < steps and self._is_due(self._training.save_every, self._warmed):
+                    rows.sync()
+                    self.save()
+            rows.sync()
+        warmup.finish()
+        self.save()
 
     def _next_step(self, load: ThrottleState | None) -> TakenStep:
         """Take one step; a step that does not fit in memory is taken again, smaller."""

@@ -69,8 +69,10 @@ class Policy:
     def save(self, directory: Path) -> None:
         save_policy(directory, self._identity, self.weights, self._adam, self._random, None)
 
-    def load(self, directory: Path) -> None:
+    def load(self, directory: Path, *, optimizer: bool = True) -> None:
         load_policy(directory, self._identity, self.weights, self._adam, self._random)
+        if not optimizer:
+            self._adam = Adam(self.weights.flat)
 
 
 @dataclass(frozen=True)

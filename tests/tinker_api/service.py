@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import shutil
 import threading
+import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -136,7 +137,7 @@ class Service:
         if not directory.is_dir():
             raise RefusalError(404, f"no checkpoint {request['path']}")
         policy = Policy(self._alphabet, 0)
-        policy.load(directory)
+        policy.load(directory, optimizer=bool(request.get("optimizer")))
         model = self._new_model(request, policy, 32)
         return self._promise(f"{model.id}:create", {"model_id": model.id, "type": "load_weights"})
 
@@ -194,6 +195,7 @@ class Service:
             try:
                 future.result = work()
             except Exception as error:  # noqa: BLE001 - a server answers, whatever happens
+                traceback.print_exc()  # clients try again for long: a fault of this server's is to be seen
                 future.result = {"error": repr(error), "category": "server"}
             future.done.set()
 

@@ -1,0 +1,103 @@
+"""Completions that somebody wrote, to learn from before reinforcement learning begins.
+
+A row is `{"prompt": ..., "completion": ...}` or `{"messages": [{"role": ..., "content": ...}, ...]}`. Every
+message of the assistant is a demonstration, with the messages before it as its prompt.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from retrain.errors import ConfigError
+from retrain.json_lines import numbered_lines
+from retrain.rollouts import Prompt
+
+MAX_PROBLEMS = 20  # shown of one file; the rest are likely the same mistake
+ROLES = ("system", "user", "assistant", "tool")
+FORMS = '{"prompt": ..., "completion": ...} or {"messages": [...]}'
+
+
+@dataclass(frozen=True, slots=True)
+class Demonstration:
+    """What the policy should say to a prompt."""
+
+    prompt: Prompt
+    completion: str
+
+
+def read_demonstrations(path: str) -> list[Demonstration]:
+    """Read a JSONL file.
+
+    Args:
+        path: the file, UTF-8, relative to the current directory.
+
+    Raises:
+        ConfigError: it cannot be read, is empty, or rows are wrong: each with its line number.
+    """
+    found: list[Demonstration] = []
+    problems: list[str] = []
+    for number, line in numbered_lines(Path(path), "path"):
+        try:
+            found += _demonstrations(number, line)
+        except ValueError as error:
+            problems.append(f"{path}:{number}: {error}")
+    if len(problems) > MAX_PROBLEMS:
+        problems[MAX_PROBLEMS:] = [f"{path}: {len(problems) - MAX_PROBLEMS} more lines are wrong"]
+    if not found and not problems:
+        problems.append(f"{path}: holds no rows; needs one object a line: {FORMS}")
+    if problems:
+        raise ConfigError(problems)
+    return found
+
+
+def _demonstrations(number: int, line: str) -> Iterator[Demonstration]:
+    try:
+        row = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"not JSON ({error}); needs one object a line") from error
+    if not isinstance(row, dict):
+        raise ValueError(f"got a {type(row).__name__}; needs {FORMS}")
+    if "messages" in row:
+        return _of_messages(number, row["messages"])
+    prompt, completion = (_text(row, key) for key in ("prompt", "completion"))
+    return iter([Demonstration(Prompt(number, prompt, completion), completion)])
+
+
+def _of_messages(number: int, messages: object) -> Iterator[Demonstration]:
+    if not isinstance(messages, list):
+        raise ValueError('"messages": needs a list of {"role": ..., "content": ...}')
+    said = tuple(_message(message) for message in messages)
+    turns = [at for at, (role, _) in enumerate(said) if role == "assistant"]
+    if not turns:
+        raise ValueError('"messages": nothing is said by the assistant, so there is nothing to learn')
+    if turns[0] == 0:
+        raise ValueError('"messages": begin with the assistant; needs what it answers first')
+    return (_turn(number, said, at) for at in turns)
+
+
+def _turn(number: int, said: tuple[tuple[str, str], ...], at: int) -> Demonstration:
+    before, completion = said[:at], said[at][1]
+    if len(before) == 1 and before[0][0] == "user":  # as a task's prompts are
+        return Demonstration(Prompt(number, before[0][1], completion), completion)
+    text = json.dumps(before, ensure_ascii=False)
+    return Demonstration(Prompt(number, text, completion, before), completion)
+
+
+def _message(message: Any) -> tuple[str, str]:
+    if not isinstance(message, dict) or message.get("role") not in ROLES:
+        raise ValueError(
+            f'"messages": needs {{"role": ..., "content": ...}}, the role one of {", ".join(ROLES)}'
+        )
+    return message["role"], _text(message, "content")
+
+
+def _text(row: dict[str, Any], key: str) -> str:
+    if key not in row:
+        raise ValueError(f"has no {key!r}; needs {FORMS}")
+    if not isinstance(row[key], str) or not row[key]:
+        raise ValueError(f"{key!r} is {json.dumps(row[key])[:40]}; needs a text that is not empty")
+    return str(row[key])
