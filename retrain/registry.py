@@ -36,6 +36,7 @@ ENTRY: Mapping[str, str] = {
     "transforms": "reweigh",
     "losses": "evaluate",
     "launchers": "open_launcher",
+    "loggers": "open_logger",
 }
 # How a plugin says what its numbers may be: checked from the annotation's name, without an import.
 Positive: TypeAlias = float

@@ -43,6 +43,7 @@ from retrain.records.stop_request import asked_to_stop
 
 if TYPE_CHECKING:
     from retrain.trainer.checkpoint import Checkpoint
+    from retrain.trainer.outlets import Outlets
 
 SURROUNDINGS = frozenset(
     {
@@ -130,7 +131,7 @@ def _train(
     from retrain.trainer.assemble import open_trainer
     from retrain.trainer.journal import Journal
 
-    journal = Journal(files, attempt, config.training.max_steps)
+    journal = Journal(files, attempt, config.training.max_steps, _outlets(config, files, attempt, found))
     step = 0
     try:
         with open_trainer(config, files, journal, stop) as trainer:
@@ -141,6 +142,7 @@ def _train(
                 result = trainer.train()
             finally:
                 step = trainer.step
+            journal.ended(RunState.DONE, result)
             journal.phase("", step, state=RunState.DONE)
             return EXIT_DONE, "", {"steps": step, "resumed_from_step": first, **result}
     except Exception as error:  # noqa: BLE001 - the worker's edge: whatever it was is recorded
@@ -149,11 +151,20 @@ def _train(
         if code != EXIT_INTERRUPTED:
             # a configuration's problem is in its message, and nothing in this program's lines
             _say(error if isinstance(error, ConfigError) else traceback.format_exc().rstrip(), code)
+        journal.ended(ENDINGS.get(code, RunState.FAILED), {})
         with contextlib.suppress(RecordsError):  # for display only: it must not hide what happened
             journal.phase("", step, state=ENDINGS.get(code, RunState.FAILED), message=message)
         return code, message, {}
     finally:
         journal.close()
+
+
+def _outlets(config: Config, files: RunFiles, attempt: int, found: Checkpoint | None) -> Outlets | None:
+    if not config.logging.loggers:
+        return None
+    from retrain.trainer.outlets import Outlets
+
+    return Outlets(config, files, attempt, found.step if found else 0)
 
 
 def _say_damaged(directory: Path) -> None:
@@ -213,4 +224,6 @@ if __name__ == "__main__":
         sys.stderr.flush()
     except OSError:  # on the way out Python would try again, and leave with a code of its own
         os._exit(code)
+    if any(thread.name.startswith("logger ") for thread in threading.enumerate()):
+        os._exit(code)  # it is stuck, and what it would do at the exit might never end
     sys.exit(code)

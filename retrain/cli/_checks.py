@@ -80,6 +80,8 @@ def used_plugins(configs: Sequence[Config]) -> list[Used]:
             Used(kind, getattr(getattr(config, section), key), getattr(getattr(config, section), params))
             for section, key, kind, params, _ in PLUGINS
         ]
+        for name in config.logging.loggers:
+            named.append(Used("loggers", name, config.logging.logger_params.get(name, {})))
         if config.campaign is not None:
             named.append(Used("launchers", config.campaign.launcher, {}))
         for one in named:

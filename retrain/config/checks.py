@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from retrain import registry
+from retrain import extras, registry
 from retrain.config.resolve import SHORTHANDS
 from retrain.config.schema import (
     LARGEST_SEED,
@@ -54,6 +54,29 @@ def campaign_problems(raw: Mapping[str, Any]) -> Iterator[Problem]:
     launcher = campaign.get("launcher", Campaign.launcher)
     if isinstance(launcher, str) and (what := registry.problem_with_name("launchers", launcher)):
         yield ("campaign", "launcher"), what
+
+
+def logging_problems(raw: Mapping[str, Any], try_plugins: bool = True) -> Iterator[Problem]:
+    """Check the loggers and their parameters."""
+    table = raw.get("logging", {})
+    names = table.get("loggers", []) if isinstance(table, dict) else []
+    params = table.get("logger_params", {}) if isinstance(table, dict) else {}
+    loggers = [name for name in names if isinstance(name, str)] if isinstance(names, list) else []
+    for number, name in enumerate(loggers):
+        if what := registry.problem_with_name("loggers", name):
+            yield ("logging", "loggers"), what
+        elif loggers.index(name) < number:
+            yield ("logging", "loggers"), f"{name!r} is named twice; once is enough"
+        elif try_plugins and (what := extras.missing_problem("loggers", name)):
+            yield ("logging", "loggers"), what
+        elif isinstance(params, dict) and isinstance(own := params.get(name, {}), dict):
+            for key, what in registry.problems_with_params("loggers", name, own):
+                yield ("logging", "logger_params", name, key), what
+    for name in params if isinstance(params, dict) else ():
+        if name not in loggers:
+            yield ("logging", "logger_params", name), "is no logger of this file; add it to logging.loggers"
+        elif not isinstance(params[name], dict):
+            yield ("logging", "logger_params", name), f"got {params[name]!r}; needs a table"
 
 
 def _condition_problems(conditions: object) -> Iterator[Problem]:

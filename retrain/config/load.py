@@ -14,6 +14,7 @@ from retrain.config.checks import (
     Location,
     Problem,
     campaign_problems,
+    logging_problems,
     matrix_problems,
     plugin_names,
     run_problems,
@@ -146,6 +147,7 @@ def json_schema() -> dict[str, Any]:
 def _problems_of_file(raw: Mapping[str, Any], try_plugins: bool) -> Iterator[Problem]:
     yield from _type_problems(raw)
     yield from campaign_problems(raw)
+    yield from logging_problems(raw, try_plugins)
     if not _conditions(raw):
         yield from run_problems(raw, try_plugins)
         yield from _flow_problems(raw)

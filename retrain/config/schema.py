@@ -207,6 +207,10 @@ class Logging(Section):
         ge=0,
         le=64,
     )
+    loggers: list[str] = declare(
+        list, "log to these as well: wandb, tensorboard, mlflow; `retrain plugins loggers` lists them"
+    )
+    logger_params: Table = key(dict, "parameters of loggers, a table for each by its name")
 
 
 @dataclass(frozen=True)

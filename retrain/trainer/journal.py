@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from retrain.errors import NonFiniteError
 from retrain.records.layout import RunFiles
@@ -12,13 +12,18 @@ from retrain.records.metrics import MetricsWriter
 from retrain.records.run_state import Progress, RunState, write_progress
 from retrain.records.samples import SamplesWriter
 
+if TYPE_CHECKING:
+    from retrain.trainer.outlets import Outlets
+
 PROGRESS_EVERY_S = 0.4  # status.json is for people: twice a second is enough
 
 
 class Journal:
     """metrics.jsonl, samples.jsonl and status.json of one attempt."""
 
-    def __init__(self, files: RunFiles, attempt: int, max_steps: int) -> None:
+    def __init__(self, files: RunFiles, attempt: int, max_steps: int, outlets: Outlets | None = None) -> None:
+        self._outlets = outlets
+        self._ending: tuple[str, Mapping[str, Any]] = (RunState.DIED, {})
         self._metrics = MetricsWriter(files.metrics, attempt)
         self._warmup_file = files.warmup
         self._samples = SamplesWriter(files.samples, attempt)
@@ -37,6 +42,8 @@ class Journal:
             self._metrics.append(row)
         except ValueError as error:
             raise NonFiniteError(f"step {row.get('step')}: {error}") from error
+        if self._outlets is not None:
+            self._outlets.row(row)
 
     def warm_up_writer(self) -> MetricsWriter:
         """Open warmup.jsonl, which has one row per supervised update."""
@@ -61,8 +68,16 @@ class Journal:
         """Make every row and sample so far survive a power loss."""
         self._metrics.sync()
         self._samples.sync()
+        if self._outlets is not None:
+            self._outlets.flush()
+
+    def ended(self, state: str, result: Mapping[str, Any]) -> None:
+        """Say how the attempt ended, and what came out, for the loggers."""
+        self._ending = (state, result)
 
     def close(self) -> None:
-        """Let go of the files."""
+        """Let go of the files, then of the loggers."""
         self._metrics.close()
         self._samples.close()
+        if self._outlets is not None:
+            self._outlets.close(*self._ending)

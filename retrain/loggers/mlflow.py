@@ -1,0 +1,148 @@
+"""Runs in MLflow: a campaign is an experiment; condition and seed are tags.
+
+Without a tracking server (`tracking_uri`, or MLFLOW_TRACKING_URI) everything goes into one SQLite file of
+the campaign: look at it with `mlflow ui --backend-store-uri sqlite:///DIR/mlflow.db`. New versions of MLflow
+refuse its older store of plain files.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TypeVar
+
+from retrain import extras
+from retrain.loggers import LoggedRun, Logger, Row, numbers
+from retrain.loggers.tensorboard import seconds
+from retrain.records.locks import hold
+
+EXTRA = "mlflow"
+PACKAGES = ("mlflow", "sqlalchemy", "alembic")  # the last two for its SQLite file
+AT_ONCE = 1000  # metrics in a call; MLflow refuses more
+PARAMETERS_AT_ONCE = 100
+LONGEST_PARAMETER = 500
+SQLITE = "sqlite:///"
+OPENING_TIMEOUT_S = 120.0  # making the tables takes seconds, and one run at a time does it
+STATUS = {"done": "FINISHED", "interrupted": "KILLED"}
+
+T = TypeVar("T")
+
+
+def open_logger(run: LoggedRun, *, tracking_uri: str = "", experiment: str = "") -> Logger:
+    """Begin an MLflow run, or go on with the one that an earlier attempt began.
+
+    Args:
+        run: what is logged.
+        tracking_uri: of a server or a database; default: MLFLOW_TRACKING_URI, else in the campaign.
+        experiment: its name; default: the campaign's.
+    """
+    os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
+    uri = tracking_uri or os.environ.get("MLFLOW_TRACKING_URI") or SQLITE + str(_home(run) / "mlflow.db")
+    return _Mlflow(run, uri, experiment or run.campaign or "retrain")
+
+
+class _Mlflow:
+    settles_s = 0.0
+
+    def __init__(self, run: LoggedRun, uri: str, experiment: str) -> None:
+        tracking = extras.load("mlflow.tracking", EXTRA, "mlflow")
+        self._entities = extras.load("mlflow.entities", EXTRA, "mlflow")
+        with _alone(uri) as database:
+            if database is not None:
+                _make_tables(database, tracking.MlflowClient)
+            self._client = tracking.MlflowClient(uri)
+            known = self._client.get_experiment_by_name(experiment)
+            within = known.experiment_id if known else self._client.create_experiment(experiment)
+        self.id = self._resumed(run) or self._begun(run, within)
+
+    def rows(self, rows: Sequence[Row]) -> None:
+        metrics = [
+            self._entities.Metric(key, value, int(1000 * seconds(row)), row["step"])
+            for row in rows
+            for key, value in numbers(row).items()
+        ]
+        for part in _parts(metrics, AT_ONCE):
+            self._client.log_batch(self.id, metrics=part)
+
+    def flush(self) -> None:
+        """Nothing: each call is a transaction."""
+
+    def close(self, state: str, result: Row) -> None:
+        for key, value in numbers(result).items():
+            self._client.log_metric(self.id, f"final_{key}", value)
+        self._client.set_terminated(self.id, STATUS.get(state, "FAILED"))
+
+    def _resumed(self, run: LoggedRun) -> str:
+        if not run.stored_id:
+            return ""
+        try:
+            self._client.update_run(run.stored_id, status="RUNNING")
+        except extras.load("mlflow.exceptions", EXTRA, "mlflow").MlflowException:
+            return ""  # it was deleted, or this is another store
+        self._client.set_tag(run.stored_id, "attempt", str(run.attempt))
+        return run.stored_id
+
+    def _begun(self, run: LoggedRun, within: str) -> str:
+        tags = {"campaign": run.campaign, "condition": run.condition, "seed": str(run.seed)}
+        made = self._client.create_run(within, run_name=run.run_id, tags=tags | {"attempt": str(run.attempt)})
+        settings = [
+            self._entities.Param(key, str(value)[:LONGEST_PARAMETER]) for key, value in _flat(run.settings)
+        ]
+        for part in _parts(settings, PARAMETERS_AT_ONCE):
+            self._client.log_batch(made.info.run_id, params=part)
+        return str(made.info.run_id)
+
+
+def _home(run: LoggedRun) -> Path:
+    return run.directory.parent.parent if run.directory.parent.name == "runs" else run.directory
+
+
+@contextmanager
+def _alone(uri: str) -> Iterator[Path | None]:
+    """Keep two runs of this machine from making the tables of one database at once; give its file, if one."""
+    if not uri.startswith(SQLITE):
+        yield None
+        return
+    path = Path(uri.removeprefix(SQLITE).partition("?")[0])
+    path.parent.mkdir(parents=True, exist_ok=True)
+    lock = _until(lambda: hold(path.with_name(f"{path.name}.lock")), OPENING_TIMEOUT_S)
+    with lock:
+        yield path
+
+
+def _make_tables(path: Path, open_store: Callable[[str], Any]) -> None:
+    """Make a database beside its place, then put it there.
+
+    MLflow cannot open one again in which a kill left half of the tables.
+    """
+    if path.exists() and path.stat().st_size:
+        return
+    beside = path.with_name(f"{path.name}.new")
+    for left in (beside, beside.with_name(f"{beside.name}-journal")):
+        left.unlink(missing_ok=True)
+    open_store(SQLITE + str(beside))
+    beside.replace(path)
+
+
+def _until(ask: Callable[[], T | None], timeout_s: float) -> T:
+    deadline = time.monotonic() + timeout_s
+    while (found := ask()) is None:
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"another run has been opening the database for {timeout_s:.0f} s")
+        time.sleep(0.1)
+    return found
+
+
+def _flat(tables: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in tables.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{above}{key}.")
+        else:
+            yield f"{above}{key}", value
+
+
+def _parts(things: Sequence[T], size: int) -> Iterator[Sequence[T]]:
+    return (things[start : start + size] for start in range(0, len(things), size))

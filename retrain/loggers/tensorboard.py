@@ -1,0 +1,69 @@
+"""Curves in TensorBoard's event files, below each run's directory.
+
+Look at a campaign with `tensorboard --logdir DIR/runs`. A resumed attempt tells TensorBoard which steps it
+takes back, so that each is shown once. Only the package `tensorboard` is needed, no torch, no TensorFlow.
+"""
+
+from __future__ import annotations
+
+import calendar
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from retrain import extras
+from retrain.loggers import LoggedRun, Logger, Row, numbers
+
+EXTRA = "tensorboard"
+PACKAGES = ("tensorboard",)
+
+
+def open_logger(run: LoggedRun) -> Logger:
+    """Open a new event file in the run's `tensorboard/`."""
+    return _TensorBoard(run)
+
+
+class _TensorBoard:
+    id = "tensorboard"  # the directory
+    settles_s = 0.0
+
+    def __init__(self, run: LoggedRun) -> None:
+        def load(module: str) -> Any:
+            return extras.load(f"tensorboard.{module}", EXTRA, "tensorboard")
+
+        self._events = load("compat.proto.event_pb2")
+        self._summaries = load("compat.proto.summary_pb2")
+        writing = load("summary.writer.event_file_writer")
+        self._writer = writing.EventFileWriter(
+            str(run.directory / "tensorboard"), filename_suffix=f".attempt-{run.attempt:04d}"
+        )
+        if run.attempt > 1:
+            log = self._events.SessionLog(status=self._events.SessionLog.START)
+            self._add(run.resumed_from_step + 1, time.time(), session_log=log)
+
+    def rows(self, rows: Sequence[Row]) -> None:
+        """Add a scalar for each number."""
+        for row in rows:
+            values = [
+                self._summaries.Summary.Value(tag=key, simple_value=value)
+                for key, value in numbers(row).items()
+            ]
+            self._add(row["step"], seconds(row), summary=self._summaries.Summary(value=values))
+
+    def flush(self) -> None:
+        self._writer.flush()
+
+    def close(self, state: str, result: Row) -> None:
+        del state, result  # event files know no end; held-out results are in their rows
+        self._writer.close()
+
+    def _add(self, step: int, at_s: float, **what: Any) -> None:
+        self._writer.add_event(self._events.Event(step=step, wall_time=at_s, **what))
+
+
+def seconds(row: Row) -> float:
+    """Give when a row was written, in seconds since 1970; now if it does not say."""
+    try:
+        return calendar.timegm(time.strptime(str(row["timestamp"])[:19], "%Y-%m-%dT%H:%M:%S"))
+    except (KeyError, ValueError):
+        return time.time()

@@ -1,0 +1,198 @@
+"""The real tools: what a campaign logged is read back from their own files, also after kills and resumes."""
+
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from retrain.records.metrics import read_metrics
+from tests.extras.wandb_files import offline_runs, read
+
+pytestmark = [pytest.mark.extras, pytest.mark.timeout(300)]
+
+CAMPAIGN = """
+[training]
+batch_size = 2
+group_size = 4
+max_tokens = 4
+temperature = 1.0
+save_every = 5
+
+[data]
+task = "successor"
+
+[logging]
+loggers = ["wandb", "tensorboard", "mlflow"]
+
+[campaign]
+name = "study"
+seeds = [0, 1]
+max_steps = 12
+parallel = true
+max_workers = 2
+
+[[campaign.conditions]]
+name = "grpo"
+advantage_mode = "grpo"
+"""
+# A worker that dies after a step as if killed, once: after its checkpoint, with steps logged beyond it.
+DIE_AT_8 = """
+import os, sys, threading, time
+from pathlib import Path
+from retrain.trainer.journal import Journal
+from retrain import worker
+real = Journal.samples
+def die(self, step, rows):
+    real(self, step, rows)
+    while step == 8:
+        if all(outlet._logged_step == 8 for outlet in self._outlets._outlets):
+            os.kill(os.getpid(), 9)
+        time.sleep(0.05)
+Journal.samples = die
+worker.run(Path(sys.argv[1]), threading.Event())
+"""
+# Opens MLflow's logger for a run, and is killed at its second upgrade of the tables if told so.
+OPEN_MLFLOW = """
+import os, sys
+from pathlib import Path
+from sqlalchemy import event
+from sqlalchemy.engine import Engine
+from retrain.loggers import LoggedRun, mlflow
+upgrades = []
+@event.listens_for(Engine, "before_cursor_execute")
+def count(connection, cursor, statement, *rest):
+    upgrades.extend([statement] * statement.startswith("UPDATE alembic_version"))
+    if sys.argv[2] == "die" and len(upgrades) == 2:
+        os.kill(os.getpid(), 9)
+mlflow.open_logger(LoggedRun("c", "r_s0", "r", 0, 1, 0, Path(sys.argv[1]), {}, ""))
+"""
+
+
+@pytest.fixture(scope="module")
+def environment():
+    env = {k: v for k, v in os.environ.items() if not k.startswith(("WANDB_", "MLFLOW_"))}
+    return env | {"WANDB_MODE": "offline", "WANDB_API_KEY": "0123456789" * 4, "MY_SECRET": "canary-4711"}
+
+
+@pytest.fixture(scope="module")
+def campaign(tmp_path_factory, environment):
+    """A campaign of two runs beside each other, which log to all three."""
+    here = tmp_path_factory.mktemp("here")
+    (here / "study.toml").write_text(CAMPAIGN)
+    command = [sys.executable, "-m", "retrain", "run", "study.toml"]
+    ended = subprocess.run(command, cwd=here, env=environment, capture_output=True, text=True, check=False)
+    assert ended.returncode == 0, ended.stderr
+    (directory,) = (here / "logs").iterdir()
+    return directory
+
+
+@pytest.fixture(scope="module")
+def killed(campaign, environment, tmp_path_factory):
+    """A run that was killed in step 8, three steps after its checkpoint, and went on."""
+    run = tmp_path_factory.mktemp("logs") / "grpo_s0"
+    run.mkdir()
+    (run / "run.toml").write_bytes((campaign / "runs" / "grpo_s0" / "run.toml").read_bytes())
+    died = subprocess.run([sys.executable, "-c", DIE_AT_8, str(run)], env=environment, check=False)
+    assert died.returncode == -signal.SIGKILL
+    went_on = subprocess.run([sys.executable, "-m", "retrain.worker", str(run)], env=environment, check=False)
+    assert went_on.returncode == 0
+    return run
+
+
+def rewards(run):
+    return {row["step"]: pytest.approx(row["mean_reward"], rel=1e-6) for row in read_metrics(run)}
+
+
+def test_wandb_has_campaign_condition_and_seed_and_every_step(campaign):
+    run = campaign / "runs" / "grpo_s1"
+    (file,) = offline_runs(run)
+    told, history, axes = read(file)
+    assert (told["group"], told["name"], told["project"]) == (campaign.name, "grpo_s1", "retrain")
+    assert set(told["tags"]) == {"grpo", "seed 1"}
+    assert axes["*"] == "step"
+    assert {row["step"]: row["mean_reward"] for row in history} == rewards(run)
+
+
+def test_a_resumed_run_goes_on_in_wandb_under_its_id_and_loses_no_step(killed):
+    lives = [read(path) for path in offline_runs(killed)]
+    assert len({told["id"] for told, _, _ in lives if told}) == 1
+    assert lives[-1][2]["*"] == "step"  # our axis: W&B's own drops steps that it has seen
+    assert [row["step"] for row in lives[-1][1]][-7:] == list(range(6, 13))
+    latest = {row["step"]: row["mean_reward"] for _, history, _ in lives for row in history}
+    assert latest == rewards(killed)
+
+
+def scalars(run, tag):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = EventAccumulator(str(run / "tensorboard"))
+    events.Reload()
+    return [(event.step, event.value) for event in events.Scalars(tag)]
+
+
+def test_tensorboard_shows_every_step_once(campaign, killed):
+    for run in (campaign / "runs" / "grpo_s0", campaign / "runs" / "grpo_s1", killed):
+        seen = scalars(run, "mean_reward")
+        assert [step for step, _ in seen] == list(range(1, 13))
+        assert dict(seen) == rewards(run)
+
+
+def history_of(home, run_id, key):
+    from mlflow.tracking import MlflowClient
+
+    client = MlflowClient(f"sqlite:///{home / 'mlflow.db'}")
+    experiments = [e.experiment_id for e in client.search_experiments()]
+    runs = client.search_runs(experiments, filter_string=f"attributes.run_name = '{run_id}'")
+    assert len(runs) == 1
+    return runs[0], client.get_metric_history(runs[0].info.run_id, key)
+
+
+@pytest.mark.filterwarnings("ignore:.*loader strategy is deprecated")
+def test_mlflow_has_tags_parameters_and_every_step_of_parallel_runs(campaign):
+    for seed in (0, 1):
+        run, history = history_of(campaign, f"grpo_s{seed}", "mean_reward")
+        tags = {"campaign": campaign.name, "condition": "grpo", "seed": str(seed)}
+        assert tags.items() <= run.data.tags.items()
+        assert run.data.params["training.batch_size"] == "2"
+        assert run.info.status == "FINISHED"
+        assert {one.step: one.value for one in history} == rewards(campaign / "runs" / f"grpo_s{seed}")
+
+
+@pytest.mark.filterwarnings("ignore:.*loader strategy is deprecated")
+def test_a_resumed_run_goes_on_in_mlflow(killed):
+    run, history = history_of(killed, "grpo_s0", "mean_reward")
+    assert run.data.tags["attempt"] == "2"
+    assert {one.step for one in history} == set(range(1, 13))
+    latest = {one.step: one.value for one in sorted(history, key=lambda one: one.timestamp)}
+    assert latest == rewards(killed)
+
+
+def test_a_kill_while_mlflow_makes_its_tables_harms_no_later_run(tmp_path, environment):
+    def opened(how):
+        command = [sys.executable, "-c", OPEN_MLFLOW, str(tmp_path), how]
+        return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+
+    assert opened("die").returncode == -signal.SIGKILL
+    ended = opened("live")
+    assert ended.returncode == 0, ended.stderr
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["mlflow.db", "mlflow.db.lock"]
+
+
+@pytest.mark.filterwarnings("ignore:.*loader strategy is deprecated")
+def test_mlflow_makes_the_folder_of_its_file(tmp_path):
+    from retrain.loggers import LoggedRun, mlflow
+
+    run = LoggedRun("c", "r_s0", "r", 0, 1, 0, tmp_path, {}, "")
+    assert mlflow.open_logger(run, tracking_uri=f"sqlite:///{tmp_path}/new/folder/m.db").id
+    assert (tmp_path / "new" / "folder" / "m.db").stat().st_size > 0
+
+
+def test_no_key_is_written_anywhere(campaign, killed):
+    for home in (campaign, killed):
+        for path in home.rglob("*"):
+            if path.is_file():
+                data = path.read_bytes()
+                assert b"0123456789" * 4 not in data, path
+                assert b"canary-4711" not in data, path

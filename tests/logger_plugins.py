@@ -1,0 +1,76 @@
+"""Loggers of a user's own, named by dotted path: one that writes a file, one that fails, one that hangs."""
+
+from __future__ import annotations
+
+import json
+import threading
+
+NEVER = threading.Event()
+
+
+class Recorder:
+    """Writes what it is told, an object a line."""
+
+    def __init__(self, run, name):
+        self.id = run.stored_id or f"id-of-attempt-{run.attempt}"
+        self._path = run.directory / name
+        told = {"campaign": run.campaign, "run": run.run_id, "condition": run.condition, "seed": run.seed}
+        self._tell({"opened": self.id, "attempt": run.attempt, "settings": run.settings} | told)
+
+    def rows(self, rows):
+        for row in rows:
+            self._tell({"step": row["step"], "mean_reward": row["mean_reward"]})
+
+    def flush(self):
+        self._tell({"flushed": True})
+
+    def close(self, state, result):
+        self._tell({"closed": state, "result": dict(result)})
+
+    def _tell(self, what):
+        with self._path.open("a") as file:
+            file.write(json.dumps(what) + "\n")
+
+
+def recording(run, *, name: str = "recorded.jsonl"):
+    return Recorder(run, name)
+
+
+def unwilling(run):
+    raise ConnectionError("judge.example: no route to host")
+
+
+class Failing(Recorder):
+    def rows(self, rows):
+        raise ConnectionError("the line is dead")
+
+
+def failing(run):
+    return Failing(run, "failing.jsonl")
+
+
+class Hanging(Recorder):
+    def rows(self, rows):
+        NEVER.wait()
+
+
+def hanging(run):
+    return Hanging(run, "hanging.jsonl")
+
+
+class Unflushable(Recorder):
+    def flush(self):
+        raise OSError("https://me:hunter2@logs.example is full\n" + "SELECT " * 99)
+
+
+def unflushable(run):
+    return Unflushable(run, "unflushable.jsonl")
+
+
+class Leaving(Recorder):
+    def rows(self, rows):
+        raise SystemExit("not logged in")
+
+
+def leaving(run):
+    return Leaving(run, "leaving.jsonl")

@@ -1,0 +1,177 @@
+"""Loggers get every step once, in the background, and nothing that they do reaches the training."""
+
+import json
+import subprocess
+import sys
+import threading
+
+import pytest
+
+from retrain import worker
+from retrain.errors import ConfigError
+from retrain.loggers._public import without_secrets
+from retrain.records.metrics import read_metrics
+from retrain.trainer import outlets
+from tests.test_samples import _stop_after
+from tests.test_trainer import SMALL, make_run, parse, train
+
+OWN = "tests.logger_plugins"
+
+
+def with_loggers(*names, **training):
+    return SMALL | {
+        "training": SMALL["training"] | training,
+        "logging": {"loggers": [f"{OWN}.{name}" for name in names]},
+    }
+
+
+def told(files, name="recorded.jsonl"):
+    return [json.loads(line) for line in (files.directory / name).read_text().splitlines()]
+
+
+def steps(files):
+    return [line["step"] for line in told(files) if "step" in line]
+
+
+def test_a_logger_is_told_every_row_and_the_end(tmp_path):
+    files = train(tmp_path / "run", with_loggers("recording"))
+    rows = [(line["step"], line["mean_reward"]) for line in told(files) if "step" in line]
+    assert rows == [(row["step"], row["mean_reward"]) for row in read_metrics(files.directory)]
+    assert told(files)[-1]["closed"] == "done"
+    assert "eval_reward" in told(files)[-1]["result"]
+
+
+def test_a_logger_knows_whose_rows_they_are(tmp_path):
+    opened = told(train(tmp_path / "run", with_loggers("recording")))[0]
+    assert (opened["run"], opened["seed"], opened["attempt"]) == ("maxrl_s5", 5, 1)
+    assert opened["settings"]["training"]["batch_size"] == 3
+
+
+def test_several_loggers_with_parameters_get_the_same(tmp_path):
+    raw = with_loggers("recording", "failing")
+    raw["logging"]["logger_params"] = {f"{OWN}.recording": {"name": "elsewhere.jsonl"}}
+    files = train(tmp_path / "run", raw)
+    assert told(files, "elsewhere.jsonl")[-1]["closed"] == "done"
+    assert told(files, "failing.jsonl")[0]["opened"]
+
+
+@pytest.mark.parametrize("name", ["unwilling", "failing"])
+def test_a_logger_that_fails_stops_nothing_and_says_so(tmp_path, monkeypatch, capfd, name):
+    monkeypatch.setattr(outlets, "PAUSE_S", 0.0)
+    files = train(tmp_path / "run", with_loggers(name))
+    assert len(read_metrics(files.directory)) == SMALL["training"]["max_steps"]
+    said = capfd.readouterr().err
+    assert "ConnectionError" in said
+    assert f"logger {OWN}.{name} is given up" in said
+
+
+@pytest.mark.parametrize("name", ["unwilling", "failing", "unflushable", "leaving"])
+def test_a_failing_logger_says_its_reason_once_in_one_line(tmp_path, monkeypatch, capfd, name):
+    monkeypatch.setattr(outlets, "PAUSE_S", 0.0)
+    train(tmp_path / "run", with_loggers(name, max_steps=12, save_every=2))
+    said = [line for line in capfd.readouterr().err.splitlines() if line]
+    assert [line.split()[2] for line in said] == ["cannot", "is"]
+    assert "hunter2" not in said[0]
+    assert len(said[0]) < 400
+
+
+def test_a_logger_that_hangs_is_left_behind(tmp_path):
+    files = make_run(tmp_path / "run", with_loggers("hanging", "recording"))
+    program = (
+        "import sys; from retrain.trainer import outlets; outlets.CLOSING_S = 0.5;"
+        "import runpy; sys.argv = ['worker', sys.argv[1]];"
+        "runpy.run_module('retrain.worker', run_name='__main__')"
+    )
+    ended = subprocess.run(
+        [sys.executable, "-c", program, str(files.directory)], capture_output=True, text=True, timeout=60
+    )
+    assert ended.returncode == 0
+    assert "hanging did not end in time and is left behind" in ended.stderr
+    assert files.done.exists()
+    assert told(files)[-1]["closed"] == "done"
+
+
+def test_a_slow_logger_costs_rows_and_no_time(tmp_path, monkeypatch, capfd):
+    monkeypatch.setattr(outlets, "MOST_WAITING", 2)
+    monkeypatch.setattr(outlets, "CLOSING_S", 0.1)
+    monkeypatch.setattr(outlets, "LEAVING_S", 0.1)
+    files = train(tmp_path / "run", with_loggers("hanging"))
+    assert len(read_metrics(files.directory)) == SMALL["training"]["max_steps"]
+    assert "is too slow" in capfd.readouterr().err
+
+
+def resumed(tmp_path, *names, stop_at=5):
+    """Stop a run at a step, and finish it; with other loggers if there are two names."""
+    files = make_run(tmp_path / "run", with_loggers(names[0], max_steps=12, save_every=4))
+    stop = threading.Event()
+    end = _stop_after(files, stop_at, stop)
+    worker.run(files.directory, stop)
+    end()
+    if len(names) > 1:
+        other = with_loggers(names[1], max_steps=12, save_every=4)
+        files.run_toml.write_text(make_run(tmp_path / "other", other).run_toml.read_text())
+    assert worker.run(files.directory, threading.Event()) == 0
+    return files
+
+
+def test_a_resumed_run_goes_on_under_the_same_id_without_gap_or_repetition(tmp_path):
+    files = resumed(tmp_path, "recording")
+    opened = [line["opened"] for line in told(files) if "opened" in line]
+    assert opened == ["id-of-attempt-1", "id-of-attempt-1"]
+    assert steps(files) == list(range(1, 13))
+
+
+def test_rows_that_a_logger_missed_are_logged_when_the_run_is_resumed(tmp_path):
+    files = resumed(tmp_path, "failing", "recording")
+    assert steps(files) == list(range(1, 13))
+
+
+def test_steps_after_the_checkpoint_are_logged_again_as_they_came_out_then(tmp_path):
+    files = make_run(tmp_path / "run", with_loggers("recording", max_steps=8, save_every=4))
+    program = (
+        "import os, sys, threading; from retrain.trainer.journal import Journal; from retrain import worker;"
+        "from pathlib import Path; real = Journal.samples\n"
+        "def die(self, step, rows):\n"
+        "    real(self, step, rows)\n"
+        "    if step == 6:\n"
+        "        os._exit(9)\n"
+        "Journal.samples = die\n"
+        "worker.run(Path(sys.argv[1]), threading.Event())"
+    )
+    assert subprocess.run([sys.executable, "-c", program, str(files.directory)], check=False).returncode == 9
+    assert worker.run(files.directory, threading.Event()) == 0
+    second = told(files)[[("attempt", 2) in line.items() for line in told(files)].index(True) :]
+    assert [line["step"] for line in second if "step" in line] == [5, 6, 7, 8]
+
+
+@pytest.mark.parametrize(
+    ("logging", "problem"),
+    [
+        ({"loggers": ["wandbb"]}, "[logging].loggers: 'wandbb' is not one of the loggers; did you mean"),
+        ({"loggers": "wandb"}, "[logging].loggers"),
+        ({"loggers": [f"{OWN}.recording"] * 2}, "is named twice"),
+        ({"logger_params": {"wandb": {}}}, "is no logger of this file"),
+        ({"loggers": [f"{OWN}.recording"], "logger_params": {f"{OWN}.recording": {"nam": "x"}}}, "'name'?"),
+    ],
+)
+def test_a_wrong_logger_is_an_error_before_anything_starts(logging, problem):
+    with pytest.raises(ConfigError) as error:
+        parse({"logging": logging}, "c.toml")
+    assert problem in str(error.value)
+
+
+def test_what_may_be_secret_is_hidden():
+    settings = {
+        "base_url": "https://user:hunter2@host/v1?api_key=abc&x=1",
+        "api_key": "sk-123",
+        "judge": {"token": "t", "tokens": "3", "key": ""},
+        "list": ["redis://:pass@host/0"],
+        "max_tokens": 5,
+    }
+    assert without_secrets(settings) == {
+        "base_url": "https://***@host/v1?api_key=***&x=1",
+        "api_key": "***",
+        "judge": {"token": "***", "tokens": "3", "key": ""},
+        "list": ["redis://***@host/0"],
+        "max_tokens": 5,
+    }
