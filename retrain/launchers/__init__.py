@@ -5,12 +5,12 @@ A plugin is one file with `open_launcher(assignment) -> Launcher`. Whatever it i
 else itself. What became of a run is read from its directory: the engine's word is only a hint.
 
 Two kinds. One starts what it is given at once (`queues = False`: `local`, `inline`), so the supervisor
-admits workers one by one. The other hands runs to an engine with a queue of its own (`queues = True`): it
-is given all runs at once, keeps `assignment.workers` of them running at a time without any help of ours,
-and goes on when the orchestrator is gone. A later orchestrator, possibly on another machine, asks `queued`
-what the engine still has; so the engine must be able to tell from names alone.
+admits workers one by one. The other hands runs to an engine with a queue of its own (`queues = True`:
+`slurm`): it is given all runs at once, keeps `assignment.workers` of them running at a time without any
+help of ours, and goes on when the orchestrator is gone. A later orchestrator, possibly on another
+machine, asks `queued` what the engine still has; so the engine must be able to tell from names alone.
 
-A launcher's table `[campaign.<name>]` is a class in `config/`; its values arrive as
+A launcher's table `[campaign.<name>]` is a class in `config/engines.py`; its values arrive as
 `assignment.options`. The file may define, beside `open_launcher`, any of these, which are called
 before a campaign's directory exists:
 

@@ -1,0 +1,52 @@
+"""What is asked before a campaign exists: of its file, then of Slurm."""
+
+from __future__ import annotations
+
+from retrain.config.engines import Slurm
+from retrain.config.resolve import build
+from retrain.launchers import Assignment
+from retrain.launchers import _slurm_commands as commands
+from retrain.launchers._slurm_script import UNFIT, render, workers_at_a_time
+
+NO_LINE = "\n\r\0"  # what follows the first two would be a line, and a command, of its own
+
+
+def check_campaign(assignment: Assignment) -> list[str]:
+    """List what cannot work on any cluster."""
+    table = build(Slurm, assignment.options)
+    problems = [
+        f"[campaign.slurm].{key}: {text!r} has more than one line; give each line its own string"
+        for key, text in _lines(table)
+        if any(character in text for character in NO_LINE)
+    ]
+    if any(character in str(assignment.directory) for character in UNFIT):
+        problems.append(
+            "[logging].log_dir: no batch script can name a path with quotes, backslashes or newlines"
+        )
+    if assignment.permit_directories and table.permits == "split":
+        problems.append(
+            "[backend].throttle_dir: permits shared through a directory may be given out twice by machines "
+            'that do not see each other\'s file locks; [campaign.slurm].permits = "shared" has two nodes '
+            "prove that they do"
+        )
+    return problems
+
+
+def _lines(table: Slurm) -> list[tuple[str, str]]:
+    """Give all that becomes a line of the script, by key."""
+    given = [(key, value if isinstance(value, list) else [value]) for key, value in vars(table).items()]
+    return [(key, text) for key, texts in given for text in texts if isinstance(text, str)]
+
+
+def check_engine(assignment: Assignment) -> None:
+    """Have Slurm judge the script: partition, account, licences, sizes.
+
+    Raises:
+        LaunchError: it is not there, or refuses.
+    """
+    commands.require_commands()
+    table = build(Slurm, assignment.options)
+    last = min(len(assignment.runs), commands.array_limit()) - 1
+    commands.try_submit(
+        render(assignment, table), [f"--array=0-{last}%{workers_at_a_time(assignment, table)}"]
+    )

@@ -1,0 +1,273 @@
+"""Job arrays of a Slurm cluster: one task per run, at most so many at a time.
+
+Slurm keeps the queue and the cap (`--array=...%K`), so the campaign goes on when this process is gone.
+Its answers are asked for every `poll_seconds`, never more often than every two, by one squeue for all
+runs. A cap holds within one array only: an array that could run beside another one waits for its end.
+"""
+
+from __future__ import annotations
+
+import queue
+import signal
+import time
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
+
+from retrain.config.engines import Slurm
+from retrain.config.resolve import build
+from retrain.errors import EngineDownError, LaunchError, RecordsError
+from retrain.launchers import Assignment, Begun, Ended
+from retrain.launchers import _lock_proof as lock_proof
+from retrain.launchers import _slurm_commands as commands
+from retrain.launchers._signals import signal_holder
+from retrain.launchers._slurm_checks import check_campaign, check_engine
+from retrain.launchers._slurm_queue import Names, Queue, array_of, is_script, parse, read_queue
+from retrain.launchers._slurm_script import (
+    numbered_runs,
+    render,
+    render_lock_test,
+    slurm_directory,
+    workers_at_a_time,
+)
+from retrain.launchers._slurm_watch import Watch, held_back
+from retrain.records.atomic import read_json, write_atomic, write_json
+from retrain.records.files import make_directory
+from retrain.records.layout import RunFiles
+
+__all__ = ["SlurmLauncher", "check_campaign", "check_engine", "open_launcher", "script"]
+
+LEAST_POLL_S = 2.0  # between two questions, whatever happens
+PROOF_S = 600.0  # how long two nodes are waited for that test file locks
+
+
+def open_launcher(assignment: Assignment) -> SlurmLauncher:
+    """Give a launcher of Slurm tasks.
+
+    Raises:
+        LaunchError: Slurm's commands are not here.
+    """
+    commands.require_commands()
+    return SlurmLauncher(assignment, build(Slurm, assignment.options))
+
+
+def script(assignment: Assignment) -> str:
+    """Give the batch script."""
+    return render(assignment, build(Slurm, assignment.options))
+
+
+class SlurmLauncher:
+    """Submits, watches and cancels a campaign's tasks."""
+
+    queues = True
+
+    def __init__(self, assignment: Assignment, table: Slurm) -> None:
+        self._assignment = assignment
+        self._table = table
+        self._workers = workers_at_a_time(assignment, table)
+        self._home = slurm_directory(assignment)
+        self._script = self._home / "job.sh"
+        self._listed = numbered_runs(assignment)
+        run_ids = {directory: run_id for run_id, directory in assignment.runs.items()}
+        self._run_ids = {n: run_ids[path] for n, path in enumerate(self._listed) if path in run_ids}
+        self._numbers = {run_id: number for number, run_id in self._run_ids.items()}
+        self._names: Names | None = None
+        self._watched: dict[str, Watch] = {}
+        self._seen = Queue({}, frozenset())  # at the last look
+        self._to_cancel: dict[str, bool] = {}  # runs whose end was wanted while Slurm did not answer
+        self._bell: queue.SimpleQueue[None] = queue.SimpleQueue()
+        self._looked_at = float("-inf")
+        self._look_at = float("-inf")
+        self._is_silent = False
+        self._is_unsure = False  # an array may have been taken although its sbatch failed
+        self._said: dict[str, int] = {}
+
+    def describe(self) -> str:
+        """Say where workers execute."""
+        return f"Slurm, {self._workers} at a time"
+
+    def room(self) -> int:
+        """Give what the cap leaves; runs in the queue have taken their places already."""
+        return max(0, self._workers - len(self._watched))
+
+    def submit(self, run_ids: Sequence[str]) -> Collection[str]:
+        """Submit an array for every thousand runs or what the site allows."""
+        if self._is_unsure:
+            known = self.queued()
+            self.adopt([run_id for run_id in run_ids if run_id in known])
+            self._is_unsure = False
+        taken = {run_id for run_id in run_ids if run_id in self._watched}
+        self._prepare()
+        for first, numbers in self._arrays([r for r in run_ids if r not in taken]).items():
+            try:
+                self._submit_array(first, numbers)
+            except LaunchError as error:
+                self._is_unsure = isinstance(error, EngineDownError)
+                if not taken:
+                    raise
+                self._assignment.say(f"{error}; the rest is submitted later")
+                break
+            taken |= {self._run_ids[number] for number in numbers}
+        self._look_at = max(self._looked_at, time.monotonic()) + LEAST_POLL_S
+        return taken
+
+    def queued(self) -> Collection[str]:
+        """Ask Slurm for the campaign's tasks that are not over."""
+        self._seen = self._ask()
+        live = (number for number, task in self._seen.tasks.items() if not task.is_over)
+        return {self._run_ids[number] for number in live if number in self._run_ids}
+
+    def adopt(self, run_ids: Sequence[str]) -> None:
+        """Watch tasks that Slurm has, and runs that are alive without one."""
+        for run_id in run_ids:
+            task = self._seen.tasks.get(self._numbers[run_id])
+            self._watched[run_id] = Watch(task.job if task is not None and not task.is_over else 0)
+        self._look_at = max(self._look_at, self._looked_at + LEAST_POLL_S)
+
+    def poll(self, timeout_s: float) -> Sequence[Begun | Ended]:
+        """Wait for the next look, and say what it showed."""
+        wait_s = min(timeout_s, self._look_at - time.monotonic())
+        if wait_s > 0:
+            with suppress(queue.Empty):
+                self._bell.get(timeout=wait_s)
+        return self._look() if time.monotonic() >= self._look_at else []
+
+    def wake(self) -> None:
+        """Make `poll` return."""
+        self._bell.put(None)
+
+    def cancel(self, run_ids: Sequence[str], *, now: bool) -> None:
+        """Take waiting tasks back; send SIGTERM, or SIGKILL, to the workers of the others."""
+        self._to_cancel |= {run_id: now for run_id in run_ids if run_id in self._watched}
+        self._cancel_wanted()
+        self._look_at = min(self._look_at, self._looked_at + LEAST_POLL_S)
+
+    # Submitting
+
+    def _prepare(self) -> None:
+        make_directory(self._home)
+        self._the_names()
+        write_atomic(self._script, render(self._assignment, self._table))
+        write_atomic(self._home / "runs.txt", "".join(f"{path}\n" for path in self._listed))
+        if self._table.permits == "shared" and self._assignment.permits is not None:
+            verdict = self._home / "locks.json"
+            lock_proof.require(verdict, self._test_locks, self._assignment.say, PROOF_S)
+
+    def _test_locks(self) -> None:
+        path = self._home / "locks.sh"
+        write_atomic(path, render_lock_test(self._assignment, self._table))
+        commands.submit([f"--job-name={self._assignment.campaign}.locks", str(path)])
+
+    def _arrays(self, run_ids: Sequence[str]) -> dict[int, list[int]]:
+        arrays: dict[int, list[int]] = {}
+        for number in sorted(self._numbers[run_id] for run_id in run_ids):
+            arrays.setdefault(self._the_names().first(number), []).append(number)
+        return arrays
+
+    def _submit_array(self, first: int, numbers: Sequence[int]) -> None:
+        indices = array_of(number - first for number in numbers)
+        jobs = {watch.job for watch in self._watched.values() if watch.job}
+        is_full = len(self._watched) + len(numbers) > self._workers
+        after = [f"--dependency=afterany:{':'.join(map(str, sorted(jobs)))}"] if is_full and jobs else []
+        name = f"--job-name={self._the_names().of(first)}"
+        arguments = [f"--array={indices}%{self._workers}", name, *after, str(self._script), str(first)]
+        job = commands.submit(arguments)
+        for number in numbers:
+            self._watched[self._run_ids[number]] = Watch(job)
+
+    def _the_names(self) -> Names:
+        """Keep to the array size of the first submission, which the jobs' names depend on."""
+        if self._names is None:
+            path = self._home / "arrays.json"
+            size = (read_json(path) or {}).get("size") if self._home.is_dir() else None
+            if not isinstance(size, int) or size < 1:
+                size = commands.array_limit()
+                make_directory(self._home)
+                write_json(path, {"size": size})
+            self._names = Names(self._assignment.campaign, size, len(self._listed))
+        return self._names
+
+    # Looking
+
+    def _ask(self) -> Queue:
+        names = self._the_names()
+        try:
+            tasks = parse(commands.list_tasks(names.all()))
+        finally:
+            self._looked_at = time.monotonic()
+        return read_queue(tasks, names, lambda task: is_script(task, self._script))
+
+    def _look(self) -> list[Begun | Ended]:
+        try:
+            self._seen = self._ask()
+        except EngineDownError as error:
+            if not self._is_silent:
+                self._assignment.say(f"{error}; what it runs goes on, and it is asked again and again")
+            self._is_silent = True
+            self._look_at = self._looked_at + self._table.poll_seconds
+            return []
+        self._look_at = self._looked_at + self._table.poll_seconds
+        if self._is_silent:
+            self._assignment.say("Slurm answers again")
+            self._is_silent = False
+        self._say_what_is_held_back()
+        self._cancel_wanted()
+        happened: list[Begun | Ended] = []
+        for run_id, watch in list(self._watched.items()):
+            files = RunFiles(self._assignment.runs[run_id])
+            task = self._seen.tasks.get(self._numbers[run_id])
+            happened += watch.look(run_id, files, task, self._seen.cancelled)
+            if happened and isinstance(happened[-1], Ended) and happened[-1].run_id == run_id:
+                del self._watched[run_id]
+                self._to_cancel.pop(run_id, None)
+        return happened
+
+    def _say_what_is_held_back(self) -> None:
+        reasons = held_back(self._seen.tasks.values())
+        for reason, count in reasons.items():
+            if reason not in self._said:
+                self._assignment.say(f"Slurm holds {count} runs back: {reason}")
+        self._said = reasons
+
+    # Ending
+
+    def _cancel_wanted(self) -> None:
+        try:
+            for now in (False, True):
+                wanted = [run_id for run_id, at_once in self._to_cancel.items() if at_once is now]
+                self._cancel_tasks(wanted, now=now)
+                for run_id in wanted:
+                    del self._to_cancel[run_id]
+        except EngineDownError as error:
+            self._assignment.say(f"{error}; the runs are asked to stop when it does")
+        except LaunchError as error:
+            self._to_cancel.clear()
+            self._assignment.say(str(error))
+
+    def _cancel_tasks(self, run_ids: Sequence[str], *, now: bool) -> None:
+        waiting: dict[int, list[int]] = {}
+        started: dict[int, list[int]] = {}
+        for run_id in run_ids:
+            number, job = self._numbers[run_id], self._watched[run_id].job
+            if not job:
+                self._signal(run_id, now=now)
+                continue
+            task = self._seen.tasks.get(number)
+            has_started = task is not None and task.job == job and not task.waits
+            group = started if has_started else waiting
+            group.setdefault(job, []).append(number - self._the_names().first(number))
+        # one that starts at this moment gets SIGTERM first, and time to save a checkpoint
+        commands.cancel(_labels(waiting), [])
+        commands.cancel(_labels(started), ["--batch", f"--signal={'KILL' if now else 'TERM'}"])
+
+    def _signal(self, run_id: str, *, now: bool) -> None:
+        lock = RunFiles(self._assignment.runs[run_id]).lock
+        try:
+            if signal_holder(lock, signal.SIGKILL if now else signal.SIGTERM):
+                return
+        except RecordsError as error:
+            self._assignment.say(str(error))
+        self._assignment.say(f"{run_id}: Slurm has no task of it, and no process here; end it where it runs")
+
+
+def _labels(tasks: Mapping[int, list[int]]) -> list[str]:
+    return [f"{job}_[{array_of(indices)}]" for job, indices in tasks.items()]

@@ -1,0 +1,87 @@
+"""A Slurm for all tests of this folder, and the command line as its users call it."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.cluster.slurm_cluster import NODES, Cluster
+
+ROOT = Path(__file__).parent.parent.parent
+
+
+@pytest.fixture(scope="session")
+def slurm_daemons() -> Iterator[Cluster]:
+    """One cluster for the whole session; not being able to start it is a failure, never a skip."""
+    home = Path(tempfile.mkdtemp(prefix="retrain-slurm-"))  # short: a socket's path has its limits
+    home.chmod(0o755)
+    cluster = Cluster(home, array_size=11)
+    try:
+        cluster.start()
+        yield cluster
+    finally:
+        cluster.stop()
+        shutil.rmtree(home, ignore_errors=True)
+
+
+@pytest.fixture
+def slurm(slurm_daemons: Cluster, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
+    """The cluster, idle and whole before each test and after it."""
+    for name in ("SLURM_CONF", "PATH"):
+        monkeypatch.setenv(name, slurm_daemons.environment[name])
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    yield slurm_daemons
+    slurm_daemons.repair()
+
+
+@pytest.fixture
+def stranger(slurm: Cluster) -> Iterator[Cluster]:
+    """The cluster with its fifth node, which sees other locks and other files."""
+    try:
+        slurm.start_stranger()
+        yield slurm
+    finally:
+        slurm.stop_stranger()
+
+
+@pytest.fixture
+def retrain(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Callable[..., subprocess.Popen[str]]]:
+    """Start the command line in an empty directory; its messages are on standard error."""
+    monkeypatch.chdir(tmp_path)
+    started: list[subprocess.Popen[str]] = []
+
+    def call(*arguments: object) -> subprocess.Popen[str]:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "retrain", *map(str, arguments)],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        started.append(process)
+        return process
+
+    yield call
+    for process in started:  # a test that failed may have left some
+        process.kill()
+        process.communicate()
+
+
+def await_that(what: str, is_so: Callable[[], object], patience_s: float = 60.0) -> None:
+    """Wait for something that happens elsewhere."""
+    until = time.monotonic() + patience_s
+    while not is_so():
+        assert time.monotonic() < until, f"{what}: not within {patience_s:g} s"
+        time.sleep(0.05)
+
+
+__all__ = ["NODES", "await_that"]

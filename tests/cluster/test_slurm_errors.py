@@ -1,0 +1,140 @@
+"""What a user is told when Slurm is not there, refuses, or falls silent; and that nothing is lost by it."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from retrain.errors import EXIT_INTERRUPTED, EXIT_LAUNCH, EXIT_RUN_FAILED
+from retrain.records.attempts import read_attempts
+from retrain.records.layout import RunFiles
+from retrain.records.locks import is_held
+from tests.cluster.conftest import await_that
+from tests.cluster.slurm_cluster import Cluster
+from tests.cluster.test_slurm_campaign import SLURM, TOML, finish, only_campaign, results
+
+Start = Callable[..., subprocess.Popen[str]]
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "campaign.toml"
+    path.write_text(TOML)
+    return path
+
+
+def in_the_background(retrain: Start, file: Path, *options: str) -> Path:
+    assert finish(retrain("run", file, *SLURM, *options, "--detach"))[0] == 0
+    return only_campaign(file.parent / "logs")
+
+
+def option(text: str) -> tuple[str, str]:
+    return "--set", f"campaign.slurm.{text}"
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ("partition=nope", "see [campaign.slurm].partition"),
+        ("licence=unheard:1", "see [campaign.slurm].licence"),
+        ("licence=tinker:9", "see [campaign.slurm].licence"),
+        ("mem=900G", "see [campaign.slurm]"),
+        ("time=soon", "Invalid --time"),
+        ("gres=gpu:1", "Invalid generic resource"),
+        ("""flags=['--no-such-option']""", "unrecognized option"),
+    ],
+)
+def test_what_slurm_refuses_is_said_before_anything_exists(
+    wrong: str, message: str, slurm: Cluster, retrain: Start, file: Path
+) -> None:
+    code, said = finish(retrain("run", file, *SLURM, *option(wrong)))
+    assert code == EXIT_LAUNCH, said
+    assert message in said
+    assert not (file.parent / "logs").exists()
+
+
+def test_a_controller_that_is_away_at_the_start_is_named(slurm: Cluster, retrain: Start, file: Path) -> None:
+    slurm.kill_controller()
+    code, said = finish(retrain("run", file, *SLURM))
+    assert code == EXIT_LAUNCH, said
+    assert "Slurm does not answer" in said
+    assert not (file.parent / "logs").exists()
+
+
+def test_a_controller_that_goes_away_is_waited_for(slurm: Cluster, retrain: Start, file: Path) -> None:
+    directory = in_the_background(retrain, file)
+    await_that("workers", lambda: len(slurm.workers()) == 2)
+    slurm.kill_controller()
+    await_that("the notice", lambda: "Slurm does not answer" in (directory / "campaign.log").read_text())
+    assert len(list(directory.glob("runs/*/done.json"))) == 2
+    slurm.start_controller()
+    await_that("the end", lambda: not is_held(directory / "campaign.lock"))
+    assert "Slurm answers again" in (directory / "campaign.log").read_text()
+    assert {state for state, _ in results(directory).values()} == {"done"}
+
+
+def test_a_controller_that_forgets_the_queue_costs_no_run(slurm: Cluster, retrain: Start, file: Path) -> None:
+    campaign = retrain("run", file, *SLURM, "--set", "campaign.max_workers=1")
+    await_that("a worker", lambda: slurm.workers())
+    slurm.kill_controller()
+    slurm.start_controller("-c")
+    code, said = finish(campaign)
+    assert code == 0, said
+    states = results(only_campaign(file.parent / "logs"))
+    assert {state for state, _ in states.values()} == {"done"}
+
+
+def test_a_python_that_nodes_do_not_have_is_found_in_the_logs(
+    slurm: Cluster, retrain: Start, file: Path
+) -> None:
+    nowhere = (*option("python=/nowhere/python"), "--set", "campaign.retries=0")
+    code, said = finish(retrain("run", file, *SLURM, *nowhere))
+    assert code == EXIT_RUN_FAILED, said
+    assert "before its worker wrote anything" in said
+    shown = retrain("logs", only_campaign(file.parent / "logs"), "maxrl_s0")
+    out, _ = shown.communicate(timeout=60)
+    assert "/nowhere/python" in out
+
+
+def test_what_slurm_itself_said_of_a_task_is_in_the_logs(slurm: Cluster, retrain: Start, file: Path) -> None:
+    campaign = retrain("run", file, *SLURM, "--set", "campaign.max_steps=400")
+    await_that("workers", lambda: len(slurm.workers()) == 2)
+    slurm.run("scancel", "--user=root")
+    assert finish(campaign)[0] == EXIT_INTERRUPTED
+    shown = retrain("logs", only_campaign(file.parent / "logs"), "maxrl_s0")
+    out, _ = shown.communicate(timeout=60)
+    assert "CANCELLED" in out
+
+
+def test_runs_that_somebody_cancelled_are_not_submitted_again_until_resumed(
+    slurm: Cluster, retrain: Start, file: Path
+) -> None:
+    campaign = retrain("run", file, *SLURM, "--set", "campaign.max_workers=1")
+    await_that("a worker", lambda: slurm.workers())
+    slurm.run("scancel", "--user=root")
+    assert finish(campaign)[0] == EXIT_INTERRUPTED
+    directory = only_campaign(file.parent / "logs")
+    assert sum(len(read_attempts(RunFiles(run).attempts)) for run in directory.glob("runs/*")) <= 1
+    assert finish(retrain("resume", directory))[0] == 0
+
+
+def test_runs_that_slurm_holds_back_are_named_and_stopped(slurm: Cluster, retrain: Start, file: Path) -> None:
+    directory = in_the_background(retrain, file, *option("""flags=['--hold']"""))
+    held = "Slurm holds 2 runs back: JobHeldUser"
+    await_that("the notice", lambda: held in (directory / "campaign.log").read_text())
+    assert finish(retrain("stop", directory))[0] == 0
+    assert slurm.run("squeue", "-h").stdout == ""
+    assert {state for state, _ in results(directory).values()} == {"pending"}
+
+
+def test_licences_cap_the_runs_of_all_campaigns(slurm: Cluster, retrain: Start, file: Path) -> None:
+    two_each = option("licence=tinker:2")
+    both = [retrain("run", file, *SLURM, *two_each, "--set", f"logging.log_dir=logs{n}") for n in (1, 2)]
+    counts = []
+    while any(campaign.poll() is None for campaign in both):
+        counts.append(len(slurm.workers()))
+    assert [finish(campaign)[0] for campaign in both] == [0, 0]
+    assert max(counts) == 2

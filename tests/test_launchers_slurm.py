@@ -1,0 +1,319 @@
+"""What the Slurm launcher writes and reads, without a Slurm; tests/cluster has a real one."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from retrain.campaign.run import start
+from retrain.config.engines import Slurm
+from retrain.errors import EXIT_CONFIG, EXIT_LAUNCH
+from retrain.launchers import Assignment, Begun, Ended
+from retrain.launchers import slurm as plugin
+from retrain.launchers._slurm_commands import list_tasks
+from retrain.launchers._slurm_queue import Names, Task, array_of, is_script, parse, read_queue
+from retrain.launchers._slurm_script import render, workers_at_a_time
+from retrain.launchers._slurm_watch import Watch, held_back
+from retrain.records.layout import CampaignFiles, RunFiles
+from retrain.records.stop_request import asked_to_stop
+
+Retrain = Callable[..., subprocess.CompletedProcess[str]]
+
+
+def assignment(directory: Path, runs: int = 3, **changes: object) -> Assignment:
+    named = {f"r{n}": directory / "runs" / f"r{n}" for n in range(runs)}
+    plain = Assignment(directory.name, directory, named, workers=runs, permits=None, where=Path("/"))
+    return replace(plain, **changes)  # type: ignore[arg-type]
+
+
+def task(job: int, index: int | None, state: str = "RUNNING", name: str = "camp.0") -> Task:
+    return Task(job, index, state, name, "None", "/nowhere/job.sh")
+
+
+def expand(text: str) -> set[int]:
+    found: set[int] = set()
+    for part in filter(None, text.split(",")):
+        first, _, last = part.partition("-")
+        found |= set(range(int(first), int(last or first) + 1))
+    return found
+
+
+@given(st.sets(st.integers(0, 3000)))
+def test_an_array_names_exactly_its_indices(indices: set[int]) -> None:
+    assert expand(array_of(indices)) == indices
+
+
+def test_indices_in_a_row_are_a_range() -> None:
+    assert array_of([5, 0, 1, 2, 9, 8]) == "0-2,5,8-9"
+
+
+@given(size=st.integers(1, 2000), runs=st.integers(1, 5000), data=st.data())
+def test_a_task_names_its_run_whatever_the_array_size(size: int, runs: int, data: st.DataObject) -> None:
+    number = data.draw(st.integers(0, runs - 1))
+    names = Names("camp.x", size, runs)
+    index = number - names.first(number)
+    assert 0 <= index < size
+    assert names.of(number) in names.all()
+    assert names.number(task(1, index, name=names.of(number))) == number
+
+
+def test_tasks_of_other_jobs_are_nobodys() -> None:
+    names = Names("camp", 10, 20)
+    assert [names.number(task(1, 0, name=name)) for name in ("other.0", "camp.x", "camp")] == [None] * 3
+
+
+def test_squeue_lines_are_read_and_others_passed_over() -> None:
+    lines = ["17_3|PENDING|camp.0|JobArrayTaskLimit|/a b/job.sh", "an error", "18|CANCELLED|camp.0|None|x|y"]
+    assert parse("\n".join(lines)) == [
+        Task(17, 3, "PENDING", "camp.0", "JobArrayTaskLimit", "/a b/job.sh"),
+        Task(18, None, "CANCELLED", "camp.0", "None", "x|y"),
+    ]
+
+
+def test_the_newest_task_of_a_run_counts() -> None:
+    tasks = [task(9, 1), task(7, 1, "FAILED"), task(7, 0), task(8, None, "CANCELLED")]
+    queue = read_queue(tasks, Names("camp", 10, 3), lambda _: True)
+    assert {number: found.job for number, found in queue.tasks.items()} == {0: 7, 1: 9}
+    assert queue.cancelled == {8}
+
+
+def test_a_job_cancelled_as_a_whole_ends_its_own_runs_only(files: RunFiles) -> None:
+    earlier = task(6, 0, "FAILED")
+    (ended,) = Watch(job=8).look("r", files, earlier, cancelled={8})
+    assert isinstance(ended, Ended)
+    assert ended.taken_back
+    assert Watch(job=7).look("r", files, task(7, 0), cancelled={8}) == [Begun("r")]
+
+
+def test_jobs_of_a_copied_campaign_are_not_taken_for_ours(tmp_path: Path) -> None:
+    ours, copy = tmp_path / "ours.sh", tmp_path / "copy.sh"
+    ours.touch()
+    copy.touch()
+    (tmp_path / "link").symlink_to(tmp_path)
+    of = lambda path: replace(task(1, 0), script=str(path))  # noqa: E731
+    assert is_script(of(ours), ours)
+    assert is_script(of(tmp_path / "link" / "ours.sh"), ours)
+    assert is_script(of("/mounted/elsewhere/ours.sh"), ours)
+    assert not is_script(of(copy), ours)
+
+
+def test_only_reasons_that_waiting_may_not_cure_are_told() -> None:
+    waiting = [
+        replace(task(1, n, "PENDING"), reason=reason)
+        for n, reason in enumerate(["Resources", "JobHeldUser", "JobHeldUser", "PartitionTimeLimit"])
+    ]
+    assert held_back([*waiting, task(1, 9)]) == {"JobHeldUser": 2, "PartitionTimeLimit": 1}
+
+
+# Which run has which number
+
+
+def shown_by_squeue(launcher: plugin.SlurmLauncher, monkeypatch: pytest.MonkeyPatch, *indices: int) -> None:
+    lines = [f"7_{index}|RUNNING|camp.0|None|/nowhere/job.sh" for index in indices]
+    launcher._names = Names("camp", 1001, 99)
+    monkeypatch.setattr(plugin.commands, "list_tasks", lambda names: "\n".join(lines))
+
+
+def submitted(given: Assignment) -> Assignment:
+    launcher = plugin.SlurmLauncher(given, Slurm())
+    launcher._names = Names("camp", 1001, 99)
+    launcher._prepare()
+    return given
+
+
+def test_who_stops_a_campaign_finds_the_runs_of_its_tasks_in_any_order(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = submitted(assignment(tmp_path / "camp", 12))
+    in_order_of_names = replace(given, runs=dict(sorted(given.runs.items())))
+    launcher = plugin.SlurmLauncher(in_order_of_names, Slurm())
+    shown_by_squeue(launcher, monkeypatch, 2, 10)
+    assert launcher.queued() == {"r2", "r10"}
+
+
+def test_runs_keep_their_numbers_when_others_come_and_go(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = submitted(assignment(tmp_path / "camp", 3))
+    runs = {"new": tmp_path / "camp/runs/new", "r2": given.runs["r2"], "r0": given.runs["r0"]}
+    launcher = plugin.SlurmLauncher(submitted(replace(given, runs=runs)), Slurm())
+    shown_by_squeue(launcher, monkeypatch, 1, 2, 3)
+    assert launcher.queued() == {"r2", "new"}
+    listed = (tmp_path / "camp/slurm/runs.txt").read_text().splitlines()
+    assert [Path(line).name for line in listed] == ["r0", "r1", "r2", "new"]
+
+
+def test_a_moved_campaign_lists_its_runs_where_they_are(tmp_path: Path) -> None:
+    submitted(assignment(tmp_path / "camp", 2))
+    (tmp_path / "camp").rename(tmp_path / "moved")
+    moved = submitted(assignment(tmp_path / "moved", 2))
+    assert (tmp_path / "moved/slurm/runs.txt").read_text() == "".join(f"{p}\n" for p in moved.runs.values())
+
+
+# One run in Slurm's hands
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> RunFiles:
+    return RunFiles(tmp_path)
+
+
+def test_a_task_that_slurm_forgot_is_looked_for_twice(files: RunFiles) -> None:
+    watch = Watch(job=7)
+    assert watch.look("r", files, None) == []
+    assert watch.look("r", files, None) == [
+        Ended("r", None, "Slurm knows nothing of task 7 of it any more", goes_on=True)
+    ]
+
+
+def test_a_completed_task_waits_for_its_files(files: RunFiles) -> None:
+    watch, over = Watch(job=7), task(7, 0, "COMPLETED")
+    assert watch.look("r", files, over) == []
+    files.done.touch()
+    assert [type(event).__name__ for event in watch.look("r", files, over)] == ["Begun", "Ended"]
+
+
+def test_the_end_of_an_earlier_job_says_nothing(files: RunFiles) -> None:
+    assert Watch(job=8).look("r", files, task(7, 0, "FAILED")) == []
+
+
+@pytest.mark.parametrize(("state", "goes_on"), [("TIMEOUT", True), ("NODE_FAIL", True), ("CANCELLED", False)])
+def test_what_slurm_ended_goes_on_unless_somebody_cancelled_it(
+    state: str, goes_on: bool, files: RunFiles
+) -> None:
+    ended = Watch(job=7).look("r", files, task(7, 0, state))[-1]
+    assert isinstance(ended, Ended)
+    assert (ended.goes_on, ended.taken_back) == (goes_on, not goes_on)
+
+
+# The script
+
+
+def test_the_script_says_all_that_was_asked_for(tmp_path: Path) -> None:
+    table = Slurm(
+        partition="gpu", time="4:00:00", mem="8G", gres="gpu:1", cpus=3, licence="tinker:1", account="me"
+    )
+    text = render(assignment(tmp_path), replace(table, flags=["--qos=long"], setup=["module load python"]))
+    for flag in (
+        "--partition=gpu --time=4:00:00 --mem=8G --gres=gpu:1 --cpus-per-task=3 --licenses=tinker:1 "
+        "--account=me --qos=long --signal=B:TERM@60 --no-requeue"
+    ).split():
+        assert f"\n#SBATCH {flag}\n" in text
+    assert text.index("module load python") < text.index("\nexec /")
+    assert text.splitlines()[-1].startswith("exec ")
+
+
+@pytest.mark.parametrize("name", ["plain", "two words", "it's", "$(touch hacked)", "a;b", "100%"])
+def test_a_task_runs_its_own_run_whatever_the_directory_is_called(name: str, tmp_path: Path) -> None:
+    given = assignment(tmp_path / name, where=tmp_path)
+    for run_id, directory in given.runs.items():
+        directory.mkdir(parents=True)
+        (directory / "run.toml").write_text(run_id)
+    home = given.directory / "slurm"
+    home.mkdir()
+    (home / "runs.txt").write_text("".join(f"{path}\n" for path in given.runs.values()))
+    (home / "task-5_1.out").touch()
+    (home / "job.sh").write_text(render(given, Slurm(python="echo", setup=['echo "$RETRAIN_JOB"'])))
+    task_of = {"SLURM_ARRAY_JOB_ID": "5", "SLURM_ARRAY_TASK_ID": "1", "PATH": "/usr/bin:/bin"}
+    done = subprocess.run(["bash", str(home / "job.sh"), "1"], env=task_of, capture_output=True, check=False)
+    assert done.returncode == 0, done.stderr
+    said = (given.runs["r2"] / "output.log").read_text()
+    assert said == f"slurm 5_1\n-P -m retrain.worker {given.runs['r2']}\n"
+    assert (given.runs["r2"] / "engine-5_1.out").exists()
+    assert not (tmp_path / "hacked").exists()
+
+
+def test_split_permits_are_what_the_cap_leaves_each_run(tmp_path: Path) -> None:
+    few, many = assignment(tmp_path, 8, permits=4), assignment(tmp_path, 3, permits=7)
+    assert (workers_at_a_time(few, Slurm()), workers_at_a_time(many, Slurm())) == (4, 3)
+    assert "RETRAIN_OWN_PERMITS=1\n" in render(few, Slurm())
+    assert "RETRAIN_OWN_PERMITS=2\n" in render(many, Slurm())
+
+
+def test_shared_permits_and_backends_without_leave_the_cap_alone(tmp_path: Path) -> None:
+    shared = Slurm(permits="shared")
+    assert workers_at_a_time(assignment(tmp_path, 8, permits=4), shared) == 8
+    assert "RETRAIN_OWN_PERMITS" not in render(assignment(tmp_path, 8, permits=4), shared)
+    assert workers_at_a_time(assignment(tmp_path, 8), Slurm()) == 8
+
+
+def test_sharing_permits_with_other_campaigns_asks_for_proof(tmp_path: Path) -> None:
+    sharing = assignment(tmp_path, permit_directories=(tmp_path,))
+    assert "[backend].throttle_dir" in plugin.check_campaign(sharing)[0]
+    assert plugin.check_campaign(replace(sharing, options={"permits": "shared"})) == []
+
+
+# On a machine without Slurm
+
+
+def test_without_slurm_nothing_is_created_and_the_user_told(
+    retrain: Retrain, campaign_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")
+    done = retrain("run", campaign_file, "--set", "campaign.launcher=slurm")
+    assert done.returncode == EXIT_LAUNCH
+    assert "sbatch, squeue, scancel, scontrol: not found" in done.stderr
+    assert not (campaign_file.parent / "logs").exists()
+
+
+def test_a_stop_where_the_engine_is_not_says_what_holds_anyway(
+    retrain: Retrain, campaign_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    campaign = start(campaign_file, ["campaign.launcher=local"]).directory
+    origin = campaign / "origin.json"
+    origin.write_text(origin.read_text().replace('"local"', '"slurm"'))
+    monkeypatch.setenv("PATH", "/nowhere")
+    done = retrain("stop", campaign)
+    assert done.returncode == EXIT_LAUNCH
+    assert "not found" in done.stderr
+    assert "Runs that have not started will not" in done.stderr
+    assert asked_to_stop(CampaignFiles(campaign))
+
+
+def test_a_users_settings_for_looking_by_hand_hide_no_tasks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    squeue = tmp_path / "squeue"
+    squeue.write_text('#!/bin/sh\necho "$SQUEUE_PARTITION,$SLURM_CONF:" "$@"\n')
+    squeue.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    monkeypatch.setenv("SQUEUE_PARTITION", "debug")
+    monkeypatch.setenv("SLURM_CONF", "/etc/slurm.conf")
+    said = list_tasks(["camp.0"])
+    assert said.startswith(",/etc/slurm.conf:")
+    assert " -a " in said
+
+
+def test_explain_shows_the_script_anywhere(retrain: Retrain, campaign_file: Path) -> None:
+    done = retrain(
+        "explain", campaign_file, "--set", "campaign.launcher=slurm", "--set", "campaign.slurm.mem=2G"
+    )
+    assert done.returncode == 0, done.stderr
+    assert "    #SBATCH --mem=2G\n" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("line", "problem"),
+    [
+        ("partitoin = 'gpu'", "[campaign.slurm].partitoin: unknown key; did you mean 'partition'?"),
+        ("flags = 'x'", '[campaign.slurm].flags: got "x"; needs a list in [brackets]'),
+        ("flags = [1]", "needs a string in quotes"),
+        ("poll_seconds = 0.5", "[campaign.slurm].poll_seconds: got 0.5; needs at least 2"),
+        ('setup = ["""a\nb"""]', "[campaign.slurm].setup: 'a\\nb' has more than one line"),
+        ('flags = ["--x\\ry"]', "[campaign.slurm].flags: '--x\\ry' has more than one line"),
+        ('partition = "gpu\\nrm x"', "[campaign.slurm].partition: 'gpu\\nrm x' has more than one line"),
+        ('licence = "a:1\\nrm x"', "[campaign.slurm].licence: 'a:1\\nrm x' has more than one line"),
+    ],
+)
+def test_wrong_keys_are_named(line: str, problem: str, retrain: Retrain, campaign_file: Path) -> None:
+    slurm = f'launcher = "slurm"\n[campaign.slurm]\n{line}\n[[campaign.conditions]]'
+    campaign_file.write_text(campaign_file.read_text().replace("[[campaign.conditions]]", slurm, 1))
+    done = retrain("explain", campaign_file)
+    assert done.returncode == EXIT_CONFIG
+    assert problem in done.stderr
