@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from retrain.config.keys import Section, count, declare, key
 
@@ -28,3 +28,23 @@ class Slurm(Section):
         "semaphore, if two nodes prove that they see each other's file locks",
     )
     poll_seconds: float = key(10.0, "ask squeue this often", ge=2, le=3600)
+
+
+@dataclass(frozen=True)
+class Ray(Section):
+    """Where the Ray cluster is, and what each run asks of it."""
+
+    address: str = key(
+        "",
+        "http://HEAD:8265, what ray.init takes, or local for one that is started here; "
+        "default: RAY_API_SERVER_ADDRESS, RAY_ADDRESS, or the cluster of this machine",
+    )
+    cpus: float = key(1.0, "CPUs that Ray sets aside for each run", ge=0, le=1e6)
+    gpus: float = key(0.0, "GPUs that Ray sets aside for each run", ge=0, le=1e6)
+    memory_gb: float = key(0.0, "memory that Ray sets aside for each run, in 10^9 bytes", ge=0, le=1e9)
+    resources: dict[str, Any] = key(dict, "custom resources that each run holds, such as tinker = 1")
+    autoscales: bool = key(False, "the cluster adds machines by itself: ask for what none has yet")
+    runtime_env: dict[str, Any] = key(dict, "Ray's runtime environment for each run")
+    setup: list[str] = key(list, "lines of shell that a job runs first, such as module load")
+    python: str = key("", "the Python that workers run with; default: the one that submits")
+    poll_seconds: float = key(10.0, "ask Ray for all jobs this often", ge=2, le=3600)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from retrain.config.engines import Slurm
+from retrain.config.engines import Ray, Slurm
 from retrain.config.keys import LARGEST_PERMITS, Permits, Section, Table, count, declare, key
 
 FIRST_PERMITS = 4  # where their number adapts itself: what most APIs bear
@@ -248,7 +248,9 @@ class Campaign(Section):
     parallel: bool = key(False, "run several workers at a time")
     max_workers: int = key(0, "workers at a time when parallel; 0 = all runs", ge=0, le=100_000)
     stagger_seconds: float = key(0.0, "wait this long between two launches", ge=0, le=1e6)
-    launcher: str = key("local", "where workers execute: local (processes), inline (this process), slurm")
+    launcher: str = key(
+        "local", "where workers execute: local (processes), inline (this process), slurm, ray"
+    )
     retries: int = key(2, "further attempts after an infrastructure failure", ge=0, le=100)
     run_timeout: float = key(0.0, "end a run that takes longer, in seconds; 0 = never", ge=0, le=1e9)
     stall_timeout: float = key(
@@ -264,6 +266,7 @@ class Campaign(Section):
         "continue", "what the other runs do when one has failed"
     )
     slurm: Slurm = declare(Slurm, 'how launcher = "slurm" asks for its jobs')
+    ray: Ray = declare(Ray, 'how launcher = "ray" asks for its jobs')
     conditions: list[Condition] | None = declare(None, "the conditions; default: one, the file as it is")
 
 

@@ -1,4 +1,4 @@
-"""A Slurm for all tests of this folder, and the command line as its users call it."""
+"""A Slurm and a Ray for all tests of this folder, and the command line as its users call it."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.cluster.ray_cluster import Cluster as RayCluster
 from tests.cluster.slurm_cluster import NODES, Cluster
 
 ROOT = Path(__file__).parent.parent.parent
@@ -49,6 +50,29 @@ def stranger(slurm: Cluster) -> Iterator[Cluster]:
         yield slurm
     finally:
         slurm.stop_stranger()
+
+
+@pytest.fixture(scope="session")
+def ray_nodes() -> Iterator[RayCluster]:
+    """One cluster for the whole session; not being able to start it is a failure, never a skip."""
+    home = Path(tempfile.mkdtemp(prefix="retrain-ray-"))  # short: a socket's path has its limits
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(ROOT))
+        cluster = RayCluster(home)
+        try:
+            cluster.start()
+            yield cluster
+        finally:
+            cluster.stop()
+            shutil.rmtree(home, ignore_errors=True)
+
+
+@pytest.fixture
+def ray(ray_nodes: RayCluster, monkeypatch: pytest.MonkeyPatch) -> Iterator[RayCluster]:
+    """The cluster, idle and whole before each test and after it."""
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    yield ray_nodes
+    ray_nodes.repair()
 
 
 @pytest.fixture

@@ -1,0 +1,78 @@
+"""What of a table `[campaign.ray]` cannot work: anywhere, and on a given cluster."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from retrain.config.engines import Ray
+from retrain.config.keys import LARGEST_COUNT
+from retrain.errors import LaunchError
+from retrain.launchers import Assignment
+
+OWN_KEYS = {"CPU": "cpus", "GPU": "gpus", "memory": "memory_gb"}
+
+
+def require_room(table: Ray, nodes: Sequence[Mapping[str, float]]) -> None:
+    """Make sure that a node is large enough for a run.
+
+    Args:
+        table: what each run asks for.
+        nodes: what each node has in all.
+
+    Raises:
+        LaunchError: none is.
+    """
+    wanted = {"CPU": table.cpus, "GPU": table.gpus, "memory": table.memory_gb * 1e9, **table.resources}
+    if any(all(node.get(name, 0.0) >= need for name, need in wanted.items()) for node in nodes):
+        return
+    most = {name: max((node.get(name, 0.0) for node in nodes), default=0.0) for name in wanted}
+    lacking = [
+        f"{name} = {need:g} (the most is {most[name]:g})"
+        for name, need in wanted.items()
+        if need > most[name]
+    ]
+    raise LaunchError(
+        f"no node of the Ray cluster has {', '.join(lacking) or 'all that a run asks for at once'}, so no "
+        "run would ever start; see [campaign.ray], and autoscales there if the cluster adds nodes by itself"
+    )
+
+
+def problems_of(assignment: Assignment, table: Ray) -> list[str]:
+    """List what cannot work on any cluster."""
+    where = "[campaign.ray]"
+    problems = [
+        f"{where}.setup: {line!r} has more than one line; give each line its own string"
+        for line in table.setup
+        if "\n" in line
+    ]
+    for name, need in table.resources.items():
+        if isinstance(need, bool) or not isinstance(need, int | float) or not 0 < need <= LARGEST_COUNT:
+            problems.append(f"{where}.resources.{name}: got {need!r}; needs a number above 0")
+        if name in OWN_KEYS:
+            problems.append(f"{where}.resources.{name}: is no custom resource; use the key {OWN_KEYS[name]}")
+    if not (table.cpus or table.gpus or table.memory_gb or table.resources):
+        problems.append(
+            f"{where}.cpus: got 0; ask for something, because Ray runs jobs that ask for nothing on its head"
+        )
+    for key in ("working_dir", "py_modules"):
+        for given in _as_list(table.runtime_env.get(key)):
+            if "://" not in str(given):
+                problems.append(
+                    f"{where}.runtime_env.{key}: {given!r} would be copied; workers run in the directory "
+                    "that the campaign is started from, so leave it out, or give a URI"
+                )
+    variables = table.runtime_env.get("env_vars", {})
+    if not isinstance(variables, dict) or not all(isinstance(text, str) for text in variables.values()):
+        problems.append(f"{where}.runtime_env.env_vars: needs a table of strings")
+    if assignment.permit_directories:
+        problems.append(
+            "[backend].throttle_dir: permits shared through a directory may be given out twice by machines "
+            "that do not see each other's file locks; have the cluster count them as a custom resource, "
+            "such as [campaign.ray.resources] tinker = 1"
+        )
+    return problems
+
+
+def _as_list(value: Any) -> list[Any]:
+    return list(value) if isinstance(value, list) else [] if value is None else [value]

@@ -1,0 +1,180 @@
+"""Ray's Jobs API as data: what is asked of a cluster, and what it means when that fails.
+
+One HTTP request per question, and one question for all jobs. The library `ray` is imported on first use.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from retrain.errors import EngineDownError, LaunchError
+from retrain.extras import load
+from retrain.records.text import plain
+
+TIMEOUT_S = 60.0  # a busy head takes seconds; the library alone would wait for ever
+ENVIRONMENT = ("RAY_API_SERVER_ADDRESS", "RAY_ADDRESS")  # Ray lets them override what it is told
+OVER = frozenset({"STOPPED", "SUCCEEDED", "FAILED"})
+USED = re.compile(r"submission_id \S+ already exists")
+REFUSED = re.compile(r"status code 4\d\d")  # the head wraps what its agent refused in an error of its own
+REASON = re.compile(r"^\s*(?:\w+\.)*(\w*(?:Error|Exception)): (.+)$", re.MULTILINE)
+MOST_NODES = 10_000  # the API's own limit
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A job, as Ray lists it."""
+
+    id: str
+    status: str
+    message: str = ""
+    error: str = ""  # Ray's kind of error
+    exit_code: int | None = None
+    metadata: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def is_over(self) -> bool:
+        """Tell whether it will never run (again)."""
+        return self.status in OVER
+
+    @property
+    def waits(self) -> bool:
+        """Tell whether its command has not started."""
+        return self.status == "PENDING"
+
+
+class Client:
+    """Asks one cluster; connects anew after every failure."""
+
+    def __init__(self, address: str | Callable[[], str] = "") -> None:
+        """Connect on first use.
+
+        Args:
+            address: http://HEAD:8265, or what ray.init takes, or who knows it by then; "" leaves it
+                to the environment.
+        """
+        self._address = address
+        self._connected: Any = None
+
+    def jobs(self) -> list[Job]:
+        """List every job of the cluster.
+
+        Raises:
+            EngineDownError: it does not answer.
+        """
+        with self._asking() as ray:
+            return [_job(found) for found in ray.list_jobs() if found.submission_id]
+
+    def job(self, job: str) -> Job:
+        """Give one job; raises as `jobs` does, and LaunchError for one that Ray does not know."""
+        with self._asking() as ray:
+            return _job(ray.get_job_info(job))
+
+    def submit(self, job: str, entrypoint: str, ask: Mapping[str, Any]) -> bool:
+        """Submit a job under an id; False if the id was used before.
+
+        Raises:
+            EngineDownError: the cluster does not answer; it may still have taken the job.
+            LaunchError: it refuses the job.
+        """
+        try:
+            with self._asking() as ray:
+                ray.submit_job(submission_id=job, entrypoint=entrypoint, **ask)
+        except UsedError:
+            return False
+        return True
+
+    def stop(self, job: str) -> None:
+        """Ask a job to end; one that Ray does not know is passed over. Raises as `jobs` does."""
+        try:
+            with self._asking() as ray:
+                ray.stop_job(job)
+        except EngineDownError:
+            raise
+        except LaunchError:
+            pass
+
+    def resources(self) -> list[dict[str, float]]:
+        """Give what each living node has in all. Raises as `jobs` does."""
+        with self._asking() as ray:
+            answer = ray._do_request("GET", f"/api/v0/nodes?limit={MOST_NODES}")
+            answer.raise_for_status()
+            nodes = answer.json()["data"]["result"]["result"]
+            return [node["resources_total"] for node in nodes if node.get("state") == "ALIVE"]
+
+    @contextmanager
+    def _asking(self) -> Iterator[Any]:
+        library = load("ray.job_submission", "ray", "ray")
+        from ray.exceptions import RayError
+
+        try:
+            if self._connected is None:
+                address = self._address if isinstance(self._address, str) else self._address()
+                self._connected = _connect(library, address)
+            yield self._connected
+        except LaunchError:  # nobody knows the address
+            raise
+        except (OSError, RuntimeError, ValueError, KeyError, RayError) as error:
+            raise self._meaning(error) from error
+
+    def _meaning(self, error: Exception) -> LaunchError:
+        text = str(error)
+        if USED.search(text):
+            return UsedError(text)
+        if isinstance(error, RuntimeError) and REFUSED.search(text):
+            return LaunchError(f"Ray refuses: {_reason(text)}; see [campaign.ray]")
+        self._connected = None
+        where = f" at {self._address}" if isinstance(self._address, str) and self._address else ""
+        return EngineDownError(f"no Ray cluster answers{where} ({_reason(text)}); see [campaign.ray].address")
+
+
+def check_environment(environment: Mapping[str, Any]) -> None:
+    """Have Ray judge a runtime environment.
+
+    Raises:
+        LaunchError: it refuses it.
+    """
+    library = load("ray.runtime_env", "ray", "ray")
+    try:
+        library.RuntimeEnv(**environment)
+    except (TypeError, ValueError, RuntimeError, OSError) as error:
+        raise LaunchError(f"[campaign.ray].runtime_env: Ray refuses it: {plain(str(error), 300)}") from error
+
+
+class UsedError(LaunchError):
+    """The id of a job was used before."""
+
+
+def _connect(library: Any, address: str) -> Any:
+    class Patient(library.JobSubmissionClient):  # type: ignore[misc]
+        def _do_request(self, *arguments: Any, **options: Any) -> Any:
+            return super()._do_request(*arguments, **{"timeout": TIMEOUT_S, **options})
+
+    if not address:
+        return Patient()
+    kept = {name: os.environ.pop(name) for name in ENVIRONMENT if name in os.environ}
+    try:
+        return Patient(address)
+    finally:
+        os.environ.update(kept)
+
+
+def _job(found: Any) -> Job:
+    return Job(
+        id=str(found.submission_id),
+        status=str(getattr(found.status, "value", found.status)),
+        message=found.message or "",
+        error=found.error_type or "",
+        exit_code=found.driver_exit_code,
+        metadata=found.metadata or {},
+    )
+
+
+def _reason(text: str) -> str:
+    """Give the last error that a traceback names, or the text."""
+    named = REASON.findall(text)
+    return plain(named[-1][1] if named else text.strip() or "no reason given", 300)

@@ -1,0 +1,78 @@
+"""What is submitted to Ray: the resources of a job, and the script that all jobs of a campaign run."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+from typing import Any
+
+from retrain.config.engines import Ray
+from retrain.launchers import Assignment
+
+# Ray ends a stopped job with SIGKILL after 3 s by default, too soon for a checkpoint; this is a day.
+GRACE = {"RAY_JOB_STOP_WAIT_TIME_S": "86400"}
+
+
+def workers_at_a_time(assignment: Assignment) -> int:
+    """Give how many runs there may be at a time: each needs a permit."""
+    if assignment.permits is None or assignment.permits_adapt:
+        return assignment.workers
+    return min(assignment.workers, assignment.permits)
+
+
+def ask_of(assignment: Assignment, table: Ray) -> dict[str, Any]:
+    """Give what each job asks for, as `submit_job` takes it."""
+    ask: dict[str, Any] = {
+        "entrypoint_num_cpus": table.cpus,
+        "entrypoint_num_gpus": table.gpus,
+        "entrypoint_memory": round(table.memory_gb * 1e9),
+        "entrypoint_resources": dict(table.resources),
+    }
+    environment = dict(table.runtime_env)
+    environment["env_vars"] = {**GRACE, **environment.get("env_vars", {})}
+    metadata = {"retrain_campaign": str(assignment.directory)}
+    return {**{name: value for name, value in ask.items() if value}, "runtime_env": environment} | {
+        "metadata": metadata
+    }
+
+
+def render(assignment: Assignment, table: Ray) -> str:
+    """Write the script that a job runs, with a run's directory and the job's id as arguments."""
+    python = table.python or sys.executable
+    place = [python, "-P", "-m", "retrain.launchers._ray_place", str(assignment.directory)]
+    lines = [
+        "#!/bin/bash",
+        f"# A run of {assignment.campaign}: its directory and the job's id are the arguments.",
+        "umask 077",
+        'exec >>"$1/output.log" 2>&1',
+        f"cd {shlex.quote(str(assignment.where))} || exit 75",
+        'export RETRAIN_JOB="ray $2"',
+        *_permits(assignment),
+        *table.setup,
+        f'exec {shlex.join(place)} "$1" "$2"',
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def shown(assignment: Assignment, table: Ray) -> str:
+    """Write what would be submitted, for `retrain explain`."""
+    ask = ask_of(assignment, table)
+    environment = dict(ask["runtime_env"])
+    environment["env_vars"] = dict.fromkeys(environment["env_vars"], "...")  # may hold secrets
+    asked = {name: value for name, value in ask.items() if name.startswith("entrypoint")}
+    lines = [
+        f"# {workers_at_a_time(assignment)} jobs at a time, each asking Ray for",
+        *(f"#   {name} = {json.dumps(value)}" for name, value in asked.items()),
+        f"#   runtime_env = {json.dumps(environment)}",
+        f"#   submission_id = {assignment.campaign}.RUN.NUMBER",
+        f"# and running `bash {assignment.directory}/ray/job.sh RUN_DIR SUBMISSION_ID`, which is",
+    ]
+    return "\n".join(lines) + "\n" + render(assignment, table)
+
+
+def _permits(assignment: Assignment) -> list[str]:
+    if assignment.permits is None:
+        return []
+    own = max(1, assignment.permits // workers_at_a_time(assignment))
+    return [f"export RETRAIN_OWN_PERMITS={own}"]

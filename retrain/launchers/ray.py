@@ -1,0 +1,295 @@
+"""Jobs of a Ray cluster: one job per run and attempt, at most so many with Ray at a time.
+
+Ray's Jobs API has neither arrays nor a cap, and by default fails a job that has waited for 15 minutes.
+So Ray is given as many jobs as there may be workers, and each job that ends submits the next run: the
+campaign goes on when this process is gone, and nothing must be set up on the cluster. `_ray_queue` says
+how two that submit at once agree. Ray is asked every `poll_seconds`, at most every two, for all jobs.
+"""
+
+from __future__ import annotations
+
+import queue
+import time
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
+
+from retrain.config.engines import Ray
+from retrain.config.resolve import build
+from retrain.errors import LaunchError
+from retrain.extras import missing_problem
+from retrain.launchers import Assignment, Begun, Ended
+from retrain.launchers._ray_checks import problems_of, require_room
+from retrain.launchers._ray_client import Client, Job, check_environment
+from retrain.launchers._ray_local import Local
+from retrain.launchers._ray_queue import Queue
+from retrain.launchers._ray_script import ask_of, render, shown, workers_at_a_time
+from retrain.launchers._ray_watch import NO_ROOM, Watch, keep_words, signal_worker
+from retrain.records.atomic import write_atomic
+from retrain.records.layout import RunFiles
+
+EXTRA = "ray"
+PACKAGES = ("ray", "aiohttp")
+LEAST_POLL_S = 2.0  # between two questions, whatever happens
+
+
+def open_launcher(assignment: Assignment) -> RayLauncher:
+    """Give a launcher of Ray jobs.
+
+    Raises:
+        LaunchError: the extra is not installed, or refuses the runtime environment.
+    """
+    _require_packages()
+    table = build(Ray, assignment.options)
+    check_environment(table.runtime_env)
+    return RayLauncher(assignment, table)
+
+
+def check_campaign(assignment: Assignment) -> list[str]:
+    """List what cannot work on any cluster."""
+    return problems_of(assignment, build(Ray, assignment.options))
+
+
+def check_engine(assignment: Assignment) -> None:
+    """Ask the cluster whether it is there, and has a node that is large enough for a run.
+
+    Raises:
+        LaunchError: it is not, or has none.
+    """
+    _require_packages()
+    table = build(Ray, assignment.options)
+    check_environment(table.runtime_env)
+    if table.address == "local":
+        return
+    nodes = Client(table.address).resources()
+    if not table.autoscales:
+        require_room(table, nodes)
+
+
+def script(assignment: Assignment) -> str:
+    """Give what would be submitted."""
+    return shown(assignment, build(Ray, assignment.options))
+
+
+class RayLauncher:
+    """Submits, watches and stops a campaign's jobs."""
+
+    queues = True
+
+    def __init__(self, assignment: Assignment, table: Ray) -> None:
+        self._assignment = assignment
+        self._table = table
+        self._workers = workers_at_a_time(assignment)
+        self._queue = Queue(assignment.directory)
+        self._local = Local(self._queue.home) if table.address == "local" else None
+        self._client = Client(self._local.address if self._local else table.address)
+        self._order = {run_id: number for number, run_id in enumerate(assignment.runs)}
+        self._watched: dict[str, Watch] = {}
+        self._jobs: Mapping[str, Job] = {}  # this campaign's, by id, at the last look
+        self._to_cancel: dict[str, bool] = {}
+        self._stopped: set[str] = set()  # jobs that Ray was asked to stop, and runs that nobody can
+        self._bell: queue.SimpleQueue[None] = queue.SimpleQueue()
+        self._looked_at = float("-inf")
+        self._look_at = float("-inf")
+        self._is_silent = False
+        self._was_told = False  # that no run sees a GPU
+
+    def describe(self) -> str:
+        """Say where workers execute."""
+        return f"Ray, {self._workers} at a time"
+
+    def room(self) -> int:
+        """Give what the cap leaves; runs in the queue have taken their places already."""
+        return max(0, self._workers - len(self._watched))
+
+    def submit(self, run_ids: Sequence[str]) -> Collection[str]:
+        """Put runs into the queue, and give Ray as many as have a place."""
+        if time.monotonic() - self._looked_at > LEAST_POLL_S:
+            self._jobs = self._ask()
+        self._prepare()
+        if self._local is not None:
+            self._local.start(self._assignment.say)
+        newest = self._queue.newest(self._jobs)
+        for run_id in run_ids:
+            self._watched[run_id] = Watch(newest.get(run_id, 0) + 1)
+        self._write_wanted()
+        try:
+            self._fill()
+        except LaunchError as error:
+            if not any(self._watched[run_id].has_place for run_id in run_ids):
+                self._forget(run_ids)
+                raise
+            self._assignment.say(f"{error}; the rest is submitted later")
+        self._look_at = max(self._looked_at, time.monotonic()) + LEAST_POLL_S
+        return run_ids
+
+    def queued(self) -> Collection[str]:
+        """Ask Ray for the campaign's jobs that are not over, and are wanted."""
+        self._jobs = self._ask()
+        wanted = self._queue.wanted()
+        return {run_id for run_id, number in wanted.items() if self._is_live(run_id, number)}
+
+    def adopt(self, run_ids: Sequence[str]) -> None:
+        """Watch runs that Ray has, and runs that are alive without a job."""
+        wanted = self._queue.wanted()
+        for run_id in run_ids:
+            number = wanted.get(run_id, 0)
+            watch = self._watched[run_id] = Watch(number if self._is_live(run_id, number) else 0)
+            watch.has_place = True
+
+    def poll(self, timeout_s: float) -> Sequence[Begun | Ended]:
+        """Wait for the next look, and say what it showed."""
+        wait_s = min(timeout_s, self._look_at - time.monotonic())
+        if wait_s > 0:
+            with suppress(queue.Empty):
+                self._bell.get(timeout=wait_s)
+        return self._look() if time.monotonic() >= self._look_at else []
+
+    def wake(self) -> None:
+        """Make `poll` return."""
+        self._bell.put(None)
+
+    def cancel(self, run_ids: Sequence[str], *, now: bool) -> None:
+        """Take back what has not started; send SIGTERM to workers, or have them killed where they run."""
+        self._to_cancel |= {run_id: now for run_id in run_ids if run_id in self._watched}
+        self._write_wanted()  # first: a job that starts after this leaves at once
+        for run_id, at_once in self._to_cancel.items():
+            if at_once:
+                self._queue.mark_killed(run_id, self._watched[run_id].number)
+        self._look_at = min(self._look_at, self._looked_at + LEAST_POLL_S)
+
+    # Submitting
+
+    def _prepare(self) -> None:
+        self._queue.prepare(ask_of(self._assignment, self._table))
+        write_atomic(self._queue.home / "job.sh", render(self._assignment, self._table))
+        seeing = len(self._assignment.gpu_runs)
+        if seeing and not self._table.gpus and not self._was_told:
+            self._assignment.say(
+                f"{seeing} runs train on the GPUs that they see, and Ray shows them none: gpus = 0"
+            )
+            self._was_told = True
+
+    def _write_wanted(self) -> None:
+        wanted = [run_id for run_id in self._watched if run_id not in self._to_cancel]
+        wanted.sort(key=self._order.__getitem__)
+        self._queue.want({run_id: self._watched[run_id].number for run_id in wanted})
+
+    def _fill(self) -> None:
+        places = self._workers - sum(watch.has_place for watch in self._watched.values())
+        for run_id in self._queue.fill(self._client, places):
+            self._watched[run_id].has_place = True
+
+    def _forget(self, run_ids: Sequence[str]) -> None:
+        for run_id in run_ids:
+            del self._watched[run_id]
+        self._write_wanted()
+
+    # Looking
+
+    def _ask(self) -> Mapping[str, Job]:
+        if self._local is not None and not self._local.is_running:
+            return {}
+        try:
+            jobs = {job.id: job for job in self._client.jobs() if self._queue.parse(job.id) is not None}
+        finally:
+            self._looked_at = time.monotonic()
+        return {name: job for name, job in jobs.items() if self._queue.is_ours(job)}
+
+    def _job(self, run_id: str, number: int) -> Job | None:
+        return self._jobs.get(self._queue.id_of(run_id, number))
+
+    def _is_live(self, run_id: str, number: int) -> bool:
+        job = self._job(run_id, number)
+        return job is not None and not job.is_over
+
+    def _look(self) -> list[Begun | Ended]:
+        try:
+            self._jobs = self._ask()
+            self._stop_wanted()
+            happened = self._see()
+            self._fill()
+        except LaunchError as error:
+            self._fall_silent(error)
+            happened = self._taken_back()
+        else:
+            if self._is_silent:
+                self._assignment.say("Ray answers again")
+            self._is_silent = False
+        self._look_at = self._looked_at + self._table.poll_seconds
+        return happened
+
+    def _fall_silent(self, error: LaunchError) -> None:
+        if not self._is_silent:
+            self._assignment.say(f"{error}; what was submitted is looked after when it answers")
+        self._is_silent = True
+
+    def _see(self) -> list[Begun | Ended]:
+        submitted = self._queue.submitted()
+        happened: list[Begun | Ended] = []
+        self._wait_again()
+        for run_id, watch in list(self._watched.items()):
+            files = RunFiles(self._assignment.runs[run_id])
+            job = self._job(run_id, watch.number)
+            news = watch.look(run_id, files, job, submitted.get(run_id, 0) >= watch.number)
+            if run_id in self._to_cancel and (job.waits if job else not watch.has_place):
+                news = [Ended(run_id, None, taken_back=True)]
+            if news and isinstance(news[-1], Ended):
+                keep_words(files, job)
+                self._drop(run_id)
+            happened += news
+        return happened
+
+    def _wait_again(self) -> None:
+        """Ask anew for runs that Ray had no room for within its time limit: waiting is no failure."""
+        late = [
+            run_id
+            for run_id, watch in self._watched.items()
+            if (job := self._job(run_id, watch.number)) is not None and job.error == NO_ROOM
+        ]
+        for run_id in late:
+            self._watched[run_id] = Watch(self._watched[run_id].number + 1)
+        if late:
+            self._write_wanted()
+            self._assignment.say(
+                f"Ray found no room for {len(late)} runs in the time that it allows "
+                "(RAY_JOB_START_TIMEOUT_SECONDS); they are submitted again"
+            )
+
+    def _drop(self, run_id: str) -> None:
+        del self._watched[run_id]
+        self._to_cancel.pop(run_id, None)
+
+    # Ending
+
+    def _stop_wanted(self) -> None:
+        for run_id, now in self._to_cancel.items():
+            watch = self._watched[run_id]
+            job = self._queue.id_of(run_id, watch.number)
+            if watch.number and self._is_live(run_id, watch.number):
+                if job not in self._stopped:
+                    self._client.stop(job)
+                    self._stopped.add(job)
+            elif not watch.number:
+                self._signal(run_id, now=now)
+
+    def _signal(self, run_id: str, *, now: bool) -> None:
+        problem = signal_worker(RunFiles(self._assignment.runs[run_id]), now=now)
+        if problem and run_id not in self._stopped:
+            self._assignment.say(f"{run_id}: {problem}")
+            self._stopped.add(run_id)
+
+    def _taken_back(self) -> list[Begun | Ended]:
+        """Let go, while Ray does not answer, of cancelled runs that nobody works on: none will start."""
+        happened: list[Begun | Ended] = []
+        for run_id in list(self._to_cancel):
+            files = RunFiles(self._assignment.runs[run_id])
+            if not Watch(1).is_alive(files):
+                happened.append(Ended(run_id, None, taken_back=True))
+                self._drop(run_id)
+        return happened
+
+
+def _require_packages() -> None:
+    problem = missing_problem("launchers", "ray")
+    if problem is not None:
+        raise LaunchError(problem)

@@ -1,0 +1,124 @@
+"""What a user is told when Ray is not there, refuses, or goes away; and that nothing is lost by it."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from retrain.errors import EXIT_INTERRUPTED, EXIT_LAUNCH, EXIT_RUN_FAILED
+from retrain.records.locks import is_held
+from tests.cluster.ray_cluster import NODES, Cluster, await_that
+from tests.cluster.test_ray_campaign import RAY_TOML, attempts_of, on
+from tests.cluster.test_slurm_campaign import finish, only_campaign, results
+
+Start = Callable[..., subprocess.Popen[str]]
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "campaign.toml"
+    path.write_text(RAY_TOML)
+    return path
+
+
+def option(text: str) -> tuple[str, str]:
+    return "--set", f"campaign.ray.{text}"
+
+
+def states(directory: Path) -> set[str]:
+    return {state for state, _ in results(directory).values()}
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ("address=http://127.0.0.1:9", "no Ray cluster answers at http://127.0.0.1:9"),
+        ("resources={unheard=1}", "has unheard = 1 (the most is 0)"),
+        ("resources={tinker=9}", "has tinker = 9 (the most is 2)"),
+        ("gpus=1", "has GPU = 1 (the most is 0)"),
+        ("runtime_env={pip=3}", "[campaign.ray].runtime_env: Ray refuses it"),
+    ],
+)
+def test_what_ray_cannot_give_is_said_before_anything_exists(
+    wrong: str, message: str, ray: Cluster, retrain: Start, file: Path
+) -> None:
+    code, said = finish(retrain("run", file, *on(ray), *option(wrong)))
+    assert code == EXIT_LAUNCH
+    assert message in said
+    assert not (file.parent / "logs").exists()
+
+
+def test_a_cluster_that_goes_away_is_waited_for(ray: Cluster, retrain: Start, file: Path) -> None:
+    assert finish(retrain("run", file, *on(ray), "--detach"))[0] == 0
+    directory = only_campaign(file.parent / "logs")
+    await_that("workers", lambda: ray.workers())
+    ray.stop()
+    told = directory / "campaign.log"
+    await_that("the notice", lambda: "no Ray cluster answers" in told.read_text())
+    ray.start()
+    await_that("the end", lambda: not is_held(directory / "campaign.lock"), 200)
+    assert "Ray answers again" in told.read_text()
+    assert states(directory) == {"done"}
+
+
+def test_what_ray_says_of_a_lost_node_is_in_the_logs(ray: Cluster, retrain: Start, file: Path) -> None:
+    campaign = retrain("run", file, *on(ray), "--set", "campaign.seeds=[0]")
+    await_that("steps", lambda: any(file.parent.glob("logs/*/runs/*/metrics.jsonl")))
+    ray.kill(next(node for node in NODES if ray.workers(node)))
+    code, said = finish(campaign)
+    assert code == 0, said
+    directory = only_campaign(file.parent / "logs")
+    assert attempts_of(directory) == [2]
+    shown = retrain("logs", directory, "maxrl_s0")
+    out, _ = shown.communicate(timeout=60)
+    assert "supervisor actor" in out
+
+
+def test_a_python_that_nodes_do_not_have_is_found_in_the_logs(
+    ray: Cluster, retrain: Start, file: Path
+) -> None:
+    nowhere = (*option("python=/nowhere/python"), "--set", "campaign.retries=0")
+    code, said = finish(retrain("run", file, *on(ray), *nowhere))
+    assert code == EXIT_RUN_FAILED
+    assert "before its worker wrote anything" in said
+    shown = retrain("logs", only_campaign(file.parent / "logs"), "maxrl_s0")
+    out, _ = shown.communicate(timeout=60)
+    assert "/nowhere/python" in out
+
+
+def test_a_job_that_somebody_stopped_is_not_submitted_again_until_resumed(
+    ray: Cluster, retrain: Start, file: Path
+) -> None:
+    campaign = retrain("run", file, *on(ray), "--set", "campaign.seeds=[0]")
+    await_that("steps", lambda: any(file.parent.glob("logs/*/runs/*/metrics.jsonl")))
+    (mine,) = [job for job in ray.client.jobs() if not job.is_over]
+    ray.client.stop(mine.id)
+    assert finish(campaign)[0] == EXIT_INTERRUPTED
+    directory = only_campaign(file.parent / "logs")
+    assert attempts_of(directory) == [1]
+    assert finish(retrain("resume", directory))[0] == 0
+
+
+def test_a_custom_resource_caps_the_runs_of_all_campaigns(ray: Cluster, retrain: Start, file: Path) -> None:
+    two_each = option("resources={tinker=2}")
+    both = [retrain("run", file, *on(ray), *two_each, "--set", f"logging.log_dir=logs{n}") for n in (1, 2)]
+    counts = []
+    while any(campaign.poll() is None for campaign in both):
+        counts.append(len(ray.workers()))
+    assert [finish(campaign)[0] for campaign in both] == [0, 0]
+    assert max(counts) <= len(NODES)
+
+
+def test_a_cluster_of_this_machine_is_started_and_ended(
+    retrain: Start, file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    local = ("--set", 'campaign.launcher="ray"', *option("address=local"))
+    code, said = finish(retrain("run", file, *local, "--set", "campaign.max_workers=2"))
+    assert code == 0, said
+    assert "starting a Ray of this machine" in said
+    directory = only_campaign(file.parent / "logs")
+    assert states(directory) == {"done"}
+    await_that("its end", lambda: not is_held(directory / "ray" / "local.lock"), 150)
