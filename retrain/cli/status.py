@@ -14,12 +14,19 @@ def command(
     directory: Annotated[
         Path, typer.Argument(metavar="[DIR]", help="A log directory, or one campaign.")
     ] = Path("logs"),
+    watching: Annotated[
+        bool, typer.Option("--watch", "-w", help="Go on showing it as it changes; q or Ctrl-C leaves.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Show campaigns: finished, running, failed, and what is left. Reads files only.
 
-    Example: retrain status logs
+    With --watch and --json, a line for each campaign, run and event that changed, until all has ended.
+
+    Example: retrain status logs --watch
     """
+    if watching:
+        raise typer.Exit(_watch(directory, as_json=as_json))
     from retrain.render.overview import show_all
     from retrain.render.tables import console, print_json
     from retrain.status.survey import survey
@@ -31,3 +38,16 @@ def command(
         show_all(campaigns, console())
     else:
         typer.echo(f"{directory}: no campaigns yet; start one with `retrain FILE.toml`")
+
+
+def _watch(directory: Path, *, as_json: bool) -> int:
+    from retrain.render.tables import console
+    from retrain.render.watch import stream
+
+    out = console()
+    if not as_json and out.is_terminal and not out.is_dumb_terminal:
+        from retrain.render.watch.screen import watch_on_screen
+
+        return watch_on_screen(directory, out)
+    lines = stream.JsonLines() if as_json else stream.PlainLines(out, directory)
+    return stream.watch_as_lines(directory, lines.show)

@@ -1,0 +1,156 @@
+"""A view laid out for a size: lines from the top of the screen to its bottom."""
+
+from __future__ import annotations
+
+import calendar
+import time
+from collections import Counter
+from collections.abc import Sequence
+
+from rich.text import Text
+
+from retrain.render.overview import time_left
+from retrain.render.tables import BAD, STYLES
+from retrain.render.watch.glyphs import FULL, Glyphs, bar, legend
+from retrain.render.watch.matrix import matrix
+from retrain.render.watch.runs import run_lines, telling
+from retrain.status.rows import CampaignStatus, PermitStatus
+from retrain.status.watch import View, WatchedCampaign, WatchedEvent
+
+LEAST_CAMPAIGN = 8  # lines below which a campaign gets a single one
+LEAST_EVENTS = 3
+MOST_EVENTS = 12
+WIDEST_BAR = 60
+SHOWN_HOLDERS = 3
+WIDE = 90
+_KINDS = {"started": "cyan", "resumed": "cyan", "batch": "default"} | dict.fromkeys(
+    ("retried", "throttle", "paused", "notice"), "yellow"
+)
+
+
+def frame(view: View, width: int, height: int, where: str, glyphs: Glyphs = FULL) -> list[Text]:
+    """Lay out campaigns, events and a last line that says how to leave, in exactly the height's room."""
+    if height < 3 or width < 10:
+        return _cut([_summary(view, where)], width, height)
+    events, several = _event_count(view, height), len(_chosen(view)) > 1
+    room = height - 1 - (events + 1 if events else 0)
+    lines = _campaigns(view, width, room, where, glyphs)
+    lines += [Text()] * (room - len(lines))
+    if events:
+        lines.append(Text("last events", style="dim"))
+        lines += [event_line(event, several=several) for event in _last(view.events, events)]
+    leaving = "q leaves, nothing is stopped   " if width >= WIDE else ""
+    lines.append(Text(leaving + legend(glyphs), style="dim"))
+    return _cut(lines, width, height)
+
+
+def _cut(lines: list[Text], width: int, height: int) -> list[Text]:
+    for line in lines:
+        line.truncate(width, overflow="ellipsis")
+    return lines[:height]
+
+
+def event_line(watched: WatchedEvent, *, several: bool = False) -> Text:
+    """Tell an event in a line, at this machine's time of day."""
+    event = watched.event
+    style = _KINDS.get(event.kind) or STYLES.get(event.kind, BAD)
+    parts = [watched.campaign] if several else []
+    name = "/".join([*parts, event.run_id] if event.run_id else parts)
+    line = Text.assemble((clock(event.at), "dim"), " ", (event.kind, style), f" {name}" if name else "")
+    return line.append(f": {event.text}") if event.text else line
+
+
+def clock(at: str) -> str:
+    """Give the time of day here of a record's time; blanks if it is none."""
+    try:
+        seconds = calendar.timegm(time.strptime(at[:19], "%Y-%m-%dT%H:%M:%S"))
+    except ValueError:
+        return " " * 8
+    return time.strftime("%H:%M:%S", time.localtime(seconds))
+
+
+def _last(events: Sequence[WatchedEvent], count: int) -> list[WatchedEvent]:
+    """Choose the last events; changes of a batch, of which there are many, fill the room that is left."""
+    telling = [one for one in events if one.event.kind != "batch"][-count:]
+    filling = [one for one in events if one.event.kind == "batch"][-count:]
+    chosen = [*telling, *(filling[len(telling) - count :] if len(telling) < count else ())]
+    return sorted(chosen, key=lambda one: one.event.at)
+
+
+def _event_count(view: View, height: int) -> int:
+    allowed = max(LEAST_EVENTS, min(MOST_EVENTS, height // 4)) if height >= 12 else 0
+    return min(len(view.events), allowed)
+
+
+def _campaigns(view: View, width: int, height: int, where: str, glyphs: Glyphs) -> list[Text]:
+    if not view.campaigns:
+        return [Text(f"{where}: no campaigns yet; start one with `retrain FILE.toml`")]
+    in_full = _chosen(view)[-max(1, (height - 1) // LEAST_CAMPAIGN) :]
+    others = [c for c in view.campaigns if c not in in_full]
+    lines = _others(others)
+    for left, campaign in enumerate(in_full):
+        room = (height - len(lines)) // (len(in_full) - left)
+        lines += _campaign(campaign, width, room, glyphs)
+    return lines
+
+
+def _chosen(view: View) -> Sequence[WatchedCampaign]:
+    """Give the campaigns to show: those that run, or else the latest."""
+    return [c for c in view.campaigns if c.status.state == "running"] or view.campaigns[-1:]
+
+
+def _others(others: Sequence[WatchedCampaign]) -> list[Text]:
+    if not others:
+        return []
+    counts = Counter(campaign.status.state for campaign in others)
+    line = Text("other campaigns: ", style="dim")
+    for number, (name, count) in enumerate(counts.most_common()):
+        line.append(", " if number else "").append(f"{count} {name}", style=STYLES.get(name, BAD))
+    return [line]
+
+
+def _campaign(campaign: WatchedCampaign, width: int, height: int, glyphs: Glyphs) -> list[Text]:
+    status = campaign.status
+    lines = [_title(status, width), _progress(status, width, glyphs)]
+    if status.problem:
+        lines.append(Text(status.problem, style=BAD))
+    if status.permits is not None:
+        lines.append(_permits(status.permits, glyphs))
+    room = height - len(lines) - 1
+    wanted_by_runs = min(telling(campaign), max(3, room // 2)) + 2
+    if len(status.conditions) > 1 or len(status.seeds) > 1:
+        whole = len(status.conditions) + 1
+        fitting = whole if whole <= room // 2 else max(room - wanted_by_runs, room // 3)
+        lines += matrix(status, width, fitting, glyphs)
+    lines += run_lines(campaign, width, height - len(lines) - 1, glyphs)
+    return [*lines[: max(1, height - 1)], Text()]
+
+
+def _title(status: CampaignStatus, width: int) -> Text:
+    steps = f"{status.steps_done}/{status.steps_total or '?'} steps"
+    counts = Counter(run.state for run in status.runs)
+    told = ", ".join(f"{count} {state}" for state, count in counts.most_common())
+    shown = status.id if len(status.id) + len(steps) + 14 <= width else status.name
+    title = Text.assemble((shown, "bold"), "  ", (status.state, STYLES.get(status.state, BAD)), f"  {steps}")
+    return title.append(f"  {told}", style="dim") if len(status.runs) > 1 else title
+
+
+def _progress(status: CampaignStatus, width: int, glyphs: Glyphs) -> Text:
+    fraction = status.steps_done / status.steps_total if status.steps_total else 0.0
+    left = f"  {100 * fraction:3.0f} %  {time_left(status)}".rstrip()
+    size = max(4, min(WIDEST_BAR, width - len(left)))
+    return bar(fraction, size, glyphs, STYLES.get(status.state, BAD)).append(left)
+
+
+def _permits(permits: PermitStatus, glyphs: Glyphs) -> Text:
+    holders = [holder.label or str(holder.pid) for holder in permits.holders]
+    held = ", ".join(holders[:SHOWN_HOLDERS]) + (glyphs.more if len(holders) > SHOWN_HOLDERS else "")
+    line = Text(f"permits {len(holders)}/{permits.permits} held")
+    line.append(f", {permits.waiting} waiting", style="yellow" if permits.waiting else "dim")
+    why = f"  ({permits.change})" if permits.change else ""
+    return line.append(f"  {held}{why}", style="dim") if held or why else line
+
+
+def _summary(view: View, where: str) -> Text:
+    states = Counter(campaign.status.state for campaign in view.campaigns)
+    return Text(f"{where}: " + ", ".join(f"{count} {state}" for state, count in states.items()))

@@ -1,0 +1,121 @@
+"""The runs that matter now, a line each: as many columns as there is room for."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from rich.cells import cell_len, set_cell_size
+from rich.text import Text
+
+from retrain.render.tables import BAD, STYLES
+from retrain.render.text import MISSING, duration, number
+from retrain.render.watch.glyphs import Glyphs, sparkline, state_cell
+from retrain.render.watch.matrix import shortened
+from retrain.status.rows import RunStatus
+from retrain.status.tracking import WatchedRun
+from retrain.status.watch import WatchedCampaign
+
+_ORDER = {"running": 0, "interrupted": 2, "done": 4, "pending": 5}
+_BAD_ORDER = 1
+WIDEST_NAME = 32
+LEAST_SPARK, WIDEST_SPARK = 8, 40
+GAP = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A column: its header, its content, and which side it is aligned to."""
+
+    name: str
+    content: Callable[[RunStatus], str]
+    is_right: bool = True
+
+
+# the first ones stay when there is little room
+COLUMNS = (
+    Column("reward", lambda run: number(run.reward_mean, 2)),
+    Column("steps", lambda run: f"{run.step}/{run.max_steps or '?'}"),
+    Column("doing", lambda run: run.phase or run.state, is_right=False),
+    Column("batch", lambda run: MISSING if run.batch_size is None else str(run.batch_size)),
+    Column("regime", lambda run: run.bp_regime, is_right=False),
+    Column("throttle", lambda run: run.throttle_level, is_right=False),
+    Column("step time", lambda run: duration(run.step_time_s)),
+    Column("waited", lambda run: duration(run.permit_wait_s) if run.permit_wait_s else ""),
+)
+WIDEST_CELL = 24
+
+
+def run_lines(campaign: WatchedCampaign, width: int, height: int, glyphs: Glyphs) -> list[Text]:
+    """Lay out the most telling runs in at most `height` lines: running, then failed, then the others."""
+    runs = sorted(campaign.runs.values(), key=lambda run: _ORDER.get(run.status.state, _BAD_ORDER))
+    begun = telling(campaign)
+    if height < 2 or not begun:
+        return []
+    fitting = begun if begun + (begun < len(runs)) < height else max(0, height - 2)
+    shown, hidden = runs[:fitting], runs[fitting:]
+    curves = [value for run in runs for value in (*run.rewards[:1], *run.rewards[-1:])]
+    curves += [value for run in shown for value in run.rewards]
+    scale = (min(curves, default=0.0), max(curves, default=1.0))  # one for all: lines can be compared
+    lines = _table(shown, width, scale, glyphs) if shown else []
+    return lines + ([_rest(hidden)] if hidden else [])
+
+
+def telling(campaign: WatchedCampaign) -> int:
+    """Count the runs of which there is more to show than a character in the matrix."""
+    return sum(run.status.state != "pending" or bool(run.rewards) for run in campaign.runs.values())
+
+
+def _table(runs: Sequence[WatchedRun], width: int, scale: tuple[float, float], glyphs: Glyphs) -> list[Text]:
+    names = max(cell_len(run.status.run_id) for run in runs)
+    name_width = max(3, min(names, WIDEST_NAME, width // 3))
+    cells = {column: [_cell(column, run.status) for run in runs] for column in COLUMNS}
+    columns, widths = _fitting(cells, width - name_width - 2)
+    spark = min(WIDEST_SPARK, width - name_width - 2 - sum(widths) - GAP * (len(widths) + 1))
+    header = Text("  " + set_cell_size("run", name_width), style="dim")
+    header.append(" " * GAP + set_cell_size("reward over steps" if spark >= 17 else "reward", spark))
+    for column, size in zip(columns, widths, strict=True):
+        header.append(" " * GAP + _aligned(column, column.name, size))
+    lines = [header]
+    for number_, run in enumerate(runs):
+        state, style = state_cell(run.status, glyphs)
+        line = Text.assemble((state, style), " " + shortened(run.status.run_id, name_width, glyphs))
+        drawn = sparkline(run.rewards, spark, *scale, glyphs)
+        line.append(" " * GAP).append(set_cell_size(drawn, spark), style="green")
+        for column, size in zip(columns, widths, strict=True):
+            line.append(" " * GAP + _aligned(column, cells[column][number_], size))
+        if run.status.state not in ("running", "done"):
+            line.stylize(STYLES.get(run.status.state, BAD), 0, 2 + len(run.status.run_id))
+        lines.append(line)
+    return lines
+
+
+def _fitting(cells: dict[Column, list[str]], room: int) -> tuple[list[Column], list[int]]:
+    columns: list[Column] = []
+    widths: list[int] = []
+    for column, content in cells.items():
+        if not any(cell not in ("", MISSING) for cell in content):
+            continue
+        size = max(len(column.name), *map(cell_len, content))
+        if sum(widths) + size + GAP * (len(widths) + 2) + LEAST_SPARK > room:
+            break
+        columns.append(column)
+        widths.append(size)
+    return columns, widths
+
+
+def _cell(column: Column, run: RunStatus) -> str:
+    content = column.content(run)
+    return content if cell_len(content) <= WIDEST_CELL else set_cell_size(content, WIDEST_CELL)
+
+
+def _aligned(column: Column, content: str, width: int) -> str:
+    padding = " " * (width - cell_len(content))
+    return padding + content if column.is_right else content + padding
+
+
+def _rest(hidden: Sequence[WatchedRun]) -> Text:
+    counts = Counter(run.status.state for run in hidden)
+    told = ", ".join(f"{count} {state}" for state, count in counts.most_common())
+    return Text(f"  and {told}", style="dim")

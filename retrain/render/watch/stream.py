@@ -1,0 +1,118 @@
+"""The live view for programs and pipes: a line for each thing that changed."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from retrain.errors import EXIT_DONE, EXIT_INTERRUPTED
+from retrain.render.overview import show_all, time_left
+from retrain.render.tables import plain_value
+from retrain.render.watch.frame import event_line
+from retrain.render.watch.pace import Pace
+from retrain.render.watch.terminal import Asked, Inbox
+from retrain.status.rows import CampaignStatus
+from retrain.status.watch import View, Watcher
+
+PROGRESS_EVERY = 0.1  # of a campaign's steps: a line for each tenth
+
+
+class JsonLines:
+    """An object a line: `kind` is campaign, run or event; at first everything, then what changed."""
+
+    def __init__(self) -> None:
+        self._said: dict[tuple[str, str], object] = {}
+
+    def show(self, view: View) -> None:
+        """Print what changed."""
+        for line in self.changes(view):
+            print(json.dumps(line))
+
+    def changes(self, view: View) -> Iterator[dict[str, Any]]:
+        """Give what changed since this was last asked."""
+        for watched in view.campaigns:
+            name = watched.status.id
+            for run_id, run in watched.runs.items():
+                if self._said.get((name, run_id)) is not run and self._said.get((name, run_id)) != run:
+                    yield (
+                        {"kind": "run", "campaign": name}
+                        | plain_value(run.status)
+                        | {"rewards": plain_value(run.rewards)}
+                    )
+                self._said[name, run_id] = run
+            if self._said.get((name, "")) != watched.status:
+                yield {"kind": "campaign"} | _without_runs(watched.status)
+            self._said[name, ""] = watched.status
+        for added in view.added:
+            yield {"kind": "event", "campaign": added.campaign} | {
+                "event" if key == "kind" else key: value for key, value in plain_value(added.event).items()
+            }
+
+
+class PlainLines:
+    """The tables of `status` once, then a line for each event and each tenth of a campaign."""
+
+    def __init__(self, console: Console, log_dir: Path) -> None:
+        self._console = console
+        self._log_dir = log_dir
+        self._tenths: dict[str, int] | None = None
+
+    def show(self, view: View) -> None:
+        """Print what there is at first, then what happened since."""
+        tenths = {c.status.id: _tenth(c.status) for c in view.campaigns}
+        if self._tenths is None:
+            self._begin(view)
+        else:
+            for added in view.added:
+                self._console.print(event_line(added, several=len(view.campaigns) > 1), soft_wrap=True)
+            for campaign in view.campaigns:
+                if tenths[campaign.status.id] > self._tenths.get(campaign.status.id, 0):
+                    self._console.print(_progress(campaign.status), soft_wrap=True)
+        self._tenths = tenths
+
+    def _begin(self, view: View) -> None:
+        if view.campaigns:
+            show_all([campaign.status for campaign in view.campaigns], self._console)
+        else:
+            self._console.print(f"{self._log_dir}: no campaigns yet", soft_wrap=True)
+
+
+def watch_as_lines(log_dir: Path, show: Callable[[View], None]) -> int:
+    """Print changes until all that was begun has ended, or somebody stops it.
+
+    Returns:
+        The exit code: 0, or 130 after Ctrl-C or a signal.
+
+    Raises:
+        RecordsError: there is no such directory.
+    """
+    watcher, inbox, pace = Watcher(log_dir), Inbox(has_screen=False), Pace()
+    try:
+        while True:
+            view = watcher.look()
+            show(view)
+            sys.stdout.flush()
+            if view.campaigns and not view.is_at_work:
+                return EXIT_DONE
+            if inbox.wait(pace.rest_s()) in (Asked.STOP, Asked.QUIT):
+                return EXIT_INTERRUPTED
+    finally:
+        inbox.close()
+
+
+def _without_runs(status: CampaignStatus) -> dict[str, Any]:
+    return {key: value for key, value in plain_value(status).items() if key != "runs"}
+
+
+def _tenth(status: CampaignStatus) -> int:
+    return int(status.steps_done / status.steps_total / PROGRESS_EVERY) if status.steps_total else 0
+
+
+def _progress(status: CampaignStatus) -> str:
+    said = f"{status.id}: {status.state}, {status.steps_done}/{status.steps_total} steps"
+    return f"{said}, {time_left(status)}" if status.eta_s is not None else said

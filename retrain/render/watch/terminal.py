@@ -1,0 +1,88 @@
+"""What reaches a full-screen program from outside: keys and signals; and leaving the terminal as it was."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import sys
+import termios
+import tty
+from collections.abc import Iterator
+from enum import Enum, auto
+from types import FrameType
+
+QUIT_KEYS = (b"q", b"Q")
+
+
+class Asked(Enum):
+    """What was asked for while waiting."""
+
+    NOTHING = auto()
+    REDRAW = auto()  # the terminal has another size
+    SUSPEND = auto()  # Ctrl-Z
+    QUIT = auto()  # the key
+    STOP = auto()  # Ctrl-C, or somebody ended us
+
+
+ENDS = {signal.SIGINT: Asked.STOP, signal.SIGTERM: Asked.STOP, signal.SIGHUP: Asked.STOP}
+OF_A_SCREEN = ENDS | {signal.SIGWINCH: Asked.REDRAW, signal.SIGTSTP: Asked.SUSPEND}
+
+
+class Inbox:
+    """Waits for time, signals and, on a screen, keys; signals are caught, and answered in `wait`."""
+
+    def __init__(self, *, has_screen: bool) -> None:
+        self._has_screen = has_screen
+        self._meaning = OF_A_SCREEN if has_screen else ENDS
+        self._out, self._in = os.pipe()
+        os.set_blocking(self._in, False)
+        self._before = {number: signal.signal(number, self._catch) for number in self._meaning}
+
+    def wait(self, timeout_s: float) -> Asked:
+        """Sleep until something is asked, or for so long."""
+        keys = [sys.stdin.fileno()] if self._has_screen and _has_keys() else []
+        ready, _, _ = select.select([self._out, *keys], [], [], timeout_s)
+        if self._out in ready:
+            asked = [self._meaning[signal.Signals(number)] for number in os.read(self._out, 64)]
+            return max(asked, key=lambda one: one.value)
+        typed = os.read(ready[0], 64) if ready else b"-"
+        if not typed:  # the terminal hung up
+            return Asked.STOP
+        return Asked.QUIT if typed in QUIT_KEYS else Asked.NOTHING
+
+    def close(self) -> None:
+        """Give signals back to whom they went before."""
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+        os.close(self._out)
+        os.close(self._in)
+
+    def _catch(self, number: int, frame: FrameType | None) -> None:
+        del frame
+        with contextlib.suppress(BlockingIOError):  # full: enough was asked for
+            os.write(self._in, bytes([number]))
+
+
+@contextlib.contextmanager
+def quiet_keys() -> Iterator[None]:
+    """Have keys come at once and unseen; what was typed is not left for the shell."""
+    if not _has_keys():
+        yield
+        return
+    stdin = sys.stdin.fileno()
+    before = termios.tcgetattr(stdin)
+    tty.setcbreak(stdin)
+    try:
+        yield
+    finally:
+        with contextlib.suppress(termios.error):  # the terminal is gone
+            termios.tcsetattr(stdin, termios.TCSAFLUSH, before)
+
+
+def _has_keys() -> bool:
+    try:
+        return os.isatty(sys.stdin.fileno()) and os.tcgetpgrp(sys.stdin.fileno()) == os.getpgrp()
+    except (OSError, ValueError, AttributeError):  # closed, or no terminal of ours
+        return False

@@ -1,0 +1,151 @@
+"""Follows one run: looks at all its files with a few `stat` calls, and reads those that changed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from retrain.errors import RecordsError
+from retrain.records.growing import GrowingFile, mark_of
+from retrain.records.layout import RunFiles
+from retrain.records.lines import Row, pick
+from retrain.records.locks import is_held
+from retrain.records.manifest import RunEntry
+from retrain.records.metrics import MetricsEnds, is_step, latest_telling
+from retrain.records.run_state import Inspection, Progress, RunState, inspect_run
+from retrain.records.text import plain
+from retrain.status.curve import Curve
+from retrain.status.events import ROW_KEYS, Event, of_attempts, of_death, of_rows
+from retrain.status.rows import RunStatus
+from retrain.status.run import KEYS, NAME_LIMIT, TAIL_ROWS, number_in, progress_of, row_of, unreadable, why
+
+_NEEDED = ("step", *KEYS, *ROW_KEYS)
+
+
+@dataclass(frozen=True, slots=True)
+class WatchedRun:
+    """A run as it is now; the same object until something changes."""
+
+    status: RunStatus
+    rewards: tuple[float, ...]  # mean reward over the steps so far, each the mean of as many steps
+
+
+class RunTracker:
+    """What is known of one run, brought up to date by `look`."""
+
+    def __init__(self, files: RunFiles, run_id: str) -> None:
+        self._files = files
+        self._run_id = plain(run_id, NAME_LIMIT)
+        self._metrics = _MetricsTracker(files, self._run_id)
+        self._lock, self._status = files.lock, files.status  # made once: a path costs more than to look at it
+        self._names = tuple(str(path) for path in (files.done, files.attempts))
+        self._status_name = str(files.status)
+        self._marks: object = None
+        self._status_mark: object = None
+        self._planned: object = None
+        self._seen = Inspection(RunState.PENDING, (), None)
+        self._progress: tuple[Progress | None, str] = (None, "")
+        self._events: list[Event] = []
+        self.now: WatchedRun | None = None
+
+    def look(self, planned: RunEntry) -> WatchedRun:
+        """Look at the run's files; an unreadable one makes the run so, and is looked at again."""
+        try:
+            changed = [
+                self._look_at_state(planned),
+                self._look_at_progress(),
+                self._metrics.look(self._events),
+                _plan(planned) != self._planned,
+            ]
+            self._planned = _plan(planned)
+            if any(changed) or self.now is None:
+                self._put_together(planned)
+        except RecordsError as error:
+            self.now = WatchedRun(unreadable(planned, error), ())
+            self._marks = None
+        assert self.now is not None
+        return self.now
+
+    def take_events(self) -> list[Event]:
+        """Give what happened since this was last asked."""
+        events, self._events = self._events, []
+        return events
+
+    def _look_at_state(self, planned: RunEntry) -> bool:
+        files = tuple(mark_of(name) for name in self._names)
+        is_over = self._seen.state is RunState.DONE and self._marks == (files, False)
+        marks = (files, False if is_over else is_held(self._lock))
+        if marks == self._marks and _plan(planned) == self._planned:
+            return False
+        before, self._seen = self._seen, inspect_run(self._files, planned.config_hash)
+        self._events += of_attempts(self._run_id, before.attempts, self._seen.attempts)
+        if self._seen.state is RunState.DIED and before.state is not RunState.DIED:
+            death = of_death(
+                self._run_id,
+                self._seen.attempts[-1],
+                progress_of(self._status)[0],
+                why(self._files, self._seen),
+            )
+            self._events.append(death)
+        self._marks = marks
+        return True
+
+    def _look_at_progress(self) -> bool:
+        if self._seen.state is RunState.DONE:
+            return False
+        mark = mark_of(self._status_name)
+        if mark == self._status_mark:
+            return False
+        before = self._progress[0]
+        self._progress, self._status_mark = progress_of(self._status), mark
+        self._events += _pauses(self._run_id, before, self._progress[0])
+        return True
+
+    def _put_together(self, planned: RunEntry) -> None:
+        is_done = self._seen.state is RunState.DONE
+        progress, problem = (None, "") if is_done else self._progress
+        message = why(self._files, self._seen) or problem
+        row = row_of(planned, self._seen, self._metrics.ends(), progress, message)
+        self.now = WatchedRun(row, self._metrics.curve.values())
+
+
+class _MetricsTracker:
+    """The ends and the curve of a metrics.jsonl."""
+
+    def __init__(self, files: RunFiles, run_id: str) -> None:
+        self._run_id = run_id
+        self._file = GrowingFile(files.metrics)
+        self._first: Row | None = None
+        self._last: list[Row] = []
+        self.curve = Curve()
+
+    def look(self, events: list[Event]) -> bool:
+        growth = self._file.look()
+        if growth is None:
+            return False
+        if growth.begins_anew:
+            self._first, self._last, self.curve = None, [], Curve()
+        rows = [row for line in growth.lines if (row := pick(line, _NEEDED)) and is_step(row.get("step"))]
+        events += of_rows(self._run_id, self._last[-1] if self._last else None, rows)
+        self._first = self._first or next(iter(rows), None)
+        self._last = latest_telling([*self._last, *rows])[-TAIL_ROWS:]
+        for row in rows:
+            if (reward := number_in(row, "mean_reward")) is not None:
+                self.curve.add(row["step"], reward)
+        return True
+
+    def ends(self) -> MetricsEnds:
+        return MetricsEnds(self._first, self._last)
+
+
+def _plan(entry: RunEntry) -> object:
+    """Give what a manifest says of a run that its directory does not."""
+    return entry.condition, entry.seed, entry.max_steps, entry.config_hash
+
+
+def _pauses(run_id: str, before: Progress | None, now: Progress | None) -> Iterator[Event]:
+    was = before is not None and before.phase.startswith("paused")
+    if now is not None and now.phase.startswith("paused") and not was:
+        yield Event(
+            plain(now.updated_at), run_id, "paused", plain(now.phase.removeprefix("paused").lstrip(": "))
+        )

@@ -1,0 +1,171 @@
+"""Follows a logs directory: the rows of `status`, brought up to date by reading only what changed."""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from retrain.errors import RecordsError
+from retrain.records.growing import GrowingFile, mark_of
+from retrain.records.layout import CampaignFiles, RunFiles, find_campaigns, is_campaign, is_single_run
+from retrain.records.locks import is_held
+from retrain.records.manifest import Manifest, RunEntry
+from retrain.records.notices import parse_notice
+from retrain.records.text import plain
+from retrain.status.events import Event
+from retrain.status.rows import CampaignStatus
+from retrain.status.survey import manifest_of, put_together, runs_of
+from retrain.status.tracking import RunTracker, WatchedRun
+
+REMEMBERED_EVENTS = 200
+IDLE_LOOKS = 10  # a campaign at which nobody works is looked at so many times less often
+
+
+@dataclass(frozen=True, slots=True)
+class WatchedCampaign:
+    """A campaign as it is now; the same object until something changes."""
+
+    status: CampaignStatus
+    runs: Mapping[str, WatchedRun]  # by run id, as shown
+
+
+@dataclass(frozen=True, slots=True)
+class WatchedEvent:
+    """An event and the campaign that it happened in."""
+
+    campaign: str
+    event: Event
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """What there is to show after a look."""
+
+    campaigns: tuple[WatchedCampaign, ...]  # by directory name
+    events: tuple[WatchedEvent, ...]  # the latest in the order of time, then each run's last change of batch
+    added: tuple[WatchedEvent, ...]  # those that were not there at the look before
+
+    @property
+    def is_at_work(self) -> bool:
+        """Tell whether any campaign is running."""
+        return any(campaign.status.state == "running" for campaign in self.campaigns)
+
+
+class Watcher:
+    """Looks at a directory again and again."""
+
+    def __init__(self, log_dir: Path) -> None:
+        """Begin; nothing is read yet.
+
+        Args:
+            log_dir: a directory of campaigns, a campaign, or a run.
+        """
+        self._log_dir = log_dir
+        self._campaigns: dict[str, _CampaignTracker] = {}
+        self._events: deque[WatchedEvent] = deque(maxlen=REMEMBERED_EVENTS)
+        self._batches: dict[tuple[str, str], WatchedEvent] = {}  # the last change of each run's batch
+
+    def look(self) -> View:
+        """Bring everything up to date.
+
+        Raises:
+            RecordsError: there is no such directory, or it cannot be listed.
+        """
+        for directory in self._new_directories():
+            self._campaigns[directory.name] = _CampaignTracker(directory)
+        campaigns, added = [], []
+        for name in sorted(self._campaigns):
+            tracker = self._campaigns[name]
+            campaigns.append(tracker.look())
+            added += [WatchedEvent(campaigns[-1].status.id, event) for event in tracker.take_events()]
+        added.sort(key=lambda one: one.event.at)
+        for one in added:
+            if one.event.kind == "batch":
+                self._batches[one.campaign, one.event.run_id] = one
+            else:
+                self._events.append(one)
+        batches = sorted(self._batches.values(), key=lambda one: one.event.at)
+        return View(tuple(campaigns), (*self._events, *batches), tuple(added))
+
+    def _new_directories(self) -> list[Path]:
+        if not self._campaigns:
+            return list(find_campaigns(self._log_dir))
+        if is_single_run(self._log_dir) or is_campaign(self._log_dir):
+            return []
+        try:
+            names = os.listdir(self._log_dir)  # noqa: PTH208 (names alone are wanted)
+        except OSError as error:
+            raise RecordsError(f"{self._log_dir}: cannot be listed ({error.strerror})") from error
+        for gone in self._campaigns.keys() - names:
+            del self._campaigns[gone]
+        fresh = [self._log_dir / name for name in names if name not in self._campaigns]
+        return [path for path in fresh if is_single_run(path) or is_campaign(path)]
+
+
+class _CampaignTracker:
+    """What is known of one campaign."""
+
+    def __init__(self, directory: Path) -> None:
+        self._files = CampaignFiles(directory)
+        self._manifest: Manifest | None = None
+        self._manifest_mark: object = self  # no mark is this
+        self._manifest_problems: list[str] = []
+        self._trackers: dict[str, RunTracker] = {}
+        self._said: list[Event] = []
+        self._notices = GrowingFile(self._files.notices)
+        self._until_next = 0
+        self._now: WatchedCampaign | None = None
+
+    def look(self) -> WatchedCampaign:
+        self._until_next -= 1
+        if self._now is None or self._until_next <= 0 or self._has_stirred():
+            self._now = self._look_closely()
+            self._until_next = 1 if self._now.status.state == "running" else IDLE_LOOKS
+        return self._now
+
+    def take_events(self) -> list[Event]:
+        events, self._said = self._said, []
+        return events + [event for tracker in self._trackers.values() for event in tracker.take_events()]
+
+    def _has_stirred(self) -> bool:
+        try:
+            return mark_of(str(self._files.manifest)) != self._manifest_mark or is_held(self._files.lock)
+        except RecordsError:
+            return True
+
+    def _look_closely(self) -> WatchedCampaign:
+        problems: list[str] = []
+        try:
+            self._look_at_manifest()
+            self._look_at_notices()
+            problems += self._manifest_problems
+            found = runs_of(self._files, self._manifest)
+            seen = tuple(self._tracker(run, entry).look(entry) for run, entry in found)
+        except RecordsError as error:
+            problems.append(str(error))
+            seen = ()
+        status = put_together(self._files, self._manifest, tuple(run.status for run in seen), problems)
+        runs = {run.status.run_id: run for run in seen}
+        if self._now is not None and self._now.status == status and self._now.runs == runs:
+            return self._now
+        return WatchedCampaign(status, runs)
+
+    def _look_at_manifest(self) -> None:
+        mark = mark_of(str(self._files.manifest))
+        if mark != self._manifest_mark:
+            self._manifest_problems = []
+            self._manifest, self._manifest_mark = manifest_of(self._files, self._manifest_problems), mark
+
+    def _look_at_notices(self) -> None:
+        growth = self._notices.look()
+        for line in growth.lines if growth else ():
+            if (notice := parse_notice(line)) is not None:
+                self._said.append(Event(plain(notice.at), "", "notice", plain(notice.text)))
+
+    def _tracker(self, files: RunFiles, entry: RunEntry) -> RunTracker:
+        if entry.run_id not in self._trackers:
+            self._trackers[entry.run_id] = RunTracker(files, entry.run_id)
+        return self._trackers[entry.run_id]

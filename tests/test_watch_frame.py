@@ -1,0 +1,161 @@
+"""Frames of the live view: they fit whatever there is to show and wherever it is shown."""
+
+import dataclasses
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from rich.cells import cell_len
+
+from retrain.render.watch.frame import clock, frame
+from retrain.render.watch.glyphs import ASCII, FULL, sparkline
+from retrain.render.watch.matrix import matrix
+from retrain.status.events import Event
+from retrain.status.rows import CampaignStatus, PermitHolder, PermitStatus, RunStatus
+from retrain.status.summary import summarize
+from retrain.status.tracking import WatchedRun
+from retrain.status.watch import View, WatchedCampaign, WatchedEvent
+
+STATES = ["pending", "running", "done", "failed", "died", "infrastructure", "interrupted", "unreadable"]
+NAMES = st.text(st.characters(exclude_categories=["C", "Z"]), min_size=1, max_size=30)
+
+
+def filled(kind, **values):
+    """A row with what a test says, and nothing in its other fields."""
+    blank = {f.name: "" if f.type == "str" else None for f in dataclasses.fields(kind)}
+    return kind(**blank | values)
+
+
+def run_of(condition="grpo", seed=0, state="running", **values):
+    own = {"run_id": f"{condition}_s{seed}", "condition": condition, "seed": seed, "state": state}
+    return filled(RunStatus, **own | {"phase": "train", "step": 5, "max_steps": 10} | values)
+
+
+def campaign_of(runs, state="running", rewards=(0.1, 0.5, 0.9)):
+    holder = PermitHolder(1, "host", "holder", 0.5)
+    status = filled(
+        CampaignStatus,
+        id="study-20250131T120000Z-0a1b",
+        name="study",
+        state=state,
+        conditions=summarize(runs),
+        seeds=tuple(dict.fromkeys(run.seed for run in runs)),
+        runs=tuple(runs),
+        steps_done=sum(run.step for run in runs),
+        steps_total=10 * len(runs),
+        eta_s=100.0,
+        eta_p90_s=200.0,
+        permits=filled(PermitStatus, permits=4, holders=(holder,), waiting=7),
+    )
+    return WatchedCampaign(status, {run.run_id: WatchedRun(run, tuple(rewards)) for run in runs})
+
+
+def view_of(*campaigns, events=()):
+    told = tuple(WatchedEvent(campaigns[-1].status.id, event) for event in events)
+    return View(campaigns, told, ())
+
+
+def text_of(view, width=100, height=30, glyphs=FULL):
+    return "\n".join(line.plain for line in frame(view, width, height, "logs", glyphs))
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    names=st.lists(NAMES, min_size=0, max_size=12, unique=True),
+    seeds=st.integers(1, 120),
+    states=st.lists(st.sampled_from(STATES), min_size=1, max_size=5),
+    campaigns=st.integers(0, 4),
+    width=st.integers(1, 200),
+    height=st.integers(1, 60),
+    glyphs=st.sampled_from([FULL, ASCII]),
+)
+def test_a_frame_fits_every_screen(names, seeds, states, campaigns, width, height, glyphs):
+    runs = [
+        run_of(name, seed, states[(i + seed) % len(states)], message="why", bp_regime=name)
+        for i, name in enumerate(names)
+        for seed in range(seeds)
+    ]
+    events = [Event("2025-01-31T12:00:00.000Z", name, "failed", name * 9) for name in names]
+    view = view_of(*[campaign_of(runs)] * campaigns, events=events if campaigns else ())
+    lines = frame(view, width, height, "logs", glyphs)
+    assert len(lines) <= height
+    assert all(cell_len(line.plain) <= width for line in lines)
+
+
+def test_the_view_tells_bars_matrix_curves_regime_batch_permits_and_events():
+    run = run_of(bp_regime="optimal", batch_size=12, reward_mean=0.9, throttle_level="reduced")
+    event = Event("2025-01-31T12:00:00.000Z", "grpo_s1", "failed", "ValueError: no such task")
+    told = text_of(view_of(campaign_of([run, run_of(seed=1, state="failed")]), events=[event]), width=120)
+    for part in ("50 %", "left (P90", "permits 1/4 held, 7 waiting", "optimal", "reduced", "12", "✗"):
+        assert part in told
+    assert "failed grpo_s1: ValueError: no such task" in told
+
+
+def test_states_are_told_apart_without_colour():
+    cells = {state: FULL for state in STATES}
+    shown = {
+        state: matrix(campaign_of([run_of(state=state, step=9)]).status, 40, 9, FULL)[1].plain[-1]
+        for state in cells
+    }
+    assert len({shown[s] for s in ("pending", "running", "done", "failed", "interrupted")}) == 5
+
+
+def test_forty_columns_show_how_every_condition_goes():
+    runs = [run_of(f"condition-{i}", seed) for i in range(4) for seed in range(3)]
+    told = text_of(view_of(campaign_of(runs)), width=40, height=24)
+    assert all(f"condition-{i}" in told for i in range(4))
+
+
+def test_a_thousand_runs_are_counted_where_they_do_not_fit():
+    states = ["done", "running", "failed", "pending"]
+    runs = [run_of(f"c{i}", seed, states[seed % 4]) for i in range(10) for seed in range(100)]
+    told = text_of(view_of(campaign_of(runs)), width=80, height=24)
+    assert "250 done" in told
+    assert "(+" in told
+
+
+def test_what_runs_and_what_failed_comes_before_what_is_over():
+    runs = [run_of(seed=0, state="done"), run_of(seed=1, state="failed"), run_of(seed=2, state="running")]
+    told = text_of(view_of(campaign_of(runs)))
+    assert told.index("grpo_s2") < told.index("grpo_s1") < told.index("grpo_s0")
+
+
+def test_runs_of_a_campaign_share_one_scale():
+    low, high = run_of(seed=0), run_of(seed=1)
+    status = campaign_of([low, high]).status
+    campaign = WatchedCampaign(
+        status, {"grpo_s0": WatchedRun(low, (0.0, 0.1)), "grpo_s1": WatchedRun(high, (0.9, 1.0))}
+    )
+    told = text_of(View((campaign,), (), ())).splitlines()
+    assert "▁▁" in next(line for line in told if "grpo_s0" in line)
+    assert "██" in next(line for line in told if "grpo_s1" in line)
+
+
+def test_a_directory_without_campaigns_says_how_to_begin():
+    assert "no campaigns yet" in text_of(View((), (), ()))
+
+
+def test_campaigns_that_are_over_get_one_line_beside_one_that_runs():
+    over = campaign_of([run_of(state="done")], state="done")
+    told = text_of(View((over, over, campaign_of([run_of()])), (), ()))
+    assert "other campaigns: 2 done" in told
+
+
+def test_a_run_without_rows_is_shown_without_a_curve():
+    told = text_of(view_of(campaign_of([run_of(reward_mean=None)], rewards=())))
+    assert "grpo_s0" in told
+
+
+def test_ascii_frames_are_ascii():
+    told = text_of(view_of(campaign_of([run_of(), run_of(seed=1, state="failed")])), glyphs=ASCII)
+    assert told.isascii()
+
+
+@given(values=st.lists(st.floats(0, 1), max_size=100), width=st.integers(0, 50))
+def test_a_sparkline_never_rises_where_values_fall(values, width):
+    levels = [FULL.levels.index(char) for char in sparkline(sorted(values), width, 0, 1, FULL)]
+    assert levels == sorted(levels)
+    assert len(levels) == min(width, len(values))
+
+
+def test_what_is_no_time_shows_no_time():
+    assert clock("\x1b[2J") == " " * 8

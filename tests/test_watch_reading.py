@@ -1,0 +1,295 @@
+"""Watching reads only what changed, and must show what `status` shows."""
+
+import dataclasses
+import json
+import os
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from retrain.records.attempts import begin_attempt, end_attempt
+from retrain.records.growing import LONGEST_LINE_BYTES, WHOLE_BYTES, GrowingFile
+from retrain.records.layout import CampaignFiles, RunFiles
+from retrain.records.locks import hold
+from retrain.records.manifest import PlannedRun, new_manifest, write_manifest
+from retrain.records.metrics import MetricsWriter
+from retrain.records.notices import NoticeBook
+from retrain.records.run_state import Progress, write_done, write_progress
+from retrain.status import survey
+from retrain.status.curve import MOST_POINTS, Curve
+from retrain.status.watch import Watcher
+
+PLANNED = [PlannedRun(f"{c}_s{s}", c, s, 10) for c in ("grpo", "maxrl") for s in (1, 2)]
+
+
+def make_campaign(where, name="study-20250131T120000Z-0a1b"):
+    files = CampaignFiles(where / name)
+    for run in PLANNED:
+        files.run(run.run_id).directory.mkdir(parents=True)
+    files.campaign_toml.touch()
+    write_manifest(files.manifest, new_manifest("study", "hash", PLANNED, where))
+    return files
+
+
+@pytest.fixture
+def campaign(tmp_path):
+    return make_campaign(tmp_path)
+
+
+def rows(files: RunFiles, steps, attempt=1, **values):
+    with MetricsWriter(files.metrics, attempt) as metrics:
+        for step in steps:
+            metrics.append({"step": step, "mean_reward": step / 10, "step_time_s": 2.0} | values)
+
+
+def kinds(view):
+    return [(added.event.run_id, added.event.kind) for added in view.added]
+
+
+def _append(path, data: bytes):
+    with path.open("ab") as file:
+        file.write(data)
+
+
+def test_each_complete_line_is_given_once(tmp_path):
+    path = tmp_path / "lines"
+    growing = GrowingFile(path)
+    path.write_bytes(b"one\ntw")
+    assert growing.look().lines == [b"one"]
+    _append(path, b"o\nthree\n")
+    assert growing.look().lines == [b"two", b"three"]
+    assert growing.look() is None
+
+
+def test_a_file_that_was_replaced_begins_anew(tmp_path):
+    path = tmp_path / "lines"
+    path.write_bytes(b"one\n")
+    growing = GrowingFile(path)
+    growing.look()
+    (tmp_path / "other").write_bytes(b"another\n")
+    (tmp_path / "other").replace(path)
+    growth = growing.look()
+    assert (growth.lines, growth.begins_anew) == ([b"another"], True)
+
+
+def test_a_torn_tail_that_the_next_writer_cuts_off_is_never_given(tmp_path):
+    path = tmp_path / "lines"
+    path.write_bytes(b"one\ntorn")
+    growing = GrowingFile(path)
+    growing.look()
+    os.truncate(path, 4)
+    _append(path, b"two\n")
+    growth = growing.look()
+    assert (growth.lines, growth.begins_anew) == ([b"two"], False)
+
+
+@pytest.mark.parametrize("length", [20, 5000, LONGEST_LINE_BYTES // 2])
+def test_of_a_long_file_the_first_and_last_lines_and_some_between_are_read(tmp_path, length):
+    path = tmp_path / "lines"
+    count = 20 * WHOLE_BYTES // length + 10
+    path.write_bytes(b"".join(str(i).encode().rjust(length) + b"\n" for i in range(count)))
+    numbers = [int(line) for line in GrowingFile(path).look().lines]
+    assert (numbers[0], numbers[-1]) == (0, count - 1)
+    assert numbers == sorted(set(numbers))
+    assert len(numbers) >= 5
+
+
+@given(values=st.lists(st.floats(-1, 1), min_size=1, max_size=400))
+def test_a_curve_keeps_the_mean_whatever_it_joins(values):
+    curve = Curve()
+    for step, value in enumerate(values):
+        curve.add(step, value)
+    kept = curve.values()
+    assert len(kept) <= MOST_POINTS
+    assert min(values) - 1e-9 <= min(kept)
+    assert max(kept) <= max(values) + 1e-9
+
+
+def test_a_resumed_run_takes_back_what_was_rolled_back():
+    curve = Curve()
+    for step in (0, 1, 2, 3, 2):
+        curve.add(step, float(step))
+    assert curve.values() == (0.0, 1.0, 2.0)
+
+
+class Story:
+    """Things that happen to a campaign, as hypothesis orders them."""
+
+    def __init__(self, files):
+        self.files = files
+        self.locks = {}
+        self.steps = {run.run_id: 0 for run in PLANNED}
+
+    def tell(self, number, what):
+        run = self.files.run(PLANNED[number].run_id)
+        getattr(self, what)(run, PLANNED[number].run_id)
+
+    def begin(self, run, name):
+        if name not in self.locks and not run.done.exists():
+            self.locks[name] = hold(run.lock)
+            begin_attempt(run.attempts)
+
+    def step(self, run, name):
+        self.steps[name] += 1
+        rows(run, [self.steps[name]], bp_regime="optimal", batch_size=self.steps[name])
+        write_progress(run.status, Progress("running", "train", self.steps[name], 10, 1))
+
+    def roll_back(self, run, name):
+        self.steps[name] = max(0, self.steps[name] - 2)
+
+    def tear(self, run, name):
+        _append(run.metrics, b'{"step": 3, "mean_rew\xff')
+
+    def die(self, run, name):
+        if name in self.locks:
+            self.locks.pop(name).release()
+
+    def fail(self, run, name):
+        if name in self.locks:
+            end_attempt(run.attempts, 1, "failed", message="Traceback\nValueError: no")
+            self.die(run, name)
+
+    def finish(self, run, name):
+        if name in self.locks:
+            end_attempt(run.attempts, 1, "done")
+            write_done(run.done, "", {"eval_reward": 0.5})
+            self.die(run, name)
+
+    def break_status(self, run, name):
+        run.status.write_bytes(b"")
+
+
+def seen_of(status):
+    """Everything but averages over the last rows, for which `status` counts torn and repeated lines too."""
+    skipped = {"reward_mean": None, "step_time_s": None}
+    return status.state, status.steps_done, [dataclasses.replace(run, **skipped) for run in status.runs]
+
+
+DEEDS = ["begin", "step", "step", "roll_back", "tear", "die", "fail", "finish", "break_status", "look"]
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(plot=st.lists(st.tuples(st.integers(0, 3), st.sampled_from(DEEDS)), max_size=25))
+def test_watching_shows_what_status_shows_whatever_happens(tmp_path_factory, plot):
+    where = tmp_path_factory.mktemp("logs")
+    story = Story(make_campaign(where))
+    watcher = Watcher(where)
+    for number, what in plot:
+        if what == "look":
+            watcher.look()
+        else:
+            story.tell(number, what)
+    with_lock = hold(story.files.lock)  # a running campaign is looked at closely every time
+    try:
+        assert seen_of(watcher.look().campaigns[0].status) == seen_of(survey(where)[0])
+    finally:
+        with_lock.release()
+        for lock in story.locks.values():
+            lock.release()
+
+
+def test_starts_failures_and_retries_are_told_with_their_reasons(campaign):
+    run, watcher = campaign.run("grpo_s1"), Watcher(campaign.directory)
+    watcher.look()
+    with hold(campaign.lock):
+        begin_attempt(run.attempts)
+        end_attempt(run.attempts, 1, "infrastructure", message="Traceback\nConnectionError: \x1b[31mgone")
+        begin_attempt(run.attempts, resumed_from_step=4)
+        end_attempt(run.attempts, 2, "done")
+        view = watcher.look()
+    assert kinds(view) == [
+        ("grpo_s1", "started"),
+        ("grpo_s1", "infrastructure"),
+        ("grpo_s1", "retried"),
+        ("grpo_s1", "done"),
+    ]
+    assert view.added[1].event.text == "ConnectionError: gone"
+    assert view.added[2].event.text == "attempt 2, from step 4"
+
+
+def test_a_run_that_was_killed_is_told_once(campaign):
+    run, watcher = campaign.run("grpo_s1"), Watcher(campaign.directory)
+    with hold(campaign.lock), hold(run.lock):
+        begin_attempt(run.attempts)
+        assert kinds(watcher.look()) == [("grpo_s1", "started")]
+    with hold(campaign.lock):
+        assert kinds(watcher.look()) == [("grpo_s1", "died")]
+        assert kinds(watcher.look()) == []
+
+
+def test_changes_of_the_throttle_are_told_and_steady_levels_are_not(campaign):
+    run, watcher = campaign.run("grpo_s1"), Watcher(campaign.directory)
+    for step, level in enumerate(["full", "reduced", "reduced", "full"], start=1):
+        rows(run, [step], throttle_level=level, throttle_reason=f"load of step {step}")
+    told = [added.event.text for added in watcher.look().added]
+    assert told == ["full -> reduced: load of step 2", "reduced -> full: load of step 4"]
+
+
+def test_a_pause_for_other_work_is_told(campaign):
+    run, watcher = campaign.run("grpo_s1"), Watcher(campaign.directory)
+    write_progress(run.status, Progress("running", "paused: load 0.98", 4, 10, 1))
+    assert [added.event.text for added in watcher.look().added] == ["load 0.98"]
+
+
+def test_what_the_orchestrator_said_is_told_once_per_matter(campaign):
+    book, watcher = NoticeBook(campaign.notices), Watcher(campaign.directory)
+    for text in ("0 workers for now: load 0.98", "0 workers for now: load 0.97", "paused: three failures"):
+        book.write(text)
+    told = [added.event.text for added in watcher.look().added]
+    assert told == ["0 workers for now: load 0.98", "paused: three failures"]
+
+
+def test_a_batch_that_changes_every_step_does_not_hide_a_failure(campaign):
+    run, watcher = campaign.run("grpo_s1"), Watcher(campaign.directory)
+    begin_attempt(run.attempts)
+    end_attempt(run.attempts, 1, "failed", message="why")
+    rows(run, range(1, 500), bp_action="increase", bp_batch_size=9, bp_reason="room")
+    view = watcher.look()
+    assert [one.event.kind for one in view.events] == ["started", "failed", "batch"]
+
+
+def test_campaigns_that_come_and_go_are_noticed(tmp_path):
+    watcher = Watcher(tmp_path)
+    assert watcher.look().campaigns == ()
+    first = make_campaign(tmp_path, "a-20250131T120000Z-0a1b")
+    make_campaign(tmp_path, "b-20250131T120000Z-0a1b")
+    assert len(watcher.look().campaigns) == 2
+    first.directory.rename(tmp_path.parent / f"{tmp_path.name}-elsewhere")
+    assert [c.status.id for c in watcher.look().campaigns] == ["b-20250131T120000Z-0a1b"]
+
+
+def test_an_unchanged_campaign_is_the_same_object(campaign):
+    watcher = Watcher(campaign.directory)
+    assert watcher.look().campaigns[0] is watcher.look().campaigns[0]
+
+
+def test_an_unchanged_file_is_not_opened_again(campaign, monkeypatch):
+    rows(campaign.run("grpo_s1"), range(1, 5))
+    watcher = Watcher(campaign.directory)
+    with hold(campaign.lock):
+        watcher.look()
+        opened = []
+        real = os.open
+        monkeypatch.setattr(os, "open", lambda path, *a, **k: opened.append(str(path)) or real(path, *a, **k))
+        watcher.look()
+    assert not [path for path in opened if not path.endswith(".lock")]
+
+
+def test_corrupted_lines_are_passed_over(campaign):
+    run = campaign.run("grpo_s1")
+    rows(run, [1])
+    _append(run.metrics, b"\0\xff{[\n[]\n{}\n" * 20 + b'{"step": "9"}\n{"step": -1}\n')
+    rows(run, [2])
+    watched = Watcher(campaign.directory).look().campaigns[0].runs["grpo_s1"]
+    assert (watched.status.step, watched.rewards) == (2, (0.1, 0.2))
+
+
+@pytest.mark.parametrize("value", ["NaN", "1e999", "true", '"x"', "null", "[1]"])
+def test_a_reward_that_is_no_number_is_left_out(campaign, value):
+    run = campaign.run("grpo_s1")
+    run.metrics.write_text(
+        f'{{"step": 1, "mean_reward": {value}}}\n' + json.dumps({"step": 2, "mean_reward": 0.5}) + "\n"
+    )
+    watched = Watcher(campaign.directory).look().campaigns[0].runs["grpo_s1"]
+    assert watched.rewards == (0.5,)
