@@ -1,5 +1,6 @@
 """samples.jsonl: small, crash-safe, the same after a resume; and reading it."""
 
+import json
 import threading
 
 import numpy as np
@@ -8,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from retrain import worker
+from retrain.errors import RecordsError
 from retrain.records.layout import RunFiles
 from retrain.records.samples import (
     BETWEEN,
@@ -20,7 +22,9 @@ from retrain.records.samples import (
     read_samples,
     shortened,
 )
+from retrain.records.text import plain_lines
 from retrain.rollouts import Group, Prompt, Rollout
+from retrain.status.samples import choose
 from retrain.trainer.batch import ScoredBatch
 from retrain.trainer.showing import choose as choose_shown
 from tests.test_trainer import SMALL, make_run, train
@@ -91,6 +95,14 @@ def test_a_torn_tail_costs_nothing_but_itself(run, tear):
     assert steps_of(run) == list(range(1, whole + 1))
     write(run, [whole + 1], attempt=2)
     assert steps_of(run) == list(range(1, whole + 2))
+
+
+def test_corrupted_lines_are_passed_over(run):
+    write(run, [1])
+    with run.samples.open("ab") as file:
+        file.write(b'\0\xff{[\n[]\n{"step": "2"}\n{"step": 2, "reward": NaN}\n{"step": 2}\n')
+    write(run, [3])
+    assert [sample.step for sample in choose(run, None, "best", 9)] == [3, 1]
 
 
 def test_a_resumed_run_has_the_samples_of_an_undisturbed_one(tmp_path):
@@ -172,3 +184,62 @@ def test_a_long_text_keeps_its_beginning_and_end():
     assert len(short) < LONGEST_TEXT + 50
     assert (short[0], short[-1]) == ("a", "b")
     assert f"{LONGEST_TEXT} characters" in short
+
+
+@given(text=st.text(max_size=300))
+def test_no_text_can_command_a_terminal(text):
+    for line in plain_lines(text):
+        assert line == "" or line.isprintable()
+
+
+def test_code_keeps_its_lines_and_indentation():
+    assert plain_lines("def f():\r\n\treturn 1\x1b[2J\n") == ["def f():", "    return 1"]
+
+
+@given(text=st.text(max_size=50))
+@settings(max_examples=30, deadline=None)
+def test_any_text_comes_back_as_it_was(tmp_path_factory, text):
+    run = RunFiles(tmp_path_factory.mktemp("run"))
+    write(run, [1], completion=text)
+    assert choose(run, 1, "", 1)[0].completion == text
+
+
+@pytest.mark.parametrize(
+    ("which", "steps"), [("", [9]), ("best", [9, 8, 7]), ("worst", [1, 2, 3]), ("ties", [8, 6, 4])]
+)
+def test_best_worst_and_ties_are_chosen_from_all_kept_steps(run, which, steps):
+    write(run, range(1, 10))
+    assert [sample.step for sample in choose(run, None, which, 3)] == steps
+
+
+def test_a_step_that_was_not_kept_names_its_neighbours(run):
+    write(run, range(1, 501))
+    with pytest.raises(RecordsError, match="no samples of step 101; the nearest are of step 96 and 104"):
+        choose(run, 101, "", 3)
+
+
+def test_a_run_without_samples_says_so(run):
+    with pytest.raises(RecordsError, match="holds no samples"):
+        choose(run, None, "", 3)
+
+
+def test_the_command_shows_a_run_of_a_campaign(campaign_file, retrain):
+    assert retrain("run", campaign_file).returncode == 0
+    (campaign,) = (campaign_file.parent / "logs").iterdir()
+    shown = retrain("samples", campaign, "grpo_s0", "--best", "-n", 2).stdout
+    assert shown.count("reward") == 2
+    rows = json.loads(retrain("samples", campaign / "runs" / "grpo_s0", "--step", 1, "--json").stdout)
+    assert {row["step"] for row in rows} == {1}
+    assert {"prompt", "completion", "reward", "advantage"} <= rows[0].keys()
+    unnamed = retrain("samples", campaign)
+    assert unnamed.returncode == 5
+    assert "grpo_s0, grpo_s1, maxrl_s0, maxrl_s1" in unnamed.stderr
+
+
+def test_hostile_completions_are_shown_without_what_a_terminal_obeys(run, retrain):
+    write(run, [1], completion="\x1b]0;evil\x07\u202e[bold]not markup[/bold]\n\ud800 \x00next line")
+    shown = retrain("samples", run.directory)
+    assert shown.returncode == 0
+    assert "[bold]not markup[/bold]\n" in shown.stdout
+    assert not [c for c in "\x1b\x07\u202e\x00" if c in shown.stdout]
+    json.loads(retrain("samples", run.directory, "--json").stdout)

@@ -9,7 +9,19 @@ from typing import Annotated
 
 import typer
 
-from retrain.cli import doctor, explain, init, logs, plugins, resume, run, schema, status, stop
+from retrain.cli import (
+    doctor,
+    explain,
+    init,
+    logs,
+    plugins,
+    resume,
+    run,
+    samples,
+    schema,
+    status,
+    stop,
+)
 
 app = typer.Typer(
     name="retrain",
@@ -28,6 +40,7 @@ app.command("resume")(resume.command)
 app.command("stop")(stop.command)
 app.command("status")(status.command)
 app.command("logs")(logs.command)
+app.command("samples")(samples.command)
 app.command("schema")(schema.command)
 app.command("plugins")(plugins.command)
 app.command("doctor")(doctor.command)

@@ -29,3 +29,15 @@ def plain(text: str, limit: int = 200) -> str:
     line = " ".join(kept.split())
     cut = len(line) > limit or len(text) > limit * _READ_AHEAD
     return line[: limit - 1].rstrip() + "…" if cut else line
+
+
+def plain_lines(text: str) -> list[str]:
+    """Give text line by line, indentation kept, without anything that a terminal would obey or hide."""
+    visible = _ESCAPES.sub("", text).expandtabs(4)
+    return ["".join(map(_visible, line)).rstrip() for line in visible.splitlines()]
+
+
+def _visible(character: str) -> str:
+    if character.isprintable():
+        return character
+    return " " if character.isspace() else ""

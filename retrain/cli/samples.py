@@ -1,0 +1,53 @@
+"""`retrain samples`: what a policy wrote, and what it got for it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from retrain.cli.options import AsJson
+
+if TYPE_CHECKING:
+    from retrain.status.samples import Which
+
+
+def command(
+    directory: Annotated[Path, typer.Argument(metavar="RUN", help="A run's directory, or its campaign's.")],
+    run: Annotated[
+        str,
+        typer.Argument(metavar="[RUN-ID]", help="Which run of a campaign."),
+    ] = "",
+    step: Annotated[int | None, typer.Option("--step", min=0, help="Of this step, not the last.")] = None,
+    best: Annotated[bool, typer.Option("--best", help="Highest rewards first, of all kept steps.")] = False,
+    worst: Annotated[bool, typer.Option("--worst", help="Lowest rewards first.")] = False,
+    ties: Annotated[
+        bool, typer.Option("--ties", help="Of prompts whose rollouts all got the same reward.")
+    ] = False,
+    count: Annotated[int, typer.Option("--count", "-n", min=1, help="At most so many.")] = 8,
+    as_json: AsJson = False,
+) -> None:
+    """Show what a run's policy wrote: prompt, completion, reward and advantage.
+
+    Kept are some rollouts of the first steps, the last, and steps evenly spaced between.
+
+    Example: retrain samples logs/campaign-20260101T120000Z-1a2b grpo_s0 --worst
+    """
+    from retrain.errors import ConfigError
+    from retrain.render import samples as render
+    from retrain.render.tables import console, print_json
+    from retrain.status.logs import find_run
+    from retrain.status.samples import choose
+
+    wanted: dict[Which, bool] = {"best": best, "worst": worst, "ties": ties}
+    chosen = [which for which, is_wanted in wanted.items() if is_wanted]
+    if len(chosen) > 1:
+        raise ConfigError(f"--{chosen[0]} --{chosen[1]}: ask for one of them at a time")
+    found = choose(find_run(directory, run), step, chosen[0] if chosen else "", count)
+    if as_json:
+        print_json(found)
+    elif found:
+        render.show(found, console())
+    else:
+        typer.echo("none of the samples that are kept is of a tied prompt")

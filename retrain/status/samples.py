@@ -1,0 +1,100 @@
+"""Which of a run's samples are asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import isfinite
+from typing import Any, Literal
+
+from retrain.errors import RecordsError
+from retrain.records.layout import RunFiles
+from retrain.records.samples import read_samples
+
+Which = Literal["", "best", "worst", "ties"]
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One rollout as it was kept. Its texts are what a policy or a data set wrote: not safe to print."""
+
+    step: int
+    prompt_id: int | None
+    prompt: str
+    answer: str
+    completion: str
+    reward: float
+    advantage: float | None
+    tie: bool  # its whole group had the same reward, and taught nothing
+    tokens: int | None
+    truncated: bool
+
+
+def choose(files: RunFiles, step: int | None, which: Which, count: int) -> list[Sample]:
+    """Give samples of a run.
+
+    Args:
+        files: the run's.
+        step: of this step only; None: of all kept ones for `which`, otherwise of the last.
+        which: the highest or lowest rewards first, or those of tied groups; "" as they were sampled.
+        count: at most so many.
+
+    Raises:
+        RecordsError: none are kept at all, or of that step; says of which steps there are.
+    """
+    found = [sample for row in read_samples(files.samples) if (sample := _sample(row))]
+    if not found:
+        raise RecordsError(f"{files.samples}: holds no samples; a run writes them with its first step")
+    if step is None and not which:
+        step = found[-1].step
+    if step is not None:
+        steps = sorted({sample.step for sample in found})
+        found = [sample for sample in found if sample.step == step]
+        if not found:
+            raise RecordsError(
+                f"{files.samples}: keeps no samples of step {step}; the nearest are of {_near(steps, step)}"
+            )
+    return _ordered(found, which)[:count]
+
+
+def _ordered(samples: Sequence[Sample], which: Which) -> list[Sample]:
+    if which == "ties":
+        return [sample for sample in reversed(samples) if sample.tie]
+    if which:
+        sign = -1 if which == "best" else 1
+        return sorted(samples, key=lambda sample: (sign * sample.reward, -sample.step))
+    return list(samples)
+
+
+def _near(steps: Sequence[int], step: int) -> str:
+    below = [str(other) for other in steps if other < step][-1:]
+    above = [str(other) for other in steps if other > step][:1]
+    return f"step {' and '.join(below + above)}"
+
+
+def _sample(row: Mapping[str, Any]) -> Sample | None:
+    reward = _number(row.get("reward"))
+    if reward is None:
+        return None
+    return Sample(
+        step=row["step"],
+        prompt_id=_integer(row.get("prompt_id")),
+        prompt=str(row.get("prompt", "")),
+        answer=str(row.get("answer", "")),
+        completion=str(row.get("completion", "")),
+        reward=reward,
+        advantage=_number(row.get("advantage")),
+        tie=row.get("tie") is True,
+        tokens=_integer(row.get("tokens")),
+        truncated=row.get("truncated") is True,
+    )
+
+
+def _number(value: object) -> float | None:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not isfinite(value):
+        return None
+    return float(value)
+
+
+def _integer(value: object) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) else None
