@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from retrain.cli import (
+    compare,
     doctor,
     explain,
     init,
@@ -41,6 +42,7 @@ app.command("stop")(stop.command)
 app.command("status")(status.command)
 app.command("logs")(logs.command)
 app.command("samples")(samples.command)
+app.command("compare")(compare.command)
 app.command("schema")(schema.command)
 app.command("plugins")(plugins.command)
 app.command("doctor")(doctor.command)

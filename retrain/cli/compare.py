@@ -1,0 +1,55 @@
+"""`retrain compare`: which condition is better, and whether the seeds suffice to say so."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from retrain.cli.options import AsJson
+
+
+def command(
+    what: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="DIR [NAME]",
+            help="A campaign's or run's directory; after it, conditions or runs of that campaign.",
+            show_default=False,
+        ),
+    ],
+    metrics: Annotated[
+        list[str] | None,
+        typer.Option("--metric", "-m", metavar="NAME", help="A metric of the rows; repeat for more."),
+    ] = None,
+    step: Annotated[
+        int | None, typer.Option("--step", min=1, help="Compare as if every run had ended after this step.")
+    ] = None,
+    last: Annotated[
+        int, typer.Option("--last", min=0, help="Steps that a run's end is the mean of; 0: its last tenth.")
+    ] = 0,
+    unpaired: Annotated[bool, typer.Option("--unpaired", help="Do not pair runs of the same seed.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Compare conditions, campaigns or runs over their seeds, and say when there are too few to tell.
+
+    One campaign: its conditions with the first of them. Two campaigns: the conditions that both have.
+
+    Examples: retrain compare logs/study; retrain compare logs/study grpo maxrl;
+    retrain compare logs/monday grpo logs/tuesday grpo
+    """
+    from retrain.render.comparison import show
+    from retrain.render.tables import console, print_json
+    from retrain.report.compare import compare
+    from retrain.report.final import Moment, check_metrics, known_metrics
+    from retrain.report.sides import choose
+
+    matches = choose(what)
+    known = known_metrics(run for match in matches for side in match.sides for run in side.runs)
+    check_metrics(metrics or [], known)
+    moment = Moment(step=step, last=last)
+    found = [compare(match, metrics or (), moment, paired=not unpaired) for match in matches]
+    if as_json:
+        print_json(found)
+    else:
+        show(found, console())

@@ -1,0 +1,180 @@
+"""Compares sides metric by metric, each with the first, and says what the seeds allow to say."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from retrain.report.differences import KeyDifference, differences
+from retrain.report.final import HELD_OUT, Moment, describe, final_value, known_metrics
+from retrain.report.gather import RunRecord
+from retrain.report.sides import Match, Side
+from retrain.report.statistics import (
+    FEWEST_SEEDS,
+    LEVEL,
+    Difference,
+    Sample,
+    describe_sample,
+    difference_of,
+    holm,
+)
+
+HIGHER_IS_BETTER = ("reward", "correct_rate", "pass_at_", "tokens_per_second")
+LOWER_IS_BETTER = ("_time_s", "_wait_s", "zero_signal_group_fraction", "max_token_hit_rate")
+SPEED = "step_time_s"
+
+
+class Verdict(StrEnum):
+    """What can be said of a difference."""
+
+    HIGHER = "higher"
+    LOWER = "lower"
+    IDENTICAL = "identical"  # run by run, to the last digit
+    NOT_ENOUGH = "not enough seeds to tell"
+
+
+@dataclass(frozen=True)
+class SideResult:
+    """One side in one metric."""
+
+    label: str
+    runs: int
+    failed: int  # ended badly: not counted
+    unfinished: int  # not there yet: not counted
+    silent: int  # there, but without this metric
+    steps: (
+        tuple[int, int] | None
+    )  # after which runs that count are judged, fewest and most; None: no such run
+    values: tuple[tuple[int | None, float], ...]  # seed, value
+    sample: Sample
+
+
+@dataclass(frozen=True)
+class Judged:
+    """A side's difference from the first side, and the verdict."""
+
+    label: str
+    difference: Difference
+    p_adjusted: float | None  # Holm's, over this metric's differences
+    verdict: Verdict
+
+
+@dataclass(frozen=True)
+class MetricComparison:
+    """All sides in one metric."""
+
+    metric: str
+    how: str  # how a run's value was taken
+    higher_is_better: bool | None  # None: neither
+    sides: tuple[SideResult, ...]
+    differences: tuple[Judged, ...]  # of all sides but the first, from the first
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Sides compared with the first of them."""
+
+    title: str
+    level: float
+    metrics: tuple[MetricComparison, ...]
+    config: tuple[KeyDifference, ...]
+
+
+def compare(
+    match: Match, metrics: Sequence[str] = (), moment: Moment | None = None, *, paired: bool = True
+) -> Comparison:
+    """Compare sides.
+
+    Args:
+        match: the sides; the first is what the others are compared with.
+        metrics: names; none: the score, and how long a step takes.
+        moment: when runs are judged; None: at their end.
+        paired: seed by seed where most seeds match.
+    """
+    at = moment or Moment()
+    chosen = tuple(metrics) or usual_metrics([run for side in match.sides for run in side.runs])
+    return Comparison(
+        title=match.title,
+        level=LEVEL,
+        metrics=tuple(_metric(name, match.sides, at, paired=paired) for name in chosen),
+        config=differences([side.runs for side in match.sides]),
+    )
+
+
+def usual_metrics(runs: Sequence[RunRecord]) -> tuple[str, ...]:
+    """Choose what is shown unless asked: held-out reward, training reward and step time, if known."""
+    known = known_metrics(runs)
+    return tuple(name for name in ("eval_reward", "mean_reward", SPEED) if name in known)
+
+
+def is_higher_better(metric: str) -> bool | None:
+    """Tell which way a metric is good, None if neither."""
+    if any(part in metric for part in HIGHER_IS_BETTER) and not metric.endswith(("_std", "_time_s")):
+        return True
+    return False if metric.endswith(LOWER_IS_BETTER) else None
+
+
+def _metric(name: str, sides: Sequence[Side], moment: Moment, *, paired: bool) -> MetricComparison:
+    found = [_by_seed(side.runs, name, moment, stranger=-1 - i) for i, side in enumerate(sides)]
+    gaps = [difference_of(found[0], other, paired=paired) for other in found[1:]]
+    adjusted = holm([gap.p for gap in gaps])
+    return MetricComparison(
+        metric=name,
+        how=describe(name, moment),
+        higher_is_better=is_higher_better(name),
+        sides=tuple(_side(side, values, moment) for side, values in zip(sides, found, strict=True)),
+        differences=tuple(
+            Judged(side.label, gap, p, _verdict(gap, p))
+            for side, gap, p in zip(sides[1:], gaps, adjusted, strict=True)
+        ),
+    )
+
+
+def _by_seed(runs: Sequence[RunRecord], metric: str, moment: Moment, stranger: int) -> dict[int, float]:
+    """Values by seed; runs whose seed is unknown or taken get keys that match no other side's."""
+    values: dict[int, float] = {}
+    for i, run in enumerate(runs):
+        value = final_value(run, metric, moment)
+        if value is not None:
+            known = run.seed is not None and run.seed not in values
+            values[run.seed if known and run.seed is not None else stranger * (len(runs) + 10**6) - i] = value
+    return values
+
+
+def _side(side: Side, values: Mapping[int, float], moment: Moment) -> SideResult:
+    failed = sum(run.has_failed and not moment.has(run) for run in side.runs)
+    there = [run for run in side.runs if moment.has(run)]
+    ends = [moment.step or run.last_step for run in there]
+    return SideResult(
+        label=side.label,
+        runs=len(side.runs),
+        failed=failed,
+        unfinished=len(side.runs) - len(there) - failed,
+        silent=len(there) - len(values),
+        steps=(min(ends), max(ends)) if ends else None,
+        values=tuple((seed if seed >= 0 else None, value) for seed, value in values.items()),
+        sample=describe_sample(tuple(values.values())),
+    )
+
+
+def _verdict(gap: Difference, p: float | None) -> Verdict:
+    if gap.difference is None or p is None:
+        return Verdict.NOT_ENOUGH
+    if gap.low == gap.high == 0.0:
+        return Verdict.IDENTICAL
+    if p > 1 - LEVEL:
+        return Verdict.NOT_ENOUGH
+    return Verdict.HIGHER if gap.difference > 0 else Verdict.LOWER
+
+
+__all__ = [
+    "FEWEST_SEEDS",
+    "HELD_OUT",
+    "Comparison",
+    "Judged",
+    "MetricComparison",
+    "SideResult",
+    "Verdict",
+    "compare",
+]

@@ -1,0 +1,102 @@
+"""What a run came to, as one number per metric.
+
+`eval_*`, measured on held-out prompts, are those of the evaluation that ended the run. Every other
+metric is the mean of the run's last steps: one step is too noisy, and the whole history says how fast
+it learned rather than how well.
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from retrain.errors import ConfigError
+from retrain.records.text import plain
+from retrain.report.columns import FloatArray, number
+from retrain.report.gather import RunRecord
+
+HELD_OUT = "eval_"
+LAST_FRACTION = 0.1  # of the steps: long enough to average noise, short enough that learning has mostly ended
+FEWEST_STEPS = 10
+
+
+@dataclass(frozen=True)
+class Moment:
+    """When a run is judged.
+
+    Attributes:
+        step: as if the run had ended after this step; None: at its real end, which it must have reached.
+        last: steps that are averaged; 0: a tenth of the run's, but no fewer than 10.
+    """
+
+    step: int | None = None
+    last: int = 0
+
+    def has(self, run: RunRecord) -> bool:
+        """Tell whether a run got so far."""
+        return run.is_done if self.step is None else run.last_step >= self.step
+
+
+def final_value(run: RunRecord, metric: str, moment: Moment) -> float | None:
+    """Give what a run came to; None if it did not get so far or never said."""
+    if not moment.has(run):
+        return None
+    if metric.startswith(HELD_OUT):
+        return _held_out(run, metric, moment)
+    end = run.last_step if moment.step is None else moment.step
+    last = moment.last or max(FEWEST_STEPS, round(LAST_FRACTION * end))
+    is_last = (run.columns.steps <= end) & (run.columns.steps > end - last)
+    return _mean(run.columns.metric(metric)[is_last])
+
+
+def describe(metric: str, moment: Moment) -> str:
+    """Say how a metric's final value was taken."""
+    at = "at the end" if moment.step is None else f"at step {moment.step}"
+    if metric.startswith(HELD_OUT):
+        return f"held-out evaluation {at}"
+    return f"mean of the last {moment.last} steps {at}" if moment.last else f"mean of the last tenth {at}"
+
+
+def known_metrics(runs: Iterable[RunRecord]) -> tuple[str, ...]:
+    """List the metrics that any of the runs has, in the order in which rows name them."""
+    names: dict[str, None] = {}
+    for run in runs:
+        names |= dict.fromkeys(run.columns.metrics)
+        names |= dict.fromkeys(
+            key
+            for key, value in run.result.items()
+            if key.startswith(HELD_OUT) and not math.isnan(number(value))
+        )
+    return tuple(names)
+
+
+def check_metrics(names: Sequence[str], known: Sequence[str]) -> None:
+    """Refuse metrics that no run has, unless none has any.
+
+    Raises:
+        ConfigError: names the nearest, or all that there are.
+    """
+    for name in names:
+        if known and name not in known:
+            near = difflib.get_close_matches(name, known, n=1)
+            hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(known)}"
+            raise ConfigError(f"--metric {plain(name)}: no run has it; {plain(hint, 2000)}")
+
+
+def _held_out(run: RunRecord, metric: str, moment: Moment) -> float | None:
+    if moment.step is None and not math.isnan(value := number(run.result.get(metric))):
+        return value
+    values = run.columns.metric(metric)
+    if moment.step is not None:
+        values = values[run.columns.steps <= moment.step]
+    said = values[np.isfinite(values)]
+    return float(said[-1]) if len(said) else None
+
+
+def _mean(values: FloatArray) -> float | None:
+    said = values[np.isfinite(values)]
+    return float(np.mean(said)) if len(said) else None

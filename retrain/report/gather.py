@@ -1,0 +1,241 @@
+"""A campaign's directory -> all that its report and its comparisons are made of.
+
+What cannot be read is said where it belongs (a run's message, the campaign's problems); the rest is
+still shown. Texts are safe to print on a line; whoever writes HTML escapes them.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from retrain.errors import ConfigError, RecordsError
+from retrain.records.atomic import read_json
+from retrain.records.attempts import Attempt
+from retrain.records.files import read_small
+from retrain.records.layout import CampaignFiles, RunFiles, find_campaigns, is_campaign, is_single_run
+from retrain.records.manifest import Manifest, RunEntry, read_manifest
+from retrain.records.run_state import RunState, inspect_run
+from retrain.records.text import plain
+from retrain.report.columns import NO_ROWS, Columns, read_columns
+
+UNREADABLE = "unreadable"
+ALIVE = (RunState.DONE, RunState.RUNNING, RunState.INTERRUPTED, RunState.DIED, RunState.PENDING)
+SHOWN_CAMPAIGNS = 5
+_NAME_LIMIT = 200
+
+
+@dataclass(frozen=True)
+class RunRecord:
+    """One run: what became of it and every row it wrote."""
+
+    run_id: str
+    condition: str
+    seed: int | None  # None if nothing tells
+    state: str  # a RunState, or UNREADABLE
+    max_steps: int | None
+    attempts: tuple[Attempt, ...]
+    columns: Columns
+    result: Mapping[str, Any]  # of done.json; empty unless it is done
+    config: Mapping[str, Any]  # tables of run.toml; empty if it cannot be read
+    message: str  # why it failed or cannot be read
+    directory: Path
+
+    @property
+    def is_done(self) -> bool:
+        """Tell whether it finished its config."""
+        return self.state == RunState.DONE
+
+    @property
+    def has_failed(self) -> bool:
+        """Tell whether it ended badly, and would not go on by itself."""
+        return self.state not in ALIVE
+
+    @property
+    def last_step(self) -> int:
+        """Steps that it has rows of."""
+        return int(self.columns.steps[-1]) if len(self.columns.steps) else 0
+
+
+@dataclass(frozen=True)
+class CampaignRecord:
+    """One campaign, or one single run."""
+
+    id: str
+    directory: Path
+    manifest: Manifest | None
+    overrides: tuple[str, ...]  # --set, as given
+    toml: str  # campaign.toml, or run.toml of a single run; as written
+    runs: tuple[RunRecord, ...]
+    problems: tuple[str, ...]
+
+    @property
+    def conditions(self) -> tuple[str, ...]:
+        """Labels in the order of the campaign."""
+        return tuple(dict.fromkeys(run.condition for run in self.runs))
+
+    def of_condition(self, condition: str) -> tuple[RunRecord, ...]:
+        """Give a condition's runs."""
+        return tuple(run for run in self.runs if run.condition == condition)
+
+
+def gather(directory: Path) -> CampaignRecord:
+    """Read the campaign or run that a directory is, or the only one that it holds.
+
+    Raises:
+        ConfigError: it holds none, or several; names the newest of those.
+        RecordsError: there is no such directory.
+    """
+    found = find_campaigns(directory)
+    if not found:
+        raise ConfigError(f"{directory}: no campaigns yet; start one with `retrain FILE.toml`")
+    if len(found) > 1:
+        newest = sorted(found, key=lambda path: path.stat().st_mtime)[-SHOWN_CAMPAIGNS:]
+        names = "\n".join(f"  {plain(str(path), _NAME_LIMIT)}" for path in reversed(newest))
+        raise ConfigError(
+            f"{directory}: holds {len(found)} campaigns; name one, such as the latest:\n{names}"
+        )
+    return _read(found[0])
+
+
+def gather_all(directory: Path) -> tuple[CampaignRecord, ...]:
+    """Read every campaign and single run below a directory, or the one that it is.
+
+    Raises:
+        RecordsError: there is no such directory.
+    """
+    return tuple(_read(path) for path in find_campaigns(directory))
+
+
+def _read(directory: Path) -> CampaignRecord:
+    files = CampaignFiles(directory)
+    problems: list[str] = []
+    manifest = _manifest(files, problems)
+    runs = tuple(_run(files_of, entry) for files_of, entry in _planned(files, manifest, problems))
+    problems += [
+        f"{run.run_id}: {run.columns.skipped_lines} lines of metrics.jsonl could not be read and are left out"
+        for run in runs
+        if run.columns.skipped_lines
+    ]
+    given = RunFiles(directory).run_toml if is_single_run(directory) else files.campaign_toml
+    return CampaignRecord(
+        id=plain(directory.resolve().name, _NAME_LIMIT),
+        directory=directory,
+        manifest=manifest,
+        overrides=_overrides(files),
+        toml=_text(given),
+        runs=runs,
+        problems=tuple(plain(problem, 500) for problem in problems),
+    )
+
+
+def _manifest(files: CampaignFiles, problems: list[str]) -> Manifest | None:
+    path = files.manifest
+    above = files.directory.resolve().parent
+    if not path.exists() and above.name == "runs" and is_campaign(above.parent):
+        path = CampaignFiles(above.parent).manifest
+    try:
+        return read_manifest(path)
+    except RecordsError as error:
+        problems.append(str(error))
+        return None
+
+
+def _planned(
+    files: CampaignFiles, manifest: Manifest | None, problems: list[str]
+) -> list[tuple[RunFiles, RunEntry]]:
+    known = {entry.run_id: entry for entry in manifest.runs} if manifest else {}
+    if is_single_run(files.directory):
+        name = files.directory.resolve().name
+        alone = next(iter(known.values())) if len(known) == 1 else _from_name(name)
+        return [(RunFiles(files.directory), known.get(name, alone))]
+    try:
+        names = list(known) or sorted(path.name for path in files.runs.iterdir() if path.is_dir())
+        return [(files.run(name), known.get(name) or _from_name(name)) for name in names]
+    except FileNotFoundError:
+        return []
+    except (OSError, RecordsError) as error:
+        problems.append(str(error))
+        return []
+
+
+def _from_name(run_id: str) -> RunEntry:
+    """Without a manifest, a run's name `<condition>_s<seed>` still tells where it belongs."""
+    condition, mark, seed = run_id.rpartition("_s")
+    if mark and seed.isascii() and seed.isdigit() and len(seed) <= 18:
+        return RunEntry(run_id, condition, int(seed), max_steps=0)
+    return RunEntry(run_id, run_id, -1, max_steps=0)
+
+
+def _run(files: RunFiles, entry: RunEntry) -> RunRecord:
+    config = _tables(files.run_toml)
+    state, message, attempts, result = _became(files, entry)
+    try:
+        columns = read_columns(files.directory) if files.directory.is_dir() else NO_ROWS
+    except RecordsError as error:
+        columns, state, message = NO_ROWS, UNREADABLE, str(error)
+    return RunRecord(
+        run_id=plain(entry.run_id, _NAME_LIMIT),
+        condition=plain(_condition(entry, config), _NAME_LIMIT),
+        seed=_seed(entry, config),
+        state=state,
+        max_steps=entry.max_steps or _integer(config, "training", "max_steps"),
+        attempts=attempts,
+        columns=columns,
+        result=result,
+        config=config,
+        message=plain(message, 500),
+        directory=files.directory,
+    )
+
+
+def _became(files: RunFiles, entry: RunEntry) -> tuple[str, str, tuple[Attempt, ...], dict[str, Any]]:
+    """Give state, message, attempts and result; what cannot be read is unreadable, and says why."""
+    try:
+        seen = inspect_run(files, entry.config_hash)
+    except RecordsError as error:
+        return UNREADABLE, str(error), (), {}
+    result = dict(seen.done.result) if seen.done else {}
+    message = seen.attempts[-1].message if seen.attempts and not seen.done else ""
+    return str(seen.state), message, seen.attempts, result
+
+
+def _condition(entry: RunEntry, config: Mapping[str, Any]) -> str:
+    run = config.get("run")
+    known = run.get("condition") if isinstance(run, dict) else None
+    return known if isinstance(known, str) and known and entry.condition == entry.run_id else entry.condition
+
+
+def _seed(entry: RunEntry, config: Mapping[str, Any]) -> int | None:
+    return entry.seed if entry.seed >= 0 else _integer(config, "training", "seed")
+
+
+def _integer(config: Mapping[str, Any], section: str, key: str) -> int | None:
+    table = config.get(section)
+    value = table.get(key) if isinstance(table, dict) else None
+    return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None
+
+
+def _tables(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(_text(path))
+    except (ValueError, RecursionError):
+        return {}
+
+
+def _overrides(files: CampaignFiles) -> tuple[str, ...]:
+    try:
+        found = (read_json(files.origin) or {}).get("overrides")
+    except RecordsError:
+        return ()
+    return tuple(plain(str(one)) for one in found) if isinstance(found, list) else ()
+
+
+def _text(path: Path) -> str:
+    try:
+        return (read_small(path) or b"").decode(errors="replace")
+    except RecordsError:
+        return ""

@@ -1,0 +1,141 @@
+"""What a user names on the command line -> the sides of a comparison.
+
+A directory is a campaign or a run; a name after it is a condition or a run of that campaign.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from retrain.errors import ConfigError
+from retrain.records.text import plain
+from retrain.report.gather import CampaignRecord, RunRecord, gather
+
+
+@dataclass(frozen=True)
+class Side:
+    """Runs that count as one: a condition's, or a single run."""
+
+    label: str
+    runs: tuple[RunRecord, ...]
+
+
+@dataclass(frozen=True)
+class Match:
+    """Sides to be compared with the first of them."""
+
+    title: str
+    sides: tuple[Side, ...]
+
+
+@dataclass
+class _Named:
+    """A directory, and what of it was asked for."""
+
+    campaign: CampaignRecord
+    names: list[str]
+
+
+def choose(arguments: Sequence[str]) -> tuple[Match, ...]:
+    """Find what is to be compared.
+
+    `CAMPAIGN` compares its conditions with the first of them; `CAMPAIGN a b` those two;
+    `CAMPAIGN1 CAMPAIGN2` the conditions that both have, each with its like; `CAMPAIGN1 a CAMPAIGN2 b`
+    a condition of one with a condition of the other; `RUN1 RUN2` two runs.
+
+    Raises:
+        ConfigError: a name is unknown, or says too little; the message lists what there is.
+        RecordsError: a directory does not exist.
+    """
+    named = _read(arguments)
+    tags = _tags([one.campaign for one in named])
+    if len(named) == 1 and not named[0].names:
+        return (_conditions(named[0].campaign),)
+    if len(named) > 1 and not any(one.names for one in named):
+        return _like_with_like([one.campaign for one in named], tags)
+    sides = [side for one, tag in zip(named, tags, strict=True) for side in _of(one, tag)]
+    if len(sides) < 2:
+        raise ConfigError(
+            f"only {sides[0].label!r} is named; name what to compare it with: {_offer(named[0])}"
+        )
+    return (Match("", tuple(sides)),)
+
+
+def conditions(campaign: CampaignRecord) -> tuple[Side, ...]:
+    """Give a campaign's conditions as sides."""
+    return tuple(Side(label, campaign.of_condition(label)) for label in campaign.conditions)
+
+
+def _read(arguments: Sequence[str]) -> list[_Named]:
+    named: list[_Named] = []
+    for argument in arguments:
+        is_name = bool(named) and argument in _names(named[-1].campaign)
+        if is_name:
+            named[-1].names.append(argument)
+        elif named and not Path(argument).is_dir():
+            raise ConfigError(
+                f"{plain(argument)!r} is no directory, and no condition or run of "
+                f"{named[-1].campaign.directory}, which has {_offer(named[-1])}"
+            )
+        else:
+            named.append(_Named(gather(Path(argument)), []))
+    return named
+
+
+def _names(campaign: CampaignRecord) -> set[str]:
+    return {*campaign.conditions, *(run.run_id for run in campaign.runs)}
+
+
+def _offer(named: _Named) -> str:
+    return ", ".join(named.campaign.conditions[:10])
+
+
+def _conditions(campaign: CampaignRecord) -> Match:
+    sides = conditions(campaign)
+    if len(sides) < 2:
+        only = sides[0].label if sides else "no run"
+        raise ConfigError(
+            f"{campaign.directory}: holds {only} alone; name another campaign, or two runs of this one"
+        )
+    return Match("", sides)
+
+
+def _like_with_like(campaigns: Sequence[CampaignRecord], tags: Sequence[str]) -> tuple[Match, ...]:
+    if all(len(campaign.conditions) == 1 for campaign in campaigns):
+        return (Match("", tuple(_side(c, c.conditions[0], t) for c, t in zip(campaigns, tags, strict=True))),)
+    shared = [
+        label for label in campaigns[0].conditions if all(label in other.conditions for other in campaigns)
+    ]
+    if not shared:
+        have = "; ".join(f"{c.directory} has {', '.join(c.conditions[:10])}" for c in campaigns)
+        raise ConfigError(f"no condition is in all of them ({have}); name one after each directory")
+    return tuple(
+        Match(label, tuple(_side(c, label, t) for c, t in zip(campaigns, tags, strict=True)))
+        for label in shared
+    )
+
+
+def _of(named: _Named, tag: str) -> list[Side]:
+    campaign, names = named.campaign, named.names
+    if not names and len(campaign.conditions) == 1:
+        names = list(campaign.conditions)
+    if not names:
+        raise ConfigError(f"{campaign.directory}: which condition? name one after it: {_offer(named)}")
+    return [_side(campaign, name, tag) for name in names]
+
+
+def _side(campaign: CampaignRecord, name: str, tag: str) -> Side:
+    runs = campaign.of_condition(name) or tuple(run for run in campaign.runs if run.run_id == name)
+    if not tag:
+        return Side(name, runs)
+    return Side(tag if tag.startswith(name) else f"{name} ({tag})", runs)  # a run's directory says both
+
+
+def _tags(campaigns: Sequence[CampaignRecord]) -> list[str]:
+    """Tell campaigns apart briefly: by the four digits that end their ids, if those differ."""
+    if len(campaigns) == 1:
+        return [""]
+    short = [campaign.id.rpartition("-")[2] for campaign in campaigns]
+    return short if len(set(short)) == len(short) else [campaign.id for campaign in campaigns]

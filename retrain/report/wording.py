@@ -1,0 +1,81 @@
+"""What a comparison's numbers allow to say, in sentences; the same for terminals and pages."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from retrain.report.compare import Comparison, Judged, MetricComparison, SideResult, Verdict
+from retrain.report.numbers import significant
+from retrain.report.statistics import FEWEST_SEEDS
+
+DIRECTIONS = {True: "higher is better", False: "lower is better", None: ""}
+
+MOST_NAMED = 5  # conditions in one sentence
+
+
+def heading(metric: MetricComparison) -> str:
+    """Say how a metric's values were taken, and which way is good."""
+    return "; ".join(filter(None, (metric.how, DIRECTIONS[metric.higher_is_better])))
+
+
+def left_out(sides: Sequence[SideResult]) -> Iterator[str]:
+    """Say which runs do not count, and which of those that do are judged at other steps."""
+    for side in sides:
+        parts = [f"{side.failed} failed"] if side.failed else []
+        parts += [f"{side.unfinished} not finished"] if side.unfinished else []
+        parts += [f"{side.silent} without this metric"] if side.silent else []
+        if parts:
+            yield f"{side.label}: of {side.runs} runs, {' and '.join(parts)}: left out"
+    judged = [(side.label, *side.steps) for side in sides if side.steps and side.sample.n]
+    steps = {step for _, *both in judged for step in both}
+    if len(steps) > 1:
+        (first, low, high), *others = judged
+        rest = "".join(f", {label} {_range(*both)}" for label, *both in others[:MOST_NAMED])
+        rest += ", and so on" if len(others) > MOST_NAMED else ""
+        yield f"{first} ran {_range(low, high)} steps{rest}; --step {min(steps)} compares them after as many"
+
+
+def judgement(judged: Judged, metric: MetricComparison) -> str:
+    """Give the verdict, and whether that is good."""
+    if judged.verdict not in (Verdict.HIGHER, Verdict.LOWER) or metric.higher_is_better is None:
+        return str(judged.verdict)
+    is_better = (judged.verdict == Verdict.HIGHER) == metric.higher_is_better
+    return f"{judged.verdict}, {'better' if is_better else 'worse'}"
+
+
+def because(base: SideResult, side: SideResult, judged: Judged) -> str:
+    """Say what the verdict rests on."""
+    gap = judged.difference
+    if gap.n is None and min(base.sample.n, side.sample.n) < FEWEST_SEEDS:
+        return f"{base.sample.n} and {side.sample.n} runs to compare; {FEWEST_SEEDS} of each are the fewest"
+    if gap.n is not None and gap.n < FEWEST_SEEDS:
+        return f"{gap.n} {'seed' if gap.n == 1 else 'seeds'} finished in both; {FEWEST_SEEDS} are the fewest"
+    seeds = f"{gap.n} pairs of seeds" if gap.n else f"{base.sample.n} and {side.sample.n} seeds, not paired"
+    alone = base.sample.n + side.sample.n - 2 * gap.n if gap.n else 0
+    if alone:
+        seeds += f", {alone} {'run' if alone == 1 else 'runs'} without a partner left out"
+    if judged.verdict == Verdict.IDENTICAL:
+        return seeds
+    parts = [seeds, f"p {significant(gap.p)}"]
+    if judged.p_adjusted != gap.p:
+        parts.append(f"{significant(judged.p_adjusted)} among all these comparisons")
+    if judged.verdict == Verdict.NOT_ENOUGH and gap.detectable is not None:
+        least = significant(gap.detectable)
+        parts.append(f"seeds like these find a difference of {least} four times in five")
+    return "; ".join(parts)
+
+
+def _range(low: int, high: int) -> str:
+    return str(low) if low == high else f"{low} to {high}"
+
+
+def footnotes(comparisons: Sequence[Comparison]) -> Iterator[str]:
+    """Say how to read a comparison."""
+    metrics = sum(len(comparison.metrics) for comparison in comparisons)
+    if metrics:
+        yield (
+            "Verdicts follow the 95 % interval (Student's t), which holds its level with few seeds; the "
+            "bootstrap's (BCa) is too narrow then."
+        )
+    if metrics > 1:
+        yield "Each metric is judged on its own; of 20 alike, one will seem different. Decide by the first."

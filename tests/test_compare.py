@@ -1,0 +1,240 @@
+"""`retrain compare`: which runs count, what may be named, and what is said of them."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from subprocess import CompletedProcess
+from typing import Any
+
+import pytest
+
+from retrain.errors import ConfigError, RecordsError
+from retrain.report.compare import Comparison, Verdict, compare
+from retrain.report.final import Moment, final_value
+from retrain.report.gather import gather
+from retrain.report.sides import choose
+from retrain.report.wording import because, left_out
+from tests.simulated import Simulated, flat, write_campaign
+
+SPREAD = (0.0, 0.02, 0.03, 0.01)  # of four seeds
+Call = Callable[..., CompletedProcess[str]]
+
+
+def two(low: float = 0.5, high: float = 0.9) -> dict[tuple[str, int], Simulated]:
+    """Two conditions that four seeds tell apart."""
+    return {("grpo", s): flat(low + x) for s, x in enumerate(SPREAD)} | {
+        ("maxrl", s): flat(high - x) for s, x in enumerate(SPREAD)
+    }
+
+
+def compared(directory: Path, *names: str, **options: Any) -> Comparison:
+    (match,) = choose([str(directory), *names])
+    return compare(match, **options)
+
+
+def verdict(comparison: Comparison) -> str:
+    return comparison.metrics[0].differences[0].verdict
+
+
+def test_conditions_of_a_campaign_are_compared_with_the_first(tmp_path):
+    found = compared(write_campaign(tmp_path, two()))
+    reward = found.metrics[0]
+    assert (reward.metric, [side.label for side in reward.sides]) == ("eval_reward", ["grpo", "maxrl"])
+    assert reward.differences[0].difference.difference == pytest.approx(0.4 - 2 * sum(SPREAD) / 4)
+    assert verdict(found) == Verdict.HIGHER
+
+
+def test_a_lower_value_is_called_lower(tmp_path):
+    assert verdict(compared(write_campaign(tmp_path, two(0.9, 0.5)))) == Verdict.LOWER
+
+
+def test_a_campaign_compared_with_itself_is_identical(tmp_path):
+    directory = write_campaign(tmp_path, two())
+    assert verdict(compared(directory, "grpo", str(directory), "grpo")) == Verdict.IDENTICAL
+
+
+def test_two_seeds_are_not_enough_however_far_apart(tmp_path):
+    runs = {(c, s): flat(reward + s / 100) for c, reward in (("grpo", 0.1), ("maxrl", 0.9)) for s in (0, 1)}
+    assert verdict(compared(write_campaign(tmp_path, runs))) == Verdict.NOT_ENOUGH
+
+
+def test_runs_that_failed_or_are_not_finished_are_counted_and_left_out(tmp_path):
+    bad = {("maxrl", 4): flat(0.0, 3, ending="failed"), ("maxrl", 5): flat(0.0, 3, ending="")}
+    side = compared(write_campaign(tmp_path, two() | bad)).metrics[0].sides[1]
+    assert (side.runs, side.failed, side.unfinished, side.sample.n) == (6, 1, 1, 4)
+    assert min(value for _, value in side.values) > 0.8
+
+
+def said(comparison: Comparison) -> str:
+    """All sentences about the first metric."""
+    metric = comparison.metrics[0]
+    pairs = zip(metric.sides[1:], metric.differences, strict=True)
+    return "\n".join((*left_out(metric.sides), *(because(metric.sides[0], *pair) for pair in pairs)))
+
+
+def test_conditions_that_ended_at_different_steps_are_told_and_may_be_compared_at_one(tmp_path):
+    runs = {("grpo", s): flat(0.5 + s / 9, 20) for s in range(3)} | {("maxrl", 0): flat(0.9, 50)}
+    directory = write_campaign(tmp_path, runs)
+    assert "grpo ran 20 steps, maxrl 50; --step 20 compares" in said(compared(directory))
+    assert "--step" not in said(compared(directory, moment=Moment(step=20), metrics=["mean_reward"]))
+
+
+def test_runs_that_finished_without_the_metric_are_not_called_unfinished(tmp_path):
+    only = {("grpo", s): Simulated([0.5] * 9, more=lambda step: {"gap": 1.0 * step}) for s in range(3)}
+    found = compared(write_campaign(tmp_path, only | {("maxrl", 0): flat(0.5, 9)}), metrics=["gap"])
+    assert said(found).splitlines() == [
+        "maxrl: of 1 runs, 1 without this metric: left out",
+        "3 and 0 runs to compare; 3 of each are the fewest",
+    ]
+
+
+def test_seeds_without_a_partner_are_told(tmp_path):
+    more = {("maxrl", s): flat(0.1) for s in (7, 8)}
+    assert said(compared(write_campaign(tmp_path, two() | more))).startswith(
+        "4 pairs of seeds, 2 runs without a partner left out; p "
+    )
+
+
+def test_at_a_step_every_run_that_reached_it_counts(tmp_path):
+    bad = {("maxrl", 4): flat(0.9, 15, ending="failed"), ("maxrl", 5): flat(0.9, 3, ending="failed")}
+    directory = write_campaign(tmp_path, two() | bad)
+    side = compared(directory, moment=Moment(step=10), metrics=["mean_reward"]).metrics[0].sides[1]
+    assert (side.failed, side.sample.n) == (1, 5)
+
+
+def test_a_run_comes_to_the_mean_of_its_last_tenth(tmp_path):
+    rewards = [0.0] * 180 + [1.0] * 20
+    run = gather(write_campaign(tmp_path, {("grpo", 0): Simulated(rewards)}, steps=200)).runs[0]
+    assert final_value(run, "mean_reward", Moment()) == 1.0
+    assert final_value(run, "mean_reward", Moment(last=40)) == 0.5
+    assert final_value(run, "mean_reward", Moment(step=100)) == 0.0
+
+
+def test_held_out_metrics_are_those_of_the_last_evaluation(tmp_path):
+    rewards = [0.0] * 20
+    evaluated = Simulated(
+        rewards, held_out=0.7, more=lambda step: {"eval_reward": step / 100} if step % 5 == 0 else {}
+    )
+    run = gather(write_campaign(tmp_path, {("grpo", 0): evaluated})).runs[0]
+    assert final_value(run, "eval_reward", Moment()) == 0.7
+    assert final_value(run, "eval_reward", Moment(step=12)) == 0.1
+
+
+def test_two_campaigns_are_compared_condition_by_condition(tmp_path):
+    first = write_campaign(tmp_path, two(), name="study-aaaa")
+    second = write_campaign(tmp_path, two(0.6), name="study-bbbb")
+    matches = choose([str(first), str(second)])
+    assert [match.title for match in matches] == ["grpo", "maxrl"]
+    assert [side.label for side in matches[0].sides] == ["grpo (aaaa)", "grpo (bbbb)"]
+
+
+def test_a_condition_is_compared_with_one_of_another_campaign(tmp_path):
+    first = write_campaign(tmp_path, two(), name="study-aaaa")
+    second = write_campaign(tmp_path, two(), name="study-bbbb")
+    (match,) = choose([str(first), "grpo", str(second), "maxrl"])
+    assert [(side.label, len(side.runs)) for side in match.sides] == [("grpo (aaaa)", 4), ("maxrl (bbbb)", 4)]
+
+
+def test_runs_are_compared_by_name_or_by_directory(tmp_path):
+    directory = write_campaign(tmp_path, two())
+    (named,) = choose([str(directory), "grpo_s0", "maxrl_s1"])
+    (given,) = choose([str(directory / "runs" / "grpo_s0"), str(directory / "runs" / "maxrl_s1")])
+    for match in (named, given):
+        assert [(side.label, len(side.runs)) for side in match.sides] == [("grpo_s0", 1), ("maxrl_s1", 1)]
+
+
+@pytest.mark.parametrize(
+    ("names", "says"),
+    [
+        (["grpi"], "no condition or run of .*, which has grpo, maxrl"),
+        (["grpo"], "only 'grpo' is named; name what to compare it with: grpo, maxrl"),
+    ],
+)
+def test_a_name_that_says_too_little_is_answered_with_what_there_is(tmp_path, names, says):
+    directory = write_campaign(tmp_path, two())
+    with pytest.raises(ConfigError, match=says):
+        choose([str(directory), *names])
+
+
+def test_a_campaign_of_one_condition_has_nothing_to_compare_with(tmp_path):
+    with pytest.raises(ConfigError, match="holds grpo alone"):
+        choose([str(write_campaign(tmp_path, {("grpo", 0): flat(0.5)}))])
+
+
+def test_campaigns_without_a_common_condition_say_what_they_have(tmp_path):
+    both = [{(c, 0): flat(0.5) for c in pair} for pair in (("a", "b"), ("c", "d"))]
+    directories = [write_campaign(tmp_path, runs, name=f"study-{i}") for i, runs in enumerate(both)]
+    with pytest.raises(ConfigError, match=r"has a, b; .* has c, d"):
+        choose([str(path) for path in directories])
+
+
+def test_a_directory_of_several_campaigns_names_them(tmp_path):
+    for name in ("one-aaaa", "two-bbbb"):
+        write_campaign(tmp_path, two(), name=name)
+    with pytest.raises(ConfigError, match="holds 2 campaigns"):
+        choose([str(tmp_path)])
+
+
+@pytest.mark.parametrize(("make", "error"), [(True, ConfigError), (False, RecordsError)])
+def test_an_empty_or_missing_directory_says_so(tmp_path, make, error):
+    directory = tmp_path / "logs"
+    if make:
+        directory.mkdir()
+    with pytest.raises(error, match=r"no campaigns yet|does not exist"):
+        choose([str(directory)])
+
+
+def test_the_configurations_differences_leave_out_seeds_and_places(tmp_path):
+    found = compared(write_campaign(tmp_path, two()))
+    assert [(row.key, row.values) for row in found.config] == [
+        ("algorithm.advantage_mode", ("'grpo'", "'maxrl'"))
+    ]
+
+
+def test_several_conditions_share_the_risk_of_a_false_claim(tmp_path):
+    others = {(f"other{i}", s): flat(0.5 + x + i / 100) for i in range(9) for s, x in enumerate(SPREAD)}
+    for judged in compared(write_campaign(tmp_path, two() | others)).metrics[0].differences:
+        assert judged.p_adjusted is not None
+        assert judged.difference.p is not None
+        assert judged.p_adjusted >= judged.difference.p
+
+
+def test_runs_without_rows_are_nothing_to_compare(tmp_path, retrain):
+    directory = write_campaign(tmp_path, {(c, 0): Simulated([], ending="") for c in ("grpo", "maxrl")})
+    answer = retrain("compare", directory)
+    assert (answer.returncode, "nothing to compare" in answer.stdout) == (0, True)
+
+
+def test_torn_lines_and_hostile_values_do_not_stop_a_comparison(tmp_path):
+    directory = write_campaign(tmp_path, two())
+    with (directory / "runs" / "grpo_s0" / "metrics.jsonl").open("ab") as file:
+        file.write(b'\xff\x00{"step": 2\n[1]\n{"step": 20, "mean_reward": "high", "loss": 1e999}\n')
+    assert verdict(compared(directory)) == Verdict.HIGHER
+    assert "2 lines of metrics.jsonl" in gather(directory).problems[0]
+
+
+@pytest.mark.parametrize("width", [40, 80, 200])
+def test_the_table_keeps_to_the_width_it_has(tmp_path, retrain: Call, width):
+    directory = write_campaign(tmp_path, two())
+    environment = {**os.environ, "COLUMNS": str(width), "NO_COLOR": "1"}
+    answer = retrain("compare", directory, "-m", "eval_reward", env=environment)
+    tables = [line for line in answer.stdout.splitlines() if line.startswith(" ") and ": " not in line]
+    assert max(map(len, tables)) <= width
+    assert "higher" in answer.stdout
+    assert "\x1b" not in answer.stdout
+
+
+def test_json_holds_what_the_table_shows(tmp_path, retrain: Call):
+    directory = write_campaign(tmp_path, two())
+    (found,) = json.loads(retrain("compare", directory, "grpo", "maxrl", "--json").stdout)
+    sides: list[Mapping[str, Any]] = found["metrics"][0]["sides"]
+    assert [(side["label"], side["sample"]["n"]) for side in sides] == [("grpo", 4), ("maxrl", 4)]
+    assert found["metrics"][0]["differences"][0]["verdict"] == "higher"
+
+
+def test_a_metric_that_no_run_has_is_answered_with_those_there_are(tmp_path, retrain: Call):
+    answer = retrain("compare", write_campaign(tmp_path, two()), "--metric", "mean_rewrad")
+    assert (answer.returncode, "did you mean 'mean_reward'" in answer.stderr) == (2, True)
