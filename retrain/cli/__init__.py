@@ -13,9 +13,11 @@ from retrain.cli import (
     compare,
     doctor,
     explain,
+    export,
     init,
     logs,
     plugins,
+    report,
     resume,
     run,
     samples,
@@ -41,8 +43,10 @@ app.command("resume")(resume.command)
 app.command("stop")(stop.command)
 app.command("status")(status.command)
 app.command("logs")(logs.command)
+app.command("report")(report.command)
 app.command("samples")(samples.command)
 app.command("compare")(compare.command)
+app.command("export")(export.command)
 app.command("schema")(schema.command)
 app.command("plugins")(plugins.command)
 app.command("doctor")(doctor.command)

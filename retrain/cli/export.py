@@ -1,0 +1,50 @@
+"""`retrain export`: every row of every run as one table, for other tools."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+class Format(StrEnum):
+    """What rows are written as."""
+
+    CSV = "csv"
+    JSONL = "jsonl"
+    PARQUET = "parquet"
+
+
+def command(
+    directory: Annotated[
+        Path, typer.Argument(metavar="[DIR]", help="A log directory, a campaign or a run.")
+    ] = Path("logs"),
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", metavar="FILE", help="Where to; default: standard output."),
+    ] = None,
+    form: Annotated[
+        Format | None, typer.Option("--format", help="Default: what FILE ends in, else csv.")
+    ] = None,
+    runs: Annotated[
+        bool,
+        typer.Option("--runs", help="One row per run instead: its end, and every key of its configuration."),
+    ] = False,
+) -> None:
+    """Write all steps of all runs as one table, each step once, to go on with pandas, R or SQL.
+
+    Example: retrain export logs/study-20260101T120000Z-1a2b -o rows.parquet
+    """
+    from retrain.report.export import ends_of, rows_of
+    from retrain.report.gather import gather_all
+    from retrain.report.outputs import TABLES, chosen_format, write_table
+
+    campaigns = gather_all(directory)
+    chosen = chosen_format(output, form, TABLES)
+    content = write_table(ends_of(campaigns) if runs else rows_of(campaigns), chosen, output)
+    if output is None:
+        typer.echo(content, nl=False)
+    else:
+        typer.echo(f"{output}  {output.stat().st_size / 1000:,.0f} kB", err=True)

@@ -1,0 +1,197 @@
+"""All that a report shows of a campaign, worked out once for page, images and tables."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from retrain.report.charts import Chart
+from retrain.report.charts.controllers import regime_chart, usl_chart
+from retrain.report.charts.curves import Plot, axis_title, curve_chart, describe
+from retrain.report.charts.final import final_charts
+from retrain.report.charts.look import HEIGHT
+from retrain.report.charts.time import split_chart, timeline_chart
+from retrain.report.columns import read_warm_up
+from retrain.report.compare import Comparison, MetricComparison, compare
+from retrain.report.final import known_metrics
+from retrain.report.gather import CampaignRecord
+from retrain.report.phases import step_splits
+from retrain.report.scalability import Scalability, best_concurrency, scalability, stretches
+from retrain.report.series import Bins, Curve, bins_for, curves
+from retrain.report.sides import Match, Side, conditions
+from retrain.report.timeline import timeline
+
+MOST_CONDITIONS = 100  # drawn; tables hold all
+SHORT = 190  # pixels of a chart that supports another
+SIGHT = 3.0  # times the largest concurrency tried: a peak beyond it is a guess
+TITLES = {
+    "mean_reward": "Reward of the sampled rollouts while training",
+    "eval_reward": "Reward on held-out prompts",
+}
+
+
+@dataclass(frozen=True)
+class Explored:
+    """A metric that can be chosen on the page."""
+
+    metric: str
+    curves: tuple[Curve, ...]
+
+
+@dataclass(frozen=True)
+class Contents:
+    """What there is to show; charts of what a campaign has no data for are absent."""
+
+    campaign: CampaignRecord
+    sides: tuple[Side, ...]
+    drawn: tuple[str, ...]  # labels of the conditions that charts show
+    comparison: Comparison
+    bins: Bins
+    explored: tuple[Explored, ...]
+    scalability: tuple[Scalability, ...]
+    learning: tuple[Chart, ...]
+    final: tuple[Chart, ...]
+    back_pressure: tuple[Chart, ...]
+    time: tuple[Chart, ...]
+    rate: tuple[Chart, ...]
+
+    @property
+    def charts(self) -> tuple[Chart, ...]:
+        """All charts in the order of the page."""
+        return self.learning + self.final + self.back_pressure + self.time + self.rate
+
+
+@dataclass(frozen=True)
+class Shown:
+    """The conditions that charts show, and the bins of their curves."""
+
+    sides: tuple[Side, ...]
+    bins: Bins
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """Their names, in the order that gives them their colours."""
+        return tuple(side.label for side in self.sides)
+
+
+def contents(campaign: CampaignRecord, metrics: Sequence[str] = ()) -> Contents:
+    """Work out what to show.
+
+    Args:
+        campaign: what its directory holds.
+        metrics: further metrics that get a chart and a place in the comparison.
+    """
+    sides = conditions(campaign)
+    known = known_metrics(campaign.runs)
+    shown = Shown(sides[:MOST_CONDITIONS], bins_for(sides[:MOST_CONDITIONS], len(known)))
+    comparison = compare(Match("", sides), _compared(known, metrics))
+    rewards = [_first(one) for one in comparison.metrics if one.metric.endswith("reward")]
+    fits = tuple(found for side in shown.sides if (found := scalability(side)))
+    return Contents(
+        campaign=campaign,
+        sides=sides,
+        drawn=shown.labels,
+        comparison=comparison,
+        bins=shown.bins,
+        explored=_explored(shown, known),
+        scalability=fits,
+        learning=_warm_up(shown) + _learning(shown, metrics),
+        final=tuple(final_charts(rewards[:1])),
+        back_pressure=_back_pressure(campaign, fits, shown),
+        time=_time(campaign, shown),
+        rate=_rate(shown),
+    )
+
+
+def _first(found: MetricComparison) -> MetricComparison:
+    """As many sides as are drawn."""
+    return replace(found, sides=found.sides[:MOST_CONDITIONS])
+
+
+def _compared(known: Sequence[str], metrics: Sequence[str]) -> tuple[str, ...]:
+    usual = [name for name in ("eval_reward", "mean_reward", "step_time_s") if name in known]
+    return tuple(dict.fromkeys([*usual, *metrics]))
+
+
+def _explored(shown: Shown, known: Sequence[str]) -> tuple[Explored, ...]:
+    found = (Explored(name, curves(shown.sides, name, shown.bins)) for name in known)
+    return tuple(one for one in found if one.curves)
+
+
+def _warm_up(shown: Shown) -> tuple[Chart, ...]:
+    """Draw what was learned from written completions before the first step, if anything was."""
+    sides = [
+        Side(side.label, tuple(replace(run, columns=read_warm_up(run.directory)) for run in side.runs))
+        for side in shown.sides
+    ]
+    before = Shown(shown.sides, bins_for(sides, 1))
+    found = curves(sides, "loss", before.bins)
+    title = "Warm-up: loss of the supervised updates before the first step"
+    return (_curves("warm_up_loss", title, found, before, SHORT),) if found else ()
+
+
+def _learning(shown: Shown, metrics: Sequence[str]) -> tuple[Chart, ...]:
+    names = dict.fromkeys([*TITLES, *metrics])
+    found = {name: curves(shown.sides, name, shown.bins) for name in names}
+    worth = [name for name in names if any(len(one.steps) > 1 or name in metrics for one in found[name])]
+    return tuple(_curves(name, TITLES.get(name, axis_title(name)), found[name], shown) for name in worth)
+
+
+def _back_pressure(campaign: CampaignRecord, fits: Sequence[Scalability], shown: Shown) -> tuple[Chart, ...]:
+    if not fits:
+        return ()
+    charts = [usl_chart(fits, shown.labels)]
+    if found := stretches(campaign.runs):
+        charts.append(regime_chart(found, shown.bins.last_step))
+    charts += _best_concurrency(fits, shown)
+    steered = [side for side in shown.sides if side.label in {fit.condition for fit in fits}]
+    if batches := curves(steered, "batch_size", shown.bins):
+        charts.append(_curves("batch_size", "Batch size that was used", batches, shown, SHORT))
+    return tuple(charts)
+
+
+def _best_concurrency(fits: Sequence[Scalability], shown: Shown) -> list[Chart]:
+    best = [one for side in shown.sides if (one := best_concurrency(side, shown.bins))]
+    plot = Plot(
+        name="p-star",
+        metric="bp_p_star",
+        title="Best concurrency p* as the controller saw it",
+        subtitle="Median over seeds. No line: more than half saw no peak, or one far beyond any batch tried.",
+        height=SHORT,
+        most=SIGHT * max(float(fit.concurrency.max()) for fit in fits),
+        last_step=shown.bins.last_step,
+    )
+    return [curve_chart(plot, best, shown.labels)] if best else []
+
+
+def _time(campaign: CampaignRecord, shown: Shown) -> tuple[Chart, ...]:
+    laid, splits = timeline(campaign.runs), step_splits(shown.sides)
+    charts = [timeline_chart(laid, shown.labels)] if laid.bars else []
+    return tuple([*charts, split_chart(splits)] if splits else charts)
+
+
+def _rate(shown: Shown) -> tuple[Chart, ...]:
+    ratio, age = (curves(shown.sides, name, shown.bins) for name in ("rate_ratio", "rate_sample_age_mean"))
+    charts = []
+    if ratio:
+        title = "Rate limiter: samples per trained batch, over the ratio asked for"
+        charts.append(_curves("rate_ratio", title, ratio, shown, SHORT, target=1.0))
+    if age:
+        title = "Age of the rollouts trained on"
+        charts.append(_curves("rate_sample_age_mean", title, age, shown, SHORT))
+    return tuple(charts)
+
+
+def _curves(
+    metric: str,
+    title: str,
+    found: Sequence[Curve],
+    shown: Shown,
+    height: int = HEIGHT,
+    target: float | None = None,
+) -> Chart:
+    name = re.sub("[^a-z0-9]+", "-", metric.lower())[:60].strip("-")
+    subtitle = describe(found, shown.bins)
+    plot = Plot(name, metric, title, subtitle, height, target, last_step=shown.bins.last_step)
+    return curve_chart(plot, found, shown.labels)

@@ -1,0 +1,122 @@
+"""All rows of all runs as one table: for a spreadsheet, R, pandas or a database."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from retrain import extras
+from retrain.errors import RecordsError
+from retrain.records.lines import Row
+from retrain.records.metrics import read_metrics
+from retrain.report.differences import SEED, flatten
+from retrain.report.final import Moment, final_value, known_metrics
+from retrain.report.gather import CampaignRecord, RunRecord
+
+FIRST = ("campaign", "run", "condition", "seed", "state", "step")
+
+
+@dataclass(frozen=True)
+class Table:
+    """Columns and rows; a row lacks the columns that it has no value for."""
+
+    columns: tuple[str, ...]
+    rows: list[Row]
+
+
+def rows_of(campaigns: Iterable[CampaignRecord]) -> Table:
+    """Give every step of every run, each once: all that its row says, and which run it was.
+
+    Runs whose file cannot be read have no rows.
+    """
+    rows = [row for campaign in campaigns for run in campaign.runs for row in _steps(campaign, run)]
+    names = dict.fromkeys(name for row in rows for name in row)
+    return Table((*FIRST, *(name for name in names if name not in FIRST)), rows)
+
+
+def ends_of(campaigns: Iterable[CampaignRecord]) -> Table:
+    """Give one row a run: what became of it, every metric's final value, every key of its configuration."""
+    rows = [_end(campaign, run) for campaign in campaigns for run in campaign.runs]
+    names = dict.fromkeys(name for row in rows for name in row)
+    return Table((*FIRST, *(name for name in names if name not in FIRST)), rows)
+
+
+def as_csv(table: Table) -> str:
+    """Write CSV; what is no number or text stands as JSON."""
+    buffer = io.StringIO()
+    writer = csv.writer(buffer, lineterminator="\n")
+    writer.writerow(table.columns)
+    for row in table.rows:
+        writer.writerow([_cell(row.get(name)) for name in table.columns])
+    return buffer.getvalue()
+
+
+def as_jsonl(table: Table) -> str:
+    """Write one JSON object per line."""
+    return "".join(json.dumps(row) + "\n" for row in table.rows)
+
+
+def as_parquet(table: Table) -> bytes:
+    """Write Parquet: numbers as doubles or integers, all else as text.
+
+    Raises:
+        ConfigError: pyarrow is not installed.
+    """
+    arrow = extras.load("pyarrow", "parquet", "parquet files")
+    parquet = extras.load("pyarrow.parquet", "parquet", "parquet files")
+    columns = {name: arrow.array(_column([row.get(name) for row in table.rows])) for name in table.columns}
+    sink = arrow.BufferOutputStream()
+    parquet.write_table(arrow.table(columns), sink)
+    return bytes(sink.getvalue())
+
+
+def _steps(campaign: CampaignRecord, run: RunRecord) -> Iterator[Row]:
+    known = _identity(campaign, run)
+    try:
+        rows = read_metrics(run.directory) if run.directory.is_dir() else []
+    except RecordsError:
+        return
+    for row in rows:
+        yield {**row, **known}
+
+
+def _end(campaign: CampaignRecord, run: RunRecord) -> Row:
+    row = _identity(campaign, run) | {"step": run.last_step, "message": run.message}
+    reached = Moment(step=run.last_step)
+    for name in known_metrics([run]):
+        row[f"final.{name}"] = final_value(run, name, Moment() if run.is_done else reached)
+    return row | {key: value for key, value in flatten(run.config) if key != SEED}
+
+
+def _identity(campaign: CampaignRecord, run: RunRecord) -> Row:
+    return {
+        "campaign": campaign.id,
+        "run": run.run_id,
+        "condition": run.condition,
+        "seed": run.seed,
+        "state": run.state,
+    }
+
+
+def _cell(value: Any) -> Any:
+    if value is None:
+        return ""
+    return value if isinstance(value, str | int | float) else json.dumps(value)
+
+
+def _column(values: Sequence[Any]) -> Sequence[Any]:
+    """Make values of one type, as a Parquet column asks for."""
+    kinds = {type(value) for value in values if value is not None}
+    if kinds <= {bool} or kinds <= {str}:
+        return values
+    if kinds <= {int} and all(value is None or abs(value) < 2**63 for value in values):
+        return values
+    if kinds <= {int, float}:
+        return [None if value is None else float(value) for value in values]
+    return [
+        None if value is None else value if isinstance(value, str) else json.dumps(value) for value in values
+    ]

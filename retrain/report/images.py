@@ -1,0 +1,42 @@
+"""Charts -> PNG or SVG, without a browser and without a network (vl-convert)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any, Literal
+
+from retrain import extras
+from retrain.report.charts import Chart
+
+VEGA_LITE = "6.1"  # of those that vl-convert holds, the last whose nearest-point tooltips show text (PR 9707)
+SCALE = 3.0  # pixels per point of a PNG: 300 dpi at the width of a page
+
+
+def render_images(charts: Sequence[Chart], form: Literal["png", "svg"]) -> dict[str, bytes]:
+    """Draw charts; gives name -> file's content.
+
+    Raises:
+        ConfigError: vl-convert is not installed.
+    """
+    return {chart.name: _draw(json.dumps(chart.spec, allow_nan=False), form) for chart in charts}
+
+
+def bundle() -> str:
+    """Give the scripts that draw charts in a browser: Vega, Vega-Lite and vega-embed.
+
+    Raises:
+        ConfigError: vl-convert is not installed.
+    """
+    return str(_converter().javascript_bundle(vl_version=VEGA_LITE))
+
+
+def _converter() -> Any:
+    return extras.load("vl_convert", "report", "retrain report")
+
+
+def _draw(spec: str, form: Literal["png", "svg"]) -> bytes:
+    vl_convert = _converter()
+    if form == "svg":
+        return bytes(str(vl_convert.vegalite_to_svg(spec, vl_version=VEGA_LITE)), "utf-8")
+    return bytes(vl_convert.vegalite_to_png(spec, vl_version=VEGA_LITE, scale=SCALE))

@@ -1,0 +1,90 @@
+"""A report's files: the only part of it that writes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from retrain.errors import ConfigError
+from retrain.records.files import records_error
+from retrain.report.contents import contents
+from retrain.report.export import Table, as_csv, as_jsonl, as_parquet, rows_of
+from retrain.report.final import check_metrics, known_metrics
+from retrain.report.gather import CampaignRecord
+from retrain.report.images import render_images
+from retrain.report.page import page
+
+FORMATS = ("html", "png", "svg", "csv", "parquet")
+TABLES = ("csv", "jsonl", "parquet")
+
+
+def chosen_format(output: Path | None, form: str | None, known: Sequence[str] = FORMATS) -> str:
+    """Give the format that was asked for, or that the file's name says, or the first that is known.
+
+    Raises:
+        ConfigError: the name ends in nothing known.
+    """
+    if form is not None:
+        return str(form)
+    if output is None:
+        return known[0]
+    ending = output.suffix.lstrip(".").lower()
+    if ending not in known:
+        raise ConfigError(f"{output}: ends in no known format; add --format {', '.join(known)}")
+    return ending
+
+
+def write_table(rows: Table, form: str, target: Path | None) -> bytes:
+    """Write a table to a file, or give its bytes only.
+
+    Raises:
+        ConfigError: pyarrow is not installed.
+        RecordsError: the disk refused.
+    """
+    content = _table(rows, form)
+    if target is not None:
+        _write(target, content)
+    return content
+
+
+def write(campaign: CampaignRecord, target: Path, form: str, metrics: Sequence[str]) -> list[Path]:
+    """Write a report.
+
+    Returns:
+        The files: one, or for images one per chart beside `target`.
+
+    Raises:
+        ConfigError: an extra is not installed, a metric is unknown, or there is nothing to draw.
+        RecordsError: the disk refused.
+    """
+    check_metrics(metrics, known_metrics(campaign.runs))
+    return [_write(path, content) for path, content in _files(campaign, target, form, metrics)]
+
+
+def _files(
+    campaign: CampaignRecord, target: Path, form: str, metrics: Sequence[str]
+) -> Iterator[tuple[Path, bytes]]:
+    if form in TABLES:
+        yield target, _table(rows_of([campaign]), form)
+    elif form == "html":
+        yield target, page(contents(campaign, metrics)).encode("utf-8", "replace")
+    else:
+        charts = contents(campaign, metrics).charts
+        if not charts:
+            raise ConfigError(f"{campaign.directory}: no run has rows yet, so there is nothing to draw")
+        for name, image in render_images(charts, "png" if form == "png" else "svg").items():
+            yield target.with_name(f"{target.stem}-{name}.{form}"), image
+
+
+def _table(rows: Table, form: str) -> bytes:
+    if form == "parquet":
+        return as_parquet(rows)
+    return (as_jsonl(rows) if form == "jsonl" else as_csv(rows)).encode("utf-8", "replace")
+
+
+def _write(path: Path, content: bytes) -> Path:
+    try:
+        path.write_bytes(content)
+    except OSError as error:
+        raise records_error(path, "write", error) from error
+    return path

@@ -1,0 +1,107 @@
+"""A metric over steps: per condition the mean over seeds, with a confidence band, at few enough points.
+
+Steps are put into equal bins, a run's values averaged in each; then seeds count as one value each. Runs
+that failed are left out (they would bend the mean where they end), unless a condition has no others.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from retrain.report.columns import FloatArray
+from retrain.report.gather import RunRecord
+from retrain.report.sides import Side
+from retrain.report.statistics import FEWEST_SEEDS, LEVEL, scipy_stats
+
+MOST_POINTS = 100  # of a curve: more would be one per pixel's noise, fewer would hide bends
+FEWEST_POINTS = 20
+NUMBERS = 400_000  # of all curves of a page: about 2.5 MB
+
+
+@dataclass(frozen=True)
+class Curve:
+    """One condition's metric over steps.
+
+    Attributes:
+        steps: mean step of each bin that has values, shape (points,).
+        mean: over seeds, shape (points,).
+        low, high: 95 % t interval of that mean; NaN where fewer than three seeds have values.
+        seeds: how many those are, shape (points,).
+    """
+
+    condition: str
+    steps: FloatArray
+    mean: FloatArray
+    low: FloatArray
+    high: FloatArray
+    seeds: FloatArray
+
+
+@dataclass(frozen=True)
+class Bins:
+    """Equal bins of steps, the same for all curves of a page."""
+
+    width: int
+    count: int
+    last_step: int  # of the longest run
+
+
+def bins_for(sides: Sequence[Side], metrics: int) -> Bins:
+    """Choose bins so that all curves of all metrics stay small enough together."""
+    longest = max((run.last_step for side in sides for run in side.runs), default=0)
+    room = NUMBERS // max(1, 4 * metrics * len(sides))
+    points = min(max(room, FEWEST_POINTS), MOST_POINTS)
+    width = max(1, -(-longest // points))
+    return Bins(width, -(-longest // width), longest)
+
+
+def curve(side: Side, metric: str, bins: Bins) -> Curve:
+    """Sum up a metric of a condition."""
+    binned = [_binned(run, metric, bins) for run in counted(side.runs)]
+    values = np.array([one[0] for one in binned]).reshape(len(binned), bins.count)
+    steps = np.array([one[1] for one in binned]).reshape(len(binned), bins.count)
+    seeds = np.isfinite(values).sum(axis=0)
+    known = seeds > 0
+    values, steps, seeds = values[:, known], steps[:, known], seeds[known]
+    if not len(seeds):
+        return Curve(side.label, *(np.empty(0),) * 5)
+    mean, half = np.nanmean(values, axis=0), _half_width(values, seeds)
+    return Curve(side.label, np.nanmean(steps, axis=0), mean, mean - half, mean + half, seeds.astype(float))
+
+
+def curves(sides: Sequence[Side], metric: str, bins: Bins) -> tuple[Curve, ...]:
+    """Give the curves of the conditions that have the metric."""
+    found = (curve(side, metric, bins) for side in sides)
+    return tuple(one for one in found if len(one.steps))
+
+
+def counted(runs: Sequence[RunRecord]) -> Sequence[RunRecord]:
+    """Leave out runs that failed, unless there are no others."""
+    return [run for run in runs if not run.has_failed] or runs
+
+
+def _binned(run: RunRecord, metric: str, bins: Bins) -> tuple[FloatArray, FloatArray]:
+    values = run.columns.metric(metric)
+    known = np.isfinite(values) & (run.columns.steps > 0)
+    at = (run.columns.steps[known] - 1) // bins.width
+    hits = np.bincount(at, minlength=bins.count).astype(float)[: bins.count]
+    hits[hits == 0] = np.nan
+    sums = np.bincount(at, values[known], bins.count)
+    steps = np.bincount(at, run.columns.steps[known].astype(float), bins.count)
+    return sums / hits, steps / hits
+
+
+def _half_width(values: FloatArray, seeds: FloatArray) -> FloatArray:
+    enough = seeds >= FEWEST_SEEDS
+    half = np.full(len(seeds), np.nan)
+    if enough.any():
+        n = seeds[enough]
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", RuntimeWarning)  # overflow of absurd values gives infinity
+            spread = np.nanstd(values[:, enough], axis=0, ddof=1)
+        half[enough] = scipy_stats().t.ppf((1 + LEVEL) / 2, n - 1) * spread / np.sqrt(n)
+    return half

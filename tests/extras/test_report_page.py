@@ -1,0 +1,222 @@
+"""The report in a real browser: it fetches nothing, complains of nothing, and answers the pointer."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from subprocess import CompletedProcess
+from xml.etree import ElementTree
+
+import numpy as np
+import pytest
+
+from retrain.report.contents import contents
+from retrain.report.gather import gather
+from retrain.report.outputs import write
+from retrain.report.page import page
+from tests.extras.browser import Browser, chromium
+from tests.simulated import Row, Simulated, flat, write_campaign
+
+pytestmark = pytest.mark.extras
+
+FIVE_MEGABYTES = 5_000_000
+CONDITIONS = ("grpo", "maxrl", "maxrl+bp")
+CHARTS = {
+    "mean-reward", "eval-reward", "final-eval-reward", "usl", "regimes", "p-star", "batch-size", "timeline",
+    "step-time", "rate-ratio", "rate-sample-age-mean", "explored",
+}  # fmt: skip
+HOSTILE = '</script><script>window.pwned = 1</script><img src=x onerror="window.pwned = 1">'
+
+
+def run(condition: int, seed: int, steps: int = 40, metrics: int = 0) -> Simulated:
+    """A run that learns; the last condition with back pressure, the one before with a rate limiter."""
+    rng = np.random.default_rng([condition, seed])
+    rewards = (0.2 * condition + 0.4 * np.arange(steps) / steps + rng.normal(0, 0.02, steps)).tolist()
+
+    def more(step: int) -> Row:
+        row: Row = {f"metric_{i}": float(f"{np.sin(i + step / 9 + seed):.6g}") for i in range(metrics)}
+        if step % 10 == 0:
+            row["eval_reward"] = rewards[step - 1]
+        if condition == 1:
+            row |= {"rate_ratio": 1 + 1 / step, "rate_sample_age_mean": 1.5}
+        if condition == 2:
+            p = 8 * (1 + step % 16)
+            rate = 100 * p / (1 + 0.02 * (p - 1) + 2e-4 * p * (p - 1))
+            regime = "warmup" if step < 10 else "optimal"
+            row |= {"batch_size": p // 8, "group_size": 8, "tokens_per_second": rate}
+            row |= {"bp_regime": regime, "bp_p_star": 70.0 + seed}
+        return row
+
+    return Simulated(rewards, held_out=rewards[-1], more=more)
+
+
+def campaign(log_dir: Path, seeds: int = 4, **how: int) -> Path:
+    """Three conditions, and a run that failed with hostile words."""
+    runs = {(name, s): run(c, s, **how) for c, name in enumerate(CONDITIONS) for s in range(seeds)}
+    runs["grpo", seeds] = flat(0.1, 5, ending="failed", message=HOSTILE, output=f"{HOSTILE}\n")
+    return write_campaign(log_dir, runs, steps=how.get("steps", 40))
+
+
+def report(directory: Path, target: Path) -> Path:
+    target.write_text(page(contents(gather(directory))), encoding="utf-8")
+    return target
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with chromium() as opened:
+        yield opened
+
+
+@pytest.fixture(scope="module")
+def shown(browser: Browser, tmp_path_factory: pytest.TempPathFactory) -> dict[str, object]:
+    """The report opened once: what was drawn, fetched and complained of."""
+    directory = tmp_path_factory.mktemp("report")
+    file = report(campaign(directory), directory / "report.html")
+    states = browser.open(file)
+    return {"file": file, "states": states, "fetched": browser.fetched(), "complaints": browser.complaints()}
+
+
+def test_every_chart_is_drawn(shown):
+    assert shown["states"] == dict.fromkeys(CHARTS, "drawn")
+
+
+def test_nothing_is_fetched_but_the_file(shown):
+    asked = [url for url in shown["fetched"] if not url.startswith("data:")]
+    assert asked == [shown["file"].resolve().as_uri()]
+
+
+def test_the_console_stays_silent(shown):
+    assert shown["complaints"] == []
+
+
+def test_hostile_words_stay_words(shown, browser):
+    assert browser.run("return window.pwned") is None
+    assert browser.run("return document.body.innerText.includes('<img src=x onerror=')") is True
+
+
+@pytest.mark.parametrize(
+    ("chart", "right", "down", "says"),
+    [
+        ("mean-reward", 0.1, 0.2, ["condition", "step", "mean reward", "95 % from", "seeds"]),
+        ("eval-reward", 0.1, 0.2, ["condition", "held-out reward"]),
+        ("explored", 0.1, 0.1, ["condition", "step"]),
+        ("p-star", 0.1, 0.1, ["p* (rollouts at a time)"]),
+        ("batch-size", 0.1, 0.1, ["batch size (prompts)"]),
+        ("rate-ratio", 0.1, 0.1, ["samples per batch over target"]),
+        ("rate-sample-age-mean", 0.1, 0.1, ["mean age (policy versions)"]),
+    ],
+)
+def test_hovering_anywhere_over_a_curve_shows_the_nearest_value(shown, browser, chart, right, down, says):
+    tooltip = browser.hover(f"#{chart}" if chart == "explored" else f"[data-chart={chart}]", right, down)
+    assert [word for word in says if word not in tooltip] == []
+    assert any(name in tooltip for name in CONDITIONS)
+    assert re.search(r"\d", tooltip)
+    assert "undefined" not in tooltip
+
+
+@pytest.mark.parametrize(
+    ("chart", "mark", "says"),
+    [
+        ("usl", "path[aria-roledescription=point]", ["concurrency", "tokens per second"]),
+        ("regimes", "path[aria-roledescription=bar]", ["run", "regime"]),
+        (
+            "timeline",
+            "path[aria-roledescription='rect mark']",
+            ["run", "attempt", "ended", "waited for permits"],
+        ),
+        ("step-time", "path[aria-roledescription=bar]", ["part", "share"]),
+        ("final-eval-reward", "path[aria-roledescription=point]", ["condition", "seed"]),
+    ],
+)
+def test_hovering_a_mark_shows_its_values(shown, browser, chart, mark, says):
+    tooltip = browser.hover(f"[data-chart={chart}] {mark}")
+    assert "undefined" not in tooltip
+    assert [word for word in says if word not in tooltip] == []
+
+
+def test_ctrl_and_the_wheel_zoom_in_and_a_double_click_resets(shown, browser):
+    texts = "[data-chart=mean-reward] .role-axis-label text"
+    labels = f"[...document.querySelectorAll('{texts}')].map((text) => text.textContent).sort().join()"
+    browser.hover("[data-chart=mean-reward]")
+    before = browser.run(f"return {labels}")
+    assert {"0", "20", "40"} <= set(before.split(","))
+    browser.zoom("[data-chart=mean-reward] svg")
+    browser.until(f"return {labels} !== '{before}'")
+    browser.double_click("[data-chart=mean-reward] svg")
+    browser.until(f"return {labels} === '{before}'")
+
+
+def test_any_metric_can_be_chosen(shown, browser):
+    browser.choose("#metric", "permit_wait_s")
+    browser.until("return document.querySelector('#explored svg').textContent.includes('permit wait (s)')")
+    assert browser.complaints() == []
+
+
+@pytest.mark.parametrize(
+    "runs",
+    [
+        {("grpo", 0): flat(0.5)},
+        {("grpo", s): Simulated([], ending="") for s in range(2)},
+        {("grpo", 0): flat(0.5, 1, ending="")},
+        {(f"c{i}", 0): flat(i / 40) for i in range(40)},
+        {},
+    ],
+    ids=["one run", "no rows", "one row", "forty conditions", "no runs"],
+)
+def test_other_sizes_are_drawn_without_complaint(browser, tmp_path, runs):
+    states = browser.open(report(write_campaign(tmp_path, runs), tmp_path / "report.html"))
+    assert set(states.values()) <= {"drawn"}
+    assert browser.complaints() == []
+
+
+def test_hostile_names_stay_names(browser, tmp_path):
+    name = "<img src=x onerror='window.pwned=1'>\"{{1}}"
+    odd = Simulated(
+        [0.5] * 20, held_out=0.5, more=lambda step: {name: float(step), "__proto__": 1.0, "a.b[0]": 2.0}
+    )
+    states = browser.open(
+        report(write_campaign(tmp_path, {(name, 0): odd, ("grpo", 0): odd}), tmp_path / "report.html")
+    )
+    assert set(states.values()) == {"drawn"}
+    browser.choose("#metric", name)
+    browser.until("return document.querySelector('#explored svg').textContent.includes('onerror')")
+    assert name in browser.hover("[data-chart=step-time] path[aria-roledescription=bar]")
+    assert browser.run("return window.pwned") is None
+    assert browser.complaints() == []
+
+
+def test_a_hundred_runs_of_sixty_metrics_stay_under_five_megabytes(browser, tmp_path):
+    directory = campaign(tmp_path, seeds=33, steps=300, metrics=45)
+    file = report(directory, tmp_path / "report.html")
+    assert len(gather(directory).runs) == 100
+    assert file.stat().st_size < FIVE_MEGABYTES
+    assert browser.open(file) == dict.fromkeys(CHARTS, "drawn")
+
+
+def test_images_stand_alone(tmp_path):
+    files = write(gather(campaign(tmp_path, seeds=3)), tmp_path / "figure.svg", "svg", ["step_time_s"])
+    names = {file.name for file in files}
+    assert {"figure-mean-reward.svg", "figure-usl.svg", "figure-step-time-s.svg"} <= names
+    for file in files:
+        assert "href" not in ElementTree.parse(file).getroot().attrib
+    png = write(gather(tmp_path / "study-1a2b"), tmp_path / "figure.png", "png", [])
+    assert all(file.read_bytes().startswith(b"\x89PNG") for file in png)
+
+
+def test_parquet_gives_back_the_rows(tmp_path):
+    import pyarrow.parquet
+
+    (file,) = write(gather(campaign(tmp_path, seeds=2)), tmp_path / "rows.parquet", "parquet", [])
+    read = pyarrow.parquet.read_table(file)
+    assert read.num_rows == 3 * 2 * 40 + 5
+    assert read.column("mean_reward").type == "double"
+    assert set(read.column("bp_regime").to_pylist()) == {None, "warmup", "optimal"}
+
+
+def test_the_command_writes_the_file_and_says_where(retrain: Callable[..., CompletedProcess[str]], tmp_path):
+    campaign(tmp_path / "logs", seeds=1)
+    answer = retrain("report", "logs")
+    assert (answer.returncode, answer.stdout.split()[0]) == (0, "report.html")
+    assert (tmp_path / "report.html").stat().st_size < FIVE_MEGABYTES

@@ -1,0 +1,303 @@
+"""What a report makes of records: curves, fits, lanes, failures, tables. Pages are tests/extras' business."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+from subprocess import CompletedProcess
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from retrain.report.contents import contents
+from retrain.report.export import Table, as_csv, as_jsonl, ends_of, rows_of
+from retrain.report.failures import failures
+from retrain.report.gather import CampaignRecord, gather
+from retrain.report.markup import data, text
+from retrain.report.numbers import MISSING, significant
+from retrain.report.phases import PARTS, step_split
+from retrain.report.provenance import provenance
+from retrain.report.scalability import Stretch, best_concurrency, scalability, stretches
+from retrain.report.sections import headline
+from retrain.report.series import Bins, bins_for, curve
+from retrain.report.sides import Side, conditions
+from retrain.report.timeline import timeline
+from tests.simulated import Row, Simulated, flat, write_campaign
+
+Call = Callable[..., CompletedProcess[str]]
+ONE_BY_ONE = Bins(width=1, count=20, last_step=20)
+
+
+def side(tmp_path: Path, *runs: Simulated, steps: int = 20) -> Side:
+    """One condition with these seeds."""
+    directory = write_campaign(tmp_path, {("grpo", s): run for s, run in enumerate(runs)}, steps=steps)
+    return conditions(gather(directory))[0]
+
+
+def test_a_curve_is_the_mean_over_seeds_with_students_interval(tmp_path):
+    found = curve(side(tmp_path, flat(1.0), flat(2.0), flat(3.0)), "mean_reward", ONE_BY_ONE)
+    half = 4.302653 / math.sqrt(3)  # t table, 2 degrees of freedom; deviation 1
+    assert found.mean.tolist() == [2.0] * 20
+    assert found.low == pytest.approx(2 - half, abs=1e-5)
+    assert found.high == pytest.approx(2 + half, abs=1e-5)
+
+
+def test_two_seeds_have_no_band(tmp_path):
+    found = curve(side(tmp_path, flat(1.0), flat(2.0)), "mean_reward", ONE_BY_ONE)
+    assert np.isnan(found.low).all()
+    assert found.seeds.tolist() == [2.0] * 20
+
+
+def test_a_run_that_failed_does_not_bend_the_mean(tmp_path):
+    found = curve(side(tmp_path, flat(1.0), flat(0.0, 5, ending="failed")), "mean_reward", ONE_BY_ONE)
+    assert found.mean.tolist() == [1.0] * 20
+
+
+def test_a_condition_whose_runs_all_failed_is_still_drawn(tmp_path):
+    found = curve(side(tmp_path, flat(0.5, 5, ending="failed")), "mean_reward", ONE_BY_ONE)
+    assert found.steps.tolist() == [1, 2, 3, 4, 5]
+
+
+def test_bins_average_steps_and_keep_a_seed_one_value(tmp_path):
+    found = curve(side(tmp_path, Simulated([0, 2, 4, 6])), "mean_reward", Bins(width=2, count=2, last_step=4))
+    assert (found.steps.tolist(), found.mean.tolist()) == ([1.5, 3.5], [1.0, 5.0])
+
+
+def test_rare_values_stand_at_their_own_steps(tmp_path):
+    rare = Simulated([0.0] * 20, more=lambda step: {"eval_reward": 1.0} if step in (7, 20) else {})
+    found = curve(side(tmp_path, rare), "eval_reward", Bins(width=5, count=4, last_step=20))
+    assert found.steps.tolist() == [7.0, 20.0]
+
+
+@given(conditions=st.integers(1, 100), metrics=st.integers(1, 60), longest=st.integers(1, 10**6))
+def test_all_curves_together_stay_small(conditions, metrics, longest):
+    class Run:
+        last_step = longest
+
+    sides = [Side(str(i), (Run(),)) for i in range(conditions)]  # type: ignore[arg-type]
+    bins = bins_for(sides, metrics)
+    assert bins.count * conditions * metrics * 4 <= 500_000
+    assert bins.width * bins.count >= longest > bins.width * (bins.count - 1)
+
+
+def steered(p_star: float | None = 64.0) -> Simulated:
+    """Ten steps of warm-up, ten more, throughputs on a curve with lambda 100, sigma 0.02, kappa 0.0002."""
+
+    def more(step: int) -> Row:
+        p = 8 * step
+        rate = 100 * p / (1 + 0.02 * (p - 1) + 0.0002 * p * (p - 1))
+        regime = "warmup" if step <= 10 else "optimal"
+        row = {"batch_size": step, "group_size": 8, "tokens_per_second": rate}
+        return row | {"bp_regime": regime, "bp_p_star": p_star}
+
+    return Simulated([0.5] * 20, more=more)
+
+
+def test_the_fit_finds_the_curve_that_the_steps_lie_on(tmp_path):
+    found = scalability(side(tmp_path, steered(), steered()))
+    assert found is not None
+    assert (found.fit.lambda_, found.fit.sigma, found.fit.kappa) == pytest.approx(
+        (100, 0.02, 0.0002), rel=1e-3
+    )
+    assert found.fit.p_star == pytest.approx(math.sqrt(0.98 / 0.0002), rel=1e-3)
+    assert found.steered_p_star == 64.0
+
+
+def test_runs_without_back_pressure_have_no_fit(tmp_path):
+    assert scalability(side(tmp_path, flat(0.5))) is None
+
+
+def test_regimes_are_joined_into_stretches(tmp_path):
+    found = stretches(side(tmp_path, steered()).runs)
+    assert found == (Stretch("grpo_s0", "warmup", 1, 10), Stretch("grpo_s0", "optimal", 11, 20))
+
+
+def test_the_controllers_optimum_is_a_median_that_knows_infinity(tmp_path):
+    found = best_concurrency(side(tmp_path, steered(64), steered(80), steered(None)), ONE_BY_ONE)
+    assert found is not None
+    assert found.mean.tolist() == [80.0] * 20
+
+
+def test_a_condition_that_broke_off_has_no_optimum_after_its_end(tmp_path):
+    begun = Simulated([0.5] * 8, "failed", more=lambda step: {"bp_regime": "optimal", "bp_p_star": 64.0})
+    best = best_concurrency(side(tmp_path, begun), Bins(5, 4, 20))
+    assert best is not None
+    assert best.steps.tolist() == [3.0, 7.0]
+    assert best.mean.tolist() == [64.0, 64.0]
+
+
+def test_no_optimum_is_no_line(tmp_path):
+    assert best_concurrency(side(tmp_path, steered(None)), ONE_BY_ONE) is None
+
+
+def test_attempts_are_laid_into_as_few_lanes_as_hold_them(tmp_path):
+    found = timeline(side(tmp_path, flat(0.5), flat(0.5), flat(0.5)).runs)
+    assert [bar.lane for bar in found.bars] == [1, 2, 3]  # all began within a second, each took 40
+    assert [bar.end_s - bar.start_s for bar in found.bars] == pytest.approx([40.0] * 3)
+
+
+def test_waiting_for_permits_is_summed_and_placed(tmp_path):
+    directory = write_campaign(tmp_path, {("grpo", 0): flat(0.5)})
+    attempts = directory / "runs" / "grpo_s0" / "attempts.jsonl"
+    begun, ended = (json.loads(line) for line in attempts.read_text().splitlines())
+    begun["started_at"] = "2025-01-31T12:00:00.000Z"  # when its rows say
+    attempts.write_text(json.dumps(begun) + "\n" + json.dumps(ended) + "\n")
+    found = timeline(gather(directory).runs)
+    assert found.bars[0].permit_wait_s == 10.0  # half a second in each of 20 steps
+    assert sum(one.share * (one.end_s - one.start_s) for one in found.waiting) == pytest.approx(
+        10.0, rel=0.05
+    )
+
+
+def test_the_parts_of_a_step_add_up_to_it(tmp_path):
+    found = step_split(side(tmp_path, flat(0.5)))
+    assert found is not None
+    assert dict(zip(PARTS, found.seconds, strict=True)) == {
+        "sampling": 0.5, "waiting for permits": 0.5, "rewards": 0.25, "training": 0.5, "other": 0.25,
+    }  # fmt: skip
+
+
+def test_failures_come_first_with_the_end_of_their_output(tmp_path):
+    output = "Traceback:\n  File \x1b[31m'x.py'\x1b[0m\n" + "KeyError\u202e: 'k'\n"
+    bad = flat(0.5, 5, ending="failed", message="KeyError: 'k'", output=output)
+    runs = {("grpo", 0): flat(0.5), ("grpo", 1): flat(0.5, 4, ending=""), ("grpo", 2): bad}
+    failed, died = failures(gather(write_campaign(tmp_path, runs)).runs)
+    assert (failed.run_id, failed.message, died.state) == ("grpo_s2", "KeyError: 'k'", "died")
+    assert failed.tail == ("Traceback:", "  File 'x.py'", "KeyError: 'k'")
+
+
+def test_provenance_names_versions_host_and_times(tmp_path):
+    facts = dict(provenance(gather(write_campaign(tmp_path, {("grpo", 0): flat(0.5)}))))
+    assert {"retrain", "Python", "git commit", "started on", "started", "ended"} <= facts.keys()
+    assert all(facts.values())
+
+
+def test_provenance_names_what_computed_and_old_records_do_without(tmp_path):
+    import numpy
+
+    campaign = gather(write_campaign(tmp_path, {("grpo", 0): flat(0.5), ("grpo", 1): flat(0.4)}))
+    assert f"numpy {numpy.__version__}" in dict(provenance(campaign))["workers' software"]
+    for run in campaign.runs:
+        path = run.directory / "attempts.jsonl"
+        path.write_text(path.read_text().replace('"software"', '"unknown"'))
+    assert dict(provenance(gather(campaign.directory)))["workers' software"] == MISSING
+
+
+def test_a_headline_counts_runs_by_state(tmp_path):
+    runs = {("grpo", 0): flat(0.5), ("maxrl", 0): flat(0.5, 5, ending="failed")}
+    found = headline(gather(write_campaign(tmp_path, runs)))
+    assert found == "2 runs (1 done, 1 failed): 2 conditions, 1 seed, 25 steps."
+
+
+@pytest.mark.parametrize("damage", [b"", b"\0\xff{[" * 99, b'{"step": 1e9}\n{"step": true}\n[]\n7\n'])
+@pytest.mark.parametrize("name", ["metrics.jsonl", "attempts.jsonl", "run.toml", "done.json"])
+def test_a_damaged_file_costs_its_own_content_only(tmp_path, name, damage):
+    directory = write_campaign(tmp_path, {("grpo", s): flat(0.5) for s in range(2)})
+    (directory / "runs" / "grpo_s0" / name).write_bytes(damage)
+    shown = contents(gather(directory))
+    assert len(shown.campaign.runs) == 2
+    assert "mean-reward" in [chart.name for chart in shown.charts]
+
+
+def test_a_warm_up_is_a_chart_of_its_own_with_each_update_once(tmp_path):
+    directory = write_campaign(tmp_path, {("grpo", 0): flat(0.5), ("grpo", 1): flat(0.5)})
+    updates = [(1, 1, 3.0), (2, 1, 9.0), (2, 2, 2.0)]  # a second attempt repeats the second
+    rows = [json.dumps({"step": s, "attempt": a, "loss": loss}) for s, a, loss in updates]
+    (directory / "runs" / "grpo_s0" / "warmup.jsonl").write_text("\n".join([*rows, "torn"]) + "\n")
+    (directory / "runs" / "grpo_s1" / "warmup.jsonl").mkdir()  # cannot be read
+    first, *others = contents(gather(directory)).learning
+    assert [chart.name for chart in others] == ["mean-reward"]
+    assert [row["m"] for row in first.spec["data"]["values"]] == [3.0, 2.0]
+
+
+def test_absurd_values_leave_charts_that_json_can_hold(tmp_path):
+    absurd = Simulated([1e308] * 3, more=lambda step: {"loss": 10**400, "lr": -1e308, "a]b.c\\": step})
+    directory = write_campaign(tmp_path, {("grpo", s): absurd for s in range(3)}, steps=3)
+    for chart in contents(gather(directory), ["a]b.c\\"]).charts:
+        json.dumps(chart.spec, allow_nan=False)
+
+
+def test_a_campaign_without_a_manifest_is_read_from_its_runs(tmp_path):
+    directory = write_campaign(tmp_path, {("grpo", s): flat(0.5) for s in range(2)})
+    (directory / "manifest.json").unlink()
+    found = gather(directory)
+    assert [(run.condition, run.seed, run.state) for run in found.runs] == [
+        ("grpo", 0, "done"),
+        ("grpo", 1, "done"),
+    ]
+
+
+def exported(campaign: CampaignRecord) -> Table:
+    return rows_of([campaign])
+
+
+def test_an_export_holds_every_step_of_every_run_once(tmp_path):
+    directory = write_campaign(tmp_path, {(c, s): flat(0.5) for c in ("grpo", "maxrl") for s in range(3)})
+    found = exported(gather(directory))
+    assert found.columns[:6] == ("campaign", "run", "condition", "seed", "state", "step")
+    assert len({(row["run"], row["step"]) for row in found.rows}) == len(found.rows) == 120
+
+
+def test_csv_gives_back_what_the_rows_say(tmp_path):
+    odd = Simulated([0.1, 0.25], more=lambda step: {"bp_reason": 'a "quoted",\nline', "nested": {"k": [1]}})
+    found = exported(gather(write_campaign(tmp_path, {("grpo", 0): odd}, steps=2)))
+    first, second = csv.DictReader(io.StringIO(as_csv(found)))
+    assert (first["mean_reward"], second["step"], first["bp_reason"]) == ("0.1", "2", 'a "quoted",\nline')
+    assert json.loads(first["nested"]) == {"k": [1]}
+
+
+def test_json_lines_are_the_rows(tmp_path):
+    found = exported(gather(write_campaign(tmp_path, {("grpo", 0): flat(0.5)})))
+    assert [json.loads(line) for line in as_jsonl(found).splitlines()] == found.rows
+
+
+@given(st.text())
+def test_text_never_becomes_markup(value):
+    assert not set("<>\"'") & set(text(value))
+    assert "<" not in str(data("x", [value])).removeprefix("<script").removesuffix("</script>")
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [(0.12345, "0.123"), (-0.00678, "-0.00678"), (12345.6, "12,346"), (0, "0"), (None, "-"), (math.nan, "-")],
+)
+def test_numbers_are_shown_with_three_digits(value, shown):
+    assert significant(value) == shown
+
+
+def test_an_export_of_ends_holds_final_values_and_configuration(tmp_path):
+    runs = {("grpo", 0): flat(0.5), ("maxrl", 0): flat(0.25, 5, ending="failed", message="no\nroom")}
+    done, failed = ends_of([gather(write_campaign(tmp_path, runs))]).rows
+    assert (done["state"], done["final.eval_reward"], done["algorithm.advantage_mode"]) == (
+        "done",
+        0.5,
+        "grpo",
+    )
+    assert (failed["state"], failed["step"], failed["final.mean_reward"], failed["message"]) == (
+        "failed",
+        5,
+        0.25,
+        "no room",
+    )
+
+
+@pytest.mark.parametrize("names", [["study-aaaa"], ["study-aaaa", "study-bbbb"], []])
+def test_the_export_command_takes_any_number_of_campaigns(tmp_path, retrain: Call, names):
+    (tmp_path / "logs").mkdir()
+    for name in names:
+        write_campaign(tmp_path / "logs", {("grpo", 0): flat(0.5)}, name=name)
+    answer = retrain("export")
+    assert answer.returncode == 0
+    assert len(list(csv.DictReader(io.StringIO(answer.stdout)))) == 20 * len(names)
+
+
+def test_an_export_into_a_file_of_an_unknown_kind_says_which_are_known(tmp_path, retrain: Call):
+    write_campaign(tmp_path / "logs", {("grpo", 0): flat(0.5)})
+    answer = retrain("export", "-o", "rows.xlsx")
+    assert (answer.returncode, "--format csv, jsonl, parquet" in answer.stderr) == (2, True)
