@@ -25,7 +25,7 @@ def _run(arguments: list[str]) -> int:
     from retrain.errors import EXIT_DONE, RetrainError
 
     try:
-        result = app(arguments, standalone_mode=True)
+        result = app(arguments, prog_name="retrain")
         sys.stdout.flush()
     except RetrainError as error:
         if "--debug" in arguments:

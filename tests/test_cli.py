@@ -25,6 +25,13 @@ def test_init_writes_a_template_and_never_overwrites(retrain: Call, here: Path) 
     assert (here / "campaign.toml").read_text() != "mine"
 
 
+def test_init_writes_the_schema_that_the_files_first_line_names(retrain: Call, here: Path) -> None:
+    assert retrain("init", "-t", "quickstart").returncode == 0
+    directive = (here / "quickstart.toml").read_text().splitlines()[0]
+    assert directive == "#:schema ./retrain.schema.json"
+    assert json.loads((here / "retrain.schema.json").read_text()) == json.loads(retrain("schema").stdout)
+
+
 def test_init_lists_templates_and_hints_at_the_nearest(retrain: Call) -> None:
     listed = retrain("init", "--list").stdout.splitlines()
     assert [line.split()[0] for line in listed] == ["campaign", "local", "quickstart", "tinker"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 from pathlib import Path
 
@@ -202,6 +203,22 @@ def test_the_json_schema_has_every_section_with_descriptions() -> None:
     assert "run" not in schema["properties"]
     assert schema["$defs"]["Training"]["properties"]["lr"]["description"] == "learning rate"
     assert schema["$defs"]["Training"]["additionalProperties"] is False
+
+
+def test_the_json_schema_names_plugins_and_what_they_take() -> None:
+    defs = json_schema()["$defs"]
+    assert "sort" in defs["Data"]["properties"]["task"]["anyOf"][0]["enum"]
+    assert defs["Data"]["properties"]["options"]["properties"]["length"]["type"] == "integer"
+    assert "numpy" in defs["Backend"]["properties"]["options"]["properties"]["hidden"]["description"]
+
+
+def test_the_json_schema_describes_a_conditions_tables_as_the_files_own() -> None:
+    condition = json_schema()["$defs"]["Condition"]["properties"]
+    assert condition["training"]["$ref"] == "#/$defs/Training"
+
+
+def test_the_json_schema_asks_for_nothing_that_toml_cannot_say() -> None:
+    assert "null" not in json.dumps(json_schema())
 
 
 def test_a_device_is_not_read() -> None:

@@ -7,15 +7,20 @@ from typing import Annotated
 
 import typer
 
+from retrain.cli import completion
+
 
 def command(
     template: Annotated[
-        str, typer.Option("--template", "-t", help="Which template; see --list.")
+        str,
+        typer.Option(
+            "--template", "-t", help="Which template; see --list.", autocompletion=completion.templates
+        ),
     ] = "campaign",
     force: Annotated[bool, typer.Option("--force", help="Overwrite NAME.toml if it is there.")] = False,
     show_list: Annotated[bool, typer.Option("--list", help="List the templates and leave.")] = False,
 ) -> None:
-    """Write NAME.toml, a commented file to start from.
+    """Write NAME.toml, a commented file to start from, and beside it the schema that editors complete it by.
 
     Example: retrain init --template quickstart
     """
@@ -35,4 +40,17 @@ def command(
         raise ConfigError(f"{target}: is there already; --force overwrites it") from None
     except OSError as error:
         raise ConfigError(f"{target}: cannot be written ({error.strerror})") from error
+    _write_schema()
     typer.echo(f"wrote {target}; next: retrain explain {target}, then retrain {target}")
+
+
+def _write_schema() -> None:
+    """Write what the file's first line names: for editors, so that a failure is no reason to stop."""
+    import contextlib
+    import json
+
+    from retrain.config.json_schema import NAME
+    from retrain.config.load import json_schema
+
+    with contextlib.suppress(OSError):
+        Path(NAME).write_text(json.dumps(json_schema(), indent=1) + "\n", encoding="utf-8")

@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from retrain.cli import completion
+
 ConfigFile = Annotated[Path, typer.Argument(metavar="FILE.toml", help="The campaign file.")]
 Overrides = Annotated[
     list[str] | None,
@@ -14,6 +16,7 @@ Overrides = Annotated[
         "--set",
         metavar="SECTION.KEY=VALUE",
         help="Replace a value of the file; repeat for more.",
+        autocompletion=completion.keys,
     ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the same rows as JSON.")]

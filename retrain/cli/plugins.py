@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from retrain.cli import completion
 from retrain.cli.options import AsJson
 
 
@@ -24,7 +25,12 @@ class PluginRow:
 
 
 def command(
-    kind: Annotated[str, typer.Argument(metavar="[KIND]", help="Only these, such as rewards.")] = "",
+    kind: Annotated[
+        str,
+        typer.Argument(
+            metavar="[KIND]", help="Only these, such as rewards.", autocompletion=completion.plugin_kinds
+        ),
+    ] = "",
     as_json: AsJson = False,
 ) -> None:
     """List tasks, rewards, backends and so on, and what each of them needs.

@@ -15,7 +15,10 @@ def command(
 ) -> None:
     """Print the JSON Schema of a campaign file, or a table of its keys.
 
-    Example: retrain schema > campaign.schema.json
+    Editors complete and check a file whose first line is `#:schema ./retrain.schema.json`. `retrain init`
+    writes both; after an upgrade, write the schema again.
+
+    Example: retrain schema > retrain.schema.json
     """
     from retrain.config.reference import sections
     from retrain.render.tables import console, print_json, table

@@ -21,6 +21,7 @@ from retrain.config.checks import (
     with_default_plugins,
 )
 from retrain.config.flow import TABLES, flow_problems
+from retrain.config.json_schema import for_editors
 from retrain.config.labels import label_of, label_of_modes
 from retrain.config.problems import explain, key_of, place, quote
 from retrain.config.resolve import merge, overrides_of
@@ -139,9 +140,7 @@ def _adapter() -> TypeAdapter[Config]:
 
 def json_schema() -> dict[str, Any]:
     """Give the JSON Schema of a campaign file, for editors."""
-    schema = _adapter().json_schema()
-    schema["properties"].pop("run", None)
-    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema, "title": "retrain campaign"}
+    return for_editors(_adapter().json_schema())
 
 
 def _problems_of_file(raw: Mapping[str, Any], try_plugins: bool) -> Iterator[Problem]:

@@ -1,0 +1,133 @@
+"""The JSON Schema of a campaign file: what editors complete and check it from.
+
+More than pydantic knows: the names of plugins, what their tables may hold, and that a condition's
+tables look like the file's own. A name that is no built-in plugin stays allowed, as a dotted path.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from retrain import registry
+from retrain.config.checks import PLUGINS
+from retrain.config.resolve import OVERRIDABLE
+
+NAME = "retrain.schema.json"  # beside a campaign file, whose first line names it
+DIRECTIVE = f"#:schema ./{NAME}"  # as the TOML extensions of editors read it
+DOTTED = {"type": "string", "pattern": r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)+$"}
+_DRAFT = "https://json-schema.org/draft/2020-12/schema"
+_TYPES: dict[str, dict[str, Any]] = {
+    "int": {"type": "integer"},
+    "float": {"type": "number"},
+    "Positive": {"type": "number", "exclusiveMinimum": 0},
+    "NotNegative": {"type": "number", "minimum": 0},
+    "Fraction": {"type": "number", "minimum": 0, "maximum": 1},
+    "bool": {"type": "boolean"},
+    "str": {"type": "string"},
+}
+
+
+def for_editors(schema: dict[str, Any]) -> dict[str, Any]:
+    """Complete the schema that pydantic makes of `Config`."""
+    schema["properties"].pop("run", None)
+    definitions = schema["$defs"]
+    for section, key, kind, params_key, _ in PLUGINS:
+        properties = definitions[_class_of(schema, section)]["properties"]
+        _name_plugins(properties[key], kind)
+        _name_parameters(properties[params_key], kind)
+    _name_plugins(definitions["Campaign"]["properties"]["launcher"], "launchers")
+    _name_loggers(definitions["Logging"]["properties"])
+    condition = definitions["Condition"]["properties"]
+    for mode, kind in (("advantage_mode", "advantages"), ("transform_mode", "transforms")):
+        _name_plugins(condition[mode], kind)
+    for section in OVERRIDABLE:
+        described = condition[section]["description"]
+        condition[section] = {"$ref": f"#/$defs/{_class_of(schema, section)}", "description": described}
+    return {"$schema": _DRAFT, **_without_null(schema), "title": "retrain campaign"}
+
+
+def _class_of(schema: dict[str, Any], section: str) -> str:
+    found = schema["properties"][section]
+    reference = found.get("$ref") or next(one["$ref"] for one in found["anyOf"] if "$ref" in one)
+    return str(reference).rpartition("/")[2]
+
+
+def _name_plugins(key: dict[str, Any], kind: str) -> None:
+    key.pop("type", None)
+    key["anyOf"] = [{"enum": registry.names(kind)}, DOTTED]
+
+
+def _name_loggers(properties: dict[str, Any]) -> None:
+    if "loggers" in properties:
+        _name_plugins(properties["loggers"]["items"], "loggers")
+
+
+def _name_parameters(key: dict[str, Any], kind: str) -> None:
+    """Offer every key that a built-in plugin of this kind takes, and say which plugin takes it."""
+    found: dict[str, dict[str, Any]] = {}
+    for name in registry.built_in_names(kind):
+        for parameter, described in _parameters(kind, name):
+            known = found.setdefault(parameter, {"anyOf": [], "description": ""})
+            kind_of_value = {k: v for k, v in described.items() if k != "description"}
+            if kind_of_value not in known["anyOf"]:
+                known["anyOf"].append(kind_of_value)
+            told = f"{name}: {described['description']}" if "description" in described else name
+            known["description"] += f"; {told}" if known["description"] else told
+    key["properties"] = dict(sorted(found.items()))
+
+
+def _parameters(kind: str, name: str) -> Iterable[tuple[str, dict[str, Any]]]:
+    if kind == "backends":
+        yield from _backend_options(name)
+        return
+    for parameter in registry.parameters(kind, name) or ():
+        if kind != "tasks" or parameter.name != "seed":  # a task's seed is a key of [data]
+            yield parameter.name, _value(parameter.annotation)
+
+
+def _backend_options(name: str) -> Iterable[tuple[str, dict[str, Any]]]:
+    """Read a backend's options off the dataclass in the file that its `parse_options` comes from."""
+    folder = Path(registry.__file__).parent / "backends"
+    imports = ast.parse((folder / f"{name}.py").read_text(encoding="utf-8")).body
+    home = next(
+        node.module
+        for node in imports
+        if isinstance(node, ast.ImportFrom) and any(a.name == "parse_options" for a in node.names)
+    )
+    source = (folder / f"{str(home).rpartition('.')[2]}.py").read_text(encoding="utf-8")
+    options = next(
+        node for node in ast.parse(source).body if isinstance(node, ast.ClassDef) and "Options" in node.name
+    )
+    for field in options.body:
+        if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name):
+            comment = source.splitlines()[field.lineno - 1].partition("  # ")[2]
+            described = {"description": comment} if comment else {}
+            yield field.target.id, _value(ast.unparse(field.annotation)) | described
+
+
+def _value(annotation: str) -> dict[str, Any]:
+    """Say in JSON Schema what a Python annotation means; nothing if it is not a plain value."""
+    if annotation.startswith("Literal["):
+        return {"enum": list(ast.literal_eval(f"({annotation[8:-1]},)"))}
+    if annotation.startswith(("tuple[str", "list[str", "Sequence[str")):
+        return {"type": "array", "items": {"type": "string"}}
+    return dict(_TYPES.get(annotation, {}))
+
+
+def _without_null(node: Any) -> Any:
+    """Drop what TOML cannot say: a key without a value is left out."""
+    if isinstance(node, list):
+        return [_without_null(one) for one in node]
+    if not isinstance(node, dict):
+        return node
+    kept = {
+        key: _without_null(value) for key, value in node.items() if not (key == "default" and value is None)
+    }
+    several = [one for one in kept.get("anyOf", []) if one != {"type": "null"}]
+    if len(several) == 1 and "anyOf" in kept:
+        del kept["anyOf"]
+        return several[0] | kept
+    return kept | ({"anyOf": several} if several else {})
