@@ -22,6 +22,7 @@ from retrain.cli import (
     run,
     samples,
     schema,
+    squeeze,
     status,
     stop,
 )
@@ -49,6 +50,7 @@ app.command("compare")(compare.command)
 app.command("export")(export.command)
 app.command("schema")(schema.command)
 app.command("plugins")(plugins.command)
+app.command("squeeze")(squeeze.command)
 app.command("doctor")(doctor.command)
 
 

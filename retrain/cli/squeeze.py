@@ -1,0 +1,132 @@
+"""`retrain squeeze`: how much of a LoRA adapter's rank is used, and a smaller one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from retrain.cli.options import AsJson
+
+if TYPE_CHECKING:
+    from retrain.squeeze import Adapter, Retained, Spectrum
+
+
+@dataclass(frozen=True)
+class Squeezed:
+    """What was found, and what was written."""
+
+    adapter: str
+    layers: int
+    untrained_layers: int
+    size_bytes: int
+    ranks: list[Retained]
+    recommended: Retained
+    written: str = ""
+    written_rank: int = 0
+    written_bytes: int = 0
+    output_error: float | None = None  # worst layer, relative, on random inputs
+
+
+def command(
+    adapter: Annotated[
+        Path, typer.Argument(metavar="ADAPTER", help="What peft saved, or a run's directory.", exists=False)
+    ],
+    output: Annotated[
+        Path | None, typer.Option("-o", "--output", help="Write the smaller adapter to this directory.")
+    ] = None,
+    rank: Annotated[int | None, typer.Option(min=1, help="Its rank; default: the recommended one.")] = None,
+    keep: Annotated[
+        float, typer.Option(min=0.0, max=1.0, help="Variance that the worst layer must retain.")
+    ] = 0.99,
+    as_json: AsJson = False,
+) -> None:
+    """Say how much variance of a LoRA adapter each rank retains; with -o, write a smaller one.
+
+    The recommended rank is the smallest whose worst layer retains --keep. What is written is in peft's
+    format, read back, and compared with the original by its outputs.
+
+    Example: retrain squeeze logs/RUN/runs/grpo_s0 -o adapter-r8
+    """
+    from retrain.render.tables import print_json
+    from retrain.squeeze import analyse, read_adapter
+
+    found = find_adapter(adapter)
+    original = read_adapter(found)
+    spectrum = analyse(original)
+    result = summarise(found, original, spectrum, keep)
+    if output is not None:
+        result = write(result, original, output, rank or result.recommended.rank)
+    if as_json:
+        print_json(result)
+    else:
+        show(result, keep)
+
+
+def find_adapter(path: Path) -> Path:
+    """Find the adapter in a directory of peft's, of a checkpoint, or of a run (its newest one)."""
+    from retrain.squeeze.adapter import CONFIG
+
+    steps = sorted(path.glob("checkpoints/step-*/adapter"), reverse=True)
+    places = [path, path / "adapter", *steps]
+    return next((place for place in places if (place / CONFIG).is_file()), path)
+
+
+def summarise(found: Path, adapter: Adapter, spectrum: Spectrum, keep: float) -> Squeezed:
+    """Say what halving the rank again and again keeps, and which rank is recommended."""
+    recommended = spectrum.recommended(keep)
+    halves = {max(1, spectrum.rank >> shift) for shift in range(spectrum.rank.bit_length())}
+    return Squeezed(
+        adapter=str(found),
+        layers=len(spectrum.layers),
+        untrained_layers=len(spectrum.layers) - len(spectrum.trained),
+        size_bytes=adapter.size_bytes,
+        ranks=[spectrum.at(one) for one in sorted({*halves, recommended.rank})],
+        recommended=recommended,
+    )
+
+
+def write(result: Squeezed, original: Adapter, output: Path, rank: int) -> Squeezed:
+    """Write the smaller adapter, read it back, and compare outputs."""
+    from dataclasses import replace
+
+    from retrain.squeeze import output_error, read_adapter, squeezed, write_adapter
+
+    write_adapter(squeezed(original, rank), output)
+    back = read_adapter(output)
+    return replace(
+        result,
+        written=str(output),
+        written_rank=max(layer.rank for layer in back.layers),
+        written_bytes=back.size_bytes,
+        output_error=output_error(original, back),
+    )
+
+
+def show(result: Squeezed, keep: float) -> None:
+    """Print the table of ranks and what follows from it."""
+    from retrain.records.text import plain
+    from retrain.render.tables import console, table
+
+    say = console()
+    rows = [
+        (
+            str(one.rank) + (" *" if one.rank == result.recommended.rank else ""),
+            f"{one.mean_fraction:.2%}",
+            f"{one.worst_fraction:.2%}",
+            one.worst_layer,
+        )
+        for one in result.ranks
+    ]
+    columns = (">rank", ">retained, mean", ">worst layer", "which")
+    say.print(table(f"{result.adapter}: {result.layers} layers", columns, rows))
+    if result.untrained_layers:
+        say.print(f"{result.untrained_layers} layers have not been trained: their update is zero")
+    say.print(f"* the smallest rank whose worst layer retains {keep:.2%}")
+    if result.written:
+        say.print(
+            f"wrote {plain(result.written)}: rank {result.written_rank}, {result.written_bytes / 1e6:.2f} MB "
+            f"of {result.size_bytes / 1e6:.2f} MB, outputs differ by {result.output_error:.2%} at most"
+        )

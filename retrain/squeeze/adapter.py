@@ -1,0 +1,169 @@
+"""Reads and writes LoRA adapters in peft's format: adapter_config.json and adapter_model.safetensors."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from retrain import extras
+from retrain.errors import ConfigError
+
+CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+PREFIX = "base_model.model."  # what peft puts before a module's own name
+FACTORS = (  # how the names of the two factors end, in a linear layer and in an embedding
+    (".lora_A.weight", ".lora_B.weight"),
+    (".lora_embedding_A", ".lora_embedding_B"),
+)
+BASE_CHANGING = ("pissa", "olora", "corda", "milora")  # initializations that also rewrite the base model
+
+Tensor = Any  # torch is imported only where it is used
+
+
+@dataclass(frozen=True)
+class Layer:
+    """One adapted module: its update is `scale` * b @ a."""
+
+    name: str  # of the module, without peft's prefix
+    a: Tensor  # (rank, inputs)
+    b: Tensor  # (outputs, rank)
+    alpha: float
+    scale: float
+    keys: tuple[str, str]  # of a and b in the file
+
+    @property
+    def rank(self) -> int:
+        """Rows of a."""
+        return int(self.a.shape[0])
+
+
+@dataclass(frozen=True)
+class Adapter:
+    """A whole adapter: its layers, and what is kept as it is."""
+
+    config: Mapping[str, Any]
+    layers: tuple[Layer, ...]
+    others: Mapping[str, Tensor]  # trained modules, biases
+
+    @property
+    def size_bytes(self) -> int:
+        """Of all tensors."""
+        factors = [factor for layer in self.layers for factor in (layer.a, layer.b)]
+        return sum(t.numel() * t.element_size() for t in [*factors, *self.others.values()])
+
+
+def read_adapter(directory: Path) -> Adapter:
+    """Read an adapter that peft saved.
+
+    Raises:
+        ConfigError: the directory holds none, or one of a kind that a smaller rank would falsify.
+    """
+    safetensors = extras.load("safetensors", "local", "squeeze")
+    load_file = extras.load("safetensors.torch", "local", "squeeze").load_file
+    config = _read_config(directory / CONFIG)
+    try:
+        tensors = dict(load_file(str(directory / WEIGHTS)))
+    except (OSError, safetensors.SafetensorError) as error:
+        raise ConfigError(
+            f"{directory / WEIGHTS}: cannot be read ({error}); save the adapter again"
+        ) from error
+    pairs = [
+        (key, key.removesuffix(a_end) + b_end)
+        for key in sorted(tensors)
+        for a_end, b_end in FACTORS
+        if key.endswith(a_end)
+    ]
+    if not pairs:
+        raise ConfigError(f"{directory / WEIGHTS}: holds no LoRA factors")
+    layers = tuple(_layer(directory, config, tensors, keys) for keys in pairs)
+    return Adapter(config, layers, tensors)
+
+
+def _read_config(path: Path) -> dict[str, Any]:
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise ConfigError(f"{path.parent}: holds no {CONFIG}; name a directory that peft saved") from error
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{path}: cannot be read ({error}); save the adapter again") from error
+    if not isinstance(config, dict) or config.get("peft_type") != "LORA":
+        raise ConfigError(f"{path}: is not of a LoRA adapter; only those can be squeezed")
+    if config.get("use_dora"):
+        raise ConfigError(f"{path}: DoRA normalizes each update, so a smaller rank changes all of it")
+    initialization = str(config.get("init_lora_weights", "")).lower()
+    if initialization.startswith(BASE_CHANGING):
+        raise ConfigError(
+            f"{path}: init_lora_weights = {initialization!r} also changed the base model, by an amount "
+            "that depends on the rank; have peft convert it to a plain LoRA adapter first"
+        )
+    return config
+
+
+def _layer(
+    directory: Path, config: Mapping[str, Any], tensors: dict[str, Tensor], keys: tuple[str, str]
+) -> Layer:
+    if keys[1] not in tensors:
+        raise ConfigError(f"{directory / WEIGHTS}: {keys[0]} has no {keys[1]}; save the adapter again")
+    a, b = (tensors.pop(key) for key in keys)
+    name = re.sub(r"\.lora_(embedding_)?A(\.weight)?$", "", keys[0]).removeprefix(PREFIX)
+    if a.dim() != 2 or b.dim() != 2 or a.shape[0] != b.shape[1]:
+        raise ConfigError(
+            f"{directory / WEIGHTS}: {name} has factors of shape {tuple(a.shape)} and {tuple(b.shape)}; "
+            "only those of linear layers and embeddings can be squeezed"
+        )
+    alpha = float(_matching(config.get("alpha_pattern") or {}, name, config.get("lora_alpha", 8)))
+    return Layer(name, a, b, alpha, scale_of(config, alpha, a.shape[0]), keys)
+
+
+def scale_of(config: Mapping[str, Any], alpha: float, rank: int) -> float:
+    """Give what multiplies b @ a; with rsLoRA (arXiv:2312.03732) by the root of the rank."""
+    return float(alpha / (rank**0.5 if config.get("use_rslora") else rank))
+
+
+def _matching(pattern: Mapping[str, Any], name: str, default: Any) -> Any:
+    return next((v for key, v in pattern.items() if re.match(rf"(.*\.)?({key})$", name)), default)
+
+
+def write_adapter(adapter: Adapter, directory: Path) -> None:
+    """Write an adapter that peft loads; the directory must not exist.
+
+    Raises:
+        ConfigError: it exists, or cannot be written.
+    """
+    save_file = extras.load("safetensors.torch", "local", "squeeze").save_file
+    factors = {
+        key: tensor.contiguous()
+        for layer in adapter.layers
+        for key, tensor in zip(layer.keys, (layer.a, layer.b), strict=True)
+    }
+    try:
+        directory.mkdir(parents=True)
+        save_file({**adapter.others, **factors}, str(directory / WEIGHTS), metadata={"format": "pt"})
+        text = json.dumps({**adapter.config, **_ranks(adapter)}, indent=2, sort_keys=True)
+        (directory / CONFIG).write_text(text + "\n", encoding="utf-8")
+    except FileExistsError as error:
+        raise ConfigError(f"{directory}: exists; name a directory that does not") from error
+    except OSError as error:
+        raise ConfigError(f"{directory}: cannot be written ({error.strerror})") from error
+
+
+def _ranks(adapter: Adapter) -> dict[str, Any]:
+    """Give the keys of the config that say rank and alpha: the commonest, and who differs."""
+    rank = Counter(layer.rank for layer in adapter.layers).most_common(1)[0][0]
+    alpha = Counter(layer.alpha for layer in adapter.layers).most_common(1)[0][0]
+    return {
+        "r": rank,
+        "lora_alpha": _whole(alpha),
+        "rank_pattern": {re.escape(one.name): one.rank for one in adapter.layers if one.rank != rank},
+        "alpha_pattern": {
+            re.escape(one.name): _whole(one.alpha) for one in adapter.layers if one.alpha != alpha
+        },
+    }
+
+
+def _whole(number: float) -> float:
+    return int(number) if number == int(number) else number

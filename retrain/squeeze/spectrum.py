@@ -1,0 +1,128 @@
+"""The singular values of an adapter's updates, and what a smaller rank keeps of them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from retrain import extras
+from retrain.squeeze.adapter import Adapter, Layer, scale_of
+
+PROBES = 64  # random inputs by which outputs are compared
+
+
+@dataclass(frozen=True)
+class LayerSpectrum:
+    """Singular values of one layer's update, the largest first."""
+
+    name: str
+    singular_values: tuple[float, ...]
+
+    @property
+    def is_trained(self) -> bool:
+        """False while the update is zero, as it is before the first step."""
+        return any(self.singular_values)
+
+    def retained(self, rank: int) -> float:
+        """Share of the update's variance (squared Frobenius norm) that `rank` directions hold."""
+        if not self.is_trained:
+            return 1.0
+        largest = self.singular_values[0]  # relative to it, squares neither overflow nor vanish
+        squares = [(value / largest) ** 2 for value in self.singular_values]
+        return math.fsum(squares[:rank]) / math.fsum(squares)
+
+
+@dataclass(frozen=True)
+class Retained:
+    """What a rank keeps: variance as fractions over the trained layers."""
+
+    rank: int
+    mean_fraction: float
+    worst_fraction: float
+    worst_layer: str
+
+
+@dataclass(frozen=True)
+class Spectrum:
+    """All layers of an adapter."""
+
+    layers: tuple[LayerSpectrum, ...]
+
+    @property
+    def trained(self) -> Sequence[LayerSpectrum]:
+        """Layers whose update is not zero."""
+        return [layer for layer in self.layers if layer.is_trained]
+
+    @property
+    def rank(self) -> int:
+        """The largest rank of a layer."""
+        return max(len(layer.singular_values) for layer in self.layers)
+
+    def at(self, rank: int) -> Retained:
+        """Say what `rank` keeps."""
+        shares = {layer.name: layer.retained(rank) for layer in self.trained}
+        if not shares:
+            return Retained(rank, 1.0, 1.0, "")
+        worst = min(shares, key=lambda name: shares[name])
+        return Retained(rank, math.fsum(shares.values()) / len(shares), shares[worst], worst)
+
+    def recommended(self, keep_fraction: float) -> Retained:
+        """Give the smallest rank whose worst layer still keeps so much."""
+        ranks = (self.at(rank) for rank in range(1, self.rank + 1))
+        return next((one for one in ranks if one.worst_fraction >= keep_fraction), self.at(self.rank))
+
+
+def analyse(adapter: Adapter) -> Spectrum:
+    """Decompose every layer, in double precision."""
+    return Spectrum(
+        tuple(
+            LayerSpectrum(layer.name, tuple((_decomposed(layer)[1] * abs(layer.scale)).tolist()))
+            for layer in adapter.layers
+        )
+    )
+
+
+def squeezed(adapter: Adapter, rank: int) -> Adapter:
+    """Cut every layer to `rank`; what has less stays as it is. Scale and precision are kept."""
+    return replace(adapter, layers=tuple(_cut(adapter, layer, rank) for layer in adapter.layers))
+
+
+def _cut(adapter: Adapter, layer: Layer, rank: int) -> Layer:
+    if layer.rank <= rank:
+        return layer
+    left, values, right = _decomposed(layer)
+    root = values[:rank].sqrt()  # in both factors alike, so that neither loses precision
+    a = (right[:, :rank] * root).T.to(layer.a.dtype)
+    b = (left[:, :rank] * root).to(layer.b.dtype)
+    alpha = layer.alpha * scale_of(adapter.config, layer.alpha, layer.rank)
+    alpha /= scale_of(adapter.config, layer.alpha, rank)
+    return replace(layer, a=a, b=b, alpha=alpha)
+
+
+def _decomposed(layer: Layer) -> tuple[Any, Any, Any]:
+    """Give U (outputs, rank), S, V (inputs, rank) of b @ a through its r x r core."""
+    linalg = extras.load("torch", "local", "squeeze").linalg
+    outputs, core_b = linalg.qr(layer.b.double())
+    inputs, core_a = linalg.qr(layer.a.double().T)
+    left, values, right = linalg.svd(core_b @ core_a.T)
+    return outputs @ left[:, : len(values)], values, inputs @ right[: len(values)].T
+
+
+def output_error(adapter: Adapter, other: Adapter) -> float:
+    """Give the largest relative error of a layer's outputs, ||y - y'|| / ||y||, on random inputs.
+
+    Both adapters must have the same layers; inputs are standard normal, the same at every call.
+    """
+    torch = extras.load("torch", "local", "squeeze")
+    random = torch.Generator().manual_seed(0)
+    worst = 0.0
+    for one, two in zip(adapter.layers, other.layers, strict=True):
+        probes = torch.randn(one.a.shape[1], PROBES, generator=random, dtype=torch.float64)
+        wanted, found = (
+            layer.scale * (layer.b.double() @ (layer.a.double() @ probes)) for layer in (one, two)
+        )
+        if wanted.norm() > 0:
+            worst = max(worst, float((wanted - found).norm() / wanted.norm()))
+    return worst
