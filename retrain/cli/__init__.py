@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from retrain.cli import (
+    calibrate,
     compare,
     doctor,
     explain,
@@ -39,6 +40,7 @@ app = typer.Typer(
 )
 app.command("init")(init.command)
 app.command("explain")(explain.command)
+app.command("calibrate")(calibrate.command)
 app.command("run")(run.command)
 app.command("resume")(resume.command)
 app.command("stop")(stop.command)

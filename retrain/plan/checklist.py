@@ -78,9 +78,9 @@ class Decisions:
     def _max_tokens(self, is_set: bool) -> Check:
         question = "max_tokens set on purpose"
         allowed = max(run.config.training.max_tokens for run in self.plan.runs)
-        pilot = self.pilot_command
+        calibrate = f"retrain calibrate {self.file_name}"
         if not is_set:
-            return Check(question, "warn", f"nobody set it: {allowed} is the default", pilot)
+            return Check(question, "warn", f"nobody set it: {allowed} is the default", calibrate)
         alone = all(answers_alone(run.config) for run in self.plan.runs)
         need = max((facts.longest_answer for facts in self.facts.values() if alone), default=0)
         rates = {
@@ -88,9 +88,11 @@ class Decisions:
         }
         cut = max(rates, key=lambda label: rates[label], default="")
         if cut and rates[cut] > OFTEN_CUT:
-            return Check(question, "warn", f"it cuts off {rates[cut]:.0%} of the completions of {cut}", pilot)
+            return Check(
+                question, "warn", f"it cuts off {rates[cut]:.0%} of the completions of {cut}", calibrate
+            )
         if need and allowed > GENEROUS * (need + 1):
-            return Check(question, "warn", f"{allowed}; the longest answer has {need} characters", pilot)
+            return Check(question, "warn", f"{allowed}; the longest answer has {need} characters", calibrate)
         if not cut:
             return Check(question, "pass", f"{allowed}; no earlier run says how often it cuts off", "")
         return Check(question, "pass", f"{allowed}; it cuts off {rates[cut]:.1%} of completions at most", "")
@@ -114,7 +116,7 @@ class Decisions:
                 question, "pass", f"{workers} workers hardly wait for {backend.first_permits} permits", ""
             )
         answer = f"whether {workers} workers slow each other down was not measured"
-        return Check(question, "unknown", answer, self.pilot_command)
+        return Check(question, "unknown", answer, f"retrain calibrate {self.file_name}")
 
     def _throughput(self) -> Check:
         question = "pilot confirms throughput"

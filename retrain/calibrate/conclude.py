@@ -1,0 +1,171 @@
+"""From trials to a calibration: what was measured, what follows, what the campaign would then take."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from retrain.calibrate import advice, facts, trials, written
+from retrain.calibrate.advice import Advice, Memory
+from retrain.calibrate.facts import BatchFound, Lengths, StepSplit, WorkersMeasured
+from retrain.calibrate.forecast import Forecast
+from retrain.calibrate.outcome import Disk, Scaling
+from retrain.calibrate.session import Trialled
+from retrain.campaign.assign import takes_permits
+from retrain.controllers.usl import UslFit
+from retrain.errors import ConfigError
+from retrain.plan.matrix import Plan
+from retrain.plan.measured import MeasuredRun
+from retrain.plan.wall_time import WallTime
+from retrain.system import memory_available_bytes
+
+Tables = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """All trials of one plan, and what they say."""
+
+    plan: Plan
+    tables: Tables  # of the file
+    done: Mapping[str, Trialled]  # by trial
+    cores: float
+    plan_of: Callable[[Tables], Plan]  # raises ConfigError
+
+    @cached_property
+    def runs(self) -> list[MeasuredRun]:
+        """Give the pilot's runs that took two whole steps."""
+        return facts.measured_runs(self.done["pilot"]) if "pilot" in self.done else []
+
+    @cached_property
+    def steps(self) -> list[StepSplit]:
+        """Give where each condition's mean step goes."""
+        return facts.step_splits(self.runs)
+
+    @cached_property
+    def lengths(self) -> list[Lengths]:
+        """Give how long each condition's completions were."""
+        return facts.lengths(self.done["pilot"]) if "pilot" in self.done else []
+
+    @cached_property
+    def side(self) -> list[WorkersMeasured]:
+        """Give what so many workers did side by side."""
+        return facts.side_by_side(self.done)
+
+    @cached_property
+    def fit(self) -> UslFit | None:
+        """Give the law across workers."""
+        return advice.scaling_of(self.side)
+
+    @cached_property
+    def memory(self) -> Memory:
+        """Give what the heaviest worker took, and what is free now that none runs."""
+        heaviest = max((trial.worker_bytes for trial in self.done.values()), default=0)
+        return Memory(heaviest, memory_available_bytes())
+
+    @cached_property
+    def batch(self) -> BatchFound | None:
+        """Give what back pressure found: in its own trial, or in the pilot if the file enables it."""
+        trial = self.done.get("batch") or (self.done.get("pilot") if self._is_pressed else None)
+        return facts.batch_found(trial) if trial else None
+
+    @cached_property
+    def scaling(self) -> Scaling | None:
+        """Give throughput across workers, with the law if it could be fitted."""
+        if not self.side:
+            return None
+        side, fit = tuple(self.side), self.fit
+        if fit is None:
+            note = f"fewer than {trials.POINTS_FOR_A_LAW} numbers of workers: no law was fitted"
+            return Scaling(side, None, None, None, note)
+        if not fit.identified:
+            return Scaling(side, None, None, None, fit.reason)
+        star = fit.p_star if fit.p_star < float("inf") else None
+        return Scaling(side, fit.sigma, fit.kappa, star, fit.reason)
+
+    def disk(self) -> Disk | None:
+        """Give what the whole campaign would write."""
+        if "pilot" not in self.done:
+            return None
+        saved, logged = facts.disk_bytes(self.done["pilot"])
+        kept = self.plan.runs[0].config.training.keep_checkpoints
+        free = shutil.disk_usage(Path(self.plan.log_dir)).free
+        return Disk(saved * kept * len(self.plan.runs), logged * self.plan.total_steps, free)
+
+    def advised(self) -> tuple[list[Advice], list[str]]:
+        """Give what follows, and why some of it does not: a file with all of it must be valid."""
+        kept: list[Advice] = []
+        refused: list[str] = []
+        for one in self._advice():
+            try:
+                self.plan_of(written.calibrated(self.tables, [*kept, one]))
+            except ConfigError as error:
+                refused.append(f"{one.key} = {one.value}: {error.problems[0]}")
+            else:
+                kept.append(one)
+        return kept, refused
+
+    def times(self, advised: Sequence[Advice]) -> tuple[WallTime | None, WallTime | None]:
+        """Estimate the campaign as it was given and as advised."""
+        longer = max((one.longer for one in advised), default=0.0)
+        changed = self.plan_of(written.calibrated(self.tables, advised))
+        before, after = self._forecast.of(self.plan), self._forecast.of(changed, longer)
+        if after is not None and longer:
+            note = f"steps are taken to be {longer:.0%} longer, the most that a higher max_tokens can cost"
+            after = replace(after, notes=(note, *after.notes))
+        return before, after
+
+    @property
+    def _forecast(self) -> Forecast:
+        return Forecast(self.runs, min(self.plan.workers, len(self.runs)), self.side, self.cores)
+
+    @property
+    def _is_pressed(self) -> bool:
+        return self.plan.runs[0].config.backpressure.enabled
+
+    def _advice(self) -> Iterator[Advice]:
+        first = self.plan.runs[0].config
+        yield from self._max_tokens()
+        count = self.plan.workers
+        is_remote = any(takes_permits(run.config) for run in self.plan.first_runs().values())
+        permits = list(advice.max_concurrent(self.plan, self._permit_wait(), is_remote))
+        for one in advice.max_workers(self.plan, self.side, self.fit, self.memory, self._makespans(permits)):
+            count = int(str(one.value)) if one.key == "campaign.max_workers" else count
+            yield one
+        yield from permits
+        yield from advice.stagger(self.plan, self.steps, is_remote, count)
+        if self.batch is not None and self.batch.is_telling:
+            follows = self._is_pressed and first.backpressure.control == "batch"
+            yield advice.batch_size(first.training.batch_size, self.batch, follows)
+        speed = facts.batches_per_unit(self.done["limiter"]) if "limiter" in self.done else None
+        if speed is not None:
+            yield advice.limiter_speed(first.rate_limiter, first.training.batch_size, speed)
+
+    def _makespans(self, permits: Sequence[Advice]) -> Mapping[int, float]:
+        return self._forecast.by_workers(self.plan_of(written.calibrated(self.tables, permits)))
+
+    def _permit_wait(self) -> float | None:
+        """Give the fraction of a step that calls waited, with about as many workers as configured."""
+        if self.side:
+            return min(self.side, key=lambda m: abs(m.workers - self.plan.workers)).permit_wait_fraction
+        return facts.permit_wait_fraction(self.runs) if self.runs else None
+
+    def _max_tokens(self) -> Iterator[Advice]:
+        """Judge the file's value by the conditions that take it, and each that has its own by itself."""
+        tables = self.tables.get("campaign", {}).get("conditions") or [{}]
+        own = {
+            label
+            for label, table in zip(self.plan.conditions, tables, strict=True)
+            if "max_tokens" in table.get("training", {})
+        }
+        common = [found for found in self.lengths if found.condition not in own]
+        if common:
+            yield advice.max_tokens("training.max_tokens", advice.worst_of(common), self.steps)
+        for found in self.lengths:
+            if found.condition in own:
+                name = f"{found.condition}: training.max_tokens"
+                yield replace(advice.max_tokens(name, found, self.steps), is_written=False, longer=0.0)

@@ -1,0 +1,232 @@
+"""What trials measured, read from their records. Reads files only."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from retrain.calibrate.session import Trialled
+from retrain.errors import RecordsError
+from retrain.plan.measured import MeasuredRun, measure_run
+from retrain.plan.pace import number_of
+from retrain.records.clock import seconds_between
+from retrain.records.metrics import read_metrics
+
+Rows = Sequence[Mapping[str, Any]]
+OUT_OF_MEMORY = "out of memory"  # in a controller's reason
+STEADY_ROWS = 3  # that a run needs for its throughput to mean something: the first one warms up
+
+
+@dataclass(frozen=True)
+class StepSplit:
+    """Where one condition's mean step goes, in seconds, waits for permits and all."""
+
+    condition: str
+    steps: int
+    median_s: float
+    mean_s: float
+    sampling_s: float
+    scoring_s: float
+    training_s: float
+    permit_wait_s: float  # within the others, over all calls: it may exceed the step
+
+
+@dataclass(frozen=True)
+class Lengths:
+    """How long one condition's completions were, in tokens; fractions of rollouts."""
+
+    condition: str
+    allowed: int  # max_tokens
+    hit_fraction: float  # that reached it
+    median: float
+    p95: float
+    longest: int
+
+
+@dataclass(frozen=True)
+class WorkersMeasured:
+    """What so many runs at a time got done together."""
+
+    workers: int
+    tokens_per_second: float
+    step_time_s: float  # median
+    permit_wait_fraction: float = 0.0  # of their steps
+
+
+@dataclass(frozen=True)
+class BatchFound:
+    """What back pressure found in one run."""
+
+    regimes: tuple[str, ...]  # in the order of their first appearance
+    p_star: float | None  # concurrency with the best throughput; None without an interior optimum
+    concurrency: int  # that the file configures
+    batch_size: int  # that it settled on
+    reason: str
+
+    @property
+    def is_telling(self) -> bool:
+        """Tell whether it saw enough steps to judge any."""
+        return set(self.regimes) != {"warmup"}
+
+
+def measured_runs(trial: Trialled) -> list[MeasuredRun]:
+    """Give the times of a trial's runs; those without two whole steps are left out."""
+    found = []
+    for directory in trial.runs:
+        try:
+            found.append(measure_run(directory))
+        except RecordsError:
+            continue
+    return [run for run in found if run is not None]
+
+
+def step_splits(runs: Iterable[MeasuredRun]) -> list[StepSplit]:
+    """Average over a condition's runs."""
+    by_condition: dict[str, list[MeasuredRun]] = {}
+    for run in runs:
+        by_condition.setdefault(run.condition, []).append(run)
+    return [_split(condition, own) for condition, own in by_condition.items()]
+
+
+def _split(condition: str, runs: Sequence[MeasuredRun]) -> StepSplit:
+    times = [seconds for run in runs for seconds in _whole_steps(run)]
+    parts = [run.parts for run in runs]
+    return StepSplit(
+        condition,
+        len(times),
+        statistics.median(times),
+        statistics.fmean(times),
+        statistics.fmean(p.sampling_s for p in parts),
+        statistics.fmean(p.scoring_s for p in parts),
+        statistics.fmean(p.training_s for p in parts),
+        statistics.fmean(p.permit_wait_s for p in parts),
+    )
+
+
+def _whole_steps(run: MeasuredRun) -> list[float]:
+    """Give the steps that were measured, with their waits for permits."""
+    return [float(row["step_time_s"]) for row in _rows(run.directory)[-len(run.step_times_s) :]]
+
+
+def permit_wait_fraction(runs: Iterable[MeasuredRun]) -> float:
+    """Give how much of their steps went by waiting for permits."""
+    known = list(runs)
+    whole = math.fsum(seconds for run in known for seconds in _whole_steps(run))
+    alone = math.fsum(seconds for run in known for seconds in run.step_times_s)
+    return max(0.0, 1 - alone / whole) if whole else 0.0
+
+
+def lengths(trial: Trialled) -> list[Lengths]:
+    """Summarise each condition over all steps of its runs; nothing of one whose rows do not say."""
+    by_condition: dict[str, list[Mapping[str, Any]]] = {}
+    for directory in trial.runs:
+        for row in _rows(directory):
+            if number_of(row, "length_max") is not None:
+                by_condition.setdefault(str(row["condition"]), []).append(row)
+    allowed = {run.condition: run.config.training.max_tokens for run in trial.plan.runs}
+    return [_lengths(c, allowed[c], rows) for c, rows in by_condition.items() if c in allowed]
+
+
+def _lengths(condition: str, allowed: int, rows: Rows) -> Lengths:
+    return Lengths(
+        condition,
+        allowed,
+        statistics.fmean(row["max_token_hit_rate"] for row in rows),
+        statistics.median(row["length_p50"] for row in rows),
+        statistics.median(row["length_p95"] for row in rows),
+        int(max(row["length_max"] for row in rows)),
+    )
+
+
+def side_by_side(done: Mapping[str, Trialled]) -> list[WorkersMeasured]:
+    """Give what so many workers did together, for each number of them that got going."""
+    probes = (trial for name, trial in done.items() if name.startswith("workers-"))
+    return [measured for trial in probes if (measured := workers_measured(trial)) is not None]
+
+
+def workers_measured(trial: Trialled) -> WorkersMeasured | None:
+    """Add up what a trial's runs did while all of them were at it; None if one did not get going."""
+    runs = [_rows(directory) for directory in trial.runs]
+    if any(len(rows) < STEADY_ROWS for rows in runs):
+        return None
+    steady = [row for rows in runs for row in rows[1:]]
+    together = _together(runs)
+    rate = together or sum(_alone(rows[1:]) for rows in runs)
+    step_s = statistics.median(row["step_time_s"] for row in steady)
+    return WorkersMeasured(len(runs), rate, step_s, permit_wait_fraction(measured_runs(trial)))
+
+
+def _together(runs: Sequence[Rows]) -> float | None:
+    """Tokens per second between the last first row and the first last one; None if they hardly overlap."""
+    begin, end = max(rows[0]["timestamp"] for rows in runs), min(rows[-1]["timestamp"] for rows in runs)
+    inside = [[row for row in rows if begin < row["timestamp"] <= end] for rows in runs]
+    span_s = seconds_between(begin, end)
+    if not span_s or min(map(len, inside)) < STEADY_ROWS:
+        return None
+    return float(sum(row["tokens_per_step"] for rows in inside for row in rows) / span_s)
+
+
+def _alone(rows: Rows) -> float:
+    return float(sum(r["tokens_per_step"] for r in rows) / sum(r["step_time_s"] for r in rows))
+
+
+def batch_found(trial: Trialled) -> BatchFound | None:
+    """Read what back pressure decided; None if it decided nothing."""
+    rows = [row for row in _rows(trial.runs[0]) if "bp_regime" in row]
+    if not rows:
+        return None
+    last, training = rows[-1], trial.plan.runs[0].config.training
+    return BatchFound(
+        regimes=tuple(dict.fromkeys(str(row["bp_regime"]) for row in rows)),
+        p_star=number_of(last, "bp_p_star"),
+        concurrency=training.batch_size * training.group_size,
+        batch_size=int(last.get("bp_batch_size", last["batch_size"])),
+        reason=_telling([str(row.get("bp_reason", "")) for row in rows]),
+    )
+
+
+def _telling(reasons: Sequence[str]) -> str:
+    """Give the reason that says most: what did not fit, else the last one of a step that counted."""
+    too_much = [reason for reason in reasons if OUT_OF_MEMORY in reason]
+    counted = [reason for reason in reasons if not reason.startswith("not counted")]
+    return (too_much or counted or reasons)[-1]
+
+
+def out_of_memory_at(trial: Trialled) -> int | None:
+    """Give the fewest prompts at a time that did not fit; None if all did."""
+    sizes = [number_of(row, "out_of_memory_at") for directory in trial.runs for row in _rows(directory)]
+    return min((int(size) for size in sizes if size), default=None)
+
+
+def batches_per_unit(trial: Trialled) -> float | None:
+    """Give the pace of an unlimited run."""
+    return next(
+        (n for row in reversed(_rows(trial.runs[0])) if (n := number_of(row, "rate_batches_per_unit"))), None
+    )
+
+
+def disk_bytes(trial: Trialled) -> tuple[float, float]:
+    """Give the bytes of one checkpoint, and of the records of one step, as means over runs."""
+    saved, logged = [], []
+    for directory in trial.runs:
+        checkpoints = [path for path in directory.glob("checkpoints/step-*") if path.is_dir()]
+        saved += [_size(path) for path in checkpoints]
+        steps = len(_rows(directory))
+        if steps:
+            logged.append((_size(directory) - sum(map(_size, checkpoints))) / steps)
+    return (statistics.fmean(saved) if saved else 0.0), (statistics.fmean(logged) if logged else 0.0)
+
+
+def _size(directory: Path) -> int:
+    return sum(path.stat().st_size for path in directory.rglob("*") if path.is_file())
+
+
+def _rows(directory: Path) -> Rows:
+    try:
+        return read_metrics(directory)
+    except RecordsError:
+        return []

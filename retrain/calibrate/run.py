@@ -1,0 +1,188 @@
+"""Calibrates a campaign file: runs trials while the budget lasts, and says what they mean."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from retrain.calibrate import facts, trials, written
+from retrain.calibrate.conclude import Evidence
+from retrain.calibrate.outcome import Calibration
+from retrain.calibrate.session import Session, Trialled
+from retrain.calibrate.trials import Effort, Trial
+from retrain.campaign.events import Observer
+from retrain.config.load import load_config, load_tables, parse
+from retrain.errors import ConfigError, LaunchError
+from retrain.plan.matrix import Plan, plan_runs
+from retrain.plan.preflight import preflight
+from retrain.records.layout import create_directory
+from retrain.system import cpu_capacity, memory_available_bytes
+
+FOLDER = "calibrations"  # below the log directory: trials are never among results
+MOST_PROBE_STEPS = 2000
+RETROGRADE = 0.9  # of the best throughput: more workers are not tried beyond this
+
+
+class Calibrator:
+    """One calibration of one file."""
+
+    def __init__(self, path: Path, overrides: Sequence[str], effort: Effort) -> None:
+        """Read and check the file; nothing is run.
+
+        Raises:
+            ConfigError: every problem of the file.
+        """
+        load_config(path, overrides)  # says every problem with the file's name
+        self._path = path
+        self._overrides = overrides
+        self._effort = effort
+        self._tables: Mapping[str, Any] = load_tables(path, overrides)
+        self.plan = self._plan_of(self._tables)
+        preflight(self.plan, path.name)
+        self._cores = cpu_capacity()
+
+    def trials(self, log_dir: Path, done: Mapping[str, Trialled] | None = None) -> Iterator[Trial]:
+        """Give the trials to run, the most telling first.
+
+        Args:
+            log_dir: of their campaigns.
+            done: filled with those that were run, as they are: quick steps make for more of them, and
+                a condition that took none is not tried again.
+        """
+        effort, runs = self._effort, len(self.plan.runs)
+        yield trials.pilot(self._tables, effort, len(self.plan.conditions), log_dir)
+        condition = self._working_condition(done or {})
+        if self._limits_rate():
+            yield trials.unlimited(self._tables, condition, effort.steps, log_dir)
+        if self.plan.campaign.launcher == "local" and runs > 1:
+            steps = _enough_steps(effort, done or {})
+            for count in trials.worker_counts(self.plan.workers, self._cores, runs, effort.most_workers):
+                yield trials.beside_each_other(self._tables, condition, count, steps, log_dir, effort.probe_s)
+        if not self._is_pressed():
+            yield trials.seeking_batch(self._tables, condition, effort.batch_steps, log_dir)
+
+    def _working_condition(self, done: Mapping[str, Trialled]) -> int:
+        runs = facts.measured_runs(done["pilot"]) if "pilot" in done else []
+        known = [self.plan.conditions.index(r.condition) for r in runs if r.condition in self.plan.conditions]
+        return min(known, default=0)
+
+    def run(
+        self,
+        budget_s: float,
+        observe: Callable[[], Observer],
+        begin: Callable[[Trial], None],
+        opened: Callable[[Session], None],
+    ) -> Calibration:
+        """Run the trials and draw conclusions; what was stopped counts as far as it came.
+
+        Args:
+            budget_s: no trial goes on for longer.
+            observe: makes what is told of a trial's runs.
+            begin: is told of each trial before it begins.
+            opened: gets the session, to interrupt it.
+
+        Raises:
+            LaunchError: the pilot could not be started.
+            RecordsError: the directory cannot be written.
+        """
+        directory = create_directory(Path(self.plan.log_dir) / FOLDER, self.plan.name)
+        session = Session(directory, budget_s, observe)
+        opened(session)
+        done: dict[str, Trialled] = {}
+        left_out: list[str] = []
+        for trial in self.trials(directory, done):
+            reason = _reason_against(trial, session, done)
+            if reason:
+                left_out.append(f"{trial.name}: {reason}")
+                continue
+            begin(trial)
+            try:
+                done[trial.name] = session.run(trial)
+            except (ConfigError, LaunchError) as error:  # of this trial; what others measured is kept
+                if not done:
+                    raise
+                left_out.append(f"{trial.name}: {str(error).splitlines()[0]}")
+        return self._concluded(directory, done, left_out, was_interrupted=session.interrupted)
+
+    def write(self, found: Calibration, target: Path) -> Calibration:
+        """Write the calibrated file.
+
+        Raises:
+            RecordsError: it cannot be written.
+        """
+        text = written.to_toml(self._tables, found.advice, self._path.name, self._overrides)
+        written.write(target, text)
+        return replace(found, written=str(target))
+
+    def _concluded(
+        self,
+        directory: Path,
+        done: Mapping[str, Trialled],
+        left_out: Sequence[str],
+        *,
+        was_interrupted: bool,
+    ) -> Calibration:
+        evidence = Evidence(self.plan, self._tables, done, self._cores, self._plan_of)
+        advised, refused = evidence.advised()
+        before, after = evidence.times(advised)
+        return Calibration(
+            source=self._path.name,
+            directory=str(directory),
+            pilot=str(done["pilot"].directory) if "pilot" in done else "",
+            is_complete=not was_interrupted and not left_out,
+            was_interrupted=was_interrupted,
+            tried=tuple(done),
+            left_out=(*left_out, *refused),
+            seconds=sum(trial.seconds for trial in done.values()),
+            steps=tuple(evidence.steps),
+            lengths=tuple(evidence.lengths),
+            batch=evidence.batch,
+            scaling=evidence.scaling,
+            memory=evidence.memory,
+            out_of_memory_at=facts.out_of_memory_at(done["pilot"]) if "pilot" in done else None,
+            disk=evidence.disk(),
+            advice=tuple(advised),
+            before=before,
+            after=after,
+        )
+
+    def _plan_of(self, tables: Mapping[str, Any]) -> Plan:
+        return plan_runs(parse(tables, self._path.name), self._path.name)
+
+    def _is_pressed(self) -> bool:
+        return self.plan.runs[0].config.backpressure.enabled
+
+    def _limits_rate(self) -> bool:
+        return self.plan.runs[0].config.rate_limiter.max_staleness > 0
+
+
+def _enough_steps(effort: Effort, done: Mapping[str, Trialled]) -> int:
+    """Give steps for which workers are at it together for long, although they start one after another."""
+    runs = facts.measured_runs(done["pilot"]) if "pilot" in done else []
+    if not runs:
+        return effort.probe_steps
+    step_s = statistics.fmean(statistics.fmean(run.step_times_s) + run.between_s for run in runs)
+    return max(effort.probe_steps, min(MOST_PROBE_STEPS, math.ceil(effort.probe_s / max(step_s, 1e-6))))
+
+
+def _reason_against(trial: Trial, session: Session, done: Mapping[str, Trialled]) -> str:
+    if session.interrupted:
+        return "interrupted"
+    if session.left_s == 0:
+        return "the budget is over"
+    if "pilot" in done and not facts.measured_runs(done["pilot"]):
+        return "no condition took two whole steps in the pilot"
+    if not trial.name.startswith("workers-"):
+        return ""
+    weight = max((one.worker_bytes for one in done.values()), default=0)
+    if weight * trial.runs > memory_available_bytes():
+        return f"{trial.runs} workers of {weight / 1e6:.0f} MB do not fit in memory"
+    side = facts.side_by_side(done)
+    best = max((m.tokens_per_second for m in side), default=0.0)
+    if side and side[-1].tokens_per_second < RETROGRADE * best:
+        return f"{side[-1].workers} workers did less together than fewer had done"
+    return ""

@@ -1,0 +1,126 @@
+"""Runs trials one after the other, within a time budget, and watches what their workers weigh.
+
+A trial that is stopped, by the user or because the time is over, is kept as far as it came.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import tomli_w
+
+from retrain.calibrate.trials import Trial
+from retrain.campaign.events import Observer
+from retrain.campaign.orchestrate import CampaignRun
+from retrain.campaign.run import start
+from retrain.plan.matrix import Plan
+from retrain.system.processes import own_memory_bytes, process_tree
+
+LAST_SAVE_S = 20.0  # for workers to leave after the budget is over; then they are ended
+WATCH_EVERY_S = 0.25
+
+
+@dataclass(frozen=True)
+class Trialled:
+    """What a trial left."""
+
+    trial: Trial
+    plan: Plan
+    directory: Path
+    runs: tuple[Path, ...]  # of every run that was planned
+    seconds: float
+    worker_bytes: int  # the heaviest worker's memory; 0 if none was seen
+
+
+class Session:
+    """One calibration's trials. `interrupt` may be called from a signal handler."""
+
+    def __init__(self, directory: Path, budget_s: float, observe: Callable[[], Observer]) -> None:
+        self._directory = directory
+        self._ends_at = time.monotonic() + budget_s
+        self._observe = observe
+        self._current: CampaignRun | None = None
+        self.interrupted = False
+
+    @property
+    def left_s(self) -> float:
+        """Seconds of the budget."""
+        return max(0.0, self._ends_at - time.monotonic())
+
+    @property
+    def is_over(self) -> bool:
+        """Tell whether no further trial should begin."""
+        return self.interrupted or self.left_s == 0
+
+    def interrupt(self, *, now: bool = False) -> None:
+        """Stop the trial under way, and begin no other."""
+        self.interrupted = True
+        if self._current is not None:
+            self._current.stop(now=now)
+
+    def run(self, trial: Trial) -> Trialled:
+        """Run one trial to its end, or to the budget's.
+
+        Raises:
+            ConfigError: the trial's file is not valid.
+            LaunchError: nothing could be started.
+        """
+        path = self._directory / f"{trial.name}.toml"
+        path.write_text(tomli_w.dumps(trial.tables), encoding="utf-8")
+        campaign = self._current = start(path, (), self._observe())
+        began = time.monotonic()
+        try:
+            with self._stopped_in_time(campaign), _watched_memory() as memory:
+                if not self.interrupted:
+                    campaign.execute()
+        finally:
+            self._current = None
+        runs = tuple(campaign.files_of(run.run_id).directory for run in campaign.plan.runs)
+        return Trialled(trial, campaign.plan, campaign.directory, runs, time.monotonic() - began, memory.most)
+
+    @contextmanager
+    def _stopped_in_time(self, campaign: CampaignRun) -> Iterator[None]:
+        gently = threading.Timer(self.left_s, campaign.stop)
+        firmly = threading.Timer(self.left_s + LAST_SAVE_S, lambda: campaign.stop(now=True))
+        for timer in (gently, firmly):
+            timer.daemon = True
+            timer.start()
+        try:
+            yield
+        finally:
+            gently.cancel()
+            firmly.cancel()
+
+
+class _Memory:
+    """The most that one worker of ours was seen to hold."""
+
+    def __init__(self) -> None:
+        self.most = 0
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._watch, daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        self._ended.set()
+        self._thread.join()
+
+    def _watch(self) -> None:
+        while not self._ended.wait(WATCH_EVERY_S):
+            for worker in process_tree(os.getpid()) - {os.getpid()}:
+                self.most = max(self.most, own_memory_bytes([worker]))
+
+
+@contextmanager
+def _watched_memory() -> Iterator[_Memory]:
+    memory = _Memory()
+    try:
+        yield memory
+    finally:
+        memory.close()

@@ -1,0 +1,128 @@
+"""The short campaigns that a calibration consists of, as TOML tables made from the user's own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from copy import deepcopy
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+Tables = Mapping[str, Any]
+POINTS_FOR_A_LAW = 4  # numbers of workers; three coefficients need one more to show a misfit
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One short campaign."""
+
+    name: str  # pilot, workers-4, batch, limiter
+    what: str  # for people
+    runs: int
+    steps: int  # of each run
+    tables: Tables
+
+
+@dataclass(frozen=True)
+class Effort:
+    """How much is tried."""
+
+    seeds: int = 1  # of the pilot, each condition
+    steps: int = 30  # of a pilot's run
+    probe_steps: int = 10  # of a run beside others, at least
+    probe_s: float = 4.0  # likewise, so that start-up one after another hardly counts
+    batch_steps: int = 40  # of the run that seeks a batch size
+    most_workers: int = 16  # at a time
+
+
+def pilot(tables: Tables, effort: Effort, conditions: int, log_dir: Path) -> Trial:
+    """Every condition for a few steps, launched as the campaign would be."""
+    changed = _short(tables, effort.steps, log_dir)
+    campaign = changed["campaign"]
+    known = campaign.get("seeds") or [max(0, changed.get("training", {}).get("seed", 0))]
+    campaign["seeds"] = known[: effort.seeds]
+    runs = conditions * len(campaign["seeds"])
+    what = f"each condition, {_count(len(campaign['seeds']), 'seed')}"
+    return Trial("pilot", what, runs, effort.steps, changed)
+
+
+def worker_counts(configured: int, cores: float, runs: int, most: int) -> list[int]:
+    """Give numbers of workers to try: 1, 2, 4, ... past what is configured and what there are cores for."""
+    highest = min(max(configured, round(2 * cores), 2), runs, most)
+    doubled = {1 << power for power in range(highest.bit_length())}
+    tried = {n for n in doubled if n <= highest} | {min(configured, highest)}
+    if len(tried) < POINTS_FOR_A_LAW <= highest:
+        tried.add(3)
+    return sorted(tried)
+
+
+def beside_each_other(
+    tables: Tables, condition: int, workers: int, steps: int, log_dir: Path, least_s: float = 0.0
+) -> Trial:
+    """So many runs of one condition at once; `steps` were chosen to take `least_s` or longer."""
+    changed = _alone(_short(tables, steps, log_dir), condition)
+    changed["campaign"] |= {
+        "seeds": list(range(workers)),
+        "parallel": True,
+        "max_workers": workers,
+        "stagger_seconds": 0,
+    }
+    changed["training"] = {**changed.get("training", {}), "save_every": 0, "eval_every": 0}
+    changed["data"] = {**changed.get("data", {}), "eval_prompts": 1}
+    span = f", {least_s:g} s or more" if least_s else ""
+    return Trial(f"workers-{workers}", f"{workers} at a time{span}", workers, steps, changed)
+
+
+def seeking_batch(tables: Tables, condition: int, steps: int, log_dir: Path) -> Trial:
+    """One run whose batch size back pressure chooses."""
+    changed = _one_run(tables, condition, steps, log_dir)
+    found = {
+        **changed.get("backpressure", {}),
+        "enabled": True,
+        "control": "batch",
+        "objective": "throughput",
+    }
+    batch = changed.get("training", {}).get("batch_size", 8)
+    found["max_batch_size"] = max(found.get("max_batch_size", 64), batch)
+    found["min_batch_size"] = min(found.get("min_batch_size", 1), batch)
+    changed["backpressure"] = found
+    changed["rate_limiter"] = {}
+    return Trial("batch", "back pressure over batch sizes", 1, steps, changed)
+
+
+def unlimited(tables: Tables, condition: int, steps: int, log_dir: Path) -> Trial:
+    """One run whose production is not held back."""
+    changed = _one_run(tables, condition, steps, log_dir)
+    changed["rate_limiter"] = {**changed.get("rate_limiter", {}), "rate_limit_speed_batch_per_sim": 0}
+    return Trial("limiter", "sampling beside training, unlimited", 1, steps, changed)
+
+
+def _one_run(tables: Tables, condition: int, steps: int, log_dir: Path) -> dict[str, Any]:
+    changed = _alone(_short(tables, steps, log_dir), condition)
+    changed["campaign"]["seeds"] = [0]
+    return changed
+
+
+def _short(tables: Tables, steps: int, log_dir: Path) -> dict[str, Any]:
+    changed = deepcopy(dict(tables))
+    changed["campaign"] = {
+        **changed.get("campaign", {}),
+        "max_steps": steps,
+        "retries": 0,
+        "pause_after": 0,
+    }
+    changed["logging"] = {**changed.get("logging", {}), "log_dir": str(log_dir)}
+    if isinstance(changed.get("warmup"), dict):
+        changed["warmup"] = {}  # is not what is sized
+    return changed
+
+
+def _alone(tables: dict[str, Any], condition: int) -> dict[str, Any]:
+    conditions = tables["campaign"].get("conditions")
+    if conditions:
+        tables["campaign"]["conditions"] = [conditions[condition]]
+    return tables
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

@@ -1,0 +1,86 @@
+"""Writes a calibrated file: the user's own values, with what changed, and why, beside each change."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping, Sequence
+from copy import deepcopy
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+
+from retrain.calibrate.advice import Advice
+from retrain.errors import ConfigError, RecordsError
+from retrain.records.text import plain
+
+MARK = "# Calibrated from "
+
+
+def calibrated(tables: Mapping[str, Any], advice: Sequence[Advice]) -> dict[str, Any]:
+    """Give the tables with the advised values; comments of the original cannot be kept."""
+    changed = deepcopy(dict(tables))
+    for one in _changes(advice):
+        section, _, key = one.key.partition(".")
+        changed.setdefault(section, {})[key] = one.value
+    return changed
+
+
+def to_toml(
+    tables: Mapping[str, Any], advice: Sequence[Advice], source: str, overrides: Sequence[str] = ()
+) -> str:
+    """Write tables as TOML, with a comment above each changed key, and what `--set` had changed before."""
+    lines = [
+        f"{MARK}{plain(source)}: values that changed say why. The original is as it was.",
+        *(f"# with --set {plain(override)}" for override in overrides),
+        "",
+        *tomli_w.dumps(calibrated(tables, advice)).splitlines(),
+    ]
+    for one in _changes(advice):
+        section, _, key = one.key.partition(".")
+        start = lines.index(f"[{section}]")
+        at = next(n for n in range(start, len(lines)) if re.match(rf"{re.escape(key)}\s*=", lines[n]))
+        lines.insert(at, f"# was {_shown(one.now)}: {plain(one.why)}")
+    return "\n".join(lines) + "\n"
+
+
+def check_target(target: Path, source: Path) -> None:
+    """Refuse, before anything runs, a target that must not or cannot be written.
+
+    Raises:
+        ConfigError: it is the file given, or one that no calibration wrote.
+        RecordsError: its directory cannot be written to.
+    """
+    if not os.access(target.parent, os.W_OK | os.X_OK):
+        raise RecordsError(
+            f"{target}: its directory is not there or cannot be written; name another with --output"
+        )
+    if not target.exists():
+        return
+    if target.samefile(source):
+        raise ConfigError(f"{target}: is the file to calibrate, which is never changed; name another")
+    if not target.is_file() or not target.read_bytes().startswith(MARK.encode()):
+        raise ConfigError(f"{target}: exists and was not written by a calibration; name another, or move it")
+    if not os.access(target, os.W_OK):
+        raise RecordsError(f"{target}: cannot be written; name another with --output")
+
+
+def write(path: Path, text: str) -> None:
+    """Write the file, replacing an earlier one.
+
+    Raises:
+        RecordsError: it cannot be written.
+    """
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise RecordsError(f"{path}: cannot be written ({error.strerror})") from error
+
+
+def _changes(advice: Sequence[Advice]) -> list[Advice]:
+    return [one for one in advice if one.is_change and one.is_written]
+
+
+def _shown(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else repr(value)

@@ -1,0 +1,112 @@
+"""`retrain calibrate`: short real runs, and the values that follow from them."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from retrain.cli.options import AsJson, ConfigFile, Overrides, duration
+
+if TYPE_CHECKING:
+    from retrain.calibrate.outcome import Calibration
+    from retrain.calibrate.session import Session
+
+
+def command(
+    file: ConfigFile,
+    overrides: Overrides = None,
+    budget: Annotated[
+        str, typer.Option("--budget", metavar="TIME", help="Stop trying after this time, as 30m or 2h.")
+    ] = "30m",
+    steps: Annotated[int, typer.Option(min=4, max=1000, help="Steps of each pilot run.")] = 30,
+    seeds: Annotated[int, typer.Option(min=1, max=16, help="Seeds of each condition in the pilot.")] = 1,
+    most_workers: Annotated[
+        int, typer.Option(min=1, max=1024, help="Try at most so many workers at a time.")
+    ] = 16,
+    probe_seconds: Annotated[
+        float, typer.Option(min=0.0, help="How long so many workers are tried side by side, at least.")
+    ] = 4.0,
+    output: Annotated[
+        Path | None,
+        typer.Option("-o", "--output", help="The calibrated file; default: FILE.calibrated.toml."),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Run a pilot, and write a file with the values that it recommends.
+
+    Use it before a large campaign: it runs every condition for a few steps, then several workers side by
+    side, and seeks the best batch size. The file you give is never changed. Ctrl-C ends it and reports what
+    was measured so far.
+
+    Example: retrain calibrate campaign.toml --budget 20m
+    """
+    from retrain.calibrate.run import Calibrator
+    from retrain.calibrate.trials import Effort
+    from retrain.calibrate.written import check_target
+    from retrain.render.calibration import show_trials
+    from retrain.render.live import EventLines
+    from retrain.render.tables import messages
+
+    budget_s = duration(budget, "--budget")
+    target = output or file.with_name(f"{file.stem}.calibrated.toml")
+    calibrator = Calibrator(
+        file,
+        overrides or (),
+        Effort(seeds=seeds, steps=steps, most_workers=most_workers, probe_s=probe_seconds),
+    )
+    check_target(target, file)
+    errors = messages()
+    show_trials(calibrator.trials(Path(calibrator.plan.log_dir)), budget_s, errors)
+    with ExitStack() as stack:
+        found = calibrator.run(
+            budget_s,
+            lambda: EventLines(errors),
+            lambda trial: errors.print(f"{trial.name}: {trial.what}"),
+            lambda session: stack.enter_context(_interruptible(session)),
+        )
+        if found.steps:  # otherwise nothing is known, and an earlier file may say more
+            found = calibrator.write(found, target)
+    _finish(found, as_json=as_json)
+
+
+def _finish(found: Calibration, *, as_json: bool) -> None:
+    """Print what was found, and leave with the code for how it ended."""
+    from retrain.errors import EXIT_INTERRUPTED, EXIT_RUN_FAILED
+    from retrain.render.calibration import show
+    from retrain.render.tables import console, print_json
+
+    if as_json:
+        print_json(found)
+    else:
+        show(found, console())
+    if found.was_interrupted:
+        raise typer.Exit(EXIT_INTERRUPTED)
+    if not found.steps:
+        raise typer.Exit(EXIT_RUN_FAILED)
+
+
+@contextmanager
+def _interruptible(session: Session) -> Iterator[None]:
+    presses = 0
+
+    def on_interrupt(number: int, frame: object) -> None:
+        nonlocal presses
+        del number, frame
+        presses += 1
+        with suppress(OSError):
+            os.write(sys.stderr.fileno(), b"\nending the trial; what was measured is reported\n")
+        session.interrupt(now=presses > 1)
+
+    before = {number: signal.signal(number, on_interrupt) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

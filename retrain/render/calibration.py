@@ -1,0 +1,187 @@
+"""Shows a calibration: what will be tried, and what came out."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterable
+
+from rich.console import Console
+
+from retrain.calibrate.facts import BatchFound
+from retrain.calibrate.outcome import Calibration, Disk
+from retrain.calibrate.trials import Trial
+from retrain.plan.durations import about
+from retrain.plan.wall_time import WallTime
+from retrain.records.text import plain
+from retrain.render.tables import table
+
+GIB = 2**30
+BARS = 24  # characters of the longest
+
+
+def show_trials(trials: Iterable[Trial], budget_s: float, console: Console) -> None:
+    """Say what will be tried, before anything is."""
+    rows = [(t.name, t.what, f"{t.runs} x {t.steps}") for t in trials]
+    title = f"calibration: at most {about(budget_s)}, shorter if the trials are"
+    console.print(table(title, ("trial", "what", ">runs x steps"), rows))
+
+
+def show(found: Calibration, console: Console) -> None:
+    """Print what was measured, then what follows from it."""
+    _steps(found, console)
+    _lengths(found, console)
+    _workers(found, console)
+    for line in _facts(found):
+        console.print(line, soft_wrap=True)
+    _advice(found, console)
+    for line in (*_times(found), *_ends(found)):
+        console.print(line, soft_wrap=True)
+
+
+def _steps(found: Calibration, console: Console) -> None:
+    if not found.steps:
+        console.print("no condition took two whole steps: nothing is known of their time")
+        return
+    rows = [
+        (
+            s.condition,
+            str(s.steps),
+            f"{s.median_s:.2g} s",
+            f"{s.mean_s:.2g} s",
+            *(f"{part / s.mean_s:.0%}" for part in (s.sampling_s, s.scoring_s, s.training_s)),
+            f"{s.permit_wait_s:.2g} s",
+        )
+        for s in found.steps
+    ]
+    columns = (
+        "condition",
+        ">steps",
+        ">median",
+        ">mean",
+        ">sampling",
+        ">scoring",
+        ">training",
+        ">permit wait",
+    )
+    console.print(table("where a step's time goes", columns, rows))
+
+
+def _lengths(found: Calibration, console: Console) -> None:
+    rows = [
+        (
+            plain(one.condition),
+            str(one.allowed),
+            f"{one.hit_fraction:.1%}",
+            f"{one.median:.0f}",
+            f"{one.p95:.0f}",
+            str(one.longest),
+        )
+        for one in found.lengths
+    ]
+    if rows:
+        columns = ("condition", ">max_tokens", ">reached it", ">median", ">95 %", ">longest")
+        console.print(table("tokens of a completion", columns, rows))
+
+
+def _workers(found: Calibration, console: Console) -> None:
+    if found.scaling is None:
+        return
+    best = max(m.tokens_per_second for m in found.scaling.measured)
+    rows = [
+        (
+            str(m.workers),
+            f"{m.tokens_per_second:,.0f}",
+            f"{m.step_time_s:.2g} s",
+            f"{m.permit_wait_fraction:.0%}",
+            "#" * round(BARS * m.tokens_per_second / best),
+        )
+        for m in found.scaling.measured
+    ]
+    console.print(
+        table("workers at a time", (">workers", ">tokens/s", ">step", ">permit wait", "throughput"), rows)
+    )
+    law = found.scaling
+    if law.sigma is not None and law.kappa is not None:
+        optimum = f"best at {law.p_star:.1f} workers" if law.p_star else "no optimum within reach"
+        console.print(f"scalability law: sigma {law.sigma:.3g}, kappa {law.kappa:.2g}, {optimum}")
+    if law.note:
+        console.print(plain(law.note), soft_wrap=True)
+
+
+def _facts(found: Calibration) -> Iterable[str]:
+    if found.batch is not None:
+        yield _batch(found.batch)
+    if found.memory.worker:
+        yield f"memory: {found.memory.worker / 1e6:.0f} MB a worker, {found.memory.free / GIB:.1f} GiB free"
+    if found.out_of_memory_at is not None:
+        yield (
+            f"{found.out_of_memory_at} prompts at a time did not fit in memory: steps were taken in parts, "
+            "and their times are those of parts"
+        )
+    if found.disk is not None:
+        yield _disk(found.disk)
+
+
+def _batch(batch: BatchFound) -> str:
+    seen = ", ".join(batch.regimes)
+    if not batch.is_telling:
+        return f"back pressure: {seen}; too few steps counted to judge any batch size ({plain(batch.reason)})"
+    star = (
+        "no optimum within reach" if batch.p_star is None else f"p* = {batch.p_star:.0f} rollouts at a time"
+    )
+    ended = f"{batch.concurrency} are configured; ended at {batch.batch_size} prompts"
+    return f"back pressure: {seen}; {star}, {ended}"
+
+
+def _disk(disk: Disk) -> str:
+    needed = disk.checkpoints + disk.records
+    short = "; NOT ENOUGH" if needed > disk.free else ""
+    return (
+        f"disk: {disk.checkpoints / 1e6:,.0f} MB of checkpoints, {disk.records / 1e6:,.0f} MB of records, "
+        f"{disk.free / GIB:.0f} GiB free{short}"
+    )
+
+
+def _advice(found: Calibration, console: Console) -> None:
+    rows = [
+        (
+            one.key,
+            _value(one.now),
+            _value(one.value) if one.is_change else "keep",
+            one.why if one.is_written or not one.is_change else f"{one.why} (not written)",
+        )
+        for one in found.advice
+    ]
+    if rows:
+        console.print(table("what follows", ("key", ">now", ">advised", "why"), rows))
+
+
+def _times(found: Calibration) -> Iterable[str]:
+    if found.before is None or found.after is None:
+        yield "wall time: unknown, as no condition took two whole steps"
+        return
+    yield f"wall time as it is    {_time(found.before)}"
+    yield f"wall time as advised  {_time(found.after)}"
+    for note in found.after.notes:
+        yield f"  {plain(note)}"
+
+
+def _time(time: WallTime) -> str:
+    return f"P50 {about(time.p50_s)}, P90 {about(time.p90_s)}, limited by {time.limited_by}"
+
+
+def _ends(found: Calibration) -> Iterable[str]:
+    for reason in found.left_out:
+        yield f"left out  {plain(reason)}"
+    yield f"took {about(found.seconds)}; records in {plain(found.directory)}"
+    if found.written:
+        file = plain(shlex.quote(found.written))
+        yield f"wrote {plain(found.written)}; next: retrain explain {file}{_learnt(found)}"
+
+
+def _learnt(found: Calibration) -> str:
+    return f" --from {plain(shlex.quote(found.pilot))}" if found.steps else ""
+
+
+def _value(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)

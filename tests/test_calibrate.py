@@ -1,0 +1,198 @@
+"""Calibration by real runs, and the file that says why."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from retrain.calibrate import written
+from retrain.calibrate.advice import Advice
+from retrain.config.load import load_config, parse
+
+QUICK = ("--probe-seconds", "0.2")
+TOML = """
+# what I wrote
+[training]
+batch_size = 4
+group_size = 4
+max_tokens = 64  # on purpose
+temperature = 1.0
+lr = 5e-3
+[data]
+task = "successor"
+[campaign]
+seeds = [0, 1]
+max_steps = 50
+parallel = true
+max_workers = 2
+stagger_seconds = 5.0
+[[campaign.conditions]]
+name = "one"
+advantage_mode = "grpo"
+[[campaign.conditions]]
+name = "two"
+advantage_mode = "maxrl"
+training = { max_tokens = 8 }
+"""
+
+
+@settings(max_examples=30)
+@given(workers=st.integers(1, 99), speed=st.floats(0.01, 9.0))
+def test_a_calibrated_file_says_what_was_and_why_and_is_valid(workers: int, speed: float) -> None:
+    advised = [
+        Advice("campaign.max_workers", 2, workers, "measured"),
+        Advice("rate_limiter.rate_limit_speed_batch_per_sim", 0.0, speed, 'it "said" so\n'),
+        Advice("training.lr", 5e-3, 5e-3, "stays"),
+    ]
+    text = written.to_toml(tomllib.loads(TOML), advised, "c.toml")
+    tables = tomllib.loads(text)
+    assert tables["campaign"]["max_workers"] == workers
+    assert tables["rate_limiter"] == {"rate_limit_speed_batch_per_sim": speed}
+    assert ("# was 2: measured\nmax_workers" in text) == (workers != 2)
+    assert "stays" not in text
+    assert (
+        parse(tables, "c.toml").campaign.conditions
+        == parse(tomllib.loads(TOML), "c.toml").campaign.conditions
+    )
+
+
+def calibrate(here: Path, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    command = [
+        sys.executable,
+        "-m",
+        "retrain",
+        "calibrate",
+        "campaign.toml",
+        "--steps",
+        "6",
+        *QUICK,
+        *arguments,
+    ]
+    surroundings = quiet() | environment
+    return subprocess.run(command, cwd=here, capture_output=True, text=True, check=False, env=surroundings)
+
+
+def quiet() -> dict[str, str]:
+    return {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "COLUMNS": "200"}
+
+
+@pytest.fixture
+def here(tmp_path: Path) -> Path:
+    (tmp_path / "campaign.toml").write_text(TOML)
+    return tmp_path
+
+
+def test_a_file_is_calibrated_by_real_runs(here: Path) -> None:
+    done = calibrate(here, "--most-workers", "2", "--json")
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert [split["condition"] for split in found["steps"]] == ["one", "two"]
+    assert found["tried"] == ["pilot", "workers-1", "workers-2", "batch"]
+    assert {m["workers"] for m in found["scaling"]["measured"]} == {1, 2}
+    assert found["memory"]["worker"] > 10e6  # a Python process with numpy
+    assert found["before"]["p50_s"] > 0
+    values = {a["key"]: (a["now"], a["value"]) for a in found["advice"]}
+    assert values["training.max_tokens"][0] == 64
+    assert values["two: training.max_tokens"][0] == 8
+    assert [(one["condition"], one["allowed"]) for one in found["lengths"]] == [("one", 64), ("two", 8)]
+    assert values["campaign.stagger_seconds"] == (5.0, 0.0)
+    calibrated = load_config(here / "campaign.calibrated.toml")
+    assert calibrated.campaign.stagger_seconds == 0.0
+    assert (here / "campaign.toml").read_text() == TOML
+    status = [sys.executable, "-m", "retrain", "status", "logs", "--json"]
+    done = subprocess.run(status, cwd=here, capture_output=True, text=True, check=False, env=quiet())
+    assert json.loads(done.stdout) == []  # trials are never among results
+
+
+def test_a_budget_that_is_over_ends_the_trials_and_reports(here: Path) -> None:
+    done = calibrate(here, "--budget", "2s", "--steps", "1000")
+    assert done.returncode in (0, 4), done.stderr  # 4: this machine took no two steps in that time
+    assert "left out  workers-1: the budget is over" in done.stdout
+    assert ("where a step's time goes" in done.stdout) == (done.returncode == 0)
+    assert (here / "campaign.calibrated.toml").exists() == (done.returncode == 0)
+
+
+def test_an_interrupt_keeps_what_was_measured_and_still_reports(here: Path) -> None:
+    command = [sys.executable, "-m", "retrain", "calibrate", "campaign.toml", "--steps", "1000"]
+    with subprocess.Popen(
+        command, cwd=here, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=quiet()
+    ) as process:
+        rows = 0
+        while rows < 20:  # of the pilot's first run
+            rows = sum(
+                p.read_bytes().count(b"\n")
+                for p in here.glob("logs/calibrations/*/pilot*/runs/*/metrics.jsonl")
+            )
+        process.send_signal(signal.SIGINT)
+        out, _ = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "where a step's time goes" in out
+    assert "left out  workers-1: interrupted" in out
+    assert (here / "campaign.calibrated.toml").exists()
+
+
+def test_a_pilot_that_runs_out_of_memory_says_at_what_size(here: Path) -> None:
+    small = TOML.replace("batch_size = 4", "batch_size = 8").replace(
+        "[campaign]", '[backend]\nbackend = "tests.small_memory.connect"\n[campaign]\nlauncher = "inline"'
+    )
+    (here / "campaign.toml").write_text(small)
+    done = calibrate(here, PYTHONPATH=str(Path(__file__).parent.parent))
+    assert done.returncode == 0, done.stderr
+    assert "8 prompts at a time did not fit in memory" in done.stdout
+    assert "32 are configured" in done.stdout  # rollouts at a time: 8 x 4, not the parts of them
+
+
+def test_a_pilot_in_which_nothing_works_leaves_no_file_and_tries_no_more(here: Path) -> None:
+    (here / "broken.py").write_text("def score(text, prompt):\n    raise RuntimeError('no')\n")
+    broken = TOML.replace("[campaign]", '[reward]\nreward = "broken.score"\n[campaign]\nlauncher = "inline"')
+    (here / "campaign.toml").write_text(broken)
+    done = calibrate(here, PYTHONPATH=str(here))
+    assert done.returncode == 4
+    assert "left out  batch: no condition took two whole steps in the pilot" in done.stdout
+    assert not (here / "campaign.calibrated.toml").exists()
+
+
+@pytest.mark.parametrize("target", ["campaign.toml", "same.toml", "other.toml", "nowhere/c.toml"])
+def test_no_file_but_a_calibrated_one_is_ever_replaced(here: Path, target: str) -> None:
+    (here / "same.toml").symlink_to(here / "campaign.toml")
+    (here / "other.toml").write_text("[training]\n")
+    done = calibrate(here, "-o", target)
+    assert done.returncode == (5 if "nowhere" in target else 2)
+    assert f"{target}: " in done.stderr
+    assert (here / "campaign.toml").read_text() == TOML
+    assert (here / "other.toml").read_text() == "[training]\n"
+    assert not (here / "logs").exists()  # nothing ran
+
+
+def test_a_condition_that_fails_is_not_tried_again(here: Path) -> None:
+    (here / "broken.py").write_text("def score(text, prompt):\n    raise RuntimeError('no')\n")
+    bad = TOML.replace('name = "one"', 'name = "one"\nreward.reward = "broken.score"')
+    (here / "campaign.toml").write_text(bad.replace("[campaign]", '[campaign]\nlauncher = "inline"'))
+    done = calibrate(here, "--json", PYTHONPATH=str(here))
+    found = json.loads(done.stdout)
+    assert [split["condition"] for split in found["steps"]] == ["two"]
+    (batch,) = here.glob("logs/calibrations/*/batch.toml")
+    assert [c["name"] for c in tomllib.loads(batch.read_text())["campaign"]["conditions"]] == ["two"]
+
+
+def test_a_wrong_file_is_refused_before_anything_runs(here: Path) -> None:
+    (here / "campaign.toml").write_text(TOML.replace("max_steps", "max_stepz"))
+    done = calibrate(here)
+    assert done.returncode == 2
+    assert "[campaign].max_stepz: unknown key" in done.stderr
+    assert not (here / "logs").exists()
+
+
+def test_a_span_that_is_none_is_bad_usage(here: Path) -> None:
+    done = calibrate(here, "--budget", "soon")
+    assert done.returncode == 2
+    assert "'soon' is no time span" in done.stderr

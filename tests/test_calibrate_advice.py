@@ -1,0 +1,204 @@
+"""Advice: the trials made from a file, and what follows from their figures."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from retrain.calibrate import advice, trials, written
+from retrain.calibrate.advice import Memory
+from retrain.calibrate.facts import BatchFound, Lengths, StepSplit, WorkersMeasured
+from retrain.calibrate.forecast import slowdown
+from retrain.calibrate.trials import Effort
+from retrain.config.load import parse
+from retrain.config.schema import RateLimiter
+from retrain.plan.matrix import plan_runs
+
+TABLES = {
+    "training": {"batch_size": 4, "group_size": 4, "max_tokens": 4, "temperature": 1.0, "lr": 5e-3},
+    "data": {"task": "successor"},
+    "warmup": {"path": "rows.jsonl", "steps": 5},
+    "campaign": {
+        "seeds": [7, 8, 9],
+        "max_steps": 100,
+        "parallel": True,
+        "max_workers": 2,
+        "retries": 3,
+        "conditions": [{"name": "one", "advantage_mode": "grpo"}, {"name": "two", "advantage_mode": "maxrl"}],
+    },
+}
+LOGS = Path("somewhere")
+MAX = "training.max_tokens"
+SPEEDING_UP = {1: 600.0, 2: 320.0, 4: 160.0}
+SPLIT = [StepSplit("one", 20, 1.0, 1.0, 0.6, 0.1, 0.3, 0.0)]
+
+
+def plan_of(**campaign: object):
+    tables = {**TABLES, "campaign": {**TABLES["campaign"], **campaign}}
+    return plan_runs(parse({k: v for k, v in tables.items() if k != "warmup"}, "c.toml"), "c.toml")
+
+
+def workers(*rates: float) -> list[WorkersMeasured]:
+    return [WorkersMeasured(1 << n, rate, (1 << n) / rate) for n, rate in enumerate(rates)]
+
+
+def test_a_pilot_runs_every_condition_for_a_few_steps_elsewhere() -> None:
+    trial = trials.pilot(TABLES, Effort(seeds=2, steps=25), 2, LOGS)
+    assert (trial.runs, trial.steps) == (4, 25)
+    assert trial.tables["campaign"]["seeds"] == [7, 8]
+    assert (trial.tables["campaign"]["max_steps"], trial.tables["campaign"]["retries"]) == (25, 0)
+    assert trial.tables["logging"] == {"log_dir": "somewhere"}
+    assert trial.tables["warmup"] == {}
+    assert TABLES["campaign"]["max_steps"] == 100  # the user's tables are left alone
+
+
+def test_workers_are_tried_side_by_side_on_one_condition() -> None:
+    trial = trials.beside_each_other(TABLES, 1, 4, 10, LOGS)
+    assert trial.tables["campaign"]["conditions"] == [TABLES["campaign"]["conditions"][1]]
+    assert trial.tables["campaign"]["seeds"] == [0, 1, 2, 3]
+    assert trial.tables["campaign"]["max_workers"] == 4
+
+
+@given(
+    configured=st.integers(1, 200),
+    cores=st.floats(0.5, 128),
+    runs=st.integers(1, 500),
+    most=st.integers(1, 64),
+)
+def test_numbers_of_workers_begin_with_one_and_never_exceed_runs(configured, cores, runs, most) -> None:
+    counts = trials.worker_counts(configured, cores, runs, most)
+    assert counts == sorted(set(counts))
+    assert counts[0] == 1
+    assert counts[-1] <= min(runs, most)
+
+
+def test_completions_that_are_cut_off_ask_for_more_tokens() -> None:
+    found = advice.max_tokens(MAX, Lengths("one", 100, 0.10, 50, 100, 100), SPLIT)
+    assert found.value == 200
+    assert (
+        "up to 20% more tokens, a step up to 12% more time" in found.why
+    )  # 0.1 x 100 / 50, of 60 % sampling
+
+
+def test_a_limit_that_nothing_comes_near_is_lowered_with_room() -> None:
+    assert (
+        advice.max_tokens(MAX, Lengths("one", 1024, 0.0, 50, 90, 100), SPLIT).value == 128
+    )  # 125, in steps of 64
+
+
+def test_a_limit_that_fits_stays() -> None:
+    assert not advice.max_tokens(MAX, Lengths("one", 128, 0.01, 50, 90, 128), SPLIT).is_change
+
+
+def test_the_fewest_workers_that_reach_the_best_throughput_are_advised() -> None:
+    makespans_s = {1: 600.0, 2: 320.0, 4: 310.0, 8: 500.0}
+    (found,) = advice.max_workers(plan_of(), workers(100, 190, 195, 120), None, Memory(0, 0), makespans_s)
+    assert (found.now, found.value) == (2, 2)
+    assert "2 at a time do 1.9 times what one does" in found.why
+
+
+def test_workers_whose_throughput_falls_are_kept_where_fewer_would_end_later() -> None:
+    # six runs: four at a time take two waves, six take one, although they do a little less together
+    measured = [WorkersMeasured(1, 304, 0.22), WorkersMeasured(4, 709, 0.41), WorkersMeasured(6, 671, 0.61)]
+    six = plan_of(max_workers=6)
+    (found,) = advice.max_workers(six, measured, None, Memory(0, 0), {1: 80.0, 4: 50.0, 6: 39.0})
+    assert not found.is_change
+    assert "beside 6 a step takes 2.8 times as long, all together: more workers would not help" in found.why
+
+
+def test_fewer_workers_are_advised_where_all_slow_down_together() -> None:
+    six = plan_of(max_workers=6)
+    (found,) = advice.max_workers(
+        six, workers(100, 190, 195), None, Memory(0, 0), {2: 40.0, 4: 41.0, 6: 60.0}
+    )
+    assert (found.now, found.value) == (6, 2)
+    assert "the campaign takes 40 s with 2, 1 min with 6" in found.why
+
+
+def test_a_forecast_does_not_count_waits_for_permits_twice() -> None:
+    waiting = [WorkersMeasured(1, 100, 1.0), WorkersMeasured(4, 200, 2.0, permit_wait_fraction=0.5)]
+    assert slowdown(waiting, 1, 4) == pytest.approx(1.0)  # all that slowed them down were permits
+    assert slowdown([replace(m, permit_wait_fraction=0.0) for m in waiting], 1, 4) == pytest.approx(2.0)
+
+
+def test_the_condition_that_is_cut_off_most_decides_for_all() -> None:
+    long, cut = Lengths("long", 64, 0.0, 20, 40, 60), Lengths("cut", 64, 0.1, 9, 30, 64)
+    assert advice.worst_of([long, cut]) == Lengths("cut", 64, 0.1, 9, 40, 64)
+
+
+@pytest.mark.parametrize("buffer", ["fifo", "firo"])
+def test_a_buffer_that_reads_each_sample_once_keeps_its_pace(buffer: str) -> None:
+    limiter = RateLimiter(max_staleness=1, buffer=buffer)
+    assert not advice.limiter_speed(limiter, 4, 0.95).is_change
+
+
+def test_a_reservoir_is_given_the_pace_of_an_unlimited_run() -> None:
+    limiter = RateLimiter(max_staleness=1, buffer="reservoir")
+    assert advice.limiter_speed(limiter, 4, 2.5).value == 2.5
+
+
+def test_a_batch_size_is_not_advised_where_the_law_and_the_steps_disagree() -> None:
+    found = BatchFound(("warmup", "retrograde", "optimal"), 22.0, 16, 2, "found")  # 22 rollouts are 5 prompts
+    advised = advice.batch_size(4, found, follows=True)
+    assert not advised.is_change
+    assert "16 rollouts at a time are not too many: p* = 22" in advised.why
+
+
+def test_a_smaller_batch_is_advised_without_an_optimum_only_where_memory_ran_out() -> None:
+    seen = BatchFound(("warmup", "retrograde"), None, 128, 5, "out of memory at 128")
+    assert advice.batch_size(16, seen, follows=False).value == 5
+    guessed = advice.batch_size(16, replace(seen, reason="probing 5"), follows=False)
+    assert (guessed.is_change, "unclear" in guessed.why) == (False, True)
+
+
+def test_too_many_rollouts_at_a_time_are_said_to_be() -> None:
+    advised = advice.batch_size(16, BatchFound(("warmup", "retrograde"), 32.0, 128, 4, ""), follows=False)
+    assert advised.value == 4
+    assert "128 rollouts at a time are too many: p* = 32" in advised.why
+
+
+def test_workers_are_not_more_than_memory_holds() -> None:
+    (found,) = advice.max_workers(plan_of(), workers(100, 190, 350), None, Memory(10, 30), SPEEDING_UP)
+    assert found.value == 2
+    assert "memory holds 2" in found.why
+
+
+def test_a_serial_campaign_is_told_to_run_in_parallel() -> None:
+    serial = plan_of(parallel=False)
+    found = list(advice.max_workers(serial, workers(100, 190), None, Memory(0, 0), {1: 600.0, 2: 320.0}))
+    assert [(a.key, a.value) for a in found] == [("campaign.max_workers", 2), ("campaign.parallel", True)]
+
+
+def test_the_law_across_workers_is_fitted_to_enough_of_them() -> None:
+    def law(p: int) -> float:
+        return 100 * p / (1 + 0.05 * (p - 1) + 0.01 * p * (p - 1))
+
+    measured = [WorkersMeasured(n, law(n), n / law(n)) for n in (1, 2, 4, 8, 16)]
+    fit = advice.scaling_of(measured)
+    assert fit is not None
+    assert fit.p_star == pytest.approx((0.95 / 0.01) ** 0.5, rel=1e-3)
+    assert advice.scaling_of(measured[:3]) is None
+
+
+def test_long_waits_for_permits_ask_for_adapting_ones() -> None:
+    (found,) = advice.max_concurrent(plan_of(), 0.5, is_remote=True)
+    assert found.value == "auto"
+    assert "50% of a step was waiting" in found.why
+    assert list(advice.max_concurrent(plan_of(), 0.5, is_remote=False)) == []
+
+
+def test_first_calls_are_spread_over_a_step_where_an_api_is_shared() -> None:
+    (remote,) = advice.stagger(plan_of(), SPLIT, is_remote=True, workers=4)
+    (local,) = advice.stagger(plan_of(stagger_seconds=3.0), SPLIT, is_remote=False, workers=4)
+    assert (remote.value, local.value) == (0.25, 0.0)
+
+
+def test_a_batch_size_is_written_only_where_back_pressure_decides_anyway() -> None:
+    found = BatchFound(("warmup", "optimal"), 400.0, 64, 24, "found")
+    mine, free = advice.batch_size(4, found, follows=False), advice.batch_size(4, found, follows=True)
+    assert (mine.is_written, free.is_written) == (False, True)
+    assert "batch_size" not in written.to_toml({"training": {}}, [mine], "c.toml")
