@@ -1,0 +1,168 @@
+"""The areas of the suite: which figures of each script matter, and their limits."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+from benchmarks.suite import Area, Line
+
+
+def startup(rows: list[dict[str, Any]]) -> Iterator[Line]:
+    median = {row["command"]: row["median_s"] for row in rows}
+    for command, reference in (
+        ("retrain --help", "python -c 'import typer'"),
+        ("worker's imports", "python -c 'import numpy'"),
+    ):
+        yield Line(command, median[command], "s", median[reference], reference)
+    yield Line("retrain explain quickstart.toml", median["retrain explain quickstart.toml"], "s", at_most=0.3)
+    yield Line("retrain status logs", median["retrain status logs"], "s", at_most=0.3)
+
+
+def campaign_overhead(row: dict[str, Any]) -> Iterator[Line]:
+    ideal_s = row["ideal_s"] + row["start_up_of_all_waves_s"]
+    what = f"{row['runs']} one-second runs on {row['workers']} workers"
+    yield Line(what, row["campaign_s"], "s", ideal_s, "waves x 1 s + start-up", at_most=1.1 * ideal_s)
+
+
+def semaphore(rows: list[dict[str, Any]]) -> Iterator[Line]:
+    designs = {row["design"]: row for row in rows}
+    ours = designs.pop("turnstile")
+    limits = {
+        "jain_busy": ("fairness (Jain), busy", "", {"at_least": 0.99}),
+        "jain_thinking": ("fairness (Jain), thinking", "", {"at_least": 0.99}),
+        "waste_percent": ("permits idle while somebody waits", "%", {"at_most": 1.0}),
+        "hand_off_ms_p50": ("hand-off, median", "ms", {}),
+        "idle_cpu_percent": ("23 waiters, of a core", "%", {"at_most": 1.0}),
+        "kill_to_free_ms_max": ("kill -9 to free, worst", "ms", {"at_most": 20.0}),
+        "over_admissions": ("holders above the permits", "", {"at_most": 0}),
+    }
+    for key, (what, unit, limit) in limits.items():
+        for name, other in designs.items():
+            yield Line(what, ours[key], unit, other[key], name, **limit)
+
+
+def status_at_scale(found: dict[str, Any]) -> Iterator[Line]:
+    by_name = {row["what"]: row for row in found["measured"]}
+    ours, naive = by_name["survey"], by_name["read every row"]
+    what = f"status of {found['runs']} runs x {found['rows']} rows"
+    yield Line(what, ours["median_s"], "s", naive["median_s"], "reading every row", at_most=0.3)
+    yield Line("its memory", ours["peak_rss_mb"], "MB", naive["peak_rss_mb"], "reading every row", at_most=60)
+
+
+def records(rows: list[dict[str, Any]]) -> Iterator[Line]:
+    by_name = {row["what"]: row for row in rows}
+    for what in ("rows and status", "and checkpoints"):
+        yield Line(f"{what}, of a 50 ms step", by_name[what]["percent"], "%", at_most=2.0)
+
+
+def resume(row: dict[str, Any]) -> Iterator[Line]:
+    yield Line(f"what is left of {row['runs']} runs", row["decision, s"], "s", at_most=1.0)
+    many = f"winners of {row['orchestrators at once']} orchestrators started at once"
+    yield Line(many, row["won"], at_most=1, at_least=1)
+
+
+def numpy_backend(runs: list[dict[str, Any]]) -> Iterator[Line]:
+    steps = len(runs[0]["rewards"])
+    slowest_s = max(run["cpu_s"][-1] for run in runs)
+    yield Line(f"{steps} steps of sort, slowest seed", slowest_s, "CPU s", at_most=6.0)
+    worst = min(sum(run["rewards"][-20:]) / 20 for run in runs)
+    yield Line("reward in the last 20 steps, worst seed", worst, at_least=0.95)
+    yield Line("held-out accuracy, worst seed", min(run["held_out_accuracy"] for run in runs), at_least=0.9)
+
+
+def back_pressure(found: dict[str, Any]) -> Iterator[Line]:
+    rows = {row["controller"]: row for row in found["rows"]}
+    limits = {"ours, margin 0.85": (3.5, 7.0), "ours, margin 1.0": (3.0, 6.0)}
+    rivals = [name for name in rows if name not in limits]
+    for name, (mean, worst) in limits.items():
+        row = rows[name]
+        best = min(rivals, key=lambda rival: rows[rival]["mean_regret"])
+        of_best = rows[best]
+        yield Line(f"{name}: mean regret", row["mean_regret"], "%", of_best["mean_regret"], best, mean)
+        yield Line(f"{name}: worst scenario", row["worst_regret"], "%", of_best["worst_regret"], best, worst)
+        yield Line(f"{name}: random worlds", row["random_regret"], "%", of_best["random_regret"], best, 3.0)
+        yield Line(f"{name}: random worlds, p95", row["random_p95"], "%", of_best["random_p95"], best, 8.0)
+        yield Line(f"{name}: a decision", row["step_us"], "us", of_best["step_us"], best, 100.0)
+    published = rows["published contract"]
+    ours = rows["ours, margin 0.85"]
+    yield Line("mean regret", ours["mean_regret"], "%", published["mean_regret"], "published contract")
+
+
+def rate_limiter(found: dict[str, Any]) -> Iterator[Line]:
+    for speed in sorted({row["speed"] for row in found["pace"]}):
+        on, off = (
+            next(r["worst_percent"] for r in found["pace"] if (r["limiter"], r["speed"]) == (state, speed))
+            for state in ("on", "off")
+        )
+        yield Line(f"drift over any 100 batches, {speed}", on, "%", off, "no limiter", at_most=5.0)
+    waits = next(row for row in found["overlap"] if row["training"] == "waits")
+    yield Line("overlap, equal halves", waits["speedup"], "x", waits["best_possible"], "ideal", at_least=1.7)
+
+
+def estimator(found: dict[str, Any]) -> Iterator[Line]:
+    for row in found["light"]:
+        what, bound = row["area"], row["limit"]
+        limit = {} if bound is None else {"at_most": 100 * bound}
+        rule = 100 * abs(row["rule_mean_error"])
+        yield Line(f"{what}: P50 off", 100 * row["p50_median_error"], "%", rule, "rule of thumb", **limit)
+        covered = 100 * row["p90_coverage"]
+        yield Line(f"{what}: end before P90", covered, "%", at_least=85.0, at_most=95.0)
+    for row in found["heavy"]:
+        yield Line(f"{row['area']}, heavy tails: P90 labelled", 100 * row["labelled"], "%", at_least=85.0)
+    yield Line("1,000 runs x 500 steps, pilot and permits", found["large_cpu_s"], "CPU s", at_most=1.0)
+
+
+def throttle(rows: list[dict[str, Any]]) -> Iterator[Line]:
+    by_situation: dict[str, dict[str, dict[str, Any]]] = {}
+    for row in rows:
+        by_situation.setdefault(row["situation"], {})[row["throttle"]] = row
+    for situation, throttles in by_situation.items():
+        ours, peer = throttles["retrain"], throttles.get("peer", {})
+        yield Line(
+            f"load read: {situation}", ours["load"], "", peer.get("load", math.nan), "training-throttle"
+        )
+    idle = by_situation["idle"]
+    check_ms = idle.get("peer", {}).get("check_ms", math.nan)
+    yield Line("one check", idle["retrain"]["check_ms"], "ms", check_ms, "training-throttle")
+
+
+def scaling(found: dict[str, Any]) -> Iterator[Line]:
+    gaps = {(row["problem"], row["rule"]): row["gap"] for row in found["rows"]}
+    for problem in dict.fromkeys(problem for problem, _ in gaps):
+        ours = "adamscale" if (problem, "adamscale") in gaps else "adascale"
+        gap = gaps[problem, ours]
+        for rival in ("none", "linear"):
+            what = f"{problem}: {ours} behind the small batch (± {gap['error']:.2g})"
+            yield Line(what, -gap["mean"], "", -gaps[problem, rival]["mean"], rival)
+
+
+def trainers(rows: list[dict[str, Any]]) -> Iterator[Line]:
+    sides = {(row["case"], row["side"]): row for row in rows}
+    least = {"overhead": 2.0, "arithmetic": 1.1}
+    for case in dict.fromkeys(case for case, _ in sides):
+        ours, trl = sides[case, "retrain"], sides.get((case, "trl"), {})
+        rate = trl.get("steps_per_second", math.nan)
+        yield Line(
+            f"{case}: steps", ours["steps_per_second"], "/CPU s", rate, "TRL", at_least=least[case] * rate
+        )
+        memory = trl.get("peak_memory_mb", math.nan)
+        yield Line(f"{case}: memory", ours["peak_memory_mb"], "MB", memory, "TRL", at_most=memory)
+
+
+AREAS = (
+    Area("Start-up", "startup", startup),
+    Area("Campaign overhead", "campaign_overhead", campaign_overhead),
+    Area("Semaphore", "semaphore", semaphore, peers=("portalocker",)),
+    Area("Status at scale", "status_at_scale", status_at_scale),
+    Area("Records", "journal_overhead", records),
+    Area("Resume", "resume_decision", resume),
+    Area("numpy backend", "numpy_backend", numpy_backend),
+    Area("Back pressure", "backpressure", back_pressure),
+    Area("Rate limiter", "rate_limiter", rate_limiter),
+    Area("Throttle", "throttle", throttle, peers=("training_throttle",)),
+    Area("Learning-rate scaling", "scaling", scaling),
+    Area("Trainers", "trainers", trainers, needs=("torch", "transformers", "peft"), peers=("trl",)),
+    Area("Estimator", "estimator", estimator, ("--worlds", "60")),
+)
