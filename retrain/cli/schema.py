@@ -11,6 +11,9 @@ from retrain.cli.options import AsJson
 
 def command(
     keys: Annotated[bool, typer.Option("--keys", help="A table of keys instead of JSON Schema.")] = False,
+    markdown: Annotated[
+        bool, typer.Option("--markdown", help="The configuration reference, as a page.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Print the JSON Schema of a campaign file, or a table of its keys.
@@ -20,18 +23,21 @@ def command(
 
     Example: retrain schema > retrain.schema.json
     """
-    from retrain.config.reference import sections
+    from retrain.config import reference
     from retrain.render.tables import console, print_json, table
 
+    if markdown:
+        typer.echo(reference.markdown(), nl=False)
+        return
     if keys and as_json:
-        print_json(sections())
+        print_json(reference.sections())
         return
     if not keys:
         from retrain.config.load import json_schema
 
         print_json(json_schema())
         return
-    for section in sections():
+    for section in reference.sections():
         rows = [(key.name, key.type, key.default, key.description) for key in section.keys]
         console().print(
             table(f"[{section.name}] {section.description}", ("key", "type", "default", "meaning"), rows)

@@ -6,7 +6,7 @@ import dataclasses
 import inspect
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, get_args, get_type_hints
 
@@ -14,6 +14,13 @@ from retrain.config.keys import LARGEST_COUNT
 from retrain.config.schema import Campaign, Condition, Config
 
 BOUNDS = {"ge": "at least", "gt": "above", "le": "at most", "lt": "below"}
+PREFACE = """\
+# Configuration
+
+Every table and key of a campaign's TOML file, with its default. `retrain schema --markdown` prints this
+page, `retrain schema --keys` the same as a table, and `retrain schema` the JSON Schema for editors. A key
+that is not here is an error, and nothing is coerced: `3.9` is not an int and `"false"` is not a bool.
+"""
 
 
 @dataclass(frozen=True)
@@ -49,6 +56,23 @@ def _tables(section: Any) -> list[tuple[str, Any]]:
         kind = next((c for c in (hint, *get_args(hint)) if dataclasses.is_dataclass(c)), None)
         found += [(name, kind)] if kind is not None else []
     return found
+
+
+def markdown() -> str:
+    """Write the reference as a page: one heading per table, one row per key."""
+    return PREFACE + "".join(line for section in sections() for line in _page(section))
+
+
+def _page(section: SectionReference) -> Iterator[str]:
+    yield f"\n## `[{section.name}]`\n\n{section.description}\n\n"
+    yield "| key | type | default | meaning |\n|---|---|---|---|\n"
+    for key in section.keys:
+        kind = _cell(key.type + (f", {key.bounds}" if key.bounds else ""))
+        yield f"| `{key.name}` | {kind} | `{key.default}` | {_cell(key.description)} |\n"
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|")
 
 
 def _section(name: str, kind: Any) -> SectionReference:

@@ -1,0 +1,71 @@
+"""The documentation says what the code does: its reference is fresh, its files load, its commands exist."""
+
+from __future__ import annotations
+
+import re
+import sys
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import typer.main
+
+from retrain.cli import app
+from retrain.config import reference
+from retrain.config.load import parse
+
+ROOT = Path(__file__).parent.parent
+PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md")])
+BLOCKS = [
+    pytest.param(page, language, text, id=f"{page.stem}-{number}")
+    for page in PAGES
+    for number, (language, text) in enumerate(
+        re.findall(r"^```(\w+)\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL)
+    )
+]
+
+
+def test_the_configuration_page_is_what_the_schema_says() -> None:
+    page = (ROOT / "docs" / "configuration.md").read_text()
+    assert page == reference.markdown(), "run: retrain schema --markdown > docs/configuration.md"
+
+
+def test_every_page_is_in_the_table_of_contents() -> None:
+    contents = (ROOT / "mkdocs.yml").read_text()
+    assert [page.name for page in (ROOT / "docs").glob("*.md") if f": {page.name}\n" not in contents] == []
+
+
+@pytest.fixture
+def shown_files(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Write the Python files that a page shows, so that its TOML can name them."""
+    monkeypatch.syspath_prepend(tmp_path)
+    shown = re.findall(r"^```python\n# (my_\w+)\.py\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL)
+    for name, text in shown:
+        (tmp_path / f"{name}.py").write_text(text)
+    yield
+    for name, _ in shown:
+        sys.modules.pop(name, None)
+
+
+@pytest.mark.usefixtures("shown_files")
+@pytest.mark.parametrize(("page", "language", "text"), BLOCKS)
+def test_every_block_is_valid_in_its_language(page: Path, language: str, text: str) -> None:
+    if language == "toml":
+        parse(tomllib.loads(text), page.name, try_plugins=False)
+    if language == "python":
+        compile(text, page.name, "exec")
+    assert language in {"toml", "python", "sh", "console", "text", "json"}
+
+
+@pytest.mark.parametrize(("page", "language", "text"), BLOCKS)
+def test_every_command_and_option_that_is_shown_exists(page: Path, language: str, text: str) -> None:
+    commands = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+    shown = {"sh": r"(?:^|&& )retrain +([^\n#&|>]*)", "console": r"(?:^\$ |&& )retrain +([^\n#&|>]*)"}
+    for line in re.findall(shown[language], text, re.MULTILINE) if language in shown else []:
+        name, *arguments = line.split()
+        if name.endswith(".toml") or name.startswith("-"):
+            continue
+        assert name in commands, f"{page.name}: retrain {name}"
+        known = {option for parameter in commands[name].params for option in parameter.opts}
+        assert {word.split("=")[0] for word in arguments if re.match(r"--?[a-z]", word)} <= known, line
