@@ -1,0 +1,99 @@
+"""A directory that an earlier version left must load in every view.
+
+`tests/data/logs-<version>` are real campaigns, recorded by that version and never edited since, but for the
+names of host and folders: two conditions that went well, one whose reward failed. Each format that changes
+gets another directory beside them.
+"""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from retrain.records.attempts import read_attempts
+from retrain.records.layout import CampaignFiles
+from retrain.records.metrics import read_metrics
+from retrain.status import survey
+from retrain.status.watch import Watcher
+
+OLD = sorted((Path(__file__).parent / "data").glob("logs-*"))
+REWARDS = "def score(completion, prompt):\n    return 0.0\n\n\ndef load():\n    return 0.0\n"
+VIEWS = {
+    "status": ["status", "{logs}"],
+    "status of a campaign": ["status", "{campaign}", "--json"],
+    "watch": ["status", "{logs}", "--watch"],
+    "watch as JSON": ["status", "{logs}", "--watch", "--json"],
+    "samples": ["samples", "{campaign}", "maxrl_s0"],
+    "ties": ["samples", "{campaign}", "baseline_s1", "--ties", "--json"],
+    "a run's log": ["logs", "{campaign}", "broken_s0"],
+    "the orchestrator's log": ["logs", "{campaign}"],
+    "compare": ["compare", "{campaign}", "baseline", "maxrl"],
+    "export": ["export", "{campaign}"],
+    "estimate": ["explain", "{campaign}/campaign.toml", "--from", "{logs}"],
+}
+
+
+@pytest.fixture(params=OLD, ids=lambda path: path.name)
+def old(request, here):
+    """A copy of the recorded directory, in a directory where its plugins are found."""
+    (here / "my_rewards.py").write_text(REWARDS)
+    return Path(shutil.copytree(request.param, here / "logs"))
+
+
+def only_campaign(logs):
+    (campaign,) = logs.iterdir()
+    return CampaignFiles(campaign)
+
+
+def test_there_is_an_old_directory():
+    assert OLD
+
+
+@pytest.mark.parametrize("view", VIEWS)
+def test_every_view_loads_it(old, retrain, view):
+    campaign = only_campaign(old).directory
+    result = retrain(*(part.format(logs=old, campaign=campaign) for part in VIEWS[view]))
+    assert result.returncode == 0, result.stderr
+    assert result.stdout
+
+
+def test_it_says_what_happened_then(old):
+    (seen,) = survey(old)
+    states = {run.run_id: (run.state, run.step, run.attempt) for run in seen.runs}
+    well, badly = ("done", 6, 1), ("infrastructure", 3, 2)
+    assert states == {
+        **dict.fromkeys(("baseline_s0", "baseline_s1", "maxrl_s0", "maxrl_s1"), well),
+        **dict.fromkeys(("broken_s0", "broken_s1"), badly),
+    }
+    assert seen.run("broken", 0).message == "ConnectionError: judge.example: connection refused"
+    assert seen.run("broken", 0).throttle_level == "minimal"
+
+
+def test_its_rows_and_attempts_are_read(old):
+    files = only_campaign(old)
+    assert [row["step"] for row in read_metrics(files.run("maxrl_s0").directory)] == [1, 2, 3, 4, 5, 6]
+    assert [attempt.ending for attempt in read_attempts(files.run("broken_s1").attempts)] == [
+        "infrastructure",
+        "infrastructure",
+    ]
+
+
+def test_watching_tells_its_retries_and_its_throttle(old):
+    told = {(one.event.run_id, one.event.kind) for one in Watcher(old).look().events}
+    assert {("broken_s0", "retried"), ("broken_s0", "throttle"), ("maxrl_s1", "done")} <= told
+
+
+@pytest.mark.parametrize("view", VIEWS)
+def test_every_view_survives_its_corruption(old, retrain, view):
+    for path in sorted(old.rglob("*.jsonl")):
+        path.write_bytes(path.read_bytes()[:-7] + b"\n\0\xff{[\n[1]\n")
+    campaign = only_campaign(old).directory
+    result = retrain(*(part.format(logs=old, campaign=campaign) for part in VIEWS[view]))
+    assert result.returncode == 0, result.stderr
+    assert "Traceback" not in result.stderr
+
+
+def test_json_rows_are_json(old, retrain):
+    lines = retrain("status", old, "--watch", "--json").stdout.splitlines()
+    assert {json.loads(line)["kind"] for line in lines} == {"run", "campaign", "event"}
