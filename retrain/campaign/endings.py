@@ -6,7 +6,7 @@ import signal
 from dataclasses import dataclass
 
 from retrain.errors import EXIT_INFRASTRUCTURE, EXIT_INTERRUPTED
-from retrain.records.attempts import end_attempt, read_attempts
+from retrain.records.attempts import Attempt, end_attempt, read_attempts
 from retrain.records.layout import RunFiles
 from retrain.records.run_state import RunState, read_done
 from retrain.records.text import plain
@@ -61,17 +61,15 @@ def conclude(
     done = read_done(files.done)
     if done is not None and done.config_hash == config_hash:
         return Ending(RunState.DONE)
-    attempts = [a for a in read_attempts(files.attempts) if a.number > before]
-    last = attempts[-1] if attempts else None
-    if last is not None and last.ending in ENDINGS:
-        told = Ending(RunState(last.ending), plain(last.message, LONGEST_MESSAGE))
-        if cancelled in (None, told.state) or told.state is not RunState.INTERRUPTED:
-            return told
+    last = next((a for a in reversed(read_attempts(files.attempts)) if a.number > before), None)
+    told = _told_by_worker(last)
+    if told is None:
+        ending = Ending(cancelled) if cancelled else _from_exit_code(files, exit_code, why)
+    elif told.state is RunState.INTERRUPTED and cancelled:
         ending = Ending(cancelled, told.message)  # the worker knows that it was asked to leave, not why
-        end_attempt(files.attempts, last.number, ending.state, exit_code=exit_code, message=ending.message)
-        return ending
-    ending = Ending(cancelled) if cancelled else _from_exit_code(files, exit_code, why)
-    if last is not None:
+    else:
+        ending = told
+    if last is not None and ending != told:
         end_attempt(files.attempts, last.number, ending.state, exit_code=exit_code, message=ending.message)
     return ending
 
@@ -86,6 +84,12 @@ def log_tail(files: RunFiles, lines: int = TAIL_LINES) -> list[str]:
     except OSError:
         return []
     return [plain(line, 200) for line in text.splitlines()[-lines:]]
+
+
+def _told_by_worker(attempt: Attempt | None) -> Ending | None:
+    if attempt is None or attempt.ending not in ENDINGS:
+        return None
+    return Ending(RunState(attempt.ending), plain(attempt.message, LONGEST_MESSAGE))
 
 
 def _from_exit_code(files: RunFiles, exit_code: int | None, why: str) -> Ending:

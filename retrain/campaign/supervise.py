@@ -242,12 +242,14 @@ class Supervisor:
             self._row.ended(run.run_id, ending.state, ending.message)
         may_help = ending.is_worth_retrying or (goes_on and ending.state is RunState.INTERRUPTED)
         if may_help and (granted or tries <= self._campaign.retries) and not self._asked_to_stop:
-            delay_s = self._retries.add(run, tries)
-            self._observer.retrying(run, ending, delay_s)
-            return
+            self._observer.retrying(run, ending, self._retries.add(run, tries))
+        else:
+            self._end(run, ending)
+
+    def _end(self, run: RunPlan, ending: Ending) -> None:
         self.endings[run.run_id] = ending
         went_wrong = ending.state not in (RunState.DONE, RunState.INTERRUPTED)
-        self._observer.ended(run, ending, log_tail(files) if went_wrong else ())
+        self._observer.ended(run, ending, log_tail(self._files_of(run.run_id)) if went_wrong else ())
         if went_wrong and self._campaign.on_failure == "stop" and not self._asked_to_stop:
             self._observer.notice('on_failure = "stop": the other runs are asked to save and leave')
             self._asked_to_stop, self._gave_up = 1, True
