@@ -12,8 +12,8 @@ from typing import Any
 from retrain.calibrate.session import Trialled
 from retrain.errors import RecordsError
 from retrain.plan.measured import MeasuredRun, measure_run
-from retrain.plan.pace import number_of
 from retrain.records.clock import seconds_between
+from retrain.records.lines import number_in
 from retrain.records.metrics import read_metrics
 
 Rows = Sequence[Mapping[str, Any]]
@@ -125,7 +125,7 @@ def lengths(trial: Trialled) -> list[Lengths]:
     by_condition: dict[str, list[Mapping[str, Any]]] = {}
     for directory in trial.runs:
         for row in _rows(directory):
-            if number_of(row, "length_max") is not None:
+            if number_in(row, "length_max") is not None:
                 by_condition.setdefault(str(row["condition"]), []).append(row)
     allowed = {run.condition: run.config.training.max_tokens for run in trial.plan.runs}
     return [_lengths(c, allowed[c], rows) for c, rows in by_condition.items() if c in allowed]
@@ -182,7 +182,7 @@ def batch_found(trial: Trialled) -> BatchFound | None:
     last, training = rows[-1], trial.plan.runs[0].config.training
     return BatchFound(
         regimes=tuple(dict.fromkeys(str(row["bp_regime"]) for row in rows)),
-        p_star=number_of(last, "bp_p_star"),
+        p_star=number_in(last, "bp_p_star"),
         concurrency=training.batch_size * training.group_size,
         batch_size=int(last.get("bp_batch_size", last["batch_size"])),
         reason=_telling([str(row.get("bp_reason", "")) for row in rows]),
@@ -198,14 +198,14 @@ def _telling(reasons: Sequence[str]) -> str:
 
 def out_of_memory_at(trial: Trialled) -> int | None:
     """Give the fewest prompts at a time that did not fit; None if all did."""
-    sizes = [number_of(row, "out_of_memory_at") for directory in trial.runs for row in _rows(directory)]
+    sizes = [number_in(row, "out_of_memory_at") for directory in trial.runs for row in _rows(directory)]
     return min((int(size) for size in sizes if size), default=None)
 
 
 def batches_per_unit(trial: Trialled) -> float | None:
     """Give the pace of an unlimited run."""
     return next(
-        (n for row in reversed(_rows(trial.runs[0])) if (n := number_of(row, "rate_batches_per_unit"))), None
+        (n for row in reversed(_rows(trial.runs[0])) if (n := number_in(row, "rate_batches_per_unit"))), None
     )
 
 

@@ -31,7 +31,6 @@ from retrain.records.atomic import remove_leftovers
 from retrain.records.layout import CampaignFiles, RunFiles
 from retrain.records.locks import HeldLock, hold, present_holder
 from retrain.records.manifest import (
-    UNREADABLE,
     Manifest,
     PlannedRun,
     new_manifest,
@@ -40,7 +39,7 @@ from retrain.records.manifest import (
     with_plan,
 )
 from retrain.records.notices import NoticeBook
-from retrain.records.run_state import RunState
+from retrain.records.run_state import UNREADABLE, RunState
 from retrain.records.stop_request import asked_to_stop, withdraw_request
 
 SHOWN_RUNS = 5  # named in a notice

@@ -12,11 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from retrain.errors import RecordsError
-from retrain.plan.pace import number_of
 from retrain.records.attempts import Attempt, read_attempts
 from retrain.records.clock import seconds_between
 from retrain.records.layout import RunFiles
-from retrain.records.lines import Row
+from retrain.records.lines import Row, number_in
 from retrain.records.metrics import read_ends
 from retrain.records.run_state import RunState, read_done
 
@@ -98,7 +97,7 @@ def measure_run(directory: Path) -> MeasuredRun | None:
     times = tuple(_alone_s(row, parts.calls_at_once) for row in steady)
     first = ends.first if ends.first and ends.first.get("attempt") == number else None
     tables = _tables(files)
-    hits = [rate for row in steady if (rate := number_of(row, "max_token_hit_rate")) is not None]
+    hits = [rate for row in steady if (rate := number_in(row, "max_token_hit_rate")) is not None]
     return MeasuredRun(
         directory=directory,
         condition=str(tables.get("run", {}).get("condition", "")),
@@ -126,7 +125,7 @@ def _tables(files: RunFiles) -> Mapping[str, Any]:
 
 def _seconds(row: Row, key: str) -> float:
     """Give a row's time; 0 if it has none, or one that no clock measured."""
-    return max(0.0, number_of(row, key) or 0.0)
+    return max(0.0, number_in(row, key) or 0.0)
 
 
 def _parts(rows: Sequence[Row]) -> StepParts:
@@ -159,8 +158,8 @@ def _between_s(rows: Sequence[Row]) -> float:
 
 def _evaluation_s(files: RunFiles, rows: Sequence[Row]) -> float:
     done = read_done(files.done)
-    final = number_of(done.result, "eval_time_s") if done else None
-    known = [s for row in rows if (s := number_of(row, "eval_time_s")) is not None]
+    final = number_in(done.result, "eval_time_s") if done else None
+    known = [s for row in rows if (s := number_in(row, "eval_time_s")) is not None]
     return final if final is not None else statistics.fmean(known) if known else 0.0
 
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from retrain.records.attempts import Attempt
 from retrain.records.clock import seconds_between
+from retrain.records.lines import number_in
 from retrain.records.metrics import MetricsEnds
 
 PACE_KEYS = ("attempt", "timestamp", "step_time_s")  # of the rows that `pace_of` reads
@@ -25,13 +26,13 @@ class Pace:
 
 def pace_of(ends: MetricsEnds, attempts: Sequence[Attempt]) -> Pace | None:
     """Give a run's pace from the first and the last rows (with `PACE_KEYS`); None before a whole step."""
-    recent = tuple(s for row in ends.last if (s := number_of(row, "step_time_s")) is not None and s >= 0)
+    recent = tuple(s for row in ends.last if (s := number_in(row, "step_time_s")) is not None and s >= 0)
     first = ends.first
     if not recent or first is None:
         return None
     steps, took_s = len(recent), math.fsum(recent)
     last = ends.last[-1]
-    since = int(last["step"]) - int(number_of(first, "step") or 0)
+    since = int(last["step"]) - int(number_in(first, "step") or 0)
     whole_s = seconds_between(first.get("timestamp"), last.get("timestamp"))
     if since > 0 and whole_s is not None and first.get("attempt") == last.get("attempt"):
         steps, took_s = since, whole_s  # with what lies between steps
@@ -40,11 +41,3 @@ def pace_of(ends: MetricsEnds, attempts: Sequence[Attempt]) -> Pace | None:
         whole = seconds_between(attempts[0].started_at, first.get("timestamp"))
         startup_s = max(0.0, whole - sorted(recent)[len(recent) // 2]) if whole is not None else None
     return Pace(steps, took_s / steps, recent, startup_s)
-
-
-def number_of(row: Mapping[str, object] | None, key: str) -> float | None:
-    """Give a row's finite number, or None."""
-    value = row.get(key) if row else None
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        return None
-    return float(value)

@@ -9,6 +9,7 @@ since it never was a record.
 from __future__ import annotations
 
 import json
+import math
 import os
 import stat
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -114,6 +115,14 @@ def pick(line: bytes, keys: Sequence[str]) -> Row | None:
         if keys[0] in picked:
             return picked
     return parse_line(line)
+
+
+def number_in(row: Mapping[str, object] | None, key: str) -> float | None:
+    """Give a row's finite number, None if it has none of that name."""
+    value = row.get(key) if row else None
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        return None
+    return float(value)
 
 
 def read_lines(path: Path) -> Iterator[bytes]:

@@ -20,10 +20,9 @@ from retrain.records.clock import utc_now
 from retrain.records.files import records_error
 from retrain.records.git import GitState, git_state
 from retrain.records.layout import CampaignFiles, RunFiles, is_single_run
-from retrain.records.run_state import RunState, inspect_run
+from retrain.records.run_state import UNREADABLE, RunState, inspect_run
 
 SCHEMA_VERSION = 1
-UNREADABLE = "unreadable"  # in the place of a run's state
 
 
 @dataclass(frozen=True)
@@ -38,15 +37,10 @@ class PlannedRun:
 
 
 @dataclass(frozen=True)
-class RunEntry:
+class RunEntry(PlannedRun):
     """A planned run and what became of it."""
 
-    run_id: str
-    condition: str
-    seed: int  # -1 for none
-    max_steps: int
-    config_hash: str = ""
-    state: str = RunState.PENDING
+    state: str = RunState.PENDING  # or UNREADABLE
     attempts: int = 0
     started_at: str = ""
     ended_at: str = ""
@@ -201,6 +195,14 @@ def _expectation(found: Mapping[str, Any]) -> Expectation:
     if not all(math.isfinite(time) and time >= 0 for time in times):
         raise ValueError("an expectation that is no time")
     return expected
+
+
+def entry_from_name(run_id: str) -> RunEntry:
+    """Give what a run's name `<condition>_s<seed>` tells of it, for a campaign without a manifest."""
+    condition, mark, seed = run_id.rpartition("_s")
+    if mark and seed.isascii() and seed.isdigit() and len(seed) <= 18:
+        return RunEntry(run_id, condition, int(seed), max_steps=0)
+    return RunEntry(run_id, run_id, -1, max_steps=0)
 
 
 def look_at(entry: RunEntry, files: RunFiles) -> RunEntry:

@@ -34,6 +34,7 @@ class RunState(StrEnum):
     INTERRUPTED = "interrupted"  # somebody asked
 
 
+UNREADABLE = "unreadable"  # in the place of a run's state: its files are there and cannot be read
 _ENDINGS = frozenset(RunState) - {RunState.PENDING, RunState.RUNNING}
 
 

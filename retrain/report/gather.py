@@ -17,12 +17,11 @@ from retrain.records.atomic import read_json
 from retrain.records.attempts import Attempt
 from retrain.records.files import read_small
 from retrain.records.layout import CampaignFiles, RunFiles, find_campaigns, is_campaign, is_single_run
-from retrain.records.manifest import Manifest, RunEntry, read_manifest
-from retrain.records.run_state import RunState, inspect_run
+from retrain.records.manifest import Manifest, RunEntry, entry_from_name, read_manifest
+from retrain.records.run_state import UNREADABLE, RunState, inspect_run
 from retrain.records.text import plain
 from retrain.report.columns import NO_ROWS, Columns, read_columns
 
-UNREADABLE = "unreadable"
 ALIVE = (RunState.DONE, RunState.RUNNING, RunState.INTERRUPTED, RunState.DIED, RunState.PENDING)
 SHOWN_CAMPAIGNS = 5
 _NAME_LIMIT = 200
@@ -150,24 +149,16 @@ def _planned(
     known = {entry.run_id: entry for entry in manifest.runs} if manifest else {}
     if is_single_run(files.directory):
         name = files.directory.resolve().name
-        alone = next(iter(known.values())) if len(known) == 1 else _from_name(name)
+        alone = next(iter(known.values())) if len(known) == 1 else entry_from_name(name)
         return [(RunFiles(files.directory), known.get(name, alone))]
     try:
         names = list(known) or sorted(path.name for path in files.runs.iterdir() if path.is_dir())
-        return [(files.run(name), known.get(name) or _from_name(name)) for name in names]
+        return [(files.run(name), known.get(name) or entry_from_name(name)) for name in names]
     except FileNotFoundError:
         return []
     except (OSError, RecordsError) as error:
         problems.append(str(error))
         return []
-
-
-def _from_name(run_id: str) -> RunEntry:
-    """Without a manifest, a run's name `<condition>_s<seed>` still tells where it belongs."""
-    condition, mark, seed = run_id.rpartition("_s")
-    if mark and seed.isascii() and seed.isdigit() and len(seed) <= 18:
-        return RunEntry(run_id, condition, int(seed), max_steps=0)
-    return RunEntry(run_id, run_id, -1, max_steps=0)
 
 
 def _run(files: RunFiles, entry: RunEntry) -> RunRecord:

@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from retrain.plan.pace import Pace
 from retrain.records.manifest import Expectation
 
-UNREADABLE = "unreadable"  # a run's state when its files are there and cannot be read
-
 
 @dataclass(frozen=True)
 class RunStatus:

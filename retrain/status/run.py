@@ -3,22 +3,29 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from math import isfinite
 from pathlib import Path
 
 from retrain.errors import RecordsError
 from retrain.plan.pace import PACE_KEYS, pace_of
 from retrain.records.files import open_regular
 from retrain.records.layout import RunFiles
-from retrain.records.lines import Row, read_tail
+from retrain.records.lines import Row, number_in, read_tail
 from retrain.records.manifest import RunEntry
 from retrain.records.metrics import MetricsEnds, read_ends
-from retrain.records.run_state import Done, Inspection, Progress, RunState, inspect_run, read_progress
+from retrain.records.run_state import (
+    UNREADABLE,
+    Done,
+    Inspection,
+    Progress,
+    RunState,
+    inspect_run,
+    read_progress,
+)
 from retrain.records.text import plain
 from retrain.status.averages import mean, median
-from retrain.status.rows import UNREADABLE, RunStatus
+from retrain.status.rows import RunStatus
 
 TAIL_ROWS = 5  # enough for a median that one slow step cannot move; more would cost time for every run
 KEYS = (
@@ -74,7 +81,7 @@ def row_of(
         condition=plain(planned.condition, NAME_LIMIT),
         seed=planned.seed if planned.seed >= 0 else None,
         state=str(seen.state),
-        phase=plain(progress.phase, NAME_LIMIT) if progress and seen.state == RunState.RUNNING else "",
+        phase=_phase(seen.state, progress),
         step=max(progress.step if progress else 0, last.get("step", 0)),
         max_steps=planned.max_steps or (progress.max_steps if progress else None),
         attempt=seen.attempts[-1].number if seen.attempts else 0,
@@ -92,6 +99,10 @@ def row_of(
         message=plain(message),
         pace=pace_of(ends, seen.attempts),
     )
+
+
+def _phase(state: RunState, progress: Progress | None) -> str:
+    return plain(progress.phase, NAME_LIMIT) if progress and state == RunState.RUNNING else ""
 
 
 def _eval_reward(rows: Sequence[Row], done: Done | None) -> float | None:
@@ -122,11 +133,3 @@ def _last_output(files: RunFiles) -> str:
 
 def _numbers(rows: Sequence[Row], key: str) -> list[float]:
     return [value for row in rows if (value := number_in(row, key)) is not None]
-
-
-def number_in(row: Mapping[str, object] | None, key: str) -> float | None:
-    """Give a row's finite number, None if it has none of that name."""
-    value = row.get(key) if row else None
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return None
-    return float(value) if isfinite(value) else None

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from retrain.records.manifest import Manifest
-from retrain.records.run_state import RunState
+from retrain.records.run_state import UNREADABLE, RunState
 from retrain.status.averages import mean, median, sample_std
-from retrain.status.rows import UNREADABLE, ConditionStatus, RunStatus
+from retrain.status.rows import ConditionStatus, RunStatus
 
 if TYPE_CHECKING:
     from retrain.plan.remaining import Remaining

@@ -7,9 +7,10 @@ from pathlib import Path
 from retrain.errors import RecordsError
 from retrain.records.layout import CampaignFiles, RunFiles, find_campaigns, is_single_run, permits_directory
 from retrain.records.locks import is_held
-from retrain.records.manifest import Manifest, RunEntry, read_manifest
+from retrain.records.manifest import Manifest, RunEntry, entry_from_name, read_manifest
+from retrain.records.run_state import UNREADABLE
 from retrain.records.text import plain
-from retrain.status.rows import UNREADABLE, CampaignStatus, PermitHolder, PermitStatus, RunStatus
+from retrain.status.rows import CampaignStatus, PermitHolder, PermitStatus, RunStatus
 from retrain.status.run import read_run
 from retrain.status.summary import campaign_state, summarize, time_left, typical_step_time
 
@@ -47,7 +48,6 @@ def put_together(
 ) -> CampaignStatus:
     """Sum up a campaign from its runs, and look at its lock and permits as they are now."""
     directory = files.directory
-    counted = [run for run in runs if run.max_steps is not None]
     left = time_left(runs, manifest)
     return CampaignStatus(
         id=plain(directory.resolve().name, _NAME_LIMIT),
@@ -60,13 +60,18 @@ def put_together(
         runs=runs,
         step_time_s=typical_step_time(runs),
         steps_done=sum(run.step for run in runs),
-        steps_total=sum(run.max_steps or 0 for run in runs) if len(counted) == len(runs) else None,
+        steps_total=_steps_total(runs),
         eta_s=left.p50_s if left else None,
         eta_p90_s=left.p90_s if left else None,
         expected=manifest.expected if manifest else None,
         permits=_permits(_permits_of(directory, manifest), problems),
         problem=plain("; ".join(problems), 500),
     )
+
+
+def _steps_total(runs: tuple[RunStatus, ...]) -> int | None:
+    known = [run.max_steps for run in runs if run.max_steps is not None]
+    return sum(known) if len(known) == len(runs) else None
 
 
 def manifest_of(files: CampaignFiles, problems: list[str]) -> Manifest | None:
@@ -94,9 +99,9 @@ def runs_of(files: CampaignFiles, manifest: Manifest | None) -> tuple[tuple[RunF
     """
     if is_single_run(files.directory):
         planned = manifest.runs[:1] if manifest else ()
-        entry = planned[0] if planned else _from_name(files.directory.resolve().name)
+        entry = planned[0] if planned else entry_from_name(files.directory.resolve().name)
         return ((RunFiles(files.directory), entry),)
-    entries = manifest.runs if manifest else tuple(_from_name(name) for name in _run_names(files))
+    entries = manifest.runs if manifest else tuple(entry_from_name(name) for name in _run_names(files))
     return tuple((files.run(entry.run_id), entry) for entry in entries)
 
 
@@ -107,14 +112,6 @@ def _run_names(files: CampaignFiles) -> list[str]:
         return []
     except OSError as error:
         raise RecordsError(f"{files.runs}: cannot be listed ({error.strerror})") from error
-
-
-def _from_name(run_id: str) -> RunEntry:
-    """Without a manifest, a run's name `<condition>_s<seed>` still tells where it belongs."""
-    condition, mark, seed = run_id.rpartition("_s")
-    if mark and seed.isascii() and seed.isdigit() and len(seed) <= 18:
-        return RunEntry(run_id, condition, int(seed), max_steps=0)
-    return RunEntry(run_id, run_id, -1, max_steps=0)
 
 
 def _is_supervised(files: CampaignFiles, problems: list[str]) -> bool:

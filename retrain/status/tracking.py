@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from retrain.errors import RecordsError
 from retrain.records.growing import GrowingFile, mark_of
 from retrain.records.layout import RunFiles
-from retrain.records.lines import Row, pick
+from retrain.records.lines import Row, number_in, pick
 from retrain.records.locks import is_held
 from retrain.records.manifest import RunEntry
 from retrain.records.metrics import MetricsEnds, is_step, latest_telling
@@ -17,7 +17,7 @@ from retrain.records.text import plain
 from retrain.status.curve import Curve
 from retrain.status.events import ROW_KEYS, Event, of_attempts, of_death, of_rows
 from retrain.status.rows import RunStatus
-from retrain.status.run import KEYS, NAME_LIMIT, TAIL_ROWS, number_in, progress_of, row_of, unreadable, why
+from retrain.status.run import KEYS, NAME_LIMIT, TAIL_ROWS, progress_of, row_of, unreadable, why
 
 _NEEDED = ("step", *KEYS, *ROW_KEYS)
 
