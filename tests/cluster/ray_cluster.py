@@ -8,7 +8,6 @@ in its environment, and is ended by its process id.
 from __future__ import annotations
 
 import os
-import socket
 import subprocess
 import sys
 import time
@@ -18,11 +17,12 @@ from pathlib import Path
 import psutil
 
 from retrain.launchers._ray_client import Client
+from tests.cluster.ports import free_ports
 
 HEAD = "127.0.0.2"
 NODES = ("127.0.0.3", "127.0.0.4")
 MARK = "RAY_TEST_NODE"
-PATIENCE_S = 90.0
+PATIENCE_S = 180.0  # a busy machine starts a head in more than a minute
 
 
 class Cluster:
@@ -30,7 +30,7 @@ class Cluster:
 
     def __init__(self, home: Path) -> None:
         self.home = home
-        self._ports = _free_ports(3)
+        self._ports = free_ports(3)
         self._nodes: dict[str, subprocess.Popen[bytes]] = {}
         self.client = Client(self.address)
 
@@ -157,19 +157,3 @@ def _kill(process: psutil.Process) -> None:
         process.kill()
     except psutil.NoSuchProcess:
         return
-
-
-def _free_ports(count: int) -> list[int]:
-    """Find ports in a row, between those of Ray's workers and those that the kernel gives out."""
-    for first in range(20001, 32000, 10):
-        sockets = [socket.socket() for _ in range(count)]
-        try:
-            for offset, one in enumerate(sockets):
-                one.bind(("127.0.0.1", first + offset))
-            return [first + offset for offset in range(count)]
-        except OSError:
-            continue
-        finally:
-            for one in sockets:
-                one.close()
-    raise RuntimeError("no free ports in a row")

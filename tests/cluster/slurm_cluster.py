@@ -19,6 +19,8 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
+from tests.cluster.ports import free_ports
+
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "squeue", "scancel", "scontrol", "srun")
 NODES = ("n1", "n2", "n3", "n4")
 STRANGER = "n5"
@@ -113,7 +115,7 @@ class Cluster:
         user = subprocess.check_output(["id", "-un"], text=True).strip()
         host = socket.gethostname().partition(".")[0]
         self.conf.write_text(
-            CONF.format(home=self.home, user=user, host=host, ports=_free_ports(), array_size=self.array_size)
+            CONF.format(home=self.home, user=user, host=host, ports=free_ports(6), array_size=self.array_size)
         )
         files = {"key": "munge/key", "socket": "munge.sock", "pid": "munged.pid", "log": "munged.log"}
         named = {"key": "--key-file", "socket": "--socket", "pid": "--pid-file", "log": "--log-file"}
@@ -263,22 +265,6 @@ class Cluster:
 
 def _find(program: str) -> str | None:
     return shutil.which(program, path=f"{os.environ['PATH']}:/usr/sbin:/usr/local/sbin")
-
-
-def _free_ports() -> list[int]:
-    """Find six ports in a row, below those that the kernel gives out."""
-    for first in range(17001, 32000, 10):
-        sockets = [socket.socket() for _ in range(6)]
-        try:
-            for offset, one in enumerate(sockets):
-                one.bind(("127.0.0.1", first + offset))
-            return [first + offset for offset in range(6)]
-        except OSError:
-            continue
-        finally:
-            for one in sockets:
-                one.close()
-    raise RuntimeError("no six free ports in a row")
 
 
 def _environments() -> Iterator[tuple[int, list[str]]]:

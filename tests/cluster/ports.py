@@ -1,0 +1,32 @@
+"""Free ports in a row, which two clusters that start at once do not both choose."""
+
+from __future__ import annotations
+
+import random
+import socket
+
+FIRST, LAST = 20001, 32000  # above those of Ray's workers, below those that the kernel gives out
+
+
+def free_ports(count: int) -> list[int]:
+    """Find ports in a row that nobody listens on.
+
+    Raises:
+        RuntimeError: there are none.
+    """
+    starts = list(range(FIRST, LAST - count, 10))
+    random.shuffle(starts)  # another cluster that starts now finds the same ones free
+    for first in starts:
+        ports = list(range(first, first + count))
+        if all(_is_free(port) for port in ports):
+            return ports
+    raise RuntimeError(f"no {count} free ports in a row")
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket() as one:
+        try:
+            one.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+    return True
