@@ -14,12 +14,15 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+LEAVE_S = 5.0  # what still runs at the end may take so long to clean up; then it is left behind
+
 
 class EventLoopThread:
     """An event loop in a thread of its own, started when first needed, shared by all callers of a run."""
 
     def __init__(self) -> None:
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread: threading.Thread | None = None
         self._lock = threading.Lock()
 
     def settle(self, result: MaybeAwaitable[T]) -> T:
@@ -31,14 +34,19 @@ class EventLoopThread:
         )
         import asyncio
 
-        return asyncio.run_coroutine_threadsafe(coroutine, self._running_loop()).result()
+        future = asyncio.run_coroutine_threadsafe(coroutine, self._running_loop())
+        try:
+            return future.result()
+        finally:
+            future.cancel()  # of no effect on what is done; the wait was interrupted otherwise
 
     def close(self) -> None:
-        """Stop the loop's thread; safe to call twice."""
+        """Cancel what still runs, and end the loop and its thread; safe to call twice."""
         with self._lock:
             loop, self._loop = self._loop, None
-        if loop is not None:
+        if loop is not None and self._thread is not None:
             loop.call_soon_threadsafe(loop.stop)
+            self._thread.join(LEAVE_S)
 
     def _running_loop(self) -> asyncio.AbstractEventLoop:
         import asyncio
@@ -46,7 +54,10 @@ class EventLoopThread:
         with self._lock:
             if self._loop is None:
                 self._loop = asyncio.new_event_loop()
-                threading.Thread(target=_run, args=(self._loop,), name="backend-loop", daemon=True).start()
+                self._thread = threading.Thread(
+                    target=_run, args=(self._loop,), name="backend-loop", daemon=True
+                )
+                self._thread.start()
             return self._loop
 
 
@@ -55,7 +66,7 @@ async def _wait_for(awaitable: Any) -> Any:
 
 
 def _run(loop: asyncio.AbstractEventLoop) -> None:
-    try:
-        loop.run_forever()
-    finally:
-        loop.close()
+    import asyncio
+
+    with asyncio.Runner(loop_factory=lambda: loop) as runner:  # at its end: cancels tasks, closes the loop
+        runner.get_loop().run_forever()

@@ -1,0 +1,77 @@
+"""Coroutines of backends and rewards, run from plain code."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Awaitable, Callable, Generator, Iterator
+from typing import Any
+
+import pytest
+
+from retrain.trainer.settle import EventLoopThread
+
+
+@pytest.fixture
+def calls() -> Iterator[EventLoopThread]:
+    calls = EventLoopThread()
+    yield calls
+    calls.close()
+
+
+async def double(number: int) -> int:
+    await asyncio.sleep(0)
+    return 2 * number
+
+
+class Later:
+    """Awaitable, and no coroutine."""
+
+    def __await__(self) -> Generator[Any, None, int]:
+        return double(2).__await__()
+
+
+def test_what_is_not_awaitable_is_given_back(calls: EventLoopThread) -> None:
+    assert calls.settle(4) == 4
+
+
+@pytest.mark.parametrize("make", [lambda: double(2), Later], ids=["coroutine", "awaitable"])
+def test_what_is_awaitable_is_waited_for(calls: EventLoopThread, make: Callable[[], Awaitable[int]]) -> None:
+    assert calls.settle(make()) == 4
+
+
+def test_an_exception_comes_out_as_it_is(calls: EventLoopThread) -> None:
+    async def fail() -> None:
+        raise LookupError("lost")
+
+    with pytest.raises(LookupError, match="lost"):
+        calls.settle(fail())
+
+
+def test_what_still_runs_at_the_end_is_cancelled_and_may_clean_up(calls: EventLoopThread) -> None:
+    events: list[str] = []
+
+    async def background() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            await asyncio.sleep(0)
+            events.append("cleaned up")
+
+    async def start() -> asyncio.Task[None]:
+        task = asyncio.create_task(background())
+        await asyncio.sleep(0)
+        return task
+
+    task = calls.settle(start())
+    calls.close()
+    assert events == ["cleaned up"]
+    assert task.cancelled()
+    assert "backend-loop" not in {thread.name for thread in threading.enumerate()}
+
+
+def test_closing_twice_or_before_the_first_call_is_fine(calls: EventLoopThread) -> None:
+    calls.close()
+    assert calls.settle(double(1)) == 2
+    calls.close()
+    calls.close()
