@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Awaitable
-from typing import Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 import tinker
 
@@ -32,6 +33,7 @@ class Connection:
         self._calls = calls
         self._service: tinker.ServiceClient | None = None
         self._farewells: set[asyncio.Future[None]] = set()
+        self._over = asyncio.Event()  # no call is in flight, and none will come
 
     async def try_out(self) -> None:
         """Open a session, and say in the user's words what is wrong.
@@ -64,7 +66,7 @@ class Connection:
             async def connect() -> None:
                 async with asyncio.timeout(self._options.connect_timeout_s):
                     # in a thread, because the SDK blocks until its session is there
-                    await in_thread(lambda: service.holder, unwanted=lambda _: service.close("errored"))
+                    await in_thread(lambda: service.holder, unwanted=_stop)
 
             await self._calls.once("session", connect)
             self._service = service
@@ -79,27 +81,35 @@ class Connection:
             farewell.add_done_callback(self._farewells.discard)
 
     async def close(self) -> None:
-        """End the session."""
+        """End the session, and those that were dropped before."""
         service, self._service = self._service, None
-        for farewell in self._farewells:
-            farewell.cancel()  # the API notices by the missing heartbeat
-        await asyncio.gather(*self._farewells, return_exceptions=True)
+        self._over.set()
+        endings = [*self._farewells]
         if service is not None:
-            await self._end(service, "success", GOODBYE_S)
+            endings.append(asyncio.ensure_future(self._end(service, "success")))
+        await asyncio.gather(*endings)
 
     async def _leave(self, service: tinker.ServiceClient) -> None:
         """Close a session when every call that began in it must have ended: closing makes calls hang."""
-        await asyncio.sleep(self._options.call_timeout_s)
-        await self._end(service, "errored", self._options.call_timeout_s)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self._options.call_timeout_s):
+                await self._over.wait()
+        await self._end(service, "errored")
 
-    async def _end(
-        self, service: tinker.ServiceClient, status: Literal["success", "errored"], timeout_s: float
-    ) -> None:
+    async def _end(self, service: tinker.ServiceClient, status: Literal["success", "errored"]) -> None:
+        holder = service.holder
         try:
-            async with asyncio.timeout(timeout_s):
+            async with asyncio.timeout(GOODBYE_S):
                 await self._calls.once("goodbye", lambda: result(service.close(status)))
         except LEAVING as error:
             log.info("a session ended without goodbye: %s", describe(error))
+        finally:
+            _stop(holder)  # if there was no permit to say goodbye with
+
+
+def _stop(holder: Any) -> None:
+    """Have the SDK end a session's heartbeat and connections, without a call; again is fine."""
+    holder.close()
 
 
 async def result(future: Awaitable[T]) -> T:

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tinker.lib.client_connection_pool_type import ClientConnectionPoolType
 
 from retrain import registry
 from retrain.backends import BackendSpec, Optimization, Sampling, UpdateStats
@@ -62,7 +63,7 @@ def spec(
     yield BackendSpec(
         seed=1, model=MODEL, base_url=server.url, options=options, permit=lambda: semaphore, run_name="run"
     )
-    gc.collect()  # while the filters above are in force
+    gc.collect()  # once more, without the errors whose frames hold on to the SDK's objects
 
 
 def with_options(spec: BackendSpec, **options: object) -> BackendSpec:
@@ -79,7 +80,10 @@ def during(spec: BackendSpec, story: Callable[[TinkerBackend], Coroutine[Any, An
         finally:
             await backend.close()
 
-    return asyncio.run(whole())
+    try:
+        return asyncio.run(whole())
+    finally:
+        gc.collect()  # what the SDK leaves behind, while the filters above are in force
 
 
 def loss_of(name: str) -> Loss:
@@ -285,6 +289,38 @@ def test_a_step_that_is_not_finite_is_taken_back(spec: BackendSpec) -> None:
 
     after, steps = during(spec, story)
     assert after == during(spec, lambda backend: train(backend, steps))
+
+
+def test_a_session_that_was_given_up_ends_with_the_run(spec: BackendSpec, server: RunningServer) -> None:
+    before = server.stats()["sessions"]
+
+    async def story(backend: TinkerBackend) -> None:
+        await backend.sample(PROMPTS[:1], HOW)
+        await backend._session.renew(backend._session.generation)
+        await backend.sample(PROMPTS[:1], HOW)
+        assert server.stats()["sessions"] == before + 2
+
+    during(spec, story)
+    assert server.stats()["sessions"] == before
+
+
+def test_without_a_permit_to_say_goodbye_a_session_falls_silent(
+    spec: BackendSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("retrain.backends._tinker_connection.GOODBYE_S", 0.1)
+    semaphore = FileSemaphore(tmp_path / "one", 1)
+
+    async def story(backend: TinkerBackend) -> list[Any]:
+        holders = [(await backend._session._connection.service()).holder]
+        await backend._session.renew(backend._session.generation)
+        holders.append((await backend._session._connection.service()).holder)
+        semaphore.acquire()
+        return holders
+
+    for holder in during(replace(spec, permit=lambda: semaphore), story):
+        with pytest.raises(RuntimeError, match="closed"):
+            holder.aclient(ClientConnectionPoolType.SESSION)
+    semaphore.release()
 
 
 def test_an_api_that_stays_away_ends_the_run_as_infrastructure(spec: BackendSpec, tmp_path: Path) -> None:

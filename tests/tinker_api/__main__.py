@@ -82,7 +82,8 @@ class Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         stats = self.server.traffic.stats()
         service = self.server.service
-        self._answer(200, {**stats, "updates": service.updates, "stops": sorted(service.stops)})
+        counts = {"updates": service.updates, "sessions": len(service.sessions)}
+        self._answer(200, {**stats, **counts, "stops": sorted(service.stops)})
 
     def do_POST(self) -> None:
         body = self.rfile.read(int(self.headers.get("content-length", 0)))
