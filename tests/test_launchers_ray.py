@@ -15,11 +15,12 @@ from hypothesis import strategies as st
 
 from retrain.config.engines import Ray
 from retrain.errors import EXIT_CONFIG, EXIT_INFRASTRUCTURE, EXIT_LAUNCH, EngineDownError, LaunchError
-from retrain.launchers import Assignment, Begun, Ended
+from retrain.launchers import Assignment, Begun, Ended, _asking
 from retrain.launchers import ray as plugin
+from retrain.launchers._permit_split import workers_at_a_time
 from retrain.launchers._ray_client import Client, Job
 from retrain.launchers._ray_queue import Queue
-from retrain.launchers._ray_script import ask_of, render, workers_at_a_time
+from retrain.launchers._ray_script import ask_of, render
 from retrain.launchers._ray_watch import BY_COMMAND, NO_ROOM, Watch
 from retrain.launchers.ray import RayLauncher
 from retrain.records.layout import RunFiles
@@ -75,14 +76,14 @@ def assignment(directory: Path, runs: int = 3, **changes: Any) -> Assignment:
 
 
 def launcher(given: Assignment, jobs: Jobs, monkeypatch: pytest.MonkeyPatch) -> RayLauncher:
-    monkeypatch.setattr(plugin, "LEAST_POLL_S", 0.0)
+    monkeypatch.setattr(_asking, "LEAST_POLL_S", 0.0)
     made = RayLauncher(given, Ray())
     made._client = jobs
     return made
 
 
 def look(made: RayLauncher) -> list[Begun | Ended]:
-    made._look_at = 0.0
+    made._asking.hurry()
     return list(made.poll(0))
 
 

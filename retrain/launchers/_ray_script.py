@@ -9,16 +9,10 @@ from typing import Any
 
 from retrain.config.engines import Ray
 from retrain.launchers import Assignment
+from retrain.launchers._permit_split import own_permits, workers_at_a_time
 
 # Ray ends a stopped job with SIGKILL after 3 s by default, too soon for a checkpoint; this is a day.
 GRACE = {"RAY_JOB_STOP_WAIT_TIME_S": "86400"}
-
-
-def workers_at_a_time(assignment: Assignment) -> int:
-    """Give how many runs there may be at a time: each needs a permit."""
-    if assignment.permits is None or assignment.permits_adapt:
-        return assignment.workers
-    return min(assignment.workers, assignment.permits)
 
 
 def ask_of(assignment: Assignment, table: Ray) -> dict[str, Any]:
@@ -48,7 +42,7 @@ def render(assignment: Assignment, table: Ray) -> str:
         'exec >>"$1/output.log" 2>&1',
         f"cd {shlex.quote(str(assignment.where))} || exit 75",
         'export RETRAIN_JOB="ray $2"',
-        *_permits(assignment),
+        *own_permits(assignment),
         *table.setup,
         f'exec {shlex.join(place)} "$1" "$2"',
     ]
@@ -69,10 +63,3 @@ def shown(assignment: Assignment, table: Ray) -> str:
         f"# and running `bash {assignment.directory}/ray/job.sh RUN_DIR SUBMISSION_ID`, which is",
     ]
     return "\n".join(lines) + "\n" + render(assignment, table)
-
-
-def _permits(assignment: Assignment) -> list[str]:
-    if assignment.permits is None:
-        return []
-    own = max(1, assignment.permits // workers_at_a_time(assignment))
-    return [f"export RETRAIN_OWN_PERMITS={own}"]

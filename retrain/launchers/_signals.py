@@ -8,6 +8,8 @@ import sys
 import time
 from pathlib import Path
 
+from retrain.errors import RecordsError
+from retrain.records.layout import RunFiles
 from retrain.records.locks import Holder, holder, is_held
 from retrain.records.processes import start_mark
 
@@ -29,6 +31,16 @@ def signal_holder(lock: Path, number: int) -> bool:
             return True
         time.sleep(PAUSE_S)
     return False
+
+
+def signal_worker(files: RunFiles, *, now: bool, engine: str) -> str:
+    """Ask a worker that an engine has no task of to save and leave, or end it; gives why that cannot be."""
+    try:
+        if signal_holder(files.lock, signal.SIGKILL if now else signal.SIGTERM):
+            return ""
+    except RecordsError as error:
+        return str(error)
+    return f"{engine} has no task of it, and no process here; end it where it runs"
 
 
 def _signal(found: Holder, number: int) -> bool:

@@ -13,6 +13,8 @@ from pathlib import Path
 
 from retrain.config.engines import Slurm
 from retrain.launchers import Assignment
+from retrain.launchers._permit_split import own_permits
+from retrain.launchers._permit_split import workers_at_a_time as split_workers
 from retrain.records.files import records_error
 
 SAVE_S = 60  # seconds before the time limit in which a worker saves its checkpoint
@@ -26,9 +28,7 @@ def slurm_directory(assignment: Assignment) -> Path:
 
 def workers_at_a_time(assignment: Assignment, table: Slurm) -> int:
     """Give how many runs Slurm may run at a time: each needs a permit if those are split."""
-    if assignment.permits is None or assignment.permits_adapt or table.permits == "shared":
-        return assignment.workers
-    return min(assignment.workers, assignment.permits)
+    return assignment.workers if table.permits == "shared" else split_workers(assignment)
 
 
 def render(assignment: Assignment, table: Slurm) -> str:
@@ -51,7 +51,7 @@ def render(assignment: Assignment, table: Slurm) -> str:
         f'mv -f {shlex.quote(str(home))}/task-"$task".out "$run/engine-$task.out"',  # what Slurm itself says
         'exec >>"$run/output.log" 2>&1',
         'export RETRAIN_JOB="slurm $task"',
-        *_permits(assignment, table),
+        *([] if table.permits == "shared" else own_permits(assignment)),
         *table.setup,
         f'exec {shlex.quote(table.python or sys.executable)} -P -m retrain.worker "$run"',
     ]
@@ -115,10 +115,3 @@ def _flags(assignment: Assignment, table: Slurm, home: Path) -> list[str]:
         *(f"--{name}={value}" for name, value in wanted.items() if value),
         *table.flags,
     ]
-
-
-def _permits(assignment: Assignment, table: Slurm) -> list[str]:
-    if assignment.permits is None or table.permits == "shared":
-        return []
-    own = max(1, assignment.permits // workers_at_a_time(assignment, table))
-    return [f"export RETRAIN_OWN_PERMITS={own}"]

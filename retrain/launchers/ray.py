@@ -3,33 +3,33 @@
 Ray's Jobs API has neither arrays nor a cap, and by default fails a job that has waited for 15 minutes.
 So Ray is given as many jobs as there may be workers, and each job that ends submits the next run: the
 campaign goes on when this process is gone, and nothing must be set up on the cluster. `_ray_queue` says
-how two that submit at once agree. Ray is asked every `poll_seconds`, at most every two, for all jobs.
+how two that submit at once agree. One question answers for all jobs.
 """
 
 from __future__ import annotations
 
-import queue
-import time
 from collections.abc import Collection, Mapping, Sequence
-from contextlib import suppress
 
 from retrain.config.engines import Ray
 from retrain.config.resolve import build
 from retrain.errors import LaunchError
 from retrain.extras import missing_problem
 from retrain.launchers import Assignment, Begun, Ended
+from retrain.launchers._asking import Asking
+from retrain.launchers._engine_watch import is_alive
+from retrain.launchers._permit_split import workers_at_a_time
 from retrain.launchers._ray_checks import problems_of, require_room
 from retrain.launchers._ray_client import Client, Job, check_environment
 from retrain.launchers._ray_local import Local
 from retrain.launchers._ray_queue import Queue
-from retrain.launchers._ray_script import ask_of, render, shown, workers_at_a_time
-from retrain.launchers._ray_watch import NO_ROOM, Watch, keep_words, signal_worker
+from retrain.launchers._ray_script import ask_of, render, shown
+from retrain.launchers._ray_watch import NO_ROOM, Watch, keep_words
+from retrain.launchers._signals import signal_worker
 from retrain.records.atomic import write_atomic
 from retrain.records.layout import RunFiles
 
 EXTRA = "ray"
 PACKAGES = ("ray", "aiohttp")
-LEAST_POLL_S = 2.0  # between two questions, whatever happens
 
 
 def open_launcher(assignment: Assignment) -> RayLauncher:
@@ -87,10 +87,7 @@ class RayLauncher:
         self._jobs: Mapping[str, Job] = {}  # this campaign's, by id, at the last look
         self._to_cancel: dict[str, bool] = {}
         self._stopped: set[str] = set()  # jobs that Ray was asked to stop, and runs that nobody can
-        self._bell: queue.SimpleQueue[None] = queue.SimpleQueue()
-        self._looked_at = float("-inf")
-        self._look_at = float("-inf")
-        self._is_silent = False
+        self._asking = Asking("Ray", table.poll_seconds, assignment.say)
         self._was_told = False  # that no run sees a GPU
 
     def describe(self) -> str:
@@ -103,7 +100,7 @@ class RayLauncher:
 
     def submit(self, run_ids: Sequence[str]) -> Collection[str]:
         """Put runs into the queue, and give Ray as many as have a place."""
-        if time.monotonic() - self._looked_at > LEAST_POLL_S:
+        if not self._asking.is_fresh:
             self._jobs = self._ask()
         self._prepare()
         if self._local is not None:
@@ -119,7 +116,7 @@ class RayLauncher:
                 self._forget(run_ids)
                 raise
             self._assignment.say(f"{error}; the rest is submitted later")
-        self._look_at = max(self._looked_at, time.monotonic()) + LEAST_POLL_S
+        self._asking.postpone()
         return run_ids
 
     def queued(self) -> Collection[str]:
@@ -138,15 +135,11 @@ class RayLauncher:
 
     def poll(self, timeout_s: float) -> Sequence[Begun | Ended]:
         """Wait for the next look, and say what it showed."""
-        wait_s = min(timeout_s, self._look_at - time.monotonic())
-        if wait_s > 0:
-            with suppress(queue.Empty):
-                self._bell.get(timeout=wait_s)
-        return self._look() if time.monotonic() >= self._look_at else []
+        return self._look() if self._asking.wait(timeout_s) else []
 
     def wake(self) -> None:
         """Make `poll` return."""
-        self._bell.put(None)
+        self._asking.wake()
 
     def cancel(self, run_ids: Sequence[str], *, now: bool) -> None:
         """Take back what has not started; send SIGTERM to workers, or have them killed where they run."""
@@ -155,7 +148,7 @@ class RayLauncher:
         for run_id, at_once in self._to_cancel.items():
             if at_once:
                 self._queue.mark_killed(run_id, self._watched[run_id].number)
-        self._look_at = min(self._look_at, self._looked_at + LEAST_POLL_S)
+        self._asking.hurry()
 
     # Submitting
 
@@ -187,12 +180,12 @@ class RayLauncher:
     # Looking
 
     def _ask(self) -> Mapping[str, Job]:
-        if self._local is not None and not self._local.is_running:
-            return {}
         try:
+            if self._local is not None and not self._local.is_running:
+                return {}
             jobs = {job.id: job for job in self._client.jobs() if self._queue.parse(job.id) is not None}
         finally:
-            self._looked_at = time.monotonic()
+            self._asking.asked()
         return {name: job for name, job in jobs.items() if self._queue.is_ours(job)}
 
     def _job(self, run_id: str, number: int) -> Job | None:
@@ -209,19 +202,11 @@ class RayLauncher:
             happened = self._see()
             self._fill()
         except LaunchError as error:
-            self._fall_silent(error)
+            self._asking.unanswered(error)
             happened = self._taken_back()
         else:
-            if self._is_silent:
-                self._assignment.say("Ray answers again")
-            self._is_silent = False
-        self._look_at = self._looked_at + self._table.poll_seconds
+            self._asking.answered()
         return happened
-
-    def _fall_silent(self, error: LaunchError) -> None:
-        if not self._is_silent:
-            self._assignment.say(f"{error}; what was submitted is looked after when it answers")
-        self._is_silent = True
 
     def _see(self) -> list[Begun | Ended]:
         submitted = self._queue.submitted()
@@ -273,7 +258,7 @@ class RayLauncher:
                 self._signal(run_id, now=now)
 
     def _signal(self, run_id: str, *, now: bool) -> None:
-        problem = signal_worker(RunFiles(self._assignment.runs[run_id]), now=now)
+        problem = signal_worker(RunFiles(self._assignment.runs[run_id]), now=now, engine="Ray")
         if problem and run_id not in self._stopped:
             self._assignment.say(f"{run_id}: {problem}")
             self._stopped.add(run_id)
@@ -283,7 +268,7 @@ class RayLauncher:
         happened: list[Begun | Ended] = []
         for run_id in list(self._to_cancel):
             files = RunFiles(self._assignment.runs[run_id])
-            if not Watch(1).is_alive(files):
+            if not is_alive(files):
                 happened.append(Ended(run_id, None, taken_back=True))
                 self._drop(run_id)
         return happened

@@ -1,25 +1,22 @@
 """Job arrays of a Slurm cluster: one task per run, at most so many at a time.
 
 Slurm keeps the queue and the cap (`--array=...%K`), so the campaign goes on when this process is gone.
-Its answers are asked for every `poll_seconds`, never more often than every two, by one squeue for all
-runs. A cap holds within one array only: an array that could run beside another one waits for its end.
+One squeue answers for all runs. A cap holds within one array only: an array that could run beside
+another one waits for its end.
 """
 
 from __future__ import annotations
 
-import queue
-import signal
-import time
 from collections.abc import Collection, Mapping, Sequence
-from contextlib import suppress
 
 from retrain.config.engines import Slurm
 from retrain.config.resolve import build
-from retrain.errors import EngineDownError, LaunchError, RecordsError
+from retrain.errors import EngineDownError, LaunchError
 from retrain.launchers import Assignment, Begun, Ended
 from retrain.launchers import _lock_proof as lock_proof
 from retrain.launchers import _slurm_commands as commands
-from retrain.launchers._signals import signal_holder
+from retrain.launchers._asking import Asking
+from retrain.launchers._signals import signal_worker
 from retrain.launchers._slurm_checks import check_campaign, check_engine
 from retrain.launchers._slurm_queue import Names, Queue, array_of, is_script, parse, read_queue
 from retrain.launchers._slurm_script import (
@@ -36,7 +33,6 @@ from retrain.records.layout import RunFiles
 
 __all__ = ["SlurmLauncher", "check_campaign", "check_engine", "open_launcher", "script"]
 
-LEAST_POLL_S = 2.0  # between two questions, whatever happens
 PROOF_S = 600.0  # how long two nodes are waited for that test file locks
 
 
@@ -74,10 +70,7 @@ class SlurmLauncher:
         self._watched: dict[str, Watch] = {}
         self._seen = Queue({}, frozenset())  # at the last look
         self._to_cancel: dict[str, bool] = {}  # runs whose end was wanted while Slurm did not answer
-        self._bell: queue.SimpleQueue[None] = queue.SimpleQueue()
-        self._looked_at = float("-inf")
-        self._look_at = float("-inf")
-        self._is_silent = False
+        self._asking = Asking("Slurm", table.poll_seconds, assignment.say)
         self._is_unsure = False  # an array may have been taken although its sbatch failed
         self._said: dict[str, int] = {}
 
@@ -107,7 +100,7 @@ class SlurmLauncher:
                 self._assignment.say(f"{error}; the rest is submitted later")
                 break
             taken |= {self._run_ids[number] for number in numbers}
-        self._look_at = max(self._looked_at, time.monotonic()) + LEAST_POLL_S
+        self._asking.postpone()
         return taken
 
     def queued(self) -> Collection[str]:
@@ -121,25 +114,21 @@ class SlurmLauncher:
         for run_id in run_ids:
             task = self._seen.tasks.get(self._numbers[run_id])
             self._watched[run_id] = Watch(task.job if task is not None and not task.is_over else 0)
-        self._look_at = max(self._look_at, self._looked_at + LEAST_POLL_S)
+        self._asking.hold_off()
 
     def poll(self, timeout_s: float) -> Sequence[Begun | Ended]:
         """Wait for the next look, and say what it showed."""
-        wait_s = min(timeout_s, self._look_at - time.monotonic())
-        if wait_s > 0:
-            with suppress(queue.Empty):
-                self._bell.get(timeout=wait_s)
-        return self._look() if time.monotonic() >= self._look_at else []
+        return self._look() if self._asking.wait(timeout_s) else []
 
     def wake(self) -> None:
         """Make `poll` return."""
-        self._bell.put(None)
+        self._asking.wake()
 
     def cancel(self, run_ids: Sequence[str], *, now: bool) -> None:
         """Take waiting tasks back; send SIGTERM, or SIGKILL, to the workers of the others."""
         self._to_cancel |= {run_id: now for run_id in run_ids if run_id in self._watched}
         self._cancel_wanted()
-        self._look_at = min(self._look_at, self._looked_at + LEAST_POLL_S)
+        self._asking.hurry()
 
     # Submitting
 
@@ -193,22 +182,16 @@ class SlurmLauncher:
         try:
             tasks = parse(commands.list_tasks(names.all()))
         finally:
-            self._looked_at = time.monotonic()
+            self._asking.asked()
         return read_queue(tasks, names, lambda task: is_script(task, self._script))
 
     def _look(self) -> list[Begun | Ended]:
         try:
             self._seen = self._ask()
         except EngineDownError as error:
-            if not self._is_silent:
-                self._assignment.say(f"{error}; what it runs goes on, and it is asked again and again")
-            self._is_silent = True
-            self._look_at = self._looked_at + self._table.poll_seconds
+            self._asking.unanswered(error)
             return []
-        self._look_at = self._looked_at + self._table.poll_seconds
-        if self._is_silent:
-            self._assignment.say("Slurm answers again")
-            self._is_silent = False
+        self._asking.answered()
         self._say_what_is_held_back()
         self._cancel_wanted()
         happened: list[Begun | Ended] = []
@@ -249,7 +232,9 @@ class SlurmLauncher:
         for run_id in run_ids:
             number, job = self._numbers[run_id], self._watched[run_id].job
             if not job:
-                self._signal(run_id, now=now)
+                files = RunFiles(self._assignment.runs[run_id])
+                if problem := signal_worker(files, now=now, engine="Slurm"):
+                    self._assignment.say(f"{run_id}: {problem}")
                 continue
             task = self._seen.tasks.get(number)
             has_started = task is not None and task.job == job and not task.waits
@@ -258,15 +243,6 @@ class SlurmLauncher:
         # one that starts at this moment gets SIGTERM first, and time to save a checkpoint
         commands.cancel(_labels(waiting), [])
         commands.cancel(_labels(started), ["--batch", f"--signal={'KILL' if now else 'TERM'}"])
-
-    def _signal(self, run_id: str, *, now: bool) -> None:
-        lock = RunFiles(self._assignment.runs[run_id]).lock
-        try:
-            if signal_holder(lock, signal.SIGKILL if now else signal.SIGTERM):
-                return
-        except RecordsError as error:
-            self._assignment.say(str(error))
-        self._assignment.say(f"{run_id}: Slurm has no task of it, and no process here; end it where it runs")
 
 
 def _labels(tasks: Mapping[int, list[int]]) -> list[str]:

@@ -1,0 +1,69 @@
+"""When an engine is asked, and what is said while it is silent."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import pytest
+
+from retrain.launchers import _asking
+from retrain.launchers._asking import Asking
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    now = [100.0]
+    monkeypatch.setattr(_asking.time, "monotonic", lambda: now[0])
+    return now
+
+
+def is_due_after(asking: Asking, clock: list[float], seconds: float) -> bool:
+    clock[0] += seconds
+    return asking.wait(0)
+
+
+def test_the_first_question_is_due_at_once(clock: list[float]) -> None:
+    assert Asking("Slurm", 10, print).wait(0)
+
+
+def test_a_question_follows_another_at_the_usual_time(clock: list[float]) -> None:
+    asking = Asking("Slurm", 10, print)
+    asking.asked()
+    assert not is_due_after(asking, clock, 9.9)
+    assert is_due_after(asking, clock, 0.1)
+
+
+def test_whoever_hurries_waits_for_the_least_time_all_the_same(clock: list[float]) -> None:
+    asking = Asking("Slurm", 10, print)
+    asking.asked()
+    asking.hurry()
+    assert not is_due_after(asking, clock, 1.9)
+    assert is_due_after(asking, clock, 0.1)
+
+
+def test_what_was_just_submitted_is_given_time_to_show(clock: list[float]) -> None:
+    asking = Asking("Slurm", 10, print)
+    asking.postpone()
+    assert not is_due_after(asking, clock, 1.9)
+
+
+def test_an_engine_that_is_silent_is_named_once_and_when_it_answers_again() -> None:
+    said: list[str] = []
+    asking = Asking("Ray", 10, said.append)
+    for _ in range(3):
+        asking.unanswered("no answer at x")
+    for _ in range(3):
+        asking.answered()
+    assert len(said) == 2
+    assert said[0].startswith("no answer at x; ")
+    assert said[1] == "Ray answers again"
+
+
+def test_a_signal_ends_the_wait() -> None:
+    asking = Asking("Slurm", 1e6, print)
+    asking.asked()
+    threading.Timer(0.01, asking.wake).start()
+    began = time.monotonic()
+    assert not asking.wait(60)
+    assert time.monotonic() - began < 30
