@@ -27,7 +27,8 @@ from typing import Any
 
 from retrain import run_campaign
 from retrain.launchers._ray_client import Client
-from tests.cluster.ray_cluster import Cluster, await_that
+from tests.cluster.ray_cluster import Cluster
+from tests.cluster.waiting import await_that
 
 ROOT = Path(__file__).parent.parent
 LOOKS_S = 20.0  # how long what was submitted is looked at before it is stopped

@@ -6,14 +6,14 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from tests.cluster.campaigns import Start
 from tests.cluster.ray_cluster import Cluster as RayCluster
-from tests.cluster.slurm_cluster import NODES, Cluster
+from tests.cluster.slurm_cluster import Cluster
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -84,9 +84,7 @@ def ray(ray_nodes: RayCluster, monkeypatch: pytest.MonkeyPatch) -> Iterator[RayC
 
 
 @pytest.fixture
-def retrain(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[Callable[..., subprocess.Popen[str]]]:
+def retrain(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
     """Start the command line in an empty directory; its messages are on standard error."""
     monkeypatch.chdir(tmp_path)
     started: list[subprocess.Popen[str]] = []
@@ -106,14 +104,3 @@ def retrain(
     for process in started:  # a test that failed may have left some
         process.kill()
         process.communicate()
-
-
-def await_that(what: str, is_so: Callable[[], object], patience_s: float = 60.0) -> None:
-    """Wait for something that happens elsewhere."""
-    until = time.monotonic() + patience_s
-    while not is_so():
-        assert time.monotonic() < until, f"{what}: not within {patience_s:g} s"
-        time.sleep(0.05)
-
-
-__all__ = ["NODES", "await_that"]

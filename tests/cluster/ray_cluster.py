@@ -10,19 +10,18 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
 
 from retrain.launchers._ray_client import Client
 from tests.cluster.ports import free_ports
+from tests.cluster.waiting import await_that
 
 HEAD = "127.0.0.2"
 NODES = ("127.0.0.3", "127.0.0.4")
 MARK = "RAY_TEST_NODE"
-PATIENCE_S = 180.0  # a busy machine starts a head in more than a minute
 
 
 class Cluster:
@@ -126,15 +125,6 @@ class Cluster:
                 cwd=self.home,
                 start_new_session=True,
             )
-
-
-def await_that(what: str, is_so: Callable[[], object], patience_s: float = PATIENCE_S) -> None:
-    """Wait for something that happens elsewhere."""
-    until = time.monotonic() + patience_s
-    while not is_so():
-        if time.monotonic() > until:
-            raise TimeoutError(f"{what}: not within {patience_s:g} s")
-        time.sleep(0.1)
 
 
 def _environments() -> Iterator[tuple[psutil.Process, dict[str, str]]]:

@@ -14,12 +14,12 @@ import shutil
 import signal
 import socket
 import subprocess
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
 from tests.cluster.ports import free_ports
+from tests.cluster.waiting import await_that
 
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "squeue", "scancel", "scontrol", "srun")
 NODES = ("n1", "n2", "n3", "n4")
@@ -35,7 +35,6 @@ echo $! > {home}/bindfs.pid
 while ! mountpoint -q {home}/unlocked; do kill -0 $!; sleep 0.05; done
 exec {slurmd} -D -N n5
 """
-PATIENCE_S = 30.0
 IDLE_S = 120.0  # a controller that was restarted takes half a minute to look at its nodes
 CONF = """
 ClusterName=test
@@ -121,7 +120,7 @@ class Cluster:
         named = {"key": "--key-file", "socket": "--socket", "pid": "--pid-file", "log": "--log-file"}
         options = [f"{named[what]}={self.home / path}" for what, path in files.items()]
         self._spawn("munged", "-F", "--force", f"--seed-file={self.home / 'munged.seed'}", *options)
-        _await("munged's socket", (self.home / "munge.sock").exists)
+        await_that("munged's socket", (self.home / "munge.sock").exists)
         self.start_controller("-c")
         for node in NODES:
             self.start_node(node)
@@ -141,7 +140,7 @@ class Cluster:
             kept = [line for line in self.conf.read_text().splitlines() if "FirstJobId" not in line]
             self.conf.write_text("\n".join([*kept, f"FirstJobId={self._first_job}", ""]))
         self._spawn("slurmctld", "-D", *arguments)
-        _await("slurmctld", lambda: self.run("scontrol", "ping").stdout.find("UP") >= 0)
+        await_that("slurmctld", lambda: self.run("scontrol", "ping").stdout.find("UP") >= 0)
 
     def kill_controller(self) -> None:
         """End slurmctld as a power cut does."""
@@ -160,7 +159,7 @@ class Cluster:
         self._spawn("unshare", "-m", "-u", "bash", "-c", script, name=STRANGER)
         said = self.home / f"{STRANGER}.out"
         try:
-            _await("idle stranger", lambda: self._state(STRANGER) == "idle")
+            await_that("idle stranger", lambda: self._state(STRANGER) == "idle")
         except TimeoutError as error:
             raise TimeoutError(f"{error}; it needs root and /dev/fuse: {said.read_text()[-500:]}") from error
 
@@ -204,7 +203,7 @@ class Cluster:
             return {self._state(node) for node in NODES} == {"idle"}
 
         try:
-            _await("four idle nodes", idle, IDLE_S)
+            await_that("four idle nodes", idle, IDLE_S)
         except TimeoutError as error:
             raise TimeoutError(f"{error}: {self.run('sinfo', '-N', '-l').stdout}") from error
 
@@ -291,11 +290,3 @@ def _command(pid: int) -> str:
         return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
     except OSError:
         return ""
-
-
-def _await(what: str, is_so: Callable[[], bool], patience_s: float = PATIENCE_S) -> None:
-    until = time.monotonic() + patience_s
-    while not is_so():
-        if time.monotonic() > until:
-            raise TimeoutError(f"no {what} after {patience_s:g} s")
-        time.sleep(0.05)

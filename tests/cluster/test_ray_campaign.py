@@ -4,40 +4,34 @@ from __future__ import annotations
 
 import json
 import signal
-import subprocess
-from collections.abc import Callable
 from pathlib import Path
 
 from retrain.errors import EXIT_RUN_FAILED
-from retrain.records.attempts import read_attempts
-from retrain.records.layout import RunFiles
-from tests.cluster.ray_cluster import HEAD, NODES, Cluster, await_that
-from tests.cluster.test_slurm_campaign import (
+from tests.cluster.campaigns import (
     BROKEN,
     CONDITIONS,
     TOML,
+    Start,
+    attempts_of,
     counting_runs,
     finish,
     numbers,
     only_campaign,
     results,
 )
+from tests.cluster.ray_cluster import HEAD, NODES, Cluster
+from tests.cluster.waiting import await_that
 
-Start = Callable[..., subprocess.Popen[str]]
 WORKERS, STEPS = 3, 25  # a job of Ray takes seconds to start: with shorter runs few would meet
 RAY_TOML = (
-    TOML.partition("[campaign.slurm]")[0]
-    .replace("max_workers = 5", f"max_workers = {WORKERS}")
-    .replace("max_steps = 12", f"max_steps = {STEPS}")
+    TOML.replace("max_workers = 5", f"max_workers = {WORKERS}").replace(
+        "max_steps = 12", f"max_steps = {STEPS}"
+    )
 ) + "[campaign.ray]\npoll_seconds = 2\ncpus = 0.5\n"
 
 
 def on(ray: Cluster) -> tuple[str, ...]:
     return ("--set", 'campaign.launcher="ray"', "--set", f"campaign.ray.address={ray.address}")
-
-
-def attempts_of(campaign: Path) -> list[int]:
-    return [len(read_attempts(RunFiles(run).attempts)) for run in campaign.glob("runs/*")]
 
 
 def test_a_harmed_cluster_gives_what_one_machine_gives(ray: Cluster, retrain: Start, tmp_path: Path) -> None:

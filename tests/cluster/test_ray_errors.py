@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import subprocess
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from retrain.errors import EXIT_INTERRUPTED, EXIT_LAUNCH, EXIT_RUN_FAILED
 from retrain.records.locks import is_held
-from tests.cluster.ray_cluster import NODES, Cluster, await_that
-from tests.cluster.test_ray_campaign import RAY_TOML, attempts_of, on
-from tests.cluster.test_slurm_campaign import finish, only_campaign, results
-
-Start = Callable[..., subprocess.Popen[str]]
+from tests.cluster.campaigns import Start, attempts_of, finish, only_campaign, results
+from tests.cluster.ray_cluster import NODES, Cluster
+from tests.cluster.test_ray_campaign import RAY_TOML, on
+from tests.cluster.waiting import await_that
 
 
 @pytest.fixture

@@ -4,96 +4,36 @@ from __future__ import annotations
 
 import json
 import signal
-import subprocess
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 from retrain.errors import EXIT_RUN_FAILED
 from retrain.records.attempts import read_attempts
 from retrain.records.layout import RunFiles
-from retrain.records.locks import is_held
-from retrain.records.metrics import read_metrics
-from retrain.status.survey import survey
-from tests.cluster.conftest import await_that
+from tests.cluster.campaigns import (
+    BROKEN,
+    CONDITIONS,
+    STEPS,
+    TOML,
+    WORKERS,
+    Start,
+    attempts_of,
+    counting_runs,
+    finish,
+    numbers,
+    only_campaign,
+    results,
+)
 from tests.cluster.slurm_cluster import Cluster
+from tests.cluster.waiting import await_that
 
-Start = Callable[..., subprocess.Popen[str]]
 SLURM = ("--set", 'campaign.launcher="slurm"')
-WORKERS = 5
-STEPS = 12
-TIMES = ("_s", "_per_second", "timestamp", "attempt")  # what a clock or a number of lives decides
-TOML = f"""
-[training]
-batch_size = 2
-group_size = 4
-max_tokens = 4
-temperature = 1.0
-lr = 5e-3
-save_every = 3
-[data]
-task = "successor"
-eval_prompts = 4
-[reward]
-reward = "tests.plugins.slow"
-[campaign]
-name = "both"
-seeds = [0, 1]
-max_steps = {STEPS}
-parallel = true
-max_workers = {WORKERS}
-[campaign.slurm]
-poll_seconds = 2
-flags = ["--cpus-per-task=1"]
-"""
-CONDITIONS = "".join(f'[[campaign.conditions]]\nname = "c{n}"\ntraining.lr = {n + 1}e-3\n' for n in range(11))
-BROKEN = '[[campaign.conditions]]\nname = "broken"\nreward.reward = "tests.plugins.broken"\n'
-
-
-def numbers(run_dir: Path) -> list[dict[str, object]]:
-    rows = read_metrics(run_dir)
-    return [{key: value for key, value in row.items() if not key.endswith(TIMES)} for row in rows]
-
-
-def results(campaign: Path) -> dict[str, tuple[str, list[dict[str, object]]]]:
-    found = survey(campaign)[0].runs
-    return {run.run_id: (run.state, numbers(campaign / "runs" / run.run_id)) for run in found}
-
-
-def only_campaign(log_dir: Path) -> Path:
-    (found,) = log_dir.iterdir()
-    return found
-
-
-def finish(process: subprocess.Popen[str], seconds: float = 240) -> tuple[int, str]:
-    _, said = process.communicate(timeout=seconds)
-    return process.returncode, said
-
-
-@contextmanager
-def counting_runs(log_dir: Path) -> Iterator[list[int]]:
-    """Count the runs that are alive, again and again; gives the counts."""
-    counts: list[int] = []
-    over = threading.Event()
-
-    def look() -> None:
-        while not over.wait(0.05):
-            counts.append(sum(is_held(RunFiles(run).lock) for run in log_dir.glob("*/runs/*")))
-
-    thread = threading.Thread(target=look)
-    thread.start()
-    try:
-        yield counts
-    finally:
-        over.set()
-        thread.join()
+SLURM_TOML = TOML + '[campaign.slurm]\npoll_seconds = 2\nflags = ["--cpus-per-task=1"]\n'
 
 
 def test_a_harmed_cluster_gives_what_one_machine_gives(
     slurm: Cluster, retrain: Start, tmp_path: Path
 ) -> None:
-    (tmp_path / "both.toml").write_text(TOML + CONDITIONS + BROKEN)
+    (tmp_path / "both.toml").write_text(SLURM_TOML + CONDITIONS + BROKEN)
     local = retrain("run", "both.toml", "--set", "logging.log_dir=alone", "--set", "campaign.max_workers=3")
     assert finish(local)[0] == EXIT_RUN_FAILED
 
@@ -119,7 +59,7 @@ def test_a_harmed_cluster_gives_what_one_machine_gives(
         for seed in (0, 1)
     }
     assert on_slurm == alone
-    assert sum(len(read_attempts(RunFiles(run).attempts)) for run in campaign.glob("runs/*")) > len(on_slurm)
+    assert sum(attempts_of(campaign)) > len(on_slurm)
     for run_id, (state, rows) in on_slurm.items():
         assert state == "failed" or [row["step"] for row in rows] == list(range(1, STEPS + 1)), run_id
 
@@ -136,7 +76,7 @@ def busy_node(slurm: Cluster) -> str:
 def test_a_campaign_goes_on_without_the_machine_that_submitted_it(
     slurm: Cluster, retrain: Start, tmp_path: Path
 ) -> None:
-    (tmp_path / "gone.toml").write_text(TOML + CONDITIONS)
+    (tmp_path / "gone.toml").write_text(SLURM_TOML + CONDITIONS)
     submitting = retrain("run", "gone.toml", *SLURM)
     await_that("workers", lambda: len(slurm.workers()) == WORKERS)
     submitting.send_signal(signal.SIGKILL)
@@ -145,13 +85,13 @@ def test_a_campaign_goes_on_without_the_machine_that_submitted_it(
     await_that("all runs without anybody", lambda: len(list(campaign.glob("runs/*/done.json"))) == 22, 120)
     code, said = finish(retrain("resume", campaign))
     assert code == 0, said
-    assert {len(read_attempts(RunFiles(run).attempts)) for run in campaign.glob("runs/*")} == {1}
+    assert set(attempts_of(campaign)) == {1}
 
 
 def test_a_second_task_of_a_running_run_leaves_and_touches_nothing(
     slurm: Cluster, retrain: Start, tmp_path: Path
 ) -> None:
-    (tmp_path / "twice.toml").write_text(TOML)
+    (tmp_path / "twice.toml").write_text(SLURM_TOML)
     first = retrain("run", "twice.toml", *SLURM, "--set", "campaign.seeds=[0]")
     await_that("steps", lambda: any(tmp_path.glob("logs/*/runs/*/metrics.jsonl")))
     (run,) = tmp_path.glob("logs/*/runs/*")
@@ -168,7 +108,7 @@ def test_a_second_task_of_a_running_run_leaves_and_touches_nothing(
 def test_stop_saves_everything_from_another_machine_and_resume_goes_on(
     slurm: Cluster, retrain: Start, tmp_path: Path
 ) -> None:
-    (tmp_path / "halt.toml").write_text(TOML)
+    (tmp_path / "halt.toml").write_text(SLURM_TOML)
     submitting = retrain("run", "halt.toml", *SLURM, "--set", "campaign.max_workers=1")
     await_that("steps", lambda: any(tmp_path.glob("logs/*/runs/*/metrics.jsonl")))
     submitting.send_signal(signal.SIGKILL)
@@ -186,7 +126,9 @@ def test_stop_saves_everything_from_another_machine_and_resume_goes_on(
 def test_a_run_that_is_longer_than_its_time_limit_goes_on_in_new_jobs(
     slurm: Cluster, retrain: Start, tmp_path: Path
 ) -> None:
-    text = TOML.replace(f"max_steps = {STEPS}", "max_steps = 400").replace("seeds = [0, 1]", "seeds = [0]")
+    text = SLURM_TOML.replace(f"max_steps = {STEPS}", "max_steps = 400").replace(
+        "seeds = [0, 1]", "seeds = [0]"
+    )
     text = text.replace('["--cpus-per-task=1"]', '["--signal=B:TERM@45"]\ntime = "1"')
     (tmp_path / "long.toml").write_text(text.replace("save_every = 3", "save_every = 0"))
     code, said = finish(retrain("run", "long.toml", *SLURM, "--set", "campaign.retries=0"), 400)
@@ -199,7 +141,7 @@ def test_a_run_that_is_longer_than_its_time_limit_goes_on_in_new_jobs(
 
 
 def test_status_and_logs_need_no_slurm(slurm: Cluster, retrain: Start, tmp_path: Path) -> None:
-    (tmp_path / "seen.toml").write_text(TOML)
+    (tmp_path / "seen.toml").write_text(SLURM_TOML)
     assert finish(retrain("run", "seen.toml", *SLURM))[0] == 0
     campaign = only_campaign(tmp_path / "logs")
     slurm.kill_controller()

@@ -2,27 +2,22 @@
 
 from __future__ import annotations
 
-import subprocess
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from retrain.errors import EXIT_INTERRUPTED, EXIT_LAUNCH, EXIT_RUN_FAILED
-from retrain.records.attempts import read_attempts
-from retrain.records.layout import RunFiles
 from retrain.records.locks import is_held
-from tests.cluster.conftest import await_that
+from tests.cluster.campaigns import Start, attempts_of, finish, only_campaign, results
 from tests.cluster.slurm_cluster import Cluster
-from tests.cluster.test_slurm_campaign import SLURM, TOML, finish, only_campaign, results
-
-Start = Callable[..., subprocess.Popen[str]]
+from tests.cluster.test_slurm_campaign import SLURM, SLURM_TOML
+from tests.cluster.waiting import await_that
 
 
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
     path = tmp_path / "campaign.toml"
-    path.write_text(TOML)
+    path.write_text(SLURM_TOML)
     return path
 
 
@@ -117,7 +112,7 @@ def test_runs_that_somebody_cancelled_are_not_submitted_again_until_resumed(
     slurm.run("scancel", "--user=root")
     assert finish(campaign)[0] == EXIT_INTERRUPTED
     directory = only_campaign(file.parent / "logs")
-    assert sum(len(read_attempts(RunFiles(run).attempts)) for run in directory.glob("runs/*")) <= 1
+    assert sum(attempts_of(directory)) <= 1
     assert finish(retrain("resume", directory))[0] == 0
 
 

@@ -6,18 +6,15 @@ import json
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 from retrain.errors import EXIT_LAUNCH, EXIT_RUN_FAILED
 from retrain.launchers._lock_proof import read_verdict
-from retrain.records.attempts import read_attempts
-from retrain.records.layout import RunFiles
-from tests.cluster.conftest import await_that
+from tests.cluster.campaigns import STEPS, Start, attempts_of, finish, numbers, only_campaign
 from tests.cluster.slurm_cluster import Cluster
-from tests.cluster.test_slurm_campaign import SLURM, STEPS, TOML, finish, numbers, only_campaign, states
+from tests.cluster.test_slurm_campaign import SLURM, SLURM_TOML, states
+from tests.cluster.waiting import await_that
 
-Start = Callable[..., subprocess.Popen[str]]
 LONG = ("--set", "campaign.seeds=[0]", "--set", "campaign.max_steps=400")
 PERMITS = ("--set", "backend.max_concurrent=2", "--set", "backend.options.api_latency_s=0.05")
 
@@ -43,7 +40,7 @@ def test_where_locks_are_not_shared_a_lease_keeps_a_second_worker_and_orchestrat
     stranger: Cluster, retrain: Start, tmp_path: Path
 ) -> None:
     log_dir = stranger.home / "unlocked" / "lease"
-    (tmp_path / "lease.toml").write_text(TOML)
+    (tmp_path / "lease.toml").write_text(SLURM_TOML)
     first = retrain("run", "lease.toml", *SLURM, *LONG, *records_in(log_dir))
     await_that("steps", lambda: any(log_dir.glob("*/runs/*/metrics.jsonl")))
     campaign = only_campaign(log_dir)
@@ -56,7 +53,7 @@ def test_where_locks_are_not_shared_a_lease_keeps_a_second_worker_and_orchestrat
     assert state_there(stranger, campaign) == "running"
     await_that("the twin's end", lambda: "FAILED" in states(stranger, twin), 60)
     assert "left alone" in (run / "output.log").read_text()
-    assert len(read_attempts(RunFiles(run).attempts)) == 1
+    assert attempts_of(campaign) == [1]
     code, said = finish(second)
     assert (code, "is supervised by" in said) == (EXIT_LAUNCH, True), said
     assert finish(retrain("stop", campaign))[0] == 0
@@ -67,7 +64,7 @@ def test_another_machine_takes_over_when_the_first_is_gone(
     stranger: Cluster, retrain: Start, tmp_path: Path
 ) -> None:
     log_dir = stranger.home / "unlocked" / "moved"
-    (tmp_path / "moved.toml").write_text(TOML)
+    (tmp_path / "moved.toml").write_text(SLURM_TOML)
     first = retrain("run", "moved.toml", *SLURM, *records_in(log_dir))
     await_that("steps", lambda: any(log_dir.glob("*/runs/*/metrics.jsonl")))
     first.send_signal(signal.SIGKILL)
@@ -75,15 +72,15 @@ def test_another_machine_takes_over_when_the_first_is_gone(
     campaign = only_campaign(log_dir)
     code, said = finish(there(stranger, "resume", campaign))
     assert code == 0, said
+    assert set(attempts_of(campaign)) == {1}
     for run in (campaign / "runs").iterdir():
         assert [row["step"] for row in numbers(run)] == list(range(1, STEPS + 1))
-        assert len(read_attempts(RunFiles(run).attempts)) == 1
 
 
 def test_permits_are_shared_after_two_nodes_proved_that_locks_are(
     slurm: Cluster, retrain: Start, tmp_path: Path
 ) -> None:
-    (tmp_path / "shared.toml").write_text(TOML)
+    (tmp_path / "shared.toml").write_text(SLURM_TOML)
     shared = ("--set", 'campaign.slurm.permits="shared"')
     code, said = finish(retrain("run", "shared.toml", *SLURM, *PERMITS, *shared))
     assert code == 0, said
@@ -96,7 +93,7 @@ def test_permits_are_refused_where_two_nodes_do_not_see_each_others_locks(
     stranger: Cluster, retrain: Start, tmp_path: Path
 ) -> None:
     log_dir = stranger.home / "unlocked" / "refused"
-    (tmp_path / "refused.toml").write_text(TOML)
+    (tmp_path / "refused.toml").write_text(SLURM_TOML)
     shared = ("--set", 'campaign.slurm.permits="shared"', "--set", "campaign.slurm.partition=mixed")
     code, said = finish(retrain("run", "refused.toml", *SLURM, *PERMITS, *shared, *records_in(log_dir)))
     assert code == EXIT_LAUNCH, said
@@ -106,7 +103,7 @@ def test_permits_are_refused_where_two_nodes_do_not_see_each_others_locks(
 
 
 def test_split_permits_cap_the_runs(slurm: Cluster, retrain: Start, tmp_path: Path) -> None:
-    (tmp_path / "split.toml").write_text(TOML.replace("[0, 1]", "[0, 1, 2, 3]"))
+    (tmp_path / "split.toml").write_text(SLURM_TOML.replace("[0, 1]", "[0, 1, 2, 3]"))
     campaign = retrain("run", "split.toml", *SLURM, *PERMITS)
     counts = []
     while campaign.poll() is None:
@@ -121,7 +118,7 @@ def test_a_directory_that_nodes_do_not_see_is_named_and_nothing_is_lost(
 ) -> None:
     log_dir = stranger.home / "lone" / "logs"
     file = tmp_path / "lone.toml"
-    file.write_text(TOML.replace("poll_seconds", 'partition = "strange"\npoll_seconds'))
+    file.write_text(SLURM_TOML.replace("poll_seconds", 'partition = "strange"\npoll_seconds'))
     alone = ("--set", "campaign.retries=0")
     code, said = finish(retrain("run", "lone.toml", *SLURM, *alone, *records_in(log_dir)))
     assert code == EXIT_RUN_FAILED

@@ -1,0 +1,90 @@
+"""The campaign that every engine runs, and this machine alone: what is asked for, and what came of it."""
+
+from __future__ import annotations
+
+import subprocess
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from retrain.records.attempts import read_attempts
+from retrain.records.layout import RunFiles
+from retrain.records.locks import is_held
+from retrain.records.metrics import read_metrics
+from retrain.status.survey import survey
+
+Start = Callable[..., subprocess.Popen[str]]  # starts the command line
+WORKERS = 5
+STEPS = 12
+TIMES = ("_s", "_per_second", "timestamp", "attempt")  # what a clock or a number of lives decides
+TOML = f"""
+[training]
+batch_size = 2
+group_size = 4
+max_tokens = 4
+temperature = 1.0
+lr = 5e-3
+save_every = 3
+[data]
+task = "successor"
+eval_prompts = 4
+[reward]
+reward = "tests.plugins.slow"
+[campaign]
+name = "both"
+seeds = [0, 1]
+max_steps = {STEPS}
+parallel = true
+max_workers = {WORKERS}
+"""
+CONDITIONS = "".join(f'[[campaign.conditions]]\nname = "c{n}"\ntraining.lr = {n + 1}e-3\n' for n in range(11))
+BROKEN = '[[campaign.conditions]]\nname = "broken"\nreward.reward = "tests.plugins.broken"\n'
+
+
+def numbers(run_dir: Path) -> list[dict[str, object]]:
+    """Give a run's rows without what no two machines have in common."""
+    rows = read_metrics(run_dir)
+    return [{key: value for key, value in row.items() if not key.endswith(TIMES)} for row in rows]
+
+
+def results(campaign: Path) -> dict[str, tuple[str, list[dict[str, object]]]]:
+    """Give each run's state and rows."""
+    found = survey(campaign)[0].runs
+    return {run.run_id: (run.state, numbers(campaign / "runs" / run.run_id)) for run in found}
+
+
+def only_campaign(log_dir: Path) -> Path:
+    """Give the one campaign in a directory."""
+    (found,) = log_dir.iterdir()
+    return found
+
+
+def finish(process: subprocess.Popen[str], seconds: float = 240) -> tuple[int, str]:
+    """Wait for a command's end; gives its exit code and what it said."""
+    _, said = process.communicate(timeout=seconds)
+    return process.returncode, said
+
+
+@contextmanager
+def counting_runs(log_dir: Path) -> Iterator[list[int]]:
+    """Count the runs that are alive, again and again; gives the counts."""
+    counts: list[int] = []
+    over = threading.Event()
+
+    def look() -> None:
+        while not over.wait(0.05):
+            counts.append(sum(is_held(RunFiles(run).lock) for run in log_dir.glob("*/runs/*")))
+
+    thread = threading.Thread(target=look)
+    thread.start()
+    try:
+        yield counts
+    finally:
+        over.set()
+        thread.join()
+
+
+def attempts_of(campaign: Path) -> list[int]:
+    """Give how many attempts each run had."""
+    return [len(read_attempts(RunFiles(run).attempts)) for run in campaign.glob("runs/*")]
