@@ -45,7 +45,8 @@ class TrainingThrottle:
     Args:
         min_level: never less restrictive than this; a level, or its name.
         prefer_gpu: read GPUs as well as processors and memory.
-        custom_load_fn: measures instead of us: a load in [0, 1], or None if it is unknown.
+        custom_load_fn: measures instead of us: a load in [0, 1], or None if it is unknown, as it
+            also is where the function raises.
         scope: "foreign" leaves out our own processes; "system" counts everything.
         own_pids: more processes that are ours, with their descendants (a campaign's).
         on_unknown: at least this level while something cannot be read.
@@ -193,7 +194,10 @@ class TrainingThrottle:
     def _read(self) -> Load:
         if self._custom_load_fn is None:
             return self._meter.read()
-        load = self._custom_load_fn()
+        try:
+            load = self._custom_load_fn()
+        except Exception as error:  # noqa: BLE001 - somebody's own code; whatever it was, nothing was read
+            return Load(unknown=(f"custom_load_fn raised {type(error).__name__}: {error}",))
         if load is None:
             return Load(unknown=("custom_load_fn gave None",))
         if not isinstance(load, Real) or not 0.0 <= load <= 1.0:

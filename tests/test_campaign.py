@@ -284,38 +284,3 @@ class StopWhenRowsExist(Silent):
         while not (metrics.exists() and metrics.stat().st_size):
             threading.Event().wait(0.01)
         self.stop()
-
-
-def test_admission_follows_the_load_and_running_workers_are_left_alone(
-    campaign_file: Path, here: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    load = here / "load"
-    load.write_text("0.4")  # reduced: half of the workers
-    monkeypatch.setenv("LOAD_FILE", str(load))
-    monkeypatch.syspath_prepend(str(ROOT))
-    text = campaign_file.read_text().replace("max_workers = 2", "max_workers = 4")
-    campaign_file.write_text(
-        text + '[throttle]\nenabled = true\nload_fn = "tests.plugins.loads_from_a_file"\n'
-    )
-    watcher = CountActive()
-    assert run_campaign(campaign_file, observer=watcher).exit_code == 0
-    assert watcher.most == 2
-    assert any("2 workers at a time for now" in said for said in watcher.notices)
-
-
-class CountActive(Silent):
-    """Counts how many workers run at a time."""
-
-    def __init__(self) -> None:
-        self.active = self.most = 0
-        self.notices: list[str] = []
-
-    def started(self, run: RunPlan) -> None:
-        self.active += 1
-        self.most = max(self.most, self.active)
-
-    def ended(self, run: RunPlan, ending: Ending, tail: Sequence[str]) -> None:
-        self.active -= 1
-
-    def notice(self, text: str) -> None:
-        self.notices.append(text)

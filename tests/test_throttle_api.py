@@ -42,6 +42,24 @@ def test_a_custom_load_may_be_unknown():
     assert not throttle.check().is_known
 
 
+def test_a_load_function_that_raises_leaves_the_load_unknown_and_is_heard():
+    def broken() -> float:
+        raise ConnectionError("the monitor is down")
+
+    state = TrainingThrottle(custom_load_fn=broken, on_unknown="minimal").check()
+
+    assert (state.level, state.load, state.is_known) == (ThrottleLevel.MINIMAL, None, False)
+    assert "ConnectionError: the monitor is down" in state.reason
+
+
+def test_ctrl_c_inside_a_load_function_is_not_swallowed():
+    def interrupted() -> float:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        TrainingThrottle(custom_load_fn=interrupted).check()
+
+
 def test_min_level_may_be_named_as_in_a_campaign_file():
     assert under(0.1, min_level="minimal").check().level is ThrottleLevel.MINIMAL
 

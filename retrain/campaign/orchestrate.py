@@ -21,6 +21,7 @@ from retrain.errors import (
     EXIT_DONE,
     EXIT_INTERRUPTED,
     EXIT_RUN_FAILED,
+    ConfigError,
     DamagedRecordError,
     LaunchError,
     RecordsError,
@@ -109,6 +110,7 @@ class CampaignRun:
             retry_failed: run only what failed; otherwise failed runs are left alone.
 
         Raises:
+            ConfigError: the load function gave what is no load.
             LaunchError: another orchestrator holds the campaign, or the launcher cannot start.
             RecordsError: the directory cannot be written.
         """
@@ -131,7 +133,7 @@ class CampaignRun:
             supervisor = self._supervisor = self._supervisor_with(launcher, roll_up, expecter)
             try:
                 supervisor.supervise(todo, alive)
-            except LaunchError:
+            except (LaunchError, ConfigError):
                 self._write_last(roll_up, ended=supervisor.is_over)
                 raise
             states = self._states(roll_up)
