@@ -1,8 +1,10 @@
 """The blocking limiter, with real threads; every wait here ends by an event, never by a pause."""
 
 import json
+import math
 from concurrent.futures import ThreadPoolExecutor
 
+import numpy as np
 import pytest
 
 from retrain.pipeline import ClosedError, RateLimiter
@@ -141,7 +143,24 @@ def test_settings_out_of_range_are_refused(wrong):
         RateLimiter(**{"samples_per_batch": 2, **wrong})
 
 
+@pytest.mark.parametrize("staleness", [1.5, math.nan, True, "2"])
+def test_an_age_is_a_whole_number_of_versions(staleness):
+    with pytest.raises(ValueError, match="needs a whole number of at least 0"):
+        RateLimiter(2, max_staleness=staleness)
+
+
+@pytest.mark.parametrize("count", [0, -1, 1.5, math.nan, math.inf, "2"])
 @pytest.mark.parametrize("name", ["produced", "consume", "discard"])
-def test_counts_below_one_are_refused(name):
-    with pytest.raises(ValueError, match="needs at least 1"):
-        getattr(RateLimiter(2), name)(0)
+def test_counts_that_are_no_positive_whole_numbers_are_refused_and_change_nothing(name, count):
+    limiter = RateLimiter(2)
+    before = limiter.state_dict()
+    with pytest.raises(ValueError, match="needs a whole number of at least 1"):
+        getattr(limiter, name)(count)
+    assert limiter.state_dict() == before
+
+
+def test_numpys_whole_numbers_are_counted_as_plain_ones():
+    limiter = RateLimiter(2)
+    limiter.produced(np.int64(2))
+    limiter.consume(np.int64(1))
+    assert json.loads(json.dumps(limiter.state_dict()))["produced"] == 2

@@ -5,8 +5,10 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from numbers import Integral
 from types import TracebackType
 
+from retrain.config.flow import is_count
 from retrain.controllers.rate import JsonState, RateAccount
 from retrain.pipeline.monitor import Monitor
 
@@ -48,8 +50,9 @@ class RateLimiter:
         *,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        if max_staleness is not None and max_staleness < 0:
-            raise ValueError(f"max_staleness: got {max_staleness}; needs at least 0, or None for any age")
+        if max_staleness is not None and not is_count(max_staleness, 0):
+            needed = "a whole number of at least 0, or None for any age"
+            raise ValueError(f"max_staleness: got {max_staleness!r}; needs {needed}")
         self.max_staleness = max_staleness
         self._account = RateAccount(samples_per_batch, watermark)
         self._monitor = Monitor(clock)
@@ -63,11 +66,11 @@ class RateLimiter:
         All of them come in at once, so report few at a time to hold the ratio tightly.
 
         Raises:
-            ValueError: fewer than one sample.
+            ValueError: no whole number of at least one sample.
             TimeoutError: still too many after `timeout_s`; the samples are not counted.
             ClosedError: the limiter was closed.
         """
-        _check_positive("samples", samples)
+        samples = _whole("samples", samples)
         with self._monitor:
             wait_s = self._monitor.wait_until(
                 lambda: self._account.may_produce(asked=self._asked), timeout_s, "batches to be consumed"
@@ -81,11 +84,11 @@ class RateLimiter:
         """Take the right to consume batches; waits while too few samples came. Gives the seconds waited.
 
         Raises:
-            ValueError: fewer than one batch.
+            ValueError: no whole number of at least one batch.
             TimeoutError: still too few after `timeout_s`; nothing is consumed.
             ClosedError: the limiter was closed.
         """
-        _check_positive("batches", batches)
+        batches = _whole("batches", batches)
         with self._monitor:
             self._asked += batches
             self._monitor.wake()  # producers may go further for several batches at once
@@ -106,7 +109,7 @@ class RateLimiter:
 
     def discard(self, samples: int) -> None:
         """Take back samples that were dropped unused, so that fresh ones may replace them."""
-        _check_positive("samples", samples)
+        samples = _whole("samples", samples)
         with self._monitor:
             self._account.discard(samples)
             self._monitor.wake()
@@ -156,6 +159,8 @@ class RateLimiter:
         self.close()
 
 
-def _check_positive(name: str, value: int) -> None:
-    if value < 1:
-        raise ValueError(f"{name}: got {value}; needs at least 1")
+def _whole(name: str, value: int) -> int:
+    """Give a positive whole number, also of numpy's, as a plain one; any other would poison the counts."""
+    if not isinstance(value, Integral) or value < 1:
+        raise ValueError(f"{name}: got {value!r}; needs a whole number of at least 1")
+    return int(value)
