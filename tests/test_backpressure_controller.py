@@ -252,6 +252,24 @@ def test_the_goodput_optimum_beats_its_neighbours(sigma, kappa, phi):
     assert goodput(best) >= max(goodput(max(1.0, 0.99 * best)), goodput(1.01 * best))
 
 
+@pytest.mark.parametrize("phi", [1e12, 1e100, 1e300])
+def test_with_hardly_any_signal_the_goodput_optimum_is_that_of_throughput(phi):
+    assert goodput_best(0.1, 1e-6, phi) == pytest.approx(math.sqrt(0.9 / 1e-6), rel=1e-3)
+
+
+@pytest.mark.parametrize("phi", [1e-300, 1e-12])
+def test_without_noise_the_goodput_optimum_is_a_single_rollout(phi):
+    assert goodput_best(0.1, 1e-6, phi) == 1.0
+
+
+def test_throughput_that_only_falls_has_its_optimum_at_one_rollout():
+    controller = BackPressure(8, GROUP, throttle_margin=1.0)
+    for _ in range(40):
+        batch = controller.batch_size
+        decision = controller.observe(observation(batch, 1.0 / batch))
+    assert decision.p_star == 1.0
+
+
 @pytest.mark.parametrize(
     ("keys", "name"),
     [

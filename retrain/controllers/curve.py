@@ -36,11 +36,14 @@ class Curve:
         return sigma, kappa
 
     def best(self, noise_scale: float | None) -> float:
-        """Concurrency of the highest throughput, or goodput given a noise scale; infinite if unknown."""
+        """Concurrency of the highest throughput, or goodput given a noise scale, at least 1.
+
+        Infinite if unknown.
+        """
         if self.time is None:
             return math.inf
         if noise_scale is None:
-            return self.time.best
+            return max(1.0, self.time.best)
         return goodput_best(*self.contention_and_crosstalk, noise_scale)
 
     def excess(self, p: float, log_throughput: float) -> float:

@@ -16,6 +16,7 @@ from typing import Literal
 Objective = Literal["throughput", "goodput"]
 
 ENOUGH_SAMPLES = 5  # one estimate of the noise scale is off by a factor of two or more
+LEAST_PHI, LARGEST_PHI = 1e-9, 1e18  # rollouts; beyond them no batch that exists tells the difference
 SMOOTHING = 0.9  # per sample, of the log; the noise scale grows over a run
 
 
@@ -30,12 +31,15 @@ def goodput_best(sigma: float, kappa: float, noise_scale: float) -> float:
         kappa: crosstalk, at least 0.
         noise_scale: phi, in samples like p, positive.
     """
-    square = sigma - kappa + kappa * noise_scale
-    constant = (1.0 - sigma) * noise_scale
+    phi = min(max(noise_scale, LEAST_PHI), LARGEST_PHI)
+    square = sigma - kappa + kappa * phi
+    constant = (1.0 - sigma) * phi
     if kappa <= 0.0:
         return max(1.0, math.sqrt(constant / square)) if square > 0.0 else math.inf
-    # The cubic is convex from here on and positive here, so Newton's method falls onto the root.
+    # The cubic is convex from here on and positive here, so Newton's method falls onto the root. The
+    # second bound, throughput's own optimum, is near where phi is large and the first one far off.
     root = max(0.0, -square) / (2.0 * kappa) + math.pow(constant / (2.0 * kappa), 1.0 / 3.0)
+    root = min(root, math.sqrt((1.0 - sigma) / kappa))
     for _ in range(60):
         slope = 6.0 * kappa * root**2 + 2.0 * square * root
         if slope <= 0.0:
