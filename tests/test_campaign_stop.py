@@ -14,13 +14,14 @@ from pathlib import Path
 import pytest
 
 from retrain.campaign.run import reopen, start
-from retrain.campaign.stop import stop_campaign
+from retrain.campaign.stop import PAUSE_S, stop_campaign
 from retrain.errors import EXIT_INTERRUPTED, RecordsError
 from retrain.launchers._signals import signal_holder
+from retrain.records import locks
 from retrain.records.attempts import read_attempts
 from retrain.records.follow import follow, last_lines
 from retrain.records.layout import CampaignFiles, RunFiles
-from retrain.records.locks import holder, is_held
+from retrain.records.locks import hold, holder, is_held
 from retrain.records.metrics import read_metrics
 from retrain.records.processes import start_mark
 from retrain.records.run_state import RunState
@@ -129,6 +130,29 @@ def test_a_stop_that_cannot_be_written_reaches_the_orchestrator_as_a_signal(
     monkeypatch.setattr("retrain.campaign.stop.ask_to_stop", full_disk)
     assert stop_campaign(left_running).was_supervised
     assert endings_of(left_running) == ["interrupted", "interrupted"]
+
+
+def test_an_orchestrator_that_renews_its_lease_is_waited_for_until_it_has_left(
+    campaign_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(locks, "RENEW_S", 0.001)
+    files = CampaignFiles(start(campaign_file).directory)
+    orchestrator = hold(files.lock)
+    assert orchestrator is not None
+    orchestrator.renew()
+    asked, said = threading.Event(), []
+    waiting = threading.Thread(
+        target=lambda: said.append(stop_campaign(files.directory, on_wait=lambda _: asked.set()))
+    )
+    waiting.start()
+    asked.wait()
+    first = holder(files.lock)
+    wait_until(lambda: holder(files.lock) not in (first, None))
+    waiting.join(3 * PAUSE_S)
+    assert waiting.is_alive()
+    orchestrator.release()
+    waiting.join()
+    assert said[0].was_supervised
 
 
 def test_stop_now_kills_and_the_runs_are_interrupted_not_failed(left_running: Path) -> None:
@@ -272,6 +296,25 @@ def test_logs_show_a_runs_output_without_what_a_terminal_would_obey(
     assert retrain("logs", directory, "grpo_s0", "-n", "1").stdout.split() == ["red\ufffd", "last"]
     wrong = retrain("logs", directory, "grpo_s9")
     assert (wrong.returncode, "grpo_s0, grpo_s1" in wrong.stderr) == (5, True)
+
+
+@pytest.mark.parametrize("way", ["cut back", "replaced", "gone for a while"])
+def test_a_log_that_is_rotated_is_followed_from_its_new_beginning(way: str, tmp_path: Path) -> None:
+    log, states = tmp_path / "output.log", iter(["read", "rotate", "look", "write", "end"])
+    log.write_text("old\nunfinished")
+
+    def is_over() -> bool:
+        state = next(states)
+        if state == "rotate":
+            if way != "cut back":
+                log.rename(tmp_path / "output.log.1")
+            if way != "gone for a while":
+                log.write_text("")
+        elif state == "write":
+            log.write_text("new\n")
+        return state == "end"
+
+    assert list(follow(log, 0, is_over)) == ["old", "new"]
 
 
 def test_following_gives_every_line_once_and_ends_with_the_writer(tmp_path: Path) -> None:

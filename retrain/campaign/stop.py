@@ -62,7 +62,7 @@ def stop_campaign(
             asked = found
             _ask_orchestrator(files, now=now)
             on_wait(f"asked {found or 'its orchestrator'} to stop; it waits for its workers")
-        elif found != asked:
+        elif found is not None and not found.is_same_process(asked):
             return Stopped(was_supervised=True, workers=())  # somebody has resumed it meanwhile
         elif not files.stop_request.exists():  # it was only starting, and swept away what it found
             _ask_orchestrator(files, now=now)

@@ -31,13 +31,18 @@ def last_lines(path: Path, count: int) -> tuple[list[str], int]:
 def follow(path: Path, at: int, is_over: Callable[[], bool]) -> Iterator[str]:
     """Give a log from a place on, line by line, until `is_over` and all has been given.
 
+    A log that is shorter than what was read of it is another one, and is given from its beginning.
+
     Raises:
         RecordsError: it cannot be read.
     """
     rest = b""
     while True:
         ends = is_over()  # asked first: what was written before the end is still read below
-        added, at = _read_from(path, at)
+        before = at
+        added, at = _read_from(path, before)
+        if at - len(added) != before:
+            rest = b""  # of the log that was here before
         *lines, rest = (rest + added).split(b"\n")
         yield from map(_printable, lines)
         if ends:
@@ -54,6 +59,8 @@ def _read_from(path: Path, at: int) -> tuple[bytes, int]:
     except FileNotFoundError:
         return b"", at
     try:
+        if os.fstat(fd).st_size < at:  # cut back or replaced, as those who rotate logs do
+            at = 0
         parts = []
         while part := os.pread(fd, _BLOCK, at):
             parts.append(part)

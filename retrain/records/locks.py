@@ -51,6 +51,10 @@ class Holder:
     def __str__(self) -> str:
         return f"process {self.pid} on {self.host} since {self.since}"
 
+    def is_same_process(self, other: Holder) -> bool:
+        """Tell whether two looks at a lock found the same holder, who may have renewed its lease between."""
+        return (self.pid, self.host, self.started) == (other.pid, other.host, other.started)
+
 
 class HeldLock:
     """A lock that this process holds until `release`, the end of its `with` block, or its death."""
