@@ -229,6 +229,16 @@ def test_a_budget_is_held_against_p90(tmp_path: Path, budget_s: float | None, st
     assert _line(found, "wall time acceptable").state == state
 
 
+@pytest.mark.parametrize(
+    ("launcher", "warned"), [("inline", ["run_timeout", "stall_timeout"]), ("local", [])]
+)
+def test_timeouts_that_nobody_would_look_after_are_warned_of(launcher: str, warned: list[str]) -> None:
+    table = {"seeds": [0], "launcher": launcher, "run_timeout": 60.0, "stall_timeout": 5.0}
+    plan = plan_runs(parse({"campaign": table}, "c.toml", try_plugins=False), "c.toml")
+    lines = [line for line in warnings_of(plan, {}, 2.0) if "inline" in line]
+    assert [line.split()[0] for line in lines] == warned
+
+
 @pytest.mark.parametrize(("backend", "is_generous"), [("numpy", True), ("local", False), ("tinker", False)])
 def test_only_where_a_completion_is_the_answer_does_its_length_bound_max_tokens(backend, is_generous) -> None:
     raw = {"backend": {"backend": backend}, "training": {"max_tokens": 1024}, "campaign": {"seeds": [0]}}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from retrain import registry
-from retrain.config.schema import Config, RateLimiter
+from retrain.config.schema import Campaign, Config, RateLimiter
 from retrain.plan.matrix import Plan, RunPlan
 from retrain.plan.preflight import TaskFacts
 
@@ -44,6 +44,7 @@ def warnings_of(plan: Plan, facts: Mapping[str, TaskFacts], cores: float) -> Ite
             )
     if plan.campaign.max_workers > 1 and not plan.campaign.parallel:
         yield f"max_workers = {plan.campaign.max_workers} has no effect without campaign.parallel = true"
+    yield from _of_launcher(plan.campaign)
     if any(_has_idle_rate_limiter(run) for run in plan.runs):
         yield (
             "[rate_limiter] has no effect with max_staleness = 0: sampling and training take turns; "
@@ -57,6 +58,14 @@ def warnings_of(plan: Plan, facts: Mapping[str, TaskFacts], cores: float) -> Ite
     yield from dict.fromkeys(line for run in plan.first_runs().values() for line in _of_backend(run))
     if plan.workers > backend.first_permits and not backend.adapts_permits:
         yield f"{plan.workers} workers share {backend.first_permits} permits: fine, they queue for API calls"
+
+
+def _of_launcher(campaign: Campaign) -> Iterator[str]:
+    if campaign.launcher != "inline":
+        return
+    for key in ("run_timeout", "stall_timeout"):
+        if getattr(campaign, key):
+            yield f'{key} has no effect with launcher = "inline": nobody beside the worker looks at the time'
 
 
 def _of_backend(run: RunPlan) -> list[str]:
