@@ -7,9 +7,12 @@ import os
 import sys
 from pathlib import Path
 
+from retrain.streams import fill_closed
+
 
 def main() -> None:
     """Run the command line."""
+    fill_closed()
     os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "1")  # looking for them takes 20 ms, and none is used
     arguments = sys.argv[1:]
     first = next((i for i, argument in enumerate(arguments) if not argument.startswith("-")), None)

@@ -40,6 +40,7 @@ from retrain.records.layout import RunFiles, campaign_of
 from retrain.records.locks import hold, present_holder
 from retrain.records.run_state import RunState, read_done, write_done
 from retrain.records.stop_request import asked_to_stop
+from retrain.streams import fill_closed
 
 if TYPE_CHECKING:
     from retrain.trainer.checkpoint import Checkpoint
@@ -216,6 +217,7 @@ def main(arguments: list[str]) -> int:
 
 
 if __name__ == "__main__":
+    fill_closed()
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # workers share the cores; set it to give one more
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     code = main(sys.argv[1:])

@@ -255,3 +255,21 @@ def test_messages_that_cannot_be_written_end_no_campaign(end: str, campaign_file
     (directory,) = (here / "logs").iterdir()
     states = [RunFiles(run).done.exists() for run in (directory / "runs").iterdir()]
     assert (code, states) == (0, [True] * 4)
+
+
+@pytest.mark.parametrize("closed", [">&-", "2>&-", "<&- >&- 2>&-", ">/dev/full"])
+def test_a_campaign_does_not_need_its_standard_streams(closed: str, campaign_file: Path, here: Path) -> None:
+    command = f'"{sys.executable}" -m retrain run {campaign_file.name} --set campaign.max_steps=1 {closed}'
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True)
+    (directory,) = (here / "logs").iterdir()
+    states = [RunFiles(run).done.exists() for run in (directory / "runs").iterdir()]
+    assert (done.returncode, states) == (0, [True] * 4), done.stderr
+    assert ("could not be shown (No space left on device)" in done.stderr) == (closed == ">/dev/full")
+
+
+def test_a_worker_without_standard_streams_says_that_it_is_done(campaign_file: Path) -> None:
+    directory = start(campaign_file).directory
+    command = f'exec "{sys.executable}" -m retrain.worker {directory}/runs/grpo_s0 <&- >&- 2>&-'
+    assert (
+        subprocess.run(["bash", "-c", command], env={**os.environ, "PYTHONPATH": str(ROOT)}).returncode == 0
+    )

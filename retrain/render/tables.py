@@ -44,11 +44,13 @@ class _Console(Console):
 
 @contextlib.contextmanager
 def reader_may_leave() -> Iterator[None]:
-    """Print a result whose exit code counts even if nobody reads on: `retrain run FILE.toml | head`."""
+    """Print a result whose exit code counts even if nobody reads on, or there is no space for it."""
     try:
         yield
         sys.stdout.flush()
-    except BrokenPipeError:
+    except OSError as error:
+        if not isinstance(error, BrokenPipeError):  # `retrain run FILE.toml | head` is no trouble
+            messages().print(f"the result could not be shown ({error.strerror})", soft_wrap=True)
         with open(os.devnull, "wb") as nowhere:  # noqa: PTH123 - or Python complains when it exits
             os.dup2(nowhere.fileno(), sys.stdout.fileno())
 
