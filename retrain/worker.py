@@ -36,6 +36,7 @@ from retrain.errors import (
 )
 from retrain.records.atomic import remove_leftovers
 from retrain.records.attempts import begin_attempt, end_attempt
+from retrain.records.files import may_pass
 from retrain.records.layout import RunFiles, campaign_of
 from retrain.records.locks import hold, present_holder
 from retrain.records.run_state import RunState, read_done, write_done
@@ -173,7 +174,7 @@ def _say_damaged(directory: Path) -> None:
 
 
 def _exit_code(error: Exception) -> int:
-    if isinstance(error, RecordsError) and isinstance(error.__cause__, OSError):
+    if isinstance(error, RecordsError) and may_pass(error):
         return EXIT_INFRASTRUCTURE
     if isinstance(error, RetrainError):
         return EXIT_RUN_FAILED if error.exit_code == EXIT_BUG else error.exit_code

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import signal
-from collections.abc import Callable, Collection, Sequence
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 
 import pytest
 
-from retrain.campaign import supervise
+from retrain.campaign import retries, supervise
 from retrain.campaign.admission import ByMemory, Places, Planned, WhileRunsSucceed
 from retrain.campaign.endings import Ending
 from retrain.campaign.events import Silent
@@ -16,14 +21,17 @@ from retrain.campaign.run import run_campaign, start
 from retrain.campaign.supervise import Supervisor
 from retrain.campaign.watch import LOOKS, Patience
 from retrain.config.schema import Campaign
+from retrain.errors import EXIT_RECORDS
 from retrain.launchers import Ended
 from retrain.plan.matrix import RunPlan
 from retrain.records.attempts import begin_attempt, read_attempts
+from retrain.records.files import records_error
 from retrain.records.layout import RunFiles
 from retrain.records.locks import hold
 from retrain.records.run_state import Progress, RunState, write_done, write_progress
 
 ROOT = Path(__file__).parent.parent
+NOBODY = 65534
 
 
 @pytest.fixture(autouse=True)
@@ -75,6 +83,17 @@ def planned(campaign_file: Path) -> tuple[RunPlan, RunFiles]:
     return run, campaign.files_of(run.run_id)
 
 
+@pytest.fixture
+def reachable_run(campaign_file: Path) -> Iterator[RunFiles]:
+    """A run that belongs to nobody, in a directory to which nothing on the way is closed for others."""
+    with tempfile.TemporaryDirectory() as place:
+        Path(place).chmod(0o755)
+        campaign = start(campaign_file, [f'logging.log_dir="{place}/logs"'])
+        for path in (Path(place), *Path(place).rglob("*")):
+            os.geteuid() or os.chown(path, NOBODY, NOBODY)
+        yield campaign.files_of(campaign.plan.runs[0].run_id)
+
+
 def supervisor(launcher: Script, files: RunFiles, **keys: object) -> Supervisor:
     campaign = Campaign(**keys)  # type: ignore[arg-type]
     return Supervisor(campaign, Planned(4), launcher, lambda run_id: files, Silent())
@@ -102,6 +121,81 @@ def test_a_run_that_somebody_else_took_first_is_adopted(planned: tuple[RunPlan, 
     assert endings == {run.run_id: Ending(RunState.DONE)}
     assert script.calls == [("submit", run.run_id), ("adopt", run.run_id)]
     assert len(read_attempts(files.attempts)) == 1
+
+
+def test_a_worker_that_turns_up_while_a_campaign_stops_is_asked_to_leave_as_well(
+    planned: tuple[RunPlan, RunFiles],
+) -> None:
+    run, files = planned
+    other = hold(files.lock)
+    assert other is not None
+    stopping: Supervisor
+
+    def nothing() -> Sequence[Ended]:
+        stopping.stop()
+        return []
+
+    def ours_finds_the_lock_held() -> Sequence[Ended]:
+        return [Ended(run.run_id, 75)]
+
+    def the_other_leaves_if_asked() -> Sequence[Ended]:
+        assert script.calls[-1] == ("cancel", run.run_id)
+        other.release()
+        return [Ended(run.run_id, None)]
+
+    script = Script(nothing, ours_finds_the_lock_held, the_other_leaves_if_asked)
+    stopping = supervisor(script, files)
+    assert stopping.supervise([run])[run.run_id].state is RunState.INTERRUPTED
+    assert [what for what, _ in script.calls] == ["submit", "cancel", "adopt", "cancel"]
+
+
+# Endings
+
+
+def test_a_worker_ended_by_a_real_time_signal_ends_no_campaign(planned: tuple[RunPlan, RunFiles]) -> None:
+    run, files = planned
+    endings = supervisor(Script(lambda: [Ended(run.run_id, -40)]), files, retries=0).supervise([run])
+    assert endings[run.run_id] == Ending(RunState.INFRASTRUCTURE, "the worker was ended by signal 40")
+
+
+@pytest.mark.parametrize(("number", "tries"), [(errno.EACCES, 1), (errno.ENOSPC, 3)])
+def test_a_run_is_not_tried_again_where_it_is_forbidden_but_where_there_may_be_space_again(
+    number: int, tries: int, planned: tuple[RunPlan, RunFiles], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, files = planned
+    monkeypatch.setattr(retries, "FIRST_RETRY_S", 0.0)
+    script, tried = Script(), []
+
+    def refuse(run_ids: Sequence[str]) -> Collection[str]:
+        tried.extend(run_ids)
+        error = OSError(number, os.strerror(number))
+        raise records_error(files.output_log, "append to", error) from error
+
+    script.submit = refuse  # type: ignore[method-assign]
+    ended = supervisor(script, files, retries=2).supervise([run])[run.run_id]
+    assert len(tried) == tries
+    assert ended.state is RunState.INFRASTRUCTURE
+    assert str(files.output_log) in ended.message
+
+
+@pytest.mark.parametrize(("mode", "doing"), [(0o500, "write the checkpoint"), (0, "look for a checkpoint")])
+def test_a_worker_that_may_not_go_on_names_the_directory_and_how_to_fix_it(
+    mode: int, doing: str, reachable_run: RunFiles
+) -> None:
+    code = (
+        "import os, sys, threading; from pathlib import Path; from retrain.worker import run\n"
+        "run(Path(sys.argv[2]), threading.Event())  # nobody may not import what root installed\n"
+        f"os.geteuid() or os.setuid({NOBODY})\n"
+        f"(Path(sys.argv[1]) / 'checkpoints').mkdir(mode={mode})\n"
+        "raise SystemExit(run(Path(sys.argv[1]), threading.Event()))\n"
+    )
+    directories = [reachable_run.directory, reachable_run.directory.with_name("grpo_s1")]
+    command = [sys.executable, "-c", code, *map(str, directories)]
+    done = subprocess.run(command, capture_output=True, text=True, cwd="/", check=False)
+    reachable_run.checkpoints.chmod(0o700)
+    assert done.returncode == EXIT_RECORDS
+    assert f"cannot {doing} (Permission denied); make it readable and writable for this user" in done.stderr
+    assert str(reachable_run.checkpoints) in done.stderr
 
 
 # Order
@@ -158,6 +252,13 @@ def test_a_step_now_and_then_is_no_stall(tmp_path: Path) -> None:
     for step in range(1, 100):
         files.metrics.write_text("row\n" * (step // 5 + 1))  # every fifth look sees another one
         assert watched.ended_by(step * 80.0 / LOOKS) is None
+
+
+def test_a_warm_up_that_goes_on_is_no_stall(tmp_path: Path) -> None:
+    watched, files = patience(tmp_path, stall_timeout=80.0)
+    for update in range(1, 100):
+        files.warmup.write_text("row\n" * (update // 5 + 1))
+        assert watched.ended_by(update * 80.0 / LOOKS) is None
 
 
 def test_no_step_for_the_timeout_is_a_stall_noticed_soon(tmp_path: Path) -> None:
@@ -230,6 +331,25 @@ def test_a_campaign_with_too_little_memory_says_so_and_waits(campaign_file: Path
     outcome = campaign.execute()
     assert set(outcome.states.values()) == {RunState.PENDING}
     assert "min_free_memory" in notices[0]
+
+
+def test_memory_that_stays_short_is_told_of_once_whatever_the_figures(
+    planned: tuple[RunPlan, RunFiles],
+) -> None:
+    run, files = planned
+    notices: list[str] = []
+    free_bytes = iter(range(2**28, 2**30, 2**24))
+
+    class Listening(Silent):
+        def notice(self, text: str) -> None:
+            notices.append(text)
+
+    admission = ByMemory(Planned(4), 2**31, lambda: next(free_bytes))
+    script = Script(*[list] * 10, lambda: waiting.stop() or [])
+    waiting = Supervisor(Campaign(), admission, script, lambda run_id: files, Listening())
+    waiting.supervise([run])
+    assert len(notices) == 1
+    assert "0.25 GiB of memory are free" in notices[0]
 
 
 def in_a_row(runs: int = 3) -> tuple[WhileRunsSucceed, list[float]]:

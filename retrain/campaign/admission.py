@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ from retrain.throttle import TrainingThrottle
 
 ASK_FOR_MEMORY_S = 2.0  # memory comes back when a worker ends, which is noticed anyway, or a stranger does
 GIB = 2**30
+FIGURES = re.compile(r"\d[\d.]*")
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +30,11 @@ class Places:
     count: int
     ask_again_s: float | None  # None: it will not change by itself
     reason: str = ""
+
+    @property
+    def gist(self) -> str:
+        """The reason without its figures, which differ from one look to the next."""
+        return FIGURES.sub("", self.reason)
 
 
 class Admission(Protocol):

@@ -5,8 +5,9 @@ from __future__ import annotations
 import signal
 from dataclasses import dataclass
 
-from retrain.errors import EXIT_INFRASTRUCTURE, EXIT_INTERRUPTED
+from retrain.errors import EXIT_INFRASTRUCTURE, EXIT_INTERRUPTED, RecordsError, RetrainError
 from retrain.records.attempts import Attempt, end_attempt, read_attempts
+from retrain.records.files import may_pass
 from retrain.records.layout import RunFiles
 from retrain.records.run_state import RunState, read_done
 from retrain.records.text import plain
@@ -23,11 +24,18 @@ class Ending:
 
     state: RunState
     message: str = ""
+    is_lasting: bool = False  # until somebody does what the message says
 
     @property
     def is_worth_retrying(self) -> bool:
         """Tell whether trying again unchanged may help: a hang is most often a call that nobody answers."""
-        return self.state in (RunState.INFRASTRUCTURE, RunState.STALLED)
+        return self.state in (RunState.INFRASTRUCTURE, RunState.STALLED) and not self.is_lasting
+
+
+def ending_by(error: RetrainError) -> Ending:
+    """Tell what an error that kept a worker from being started, or its end from being read, comes to."""
+    is_lasting = isinstance(error, RecordsError) and not may_pass(error)
+    return Ending(RunState.INFRASTRUCTURE, str(error), is_lasting)
 
 
 def ended_attempts(files: RunFiles) -> int:
@@ -96,10 +104,17 @@ def _from_exit_code(files: RunFiles, exit_code: int | None, why: str) -> Ending:
     if exit_code is None:
         return Ending(RunState.INFRASTRUCTURE, why or "the worker vanished without a word")
     if exit_code < 0:
-        name = signal.Signals(-exit_code).name
+        name = _signal_name(-exit_code)
         hint = "; the machine may be out of memory" if exit_code == -signal.SIGKILL else ""
         return Ending(RunState.INFRASTRUCTURE, f"the worker was ended by {name}{hint}")
     said = next((line for line in reversed(log_tail(files)) if line.strip()), "")
     message = said or f"the worker left with exit code {exit_code}"
     known = {EXIT_INFRASTRUCTURE: RunState.INFRASTRUCTURE, EXIT_INTERRUPTED: RunState.INTERRUPTED}
     return Ending(known.get(exit_code, RunState.FAILED), message)
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:  # Python names only the first and the last of the real-time signals
+        return f"signal {number}"

@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 
 from retrain.campaign.admission import Admission, Places, WhileRunsSucceed
-from retrain.campaign.endings import Ending, conclude, ended_attempts, log_tail
+from retrain.campaign.endings import Ending, conclude, ended_attempts, ending_by, log_tail
 from retrain.campaign.events import Observer
 from retrain.campaign.retries import Retries
 from retrain.campaign.tries import Tries
@@ -119,7 +119,7 @@ class Supervisor:
             try:
                 self._launch([run])
             except (LaunchError, RecordsError) as error:
-                self._settle(run, Ending(RunState.INFRASTRUCTURE, str(error)))
+                self._settle(run, ending_by(error))
             self._obey()  # a launcher that runs its workers inside `submit` has just taken its time
 
     def _hand_over(self) -> None:
@@ -148,7 +148,7 @@ class Supervisor:
         try:
             ended_attempts(self._files_of(run.run_id))
         except RecordsError as error:  # no reason to hold up the others
-            self._settle(run, Ending(RunState.INFRASTRUCTURE, str(error)))
+            self._settle(run, ending_by(error))
             return False
         return True
 
@@ -189,8 +189,8 @@ class Supervisor:
         if not self._is_full(places):
             self._said = ""
             return True
-        if places.reason and places.reason != self._said:
-            self._said = places.reason
+        if places.reason and places.gist != self._said:
+            self._said = places.gist
             self._observer.notice(f"{places.count} workers at a time for now: {places.reason}")
         return False
 
@@ -221,6 +221,8 @@ class Supervisor:
             if is_held(active.files.lock):  # by a dead orchestrator's worker that started late
                 self._launcher.adopt([ended.run_id])
                 self._active[ended.run_id] = active
+                if active.cancelled is not None:  # so far only the worker that has just ended was told
+                    self._launcher.cancel([ended.run_id], now=self._stopped > 1)
                 return
             ending = conclude(
                 active.files,
@@ -231,7 +233,7 @@ class Supervisor:
                 ended.why,
             )
         except (LaunchError, RecordsError) as error:
-            ending = Ending(active.cancelled or RunState.INFRASTRUCTURE, str(error))
+            ending = Ending(active.cancelled, str(error)) if active.cancelled else ending_by(error)
         self._settle(active.run, ending, goes_on=ended.goes_on and active.cancelled is None)
 
     def _settle(self, run: RunPlan, ending: Ending, *, goes_on: bool = False) -> None:

@@ -1,13 +1,14 @@
 """When a running worker has had its time: `run_timeout`, `stall_timeout`, and the grace after either.
 
-Decided on a monotonic clock and on whether metrics.jsonl changes its size, which it does with every
-step: one `stat` now and then, no reading, no timestamps.
+Decided on a monotonic clock and on whether metrics.jsonl, or warmup.jsonl, changes its size, which one of
+them does with every step: a `stat` of each now and then, no reading, no timestamps.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from retrain.config.schema import Campaign
 from retrain.errors import RecordsError
@@ -82,10 +83,7 @@ class Patience:
         return RunState.STALLED
 
     def _size(self) -> int:
-        try:
-            return self.files.metrics.stat().st_size
-        except OSError:
-            return 0
+        return sum(map(_size_of, (self.files.metrics, self.files.warmup)))
 
     def _is_paused(self) -> bool:
         try:
@@ -93,3 +91,10 @@ class Patience:
         except RecordsError:
             return False
         return progress is not None and progress.phase.startswith(PAUSED)
+
+
+def _size_of(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0

@@ -28,8 +28,17 @@ _FIXES = {
     errno.EPERM: "make it readable and writable for this user",
     errno.EROFS: "the file system is read-only: remount it or choose another log_dir",
     errno.ELOOP: "it is a symbolic link, which records never follow: remove the link",
+    errno.EMFILE: "raise the limit of open files (ulimit -n), then resume",
+    errno.ENFILE: "this machine has too many open files: end what holds them, then resume",
     errno.EIO: "the disk reports an error: check it, or choose another log_dir",
 }
+_LASTING = frozenset({errno.EACCES, errno.EPERM, errno.ELOOP, errno.ENAMETOOLONG})
+
+
+def may_pass(error: RecordsError) -> bool:
+    """Tell whether trying again may help: a disk may have space again, a forbidden file stays forbidden."""
+    cause = error.__cause__
+    return isinstance(cause, OSError) and cause.errno not in _LASTING
 
 
 def records_error(path: Path, doing: str, error: OSError) -> RecordsError:

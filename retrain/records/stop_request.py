@@ -23,13 +23,18 @@ def ask_to_stop(files: CampaignFiles, *, now: bool) -> None:
 
 
 def asked_to_stop(files: CampaignFiles) -> int:
-    """Give what was asked of a campaign: 0 nothing, 1 save and leave, 2 leave now."""
-    if not files.stop_request.exists():
-        return 0
+    """Give what was asked of a campaign: 0 nothing, 1 save and leave, 2 leave now.
+
+    A directory that cannot be looked into at present (a file server that is away) asks nothing.
+    """
     try:
+        if not files.stop_request.exists():
+            return 0
         request = read_json(files.stop_request) or {}
     except RecordsError:
         request = {}
+    except OSError:
+        return 0
     return 2 if request.get("now") is True else 1
 
 

@@ -73,13 +73,19 @@ def newest(root: Path, on_damaged: Callable[[Path], None] = lambda _: None) -> C
     Args:
         root: holds the checkpoints.
         on_damaged: is told of each newer one whose files are not.
+
+    Raises:
+        RecordsError: the directory cannot be looked into.
     """
-    for directory in _by_step(root):
-        if _is_whole(directory):
-            sync_directory(root)
-            state = json.loads((directory / STATE).read_text(encoding="utf-8"))
-            return Checkpoint(_step(directory), directory, state)
-        on_damaged(directory)
+    try:
+        for directory in _by_step(root):
+            if _is_whole(directory):
+                sync_directory(root)
+                state = json.loads((directory / STATE).read_text(encoding="utf-8"))
+                return Checkpoint(_step(directory), directory, state)
+            on_damaged(directory)
+    except OSError as error:
+        raise records_error(root, "look for a checkpoint", error) from error
     return None
 
 
