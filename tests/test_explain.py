@@ -239,6 +239,12 @@ def test_timeouts_that_nobody_would_look_after_are_warned_of(launcher: str, warn
     assert [line.split()[0] for line in lines] == warned
 
 
+def test_commands_estimate_from_where_the_estimate_was_made_from(tmp_path: Path) -> None:
+    record_campaign(_plan(tmp_path), "c-20250131T120000Z-0a1b", closing_s=0.0)
+    found = _explain(_plan(tmp_path), learn(tmp_path), learned_from="logs/calibrations/c/pilot")
+    assert "--from logs/calibrations/c/pilot --budget" in _line(found, "wall time acceptable").command
+
+
 @pytest.mark.parametrize(("backend", "is_generous"), [("numpy", True), ("local", False), ("tinker", False)])
 def test_only_where_a_completion_is_the_answer_does_its_length_bound_max_tokens(backend, is_generous) -> None:
     raw = {"backend": {"backend": backend}, "training": {"max_tokens": 1024}, "campaign": {"seeds": [0]}}

@@ -55,6 +55,7 @@ def command(
         _history(plan, logs),
         cpu_capacity(),
         shlex.quote(str(file)),
+        learned_from=shlex.quote(str(logs)) if logs else "",
         budget_s=budget_s,
         sets_max_tokens=sets_key(file, overrides or (), "training", "max_tokens"),
         script=launch_script(plan),

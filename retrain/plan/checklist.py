@@ -44,6 +44,7 @@ class Decisions:
     cores: float
     file_name: str
     pilot_command: str
+    learned_from: str  # what --from named
 
     def checklist(self, budget_s: float | None, *, sets_max_tokens: bool) -> tuple[Check, ...]:
         """Answer every question."""
@@ -107,7 +108,7 @@ class Decisions:
         if self.time is not None and self.time.permit_wait_fraction > LONG_WAIT:
             waits = f"a step would wait {self.time.permit_wait_fraction:.0%} of its time for permits"
             sets = next((_options(c.setting) for c in self.time.changes if c.limit == "permits"), "")
-            command = f"retrain explain {self.file_name} --from {self.plan.log_dir}{sets}"
+            command = f"retrain explain {self.file_name} --from {self.learned_from}{sets}"
             return Check(question, "warn", waits, command)
         if workers == 1 or on_cores:
             return Check(question, "pass", f"{workers} at a time on {self.cores:g} CPU cores", "")
@@ -125,9 +126,8 @@ class Decisions:
         measured = self.learned.conditions.values()
         others = [m.condition for m in measured if m.match != "same"]
         if others:
-            return Check(
-                question, "warn", f"{_listed(others)} was not measured as it is now", self.pilot_command
-            )
+            answer = f"not measured as set now: {_listed(others)}"
+            return Check(question, "warn", answer, self.pilot_command)
         few = [
             m.condition for m in measured if m.steps < PILOT_STEPS - m.runs
         ]  # each run's first is start-up
@@ -145,7 +145,7 @@ class Decisions:
         if self.time is None:
             return Check(question, "unknown", "no step time is known", self.pilot_command)
         p50, p90 = about(self.time.p50_s), about(self.time.p90_s)
-        command = f"retrain explain {self.file_name} --from {self.plan.log_dir}"
+        command = f"retrain explain {self.file_name} --from {self.learned_from}"
         if budget_s is None:
             return Check(
                 question, "unknown", f"P50 {p50}, P90 {p90}; no budget was given", f"{command} --budget 6h"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING
@@ -71,6 +72,7 @@ def explain_plan(
     cores: float,
     file_name: str,
     *,
+    learned_from: str = "",
     budget_s: float | None = None,
     sets_max_tokens: bool = True,
     script: str = "",
@@ -83,6 +85,7 @@ def explain_plan(
         history: earlier runs; None if none is known.
         cores: CPU cores that this machine really gives.
         file_name: for the commands.
+        learned_from: where `history` was read from, for the commands; the plan's log directory if empty.
         budget_s: longest acceptable wall time; None if nobody said.
         sets_max_tokens: whether the file sets `training.max_tokens`.
         script: what the launcher would submit, if it submits anything.
@@ -90,7 +93,8 @@ def explain_plan(
     first = plan.first_runs()
     learned, time = _estimated(plan, history, cores) if history is not None else (None, None)
     pilot = _pilot_command(plan, file_name)
-    decisions = Decisions(plan, facts, learned, time, cores, file_name, pilot)
+    learned_from = learned_from or shlex.quote(str(plan.log_dir))
+    decisions = Decisions(plan, facts, learned, time, cores, file_name, pilot, learned_from)
     return Explanation(
         name=plan.name,
         conditions=tuple(_condition(run, plan, first[plan.conditions[0]]) for run in first.values()),
@@ -142,4 +146,5 @@ def _differences(run: RunPlan, base: RunPlan) -> Iterator[str]:
 
 def _pilot_command(plan: Plan, file_name: str) -> str:
     steps = "campaign.max_steps=20" if not plan.is_single_run else "training.max_steps=20"
-    return f"retrain {file_name} --set {steps} && retrain explain {file_name} --from {plan.log_dir}"
+    logs = shlex.quote(str(plan.log_dir))
+    return f"retrain {file_name} --set {steps} && retrain explain {file_name} --from {logs}"
