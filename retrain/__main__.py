@@ -7,6 +7,7 @@ import os
 import sys
 from pathlib import Path
 
+from retrain.errors import EXIT_DONE, EXIT_INTERRUPTED, EXIT_RECORDS, RetrainError
 from retrain.streams import fill_closed
 
 
@@ -16,16 +17,24 @@ def main() -> None:
     os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "1")  # looking for them takes 20 ms, and none is used
     arguments = sys.argv[1:]
     first = next((i for i, argument in enumerate(arguments) if not argument.startswith("-")), None)
-    if first is not None and arguments[first].endswith(".toml"):
+    if first is not None and _names_a_file(arguments[first]):
         arguments = [*arguments[:first], "run", *arguments[first:]]
     with contextlib.suppress(FileNotFoundError):  # the current directory may have been deleted
         sys.path.append(str(Path.cwd()))  # a plugin's dotted path may name a file beside the campaign
-    sys.exit(_run(arguments))
+    try:
+        code = _run(arguments)
+    except KeyboardInterrupt:  # while modules are imported; what runs has a handler of its own
+        code = EXIT_INTERRUPTED
+    sys.exit(code)
+
+
+def _names_a_file(argument: str) -> bool:
+    """Tell a file, also a misspelt one, from a command: these have neither dots nor slashes."""
+    return "." in argument or os.sep in argument
 
 
 def _run(arguments: list[str]) -> int:
     from retrain.cli import app
-    from retrain.errors import EXIT_DONE, RetrainError
 
     try:
         result = app(arguments, prog_name="retrain")
@@ -38,6 +47,11 @@ def _run(arguments: list[str]) -> int:
     except BrokenPipeError:  # the reader has seen enough: `retrain status | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python complains when it exits
         return EXIT_DONE
+    except OSError as error:  # a place that nobody thought of, such as the shell's own files
+        if "--debug" in arguments or error.filename is None:
+            raise
+        print(f"{error.filename}: {error.strerror}; --debug shows where", file=sys.stderr)
+        return EXIT_RECORDS
     return int(result or 0)
 
 

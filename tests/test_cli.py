@@ -196,3 +196,28 @@ def test_explain_holds_the_estimate_against_a_budget_and_check_fails_on_a_warnin
 def test_a_budget_that_is_no_time_span_is_a_usage_error(retrain: Call, campaign_file: Path) -> None:
     answer = retrain("explain", campaign_file.name, "--budget", "soon")
     assert (answer.returncode, "write it as 6h" in answer.stderr) == (2, True)
+
+
+def test_ctrl_c_while_modules_are_imported_leaves_no_traceback(retrain: Call, here: Path) -> None:
+    (here / "typer.py").write_text("raise KeyboardInterrupt")
+    answer = retrain("status", env={**os.environ, "PYTHONPATH": str(here)})
+    assert (answer.returncode, answer.stderr) == (130, "")
+
+
+def test_a_misspelt_file_is_looked_for_as_a_file(retrain: Call) -> None:
+    answer = retrain("campaign.tml")
+    assert (answer.returncode, answer.stderr.split(";")[0]) == (2, "campaign.tml: No such file or directory")
+
+
+def test_a_home_that_cannot_be_written_is_a_message(retrain: Call, here: Path) -> None:
+    (here / "home").write_text("a file")
+    env = {**os.environ, "HOME": str(here / "home"), "_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION": "1"}
+    answer = retrain("--install-completion", "bash", env=env)
+    assert (answer.returncode, len(answer.stderr.splitlines())) == (5, 1)
+    assert str(here / "home") in answer.stderr
+
+
+def test_the_list_of_commands_is_not_cut_off(retrain: Call) -> None:
+    commands = retrain("--help").stdout.partition("Commands:")[2]
+    assert "squeeze" in commands
+    assert "..." not in commands

@@ -85,3 +85,9 @@ def test_every_built_in_plugin_says_what_it_is_and_which_extra_brings_its_packag
         assert extras.summary(kind, name).endswith((".", ":")), name
         wanted = extras.needs(kind, name)
         assert bool(wanted.extra) == bool(wanted.packages), name
+
+
+def test_doctor_misses_a_log_directory_that_cannot_be_made(retrain: Call, here: Path) -> None:
+    (here / "logs").write_text("a file")
+    found = checks(retrain("doctor", "--json", env=NO_KEYS))["disk for logs"]
+    assert (found["verdict"], found["found"]) == ("missing", f"{here / 'logs'} is no directory")

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from retrain.errors import RecordsError
 from retrain.records.layout import CampaignFiles
 from retrain.records.locks import hold
 from retrain.status.logs import find_log
@@ -32,3 +33,10 @@ def test_a_dead_runs_log_may_go_on_while_its_campaign_could_start_it_again(campa
 def test_a_log_is_not_over_while_its_worker_lives(campaign):
     with hold(campaign.run("grpo_s0").lock):
         assert not find_log(campaign.directory, "grpo_s0").is_over()
+
+
+def test_a_log_directory_offers_its_campaigns(campaign):
+    with pytest.raises(RecordsError, match=f"log directory; name a campaign.*{campaign.directory.name}"):
+        find_log(campaign.directory.parent)
+    with pytest.raises(RecordsError, match="does not exist"):
+        find_log(campaign.directory / "nowhere")

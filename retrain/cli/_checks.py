@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -156,10 +157,13 @@ def _gpu_check() -> Check:
 
 def _disk_check(directory: Path) -> Check:
     place = directory.absolute()
-    while not place.is_dir():
+    while not place.exists():
         place = place.parent
     free = shutil.disk_usage(place).free
     what, found = f"disk for {directory}", f"{free / GIB:.1f} GiB free"
+    if not place.is_dir() or not os.access(place, os.W_OK | os.X_OK):
+        why = "cannot be written by this user" if place.is_dir() else "is no directory"
+        return Check(what, Verdict.MISSING, f"{place} {why}", "set logging.log_dir elsewhere")
     if free < LITTLE_DISK_BYTES:
         return Check(what, Verdict.MISSING, found, "free some space, or set logging.log_dir elsewhere")
     if free < ENOUGH_DISK_BYTES:

@@ -17,7 +17,7 @@ STYLES = {"ok": "green", "absent": "dim", "warning": "yellow", "missing": "bold 
 
 def command(
     file: Annotated[
-        Path | None, typer.Argument(metavar="[FILE.toml]", help="Check for what this file needs.")
+        Path | None, typer.Argument(metavar="FILE.toml", help="Check for what this file needs.")
     ] = None,
     as_json: AsJson = False,
 ) -> None:

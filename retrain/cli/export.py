@@ -19,7 +19,7 @@ class Format(StrEnum):
 
 def command(
     directory: Annotated[
-        Path, typer.Argument(metavar="[DIR]", help="A log directory, a campaign or a run.")
+        Path, typer.Argument(metavar="DIR", help="A log directory, a campaign or a run.")
     ] = Path("logs"),
     output: Annotated[
         Path | None,

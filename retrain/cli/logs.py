@@ -15,7 +15,7 @@ def command(
     directory: Annotated[Path, typer.Argument(metavar="RUN", help="A run's directory, or its campaign's.")],
     run: Annotated[
         str,
-        typer.Argument(metavar="[RUN-ID]", help="Which run of a campaign.", autocompletion=completion.runs),
+        typer.Argument(metavar="RUN-ID", help="Which run of a campaign.", autocompletion=completion.runs),
     ] = "",
     following: Annotated[
         bool, typer.Option("--follow", "-f", help="Go on until it ends. Ctrl-C ends the reading only.")

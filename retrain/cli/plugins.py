@@ -28,7 +28,7 @@ def command(
     kind: Annotated[
         str,
         typer.Argument(
-            metavar="[KIND]", help="Only these, such as rewards.", autocompletion=completion.plugin_kinds
+            metavar="KIND", help="Only these, such as rewards.", autocompletion=completion.plugin_kinds
         ),
     ] = "",
     as_json: AsJson = False,

@@ -21,7 +21,7 @@ class Format(StrEnum):
 
 def command(
     directory: Annotated[
-        Path, typer.Argument(metavar="[DIR]", help="A campaign, a run, or a log directory with one of them.")
+        Path, typer.Argument(metavar="DIR", help="A campaign, a run, or a log directory with one of them.")
     ] = Path("logs"),
     output: Annotated[
         Path | None, typer.Option("--output", "-o", metavar="FILE", help="Where to; default: report.FORMAT.")

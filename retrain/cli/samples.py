@@ -18,7 +18,7 @@ def command(
     directory: Annotated[Path, typer.Argument(metavar="RUN", help="A run's directory, or its campaign's.")],
     run: Annotated[
         str,
-        typer.Argument(metavar="[RUN-ID]", help="Which run of a campaign.", autocompletion=completion.runs),
+        typer.Argument(metavar="RUN-ID", help="Which run of a campaign.", autocompletion=completion.runs),
     ] = "",
     step: Annotated[int | None, typer.Option("--step", min=0, help="Of this step, not the last.")] = None,
     best: Annotated[bool, typer.Option("--best", help="Highest rewards first, of all kept steps.")] = False,

@@ -12,7 +12,7 @@ from retrain.cli.options import AsJson
 
 def command(
     directory: Annotated[
-        Path, typer.Argument(metavar="[DIR]", help="A log directory, or one campaign.")
+        Path, typer.Argument(metavar="DIR", help="A log directory, or one campaign.")
     ] = Path("logs"),
     watching: Annotated[
         bool, typer.Option("--watch", "-w", help="Go on showing it as it changes; q or Ctrl-C leaves.")

@@ -130,7 +130,7 @@ def scipy_stats() -> Any:
     Raises:
         ConfigError: it is not installed; says how to install it.
     """
-    return extras.load("scipy.stats", "report", "comparing")
+    return extras.load("scipy.stats", "report", "comparing conditions")
 
 
 Interval = tuple[float | None, float | None, float | None, float | None, float | None, float | None]

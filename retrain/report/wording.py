@@ -32,7 +32,8 @@ def left_out(sides: Sequence[SideResult]) -> Iterator[str]:
         (first, low, high), *others = judged
         rest = "".join(f", {label} {_range(*both)}" for label, *both in others[:MOST_NAMED])
         rest += ", and so on" if len(others) > MOST_NAMED else ""
-        yield f"{first} ran {_range(low, high)} steps{rest}; --step {min(steps)} compares them after as many"
+        advice = f"; --step {min(steps)} compares them after as many" if min(steps) else ""
+        yield f"{first} ran {_range(low, high)} steps{rest}{advice}"
 
 
 def judgement(judged: Judged, metric: MetricComparison) -> str:

@@ -6,11 +6,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from retrain.errors import RecordsError
-from retrain.records.layout import CampaignFiles, RunFiles, is_campaign, is_single_run
+from retrain.records.layout import CampaignFiles, RunFiles, find_campaigns, is_campaign, is_single_run
 from retrain.records.locks import is_held
 from retrain.records.text import plain
 
 SHOWN_RUNS = 10
+SHOWN_CAMPAIGNS = 3  # the newest
 
 
 @dataclass(frozen=True)
@@ -57,7 +58,7 @@ def find_run(directory: Path, run_id: str = "") -> RunFiles:
     campaign = CampaignFiles(directory)
     if not is_campaign(directory):
         if run_id or not is_single_run(directory):
-            raise RecordsError(f"{directory}: holds no campaign and no run; `retrain status` lists them")
+            raise RecordsError(f"{directory}: {_what_it_is(directory)}")
         return RunFiles(directory)
     if not run_id:
         raise RecordsError(f"{directory}: is a campaign; name one of its runs: {_names(campaign)}")
@@ -65,6 +66,17 @@ def find_run(directory: Path, run_id: str = "") -> RunFiles:
     if not files.run_toml.is_file():
         raise RecordsError(f"{directory}: has no run {run_id!r}; it has {_names(campaign)}")
     return files
+
+
+def _what_it_is(directory: Path) -> str:
+    """Say what a directory is that is neither a campaign nor a run."""
+    if not directory.is_dir():
+        return "does not exist; `retrain status` lists campaigns"
+    found = sorted(find_campaigns(directory), key=lambda path: path.stat().st_mtime)
+    if not found:
+        return "holds no campaign and no run; `retrain status` lists them"
+    newest = ", ".join(str(path) for path in reversed(found[-SHOWN_CAMPAIGNS:]))
+    return f"is a log directory; name a campaign, such as the latest: {plain(newest, 1000)}"
 
 
 def _names(campaign: CampaignFiles) -> str:
