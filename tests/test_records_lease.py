@@ -15,6 +15,7 @@ from retrain.campaign.run import start
 from retrain.errors import EXIT_DONE, EXIT_INFRASTRUCTURE
 from retrain.records import locks
 from retrain.records.locks import hold, holder, is_held
+from retrain.records.processes import start_mark
 from retrain.worker import run as run_worker
 
 
@@ -30,9 +31,9 @@ def lock(tmp_path: Path) -> Path:
     return tmp_path / "run.lock"
 
 
-def write_lease(path: Path, age_s: float = 0.0, host: str = "elsewhere") -> None:
+def write_lease(path: Path, age_s: float = 0.0, host: str = "elsewhere", started: str = "x") -> None:
     """Leave what a holder on another machine leaves that this one's kernel knows nothing of."""
-    record = {"pid": 1, "host": host, "since": "then", "started": "x", "renewed_at": time.time() - age_s}
+    record = {"pid": 1, "host": host, "since": "then", "started": started, "renewed_at": time.time() - age_s}
     fd = os.open(path, os.O_WRONLY | os.O_CREAT)
     os.pwrite(fd, json.dumps(record).encode().ljust(200) + b"\n", 0)  # as a holder does: never empty
     os.close(fd)
@@ -100,6 +101,28 @@ def test_a_lease_of_this_machine_is_not_believed_because_its_kernel_knows(lock: 
     with_lock.release()
     write_lease(lock, host=os.uname().nodename)
     assert not is_held(lock)
+
+
+def test_a_machine_of_the_same_name_is_told_by_its_boot(lock: Path) -> None:
+    here = os.uname().nodename
+    write_lease(lock, host=here, started=start_mark(os.getpid()))
+    assert not is_held(lock)
+    write_lease(lock, host=here, started="6b1c1f4e-0000-4000-8000-000000000000:4711")
+    assert is_held(lock)
+    found = holder(lock)
+    assert found is not None
+    assert not found.is_here
+
+
+def test_a_lease_of_a_machine_of_the_same_name_that_is_renewed_holds(
+    lock: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def renew(_: float = 0) -> None:
+        write_lease(lock, age_s=-1, host=os.uname().nodename, started="another-boot:1")
+
+    write_lease(lock, host=os.uname().nodename, started="another-boot:1")
+    monkeypatch.setattr(locks.time, "sleep", renew)
+    assert hold(lock) is None
 
 
 def test_a_lease_goes_on_while_its_holder_lives_and_ends_with_it(lock: Path) -> None:

@@ -8,7 +8,6 @@ is no reason to leave workers running.
 
 from __future__ import annotations
 
-import os
 import signal
 import time
 from collections.abc import Callable
@@ -143,7 +142,7 @@ def _origin(files: CampaignFiles) -> Origin:
 
 def _whereabouts(run: RunFiles) -> str:
     found = holder(run.lock)
-    if found is not None and found.host != os.uname().nodename:
+    if found is not None and not found.is_here:
         return f"{found}: signals do not reach that machine, so stop it there; waiting until it has ended"
     return str(found or "an unknown process")
 

@@ -25,7 +25,7 @@ def signal_holder(lock: Path, number: int) -> bool:
     """
     for _ in range(TRIES):
         found = holder(lock)
-        if not is_held(lock) or (found is not None and found.host != os.uname().nodename):
+        if not is_held(lock) or (found is not None and not found.is_here):
             return False
         if found is not None and _signal(found, number):
             return True

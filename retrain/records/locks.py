@@ -2,8 +2,8 @@
 
 A network file system may keep each machine's locks to itself, without a word. So a holder that others
 may meet from another machine (`renew`) writes the time into its lock file every few seconds: a lease,
-believed by machines other than its own only. Where the clocks of two machines may differ, whoever
-wants the lock watches whether the time goes on, instead of comparing it.
+believed by machines other than its own only: of another host name, or another boot. Where the clocks of
+two machines may differ, whoever wants the lock watches whether the time goes on, instead of comparing it.
 
 flock on a file that is never unlinked. The `filelock` package is not used here: importing it
 costs 70 ms, its defaults differ between versions on whether the file is truncated or unlinked,
@@ -25,7 +25,7 @@ from types import TracebackType
 
 from retrain.records.clock import utc_now
 from retrain.records.files import FILE_MODE, records_error
-from retrain.records.processes import start_mark
+from retrain.records.processes import is_of_this_boot, start_mark
 from retrain.records.text import plain
 
 _PROBE_WAIT_S = 1.0  # somebody's `is_held` lasts microseconds; a machine that swaps may stretch it
@@ -47,6 +47,11 @@ class Holder:
     since: str
     started: str = ""  # `start_mark` of that process; "" if not known
     renewed_at: float = 0.0  # by the wall clock of `host`; 0 if it renews no lease
+
+    @property
+    def is_here(self) -> bool:
+        """Tell whether it took the lock from this kernel, which then knows whether it still lives."""
+        return self.host == plain(os.uname().nodename, 64) and is_of_this_boot(self.started)
 
     def __str__(self) -> str:
         return f"process {self.pid} on {self.host} since {self.since}"
@@ -208,8 +213,7 @@ def present_holder(path: Path) -> Holder | None:
 
 
 def _may_live(found: Holder) -> bool:
-    is_here = found.host == os.uname().nodename
-    return not is_here or not found.started or start_mark(found.pid) == found.started
+    return not found.is_here or not found.started or start_mark(found.pid) == found.started
 
 
 def _lock(fd: int) -> bool:
@@ -236,8 +240,7 @@ def _try(fd: int, kind: int) -> bool:
 def _lease_elsewhere(path: Path) -> Holder | None:
     """Give the holder of a lease that another machine renewed last."""
     found = holder(path)
-    is_elsewhere = found is not None and found.host != os.uname().nodename
-    return found if is_elsewhere and found is not None and found.renewed_at > 0 else None
+    return found if found is not None and found.renewed_at > 0 and not found.is_here else None
 
 
 def _is_renewed_elsewhere(path: Path) -> bool:

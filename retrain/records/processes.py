@@ -28,6 +28,15 @@ def start_mark(pid: int) -> str:
         return ""
 
 
+def is_of_this_boot(mark: str) -> bool:
+    """Tell whether a process with this mark ran on this kernel since it was started; True if no mark tells.
+
+    Machines of one host name are told apart by it, which names and ids in images that were copied are not.
+    """
+    boot, named, _ = mark.partition(":")
+    return sys.platform != "linux" or not named or boot == _boot()
+
+
 @cache
 def _boot() -> str:
     return Path("/proc/sys/kernel/random/boot_id").read_text().strip()

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 from retrain.records.layout import RunFiles
 from retrain.records.locks import holder, is_held
-from retrain.records.text import plain
 
 
 def worker_pids(runs: Path) -> set[int]:
@@ -20,5 +18,4 @@ def worker_pids(runs: Path) -> set[int]:
         return set()
     locks = (RunFiles(directory).lock for directory in runs.iterdir())
     found = (holder(lock) for lock in locks if is_held(lock))  # a dead worker's id may be a stranger's now
-    here = plain(os.uname().nodename, 64)
-    return {one.pid for one in found if one is not None and one.host == here}
+    return {one.pid for one in found if one is not None and one.is_here}
