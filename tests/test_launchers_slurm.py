@@ -16,32 +16,18 @@ from retrain.config.engines import Slurm
 from retrain.errors import EXIT_CONFIG, EXIT_LAUNCH
 from retrain.launchers import Assignment, Begun, Ended
 from retrain.launchers import slurm as plugin
-from retrain.launchers._slurm_commands import list_tasks
 from retrain.launchers._slurm_queue import Names, Task, array_of, is_script, parse, read_queue
 from retrain.launchers._slurm_script import render, workers_at_a_time
 from retrain.launchers._slurm_watch import Watch, held_back
 from retrain.records.layout import CampaignFiles, RunFiles
 from retrain.records.stop_request import asked_to_stop
+from tests.slurm_pieces import assignment, expand
 
 Retrain = Callable[..., subprocess.CompletedProcess[str]]
 
 
-def assignment(directory: Path, runs: int = 3, **changes: object) -> Assignment:
-    named = {f"r{n}": directory / "runs" / f"r{n}" for n in range(runs)}
-    plain = Assignment(directory.name, directory, named, workers=runs, permits=None, where=Path("/"))
-    return replace(plain, **changes)  # type: ignore[arg-type]
-
-
 def task(job: int, index: int | None, state: str = "RUNNING", name: str = "camp.0") -> Task:
     return Task(job, index, state, name, "None", "/nowhere/job.sh")
-
-
-def expand(text: str) -> set[int]:
-    found: set[int] = set()
-    for part in filter(None, text.split(",")):
-        first, _, last = part.partition("-")
-        found |= set(range(int(first), int(last or first) + 1))
-    return found
 
 
 @given(st.sets(st.integers(0, 3000)))
@@ -274,20 +260,6 @@ def test_a_stop_where_the_engine_is_not_says_what_holds_anyway(
     assert "not found" in done.stderr
     assert "Runs that have not started will not" in done.stderr
     assert asked_to_stop(CampaignFiles(campaign))
-
-
-def test_a_users_settings_for_looking_by_hand_hide_no_tasks(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    squeue = tmp_path / "squeue"
-    squeue.write_text('#!/bin/sh\necho "$SQUEUE_PARTITION,$SLURM_CONF:" "$@"\n')
-    squeue.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
-    monkeypatch.setenv("SQUEUE_PARTITION", "debug")
-    monkeypatch.setenv("SLURM_CONF", "/etc/slurm.conf")
-    said = list_tasks(["camp.0"])
-    assert said.startswith(",/etc/slurm.conf:")
-    assert " -a " in said
 
 
 def test_explain_shows_the_script_anywhere(retrain: Retrain, campaign_file: Path) -> None:

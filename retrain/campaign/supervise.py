@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 from retrain.campaign.admission import Admission, Places, WhileRunsSucceed
 from retrain.campaign.endings import Ending, conclude, ended_attempts, ending_by, log_tail
@@ -60,6 +60,7 @@ class Supervisor:
         self._active: dict[str, Active] = {}
         self._tries = Tries()
         self._was_taken = False  # the engine has taken runs of ours, so it is there in principle
+        self._before: dict[str, int] = {}  # of runs that wait: the newest attempt that is over
         self._next_launch = 0.0
         self._asked_to_stop = 0
         self._stopped = 0
@@ -138,27 +139,28 @@ class Supervisor:
         except EngineDownError as error:
             if not self._was_taken:
                 raise
-            self._observer.notice(f"{error}; {len(batch)} runs wait until it does")
-            taken = frozenset()
+            if self._said != str(error):
+                self._observer.notice(f"{error}; {len(batch)} runs wait until it does")
+            self._said, taken = str(error), frozenset()
         self._waiting.extend(run for run in batch if run.run_id not in taken)
         if self._waiting:
             self._next_launch = time.monotonic() + ENGINE_AGAIN_S
 
     def _is_readable(self, run: RunPlan) -> bool:
         try:
-            ended_attempts(self._files_of(run.run_id))
+            self._note_ended([run])
         except RecordsError as error:  # no reason to hold up the others
             self._settle(run, ending_by(error))
             return False
         return True
 
     def _launch(self, runs: Sequence[RunPlan]) -> Collection[str]:
-        before = self._newest_ended(runs)
+        self._note_ended(runs)  # before: a worker may have begun when `submit` returns
         taken = self._launcher.submit([run.run_id for run in runs])
-        self._was_taken = True
+        self._was_taken, self._said = True, ""
         for run in runs:
             if run.run_id in taken:
-                self._activate(run, before[run.run_id])
+                self._activate(run)
                 if not self._launcher.queues:
                     self._begin(run.run_id)
         if self._row:
@@ -166,19 +168,20 @@ class Supervisor:
         return taken
 
     def _adopt(self, runs: Sequence[RunPlan]) -> None:
-        before = self._newest_ended(runs)
+        self._note_ended(runs)
         self._launcher.adopt([run.run_id for run in runs])
         self._was_taken = self._was_taken or bool(runs)
         for run in runs:
-            self._activate(run, before[run.run_id])
+            self._activate(run)
             if not self._launcher.queues or is_held(self._files_of(run.run_id).lock):
                 self._begin(run.run_id)
 
-    def _newest_ended(self, runs: Sequence[RunPlan]) -> dict[str, int]:
-        """What was over before these runs' workers began, by run id."""
-        for run in runs:
-            self._tries.launched(run.run_id, self._files_of(run.run_id))
-        return {run.run_id: ended_attempts(self._files_of(run.run_id)) for run in runs}
+    def _note_ended(self, runs: Iterable[RunPlan]) -> None:
+        """Note what was over before runs' workers began; once, however long the runs then wait."""
+        for run in (run for run in runs if run.run_id not in self._before):
+            files = self._files_of(run.run_id)
+            self._tries.launched(run.run_id, files)
+            self._before[run.run_id] = ended_attempts(files)
 
     def _may_launch(self) -> bool:
         if self._asked_to_stop or time.monotonic() < self._next_launch:
@@ -187,7 +190,6 @@ class Supervisor:
             return False
         places = self._admission.places()
         if not self._is_full(places):
-            self._said = ""
             return True
         if places.reason and places.gist != self._said:
             self._said = places.gist
@@ -197,8 +199,8 @@ class Supervisor:
     def _next_run(self) -> RunPlan | None:
         return self._retries.pop_due() or (self._waiting.popleft() if self._waiting else None)
 
-    def _activate(self, run: RunPlan, before: int) -> None:
-        files = self._files_of(run.run_id)
+    def _activate(self, run: RunPlan) -> None:
+        files, before = self._files_of(run.run_id), self._before.pop(run.run_id)
         active = self._active[run.run_id] = Active(run, files, before, Patience.endless(files))
         if self._stopped:  # it turned up after everybody was asked to leave
             active.cancelled = RunState.INTERRUPTED

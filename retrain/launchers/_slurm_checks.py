@@ -47,6 +47,8 @@ def check_engine(assignment: Assignment) -> None:
     commands.require_commands()
     table = build(Slurm, assignment.options)
     last = min(len(assignment.runs), commands.array_limit()) - 1
-    commands.try_submit(
-        render(assignment, table), [f"--array=0-{last}%{workers_at_a_time(assignment, table)}"]
-    )
+    script = render(assignment, table)
+    try:
+        commands.try_submit(script, [f"--array=0-{last}%{workers_at_a_time(assignment, table)}"])
+    except commands.QueueFullError:  # the user may have fewer jobs than that, which is submitted in parts
+        commands.try_submit(script, ["--array=0"])

@@ -10,6 +10,7 @@ import os
 import re
 import shutil
 import subprocess
+import time
 from collections.abc import Sequence
 
 from retrain.errors import EngineDownError, LaunchError
@@ -25,9 +26,18 @@ DOWN = re.compile(
     r"|communication|transport endpoint|munge|unexpected message received|in standby|not responding",
     re.IGNORECASE,
 )
-# A user's settings for looking by hand: one that shows a single partition would hide living tasks.
-HABITS = ("SQUEUE_", "SCANCEL_")
+# A user's settings for looking and submitting by hand: one that shows a single partition would hide living
+# tasks, and sbatch believes SBATCH_ variables more than the script that the user was shown.
+HABITS = ("SQUEUE_", "SCANCEL_", "SBATCH_")
+# What sbatch says where a user, an account or the whole cluster has as many jobs as it may.
+FULL = re.compile(r"job submit limit|SubmitJob|MaxJobCount|job queue full", re.IGNORECASE)
+RETRYING = "sleeping and retrying"  # sbatch, on a full queue, and it goes on for two minutes
+SLICE_S = 1.0  # how often what a command has said so far is looked at
 GONE = re.compile(r"invalid job id|already completing|already completed", re.IGNORECASE)
+
+
+class QueueFullError(EngineDownError):
+    """So many jobs are not allowed at present; fewer may be, or later."""
 
 
 def require_commands() -> None:
@@ -49,6 +59,7 @@ def submit(arguments: Sequence[str]) -> int:
 
     Raises:
         EngineDownError: Slurm does not answer; it may still have taken the job.
+        QueueFullError: it takes no job of that size at present.
         LaunchError: it refuses the job.
     """
     said = _run(["sbatch", "--parsable", *arguments])
@@ -103,34 +114,56 @@ def array_limit() -> int:
 
 def _run(command: list[str], text: str | None = None, passed_over: re.Pattern[str] | None = None) -> str:
     try:
-        done = subprocess.run(
-            command,
-            input=text,
-            capture_output=True,
-            text=True,
-            timeout=TIMEOUT_S,
-            check=False,
-            errors="replace",
-            env={name: text for name, text in os.environ.items() if not name.startswith(HABITS)},
-            process_group=0,  # a Ctrl-C on the terminal is for us alone
-        )
+        code, out, err = _call(command, text)
     except FileNotFoundError as error:
         raise LaunchError(f"{command[0]}: not found any more; load the site's Slurm module") from error
-    except subprocess.TimeoutExpired as error:
+    except TimeoutError as error:
         raise EngineDownError(
             f"Slurm does not answer ({command[0]} took more than {TIMEOUT_S:g} s)"
         ) from error
-    said = [line for line in done.stderr.splitlines() if line.strip()]
-    if done.returncode == 0 or (passed_over and all(passed_over.search(line) for line in said)):
-        return done.stdout
-    reason = plain("; ".join(dict.fromkeys(said)) or f"exit code {done.returncode}", 300)
+    said = [line for line in err.splitlines() if line.strip()]
+    if code == 0 or (passed_over and all(passed_over.search(line) for line in said)):
+        return out
+    reason = plain("; ".join(dict.fromkeys(said)) or f"exit code {code}", 300)
+    if RETRYING in reason or FULL.search(reason):
+        raise QueueFullError(f"Slurm takes no more jobs at present: {reason}")
     if DOWN.search(reason):
         raise EngineDownError(f"Slurm does not answer ({reason})")
     raise LaunchError(f"Slurm refuses: {reason}{_hint(reason)}")
 
 
+def _call(command: list[str], text: str | None) -> tuple[int, str, str]:
+    """Run a command; one that begins to wait for a place in the queue is ended, since others wait for us."""
+    process = subprocess.Popen(
+        command,
+        stdin=subprocess.PIPE if text is not None else None,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env={name: value for name, value in os.environ.items() if not name.startswith(HABITS)},
+        process_group=0,  # a Ctrl-C on the terminal is for us alone
+    )
+    until = time.monotonic() + TIMEOUT_S
+    with process:
+        given = text.encode() if text is not None else None
+        while True:
+            try:
+                out, err = process.communicate(given, timeout=SLICE_S)
+                return process.returncode, out.decode(errors="replace"), err.decode(errors="replace")
+            except subprocess.TimeoutExpired as error:
+                waits = RETRYING.encode() in (error.stderr or b"")
+                if waits or time.monotonic() > until:
+                    process.kill()
+                if time.monotonic() > until:
+                    raise TimeoutError from error
+            except BaseException:
+                process.kill()
+                raise
+
+
 def _hint(reason: str) -> str:
+    unused = sorted(name for name in os.environ if name.startswith("SBATCH_"))
+    also = f" ({', '.join(unused)} in the environment count for nothing here)" if unused else ""
     for words, key in (("partition", "partition"), ("license", "licence"), ("account", "account")):
         if f"invalid {words}" in reason.lower():
-            return f"; see [campaign.slurm].{key}"
-    return "; see [campaign.slurm]"
+            return f"; see [campaign.slurm].{key}{also}"
+    return f"; see [campaign.slurm]{also}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -59,11 +60,14 @@ def parse(text: str) -> list[Task]:
     return tasks
 
 
-class Names:
-    """Job names that say which runs a job has: the campaign, and the number of its array's first run.
+def job_name(campaign: str) -> str:
+    """Name a campaign's jobs after its directory, in letters that squeue neither splits nor matches."""
+    plain = re.sub(r"[^A-Za-z0-9+._-]", "_", campaign)
+    return plain if plain == campaign else f"{plain}-{hashlib.sha256(campaign.encode()).hexdigest()[:8]}"
 
-    Nothing else must be remembered to find a campaign's tasks again, from any machine.
-    """
+
+class Names:
+    """Job names that say which runs a job has: the campaign, and the number of its array's first run."""
 
     def __init__(self, campaign: str, size: int, runs: int) -> None:
         self._campaign = campaign

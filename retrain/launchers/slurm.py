@@ -7,6 +7,7 @@ another one waits for its end.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Collection, Mapping, Sequence
 
 from retrain.config.engines import Slurm
@@ -18,7 +19,7 @@ from retrain.launchers import _slurm_commands as commands
 from retrain.launchers._asking import Asking
 from retrain.launchers._signals import signal_worker
 from retrain.launchers._slurm_checks import check_campaign, check_engine
-from retrain.launchers._slurm_queue import Names, Queue, array_of, is_script, parse, read_queue
+from retrain.launchers._slurm_queue import Names, Queue, array_of, is_script, job_name, parse, read_queue
 from retrain.launchers._slurm_script import (
     numbered_runs,
     render,
@@ -72,6 +73,8 @@ class SlurmLauncher:
         self._to_cancel: dict[str, bool] = {}  # runs whose end was wanted while Slurm did not answer
         self._asking = Asking("Slurm", table.poll_seconds, assignment.say)
         self._is_unsure = False  # an array may have been taken although its sbatch failed
+        self._is_full = False  # the site allows no more jobs for now
+        self._part = sys.maxsize  # tasks in one array, as the site has lately allowed
         self._said: dict[str, int] = {}
 
     def describe(self) -> str:
@@ -88,20 +91,24 @@ class SlurmLauncher:
             known = self.queued()
             self.adopt([run_id for run_id in run_ids if run_id in known])
             self._is_unsure = False
-        taken = {run_id for run_id in run_ids if run_id in self._watched}
         self._prepare()
-        for first, numbers in self._arrays([r for r in run_ids if r not in taken]).items():
-            try:
-                self._submit_array(first, numbers)
-            except LaunchError as error:
-                self._is_unsure = isinstance(error, EngineDownError)
-                if not taken:
-                    raise
-                self._assignment.say(f"{error}; the rest is submitted later")
-                break
-            taken |= {self._run_ids[number] for number in numbers}
+        try:
+            for first, numbers in self._arrays([r for r in run_ids if r not in self._watched]).items():
+                self._submit_in_parts(first, numbers)
+            self._is_full = False
+        except commands.QueueFullError as error:
+            if not self._watched:
+                raise
+            if not self._is_full:
+                self._assignment.say(f"{error}; the rest is submitted as places become free")
+            self._is_full = True
+        except LaunchError as error:
+            self._is_unsure = isinstance(error, EngineDownError)
+            if not any(run_id in self._watched for run_id in run_ids):
+                raise
+            self._assignment.say(f"{error}; the rest is submitted later")
         self._asking.postpone()
-        return taken
+        return {run_id for run_id in run_ids if run_id in self._watched}
 
     def queued(self) -> Collection[str]:
         """Ask Slurm for the campaign's tasks that are not over."""
@@ -144,7 +151,7 @@ class SlurmLauncher:
     def _test_locks(self) -> None:
         path = self._home / "locks.sh"
         write_atomic(path, render_lock_test(self._assignment, self._table))
-        commands.submit([f"--job-name={self._assignment.campaign}.locks", str(path)])
+        commands.submit([f"--job-name={job_name(self._assignment.campaign)}.locks", str(path)])
 
     def _arrays(self, run_ids: Sequence[str]) -> dict[int, list[int]]:
         arrays: dict[int, list[int]] = {}
@@ -152,11 +159,28 @@ class SlurmLauncher:
             arrays.setdefault(self._the_names().first(number), []).append(number)
         return arrays
 
+    def _submit_in_parts(self, first: int, numbers: Sequence[int]) -> None:
+        """Submit an array; on a site that allows so many jobs only, half of what it refused, and so on."""
+        left, was_refused = list(numbers), False
+        while left:
+            part = left[: self._part]
+            try:
+                self._submit_array(first, part)
+            except commands.QueueFullError:
+                self._part = max(1, len(part) // 2)
+                if len(part) == 1 or self._watched:  # asked again when some runs have ended
+                    raise
+                was_refused = True
+                continue
+            left = left[len(part) :]
+            if not was_refused and len(part) == self._part:
+                self._part *= 2
+
     def _submit_array(self, first: int, numbers: Sequence[int]) -> None:
         indices = array_of(number - first for number in numbers)
         jobs = {watch.job for watch in self._watched.values() if watch.job}
-        is_full = len(self._watched) + len(numbers) > self._workers
-        after = [f"--dependency=afterany:{':'.join(map(str, sorted(jobs)))}"] if is_full and jobs else []
+        is_beyond = len(self._watched) + len(numbers) > self._workers
+        after = [f"--dependency=afterany:{':'.join(map(str, sorted(jobs)))}"] if is_beyond and jobs else []
         name = f"--job-name={self._the_names().of(first)}"
         arguments = [f"--array={indices}%{self._workers}", name, *after, str(self._script), str(first)]
         job = commands.submit(arguments)
@@ -164,15 +188,17 @@ class SlurmLauncher:
             self._watched[self._run_ids[number]] = Watch(job)
 
     def _the_names(self) -> Names:
-        """Keep to the array size of the first submission, which the jobs' names depend on."""
+        """Keep to the name and the array size of the first submission, by which tasks are found again."""
         if self._names is None:
             path = self._home / "arrays.json"
-            size = (read_json(path) or {}).get("size") if self._home.is_dir() else None
-            if not isinstance(size, int) or size < 1:
-                size = commands.array_limit()
+            kept = (read_json(path) or {}) if self._home.is_dir() else {}
+            size, name = kept.get("size"), kept.get("name")
+            if not isinstance(size, int) or size < 1 or not isinstance(name, str):
+                size = size if isinstance(size, int) and size > 0 else commands.array_limit()
+                name = job_name(self._assignment.campaign)
                 make_directory(self._home)
-                write_json(path, {"size": size})
-            self._names = Names(self._assignment.campaign, size, len(self._listed))
+                write_json(path, {"size": size, "name": name})
+            self._names = Names(name, size, len(self._listed))
         return self._names
 
     # Looking

@@ -1,0 +1,32 @@
+"""What several tests of the Slurm launcher start from."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from retrain.launchers import Assignment
+
+
+def assignment(directory: Path, runs: int = 3, **changes: object) -> Assignment:
+    """Give what a launcher is opened for: so many runs, all at a time."""
+    named = {f"r{n}": directory / "runs" / f"r{n}" for n in range(runs)}
+    plain = Assignment(directory.name, directory, named, workers=runs, permits=None, where=Path("/"))
+    return replace(plain, **changes)  # type: ignore[arg-type]
+
+
+def command(directory: Path, name: str, script: str) -> str:
+    """Make a command of Slurm's; gives the PATH on which it is found."""
+    path = directory / name
+    path.write_text(f"#!/bin/sh\n{script}\n")
+    path.chmod(0o755)
+    return f"{directory}:/usr/bin:/bin"
+
+
+def expand(text: str) -> set[int]:
+    """Read indices as Slurm does: 0-3,7."""
+    found: set[int] = set()
+    for part in filter(None, text.split(",")):
+        first, _, last = part.partition("-")
+        found |= set(range(int(first), int(last or first) + 1))
+    return found

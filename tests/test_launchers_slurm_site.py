@@ -1,0 +1,137 @@
+"""What sites do to campaigns: limits on jobs, settings in the environment, names of directories."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from retrain.config.engines import Slurm
+from retrain.errors import LaunchError
+from retrain.launchers import _slurm_commands
+from retrain.launchers import slurm as plugin
+from retrain.launchers._slurm_commands import QueueFullError, list_tasks, submit
+from retrain.launchers._slurm_queue import Names, job_name, parse
+from tests.slurm_pieces import assignment, command, expand
+
+
+def a_site(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, runs: int, allows: int
+) -> tuple[plugin.SlurmLauncher, list[int]]:
+    """A Slurm that takes so many tasks in all; gives how many each array had that it took."""
+    sizes: list[int] = []
+
+    def submit(arguments: list[str]) -> int:
+        indices = expand(arguments[0].removeprefix("--array=").partition("%")[0])
+        if sum(sizes) + len(indices) > allows:
+            raise QueueFullError("Slurm takes no more jobs at present")
+        sizes.append(len(indices))
+        return 100 + len(sizes)
+
+    monkeypatch.setattr(plugin.commands, "submit", submit)
+    launcher = plugin.SlurmLauncher(assignment(tmp_path / "camp", runs, workers=4), Slurm())
+    launcher._names = Names("camp", 1001, runs)
+    return launcher, sizes
+
+
+def test_a_site_that_allows_fewer_jobs_gets_what_it_allows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    launcher, sizes = a_site(tmp_path, monkeypatch, runs=100, allows=30)
+    taken = launcher.submit([f"r{n}" for n in range(100)])
+    assert (len(taken), sizes) == (25, [25])
+    again = [f"r{n}" for n in range(100) if f"r{n}" not in taken]
+    for _ in range(8):  # the supervisor asks again every ten seconds
+        again = [run_id for run_id in again if run_id not in launcher.submit(again)]
+    assert (len(again), sum(sizes)) == (70, 30)
+
+
+def test_a_site_that_allows_no_job_at_all_is_no_reason_to_go_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    launcher, _ = a_site(tmp_path, monkeypatch, runs=3, allows=0)
+    with pytest.raises(QueueFullError):
+        launcher.submit(["r0", "r1", "r2"])
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "AssocMaxSubmitJobLimit; Batch job submission failed: Job violates accounting/QOS policy "
+        "(job submit limit, user's size and/or time limits)",
+        "QOSMaxSubmitJobPerUserLimit",
+        "Slurm temporarily unable to accept job, sleeping and retrying",
+    ],
+)
+def test_a_full_queue_is_told_from_a_refusal(
+    words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake = command(
+        tmp_path, "sbatch", f'echo "sbatch: error: {words}" >&2\n case "$*" in *now*) exit 1;; esac'
+    )
+    monkeypatch.setenv("PATH", fake)
+    with pytest.raises(QueueFullError):
+        submit(["now"])
+
+
+def test_an_sbatch_that_waits_for_a_place_in_the_queue_is_not_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_slurm_commands, "SLICE_S", 0.05)
+    fake = command(tmp_path, "sbatch", "echo Slurm job queue full, sleeping and retrying >&2; exec sleep 60")
+    monkeypatch.setenv("PATH", fake)
+    with pytest.raises(QueueFullError):
+        submit([])
+
+
+def test_what_sbatch_would_take_from_the_environment_is_not_there_and_named_when_it_refuses(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake = command(tmp_path, "sbatch", 'echo "$SBATCH_PARTITION,$SLURM_CONF: invalid partition" >&2; exit 1')
+    monkeypatch.setenv("PATH", fake)
+    monkeypatch.setenv("SBATCH_PARTITION", "debug")
+    monkeypatch.setenv("SLURM_CONF", "/etc/slurm.conf")
+    with pytest.raises(LaunchError) as refused:
+        submit([])
+    assert ": ,/etc/slurm.conf: invalid partition" in str(refused.value)
+    assert "SBATCH_PARTITION in the environment" in str(refused.value)
+
+
+@given(st.text(st.characters(exclude_characters="/\0", exclude_categories=["Cs"]), min_size=1))
+def test_no_name_of_a_directory_breaks_a_question_for_its_tasks(name: str) -> None:
+    named = job_name(name)
+    assert not set(named) & set(",|% \n")
+    line = f"7_1|RUNNING|{named}.0|None|/x/job.sh"
+    (found,) = parse(line)
+    assert Names(named, 10, 5).number(found) == 1
+
+
+def test_a_campaign_that_was_renamed_finds_its_tasks_by_the_name_they_have(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(plugin.commands, "array_limit", lambda: 1001)
+    plugin.SlurmLauncher(assignment(tmp_path / "camp", 2), Slurm())._prepare()
+    (tmp_path / "camp").rename(tmp_path / "a,b|c")
+    launcher = plugin.SlurmLauncher(assignment(tmp_path / "a,b|c", 2), Slurm())
+    asked: list[list[str]] = []
+
+    def list_tasks(names: list[str]) -> str:
+        asked.append(names)
+        return "7_1|RUNNING|camp.0|None|/gone/job.sh"
+
+    monkeypatch.setattr(plugin.commands, "list_tasks", list_tasks)
+    assert launcher.queued() == {"r1"}
+    assert asked == [["camp.0"]]
+
+
+def test_a_users_settings_for_looking_by_hand_hide_no_tasks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", command(tmp_path, "squeue", 'echo "$SQUEUE_PARTITION,$SLURM_CONF:" "$@"'))
+    monkeypatch.setenv("SQUEUE_PARTITION", "debug")
+    monkeypatch.setenv("SLURM_CONF", "/etc/slurm.conf")
+    said = list_tasks(["camp.0"])
+    assert said.startswith(",/etc/slurm.conf:")
+    assert " -a " in said
