@@ -5,7 +5,8 @@
 Two systems: the numpy backend sampling real completions, and a server on loopback that answers real
 HTTP requests with a limited pool of workers and slows down when many wait. Every batch size of the
 controller's grid is measured first; then the controller starts from the configured batch and finds
-its own. Reported: the batch it settled on, and that batch's throughput in the sweep over the best.
+its own. Reported: the batch it settled on, and its throughput over that of the sweep's best batch, both
+measured again in turns: on a shared machine the best of 24 noisy figures was lucky.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ GROUP = 4
 TOKENS_PER_ANSWER = 50
 LARGEST_BATCH = 24
 SWEEP_ROUNDS = 9
+PAIRED_ROUNDS = 31
 CALLS_PER_STEP = 10  # a call of the small policy takes milliseconds: less than a scheduler's whim
 POOL = 12  # requests that the server works on at a time
 SERVICE_S = (0.01, 0.03)  # of a request alone, anything between
@@ -92,9 +94,9 @@ def compare(system: str, step: Step, steps: int, start: int = 2) -> Result:
         system,
         best,
         sweep[best],
-        sweep[start] / sweep[best],
+        measured_fraction(step, start, best),
         settled,
-        sweep[settled] / sweep[best],
+        measured_fraction(step, settled, best),
         decision.p_star,
         steps,
     )
@@ -105,10 +107,21 @@ def exhaustive_sweep(step: Step) -> dict[int, float]:
     found: dict[int, list[float]] = {batch: [] for batch in range(1, LARGEST_BATCH + 1)}
     for _ in range(SWEEP_ROUNDS):
         for batch, rates in found.items():
-            started = time.perf_counter()
-            tokens = step(batch)
-            rates.append(tokens / (time.perf_counter() - started))
+            rates.append(measured_rate(step, batch))
     return {batch: statistics.median(rates) for batch, rates in found.items()}
+
+
+def measured_fraction(step: Step, batch: int, best: int) -> float:
+    """Throughput of a batch over that of the best one, the median over pairs of neighbouring steps."""
+    return statistics.median(
+        measured_rate(step, batch) / measured_rate(step, best) for _ in range(PAIRED_ROUNDS)
+    )
+
+
+def measured_rate(step: Step, batch: int) -> float:
+    started = time.perf_counter()
+    tokens = step(batch)
+    return tokens / (time.perf_counter() - started)
 
 
 def numpy_step() -> Step:
