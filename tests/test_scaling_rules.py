@@ -74,6 +74,15 @@ def test_a_scale_that_is_not_positive_is_refused(scale):
         LinearRule().lr_factor(scale)
 
 
+@pytest.mark.parametrize(
+    ("fact", "value"),
+    [("init_batch_size", 0), ("init_batch_size", -8), ("init_batch_size", math.nan), ("progress", -1)],
+)
+def test_a_fact_out_of_range_is_refused(fact, value):
+    with pytest.raises(ValueError, match=f"{fact}: got {value}"):
+        LEGWRule(1, 10).lr_factor(2, **{"progress": 1, "init_batch_size": 8, fact: value})
+
+
 def test_legw_refuses_an_empty_data_set():
     with pytest.raises(ValueError, match="data_size: got 0"):
         LEGWRule(1, 0)

@@ -46,10 +46,13 @@ class ScalingRule(ABC):
             Shape (groups,); (1,) if no group's gradient is given.
 
         Raises:
-            ValueError: a fact that the rule needs is missing, or S is not positive.
+            ValueError: a fact that the rule needs is missing, or a number is out of range.
         """
-        if not (math.isfinite(scale) and scale > 0):
-            raise ValueError(f"scale: got {scale}; needs a finite number above 0")
+        for name, value in (("scale", scale), ("init_batch_size", init_batch_size)):
+            if value is not None and not (math.isfinite(value) and value > 0):
+                raise ValueError(f"{name}: got {value}; needs a finite number above 0")
+        if progress is not None and not progress >= 0:
+            raise ValueError(f"progress: got {progress}; needs a number of 0 or more")
         sqr = None if grad_sqr is None else np.maximum(np.atleast_1d(np.asarray(grad_sqr, float)), 0.0)
         var = None if grad_var is None else np.maximum(np.atleast_1d(np.asarray(grad_var, float)), LEAST_VAR)
         groups = 1 if sqr is None else sqr.size

@@ -92,9 +92,15 @@ class TorchScaling(ScalingRule):
         """Take one optimizer step at scaled learning rates, which are put back afterwards.
 
         Raises:
-            RuntimeError: not initialized, or no backward pass since the last step.
+            RuntimeError: not initialized, no backward pass since the last step, or parameters to train
+                that `initialize` did not see.
         """
         gradients = self._attached()
+        if gradients.misses_parameters():
+            raise RuntimeError(
+                "the optimizer trains parameters that it did not when initialize() looked; call it again "
+                "after adding or unfreezing some, and set `rule.progress` to what it was"
+            )
         passes = gradients.passes
         if passes == 0:
             raise RuntimeError(

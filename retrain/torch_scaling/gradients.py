@@ -47,6 +47,12 @@ class Gradients:
         """
         return max(self._seen.values(), default=0)
 
+    def misses_parameters(self) -> bool:
+        """Whether the optimizer trains parameters that were frozen, or not its own, when watching began."""
+        watched = {parameter for group in self._groups for parameter in group}
+        trained = (p for group in self._optimizer.param_groups for p in group["params"] if p.requires_grad)
+        return not watched.issuperset(trained)
+
     def forget(self) -> None:
         """Start a new step."""
         self._seen: dict[torch.Tensor, int] = {}

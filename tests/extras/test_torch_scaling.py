@@ -188,6 +188,30 @@ def test_a_step_without_a_backward_pass_is_refused():
         rule.step()
 
 
+def test_parameters_added_or_unfrozen_later_are_refused_until_attached_again():
+    model = torch.nn.Sequential(Linear(), Linear())
+    model[1].weight.requires_grad_(False)
+    rule = AdaScale()
+    rule.initialize(model, optimizer := torch.optim.SGD(model.parameters(), lr=0.1))
+    model[0]([1.0, 0.0]).backward()
+    rule.step()
+    rule.zero_grad()
+    model[1].weight.requires_grad_(True)
+    (model[0]([1.0, 0.0]) + model[1]([1.0, 0.0])).backward()
+    with pytest.raises(RuntimeError, match="call it again"):
+        rule.step()
+    rule.initialize(model, optimizer)
+    (model[0]([1.0, 0.0]) + model[1]([1.0, 0.0])).backward()
+    rule.step()
+    assert model[1].weight.tolist() != [0.0, 0.0]
+
+
+@pytest.mark.parametrize("size", [0, -1, float("nan")])
+def test_an_initial_batch_that_is_none_is_refused_when_attached(size):
+    with pytest.raises(ValueError, match="needs a finite number above 0"):
+        attached(LEGWScale(1, 10), init_batch_size=size)
+
+
 def test_legw_asks_for_the_initial_batch_when_attached():
     with pytest.raises(ValueError, match="init_batch_size: missing"):
         attached(LEGWScale(1, 100))
