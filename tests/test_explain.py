@@ -245,6 +245,13 @@ def test_commands_estimate_from_where_the_estimate_was_made_from(tmp_path: Path)
     assert "--from logs/calibrations/c/pilot --budget" in _line(found, "wall time acceptable").command
 
 
+@pytest.mark.parametrize(("level", "is_said"), [("minimal", False), ("paused", True)])
+def test_a_throttle_that_never_trains_is_said_before_it_waits(level: str, is_said: bool) -> None:
+    raw = {"throttle": {"enabled": True, "min_level": level}, "campaign": {"seeds": [0]}}
+    plan = plan_runs(parse(raw, "c.toml"), "c.toml")
+    assert any("never trains" in line for line in warnings_of(plan, {}, 2.0)) == is_said
+
+
 @pytest.mark.parametrize(("backend", "is_generous"), [("numpy", True), ("local", False), ("tinker", False)])
 def test_only_where_a_completion_is_the_answer_does_its_length_bound_max_tokens(backend, is_generous) -> None:
     raw = {"backend": {"backend": backend}, "training": {"max_tokens": 1024}, "campaign": {"seeds": [0]}}

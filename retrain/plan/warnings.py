@@ -50,6 +50,10 @@ def warnings_of(plan: Plan, facts: Mapping[str, TaskFacts], cores: float) -> Ite
             "[rate_limiter] has no effect with max_staleness = 0: sampling and training take turns; "
             "set max_staleness = 1 or more to overlap them"
         )
+    if any(run.config.throttle.enabled and run.config.throttle.min_level == "paused" for run in plan.runs):
+        yield (
+            'throttle.min_level = "paused" never trains, however idle the machine is; use "minimal" or less'
+        )
     if len(plan.conditions) > 1 and any(_may_change_batch(run) for run in plan.runs):
         yield (
             "back pressure or the load throttle may give conditions different batches: they would differ in "
