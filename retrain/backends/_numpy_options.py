@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
-from math import isfinite
+from dataclasses import dataclass
 
-from retrain.errors import ConfigError
+from retrain.backends._options import Rule, number, one_of, parsed, problems_of, whole
 
 MAX_WIDTH = 4096  # past this, one core needs minutes for a step
 MAX_LATENCY_S = 3600.0
-CHOICES = {"dtype": ("float32", "float64"), "optimizer": ("adam", "sgd")}
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,16 +24,22 @@ class NumpyOptions:
     )
 
 
+_RULES: Mapping[str, Rule] = {
+    "embedding": whole(1, MAX_WIDTH),
+    "hidden": whole(1, MAX_WIDTH),
+    "dtype": one_of("float32", "float64"),
+    "optimizer": one_of("adam", "sgd"),
+    "api_latency_s": number(0, MAX_LATENCY_S, f"seconds from 0 (no API) to {MAX_LATENCY_S:g}"),
+}
+
+
 def parse_options(options: Mapping[str, object]) -> NumpyOptions:
     """Give checked options.
 
     Raises:
         ConfigError: every problem found.
     """
-    problems = check_options(options)
-    if problems:
-        raise ConfigError([f"[backend.options].{problem}" for problem in problems])
-    return NumpyOptions(**options)  # type: ignore[arg-type]  # checked just above
+    return parsed(NumpyOptions, options, check_options(options))
 
 
 def takes_permits(options: Mapping[str, object]) -> bool:
@@ -46,26 +49,4 @@ def takes_permits(options: Mapping[str, object]) -> bool:
 
 def check_options(options: Mapping[str, object]) -> list[str]:
     """List the problems of a `[backend.options]` table, one line each that starts with its key."""
-    problems = []
-    for key, value in options.items():
-        problem = _problem(key, value)
-        if problem:
-            problems.append(f"{key}: {problem}")
-    return problems
-
-
-def _problem(key: str, value: object) -> str:
-    known = [field.name for field in fields(NumpyOptions)]
-    if key not in known:
-        near = difflib.get_close_matches(key, known, n=1)
-        return "unknown key; " + (f"did you mean {near[0]!r}?" if near else f"known: {', '.join(known)}")
-    if key in CHOICES:
-        return "" if value in CHOICES[key] else f"got {value!r}; needs {' or '.join(map(repr, CHOICES[key]))}"
-    if key == "api_latency_s":
-        number = isinstance(value, int | float) and not isinstance(value, bool)
-        if number and isfinite(value) and 0 <= value <= MAX_LATENCY_S:  # type: ignore[arg-type,operator]
-            return ""
-        return f"got {value!r}; needs seconds from 0 (no API) to {MAX_LATENCY_S:g}"
-    if isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= MAX_WIDTH:
-        return ""
-    return f"got {value!r}; needs a whole number from 1 to {MAX_WIDTH}"
+    return problems_of(options, _RULES)

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
-from math import isfinite
+from dataclasses import dataclass
 
-from retrain.errors import ConfigError
+from retrain.backends._options import TEXT, TRUTH, Rule, number, parsed, problems_of, whole
 
 DAY_S = 86400.0
 
@@ -33,55 +31,37 @@ class TinkerOptions:
     retry_budget_s: float = 1800.0  # for one thing to succeed after its first failure; then the run ends
 
 
+_RULES: Mapping[str, Rule] = {
+    "tokenizer": TEXT,
+    "chat_template": TRUTH,
+    "system_prompt": TEXT,
+    "beta1": number(0, 0.9999),
+    "beta2": number(0, 0.99999),
+    "eps": number(0, 1),
+    "weight_decay": number(0, 1),
+    "requests_at_once": whole(1, 256),
+    "replay_steps": whole(1, 10_000),
+    "state_days": whole(0, 3650),
+    "connect_timeout_s": number(0.1, DAY_S),
+    "call_timeout_s": number(0.1, DAY_S),
+    "permit_timeout_s": number(0.1, 30 * DAY_S),
+    "first_retry_s": number(0.001, 60),
+    "retry_budget_s": number(0, DAY_S),
+}
+
+
 def parse_options(options: Mapping[str, object]) -> TinkerOptions:
     """Give checked options.
 
     Raises:
         ConfigError: every problem found.
     """
-    problems = check_options(options)
-    if problems:
-        raise ConfigError([f"[backend.options].{problem}" for problem in problems])
-    return TinkerOptions(**options)  # type: ignore[arg-type]  # checked just above
+    return parsed(TinkerOptions, options, check_options(options))
 
 
 def check_options(options: Mapping[str, object]) -> list[str]:
     """List the problems of a `[backend.options]` table, one line each that starts with its key."""
-    problems = [f"{key}: {problem}" for key, value in options.items() if (problem := _problem(key, value))]
+    problems = problems_of(options, _RULES)
     if options.get("system_prompt") and not options.get("chat_template"):
         problems.append("system_prompt: needs chat_template = true, which has a place for it")
     return problems
-
-
-# key -> least and most; whole numbers where the default is one
-_RANGES: Mapping[str, tuple[float, float]] = {
-    "beta1": (0, 0.9999),
-    "beta2": (0, 0.99999),
-    "eps": (0, 1),
-    "weight_decay": (0, 1),
-    "requests_at_once": (1, 256),
-    "replay_steps": (1, 10_000),
-    "state_days": (0, 3650),
-    "connect_timeout_s": (0.1, DAY_S),
-    "call_timeout_s": (0.1, DAY_S),
-    "permit_timeout_s": (0.1, 30 * DAY_S),
-    "first_retry_s": (0.001, 60),
-    "retry_budget_s": (0, DAY_S),
-}
-
-
-def _problem(key: str, value: object) -> str:
-    defaults = {field.name: field.default for field in fields(TinkerOptions)}
-    if key not in defaults:
-        near = difflib.get_close_matches(key, defaults, n=1)
-        return "unknown key; " + (f"did you mean {near[0]!r}?" if near else f"known: {', '.join(defaults)}")
-    if isinstance(defaults[key], bool):
-        return "" if isinstance(value, bool) else f"got {value!r}; needs true or false"
-    if isinstance(defaults[key], str):
-        return "" if isinstance(value, str) else f"got {value!r}; needs a string"
-    least, most = _RANGES[key]
-    whole = isinstance(defaults[key], int)
-    fits = isinstance(value, int if whole else int | float) and not isinstance(value, bool)
-    if fits and isfinite(value) and least <= value <= most:  # type: ignore[arg-type,operator]
-        return ""
-    return f"got {value!r}; needs a {'whole ' if whole else ''}number from {least:g} to {most:g}"
