@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
@@ -13,6 +13,7 @@ from retrain.plan.warnings import GENEROUS, answers_alone, computes_here
 
 if TYPE_CHECKING:
     from retrain.plan.learned import Learned
+    from retrain.plan.limits import Change
     from retrain.plan.wall_time import WallTime
 
 State = Literal["pass", "warn", "unknown"]
@@ -84,19 +85,20 @@ class Decisions:
             return Check(question, "warn", f"nobody set it: {allowed} is the default", calibrate)
         alone = all(answers_alone(run.config) for run in self.plan.runs)
         need = max((facts.longest_answer for facts in self.facts.values() if alone), default=0)
-        rates = {
-            c.condition: c.max_token_hit_rate or 0.0 for c in (self.time.conditions if self.time else ())
-        }
-        cut = max(rates, key=lambda label: rates[label], default="")
-        if cut and rates[cut] > OFTEN_CUT:
-            return Check(
-                question, "warn", f"it cuts off {rates[cut]:.0%} of the completions of {cut}", calibrate
-            )
+        cut, rate = self._most_cut_off()
+        if rate > OFTEN_CUT:
+            return Check(question, "warn", f"it cuts off {rate:.0%} of the completions of {cut}", calibrate)
         if need and allowed > GENEROUS * (need + 1):
             return Check(question, "warn", f"{allowed}; the longest answer has {need} characters", calibrate)
         if not cut:
             return Check(question, "pass", f"{allowed}; no earlier run says how often it cuts off", "")
-        return Check(question, "pass", f"{allowed}; it cuts off {rates[cut]:.1%} of completions at most", "")
+        return Check(question, "pass", f"{allowed}; it cuts off {rate:.1%} of completions at most", "")
+
+    def _most_cut_off(self) -> tuple[str, float]:
+        """Give whose completions are cut off most often, "" if nobody knows, and what fraction of them."""
+        measured = self.time.conditions if self.time else ()
+        rates = {c.condition: c.max_token_hit_rate or 0.0 for c in measured}
+        return max(rates.items(), key=lambda item: item[1], default=("", 0.0))
 
     def _parallelism(self) -> Check:
         question, workers = "parallelism within limits", self.plan.workers
@@ -107,12 +109,12 @@ class Decisions:
             return Check(question, "warn", f"{workers} workers share {self.cores:g} CPU cores", command)
         if self.time is not None and self.time.permit_wait_fraction > LONG_WAIT:
             waits = f"a step would wait {self.time.permit_wait_fraction:.0%} of its time for permits"
-            sets = next((_options(c.setting) for c in self.time.changes if c.limit == "permits"), "")
+            sets = _first_options([c for c in self.time.changes if c.limit == "permits"])
             command = f"retrain explain {self.file_name} --from {self.learned_from}{sets}"
             return Check(question, "warn", waits, command)
         if workers == 1 or on_cores:
             return Check(question, "pass", f"{workers} at a time on {self.cores:g} CPU cores", "")
-        if self.time is not None and any(c.permit_held_s for c in self.time.conditions):
+        if self.time is not None and self.time.holds_permits:
             return Check(
                 question, "pass", f"{workers} workers hardly wait for {backend.first_permits} permits", ""
             )
@@ -153,13 +155,13 @@ class Decisions:
         answer = f"P50 {p50}, P90 {p90} of {about(budget_s)}"
         if self.time.p90_s <= budget_s:
             return Check(question, "pass", answer, "")
-        sets = next((_options(change.setting) for change in self.time.changes), "")
+        sets = _first_options(self.time.changes)
         return Check(question, "warn", answer, f"{command}{sets} --budget {budget_s:g}s")
 
 
-def _options(setting: str) -> str:
-    """Put a change's settings as options of a command; nothing if they are no keys."""
-    pairs = [pair.split(" = ") for pair in setting.split(", ") if " = " in pair]
+def _first_options(changes: Sequence[Change]) -> str:
+    """Put the first change's settings as options of a command; nothing if they are no keys."""
+    pairs = [pair.split(" = ") for pair in changes[0].setting.split(", ") if " = " in pair] if changes else []
     return "".join(f" --set {key}={value}" for key, value in pairs)
 
 

@@ -55,6 +55,11 @@ class WallTime:
     actual_over_p50: tuple[float, ...]  # of earlier campaigns that were estimated and ended
     notes: tuple[str, ...]  # what the estimate does not know
 
+    @property
+    def holds_permits(self) -> bool:
+        """Tell whether steps make calls that hold permits."""
+        return any(condition.permit_held_s for condition in self.conditions)
+
 
 def wall_time(plan: Plan, learned: Learned | None, history: History, cores: float) -> WallTime | None:
     """Estimate a plan from what was learned; None if nothing was.

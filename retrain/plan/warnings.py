@@ -27,21 +27,35 @@ def computes_here(config: Config) -> bool:
 
 def warnings_of(plan: Plan, facts: Mapping[str, TaskFacts], cores: float) -> Iterator[str]:
     """Give one line each."""
-    backend = plan.runs[0].config.backend
+    yield from _too_few_cores(plan, cores)
+    yield from _room_to_ramble(plan, facts)
+    yield from _without_effect(plan)
+    yield from _never_trains(plan)
+    yield from _different_batches(plan)
+    yield from dict.fromkeys(line for run in plan.first_runs().values() for line in _of_backend(run))
+    yield from _queue_for_permits(plan)
+
+
+def _too_few_cores(plan: Plan, cores: float) -> Iterator[str]:
     if plan.workers > cores and computes_here(plan.runs[0].config):
         yield (
             f"{plan.workers} workers share {cores:g} CPU cores: steps will be slower than measured alone; "
             f"campaign.max_workers = {max(1, int(cores))} would keep them apart"
         )
+
+
+def _room_to_ramble(plan: Plan, facts: Mapping[str, TaskFacts]) -> Iterator[str]:
     for label, run in plan.first_runs().items():
         need = facts[label].longest_answer if label in facts else 0
-        if not answers_alone(run.config):
-            continue
-        if need and run.max_steps and run.config.training.max_tokens > GENEROUS * (need + 1):
+        allowed = run.config.training.max_tokens
+        if need and run.max_steps and answers_alone(run.config) and allowed > GENEROUS * (need + 1):
             yield (
-                f"{label}: max_tokens = {run.config.training.max_tokens}, but the longest answer has {need} "
+                f"{label}: max_tokens = {allowed}, but the longest answer has {need} "
                 f"characters; rambling is paid for: training.max_tokens = {2 * (need + 1)} would do"
             )
+
+
+def _without_effect(plan: Plan) -> Iterator[str]:
     if plan.campaign.max_workers > 1 and not plan.campaign.parallel:
         yield f"max_workers = {plan.campaign.max_workers} has no effect without campaign.parallel = true"
     yield from _of_launcher(plan.campaign)
@@ -50,16 +64,25 @@ def warnings_of(plan: Plan, facts: Mapping[str, TaskFacts], cores: float) -> Ite
             "[rate_limiter] has no effect with max_staleness = 0: sampling and training take turns; "
             "set max_staleness = 1 or more to overlap them"
         )
+
+
+def _never_trains(plan: Plan) -> Iterator[str]:
     if any(run.config.throttle.enabled and run.config.throttle.min_level == "paused" for run in plan.runs):
         yield (
             'throttle.min_level = "paused" never trains, however idle the machine is; use "minimal" or less'
         )
+
+
+def _different_batches(plan: Plan) -> Iterator[str]:
     if len(plan.conditions) > 1 and any(_may_change_batch(run) for run in plan.runs):
         yield (
             "back pressure or the load throttle may give conditions different batches: they would differ in "
             'more than you set; control = "microbatch" keeps the optimizer\'s batch the same'
         )
-    yield from dict.fromkeys(line for run in plan.first_runs().values() for line in _of_backend(run))
+
+
+def _queue_for_permits(plan: Plan) -> Iterator[str]:
+    backend = plan.runs[0].config.backend
     if plan.workers > backend.first_permits and not backend.adapts_permits:
         yield f"{plan.workers} workers share {backend.first_permits} permits: fine, they queue for API calls"
 
