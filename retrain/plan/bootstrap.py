@@ -12,7 +12,7 @@ from __future__ import annotations
 import itertools
 import math
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -58,25 +58,28 @@ class Spread:
 
 def spread_of(pilot: Pilot | None) -> Spread:
     """Pool a pilot's step times as ratios to their condition's mean."""
-    measured = {c: list(times) for c, times in (pilot.step_times_s if pilot else {}).items() if len(times)}
-    if not measured:
+    if pilot is None or not pilot.steps:
         return Spread((), {}, 0.0, 1.0, {}, 0.0)
-    means = {c: math.fsum(times) / len(times) for c, times in measured.items()}
-    total = sum(map(len, measured.values()))
-    # each mean was fitted to its own times, so that their deviations are too small
-    widen = math.sqrt(total / max(1, total - len(measured)))
-    ratios = [
-        max(0.0, 1 + widen * (time / means[c] - 1)) if means[c] else 1.0
-        for c, times in measured.items()
-        for time in times
-    ]
+    measured = {c: list(times) for c, times in pilot.step_times_s.items() if len(times)}
+    deviations = {c: _deviations(times) for c, times in measured.items()}
+    ratios = _ratios(deviations.values())
     variance = math.fsum((ratio - 1) ** 2 for ratio in ratios) / len(ratios)
-    persistence = _persistence(
-        [[t / means[c] - 1 for t in times] for c, times in measured.items() if means[c]]
-    )
-    behind = {c: len(times) for c, times in measured.items()} | dict(pilot.behind if pilot else {})
-    runs, run_variance = (pilot.runs, pilot.run_variance) if pilot else ({}, 0.0)
-    return Spread(tuple(ratios), behind, variance, persistence, runs, run_variance)
+    counts = {c: len(times) for c, times in measured.items()} | dict(pilot.behind)
+    persistence = _persistence([row for c, row in deviations.items() if any(measured[c])])
+    return Spread(tuple(ratios), counts, variance, persistence, pilot.runs, pilot.run_variance)
+
+
+def _deviations(times: Sequence[float]) -> list[float]:
+    """Give what each time is above its condition's mean, as a fraction of that."""
+    mean = math.fsum(times) / len(times)
+    return [time / mean - 1 if mean else 0.0 for time in times]
+
+
+def _ratios(deviations: Collection[Sequence[float]]) -> list[float]:
+    """Pool the conditions' deviations; each mean was fitted to its own times, so that they are too small."""
+    total = sum(map(len, deviations))
+    widen = math.sqrt(total / max(1, total - len(deviations)))
+    return [max(0.0, 1 + widen * deviation) for row in deviations for deviation in row]
 
 
 class Bootstrap:

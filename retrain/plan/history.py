@@ -82,8 +82,7 @@ def learn_from(
             counts.update((label, seeds))
             used.add(campaign)
     manifests = [manifest for path, manifest in found if path in used and manifest]
-    ended = (m.expected for m in manifests if m.expected and m.expected.actual_s is not None)
-    return History(tuple(runs), len(used), _launch_s(manifests), tuple(ended))
+    return History(tuple(runs), len(used), _launch_s(manifests), tuple(_kept_expectations(manifests)))
 
 
 def of_runs(directories: Iterable[Path]) -> History:
@@ -128,6 +127,13 @@ def _measured(directory: Path) -> MeasuredRun | None:
         return measure_run(directory)
     except RecordsError:
         return None
+
+
+def _kept_expectations(manifests: Iterable[Manifest]) -> Iterator[Expectation]:
+    """Give what was expected of campaigns that were then seen to end."""
+    for manifest in manifests:
+        if manifest.expected and manifest.expected.actual_s is not None:
+            yield manifest.expected
 
 
 def _launch_s(manifests: Iterable[Manifest]) -> float | None:

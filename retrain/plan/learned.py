@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
@@ -11,10 +12,11 @@ from typing import Any, Literal
 from retrain.config.resolve import as_tables
 from retrain.plan.history import History
 from retrain.plan.matrix import Plan, RunPlan
-from retrain.plan.measured import MeasuredRun
+from retrain.plan.measured import MeasuredRun, mean_of_known
 from retrain.plan.workload import Failures, Launching, Pilot, RunWork, StepCost, Workload
 
 Match = Literal["same", "other condition", "other settings"]
+Compared = tuple[MeasuredRun, Sequence[str]]  # a run, and the settings in which it differs from a plan's
 
 # what decides how long a step takes; () means every key of the table
 DECIDES: Mapping[str, tuple[str, ...]] = {
@@ -105,27 +107,32 @@ def workload_of(plan: Plan, learned: Learned) -> Workload:
 
 def _measured(run: RunPlan, runs: Sequence[MeasuredRun]) -> Measured:
     ours = as_tables(run.config)
-    differences = {id(r): tuple(_differences(ours, r.tables)) for r in runs}
-    own = [r for r in runs if r.condition == run.condition]
-    same = [r for r in runs if not differences[id(r)]]
-    own_same = [r for r in own if not differences[id(r)]]
-    chosen = own_same or same or own or list(runs)
-    match: Match = "same" if own_same else "other condition" if same else "other settings"
-    times = tuple(seconds for r in chosen for seconds in r.step_times_s)
-    hits = [r.max_token_hit_rate for r in chosen if r.max_token_hit_rate is not None]
+    match, compared = _most_alike(run.condition, [(r, list(_differences(ours, r.tables))) for r in runs])
+    chosen, differs = zip(*compared, strict=True)
+    times = tuple(itertools.chain.from_iterable(r.step_times_s for r in chosen))
     return Measured(
         condition=run.condition,
         match=match,
         from_conditions=tuple(dict.fromkeys(r.condition for r in chosen)),
-        differs=tuple(dict.fromkeys(d for r in chosen for d in differences[id(r)])),
+        differs=tuple(dict.fromkeys(itertools.chain.from_iterable(differs))),
         runs=len(chosen),
-        is_finished=any(r.is_finished for r in own),
+        is_finished=any(r.is_finished and r.condition == run.condition for r in runs),
         step_times_s=times,
         run_means_s=tuple(statistics.fmean(r.step_times_s) for r in chosen),
         median_step_time_s=statistics.median(times),
         cost=_cost(run, chosen, times),
-        max_token_hit_rate=statistics.fmean(hits) if hits else None,
+        max_token_hit_rate=mean_of_known(r.max_token_hit_rate for r in chosen),
     )
+
+
+def _most_alike(condition: str, runs: Sequence[Compared]) -> tuple[Match, Sequence[Compared]]:
+    """Choose the runs that measure a condition, and say what they have in common with it."""
+    same = [(r, differs) for r, differs in runs if not differs]
+    if own_same := [(r, differs) for r, differs in same if r.condition == condition]:
+        return "same", own_same
+    if same:
+        return "other condition", same
+    return "other settings", [(r, differs) for r, differs in runs if r.condition == condition] or runs
 
 
 def _cost(run: RunPlan, runs: Sequence[MeasuredRun], times: Sequence[float]) -> StepCost:

@@ -6,7 +6,7 @@ import itertools
 import math
 import statistics
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from retrain.records.attempts import Attempt, read_attempts
 from retrain.records.clock import seconds_between
 from retrain.records.layout import RunFiles
 from retrain.records.lines import Row, number_in
-from retrain.records.metrics import read_ends
+from retrain.records.metrics import MetricsEnds, read_ends
 from retrain.records.run_state import RunState, read_done
 
 MOST_ROWS = 500  # of one run; its last ones, so that a long run costs no more than a short one
@@ -89,30 +89,41 @@ def measure_run(directory: Path) -> MeasuredRun | None:
         return None
     number = ends.last[-1].get("attempt")
     attempt = next((a for a in attempts if a.number == number), attempts[-1])
-    rows = [row for row in ends.last if row.get("attempt") == number and _seconds(row, "step_time_s")]
-    steady = [row for row in rows if row["step"] > attempt.resumed_from_step + 1]
+    whole = _steps_of(ends, number)
+    steady = [row for row in whole.last if row["step"] > attempt.resumed_from_step + 1]
     if not steady:
         return None
     parts = _parts(steady)
     times = tuple(_alone_s(row, parts.calls_at_once) for row in steady)
-    first = ends.first if ends.first and ends.first.get("attempt") == number else None
     tables = _tables(files)
-    hits = [rate for row in steady if (rate := number_in(row, "max_token_hit_rate")) is not None]
     return MeasuredRun(
         directory=directory,
         condition=str(tables.get("run", {}).get("condition", "")),
         tables=tables,
         step_times_s=times,
         parts=parts,
-        between_s=_between_s(rows),
-        startup_s=_startup_s(first, attempt, times),
-        closing_s=_closing_s(files, rows[-1], attempt),
-        evaluation_s=_evaluation_s(files, rows),
-        max_token_hit_rate=statistics.fmean(hits) if hits else None,
+        between_s=_between_s(whole.last),
+        startup_s=_startup_s(whole.first, attempt, times),
+        closing_s=_closing_s(files, whole.last[-1], attempt),
+        evaluation_s=_evaluation_s(files, whole.last),
+        max_token_hit_rate=mean_of_known(number_in(row, "max_token_hit_rate") for row in steady),
         attempts=len(attempts),
         failures=sum(a.ending in RETRIED for a in attempts),
         active_s=math.fsum(times) / len(times) * int(ends.last[-1]["step"]),
     )
+
+
+def mean_of_known(values: Iterable[float | None]) -> float | None:
+    """Average the values that are not None; None if there are none."""
+    known = [value for value in values if value is not None]
+    return statistics.fmean(known) if known else None
+
+
+def _steps_of(ends: MetricsEnds, attempt: object) -> MetricsEnds:
+    """Keep one attempt's rows, and of the last ones those that a clock has measured."""
+    first = ends.first if ends.first and ends.first.get("attempt") == attempt else None
+    rows = [row for row in ends.last if row.get("attempt") == attempt and _seconds(row, "step_time_s")]
+    return MetricsEnds(first, rows)
 
 
 def _tables(files: RunFiles) -> Mapping[str, Any]:
@@ -159,8 +170,9 @@ def _between_s(rows: Sequence[Row]) -> float:
 def _evaluation_s(files: RunFiles, rows: Sequence[Row]) -> float:
     done = read_done(files.done)
     final = number_in(done.result, "eval_time_s") if done else None
-    known = [s for row in rows if (s := number_in(row, "eval_time_s")) is not None]
-    return final if final is not None else statistics.fmean(known) if known else 0.0
+    if final is not None:
+        return final
+    return mean_of_known(number_in(row, "eval_time_s") for row in rows) or 0.0
 
 
 def _startup_s(first: Row | None, attempt: Attempt, times: Sequence[float]) -> float | None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from retrain.records.attempts import Attempt
 from retrain.records.clock import seconds_between
-from retrain.records.lines import number_in
+from retrain.records.lines import Row, number_in
 from retrain.records.metrics import MetricsEnds
 
 PACE_KEYS = ("attempt", "timestamp", "step_time_s")  # of the rows that `pace_of` reads
@@ -36,8 +36,11 @@ def pace_of(ends: MetricsEnds, attempts: Sequence[Attempt]) -> Pace | None:
     whole_s = seconds_between(first.get("timestamp"), last.get("timestamp"))
     if since > 0 and whole_s is not None and first.get("attempt") == last.get("attempt"):
         steps, took_s = since, whole_s  # with what lies between steps
-    startup_s = None
-    if attempts and first.get("attempt") == attempts[0].number:
-        whole = seconds_between(attempts[0].started_at, first.get("timestamp"))
-        startup_s = max(0.0, whole - sorted(recent)[len(recent) // 2]) if whole is not None else None
-    return Pace(steps, took_s / steps, recent, startup_s)
+    return Pace(steps, took_s / steps, recent, _startup_s(first, attempts, recent))
+
+
+def _startup_s(first: Row, attempts: Sequence[Attempt], recent_s: Sequence[float]) -> float | None:
+    if not attempts or first.get("attempt") != attempts[0].number:
+        return None
+    whole_s = seconds_between(attempts[0].started_at, first.get("timestamp"))
+    return max(0.0, whole_s - sorted(recent_s)[len(recent_s) // 2]) if whole_s is not None else None

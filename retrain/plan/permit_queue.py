@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import itertools
 import random
+import statistics
 from collections.abc import Sequence
 
 from retrain.plan.closed_queue import ClosedQueue
@@ -48,16 +49,26 @@ class PermitQueue:
         self._permits = permits
         self._asks = [min(cost.calls_at_once, permits) if cost.permit_s else 0 for cost in costs]
         self._known: dict[tuple[int, ...], float] = {}
-        self._knee: list[tuple[float, float]] = []
         shares = [cost.permit_s / cost.seconds if cost.permit_s else 0.0 for cost in costs]
-        for active in self._populations(order, most_active, shares):
-            members = [order[i % len(order)] for i in range(active)]
-            counts = tuple(members.count(c) for c in range(len(costs)))
-            simulated = ClosedQueue([costs[c] for c in members], permits, ratios, rng).mean_wait_s()
-            calling = sum(costs[c].seconds for c in members if self._asks[c])
-            calling /= sum(1 for c in members if self._asks[c])
-            least = _capacity_wait_s(costs, counts, permits)
-            self._knee.append((_load(costs, counts, permits), (simulated - least) / (calling + least)))
+        self._knee = [
+            self._excess(costs, [order[i % len(order)] for i in range(active)], ratios, rng)
+            for active in self._populations(order, most_active, shares)
+        ]
+
+    def _excess(
+        self, costs: Sequence[StepCost], members: Sequence[int], ratios: Sequence[float], rng: random.Random
+    ) -> tuple[float, float]:
+        """Simulate some runs, given by their conditions.
+
+        Returns:
+            Their load, and by what fraction of a calling run's step, its least wait included, they
+            wait for longer than capacity says.
+        """
+        counts = tuple(members.count(c) for c in range(len(costs)))
+        simulated = ClosedQueue([costs[c] for c in members], self._permits, ratios, rng).mean_wait_s()
+        calling = statistics.fmean(costs[c].seconds for c in members if self._asks[c])
+        least = _capacity_wait_s(costs, counts, self._permits)
+        return _load(costs, counts, self._permits), (simulated - least) / (calling + least)
 
     @property
     def can_wait(self) -> bool:

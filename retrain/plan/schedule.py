@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+import math
 from collections.abc import Sequence
 
 
@@ -27,20 +28,20 @@ def list_schedule(
     heapq.heapify(busy)
     retries: list[tuple[float, int, int]] = []
     waiting, now, next_launch, last = started, 0.0, 0.0, 0.0
-    while busy or retries or waiting < len(runs):
-        is_full = len(busy) >= places
-        has_nothing_due = waiting == len(runs) and (
-            not retries or (bool(busy) and busy[0][0] <= max(retries[0][0], next_launch))
-        )
-        if is_full or has_nothing_due:
+    unfinished = sum(map(len, runs))
+    while unfinished:
+        is_full, all_launched = len(busy) >= places, waiting == len(runs)
+        due = retries[0][0] if retries else math.inf
+        if is_full or (all_launched and busy and busy[0][0] <= max(due, next_launch)):
             end, run, attempt = heapq.heappop(busy)
+            unfinished -= 1
             now = max(now, end)
             last = max(last, end)
             if attempt + 1 < len(runs[run]):
                 heapq.heappush(retries, (end + retry_delay_s, run, attempt + 1))
             continue
         at = max(now, next_launch)
-        if retries and (retries[0][0] <= at or waiting == len(runs)):
+        if due <= at or all_launched:
             due, run, attempt = heapq.heappop(retries)
             at = max(at, due)
         else:

@@ -39,7 +39,11 @@ class Failures:
 
 @dataclass(frozen=True, slots=True)
 class Launching:
-    """How runs are launched, and what each costs beside its steps."""
+    """How runs are launched, and what each costs beside its steps.
+
+    Raises:
+        ValueError: there is no worker or permit.
+    """
 
     workers: int
     stagger_s: float = 0.0  # least time between two launches
@@ -48,14 +52,18 @@ class Launching:
     permits: int | None = None  # API calls in flight over all runs; None if not limited
     failures: Failures = field(default_factory=Failures)
 
+    def __post_init__(self) -> None:
+        if self.workers < 1 or (self.permits is not None and self.permits < 1):
+            raise ValueError(f"workers = {self.workers} and permits = {self.permits} must be at least 1")
+
 
 @dataclass(frozen=True, slots=True)
 class Workload:
     """A whole campaign, or the rest of one: runs in launch order, those already started first.
 
     Raises:
-        ValueError: a time is negative or not finite, there is no worker or permit, a condition
-            has no cost, or its calls take time and its steps none.
+        ValueError: a time is negative or not finite, a condition has no cost, or its calls take
+            time and its steps none.
     """
 
     runs: tuple[RunWork, ...]
@@ -63,9 +71,6 @@ class Workload:
     launching: Launching
 
     def __post_init__(self) -> None:
-        how = self.launching
-        if how.workers < 1 or (how.permits is not None and how.permits < 1):
-            raise ValueError(f"workers = {how.workers} and permits = {how.permits} must be at least 1")
         if not all(math.isfinite(number) and number >= 0 for number in self._numbers()):
             raise ValueError("times, steps and rates must be finite and not negative")
         if any(cost.permit_s and not cost.seconds for cost in self.costs.values()):
