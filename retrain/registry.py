@@ -16,7 +16,7 @@ import importlib
 import inspect
 import math
 import pkgutil
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -195,19 +195,24 @@ def _parameters_from_source(path: Path, entry: str) -> tuple[Parameter, ...] | N
 def _misfit(plugin: str, known: tuple[Parameter, ...], key: str, value: object) -> str | None:
     parameter = next((p for p in known if p.name == key), None)
     if parameter is None:
-        near = nearest(key, [p.name for p in known])
-        takes = ", ".join(p.name for p in known) or "nothing"
-        return f"unknown parameter of {plugin!r}; " + (
-            f"did you mean {near!r}?" if near else f"it takes {takes}"
-        )
+        return f"unknown parameter of {plugin!r}; {_hint(key, [p.name for p in known])}"
     choices = _choices(parameter.annotation)
     if choices:
         return None if value in choices else f"got {value!r}; needs one of {', '.join(map(repr, choices))}"
     if parameter.annotation not in ACCEPTS:
         return None
     types, fits, wanted = ACCEPTS[parameter.annotation]
-    is_type = isinstance(value, types) and (not isinstance(value, bool) or bool in types)
-    return None if is_type and fits(value) else f"got {value!r}; needs {wanted}"
+    return None if _is_of(types, value) and fits(value) else f"got {value!r}; needs {wanted}"
+
+
+def _is_of(types: tuple[type, ...], value: object) -> bool:
+    """Tell whether a value is of one of the types; Python takes true for a number, TOML does not."""
+    return isinstance(value, types) and (bool in types or not isinstance(value, bool))
+
+
+def _hint(key: str, known: Sequence[str]) -> str:
+    near = nearest(key, known)
+    return f"did you mean {near!r}?" if near else f"it takes {', '.join(known) or 'nothing'}"
 
 
 def _choices(annotation: str) -> tuple[Any, ...]:

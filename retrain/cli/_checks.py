@@ -92,15 +92,10 @@ def used_plugins(configs: Sequence[Config]) -> list[Used]:
 
 def plugin_checks(used: Sequence[Used]) -> Iterator[Check]:
     """Look for extras and keys: those of all plugins, and strictly for those that are used."""
-    known = [(kind, name, needs(kind, name)) for kind in registry.ENTRY for name in registry.names(kind)]
-    needed = [(u, needs(u.kind, u.name)) for u in used]
-    for extra in dict.fromkeys(wanted.extra for _, _, wanted in known if wanted.extra):
-        users = [u.name for u, wanted in needed if wanted.extra == extra]
-        yield _extra_check(extra, [w for _, _, w in known if w.extra == extra], users)
-    keys = {wanted.keys: "" for _, _, wanted in known if wanted.keys}
-    keys |= {_keys(one, wanted): one.name for one, wanted in needed if _keys(one, wanted)}
-    for names, user in keys.items():
-        yield _key_check(names, user)
+    known = [needs(kind, name) for kind in registry.ENTRY for name in registry.names(kind)]
+    needed = [(one, needs(one.kind, one.name)) for one in used]
+    yield from _extra_checks(known, needed)
+    yield from _key_checks(known, needed)
 
 
 def machine_checks(configs: Sequence[Config]) -> Iterator[Check]:
@@ -120,6 +115,12 @@ def _parts(one: Used) -> Iterable[Used]:
     return [*parts, *(inner for part in parts for inner in _parts(part))]
 
 
+def _extra_checks(known: Sequence[Needs], needed: Sequence[tuple[Used, Needs]]) -> Iterator[Check]:
+    for extra in dict.fromkeys(wanted.extra for wanted in known if wanted.extra):
+        users = [one.name for one, wanted in needed if wanted.extra == extra]
+        yield _extra_check(extra, [wanted for wanted in known if wanted.extra == extra], users)
+
+
 def _extra_check(extra: str, wanted: Sequence[Needs], users: Sequence[str]) -> Check:
     missing = list(dict.fromkeys(package for one in wanted for package in one.missing()))
     what = f"extra {extra}" + (f" for {', '.join(dict.fromkeys(users))}" if users else "")
@@ -127,6 +128,14 @@ def _extra_check(extra: str, wanted: Sequence[Needs], users: Sequence[str]) -> C
         return Check(what, Verdict.OK, ", ".join(dict.fromkeys(p for one in wanted for p in one.packages)))
     verdict = Verdict.MISSING if users else Verdict.ABSENT
     return Check(what, verdict, f"{', '.join(missing)} not found", wanted[0].command)
+
+
+def _key_checks(known: Sequence[Needs], needed: Sequence[tuple[Used, Needs]]) -> Iterator[Check]:
+    users_of_keys = dict.fromkeys((wanted.keys for wanted in known), "")
+    users_of_keys |= {_keys(one, wanted): one.name for one, wanted in needed}
+    for names, user in users_of_keys.items():
+        if names:
+            yield _key_check(names, user)
 
 
 def _keys(one: Used, wanted: Needs) -> tuple[str, ...]:

@@ -58,25 +58,33 @@ def campaign_problems(raw: Mapping[str, Any]) -> Iterator[Problem]:
 
 def logging_problems(raw: Mapping[str, Any], try_plugins: bool = True) -> Iterator[Problem]:
     """Check the loggers and their parameters."""
-    table = raw.get("logging", {})
-    names = table.get("loggers", []) if isinstance(table, dict) else []
-    params = table.get("logger_params", {}) if isinstance(table, dict) else {}
+    table = _as_table(raw.get("logging"))
+    names, params = table.get("loggers"), _as_table(table.get("logger_params"))
     loggers = [name for name in names if isinstance(name, str)] if isinstance(names, list) else []
     for number, name in enumerate(loggers):
-        if what := registry.problem_with_name("loggers", name):
+        if what := _logger_problem(name, loggers[:number], try_plugins):
             yield ("logging", "loggers"), what
-        elif loggers.index(name) < number:
-            yield ("logging", "loggers"), f"{name!r} is named twice; once is enough"
-        elif try_plugins and (what := extras.missing_problem("loggers", name)):
-            yield ("logging", "loggers"), what
-        elif isinstance(params, dict) and isinstance(own := params.get(name, {}), dict):
-            for key, what in registry.problems_with_params("loggers", name, own):
-                yield ("logging", "logger_params", name, key), what
-    for name in params if isinstance(params, dict) else ():
+            continue
+        for key, what in registry.problems_with_params("loggers", name, _as_table(params.get(name))):
+            yield ("logging", "logger_params", name, key), what
+    for name, own in params.items():
         if name not in loggers:
             yield ("logging", "logger_params", name), "is no logger of this file; add it to logging.loggers"
-        elif not isinstance(params[name], dict):
-            yield ("logging", "logger_params", name), f"got {params[name]!r}; needs a table"
+        elif not isinstance(own, dict):
+            yield ("logging", "logger_params", name), f"got {own!r}; needs a table"
+
+
+def _logger_problem(name: str, before: Sequence[str], try_plugins: bool) -> str | None:
+    if what := registry.problem_with_name("loggers", name):
+        return what
+    if name in before:
+        return f"{name!r} is named twice; once is enough"
+    return extras.missing_problem("loggers", name) if try_plugins else None
+
+
+def _as_table(value: object) -> Mapping[str, Any]:
+    """Give a table, or an empty one in the place of a value whose wrong type is reported elsewhere."""
+    return value if isinstance(value, dict) else {}
 
 
 def _condition_problems(conditions: object) -> Iterator[Problem]:
@@ -109,12 +117,16 @@ def run_problems(raw: Mapping[str, Any], try_plugins: bool = True) -> Iterator[P
                 yield ((section, params_key, param) if param else (section, key)), what
     yield from _back_pressure_problems(raw.get("backpressure", {}), raw.get("training", {}))
     yield from warm_up_problems(raw.get("warmup", {}), raw.get("backend", {}), try_plugins)
-    throttle = raw.get("throttle", {})
-    if isinstance(throttle, dict) and isinstance(path := throttle.get("load_fn", ""), str) and path:
-        try:
-            registry.find_function("throttle.load_fn", path)
-        except ConfigError as error:
-            yield ("throttle", "load_fn"), str(error)
+    yield from _load_function_problems(_as_table(raw.get("throttle")).get("load_fn"))
+
+
+def _load_function_problems(path: object) -> Iterator[Problem]:
+    if not isinstance(path, str) or not path:
+        return
+    try:
+        registry.find_function("throttle.load_fn", path)
+    except ConfigError as error:
+        yield ("throttle", "load_fn"), str(error)
 
 
 def plugin_names(raw: Mapping[str, Any]) -> Iterator[Problem]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ from retrain.tasks._rows import (
 
 EXTRA = "datasets"
 PACKAGES = ("datasets",)
-READERS: Mapping[str, tuple[str, Mapping[str, str]]] = {
+READERS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     ".json": ("json", {}),
     ".jsonl": ("json", {}),
     ".csv": ("csv", {}),
@@ -33,6 +34,15 @@ READERS: Mapping[str, tuple[str, Mapping[str, str]]] = {
     ".parquet": ("parquet", {}),
     ".arrow": ("arrow", {}),
 }
+
+
+@dataclass(frozen=True)
+class _Source:
+    """Where rows come from: a hub id, or a local directory or file."""
+
+    path: str
+    subset: str | None
+    revision: str | None
 
 
 def build(
@@ -69,30 +79,25 @@ def build(
     """
     fields = Fields(prompt_field, answer_field, template)
     check(option_problems(fields, held_out, path=path, split=split))
-    source = {"path": path, "subset": subset, "revision": revision}
+    source = _Source(path, subset or None, revision or None)
     prompts = _read(source, split, fields)
     if held_out_split:
         return split_as_given(prompts, _read(source, held_out_split, fields), seed)
     return split_by_fraction(prompts, held_out, seed)
 
 
-def _read(source: dict[str, str], split: str, fields: Fields) -> list[Prompt]:
-    place = f"{source['path']} [{split}]"
+def _read(source: _Source, split: str, fields: Fields) -> list[Prompt]:
+    place = f"{source.path} [{split}]"
     return read_prompts(_rows(_load(source, split, fields), place, fields), fields, place)
 
 
-def _load(source: dict[str, str], split: str, fields: Fields) -> Any:
+def _load(source: _Source, split: str, fields: Fields) -> Any:
     library = load("datasets", EXTRA, "datasets")
-    path, name, revision = source["path"], source["subset"] or None, source["revision"] or None
+    path = source.path
     saved = Path(path)
-    how: Mapping[str, Any]
     reader, how = READERS.get(saved.suffix.lower(), ("", {}))
-    if reader == "csv":  # as it was written: "007" is no 7, and "NA" not nothing
-        how = {
-            **how,
-            "keep_default_na": False,
-            "converters": dict.fromkeys((fields.prompt, fields.answer), str),
-        }
+    if reader == "csv":
+        how = {**how, **_as_written(fields)}
     if not saved.exists() and (reader or path.startswith((".", "/", "~")) or path.count("/") > 1):
         raise ConfigError(
             f"path: no file or directory {path!r}; the path is relative to the current directory"
@@ -104,9 +109,14 @@ def _load(source: dict[str, str], split: str, fields: Fields) -> Any:
             return library.load_from_disk(path)[split]
         if (saved / "state.json").is_file():
             return library.load_from_disk(path)
-        return library.load_dataset(path, name, split=split, revision=revision)
+        return library.load_dataset(path, source.subset, split=split, revision=source.revision)
     except (OSError, ValueError, LookupError, library.exceptions.DatasetsError) as error:
         raise ConfigError(f"path: cannot load {path!r} [{split}]: {error}") from error
+
+
+def _as_written(fields: Fields) -> dict[str, Any]:
+    """Have CSV's cells as text: "007" is no 7, and "NA" not nothing."""
+    return {"keep_default_na": False, "converters": dict.fromkeys((fields.prompt, fields.answer), str)}
 
 
 def _rows(loaded: Any, place: str, fields: Fields) -> Iterator[Row]:
