@@ -62,22 +62,29 @@ class Auditor:
         weights = np.repeat([s.token_weight for s in samples], lengths)
         ours, scale = float((weights * terms.value).sum()), float((weights * np.abs(terms.value)).sum())
         theirs = float(metrics.get(LOSS, ours))
-        if scored is not None and abs(theirs - ours) > LOSS_TOLERANCE * scale:
-            self._warn(
-                f"the API's {loss.name} loss is {theirs:.4g}, ours of the same log-probabilities {ours:.4g}"
-            )
-        gap = float(np.mean(np.abs(logprobs - sampled)))
-        if on_policy and gap > GAP_NATS:
-            self._warn(
-                f"the API scores its own samples {gap:.2f} nats per token away from its sampler; "
-                "ratios are off, use temperature = 1.0"
-            )
+        if scored is not None:
+            self._compare_losses(loss.name, theirs, ours, LOSS_TOLERANCE * scale)
+        if on_policy:
+            self._compare_logprobs(logprobs, sampled)
         return UpdateStats(
             loss=ours if np.isfinite(theirs) else theirs,
             grad_norm=_grad_norm(metrics),
             entropy=float(-logprobs.mean()),
             clip_fraction=float(terms.clipped.mean()),
         )
+
+    def _compare_losses(self, name: str, theirs: float, ours: float, tolerance: float) -> None:
+        if abs(theirs - ours) > tolerance:
+            ours_is = f"ours of the same log-probabilities {ours:.4g}"
+            self._warn(f"the API's {name} loss is {theirs:.4g}, {ours_is}")
+
+    def _compare_logprobs(self, theirs: Floats, sampled: Floats) -> None:
+        gap = float(np.mean(np.abs(theirs - sampled)))
+        if gap > GAP_NATS:
+            self._warn(
+                f"the API scores its own samples {gap:.2f} nats per token away from its sampler; "
+                "ratios are off, use temperature = 1.0"
+            )
 
     def _warn(self, text: str) -> None:
         kind = text[:20]

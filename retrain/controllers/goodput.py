@@ -233,18 +233,18 @@ def _unseen(steps: Sequence[MeasuredStep]) -> dict[int, float]:
     fixed: dict[int, float] = {}
     if len({s.atomic_batch for s in steps}) == 1:
         fixed[0] = sum(s.pass_s for s in steps) / len(steps) / 2
-    if not any(s.nodes > 1 for s in steps):
-        fixed |= {2: TINY, 3: TINY}
-    elif not any(s.nodes > 1 and s.replicas > 2 for s in steps):
-        fixed[3] = TINY
-    within = [s.replicas for s in steps if s.nodes == 1 and s.replicas > 1]
-    if not within:
-        fixed |= {4: TINY, 5: TINY}
-    elif max(within) <= 2:
-        fixed[5] = TINY
+    fixed |= _unseen_network(2, [s.replicas for s in steps if s.nodes > 1])
+    fixed |= _unseen_network(4, [s.replicas for s in steps if s.nodes == 1 and s.replicas > 1])
     if max(s.replicas for s in steps) == 1:
         fixed[6] = 1.0
     return fixed
+
+
+def _unseen_network(place: int, replicas: Sequence[int]) -> dict[int, float]:
+    """Parameters of a network that so many replicas used: base at `place`, then cost per replica."""
+    if not replicas:
+        return {place: TINY, place + 1: TINY}
+    return {place + 1: TINY} if max(replicas) <= 2 else {}
 
 
 def _starts(steps: Sequence[MeasuredStep], free: Sequence[int]) -> list[Floats]:

@@ -111,12 +111,15 @@ def _cell(value: Any) -> Any:
 def _column(values: Sequence[Any]) -> Sequence[Any]:
     """Make values of one type, as a Parquet column asks for."""
     kinds = {type(value) for value in values if value is not None}
-    if kinds <= {bool} or kinds <= {str}:
+    if kinds <= {bool} or kinds <= {str} or (kinds <= {int} and _fit_64_bits(values)):
         return values
-    if kinds <= {int} and all(value is None or abs(value) < 2**63 for value in values):
-        return values
-    if kinds <= {int, float}:
-        return [None if value is None else float(value) for value in values]
-    return [
-        None if value is None else value if isinstance(value, str) else json.dumps(value) for value in values
-    ]
+    convert = float if kinds <= {int, float} else _as_text
+    return [None if value is None else convert(value) for value in values]
+
+
+def _fit_64_bits(values: Sequence[int | None]) -> bool:
+    return all(value is None or abs(value) < 2**63 for value in values)
+
+
+def _as_text(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value)

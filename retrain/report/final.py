@@ -7,7 +7,6 @@ it learned rather than how well.
 
 from __future__ import annotations
 
-import difflib
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ import numpy as np
 
 from retrain.errors import ConfigError
 from retrain.records.text import plain
+from retrain.registry import nearest
 from retrain.report.columns import FloatArray, number
 from retrain.report.gather import RunRecord
 
@@ -82,8 +82,8 @@ def check_metrics(names: Sequence[str], known: Sequence[str]) -> None:
     """
     for name in names:
         if known and name not in known:
-            near = difflib.get_close_matches(name, known, n=1)
-            hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(known)}"
+            near = nearest(name, known)
+            hint = f"did you mean {near!r}?" if near else f"there are {', '.join(known)}"
             raise ConfigError(f"--metric {plain(name)}: no run has it; {plain(hint, 2000)}")
 
 

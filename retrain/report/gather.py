@@ -152,8 +152,10 @@ def _planned(
         alone = next(iter(known.values())) if len(known) == 1 else entry_from_name(name)
         return [(RunFiles(files.directory), known.get(name, alone))]
     try:
-        names = list(known) or sorted(path.name for path in files.runs.iterdir() if path.is_dir())
-        return [(files.run(name), known.get(name) or entry_from_name(name)) for name in names]
+        entries = known.values() or [
+            entry_from_name(path.name) for path in sorted(files.runs.iterdir()) if path.is_dir()
+        ]
+        return [(files.run(entry.run_id), entry) for entry in entries]
     except FileNotFoundError:
         return []
     except (OSError, RecordsError) as error:

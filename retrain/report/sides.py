@@ -50,11 +50,10 @@ def choose(arguments: Sequence[str]) -> tuple[Match, ...]:
         RecordsError: a directory does not exist.
     """
     named = _read(arguments)
-    tags = _tags([one.campaign for one in named])
-    if len(named) == 1 and not named[0].names:
-        return (_conditions(named[0].campaign),)
-    if len(named) > 1 and not any(one.names for one in named):
-        return _like_with_like([one.campaign for one in named], tags)
+    campaigns = [one.campaign for one in named]
+    tags = _tags(campaigns)
+    if not any(one.names for one in named):
+        return (_conditions(campaigns[0]),) if len(named) == 1 else _like_with_like(campaigns, tags)
     sides = [side for one, tag in zip(named, tags, strict=True) for side in _of(one, tag)]
     if len(sides) < 2:
         raise ConfigError(

@@ -21,11 +21,14 @@ def heading(metric: MetricComparison) -> str:
 def left_out(sides: Sequence[SideResult]) -> Iterator[str]:
     """Say which runs do not count, and which of those that do are judged at other steps."""
     for side in sides:
-        parts = [f"{side.failed} failed"] if side.failed else []
-        parts += [f"{side.unfinished} not finished"] if side.unfinished else []
-        parts += [f"{side.silent} without this metric"] if side.silent else []
+        why = {"failed": side.failed, "not finished": side.unfinished, "without this metric": side.silent}
+        parts = [f"{count} {reason}" for reason, count in why.items() if count]
         if parts:
             yield f"{side.label}: of {side.runs} runs, {' and '.join(parts)}: left out"
+    yield from _other_steps(sides)
+
+
+def _other_steps(sides: Sequence[SideResult]) -> Iterator[str]:
     judged = [(side.label, *side.steps) for side in sides if side.steps and side.sample.n]
     steps = {step for _, *both in judged for step in both}
     if len(steps) > 1:
@@ -51,10 +54,7 @@ def because(base: SideResult, side: SideResult, judged: Judged) -> str:
         return f"{base.sample.n} and {side.sample.n} runs to compare; {FEWEST_SEEDS} of each are the fewest"
     if gap.n is not None and gap.n < FEWEST_SEEDS:
         return f"{gap.n} {'seed' if gap.n == 1 else 'seeds'} finished in both; {FEWEST_SEEDS} are the fewest"
-    seeds = f"{gap.n} pairs of seeds" if gap.n else f"{base.sample.n} and {side.sample.n} seeds, not paired"
-    alone = base.sample.n + side.sample.n - 2 * gap.n if gap.n else 0
-    if alone:
-        seeds += f", {alone} {'run' if alone == 1 else 'runs'} without a partner left out"
+    seeds = _compared(base.sample.n, side.sample.n, gap.n)
     if judged.verdict == Verdict.IDENTICAL:
         return seeds
     parts = [seeds, f"p {significant(gap.p)}"]
@@ -64,6 +64,15 @@ def because(base: SideResult, side: SideResult, judged: Judged) -> str:
         least = significant(gap.detectable)
         parts.append(f"seeds like these find a difference of {least} four times in five")
     return "; ".join(parts)
+
+
+def _compared(base: int, side: int, pairs: int | None) -> str:
+    if not pairs:
+        return f"{base} and {side} seeds, not paired"
+    alone = base + side - 2 * pairs
+    if not alone:
+        return f"{pairs} pairs of seeds"
+    return f"{pairs} pairs of seeds, {alone} {'run' if alone == 1 else 'runs'} without a partner left out"
 
 
 def _range(low: int, high: int) -> str:

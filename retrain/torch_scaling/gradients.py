@@ -85,12 +85,8 @@ class Gradients:
         earlier, self._previous = self._previous, (scale, [[g.clone() for g in group] for group in means])
         if earlier is None or not math.isclose(earlier[0], scale):
             return None
-        both = [
-            [(now + before) / 2 for now, before in zip(*pair, strict=True)]
-            for pair in zip(means, earlier[1], strict=True)
-        ]
         local = np.stack([self._sqr_norms(earlier[1]), self._sqr_norms(means)])
-        return local, self._sqr_norms(both), True
+        return local, self._sqr_norms(_halfway(earlier[1], means)), True
 
     def _watcher(self, number: int, parameter: torch.Tensor) -> Any:
         def watch(gradient: torch.Tensor) -> None:
@@ -129,6 +125,13 @@ class Gradients:
         if self.replicas > 1:
             self._torch.distributed.all_reduce(sums, group=self._process_group)
         return np.array(sums.tolist())
+
+
+def _halfway(before: list[list[torch.Tensor]], now: list[list[torch.Tensor]]) -> list[list[torch.Tensor]]:
+    return [
+        [(old + new) / 2 for old, new in zip(*groups, strict=True)]
+        for groups in zip(before, now, strict=True)
+    ]
 
 
 def _gradient(parameter: torch.Tensor) -> torch.Tensor:

@@ -22,11 +22,7 @@ def matrix(campaign: CampaignStatus, width: int, height: int, glyphs: Glyphs) ->
     cells = {(run.condition, run.seed): run for run in campaign.runs}
     seeds = [MISSING if seed is None else str(seed) for seed in campaign.seeds]
     name_width = _name_width(campaign, width)
-    room = width - name_width - 2
-    cell = max(map(len, seeds), default=1) + 1
-    if cell * len(seeds) > room:  # without the seeds' names, one character each
-        cell = 1
-    shown = len(seeds) if cell * len(seeds) <= room else max(1, room - 6)
+    cell, shown = _columns(seeds, width - name_width - 2)
     lines = [_header(seeds, shown, cell, name_width, glyphs)]
     conditions = campaign.conditions
     fitting = len(conditions) if len(conditions) < height else height - 2
@@ -36,6 +32,14 @@ def matrix(campaign: CampaignStatus, width: int, height: int, glyphs: Glyphs) ->
     if fitting < len(conditions):
         lines.append(Text(f"  and {len(conditions) - fitting} more conditions", style="dim"))
     return lines
+
+
+def _columns(seeds: Sequence[str], room: int) -> tuple[int, int]:
+    """Give the width of a column, and how many of them there is room for."""
+    cell = max(map(len, seeds), default=1) + 1
+    if cell * len(seeds) <= room:
+        return cell, len(seeds)
+    return 1, len(seeds) if len(seeds) <= room else max(1, room - 6)  # without the seeds' names
 
 
 def _name_width(campaign: CampaignStatus, width: int) -> int:

@@ -67,12 +67,6 @@ def regime_chart(stretches: Sequence[Stretch], last_step: int) -> Chart:
         for one in stretches
         if one.run_id in shown
     ]
-    names = [name for name in REGIMES if any(one.regime == name for one in stretches)]
-    names += sorted({one.regime for one in stretches} - REGIMES.keys())
-    colours = {
-        "domain": [name.replace("_", " ") for name in names],
-        "range": [REGIMES.get(name, OTHER_REGIME) for name in names],
-    }
     is_labelled = len(runs) <= LABELLED_RUNS
     left_out = "" if len(shown) == len({one.run_id for one in stretches}) else f" The first {MOST_RUNS} runs."
     y: Spec = {"field": "r", "type": "nominal", "sort": runs, "title": None}
@@ -90,10 +84,20 @@ def regime_chart(stretches: Sequence[Stretch], last_step: int) -> Chart:
             "x": quantity("a", "step", scale={"domain": [0, last_step], "nice": False}),
             "x2": {"field": "b"},
             "y": y,
-            "color": {"field": "g", "type": "nominal", "scale": colours},
+            "color": {"field": "g", "type": "nominal", "scale": _regime_colours(stretches)},
             "tooltip": seen,
         },
     )
+
+
+def _regime_colours(stretches: Sequence[Stretch]) -> Spec:
+    """Give the scale of the regimes that occur, in the order of `REGIMES`."""
+    found = {one.regime for one in stretches}
+    names = [name for name in REGIMES if name in found] + sorted(found - REGIMES.keys())
+    return {
+        "domain": [name.replace("_", " ") for name in names],
+        "range": [REGIMES.get(name, OTHER_REGIME) for name in names],
+    }
 
 
 def _measured(one: Scalability) -> list[Spec]:
