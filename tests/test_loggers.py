@@ -75,6 +75,15 @@ def test_a_failing_logger_says_its_reason_once_in_one_line(tmp_path, monkeypatch
     assert len(said[0]) < 400
 
 
+def test_a_tool_begins_no_run_whose_id_could_not_be_kept(tmp_path, monkeypatch, capfd):
+    monkeypatch.setattr(outlets, "PAUSE_S", 0.0)
+    files = make_run(tmp_path / "run", with_loggers("recording"))
+    (files.directory / "loggers").write_text("no directory")
+    assert worker.run(files.directory, threading.Event()) == 0
+    assert not (files.directory / "recorded.jsonl").exists()
+    assert "is given up" in capfd.readouterr().err
+
+
 def test_a_logger_that_hangs_is_left_behind(tmp_path):
     files = make_run(tmp_path / "run", with_loggers("hanging", "recording"))
     program = (

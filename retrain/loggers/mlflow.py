@@ -24,6 +24,7 @@ PACKAGES = ("mlflow", "sqlalchemy", "alembic")  # the last two for its SQLite fi
 AT_ONCE = 1000  # metrics in a call; MLflow refuses more
 PARAMETERS_AT_ONCE = 100
 LONGEST_PARAMETER = 500
+IN_EVERY_ROW = "step_time_s"  # tells which steps MLflow holds; it takes a whole row or nothing of it
 SQLITE = "sqlite:///"
 OPENING_TIMEOUT_S = 120.0  # making the tables takes seconds, and one run at a time does it
 STATUS = {"done": "FINISHED", "interrupted": "KILLED"}
@@ -56,16 +57,21 @@ class _Mlflow:
             self._client = tracking.MlflowClient(uri)
             known = self._client.get_experiment_by_name(experiment)
             within = known.experiment_id if known else self._client.create_experiment(experiment)
-        self.id = self._resumed(run) or self._begun(run, within)
+        self.id = self._resumed(run)
+        self._held = self._steps() if self.id else set()
+        self.id = self.id or self._begun(run, within)
 
     def rows(self, rows: Sequence[Row]) -> None:
-        metrics = [
-            self._entities.Metric(key, value, int(1000 * seconds(row)), row["step"])
-            for row in rows
-            for key, value in numbers(row).items()
-        ]
-        for part in _parts(metrics, AT_ONCE):
-            self._client.log_batch(self.id, metrics=part)
+        """Log steps that MLflow does not hold yet: it takes nothing back, and would draw both values."""
+        missing = [row for row in rows if row["step"] not in self._held]
+        for part in _whole_rows(missing, AT_ONCE):
+            metrics = [
+                self._entities.Metric(key, value, int(1000 * seconds(row)), row["step"])
+                for row in part
+                for key, value in numbers(row).items()
+            ]
+            self._client.log_batch(self.id, metrics=metrics)
+            self._held.update(row["step"] for row in part)
 
     def flush(self) -> None:
         """Nothing: each call is a transaction."""
@@ -84,6 +90,9 @@ class _Mlflow:
             return ""  # it was deleted, or this is another store
         self._client.set_tag(run.stored_id, "attempt", str(run.attempt))
         return run.stored_id
+
+    def _steps(self) -> set[int]:
+        return {point.step for point in self._client.get_metric_history(self.id, IN_EVERY_ROW)}
 
     def _begun(self, run: LoggedRun, within: str) -> str:
         tags = {"campaign": run.campaign, "condition": run.condition, "seed": str(run.seed)}
@@ -142,6 +151,21 @@ def _flat(tables: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any
             yield from _flat(value, f"{above}{key}.")
         else:
             yield f"{above}{key}", value
+
+
+def _whole_rows(rows: Sequence[Row], most: int) -> Iterator[list[Row]]:
+    """Cut rows into parts of at most so many numbers; a row alone may have more."""
+    part: list[Row] = []
+    size = 0
+    for row in rows:
+        count = len(numbers(row))
+        if part and size + count > most:
+            yield part
+            part, size = [], 0
+        part.append(row)
+        size += count
+    if part:
+        yield part
 
 
 def _parts(things: Sequence[T], size: int) -> Iterator[Sequence[T]]:

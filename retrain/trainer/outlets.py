@@ -127,12 +127,13 @@ class _Outlet:
 
     def _open(self) -> Logger:
         stored = _stored(self._store)
+        self._write_down(str(stored.get("id", "")), stored.get("step", 0))  # before a tool begins a run in vain
         run = replace(self._run, stored_id=str(stored.get("id", "")))
         logger: Logger = registry.find("loggers", self._name)(run, **self._params)
         step = stored.get("step", 0)
         is_known = logger.id == run.stored_id and isinstance(step, int)
         self._logged_step = self._safe_step = min(step, run.resumed_from_step) if is_known else 0
-        self._write_down(logger)
+        self._write_down(logger.id, self._safe_step)
         return logger
 
     def _catch_up(self, logger: Logger) -> bool:
@@ -178,19 +179,19 @@ class _Outlet:
         settled_at = time.monotonic() - getattr(logger, "settles_s", 0.0)
         while self._unsettled and self._unsettled[0][0] <= settled_at:
             _, self._safe_step = self._unsettled.popleft()
-        self._write_down(logger)
+        self._write_down(logger.id, self._safe_step)
         return True
 
     def _end(self, logger: Logger, ending: _Ending) -> bool:
         logger.flush()
         logger.close(ending.state, ending.result)
         self._safe_step = self._logged_step
-        self._write_down(logger)
+        self._write_down(logger.id, self._safe_step)
         return True
 
-    def _write_down(self, logger: Logger) -> None:
+    def _write_down(self, known_id: str, step: int) -> None:
         make_directory(self._store.parent)
-        write_json(self._store, {"id": logger.id, "step": self._safe_step}, durable=False)
+        write_json(self._store, {"id": known_id, "step": step}, durable=False)
 
     def _try(self, doing: str, act: Callable[[], Any], otherwise: str = GIVEN_UP) -> Any:
         """Do something a few times; None if it failed each time, which is said with each new reason."""

@@ -164,9 +164,38 @@ def test_mlflow_has_tags_parameters_and_every_step_of_parallel_runs(campaign):
 def test_a_resumed_run_goes_on_in_mlflow(killed):
     run, history = history_of(killed, "grpo_s0", "mean_reward")
     assert run.data.tags["attempt"] == "2"
-    assert {one.step for one in history} == set(range(1, 13))
-    latest = {one.step: one.value for one in sorted(history, key=lambda one: one.timestamp)}
-    assert latest == rewards(killed)
+    assert {one.step: one.value for one in history} == rewards(killed)
+
+
+@pytest.mark.filterwarnings("ignore:.*loader strategy is deprecated")
+@pytest.mark.parametrize("key", ["mean_reward", "step_time_s", "loss"])
+def test_mlflow_draws_each_step_once_although_some_were_taken_twice(killed, key):
+    _, history = history_of(killed, "grpo_s0", key)
+    assert sorted(one.step for one in history) == list(range(1, 13))
+
+
+@pytest.mark.filterwarnings("ignore:.*loader strategy is deprecated")
+def test_a_call_to_mlflow_that_fails_half_way_repeats_no_step(tmp_path, monkeypatch):
+    from retrain.loggers import LoggedRun, mlflow
+
+    logger = mlflow.open_logger(LoggedRun("c", "r_s0", "r", 0, 1, 0, tmp_path, {}, ""))
+    monkeypatch.setattr(mlflow, "AT_ONCE", 4)
+    real, calls = logger._client.log_batch, []
+
+    def fail_second(*args, **kwargs):
+        calls.append(len(kwargs["metrics"]))
+        if len(calls) == 2:
+            raise ConnectionError
+        real(*args, **kwargs)
+
+    monkeypatch.setattr(logger._client, "log_batch", fail_second)
+    rows = [{"step": step, "step_time_s": 0.1 * step, "loss": 1.0} for step in range(1, 6)]
+    with pytest.raises(ConnectionError):
+        logger.rows(rows)
+    logger.rows(rows)
+    assert calls == [4, 4, 4, 2]
+    history = logger._client.get_metric_history(logger.id, "loss")
+    assert [one.step for one in history] == [1, 2, 3, 4, 5]
 
 
 def test_a_kill_while_mlflow_makes_its_tables_harms_no_later_run(tmp_path, environment):
