@@ -56,6 +56,16 @@ def test_a_warmed_policy_begins_with_most_answers_right(tmp_path: Path, answers:
     assert losses[0] > 2 > 0.6 > losses[-1]
 
 
+def test_an_export_of_the_warm_up_holds_every_update(tmp_path: Path, answers: Path, retrain) -> None:
+    files = train(tmp_path / "logs" / "maxrl_s5", warmed(answers, steps=3))
+    answer = retrain("export", str(files.directory.parent), "--warmup", "--format", "jsonl")
+    exported = [json.loads(line) for line in answer.stdout.splitlines()]
+    assert [(row["run"], row["step"], row["loss"]) for row in exported] == [
+        ("maxrl_s5", row["step"], row["loss"]) for row in rows_of(files)
+    ]
+    assert retrain("export", str(files.directory), "--warmup", "--runs").returncode == 2
+
+
 def test_metrics_begin_with_the_first_step_of_reinforcement_learning(tmp_path: Path, answers: Path) -> None:
     files = train(tmp_path / "r", warmed(answers, steps=3))
     assert [row["step"] for row in read_metrics(files.directory)] == [1, 2, 3, 4, 5, 6]

@@ -32,18 +32,25 @@ def command(
         bool,
         typer.Option("--runs", help="One row per run instead: its end, and every key of its configuration."),
     ] = False,
+    warmup: Annotated[
+        bool, typer.Option("--warmup", help="The supervised updates of warm-ups instead, one row each.")
+    ] = False,
 ) -> None:
     """Write all steps of all runs as one table, each step once, to go on with pandas, R or SQL.
 
     Example: retrain export logs/study-20260101T120000Z-1a2b -o rows.parquet
     """
-    from retrain.report.export import ends_of, rows_of
+    from retrain.errors import ConfigError
+    from retrain.report.export import ends_of, rows_of, warm_up_of
     from retrain.report.gather import gather_all
     from retrain.report.outputs import TABLES, chosen_format, write_table
 
+    if runs and warmup:
+        raise ConfigError("--runs --warmup: ask for one of them at a time")
     campaigns = gather_all(directory)
     chosen = chosen_format(output, form, TABLES)
-    content = write_table(ends_of(campaigns) if runs else rows_of(campaigns), chosen, output)
+    table_of = ends_of if runs else warm_up_of if warmup else rows_of
+    content = write_table(table_of(campaigns), chosen, output)
     if output is None:
         typer.echo(content, nl=False)
     else:

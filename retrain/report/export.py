@@ -7,12 +7,14 @@ import io
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from retrain import extras
 from retrain.errors import RecordsError
+from retrain.records.layout import RunFiles
 from retrain.records.lines import Row
-from retrain.records.metrics import read_metrics
+from retrain.records.metrics import scan_rows
 from retrain.report.differences import SEED, flatten
 from retrain.report.final import Moment, final_value, known_metrics
 from retrain.report.gather import CampaignRecord, RunRecord
@@ -33,16 +35,31 @@ def rows_of(campaigns: Iterable[CampaignRecord]) -> Table:
 
     Runs whose file cannot be read have no rows.
     """
-    rows = [row for campaign in campaigns for run in campaign.runs for row in _steps(campaign, run)]
-    names = dict.fromkeys(name for row in rows for name in row)
-    return Table((*FIRST, *(name for name in names if name not in FIRST)), rows)
+    return _table(
+        [
+            row
+            for campaign in campaigns
+            for run in campaign.runs
+            for row in _rows(campaign, run, RunFiles(run.directory).metrics)
+        ]
+    )
+
+
+def warm_up_of(campaigns: Iterable[CampaignRecord]) -> Table:
+    """Give every supervised update of every run's warm-up in the same way; `step` counts updates."""
+    return _table(
+        [
+            row
+            for campaign in campaigns
+            for run in campaign.runs
+            for row in _rows(campaign, run, RunFiles(run.directory).warmup)
+        ]
+    )
 
 
 def ends_of(campaigns: Iterable[CampaignRecord]) -> Table:
     """Give one row a run: what became of it, every metric's final value, every key of its configuration."""
-    rows = [_end(campaign, run) for campaign in campaigns for run in campaign.runs]
-    names = dict.fromkeys(name for row in rows for name in row)
-    return Table((*FIRST, *(name for name in names if name not in FIRST)), rows)
+    return _table([_end(campaign, run) for campaign in campaigns for run in campaign.runs])
 
 
 def as_csv(table: Table) -> str:
@@ -74,10 +91,15 @@ def as_parquet(table: Table) -> bytes:
     return bytes(sink.getvalue())
 
 
-def _steps(campaign: CampaignRecord, run: RunRecord) -> Iterator[Row]:
+def _table(rows: list[Row]) -> Table:
+    names = dict.fromkeys(name for row in rows for name in row)
+    return Table((*FIRST, *(name for name in names if name not in FIRST)), rows)
+
+
+def _rows(campaign: CampaignRecord, run: RunRecord, path: Path) -> Iterator[Row]:
     known = _identity(campaign, run)
     try:
-        rows = read_metrics(run.directory) if run.directory.is_dir() else []
+        rows = scan_rows(path).rows
     except RecordsError:
         return
     for row in rows:

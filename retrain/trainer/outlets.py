@@ -127,7 +127,9 @@ class _Outlet:
 
     def _open(self) -> Logger:
         stored = _stored(self._store)
-        self._write_down(str(stored.get("id", "")), stored.get("step", 0))  # before a tool begins a run in vain
+        self._write_down(
+            str(stored.get("id", "")), stored.get("step", 0)
+        )  # before a tool begins a run in vain
         run = replace(self._run, stored_id=str(stored.get("id", "")))
         logger: Logger = registry.find("loggers", self._name)(run, **self._params)
         step = stored.get("step", 0)
