@@ -138,11 +138,14 @@ def test_rows_that_a_logger_missed_are_logged_when_the_run_is_resumed(tmp_path):
 def test_steps_after_the_checkpoint_are_logged_again_as_they_came_out_then(tmp_path):
     files = make_run(tmp_path / "run", with_loggers("recording", max_steps=8, save_every=4))
     program = (
-        "import os, sys, threading; from retrain.trainer.journal import Journal; from retrain import worker;"
-        "from pathlib import Path; real = Journal.samples\n"
+        "import json, os, sys, threading, time; from retrain.trainer.journal import Journal;"
+        "from pathlib import Path; from retrain import worker; real = Journal.samples\n"
         "def die(self, step, rows):\n"
         "    real(self, step, rows)\n"
         "    if step == 6:\n"
+        "        kept = Path(sys.argv[1]) / 'loggers'\n"
+        "        while not any(json.loads(p.read_text())['step'] >= 4 for p in kept.glob('*.json')):\n"
+        "            time.sleep(0.01)\n"
         "        os._exit(9)\n"
         "Journal.samples = die\n"
         "worker.run(Path(sys.argv[1]), threading.Event())"
