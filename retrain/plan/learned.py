@@ -59,6 +59,7 @@ class Learned:
     startup_s: float | None
     closing_s: float | None
     failures_per_hour: float
+    permits_borne: int | None  # by the API, where they adapt; None if no earlier run met its limit
 
     @property
     def pilot(self) -> Pilot:
@@ -82,6 +83,7 @@ def learned_for(plan: Plan, history: History) -> Learned | None:
         history.startup_s,
         history.closing_s,
         history.failures_per_hour,
+        _permits_borne(plan, history),
     )
 
 
@@ -98,7 +100,7 @@ def workload_of(plan: Plan, learned: Learned) -> Workload:
         plan.campaign.stagger_seconds,
         learned.startup_s or 0.0,
         learned.closing_s or 0.0,
-        None if config.backend.adapts_permits else config.backend.first_permits,
+        learned.permits_borne if config.backend.adapts_permits else config.backend.first_permits,
         failures,
     )
     costs = {label: measured.cost for label, measured in learned.conditions.items()}
@@ -133,6 +135,16 @@ def _most_alike(condition: str, runs: Sequence[Compared]) -> tuple[Match, Sequen
     if same:
         return "other condition", same
     return "other settings", [(r, differs) for r, differs in runs if r.condition == condition] or runs
+
+
+def _permits_borne(plan: Plan, history: History) -> int | None:
+    backend = plan.runs[0].config.backend.backend
+    known = [
+        run.permits_borne
+        for run in history.runs
+        if run.permits_borne is not None and run.tables.get("backend", {}).get("backend") == backend
+    ]
+    return max(1, round(statistics.median(known))) if known else None
 
 
 def _cost(run: RunPlan, runs: Sequence[MeasuredRun], times: Sequence[float]) -> StepCost:

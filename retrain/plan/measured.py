@@ -29,6 +29,7 @@ KEYS = (
     "train_time_s",
     "permit_wait_s",
     "permit_held_s",
+    "permits",
     "max_token_hit_rate",
     "eval_time_s",
 )
@@ -61,6 +62,7 @@ class MeasuredRun:
     closing_s: float | None  # from the last row to the attempt's end; None if it did not finish
     evaluation_s: float  # one; the last is a part of closing_s, and what else that holds is a checkpoint
     max_token_hit_rate: float | None
+    permits_borne: float | None  # where they adapt: mean from the first decrease on; None if there was none
     attempts: int
     failures: int  # of the surroundings
     active_s: float  # taking steps, over all attempts
@@ -107,6 +109,7 @@ def measure_run(directory: Path) -> MeasuredRun | None:
         closing_s=_closing_s(files, whole.last[-1], attempt),
         evaluation_s=_evaluation_s(files, whole.last),
         max_token_hit_rate=mean_of_known(number_in(row, "max_token_hit_rate") for row in steady),
+        permits_borne=_permits_borne(whole.last),
         attempts=len(attempts),
         failures=sum(a.ending in RETRIED for a in attempts),
         active_s=math.fsum(times) / len(times) * int(ends.last[-1]["step"]),
@@ -155,6 +158,13 @@ def _alone_s(row: Row, calls_at_once: int) -> float:
     waited = _seconds(row, "permit_wait_s") / calls_at_once
     step_s = _seconds(row, "step_time_s")
     return max(step_s - waited, 0.01 * step_s)
+
+
+def _permits_borne(rows: Sequence[Row]) -> float | None:
+    """Give the mean number since an API first bore no more; before, it only grew from where it began."""
+    known = [permits for row in rows if (permits := number_in(row, "permits")) is not None]
+    first = next((i for i, (before, now) in enumerate(itertools.pairwise(known), 1) if now < before), None)
+    return statistics.fmean(known[first:]) if first is not None else None
 
 
 def _between_s(rows: Sequence[Row]) -> float:

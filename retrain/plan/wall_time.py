@@ -99,6 +99,8 @@ def wall_time(plan: Plan, learned: Learned | None, history: History, cores: floa
 def _advice(plan: Plan, found: Makespan, cores: float) -> Iterator[Change]:
     on_cores = computes_here(plan.runs[0].config)
     for change in found.changes:
+        if change.limit == "permits" and plan.runs[0].config.backend.adapts_permits:
+            continue  # the API bears no more
         if change.limit == "workers":
             if on_cores and found.next_workers > cores:
                 continue  # steps would slow down by more than places are won
@@ -138,7 +140,11 @@ def _notes(plan: Plan, learned: Learned, found: Makespan) -> Iterator[str]:
         elif measured.match == "other settings":
             yield f"{measured.condition} was measured with other settings: {'; '.join(measured.differs)}"
     if plan.runs[0].config.backend.adapts_permits:
-        yield 'max_concurrent = "auto": waits for permits are left out'
+        yield 'max_concurrent = "auto": ' + (
+            "no earlier run met a limit of the API, so waits for permits are left out"
+            if learned.permits_borne is None
+            else f"{learned.permits_borne} permits are taken to last, what the API bore in earlier runs"
+        )
     if learned.startup_s is None:
         yield "the start-up of a run is unknown and left out"
     if learned.closing_s is None:
