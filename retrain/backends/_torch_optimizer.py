@@ -33,6 +33,7 @@ class Optimizer:
         self._part: list[torch.Tensor] = []
         self._sums: list[torch.Tensor] = []
         self._previous: list[torch.Tensor] = []  # a lone part's gradient, to compare the next step's with
+        self._coming: list[torch.Tensor] = []  # this step's, to be that once the step is taken
         self._adam = torch.optim.AdamW(
             self._masters, lr=0.0, betas=BETAS, eps=EPSILON, weight_decay=weight_decay, fused=True
         )
@@ -47,8 +48,8 @@ class Optimizer:
 
     def begin(self) -> None:
         """Forget all gradients."""
-        self._part, self._sums = [], []
-        for parameter in self._parameters:
+        self._part, self._sums, self._coming = [], [], []
+        for parameter in (*self._parameters, *self._masters):
             parameter.grad = None
 
     def collect(self) -> None:
@@ -68,10 +69,10 @@ class Optimizer:
 
     def moments(self, squares: Sequence[float]) -> GradientMoments | None:
         """Give the moments of the step's parts; of a lone part, those of it and the update before."""
-        before, self._previous = self._previous, []
+        before = self._previous
         consecutive, mean = len(squares) == 1, self._sums
         if consecutive:
-            self._previous = [gradient.clone() for gradient in self._sums]
+            self._coming = [gradient.clone() for gradient in self._sums]
             if not before:
                 return None
             squares = [self._norm_seen(before), self._norm_seen(mean)]
@@ -93,6 +94,7 @@ class Optimizer:
         """Move the parameters downhill; a gradient longer than `max_norm` is shrunk to it first."""
         if norm > max_norm:
             torch._foreach_mul_(self._sums, max_norm / norm)
+        self._make_moments()
         for master, gradient in zip(self._masters, self._sums, strict=True):
             master.grad = gradient
         self._adam.param_groups[0]["lr"] = lr
@@ -100,6 +102,7 @@ class Optimizer:
         for master in self._masters:
             master.grad = None
         self._write_back()
+        self._previous, self._coming = self._coming, []
         self._sums = []
         self.steps += 1
 
@@ -121,13 +124,17 @@ class Optimizer:
 
         Raises:
             KeyError: a tensor is missing.
+            ValueError: a tensor has not its parameter's shape.
         """
         self.steps = steps
         with torch.no_grad():
             for name, parameter, master in self._named():
+                moments = {moment: tensors[f"{moment}.{name}"].to(master.device) for moment in MOMENTS}
+                if any(kept.shape != master.shape for kept in moments.values()):
+                    raise ValueError(f"the moments of {name} have another shape than it")
                 self._adam.state[master] = {
                     "step": torch.tensor(float(steps), device=master.device),
-                    **{moment: tensors[f"{moment}.{name}"].to(master.device) for moment in MOMENTS},
+                    **moments,
                 }
                 if master is not parameter:
                     master.copy_(tensors[f"master.{name}"])
@@ -136,6 +143,15 @@ class Optimizer:
             pairs = zip(self._names, self._masters, strict=True)
             self._previous = [tensors[PREVIOUS + name].to(master.device) for name, master in pairs]
         self._write_back()
+
+    def _make_moments(self) -> None:
+        """Begin the moments, each parameter's whole or not at all: torch leaves half when memory runs out."""
+        for master in self._masters:
+            if not self._adam.state[master]:
+                self._adam.state[master] = {
+                    "step": torch.zeros((), device=master.device),
+                    **{moment: torch.zeros_like(master) for moment in MOMENTS},
+                }
 
     def _norm_seen(self, gradients: Sequence[torch.Tensor]) -> float:
         """Squared norm of a gradient as Adam sees it: each entry over what its update is divided by."""

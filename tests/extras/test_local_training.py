@@ -254,6 +254,29 @@ def test_a_step_that_does_not_fit_is_repeated_in_halves_and_loses_nothing(model,
     assert sum(evaluate.tokens[2:]) == len(samples)
 
 
+@pytest.mark.parametrize("options", [{}, {"lora": False}], ids=str)
+def test_memory_that_runs_out_as_the_optimizer_begins_costs_nothing(model, monkeypatch, options):
+    """The moments are made at the first step, and memory may end after any of them."""
+    backend, samples = prepared(model, **options)
+    other, _ = prepared(model, **options)
+    how = Optimization(**{**asdict(HOW), "wants_moments": True})
+    whole = [gradient_of(other, samples, PPO, how) for _ in range(2)]
+    zeros, made = torch.zeros_like, []
+
+    def refuse_third(tensor, **named):
+        made.append(tensor)
+        if len(made) == 3:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return zeros(tensor, **named)
+
+    monkeypatch.setattr(torch, "zeros_like", refuse_third)
+    found = [gradient_of(backend, samples, PPO, how) for _ in range(2)]
+    assert len(made) > 3
+    for one, another in zip(found, whole, strict=True):
+        assert_same(one, another)
+    assert backend._optimizer.steps == 2
+
+
 def test_the_smaller_micro_batch_is_kept_for_later_steps(model):
     backend, samples = prepared(model)
     backend.update(samples, Loss("ppo", FailsFirst(OUT_OF_MEMORY[0], times=1)), HOW)
