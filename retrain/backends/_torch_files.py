@@ -26,6 +26,7 @@ from retrain.errors import RecordsError
 FORMAT = 1  # raise it when old checkpoints can no longer be read
 FACTS, OPTIMIZER = "local.json", "optimizer.safetensors"
 ADAPTER, MODEL = "adapter", "model"
+BUDGETS = ("train", "sample")  # tokens at a time
 
 
 def save_weights(directory: Path, policy: Policy) -> None:
@@ -82,7 +83,7 @@ def load_policy(
         optimizer.load(tensors, facts["optimizer_steps"])
         state = torch.frombuffer(bytearray.fromhex(facts["generator"]), dtype=torch.uint8)
         generator.set_state(state)
-        return {kind: int(tokens) for kind, tokens in facts["tokens_at_a_time"].items()}
+        return {kind: int(facts["tokens_at_a_time"][kind]) for kind in BUDGETS}
     except (OSError, ValueError, KeyError, TypeError, RuntimeError, SafetensorError) as error:
         raise RecordsError(
             f"{directory}: not a readable checkpoint of the local backend ({error}); use an earlier one"
@@ -95,6 +96,9 @@ def _load_weights(directory: Path, policy: Policy) -> None:
         found = set_peft_model_state_dict(policy.adapters, tensors)
         if found.unexpected_keys:
             raise ValueError(f"adapters of another model: {found.unexpected_keys[0]}")
+        trained = {name for name, p in policy.adapters.named_parameters() if p.requires_grad}
+        if missing := sorted(trained & {*found.missing_keys}):  # it lists the base model's as well
+            raise ValueError(f"adapters without {missing[0]}")
         return
     saved = AutoModelForCausalLM.from_pretrained(
         directory / MODEL, dtype=policy.causal.dtype, local_files_only=True

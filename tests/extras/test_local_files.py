@@ -10,7 +10,7 @@ import pytest
 import tomli_w
 import torch
 from peft import PeftModel
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from retrain import worker
@@ -112,6 +112,23 @@ def test_a_damaged_checkpoint_is_refused(model, tmp_path, name):
     (tmp_path / name).write_bytes(b"{")
     with pytest.raises(RecordsError, match="not a readable checkpoint"):
         backend.load(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["adapter/adapter_model.safetensors", "optimizer.safetensors"])
+@pytest.mark.parametrize("change", ["lost", "cut"])
+def test_a_checkpoint_whose_tensors_are_not_all_there_is_refused(model, tmp_path, name, change):
+    backend = open_backend(model)
+    learn(backend, 1)
+    backend.save(tmp_path)
+    tensors = load_file(tmp_path / name)
+    first = sorted(tensors)[0]
+    if change == "cut":
+        tensors[first] = tensors[first][:2].clone()
+    else:
+        del tensors[first]
+    save_file(tensors, tmp_path / name)
+    with pytest.raises(RecordsError, match="not a readable checkpoint"):
+        open_backend(model).load(tmp_path)
 
 
 class StopAfterStep(threading.Event):
