@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from retrain.backends._prompt_tokens import prompt_tokens
 from retrain.backends._tinker_options import TinkerOptions
 from retrain.backends._tinker_permits import in_thread
 from retrain.backends._tinker_session import Session
@@ -44,26 +45,9 @@ class Text:
         """Give a prompt's token ids.
 
         Raises:
-            ConfigError: the prompt has no token.
+            ConfigError: it has none, or the chat template fails.
         """
-        if self._chat:
-            system = [{"role": "system", "content": self._system}] if self._system else []
-            messages = [*system, {"role": "user", "content": prompt.text}]
-            if prompt.messages:
-                messages = [{"role": role, "content": content} for role, content in prompt.messages]
-            text = self._tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
-            # the template wrote whatever begins a conversation
-            tokens = self._tokenizer.encode(text, add_special_tokens=False)
-        elif prompt.messages:
-            raise ConfigError(
-                f"[warmup].path: row {prompt.id} is a conversation; "
-                "set [backend.options].chat_template = true"
-            )
-        else:
-            tokens = self._tokenizer.encode(prompt.text)
-        if not tokens:
-            raise ConfigError(f"[data]: prompt {prompt.id} is {prompt.text!r}, which has no token")
-        return tuple(tokens)
+        return prompt_tokens(self._tokenizer, prompt, (self.end,), chat=self._chat, system=self._system)
 
     def written(self, demonstration: Demonstration) -> Rollout:
         """Give a written completion as a rollout that ends."""

@@ -62,7 +62,7 @@ class LocalBackend:
         dtype = choose_dtype(options.dtype, device)
         self._policy = load_policy(spec.model, spec.lora_rank, options, device, dtype, seed)
         tokenizer = load_tokenizer(spec.model, options)
-        self._text = Text(spec.model, tokenizer, self._policy.causal.generation_config, options)
+        self._text = Text(spec.model, tokenizer, self._policy.causal, options)
         self._generator = torch.Generator(device).manual_seed(seed)
         self._optimizer = Optimizer(self._policy.trainable(), options.weight_decay)
         self._memory = DeviceMemory(device)

@@ -11,13 +11,15 @@ from typing import Any
 
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
+from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import logging as transformers_logging
 
 from retrain.backends._torch_adapters import shorten_forwards
+from retrain.backends._torch_devices import is_out_of_memory
 from retrain.backends._torch_names import model_problem
 from retrain.backends._torch_options import LocalOptions
-from retrain.errors import ConfigError, InfrastructureError
+from retrain.errors import BackendMemoryError, ConfigError, InfrastructureError
 
 LOGITS_TOLERANCE = 1e-3  # relative; the two ways to the logits run the same kernels
 UNREACHABLE = ("couldn't connect", "offline mode")  # how transformers says that the hub did not answer
@@ -63,9 +65,11 @@ def load_policy(
     Raises:
         ConfigError: the model cannot be loaded, or not taken apart.
         InfrastructureError: the hub cannot be reached.
+        BackendMemoryError: the model does not fit on the device.
     """
     source = _source(model, options)
     with (
+        _fitting(model),
         _explained(model, options),
         torch.random.fork_rng(devices=[]),
         _quiet(),
@@ -77,10 +81,11 @@ def load_policy(
         adapters = _with_adapters(causal, rank, options.target_modules) if options.lora else None
         if options.gradient_checkpointing:
             _checkpoint_activations(causal)
-    causal.to(device)
-    causal.eval()
-    policy = Policy(causal, adapters, causal.base_model, _context(config))
-    _check_taken_apart(model, policy, device)
+    with _fitting(model):
+        causal.to(device)
+        causal.eval()
+        policy = Policy(causal, adapters, causal.base_model, _context(config))
+        _check_taken_apart(model, policy, device)
     return policy
 
 
@@ -93,7 +98,12 @@ def load_tokenizer(model: str, options: LocalOptions) -> Any:
     """
     source = _source(model, options)
     with _explained(model, options), _quiet():
-        return AutoTokenizer.from_pretrained(**source)
+        tokenizer = AutoTokenizer.from_pretrained(**source)
+    if not set(tokenizer.get_vocab().values()) - set(tokenizer.all_special_ids):
+        raise ConfigError(
+            f"[model].model: {model!r} has no tokenizer (such as tokenizer.json); save one with it"
+        )
+    return tokenizer
 
 
 def _source(model: str, options: LocalOptions) -> dict[str, Any]:
@@ -106,11 +116,25 @@ def _source(model: str, options: LocalOptions) -> dict[str, Any]:
 
 
 @contextmanager
+def _fitting(model: str) -> Iterator[None]:
+    try:
+        yield
+    except (RuntimeError, MemoryError) as error:
+        if not is_out_of_memory(error):
+            raise
+        raise BackendMemoryError(f"[model].model: {model!r} does not fit in memory ({error})") from error
+
+
+@contextmanager
 def _explained(model: str, options: LocalOptions) -> Iterator[None]:
     try:
         yield
-    except (OSError, ValueError, KeyError, ImportError) as error:
+    except (OSError, ValueError, KeyError, ImportError, RuntimeError, SafetensorError) as error:
+        if is_out_of_memory(error):
+            raise
         first = next(iter(str(error).strip().splitlines()), type(error).__name__)
+        if "ignore_mismatched_sizes" in first:  # transformers' advice, which would train random weights
+            first = "its weights do not fit its config.json"
         message = f"[model].model: {model!r} cannot be loaded ({first})"
         if not options.local_files_only and any(words in str(error) for words in UNREACHABLE):
             raise InfrastructureError(f"{message}; use a local path, or check the connection") from error
@@ -173,6 +197,11 @@ def _check_taken_apart(model: str, policy: Policy, device: torch.device) -> None
     with torch.no_grad():
         whole = policy.causal(input_ids=ids, use_cache=False).logits.float()
         ours = policy.logits(policy.body(input_ids=ids, use_cache=False).last_hidden_state)
+    if not torch.isfinite(whole).all():
+        raise ConfigError(
+            f"[model].model: {model!r} gives log-probabilities that are not finite: its weights are damaged, "
+            'or too large for their type; try [backend.options].dtype = "float32"'
+        )
     if ours.shape != whole.shape or not torch.allclose(
         ours, whole, rtol=LOGITS_TOLERANCE, atol=LOGITS_TOLERANCE * float(whole.abs().max())
     ):

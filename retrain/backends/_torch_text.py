@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from retrain.backends._prompt_tokens import prompt_tokens
 from retrain.backends._torch_options import LocalOptions
 from retrain.demonstrations import Demonstration
 from retrain.errors import ConfigError
@@ -22,13 +23,15 @@ class Text:
         ConfigError: the tokenizer has no end-of-sequence token, or no chat template where one is asked for.
     """
 
-    def __init__(self, model: str, tokenizer: Any, generation_config: Any, options: LocalOptions) -> None:
+    def __init__(self, model: str, tokenizer: Any, causal: Any, options: LocalOptions) -> None:
+        self._model = model
         self._tokenizer = tokenizer
+        self._vocabulary = len(causal.get_input_embeddings().weight)
         self._chat = options.chat_template
         self._system = options.system_prompt
         self._stop = options.stop
         self._pieces: dict[int, str] = {}
-        self.end_ids = _end_ids(model, tokenizer, generation_config)
+        self.end_ids = _end_ids(model, tokenizer, causal.generation_config)
         self._special = set(tokenizer.all_special_ids) | set(self.end_ids)
         self._anchor = self._ordinary_token()
         self._anchor_length = len(self._decode_all([[self._anchor]])[0])
@@ -48,30 +51,21 @@ class Text:
         """Give a prompt's token ids.
 
         Raises:
-            ConfigError: the prompt has no token.
+            ConfigError: it has none, the chat template fails, or the model does not know a token.
         """
-        if self._chat:
-            system = [{"role": "system", "content": self._system}] if self._system else []
-            messages = [*system, {"role": "user", "content": prompt.text}]
-            if prompt.messages:
-                messages = [{"role": role, "content": content} for role, content in prompt.messages]
-            text = self._tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
-            ids = self._tokenizer(text, add_special_tokens=False)["input_ids"]
-        elif prompt.messages:
-            raise ConfigError(
-                f"[warmup].path: row {prompt.id} is a conversation; "
-                "set [backend.options].chat_template = true"
-            )
-        else:
-            ids = self._tokenizer(prompt.text)["input_ids"]
-        if not ids:
-            raise ConfigError(f"[data]: prompt {prompt.id} is {prompt.text!r}, which has no token")
-        return tuple(ids)
+        ids = prompt_tokens(self._tokenizer, prompt, self.end_ids, chat=self._chat, system=self._system)
+        self._check_known(ids)
+        return ids
 
     def written(self, demonstration: Demonstration) -> Rollout:
-        """Give a written completion as a rollout, ended by the tokenizer's own end token."""
+        """Give a written completion as a rollout, ended by the tokenizer's own end token.
+
+        Raises:
+            ConfigError: the model does not know a token.
+        """
         ids = self._tokenizer(demonstration.completion, add_special_tokens=False)["input_ids"]
         tokens = (*ids, int(self._tokenizer.eos_token_id or self.end_ids[0]))
+        self._check_known(tokens)
         text, pieces = demonstration.completion, self.pieces(tokens)
         return Rollout(demonstration.prompt, text, tokens, np.zeros(len(tokens)), pieces, truncated=False)
 
@@ -87,6 +81,13 @@ class Text:
     def pieces(self, tokens: Sequence[int]) -> tuple[str, ...]:
         """Give each token's text; a special token's is empty."""
         return tuple([self._pieces[t] if t in self._pieces else self._piece(t) for t in tokens])
+
+    def _check_known(self, ids: Sequence[int]) -> None:
+        if max(ids) >= self._vocabulary:
+            raise ConfigError(
+                f"[model].model: the tokenizer of {self._model!r} gives token {max(ids)}, and the model "
+                f"knows {self._vocabulary}: they do not belong together"
+            )
 
     def _piece(self, token: int) -> str:
         # decoded behind another token, because some tokenizers drop the space before the first word
