@@ -75,5 +75,5 @@ def record_campaign(
     files.campaign_toml.touch()
     planned = [PlannedRun(r.run_id, r.condition, r.seed, r.max_steps, r.config_hash) for r in plan.runs]
     manifest = new_manifest(plan.name, plan.config_hash, planned, Path.cwd())
-    write_manifest(files.manifest, replace(manifest, expected=expected))
+    write_manifest(files.manifest, replace(manifest, expected=expected, workers=plan.workers))
     return files

@@ -95,7 +95,7 @@ def test_an_estimate_adds_start_and_end_to_the_steps_of_each_condition(tmp_path:
 def test_evaluations_and_checkpoints_of_the_plan_are_counted_as_often_as_they_come(tmp_path: Path) -> None:
     plan = _plan(tmp_path, training={**SMOKE, "save_every": 10})
     record_campaign(plan, "c-20250131T120000Z-0a1b", step_times_s={}, closing_s=5.0)
-    learned = learned_for(plan, learn(tmp_path))
+    learned = learned_for(plan, learn(tmp_path), cores=2.0)
     assert learned is not None
     assert learned.conditions["a"].cost.seconds == pytest.approx(1.0 + 5.0 / 10)
 
@@ -104,7 +104,7 @@ def test_runs_of_a_condition_that_differ_are_noticed(tmp_path: Path) -> None:
     plan = _plan(tmp_path, seeds=[0, 1, 2, 3], conditions=[{"name": "a"}])
     for number, seconds in enumerate((0.8, 0.9, 1.1, 1.2)):
         record_run(CampaignFiles(tmp_path / "c").run(f"a_s{number}"), plan.runs[number], [seconds] * 21)
-    learned = learned_for(plan, of_runs((tmp_path / "c" / "runs").iterdir()))
+    learned = learned_for(plan, of_runs((tmp_path / "c" / "runs").iterdir()), cores=2.0)
     assert learned is not None
     between = 2 * (0.1**2 + 0.2**2) / 3  # what their steps explain is a twentieth of it
     assert learned.pilot.run_variance == pytest.approx(between, rel=0.06)

@@ -37,7 +37,7 @@ def estimated(logs: Path, permits: list[int], backend: str = "numpy") -> WallTim
     for run in plan_of(logs).runs:
         adapt(measured, run.run_id, permits)
     plan, history = plan_of(logs, backend), learn(logs)
-    found = wall_time(plan, learned_for(plan, history), history, cores=8.0)
+    found = wall_time(plan, learned_for(plan, history, cores=8.0), history, cores=8.0)
     assert found is not None
     return found
 

@@ -6,11 +6,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from retrain.calibrate.facts import WorkersMeasured
-from retrain.plan.history import History, of_runs
+from retrain.plan.history import of_runs
 from retrain.plan.learned import learned_for
 from retrain.plan.matrix import Plan
 from retrain.plan.measured import MeasuredRun
 from retrain.plan.wall_time import WallTime, wall_time
+from retrain.plan.warnings import shares_cores
 
 
 class Forecast:
@@ -37,12 +38,16 @@ class Forecast:
         if not self._history.runs:
             return None
         factor = slowdown(self._side, self._at_a_time, plan.workers) * (1 + longer)
-        history = _slowed(self._history, factor)
-        return wall_time(plan, learned_for(plan, history), history, self._cores)
+        history = replace(self._history, runs=tuple(run.slowed(factor) for run in self._history.runs))
+        return wall_time(plan, learned_for(plan, history, self._cores), history, self._cores)
 
     def by_workers(self, plan: Plan) -> Mapping[int, float]:
-        """Give P50 in seconds for each number of workers that was tried, and for the plan's own."""
-        counts = {m.workers for m in self._side if m.workers <= len(plan.runs)} | {plan.workers}
+        """Give P50 in seconds for each number of workers that was tried, and for the plan's own.
+
+        More workers than cores win nothing where each keeps one busy, whatever a short probe says.
+        """
+        most = min(len(plan.runs), max(1, int(self._cores)) if shares_cores(plan) else len(plan.runs))
+        counts = {m.workers for m in self._side if m.workers <= most} | {plan.workers}
         found: dict[int, float] = {}
         for count in sorted(counts):
             time = self.of(replace(plan, campaign=replace(plan.campaign, parallel=True, max_workers=count)))
@@ -65,16 +70,3 @@ def slowdown(side: Sequence[WorkersMeasured], measured_at: int, wanted: int) -> 
         return 1.0
     nearest = {n: min(pace, key=lambda have: abs(have - n)) for n in (measured_at, wanted)}
     return pace[nearest[wanted]] / pace[nearest[measured_at]]
-
-
-def _slowed(history: History, factor: float) -> History:
-    runs = tuple(
-        replace(
-            run,
-            step_times_s=tuple(factor * s for s in run.step_times_s),
-            between_s=factor * run.between_s,
-            parts=replace(run.parts, permit_held_s=factor * run.parts.permit_held_s),
-        )
-        for run in history.runs
-    )
-    return replace(history, runs=runs)

@@ -22,6 +22,7 @@ from retrain.records.layout import RunFiles, find_campaigns
 from retrain.records.manifest import Expectation, Manifest
 from retrain.records.metrics import read_ends
 from retrain.records.run_state import RunState, inspect_run
+from retrain.system import cpu_capacity
 
 FIRST_LOOK_S = 1.0
 LOOK_EVERY = 1.5  # times as long as until the look before: the cost stays small, however long it takes
@@ -94,7 +95,7 @@ class Expecter:
             if path.name[:-STAMP] == here.name[:-STAMP] and path.name != here.name
         ]
         history = learn_from(earlier, self._plan.conditions, FEW_RUNS)
-        learned = learned_for(self._plan, history)
+        learned = learned_for(self._plan, history, cpu_capacity())
         if learned is None or any(m.match == "other settings" for m in learned.conditions.values()):
             return None
         found = estimate(workload_of(self._plan, learned), learned.pilot)

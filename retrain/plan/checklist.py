@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal
 from retrain.plan.durations import about
 from retrain.plan.matrix import Plan, RunPlan
 from retrain.plan.preflight import TaskFacts
-from retrain.plan.warnings import GENEROUS, answers_alone, computes_here
+from retrain.plan.warnings import GENEROUS, answers_alone, shares_cores
 
 if TYPE_CHECKING:
     from retrain.plan.learned import Learned
@@ -103,7 +103,7 @@ class Decisions:
     def _parallelism(self) -> Check:
         question, workers = "parallelism within limits", self.plan.workers
         backend = self.plan.runs[0].config.backend
-        on_cores = computes_here(self.plan.runs[0].config)
+        on_cores = shares_cores(self.plan)
         if on_cores and workers > self.cores:
             command = f"retrain explain {self.file_name} --set campaign.max_workers={max(1, int(self.cores))}"
             return Check(question, "warn", f"{workers} workers share {self.cores:g} CPU cores", command)

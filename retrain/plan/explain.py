@@ -118,7 +118,7 @@ def _estimated(plan: Plan, history: History, cores: float) -> tuple[Learned | No
     from retrain.plan.learned import learned_for  # not at the top: a plan without a pilot is shown at once
     from retrain.plan.wall_time import wall_time
 
-    learned = learned_for(plan, history)
+    learned = learned_for(plan, history, cores)
     return learned, wall_time(plan, learned, history, cores)
 
 

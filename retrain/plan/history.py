@@ -6,7 +6,7 @@ import math
 import statistics
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from retrain.errors import RecordsError
@@ -28,6 +28,14 @@ class History:
     campaigns: int  # that they belong to
     launch_s: float | None  # from a campaign's beginning to its first worker's
     expectations: tuple[Expectation, ...]  # of finished campaigns: predicted and actual
+
+    def beside(self, workers: int, cores: float) -> History:
+        """Give steps as they would be with so many workers on so many cores, of which each keeps one busy."""
+        share = max(1.0, workers / cores)
+        runs = [
+            run.slowed(share / max(1.0, run.at_a_time / cores)) if run.at_a_time else run for run in self.runs
+        ]
+        return replace(self, runs=tuple(runs))
 
     @property
     def startup_s(self) -> float | None:
@@ -67,18 +75,22 @@ def learn_from(
     """Learn from given campaigns, as `learn` does: the newest first, some runs of each condition."""
     wanted = set(conditions)
     found = [(path, _manifest(path)) for path in sorted(campaigns, key=_began, reverse=True)]
-    candidates = [(path, run) for path, manifest in found for run in _run_directories(path, manifest)]
+    candidates = [
+        (path, run, _at_a_time(manifest))
+        for path, manifest in found
+        for run in _run_directories(path, manifest)
+    ]
     candidates.sort(key=lambda entry: _label(entry[1]) not in wanted)  # stable: the newest first
     runs: list[MeasuredRun] = []
     counts: Counter[object] = Counter()
     used: set[Path] = set()
-    for campaign, directory in candidates:
+    for campaign, directory, at_a_time in candidates:
         label, seeds = _label(directory), (campaign, _label(directory))
         if len(runs) >= MOST_RUNS or counts[label] >= most_of_a_condition or counts[seeds] >= MOST_SEEDS:
             continue
         run = _measured(directory)
         if run is not None:
-            runs.append(run)
+            runs.append(replace(run, at_a_time=at_a_time))
             counts.update((label, seeds))
             used.add(campaign)
     manifests = [manifest for path, manifest in found if path in used and manifest]
@@ -120,6 +132,10 @@ def _run_directories(directory: Path, manifest: Manifest | None) -> Iterator[Pat
         yield from (files.runs / Path(entry.run_id).name for entry in manifest.runs)
     elif files.runs.is_dir():
         yield from sorted(files.runs.iterdir())
+
+
+def _at_a_time(manifest: Manifest | None) -> int:
+    return min(manifest.workers, len(manifest.runs)) if manifest is not None else 0
 
 
 def _measured(directory: Path) -> MeasuredRun | None:

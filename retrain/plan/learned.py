@@ -13,6 +13,7 @@ from retrain.config.resolve import as_tables
 from retrain.plan.history import History
 from retrain.plan.matrix import Plan, RunPlan
 from retrain.plan.measured import MeasuredRun, mean_of_known
+from retrain.plan.warnings import shares_cores
 from retrain.plan.workload import Failures, Launching, Pilot, RunWork, StepCost, Workload
 
 Match = Literal["same", "other condition", "other settings"]
@@ -70,14 +71,18 @@ class Learned:
         return Pilot(times, runs=runs, run_variance=_run_variance(list(self.conditions.values())))
 
 
-def learned_for(plan: Plan, history: History) -> Learned | None:
+def learned_for(plan: Plan, history: History, cores: float) -> Learned | None:
     """Match a plan's conditions with earlier runs; None if there are none.
+
+    Where workers share this machine's `cores`, steps take as long as that many of them leave time for.
 
     A condition is measured by runs with the same settings: its own if there are any, else those of
     other conditions; failing that, by its own runs with other settings; else by all there are.
     """
     if not history.runs:
         return None
+    if shares_cores(plan):
+        history = history.beside(plan.workers, cores)
     return Learned(
         {label: _measured(run, history.runs) for label, run in plan.first_runs().items()},
         history.startup_s,

@@ -7,7 +7,7 @@ import math
 import statistics
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -66,6 +66,16 @@ class MeasuredRun:
     attempts: int
     failures: int  # of the surroundings
     active_s: float  # taking steps, over all attempts
+    at_a_time: int = 0  # runs of its campaign; 0 if not known
+
+    def slowed(self, factor: float) -> MeasuredRun:
+        """Give the run as it would be if its steps took so many times as long."""
+        return replace(
+            self,
+            step_times_s=tuple(factor * seconds for seconds in self.step_times_s),
+            between_s=factor * self.between_s,
+            parts=replace(self.parts, permit_held_s=factor * self.parts.permit_held_s),
+        )
 
     @property
     def checkpoint_s(self) -> float:

@@ -7,13 +7,16 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from retrain.plan.bootstrap import Tail
+from retrain.plan.durations import about
 from retrain.plan.estimate import Makespan, estimate, rule_of_thumb_s
 from retrain.plan.history import History
 from retrain.plan.learned import Learned, Match, Measured, workload_of
 from retrain.plan.limits import Change, Limit
 from retrain.plan.matrix import Plan
-from retrain.plan.warnings import computes_here
+from retrain.plan.simulation import quantile
+from retrain.plan.warnings import shares_cores
 
+TELLING = 4  # earlier campaigns from which a P90 for what steps do not show can be had
 RULE_OF_THREE = 3  # n steps without an event leave 95 % that it is rarer than 3 in n
 
 
@@ -73,6 +76,8 @@ def wall_time(plan: Plan, learned: Learned | None, history: History, cores: floa
     if learned is None:
         return None
     found = estimate(workload_of(plan, learned), learned.pilot)
+    actual = tuple(e.actual_s / e.p50_s for e in history.expectations if e.actual_s and e.p50_s)
+    p90_s = max(found.p90_s, found.p50_s * quantile(actual, 0.9)) if len(actual) >= TELLING else found.p90_s
     measured = learned.conditions.values()
     medians = [learned.conditions[run.condition].median_step_time_s for run in plan.runs]
     return WallTime(
@@ -84,20 +89,20 @@ def wall_time(plan: Plan, learned: Learned | None, history: History, cores: floa
         failures_per_hour=learned.failures_per_hour,
         rule_of_thumb_s=rule_of_thumb_s(plan.total_steps, statistics.median(medians), plan.workers),
         p50_s=found.p50_s,
-        p90_s=found.p90_s,
+        p90_s=p90_s,
         tail=found.tail,
         waves=found.waves,
         limited_by=found.limited_by,
         permit_wait_fraction=found.permit_wait_fraction,
         changes=tuple(_advice(plan, found, cores)),
         conditions=tuple(_shown(m) for m in measured),
-        actual_over_p50=tuple(e.actual_s / e.p50_s for e in history.expectations if e.actual_s and e.p50_s),
-        notes=tuple(_notes(plan, learned, found)),
+        actual_over_p50=actual,
+        notes=(*_notes(plan, learned, found), *_wider(found, p90_s), *_on_few_cores(plan, cores, history)),
     )
 
 
 def _advice(plan: Plan, found: Makespan, cores: float) -> Iterator[Change]:
-    on_cores = computes_here(plan.runs[0].config)
+    on_cores = shares_cores(plan)
     for change in found.changes:
         if change.limit == "permits" and plan.runs[0].config.backend.adapts_permits:
             continue  # the API bears no more
@@ -107,6 +112,23 @@ def _advice(plan: Plan, found: Makespan, cores: float) -> Iterator[Change]:
             if not plan.campaign.parallel:
                 change = replace(change, setting=f"campaign.parallel = true, {change.setting}")
         yield change
+
+
+def _wider(found: Makespan, p90_s: float) -> Iterator[str]:
+    if p90_s > found.p90_s:
+        yield (
+            f"P90 would be {about(found.p90_s)} by the steps alone; earlier campaigns here took longer than "
+            "their steps foretold"
+        )
+
+
+def _on_few_cores(plan: Plan, cores: float, history: History) -> Iterator[str]:
+    measured = {run.at_a_time for run in history.runs if run.at_a_time}
+    if shares_cores(plan) and measured and plan.workers > max(cores, *measured):
+        yield (
+            f"measured with at most {max(measured)} at a time: beside {plan.workers} on {cores:g} CPU cores "
+            "steps are taken to be as much longer as each has less of a core"
+        )
 
 
 def _shown(measured: Measured) -> MeasuredCondition:

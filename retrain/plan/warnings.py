@@ -25,6 +25,11 @@ def computes_here(config: Config) -> bool:
     return name in CPU_BACKENDS and not (calls and calls(config.backend.options))
 
 
+def shares_cores(plan: Plan) -> bool:
+    """Tell whether a plan's workers compute side by side on this machine."""
+    return plan.campaign.launcher == "local" and computes_here(plan.runs[0].config)
+
+
 def warnings_of(plan: Plan, facts: Mapping[str, TaskFacts], cores: float) -> Iterator[str]:
     """Give one line each."""
     yield from _too_few_cores(plan, cores)
@@ -37,7 +42,7 @@ def warnings_of(plan: Plan, facts: Mapping[str, TaskFacts], cores: float) -> Ite
 
 
 def _too_few_cores(plan: Plan, cores: float) -> Iterator[str]:
-    if plan.workers > cores and computes_here(plan.runs[0].config):
+    if plan.workers > cores and shares_cores(plan):
         yield (
             f"{plan.workers} workers share {cores:g} CPU cores: steps will be slower than measured alone; "
             f"campaign.max_workers = {max(1, int(cores))} would keep them apart"

@@ -1,0 +1,77 @@
+"""Estimates of what the steps of earlier runs do not show: workers that share cores, and a busier machine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from retrain.calibrate.facts import WorkersMeasured
+from retrain.calibrate.forecast import Forecast
+from retrain.config.load import parse
+from retrain.plan.history import learn
+from retrain.plan.learned import learned_for
+from retrain.plan.matrix import Plan, plan_runs
+from retrain.plan.measured import measure_run
+from retrain.plan.wall_time import WallTime, wall_time
+from retrain.records.manifest import Expectation
+from tests.recorded import record_campaign
+
+
+def plan_of(logs: Path, workers: int, launcher: str = "local") -> Plan:
+    raw = {
+        "logging": {"log_dir": str(logs)},
+        "campaign": {
+            "seeds": list(range(8)),
+            "max_steps": 10,
+            "parallel": True,
+            "max_workers": workers,
+            "launcher": launcher,
+        },
+    }
+    return plan_runs(parse(raw, "c.toml", try_plugins=False), "c.toml")
+
+
+def estimated(plan: Plan, logs: Path) -> WallTime:
+    history = learn(logs)
+    found = wall_time(plan, learned_for(plan, history, cores=2.0), history, cores=2.0)
+    assert found is not None
+    return found
+
+
+@pytest.mark.parametrize(
+    ("measured_with", "workers", "p50_s"),
+    [(2, 2, 40.0), (1, 2, 40.0), (2, 4, 40.0), (1, 8, 40.0), (4, 2, 20.0), (4, 1, 40.0)],
+)
+def test_workers_beyond_the_cores_take_turns(tmp_path, measured_with, workers, p50_s):
+    record_campaign(plan_of(tmp_path, measured_with), "c-20250131T120000Z-0a1b", closing_s=0.0)
+    assert estimated(plan_of(tmp_path, workers), tmp_path).p50_s == pytest.approx(p50_s)
+
+
+def test_a_cluster_has_cores_of_its_own(tmp_path):
+    record_campaign(plan_of(tmp_path, 2), "c-20250131T120000Z-0a1b", closing_s=0.0)
+    assert estimated(plan_of(tmp_path, 8, launcher="slurm"), tmp_path).p50_s == pytest.approx(10.0)
+
+
+def test_that_steps_were_stretched_is_said(tmp_path):
+    record_campaign(plan_of(tmp_path, 2), "c-20250131T120000Z-0a1b", closing_s=0.0)
+    assert any("beside 4 on 2 CPU cores" in note for note in estimated(plan_of(tmp_path, 4), tmp_path).notes)
+    assert not any("CPU cores" in note for note in estimated(plan_of(tmp_path, 2), tmp_path).notes)
+
+
+@pytest.mark.parametrize(("campaigns", "p90_s"), [(3, 40.0), (4, 60.0)])
+def test_p90_holds_what_earlier_campaigns_took_beyond_their_estimates(tmp_path, campaigns, p90_s):
+    late = Expectation(100.0, 110.0, 0.0, "earlier runs", actual_s=150.0)
+    for day in range(campaigns):
+        record_campaign(plan_of(tmp_path, 2), f"c-2025013{day}T120000Z-0a1b", late, closing_s=0.0)
+    found = estimated(plan_of(tmp_path, 2), tmp_path)
+    assert (found.p50_s, found.p90_s) == (pytest.approx(40.0), pytest.approx(p90_s))
+    assert any("P90 would be 40 s" in note for note in found.notes) == (campaigns == 4)
+
+
+def test_a_lucky_probe_advises_no_more_workers_than_cores(tmp_path):
+    files = record_campaign(plan_of(tmp_path, 2), "c-20250131T120000Z-0a1b", closing_s=0.0)
+    runs = [run for path in files.runs.iterdir() if (run := measure_run(path)) is not None]
+    side = [WorkersMeasured(n, 100.0 * n, 1.0) for n in (1, 2, 4, 8)]
+    assert set(Forecast(runs, 2, side, cores=2.0).by_workers(plan_of(tmp_path, 2))) == {1, 2}
+    assert set(Forecast(runs, 2, side, cores=2.0).by_workers(plan_of(tmp_path, 4))) == {1, 2, 4}
