@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 from itertools import chain
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from retrain.cli import completion
+from retrain.cli.options import RunDirectory, RunId
 
 
 def command(
-    directory: Annotated[Path, typer.Argument(metavar="RUN", help="A run's directory, or its campaign's.")],
-    run: Annotated[
-        str,
-        typer.Argument(metavar="RUN-ID", help="Which run of a campaign.", autocompletion=completion.runs),
-    ] = "",
+    directory: RunDirectory,
+    run: RunId = "",
     following: Annotated[
         bool, typer.Option("--follow", "-f", help="Go on until it ends. Ctrl-C ends the reading only.")
     ] = False,

@@ -19,6 +19,10 @@ Overrides = Annotated[
         autocompletion=completion.keys,
     ),
 ]
+RunDirectory = Annotated[Path, typer.Argument(metavar="RUN", help="A run's directory, or its campaign's.")]
+RunId = Annotated[
+    str, typer.Argument(metavar="RUN-ID", help="Which run of a campaign.", autocompletion=completion.runs)
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the same rows as JSON.")]
 Detach = Annotated[
     bool, typer.Option("--detach", help="Leave it running in the background, and return at once.")

@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from retrain.cli import completion
-from retrain.cli.options import AsJson
+from retrain.cli.options import AsJson, RunDirectory, RunId
 
 if TYPE_CHECKING:
     from retrain.status.samples import Which
 
 
 def command(
-    directory: Annotated[Path, typer.Argument(metavar="RUN", help="A run's directory, or its campaign's.")],
-    run: Annotated[
-        str,
-        typer.Argument(metavar="RUN-ID", help="Which run of a campaign.", autocompletion=completion.runs),
-    ] = "",
+    directory: RunDirectory,
+    run: RunId = "",
     step: Annotated[int | None, typer.Option("--step", min=0, help="Of this step, not the last.")] = None,
     best: Annotated[bool, typer.Option("--best", help="Highest rewards first, of all kept steps.")] = False,
     worst: Annotated[bool, typer.Option("--worst", help="Lowest rewards first.")] = False,
