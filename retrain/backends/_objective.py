@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -11,30 +10,9 @@ from retrain.backends import Optimization
 from retrain.backends._gru import Trace, back_propagate, log_probabilities, one_hot, unroll, unroll_prompts
 from retrain.backends._kl import estimated_kl, with_kl
 from retrain.backends._packed import Packed, pack
+from retrain.backends._totals import Totals
 from retrain.backends._weights import Array, Weights
 from retrain.rollouts import Floats, Loss, TrainingSample
-
-
-@dataclass(frozen=True, slots=True)
-class Totals:
-    """Sums over a micro-batch's tokens."""
-
-    loss: float  # weighted, with the entropy bonus and the KL term
-    entropy: float
-    clipped: int
-    tokens: int
-    reference_kl: float
-
-    @staticmethod
-    def sum(parts: Sequence[Totals]) -> Totals:
-        """Add micro-batches up."""
-        return Totals(
-            sum(part.loss for part in parts),
-            sum(part.entropy for part in parts),
-            sum(part.clipped for part in parts),
-            sum(part.tokens for part in parts),
-            sum(part.reference_kl for part in parts),
-        )
 
 
 def loss_gradient(

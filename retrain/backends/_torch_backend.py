@@ -40,8 +40,9 @@ from retrain.backends._torch_options import NO_REFERENCE, LocalOptions
 from retrain.backends._torch_rollouts import check_room, check_written, to_rollouts
 from retrain.backends._torch_sampling import Completed, Drawn, complete
 from retrain.backends._torch_text import Text
-from retrain.backends._torch_training import Totals, back_propagate
+from retrain.backends._torch_training import back_propagate
 from retrain.backends._torch_work import costs_of, info_of
+from retrain.backends._totals import Totals
 from retrain.backends._work import WorkMeter
 from retrain.demonstrations import Demonstration
 from retrain.errors import BackendMemoryError, ConfigError, NonFiniteError
@@ -262,16 +263,8 @@ class LocalBackend:
         norm = float(np.sqrt(whole))
         moments = self._optimizer.moments(scale_to_step(squares, counts)) if squares else None
         self._optimizer.step(optimization.lr, norm, optimization.max_grad_norm)
-        total = Totals.sum(totals)
-        return UpdateStats(
-            loss=total.loss,
-            grad_norm=norm,
-            entropy=total.entropy / total.tokens,
-            clip_fraction=total.clipped / total.tokens,
-            moments=moments,
-            reference_kl=total.reference_kl / total.tokens if optimization.kl_coef else None,
-            memory_fraction=self._memory.peak_fraction(),
-        )
+        stats = Totals.sum(totals).stats(norm, moments, optimization)
+        return replace(stats, memory_fraction=self._memory.peak_fraction())
 
     def _trained(
         self, samples: Sequence[TrainingSample], batches: int, time_s: float, reference: bool

@@ -6,9 +6,6 @@ slopes held constant has exactly the loss's gradient, so every loss runs on ever
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-
 import numpy as np
 import torch
 
@@ -17,30 +14,9 @@ from retrain.backends._kl import estimated_kl, with_kl
 from retrain.backends._torch_batches import MicroBatch
 from retrain.backends._torch_loading import Policy
 from retrain.backends._torch_logprobs import TokenLogprobs, token_logprobs
+from retrain.backends._totals import Totals
 from retrain.errors import NonFiniteError
 from retrain.rollouts import Floats, Loss
-
-
-@dataclass(frozen=True, slots=True)
-class Totals:
-    """Sums over a micro-batch's tokens."""
-
-    loss: float  # weighted, with the entropy bonus and the KL term
-    entropy: float
-    clipped: int
-    tokens: int
-    reference_kl: float
-
-    @staticmethod
-    def sum(parts: Sequence[Totals]) -> Totals:
-        """Add micro-batches up."""
-        return Totals(
-            sum(part.loss for part in parts),
-            sum(part.entropy for part in parts),
-            sum(part.clipped for part in parts),
-            sum(part.tokens for part in parts),
-            sum(part.reference_kl for part in parts),
-        )
 
 
 def back_propagate(policy: Policy, batch: MicroBatch, loss: Loss, optimization: Optimization) -> Totals:

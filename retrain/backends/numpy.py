@@ -34,10 +34,11 @@ from retrain.backends._characters import Characters
 from retrain.backends._gru import initial_weights, unroll_prompts
 from retrain.backends._numpy_files import load_policy, save_policy
 from retrain.backends._numpy_options import NumpyOptions, check_options, parse_options, takes_permits
-from retrain.backends._objective import Totals, loss_gradient
+from retrain.backends._objective import loss_gradient
 from retrain.backends._parts import group_counts, scale_to_step, split_by_group
 from retrain.backends._sampling import Completions, complete
 from retrain.backends._sgd import Sgd
+from retrain.backends._totals import Totals
 from retrain.backends._weights import Array, Weights
 from retrain.backends._work import ModelCosts, WorkMeter
 from retrain.demonstrations import Demonstration
@@ -132,15 +133,8 @@ class NumpyBackend:
             norm = clip_by_norm(gradient.flat, optimization.max_grad_norm)
             self._optimizer.step(self._weights.flat, gradient.flat, optimization.lr)
             time_s = time.perf_counter() - began_s
-        return UpdateStats(
-            loss=totals.loss,
-            grad_norm=norm,
-            entropy=totals.entropy / totals.tokens,
-            clip_fraction=totals.clipped / totals.tokens,
-            moments=moments,
-            reference_kl=totals.reference_kl / totals.tokens if optimization.kl_coef else None,
-            work=None if self.info.remote else replace(work, time_s=time_s),
-        )
+        stats = totals.stats(norm, moments, optimization)
+        return stats if self.info.remote else replace(stats, work=replace(work, time_s=time_s))
 
     def written(self, demonstrations: Sequence[Demonstration]) -> list[Rollout]:
         """Give written completions as rollouts.
