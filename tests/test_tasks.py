@@ -9,21 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from retrain.errors import ConfigError
-from retrain.registry import find
-from retrain.tasks import Task
+from tests.built_tasks import build, problem_of
 
 GENERATED = ["sort", "copy", "reverse", "addition", "successor"]
-
-
-def build(name: str, **options: object) -> Task:
-    return find("tasks", name)(**{"seed": 0, **options})
-
-
-def problem_of(name: str, **options: object) -> str:
-    with pytest.raises(ConfigError) as raised:
-        build(name, **options)
-    return str(raised.value)
 
 
 @pytest.mark.parametrize(

@@ -11,14 +11,9 @@ import pytest
 
 from retrain import extras
 from retrain.errors import ConfigError
-from retrain.registry import find
-from retrain.tasks import Task
+from tests.built_tasks import build
 
 Write = Callable[..., str]
-
-
-def build(name: str, **options: object) -> Task:
-    return find("tasks", name)(**{"seed": 0, **options})
 
 
 @pytest.fixture

@@ -24,6 +24,7 @@ from retrain.records.run_state import read_done
 from retrain.rollouts import Prompt
 from retrain.trainer import checkpoint
 from retrain.trainer.prompts import PromptStream
+from tests.stopping import StopAfterStep
 
 ALWAYS = set(
     """
@@ -203,17 +204,6 @@ def raising(cause: BaseException) -> Exception:
 )
 def test_only_what_the_surroundings_did_is_worth_another_try(error: Exception, code: int) -> None:
     assert worker._exit_code(error) == code
-
-
-class StopAfterStep(threading.Event):
-    """Asks to stop once the run's rows have reached a step."""
-
-    def __init__(self, files: RunFiles, step: int) -> None:
-        super().__init__()
-        self._files, self._step = files, step
-
-    def is_set(self) -> bool:
-        return len(read_metrics(self._files.directory)) >= self._step
 
 
 def weights(files: RunFiles) -> dict[str, bytes]:

@@ -12,11 +12,9 @@ import pyarrow.parquet as pq
 import pytest
 import reasoning_gym
 
-from retrain.errors import ConfigError
-from retrain.registry import find
 from retrain.rewards import reasoning_gym as gym_reward
-from retrain.tasks import Task
 from retrain.trainer.scoring import Scorer
+from tests.built_tasks import build, problem_of
 from tests.test_scoring import group
 
 pytestmark = pytest.mark.extras
@@ -27,16 +25,6 @@ ROWS = {"question": [f"{i} + 1 = ?" for i in range(10)], "answer": [str(i + 1) f
 def offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
     monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
-
-
-def build(name: str, **options: object) -> Task:
-    return find("tasks", name)(**{"seed": 0, **options})
-
-
-def problem_of(name: str, **options: object) -> str:
-    with pytest.raises(ConfigError) as raised:
-        build(name, **options)
-    return str(raised.value)
 
 
 def parquet(path: Path, **columns: list) -> str:

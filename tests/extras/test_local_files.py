@@ -24,6 +24,7 @@ from retrain.records.metrics import read_metrics
 from retrain.trainer import checkpoint
 from tests.extras.local_policies import as_samples, draw, loss_named, open_backend, plain_logprobs
 from tests.extras.tiny_models import save_tiny_model
+from tests.stopping import StopAfterStep
 
 HOW = Optimization(lr=1e-2, temperature=0.8, wants_moments=True)
 
@@ -129,17 +130,6 @@ def test_a_checkpoint_whose_tensors_are_not_all_there_is_refused(model, tmp_path
     save_file(tensors, tmp_path / name)
     with pytest.raises(RecordsError, match="not a readable checkpoint"):
         open_backend(model).load(tmp_path)
-
-
-class StopAfterStep(threading.Event):
-    """Asks to stop once the run's rows have reached a step."""
-
-    def __init__(self, files: RunFiles, step: int) -> None:
-        super().__init__()
-        self._files, self._step = files, step
-
-    def is_set(self) -> bool:
-        return len(read_metrics(self._files.directory)) >= self._step
 
 
 def make_run(directory: Path, model: str) -> RunFiles:

@@ -11,7 +11,7 @@ from transformers import AutoTokenizer
 
 from retrain.records.metrics import read_metrics
 from tests.extras.tiny_models import save_tiny_model
-from tests.tinker_api.running import KEY, MODEL, ROOT, RunningServer, write_tokenizer
+from tests.tinker_api.running import KEY, MODEL, ROOT, RunningServer, serve, write_tokenizer
 
 pytestmark = pytest.mark.extras
 Call = Callable[..., subprocess.CompletedProcess[str]]
@@ -29,11 +29,7 @@ def with_chat(directory: Path | str) -> str:
 
 @pytest.fixture
 def server(here: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[RunningServer]:
-    monkeypatch.setenv("TINKER_API_KEY", KEY)
-    monkeypatch.setenv("PYTHONPATH", str(ROOT))
-    running = RunningServer(here, DIGITS)
-    yield running
-    running.kill()
+    yield from serve(here, monkeypatch, DIGITS)
 
 
 def finish_a_step(retrain: Call, template: str, *settings: str) -> None:

@@ -11,7 +11,7 @@ import pytest
 from retrain.campaign.run import run_campaign
 from retrain.records.metrics import read_metrics
 from retrain.status.survey import survey
-from tests.tinker_api.running import KEY, MODEL, ROOT, RunningServer, write_tokenizer
+from tests.tinker_api.running import MODEL, RunningServer, serve, write_tokenizer
 
 pytestmark = [pytest.mark.extras, pytest.mark.timeout(300)]
 ALPHABET = "01234="
@@ -47,11 +47,7 @@ parallel = true
 
 @pytest.fixture
 def server(here: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[RunningServer]:
-    monkeypatch.setenv("TINKER_API_KEY", KEY)
-    monkeypatch.setenv("PYTHONPATH", str(ROOT))
-    running = RunningServer(here, ALPHABET, "--latency", "0.05", "--capacity", str(CAPACITY))
-    yield running
-    running.kill()
+    yield from serve(here, monkeypatch, ALPHABET, "--latency", "0.05", "--capacity", str(CAPACITY))
 
 
 def test_permits_settle_near_what_the_api_bears_and_every_run_finishes(

@@ -12,7 +12,7 @@ import pytest
 
 from retrain.campaign.run import run_campaign
 from retrain.records.metrics import read_metrics
-from tests.tinker_api.running import KEY, MODEL, ROOT, RunningServer, write_tokenizer
+from tests.tinker_api.running import KEY, MODEL, RunningServer, serve, write_tokenizer
 
 pytestmark = pytest.mark.extras
 ALPHABET = "01234="
@@ -65,11 +65,7 @@ advantage_mode = "rloo"
 
 @pytest.fixture
 def server(here: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[RunningServer]:
-    monkeypatch.setenv("TINKER_API_KEY", KEY)
-    monkeypatch.setenv("PYTHONPATH", str(ROOT))
-    running = RunningServer(here, ALPHABET)
-    yield running
-    running.kill()
+    yield from serve(here, monkeypatch, ALPHABET)
 
 
 class BadDay(threading.Thread):

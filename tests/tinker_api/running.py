@@ -6,9 +6,11 @@ import json
 import subprocess
 import sys
 import urllib.request
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pytest
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
@@ -59,6 +61,17 @@ class RunningServer:
     def _post(self, what: str, content: dict[str, Any]) -> None:
         data = json.dumps(content).encode()
         urllib.request.urlopen(f"{self.url}/admin/{what}", data=data, timeout=30).close()
+
+
+def serve(
+    directory: Path, monkeypatch: pytest.MonkeyPatch, alphabet: str, *options: str
+) -> Iterator[RunningServer]:
+    """Keep a server for a campaign whose workers are given its key and find the tests' plugins."""
+    monkeypatch.setenv("TINKER_API_KEY", KEY)
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    running = RunningServer(directory, alphabet, *options)
+    yield running
+    running.kill()
 
 
 def write_tokenizer(directory: Path, alphabet: str, *, end: str | None = "<end>") -> Path:
