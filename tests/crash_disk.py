@@ -33,6 +33,15 @@ WRITING = os.O_WRONLY | os.O_RDWR
 MOMENTS = ("before", "half", "after", "intrude")
 
 
+def deaths_at(operation: int, disk: Disk) -> tuple[str, ...]:
+    """Give the ways to die at an operation that leave different disks, by a life that did not.
+
+    To die before an operation is to die after the one before it, and only a write ends half-way.
+    """
+    first = ("before",) if operation == 1 else ()
+    return (*first, *(("half",) if operation in disk.written else ()), "after")
+
+
 class Killed(BaseException):
     """The process is gone."""
 
@@ -63,6 +72,7 @@ class Disk:
         *,
         loses_power: bool = False,
         before: Disk | None = None,
+        before_sync: Callable[[], None] | None = None,
     ) -> None:
         """Watch a directory.
 
@@ -74,12 +84,15 @@ class Disk:
             loses_power: keep what a power loss would leave, for `image`.
             before: an earlier life here that ended without a power loss: what it had not synced is
                 still not synced.
+            before_sync: is called before each sync: until then, what a power loss would leave did not change.
         """
         self.operations = 0
         self.made: list[int] = []  # operations that gave something the name it keeps
+        self.written: set[int] = set()  # operations that can end half-way
         self.is_dead = False
         self._root = str(root)
         self._stop_at, self._moment, self._on_intrude = stop_at, moment, on_intrude
+        self._before_sync = before_sync
         self._real = {name: getattr(os, name) for name in WRITERS}
         self._path_of: dict[int, str] = {}
         self._writable: set[int] = set()  # the others may have been closed behind our back, by a file object
@@ -146,10 +159,14 @@ class Disk:
     def _count(self, moment: str, name: str, arguments: Any) -> None:
         if moment == "before":
             self.operations += 1
+            if name in ("write", "pwrite"):
+                self.written.add(self.operations)
+            if name == "fsync" and self._before_sync is not None:
+                self._intrude(self._before_sync)
         if self.operations != self._stop_at or self.is_dead:
             return
         if self._moment == "intrude" and moment == "before":
-            self._intrude()
+            self._intrude(self._on_intrude)
         elif self._moment == "half" and name in ("write", "pwrite") and moment == "before":
             part = bytes(arguments[1])[: len(arguments[1]) // 2]
             self._do(name, (arguments[0], part, *arguments[2:]), {})
@@ -161,12 +178,12 @@ class Disk:
         self.is_dead = True
         raise Killed
 
-    def _intrude(self) -> None:
+    def _intrude(self, act: Callable[[], None]) -> None:
         wrapped = {name: getattr(os, name) for name in WRITERS}
         for name, real in self._real.items():
             setattr(os, name, real)
         try:
-            self._on_intrude()
+            act()
         finally:
             for name, call in wrapped.items():
                 setattr(os, name, call)

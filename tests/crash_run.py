@@ -29,7 +29,7 @@ from retrain.records.manifest import (
     write_manifest,
 )
 from retrain.trainer import checkpoint
-from tests.crash_disk import MOMENTS, Disk
+from tests.crash_disk import MOMENTS, Disk, deaths_at
 
 REWRITE_EVERY = 3  # steps: samples are rewritten in a short life too
 STEPS, SAVE_EVERY, HASH, RUN = 5, 2, "hash", "grpo_s0"
@@ -177,19 +177,19 @@ def _manifest() -> Manifest:
     return new_manifest("crash", HASH, [PlannedRun(RUN, "grpo", 0, STEPS, HASH)], Path("/"))
 
 
-def operations_of_a_life(root: Path) -> int:
-    manifest = fresh(root)
-    disk = Disk(root)
+def undisturbed(root: Path) -> Disk:
+    """Give the disk of a life that nothing ends."""
+    manifest, disk = fresh(root), Disk(root)
     with disk.installed():
         live(root, manifest)
-    return disk.operations
+    return disk
 
 
 def every_point(root: Path) -> Verdict:
     """Stop at every operation in turn, in every way, and go on once."""
-    verdict = Verdict()
-    for at in range(1, operations_of_a_life(root / "count") + 1):
-        for moment in MOMENTS:
+    verdict, whole = Verdict(), undisturbed(root / "count")
+    for at in range(1, whole.operations + 1):
+        for moment in (*deaths_at(at, whole), "intrude"):
             _plan(root / "plan", [(at, moment)], verdict)
     return verdict
 
@@ -197,12 +197,10 @@ def every_point(root: Path) -> Verdict:
 def random_kills(root: Path, plans: int, seed: int = 0) -> Verdict:
     """Stop several lives in a row, each at a random operation in a random way; until the first problem."""
     chance, verdict = random.Random(seed), Verdict()
-    most = operations_of_a_life(root / "count")
+    most = undisturbed(root / "count").operations
     while verdict.plans < plans and not verdict.problems:
-        lives = chance.randint(1, LIVES)
-        _plan(
-            root / "plan", [(chance.randint(1, most), chance.choice(MOMENTS)) for _ in range(lives)], verdict
-        )
+        lives = range(chance.randint(1, LIVES))
+        _plan(root / "plan", [(chance.randint(1, most), chance.choice(MOMENTS)) for _ in lives], verdict)
     return verdict
 
 
@@ -228,7 +226,8 @@ def _plan(root: Path, kills: list[tuple[int, str]], verdict: Verdict) -> None:
     for at, moment in kills:
         disk = Disk(root, at, moment, lambda: live(root, manifest))
         _live_on(disk, root, manifest, verdict)
-        look(root, verdict, f"{kills} after {moment} {at}")
+        if disk.is_dead:  # of one that ended by itself, the end is judged
+            look(root, verdict, f"{kills} after {moment} {at}")
     _live_on(Disk(root), root, manifest, verdict)
     judge(root, verdict, str(kills))
     shutil.rmtree(root)
@@ -240,7 +239,7 @@ def power_losses(root: Path, plans: int, seed: int = 0) -> Verdict:
     Some lives end by a kill instead, which leaves what is not synced to the lives after it.
     """
     chance, verdict = random.Random(seed), Verdict()
-    most = operations_of_a_life(root / "count")
+    most = undisturbed(root / "count").operations
     while verdict.plans < plans and not verdict.problems:
         _plan_of_losses(root / f"plan-{verdict.plans}", most, chance, verdict)
     return verdict
@@ -249,25 +248,27 @@ def power_losses(root: Path, plans: int, seed: int = 0) -> Verdict:
 def losses_after_kills(root: Path) -> Verdict:
     """Kill one life right after it gave something a name, and take the power from the next, anywhere."""
     verdict = Verdict()
-    counting = Disk(root / "count")
-    manifest = fresh(root / "count")
-    with counting.installed():
-        live(root / "count", manifest)
-    for made in counting.made:
-        for lost in range(1, counting.operations + 1):
-            now, after, saved = root / "plan", root / "after", [0]
-            fresh(now)
-            verdict.plans += 1
-            killed = Disk(now, made, "after", loses_power=True)
-            _live_on(killed, now, manifest, verdict, saved.append)
-            disk = Disk(now, lost, "after", loses_power=True, before=killed)
-            _live_on(disk, now, manifest, verdict, saved.append)
-            after.mkdir()
-            disk.image(Unlucky(), after)
-            look(after, verdict, f"killed at {made}, power lost at {lost}", saved_step=saved[-1])
-            shutil.rmtree(now)
-            shutil.rmtree(after)
+    for made in undisturbed(root / "count").made:
+        _lose_power_after(made, root / "plan", root / "after", verdict)
     return verdict
+
+
+def _lose_power_after(made: int, now: Path, after: Path, verdict: Verdict) -> None:
+    manifest, saved = fresh(now), [0]
+    killed = Disk(now, made, "after", loses_power=True)
+    _live_on(killed, now, manifest, verdict, saved.append)
+
+    def lose_power() -> None:
+        after.mkdir()
+        disk.image(Unlucky(), after)
+        look(after, verdict, f"killed at {made}, power lost at {disk.operations}", saved_step=saved[-1])
+        shutil.rmtree(after)
+        verdict.plans += 1
+
+    disk = Disk(now, loses_power=True, before=killed, before_sync=lose_power)
+    _live_on(disk, now, manifest, verdict, saved.append)
+    lose_power()
+    shutil.rmtree(now)
 
 
 class Unlucky(random.Random):
