@@ -1,4 +1,9 @@
-"""Keeps manifest.json in step with the runs: one look at each run that changed, one write now and then."""
+"""Keeps manifest.json in step with the runs: one look at each run that changed, one write now and then.
+
+It is written as a whole, so it waits until a twentieth of the runs have changed: what it costs then grows
+with the changes, and not with changes times runs. Nobody waits for it, because `status`, `report` and
+`resume` read the runs themselves.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +22,8 @@ from retrain.records.manifest import (
     write_manifest,
 )
 
-EVERY_S = 2.0  # writing a thousand runs takes some milliseconds; `status` reads the runs anyway
+EVERY_S = 2.0  # at least between two writes
+SHARE = 0.05  # of the runs, to have changed: so a change costs the writing of some twenty entries
 
 
 class RollUp:
@@ -30,6 +36,7 @@ class RollUp:
         self._places = {run.run_id: i for i, run in enumerate(manifest.runs)}
         self._changed = set(self._places)
         self._written_at = float("-inf")
+        self._is_expected_anew = False
 
     def changed(self, run_id: str) -> None:
         """Look at a run again, at the next write."""
@@ -51,16 +58,18 @@ class RollUp:
         return self._manifest
 
     def expect(self, expected: Expectation) -> None:
-        """Take note of how long the campaign is expected to take, or took; written at the next write."""
+        """Take note of how long the campaign is expected to take, or took; written with the next end."""
+        self._is_expected_anew = True
         self._manifest = replace(self._manifest, expected=expected)
 
     def keep(self) -> None:
-        """Write if the last time is long enough ago.
+        """Write if the last time is long enough ago, and enough has changed since.
 
         Raises:
             RecordsError: not possible; the manifest on disk is an older one.
         """
-        if time.monotonic() - self._written_at >= EVERY_S:
+        is_enough = len(self._changed) >= SHARE * len(self._places) or self._is_expected_anew
+        if is_enough and time.monotonic() - self._written_at >= EVERY_S:
             self.write()
 
     def write(self, *, ended: bool = False) -> None:
@@ -72,3 +81,4 @@ class RollUp:
         self._manifest = replace(self._manifest, runs=self.entries(), ended_at=utc_now() if ended else "")
         write_manifest(self._path, self._manifest)
         self._written_at = time.monotonic()
+        self._is_expected_anew = False

@@ -125,7 +125,8 @@ def write_manifest(path: Path, manifest: Manifest) -> None:
     Raises:
         RecordsError: not possible; the old one is still there.
     """
-    write_json(path, asdict(manifest))
+    runs = [vars(run) for run in manifest.runs]  # `asdict` would copy every value of every run
+    write_json(path, asdict(replace(manifest, runs=())) | {"runs": runs})
 
 
 def read_manifest(path: Path) -> Manifest | None:
