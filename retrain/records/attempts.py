@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from retrain.records.clock import utc_now
-from retrain.records.lines import LineAppender, dump_line, parse_line, read_lines
+from retrain.records.files import read_small
+from retrain.records.lines import LineAppender, dump_line, parse_line
 from retrain.records.software import installed
 
 
@@ -102,8 +103,10 @@ def read_attempts(path: Path) -> tuple[Attempt, ...]:
         RecordsError: the file cannot be read.
     """
     attempts: dict[int, Attempt] = {}
-    for line in read_lines(path):
-        row = parse_line(line) or {}
+    for line in (read_small(path) or b"").split(
+        b"\n"
+    ):  # small, and read of every run: in as few calls as can be
+        row = (parse_line(line) if line else None) or {}
         number = row.get("attempt")
         if not isinstance(number, int):
             continue

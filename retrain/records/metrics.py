@@ -133,9 +133,12 @@ def _read_ends(path: Path, n: int, parse: Callable[[bytes], Row | None]) -> Metr
     except FileNotFoundError:
         return MetricsEnds(None, [])
     try:
-        head = map(parse, os.pread(fd, _HEAD_BYTES, 0).split(b"\n"))
+        begin = os.pread(fd, _HEAD_BYTES, 0)
+        head = map(parse, begin.split(b"\n"))
         first = next((row for row in head if row is not None and is_step(row.get("step"))), None)
-        rows = [parse(line) for line in read_tail(fd, n)]
+        is_all = len(begin) < _HEAD_BYTES
+        tail = [line for line in begin.split(b"\n") if line.strip()][-n:] if is_all else read_tail(fd, n)
+        rows = [parse(line) for line in tail]
     except OSError as error:
         raise records_error(path, "read", error) from error
     finally:
