@@ -10,6 +10,7 @@ from pathlib import Path
 from retrain.campaign.admission import Planned, admission_of
 from retrain.campaign.assign import assignment_of, open_launcher
 from retrain.campaign.endings import Ending
+from retrain.campaign.engine_change import require_left
 from retrain.campaign.events import Observer
 from retrain.campaign.expect import Expecter, looked_at, said
 from retrain.campaign.keeper import Keeper
@@ -115,6 +116,7 @@ class CampaignRun:
             RecordsError: the directory cannot be written.
         """
         with self._lock() as lock:
+            self._leave_engine()
             withdraw_request(self._files)
             remove_leftovers(self._files.directory)
             self._catch_up()
@@ -149,6 +151,11 @@ class CampaignRun:
         self._asked_to_stop = max(self._asked_to_stop, 2 if now else 1)
         if self._supervisor is not None:
             self._supervisor.stop(now=now)
+
+    def _leave_engine(self) -> None:
+        runs = {run.run_id: self.files_of(run.run_id) for run in self._plan.runs}
+        origin = read_origin(self._files)
+        require_left(self._files, origin, self._plan.campaign, runs, self._observer.notice)
 
     def _open_launcher(self) -> Launcher:
         where = Path(read_origin(self._files).where)

@@ -33,7 +33,7 @@ HABITS = ("SQUEUE_", "SCANCEL_", "SBATCH_")
 FULL = re.compile(r"job submit limit|SubmitJob|MaxJobCount|job queue full", re.IGNORECASE)
 RETRYING = "sleeping and retrying"  # sbatch, on a full queue, and it goes on for two minutes
 SLICE_S = 1.0  # how often what a command has said so far is looked at
-GONE = re.compile(r"invalid job id|already completing|already completed", re.IGNORECASE)
+GONE = re.compile(r"invalid job id|already completing|already completed|already finished", re.IGNORECASE)
 
 
 class QueueFullError(EngineDownError):
@@ -100,6 +100,16 @@ def cancel(tasks: Sequence[str], arguments: Sequence[str]) -> None:
     """
     if tasks:
         _run(["scancel", *arguments, *tasks], passed_over=GONE)
+
+
+def set_cap(job: int, at_a_time: int) -> None:
+    """Change how many tasks of an array run at a time; of one that is over nothing needs to be changed.
+
+    Raises:
+        EngineDownError: Slurm does not answer.
+        LaunchError: it refuses.
+    """
+    _run(["scontrol", "update", f"jobid={job}", f"arraytaskthrottle={at_a_time}"], passed_over=GONE)
 
 
 def array_limit() -> int:

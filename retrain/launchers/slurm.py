@@ -18,6 +18,7 @@ from retrain.launchers import _lock_proof as lock_proof
 from retrain.launchers import _slurm_commands as commands
 from retrain.launchers._asking import Asking
 from retrain.launchers._signals import signal_worker
+from retrain.launchers._slurm_caps import Caps
 from retrain.launchers._slurm_checks import check_campaign, check_engine
 from retrain.launchers._slurm_queue import Names, Queue, array_of, is_script, job_name, parse, read_queue
 from retrain.launchers._slurm_script import (
@@ -74,6 +75,7 @@ class SlurmLauncher:
         self._asking = Asking("Slurm", table.poll_seconds, assignment.say)
         self._is_unsure = False  # an array may have been taken although its sbatch failed
         self._is_full = False  # the site allows no more jobs for now
+        self._caps = Caps(self._workers, assignment.say)
         self._part = sys.maxsize  # tasks in one array, as the site has lately allowed
         self._said: dict[str, int] = {}
 
@@ -92,6 +94,10 @@ class SlurmLauncher:
             self.adopt([run_id for run_id in run_ids if run_id in known])
             self._is_unsure = False
         self._prepare()
+        if (
+            self._cap() < 1
+        ):  # others are alive without a task: by a controller that forgot, or another launcher
+            return {run_id for run_id in run_ids if run_id in self._watched}
         try:
             for first, numbers in self._arrays([r for r in run_ids if r not in self._watched]).items():
                 self._submit_in_parts(first, numbers)
@@ -179,13 +185,18 @@ class SlurmLauncher:
     def _submit_array(self, first: int, numbers: Sequence[int]) -> None:
         indices = array_of(number - first for number in numbers)
         jobs = {watch.job for watch in self._watched.values() if watch.job}
-        is_beyond = len(self._watched) + len(numbers) > self._workers
+        cap, is_beyond = self._cap(), len(self._watched) + len(numbers) > self._workers
         after = [f"--dependency=afterany:{':'.join(map(str, sorted(jobs)))}"] if is_beyond and jobs else []
         name = f"--job-name={self._the_names().of(first)}"
-        arguments = [f"--array={indices}%{self._workers}", name, *after, str(self._script), str(first)]
+        arguments = [f"--array={indices}%{cap}", name, *after, str(self._script), str(first)]
         job = commands.submit(arguments)
+        self._caps.submitted(job, cap)
         for number in numbers:
             self._watched[self._run_ids[number]] = Watch(job)
+
+    def _cap(self) -> int:
+        """Give how many tasks there may be at a time beside workers that are alive without one."""
+        return self._workers - sum(not watch.job for watch in self._watched.values())
 
     def _the_names(self) -> Names:
         """Keep to the name and the array size of the first submission, by which tasks are found again."""
@@ -228,6 +239,7 @@ class SlurmLauncher:
             if happened and isinstance(happened[-1], Ended) and happened[-1].run_id == run_id:
                 del self._watched[run_id]
                 self._to_cancel.pop(run_id, None)
+        self._caps.lift(self._cap())
         return happened
 
     def _say_what_is_held_back(self) -> None:
