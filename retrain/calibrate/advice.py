@@ -51,6 +51,8 @@ class Memory:
 
     worker: int  # the heaviest seen; 0 if none was
     free: int
+    worker_on_gpus: int = 0  # the heaviest seen, with what PyTorch keeps for later; 0 if none was
+    free_on_gpus: int = 0
 
 
 def worst_of(found: Sequence[Lengths]) -> Lengths:

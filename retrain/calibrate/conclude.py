@@ -14,7 +14,7 @@ from retrain.calibrate.advice import Advice, Memory
 from retrain.calibrate.facts import BatchFound, Lengths, StepSplit, WorkersMeasured
 from retrain.calibrate.forecast import Forecast
 from retrain.calibrate.outcome import Disk, Scaling
-from retrain.calibrate.session import Trialled
+from retrain.calibrate.session import Trialled, read_gpus
 from retrain.campaign.assign import takes_permits
 from retrain.controllers.usl import UslFit
 from retrain.errors import ConfigError
@@ -65,7 +65,9 @@ class Evidence:
     def memory(self) -> Memory:
         """Give what the heaviest worker took, and what is free now that none runs."""
         heaviest = max((trial.worker_bytes for trial in self.done.values()), default=0)
-        return Memory(heaviest, memory_available_bytes())
+        on_gpus = max((trial.worker_gpu_bytes for trial in self.done.values()), default=0)
+        free = sum(gpu.memory_total_bytes - gpu.memory_used_bytes for gpu in read_gpus())
+        return Memory(heaviest, memory_available_bytes(), on_gpus, free)
 
     @cached_property
     def batch(self) -> BatchFound | None:

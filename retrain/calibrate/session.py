@@ -8,7 +8,8 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +20,9 @@ from retrain.calibrate.trials import Trial
 from retrain.campaign.events import Observer
 from retrain.campaign.orchestrate import CampaignRun
 from retrain.campaign.run import start
+from retrain.errors import InfrastructureError
 from retrain.plan.matrix import Plan
+from retrain.system import Gpu, gpus
 from retrain.system.processes import own_memory_bytes, process_tree
 
 LAST_SAVE_S = 20.0  # for workers to leave after the budget is over; then they are ended
@@ -36,6 +39,7 @@ class Trialled:
     runs: tuple[Path, ...]  # of every run that was planned
     seconds: float
     worker_bytes: int  # the heaviest worker's memory; 0 if none was seen
+    worker_gpu_bytes: int = 0  # likewise, of all GPUs; 0 as well if the driver names no processes
 
 
 class Session:
@@ -82,7 +86,10 @@ class Session:
         finally:
             self._current = None
         runs = tuple(campaign.files_of(run.run_id).directory for run in campaign.plan.runs)
-        return Trialled(trial, campaign.plan, campaign.directory, runs, time.monotonic() - began, memory.most)
+        took_s = time.monotonic() - began
+        return Trialled(
+            trial, campaign.plan, campaign.directory, runs, took_s, memory.most, memory.most_on_gpus
+        )
 
     @contextmanager
     def _stopped_in_time(self, campaign: CampaignRun) -> Iterator[None]:
@@ -102,7 +109,7 @@ class _Memory:
     """The most that one worker of ours was seen to hold."""
 
     def __init__(self) -> None:
-        self.most = 0
+        self.most = self.most_on_gpus = 0
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._watch, daemon=True)
         self._thread.start()
@@ -113,8 +120,26 @@ class _Memory:
 
     def _watch(self) -> None:
         while not self._ended.wait(WATCH_EVERY_S):
-            for worker in process_tree(os.getpid()) - {os.getpid()}:
+            workers = process_tree(os.getpid()) - {os.getpid()}
+            for worker in workers:
                 self.most = max(self.most, own_memory_bytes([worker]))
+            self.most_on_gpus = max(self.most_on_gpus, heaviest_on(read_gpus(), workers))
+
+
+def heaviest_on(found: Iterable[Gpu], workers: Collection[int]) -> int:
+    """Give the most bytes of GPU memory that one of these processes holds, over all GPUs."""
+    held: Counter[int] = Counter()
+    for gpu in found:
+        held.update({pid: size for pid, size in gpu.process_memory_bytes.items() if pid in workers})
+    return max(held.values(), default=0)
+
+
+def read_gpus() -> list[Gpu]:
+    """Read the GPUs; none where there are some that cannot be read: they are a side note here."""
+    try:
+        return gpus()
+    except InfrastructureError:
+        return []
 
 
 @contextmanager

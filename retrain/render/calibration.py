@@ -113,6 +113,12 @@ def _facts(found: Calibration) -> Iterable[str]:
         yield _batch(found.batch)
     if found.memory.worker:
         yield f"memory: {found.memory.worker / 1e6:.0f} MB a worker, {found.memory.free / GIB:.1f} GiB free"
+    if found.memory.worker_on_gpus:
+        taken, free = found.memory.worker_on_gpus, found.memory.free_on_gpus
+        yield (
+            f"GPU memory: {taken / GIB:.1f} GiB a worker, with what PyTorch keeps for later; "
+            f"{free / GIB:.1f} GiB free"
+        )
     if found.out_of_memory_at is not None:
         yield (
             f"{found.out_of_memory_at} prompts at a time did not fit in memory: steps were taken in parts, "
