@@ -15,7 +15,7 @@ from retrain.plan.history import History, learn, of_runs
 from retrain.plan.learned import learned_for
 from retrain.plan.matrix import Plan, plan_runs
 from retrain.plan.measured import measure_run
-from retrain.plan.preflight import TaskFacts, preflight
+from retrain.plan.preflight import preflight
 from retrain.plan.warnings import warnings_of
 from retrain.records.layout import CampaignFiles, RunFiles
 from retrain.records.manifest import Expectation
@@ -186,8 +186,8 @@ def test_after_a_resume_only_what_the_new_attempt_warmed_up_is_left_out(tmp_path
 def test_more_workers_than_cores_are_no_advice_to_a_backend_that_computes_on_them(tmp_path: Path) -> None:
     plan = _plan(tmp_path, seeds=[0, 1, 2], parallel=True, max_workers=2)
     record_campaign(plan, "c-20250131T120000Z-0a1b", closing_s=0.0)
-    facts, history = preflight(plan, "c.toml"), learn(tmp_path)
-    offers = [explain_plan(plan, facts, history, cores, "c.toml").wall_time for cores in (2.0, 4.0)]
+    answers, history = preflight(plan, "c.toml"), learn(tmp_path)
+    offers = [explain_plan(plan, answers, history, cores, "c.toml").wall_time for cores in (2.0, 4.0)]
     assert [[c.setting for c in time.changes] for time in offers if time] == [
         [],
         ["campaign.max_workers = 3"],
@@ -256,9 +256,9 @@ def test_a_throttle_that_never_trains_is_said_before_it_waits(level: str, is_sai
 def test_only_where_a_completion_is_the_answer_does_its_length_bound_max_tokens(backend, is_generous) -> None:
     raw = {"backend": {"backend": backend}, "training": {"max_tokens": 1024}, "campaign": {"seeds": [0]}}
     plan = plan_runs(parse(raw, "c.toml", try_plugins=False), "c.toml")
-    facts = dict.fromkeys(plan.first_runs(), TaskFacts(9, 1, longest_answer=3))
-    assert any("longest answer" in line for line in warnings_of(plan, facts, 2.0)) == is_generous
-    line = _line(explain_plan(plan, facts, None, 2.0, "c.toml"), "max_tokens set on purpose")
+    answers = dict.fromkeys(plan.first_runs(), 3)
+    assert any("longest answer" in line for line in warnings_of(plan, answers, 2.0)) == is_generous
+    line = _line(explain_plan(plan, answers, None, 2.0, "c.toml"), "max_tokens set on purpose")
     assert line.state == ("warn" if is_generous else "pass")
 
 

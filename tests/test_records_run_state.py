@@ -9,9 +9,9 @@ from retrain.records.locks import hold
 from retrain.records.run_state import (
     Progress,
     RunState,
+    inspect_run,
     read_done,
     read_progress,
-    run_state,
     write_done,
     write_progress,
 )
@@ -55,16 +55,16 @@ def test_attempts_survive_a_file_cut_anywhere(run):
 
 
 def test_a_run_of_which_nothing_is_there_is_pending(run):
-    assert run_state(RunFiles(run.directory / "missing")) == RunState.PENDING
-    assert run_state(run) == RunState.PENDING
+    assert inspect_run(RunFiles(run.directory / "missing")).state == RunState.PENDING
+    assert inspect_run(run).state == RunState.PENDING
 
 
 def test_a_run_is_running_only_while_its_lock_is_held(run):
     write_progress(run.status, Progress("running", "sample", 3, 10, 1))
     with hold(run.lock):
         begin_attempt(run.attempts)
-        assert run_state(run) == RunState.RUNNING
-    assert run_state(run) == RunState.DIED
+        assert inspect_run(run).state == RunState.RUNNING
+    assert inspect_run(run).state == RunState.DIED
 
 
 @pytest.mark.parametrize("ending", ["failed", "infrastructure", "timeout", "stalled", "interrupted"])
@@ -73,16 +73,16 @@ def test_an_ended_run_is_what_its_last_attempt_ended_as(run, ending):
     end_attempt(run.attempts, 1, "infrastructure")
     begin_attempt(run.attempts)
     end_attempt(run.attempts, 2, ending)
-    assert run_state(run) == ending
+    assert inspect_run(run).state == ending
 
 
 def test_a_run_is_done_only_for_the_config_that_it_finished(run):
     begin_attempt(run.attempts)
     end_attempt(run.attempts, 1, "done")
     write_done(run.done, "abc", {"eval_reward": 0.9})
-    assert run_state(run, "abc") == RunState.DONE
-    assert run_state(run) == RunState.DONE
-    assert run_state(run, "other") == RunState.PENDING
+    assert inspect_run(run, "abc").state == RunState.DONE
+    assert inspect_run(run).state == RunState.DONE
+    assert inspect_run(run, "other").state == RunState.PENDING
     assert read_done(run.done).result == {"eval_reward": 0.9}
 
 
@@ -108,4 +108,4 @@ def test_a_status_that_is_none_is_an_error_with_its_path(run, content):
 def test_a_done_file_without_a_config_does_not_count_as_done(run):
     run.done.write_text("{}")
     with pytest.raises(RecordsError, match=r"done\.json"):
-        run_state(run)
+        inspect_run(run)

@@ -96,7 +96,6 @@ class World:
         self.alive: dict[str, Worker] = {}
         self.most_alive = 0
         self.started: list[str] = []
-        self.adopted: list[str] = []
         self._ended: list[Ended] = []
         self._orders: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._obeyed = threading.Semaphore(0)
@@ -125,7 +124,7 @@ class World:
         self.most_alive = max(self.most_alive, len(self.alive))
 
     def adopt(self, run_ids: Sequence[str]) -> None:
-        self.adopted += run_ids
+        """Its workers are in this very world."""
 
     def poll(self, timeout_s: float) -> Sequence[Ended]:
         """Tell that the last order is carried out, and wait for the next; ends are told at once."""

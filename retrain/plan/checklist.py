@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Literal
 
 from retrain.plan.durations import about
 from retrain.plan.matrix import Plan, RunPlan
-from retrain.plan.preflight import TaskFacts
 from retrain.plan.warnings import GENEROUS, answers_alone, shares_cores
 
 if TYPE_CHECKING:
@@ -39,7 +38,7 @@ class Decisions:
     """What the answers are taken from."""
 
     plan: Plan
-    facts: Mapping[str, TaskFacts]
+    longest_answers: Mapping[str, int]  # characters, by condition
     learned: Learned | None
     time: WallTime | None
     cores: float
@@ -84,7 +83,7 @@ class Decisions:
         if not is_set:
             return Check(question, "warn", f"nobody set it: {allowed} is the default", calibrate)
         alone = all(answers_alone(run.config) for run in self.plan.runs)
-        need = max((facts.longest_answer for facts in self.facts.values() if alone), default=0)
+        need = max(self.longest_answers.values(), default=0) if alone else 0
         cut, rate = self._most_cut_off()
         if rate > OFTEN_CUT:
             return Check(question, "warn", f"it cuts off {rate:.0%} of the completions of {cut}", calibrate)

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 from retrain.config.schema import Config
 from retrain.plan.checklist import Check, Decisions
 from retrain.plan.matrix import Plan, RunPlan
-from retrain.plan.preflight import TaskFacts
 from retrain.plan.warnings import warnings_of
 
 if TYPE_CHECKING:
@@ -67,7 +66,7 @@ class Explanation:
 
 def explain_plan(
     plan: Plan,
-    facts: Mapping[str, TaskFacts],
+    longest_answers: Mapping[str, int],
     history: History | None,
     cores: float,
     file_name: str,
@@ -81,7 +80,7 @@ def explain_plan(
 
     Args:
         plan: what would run.
-        facts: each condition's task.
+        longest_answers: of each condition's task, in characters.
         history: earlier runs; None if none is known.
         cores: CPU cores that this machine really gives.
         file_name: for the commands.
@@ -94,7 +93,7 @@ def explain_plan(
     learned, time = _estimated(plan, history, cores) if history is not None else (None, None)
     pilot = _pilot_command(plan, file_name)
     learned_from = learned_from or shlex.quote(str(plan.log_dir))
-    decisions = Decisions(plan, facts, learned, time, cores, file_name, pilot, learned_from)
+    decisions = Decisions(plan, longest_answers, learned, time, cores, file_name, pilot, learned_from)
     return Explanation(
         name=plan.name,
         conditions=tuple(_condition(run, plan, first[plan.conditions[0]]) for run in first.values()),
@@ -108,7 +107,7 @@ def explain_plan(
         wall_time=time,
         unknown=() if time is not None else UNKNOWN,
         pilot_command=pilot,
-        warnings=tuple(warnings_of(plan, facts, cores)),
+        warnings=tuple(warnings_of(plan, longest_answers, cores)),
         checklist=decisions.checklist(budget_s, sets_max_tokens=sets_max_tokens),
         script=script,
     )

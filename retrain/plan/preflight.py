@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from retrain import registry
@@ -15,37 +15,28 @@ if TYPE_CHECKING:
     from retrain.tasks import Task
 
 
-@dataclass(frozen=True)
-class TaskFacts:
-    """What planning wants to know of a condition's task."""
-
-    train_prompts: int
-    held_out_prompts: int
-    longest_answer: int
-
-
-def preflight(plan: Plan, source: str) -> dict[str, TaskFacts]:
+def preflight(plan: Plan, source: str) -> dict[str, int]:
     """Build each distinct task, and ask backends about the runs.
 
     Returns:
-        Facts of each condition's task.
+        The length of the longest answer in each condition's task, in characters; 0 if it has none.
 
     Raises:
         ConfigError: every problem found.
     """
-    facts: dict[str, TaskFacts] = {}
+    longest_answers: dict[str, int] = {}
     problems: dict[str, None] = {}
     built: dict[str, Task] = {}
     for run in {run.condition: run for run in plan.runs}.values():  # a seed changes nothing here
         data = run.config.data
         key = json.dumps([data.task, data.options, data.seed], default=str, sort_keys=True)
         task = built[key] = built.get(key) or _task(run)
-        facts[run.condition] = TaskFacts(len(task.train), len(task.held_out), task.longest_answer)
+        longest_answers[run.condition] = task.longest_answer
         found = _backend_problems(replace(run.config, campaign=plan.campaign), task)
         problems.update(dict.fromkeys(f"{source} {problem}" for problem in found))
     if problems:
         raise ConfigError(list(problems))
-    return facts
+    return longest_answers
 
 
 def _task(run: RunPlan) -> Task:

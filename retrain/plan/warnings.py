@@ -7,7 +7,6 @@ from collections.abc import Iterator, Mapping
 from retrain import registry
 from retrain.config.schema import Campaign, Config, RateLimiter
 from retrain.plan.matrix import Plan, RunPlan
-from retrain.plan.preflight import TaskFacts
 
 GENEROUS = 8  # times the longest answer: more room than any completion needs
 CPU_BACKENDS = ("numpy",)
@@ -30,10 +29,10 @@ def shares_cores(plan: Plan) -> bool:
     return plan.campaign.launcher == "local" and computes_here(plan.runs[0].config)
 
 
-def warnings_of(plan: Plan, facts: Mapping[str, TaskFacts], cores: float) -> Iterator[str]:
+def warnings_of(plan: Plan, longest_answers: Mapping[str, int], cores: float) -> Iterator[str]:
     """Give one line each."""
     yield from _too_few_cores(plan, cores)
-    yield from _room_to_ramble(plan, facts)
+    yield from _room_to_ramble(plan, longest_answers)
     yield from _without_effect(plan)
     yield from _never_trains(plan)
     yield from _different_batches(plan)
@@ -49,9 +48,9 @@ def _too_few_cores(plan: Plan, cores: float) -> Iterator[str]:
         )
 
 
-def _room_to_ramble(plan: Plan, facts: Mapping[str, TaskFacts]) -> Iterator[str]:
+def _room_to_ramble(plan: Plan, longest_answers: Mapping[str, int]) -> Iterator[str]:
     for label, run in plan.first_runs().items():
-        need = facts[label].longest_answer if label in facts else 0
+        need = longest_answers.get(label, 0)
         allowed = run.config.training.max_tokens
         if need and run.max_steps and answers_alone(run.config) and allowed > GENEROUS * (need + 1):
             yield (

@@ -126,11 +126,6 @@ def read_done(path: Path) -> Done | None:
     return Done(found["config_hash"], str(found.get("finished_at", "")), result)
 
 
-def run_state(files: RunFiles, config_hash: str = "") -> RunState:
-    """Tell a run's state from its files; see `inspect_run`."""
-    return inspect_run(files, config_hash).state
-
-
 def inspect_run(files: RunFiles, config_hash: str = "") -> Inspection:
     """Tell a run's state from its files, and give what says so.
 
