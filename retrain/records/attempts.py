@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -45,8 +46,7 @@ def begin_attempt(path: Path, *, resumed_from_step: int = 0) -> int:
     Raises:
         RecordsError: the file cannot be read or written.
     """
-    lines = LineAppender(path)  # repairs first, so that the number below is read from whole lines
-    try:
+    with closing(LineAppender(path)) as lines:  # repairs first, so that whole lines are read below
         number = max((a.number for a in read_attempts(path)), default=0) + 1
         begin = {
             "event": "begin",
@@ -60,8 +60,6 @@ def begin_attempt(path: Path, *, resumed_from_step: int = 0) -> int:
         }
         lines.append(dump_line(begin))
         lines.sync()
-    finally:
-        lines.close()
     return number
 
 
@@ -88,12 +86,9 @@ def end_attempt(
         "message": message,
         "duration_s": duration_s,
     }
-    lines = LineAppender(path)
-    try:
+    with closing(LineAppender(path)) as lines:
         lines.append(dump_line(end))
         lines.sync()
-    finally:
-        lines.close()
 
 
 def read_attempts(path: Path) -> tuple[Attempt, ...]:

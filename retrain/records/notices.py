@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -34,11 +35,8 @@ class NoticeBook:
         if about == self._about:
             return
         self._about = about
-        lines = LineAppender(self._path)
-        try:
+        with closing(LineAppender(self._path)) as lines:
             lines.append(dump_line({"at": utc_now(), "text": text}))
-        finally:
-            lines.close()
 
 
 def parse_notice(line: bytes) -> Notice | None:
