@@ -19,9 +19,7 @@ class NumpyOptions:
     hidden: int = 64  # numbers in the recurrent state
     dtype: str = "float32"  # float64 is slower and checks gradients
     optimizer: str = "adam"  # sgd: plain, for which [scaling].rule = "adascale" was derived
-    api_latency_s: float = (
-        0.0  # above 0: each call holds a permit and takes this much longer, to rehearse an API
-    )
+    api_latency_s: float = 0.0  # above 0: calls hold permits and take so much longer, to rehearse an API
 
 
 _RULES: Mapping[str, Rule] = {

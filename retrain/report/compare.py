@@ -43,9 +43,7 @@ class SideResult:
     failed: int  # ended badly: not counted
     unfinished: int  # not there yet: not counted
     silent: int  # there, but without this metric
-    steps: (
-        tuple[int, int] | None
-    )  # after which runs that count are judged, fewest and most; None: no such run
+    steps: tuple[int, int] | None  # fewest and most after which runs that count are judged; None: no such run
     values: tuple[tuple[int | None, float], ...]  # seed, value
     sample: Sample
 

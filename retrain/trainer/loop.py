@@ -140,10 +140,6 @@ class Trainer:
         self._parts.journal.phase("evaluate", self.step)
         return self._held_out.row()
 
-    def _sample_undisturbed(self, prompts: Sequence[Prompt], how: Sampling) -> list[Group]:
-        with self._source.exclusive():
-            return self._sample(prompts, how)
-
     def close(self) -> None:
         """Stop sampling; the backend is its owner's to close."""
         self._source.close()
@@ -195,7 +191,7 @@ class Trainer:
                 stats = self._update(samples, size)
         informative = len({sample.group for sample in samples})
         facts = StepFacts(batch.tokens, watch.elapsed_s(), stats, informative)
-        row = self._row(size, facts, batch, samples) | watch.row() | self._source.row()
+        row = self._row(size, facts, batch) | watch.row() | self._source.row()
         sampled = take_sampling_work(self._parts.backend)
         row |= roofline_row(self._parts.config.backpressure, sampled, stats.work)
         row |= self._steering.observe(size, facts)
@@ -219,13 +215,7 @@ class Trainer:
             raise NonFiniteError(f"step {self.step + 1}: loss {stats.loss}, gradient norm {stats.grad_norm}")
         return stats
 
-    def _row(
-        self,
-        size: StepSize,
-        facts: StepFacts,
-        batch: ScoredBatch,
-        samples: Sequence[TrainingSample],
-    ) -> dict[str, Any]:
+    def _row(self, size: StepSize, facts: StepFacts, batch: ScoredBatch) -> dict[str, Any]:
         run = self._parts.config.run
         stats, groups = facts.stats, len(batch.groups)
         rollouts = batch.rollouts
@@ -258,6 +248,10 @@ class Trainer:
 
     def _sample(self, prompts: Sequence[Prompt], how: Sampling) -> list[Group]:
         return self._settle(self._parts.backend.sample(prompts, how))
+
+    def _sample_undisturbed(self, prompts: Sequence[Prompt], how: Sampling) -> list[Group]:
+        with self._source.exclusive():
+            return self._sample(prompts, how)
 
     def _settle(self, result: MaybeAwaitable[T]) -> T:
         return self._parts.calls.settle(result)
