@@ -3,6 +3,8 @@
 A hint and nothing more: a watcher that hears nothing looks by itself every few milliseconds.
 It is a datagram socket, not a named pipe in the directory, which would hang or fail whoever
 copies or searches the directory. On Linux its name is in no file system at all.
+
+A holder that is killed rings no bell; there the watcher hears the kernel say that its process ended.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ import os
 import select
 import socket
 import sys
+from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 
@@ -45,17 +48,34 @@ class Ear:
         self._address = address
         self._poll = select.poll()
         self._socket: Descriptor | None = None
+        self._followed: dict[int, Descriptor] = {}  # processes, by descriptor
         with GUARD, contextlib.suppress(OSError):
             self._socket = _bound(address)
             self._poll.register(self._socket.fileno(), select.POLLIN)
 
+    def follow(self, pids: Iterable[int]) -> None:
+        """Hear these processes end too, where the system tells; a number of no process is passed over."""
+        if sys.platform != "linux":
+            return
+        for pid in pids:
+            with GUARD, contextlib.suppress(OSError, OverflowError):  # a record may hold anything
+                process = Descriptor(os.pidfd_open(pid))
+                self._followed[process.fileno()] = process
+                self._poll.register(process.fileno(), select.POLLIN)
+
     def wait(self, timeout_s: float) -> None:
-        """Sleep until the bell rings or the time is over."""
-        if self._poll.poll(timeout_s * 1000) and self._socket is not None:
-            os.read(self._socket.fileno(), 1)
+        """Sleep until the bell rings, a process that is followed ends, or the time is over."""
+        for fd, _ in self._poll.poll(timeout_s * 1000):
+            if process := self._followed.pop(fd, None):
+                self._poll.unregister(fd)  # it would wake us for ever
+                process.close()
+            else:
+                os.read(fd, 1)
 
     def close(self) -> None:
         """Leave the address to the next watcher."""
+        for process in self._followed.values():
+            process.close()
         if self._socket is not None:
             self._socket.close()
             if not self._address.startswith("\0"):

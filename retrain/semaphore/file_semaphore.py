@@ -29,7 +29,8 @@ from retrain.semaphore.state import (
 )
 from retrain.semaphore.turnstile import Turnstile
 
-LOOK_AGAIN_S = 0.02  # the death of a holder rings no bell; its permit is to be free within 50 ms
+LOOK_AGAIN_S = 0.02  # a hint may be missed; a permit is to be free within 50 ms of its holder's death
+FOLLOWED = 64  # holders whose death wakes the watcher at once; each costs it an open file
 
 
 class FileSemaphore:
@@ -105,11 +106,12 @@ class FileSemaphore:
             raise ValueError(f"timeout_s: got {timeout_s!r}; needs 0 or more seconds, or None")
         deadline = None if timeout_s in (None, math.inf) else time.monotonic() + timeout_s
         description = describe_holder(self._label)
-        slot = self._take_at_once() or (self._wait(deadline) if timeout_s != 0 else None)
+        slot = self._take_at_once(description) or (
+            self._wait(deadline, description) if timeout_s != 0 else None
+        )
         if slot is None:
             return False
         try:
-            write_holder(slot, description)
             with GUARD:
                 self._held.append((threading.get_ident(), slot))
         except BaseException:
@@ -153,23 +155,37 @@ class FileSemaphore:
         ring(self._bell)
         slot.close()
 
-    def _take_at_once(self) -> LockFile | None:
+    def _take_at_once(self, description: str) -> LockFile | None:
         inside = self._turnstile.try_enter()
         if inside is None:
             return None
         with closing(inside), closing(Slots(self._directory)) as slots:
-            return slots.take()
+            return self._signed(slots.take(), description)
 
-    def _wait(self, deadline: float | None) -> LockFile | None:
+    def _wait(self, deadline: float | None, description: str) -> LockFile | None:
         with closing(_take_seat(self._directory)):
             inside = self._turnstile.enter(deadline)
             if inside is None:
                 return None
             with closing(inside):
-                return self._watch(deadline)
+                return self._signed(self._watch(deadline), description)
+
+    def _signed(self, slot: LockFile | None, description: str) -> LockFile | None:
+        """Say who holds a slot while still inside the turnstile: the next one in reads whom to follow."""
+        if slot is None:
+            return None
+        try:
+            write_holder(slot, description)
+        except BaseException:
+            self._give_back(slot)
+            raise
+        return slot
 
     def _watch(self, deadline: float | None) -> LockFile | None:
         with closing(Slots(self._directory)) as slots, closing(Ear(self._bell)) as ear:
+            if (slot := slots.take()) is not None:
+                return slot
+            ear.follow(slots.holders(FOLLOWED))
             while (slot := slots.take()) is None:
                 left_s = math.inf if deadline is None else deadline - time.monotonic()
                 if left_s <= 0:

@@ -74,7 +74,7 @@ def inspect_semaphore(directory: Path) -> SemaphoreState:
     """
     limits = read_limits(directory)
     slots = [slot_path(directory, number) for number in range(limits.slots)]
-    holders = tuple(_read_holder(slot) for slot in slots if _is_locked(slot))
+    holders = tuple(_holder_of(slot) for slot in slots if _is_locked(slot))
     waiting = sum(_is_locked(str(seat)) for seat in sorted(directory.glob("seat-*")))
     _wake_watcher(directory)
     return SemaphoreState(limits.permits, holders, waiting)
@@ -96,9 +96,14 @@ def _wake_watcher(directory: Path) -> None:
         ring(bell_address(turnstile))
 
 
-def _read_holder(slot: str) -> Holder:
+def _holder_of(slot: str) -> Holder:
     with closing(LockFile(slot, read_only=True)) as file:
-        text = os.pread(file.fileno(), _RECORD_BYTES, 0)
+        return read_holder(file)
+
+
+def read_holder(slot: LockFile) -> Holder:
+    """Read who holds a slot, or held it last: see `write_holder`."""
+    text = os.pread(slot.fileno(), _RECORD_BYTES, 0)
     try:
         fields = json.loads(text.partition(b"\n")[0])
         since_s, now_s = float(fields["monotonic_s"]), time.monotonic()
