@@ -98,6 +98,25 @@ def test_cases_compare_what_is_printed() -> None:
         scorer.close()
 
 
+@pytest.mark.parametrize(
+    ("ending", "value"),
+    [
+        ("import sys; sys.exit(0)", 1.0),
+        ("exit()", 1.0),
+        ("raise ValueError('afterwards')", 0.0),
+        ("import sys; sys.exit(3)", 0.0),
+        ("import os, sys, signal; sys.stdout.flush(); os.kill(os.getpid(), signal.SIGSEGV)", 0.0),
+    ],
+)
+def test_a_program_that_prints_the_answer_must_also_end_well(ending: str, value: float) -> None:
+    scorer = python.open_scorer(tests="stdio", workers=1, memory_mb=256)
+    try:
+        assert score(scorer, f"{READS}\n{ending}", CASES) == Score(value)
+        assert score(scorer, ending, '[{"input": "", "output": ""}]') == Score(value)
+    finally:
+        scorer.close()
+
+
 def test_the_last_fenced_block_is_the_program() -> None:
     assert program_of("```py\na = 1\n```\nbetter:\n```\na = 2\n```") == "a = 2\n"
     assert program_of("a = 3") == "a = 3"

@@ -51,15 +51,16 @@ def _passes(program: str, given: str, wanted: str | None, deadline: float, memor
         _write(directory / "solution.py", program)
         if wanted is None:
             _write(directory / "tests.py", given)
-            return _run(directory, "", deadline, memory_bytes).startswith(b"passed")
-        output = _run(directory, given, deadline, memory_bytes, to_output=True)
-        return _lines(output.decode("utf-8", "replace")) == _lines(wanted)
+            _, verdict = _run(directory, "", deadline, memory_bytes)
+            return verdict.startswith(b"passed")
+        status, output = _run(directory, given, deadline, memory_bytes, to_output=True)
+        return status == 0 and _lines(output.decode("utf-8", "replace")) == _lines(wanted)
 
 
 def _run(
     directory: Path, given: str, deadline: float, memory_bytes: int, *, to_output: bool = False
-) -> bytes:
-    """Run the harness; give what was written to its verdict, or to its standard output."""
+) -> tuple[int, bytes]:
+    """Run the harness; give its exit status, and what was written to its verdict or standard output."""
     _write(directory / "input.txt", given)
     with (
         (directory / "input.txt").open("rb") as stdin,
@@ -79,7 +80,7 @@ def _run(
             env=_environment(directory),
         )
         try:
-            process.wait(left_s)
+            status = process.wait(left_s)
         except subprocess.TimeoutExpired:
             raise TimeoutError("the program did not finish in time") from None
         finally:
@@ -88,7 +89,7 @@ def _run(
             process.wait()
             _end_children()
         written.seek(0)
-        return written.read()
+        return status, written.read()
 
 
 @cache

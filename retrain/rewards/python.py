@@ -37,7 +37,8 @@ def score(
         prompt: its answer holds the tests.
         tests: "asserts": the answer is Python that runs after the program, in its namespace, and
             raises if it is wrong. "stdio": the answer is a JSON list of objects with "input" and
-            "output", compared by lines, blanks at their ends put aside.
+            "output", compared by lines, blanks at their ends put aside; a program that ends with an
+            error or another exit status than 0 has failed, whatever it printed.
         timeout_s: limit of all tests of a completion together, from when they begin.
         workers: programs that run at a time; 0 is one for each core.
         memory_mb: limit of a program's memory (Linux).
