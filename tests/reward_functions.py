@@ -36,6 +36,8 @@ def by_command(completion: str, prompt: Prompt) -> float:
             raise TimeoutError("asked to be late")
         case "exit":
             os._exit(3)
+        case "leave":
+            sys.exit(3)
         case "hang":
             re.match(r"(a+)+$", "a" * 40 + "b")  # holds the interpreter's lock for hours
         case "nan":

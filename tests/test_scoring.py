@@ -127,6 +127,12 @@ def test_what_a_coroutine_raises_arrives_as_it_was_raised() -> None:
         score(f"{FUNCTIONS}.by_command_later", ("raise", "raise"))
 
 
+@pytest.mark.parametrize("name", [BY_COMMAND, f"{FUNCTIONS}.by_command_later"])
+def test_a_reward_that_ends_the_process_is_named(name: str) -> None:
+    with pytest.raises(RunFailedError, match=r"the reward of prompt 0 called sys.exit\(3\)"):
+        score(name, ("right", "leave", "wrong"))
+
+
 def test_a_coroutine_that_was_cancelled_from_within_is_unscored() -> None:
     batch = score(f"{FUNCTIONS}.gives_up", ("wrong", "cancelled"))
     assert (batch.rewards.tolist(), batch.errors) == ([[0.0, 0.0]], 1)

@@ -48,6 +48,22 @@ def test_an_exception_comes_out_as_it_is(calls: EventLoopThread) -> None:
         calls.settle(fail())
 
 
+@pytest.mark.parametrize("kind", [SystemExit, KeyboardInterrupt])
+def test_a_call_that_wants_the_process_to_end_is_heard(
+    calls: EventLoopThread, kind: type[BaseException]
+) -> None:
+    async def leave() -> None:
+        raise kind
+
+    async def several() -> None:
+        await asyncio.gather(leave(), asyncio.Event().wait())
+
+    for _ in range(2):
+        with pytest.raises(kind):
+            calls.settle(several())
+    assert calls.settle(double(2)) == 4
+
+
 def test_what_still_runs_at_the_end_is_cancelled_and_may_clean_up(calls: EventLoopThread) -> None:
     events: list[str] = []
 

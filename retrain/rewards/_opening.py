@@ -48,7 +48,8 @@ class CallingScorer:
         """Score every completion, in order.
 
         Raises:
-            RunFailedError: a reward is no number; names the prompt. What the function raises stays as it is.
+            RunFailedError: a reward is no number, or left; names the prompt. What else the function raises
+                stays as it is.
         """
         given: list[Any] = []
         try:
@@ -68,6 +69,8 @@ class CallingScorer:
             return self._function(answer.completion, answer.prompt)
         except (UnscoredError, TimeoutError) as error:
             return unscored(error)
+        except SystemExit as error:
+            raise _left(answer, error) from error
 
     async def _await_all(self, answers: Sequence[Answer], given: Sequence[Any]) -> list[Score]:
         """Await what is awaitable; the first exception ends the others, and comes out as it is."""
@@ -93,11 +96,20 @@ async def _awaited(answer: Answer, given: Any, slots: asyncio.Semaphore) -> Scor
             return _score_of(answer, await given)
         except (UnscoredError, TimeoutError) as error:
             return unscored(error)
+        except SystemExit as error:
+            raise _left(answer, error) from error
         except asyncio.CancelledError:
             task = asyncio.current_task()
             if task is None or task.cancelling():
                 raise
             return unscored(UnscoredError("the reward was cancelled from within"))
+
+
+def _left(answer: Answer, error: SystemExit) -> RunFailedError:
+    return RunFailedError(
+        f"the reward of prompt {answer.prompt.id} called sys.exit({error.code!r}); "
+        'use reward = "custom" for code that may end its process'
+    )
 
 
 def _score_of(answer: Answer, given: Any) -> Score:

@@ -69,4 +69,14 @@ def _run(loop: asyncio.AbstractEventLoop) -> None:
     import asyncio
 
     with asyncio.Runner(loop_factory=lambda: loop) as runner:  # at its end: cancels tasks, closes the loop
-        runner.get_loop().run_forever()
+        while not _ran_until_stopped(runner.get_loop()):
+            pass
+
+
+def _ran_until_stopped(loop: asyncio.AbstractEventLoop) -> bool:
+    """Run; False if a task wants the process to end, which is for whoever waits for the task to hear."""
+    try:
+        loop.run_forever()
+    except (SystemExit, KeyboardInterrupt):
+        return False
+    return True
