@@ -26,7 +26,7 @@ from pathlib import Path
 
 import psutil
 
-from retrain.launchers._slurm_commands import COMMANDS
+from retrain.launchers.slurm import COMMANDS
 from retrain.records.locks import is_held
 from tests.cluster.slurm_cluster import Cluster
 

@@ -1,8 +1,9 @@
-"""What a plugin needs beyond the core: packages of an extra, keys in the environment.
+"""What a plugin needs beyond the core: packages of an extra, keys in the environment, programs.
 
 A built-in plugin's file says so in constants, which are read from its source without importing it:
 `EXTRA = "math"` (its name in pyproject.toml), `PACKAGES = ("math_verify",)` (what must be
-importable) and `KEYS = ("OPENAI_API_KEY",)` (environment variables, one of which must hold a secret).
+importable), `KEYS = ("OPENAI_API_KEY",)` (environment variables, one of which must hold a secret) and
+`COMMANDS = ("sbatch",)` (programs that must be on PATH; the first one knows `--version`).
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import ast
 import importlib
 import importlib.util
 import os
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,6 +28,7 @@ class Needs:
     extra: str = ""
     packages: tuple[str, ...] = ()
     keys: tuple[str, ...] = ()
+    commands: tuple[str, ...] = ()
 
     @property
     def command(self) -> str:
@@ -35,6 +38,10 @@ class Needs:
     def missing(self) -> list[str]:
         """List the packages that Python does not find; none is imported."""
         return [package for package in self.packages if not _is_installed(package)]
+
+    def missing_commands(self) -> list[str]:
+        """List the programs that are not on PATH."""
+        return [name for name in self.commands if shutil.which(name) is None]
 
     def has_key(self) -> bool:
         """Tell whether the environment holds a key, or none is needed."""
@@ -50,9 +57,10 @@ def needs(kind: str, name: str) -> Needs:
         for node in _source(kind, name).body
         if isinstance(node, ast.Assign)
         and isinstance(node.targets[0], ast.Name)
-        and node.targets[0].id in ("EXTRA", "PACKAGES", "KEYS")
+        and node.targets[0].id in ("EXTRA", "PACKAGES", "KEYS", "COMMANDS")
     }
-    return Needs(found.get("EXTRA", ""), found.get("PACKAGES", ()), found.get("KEYS", ()))
+    named = (found.get(name, ()) for name in ("PACKAGES", "KEYS", "COMMANDS"))
+    return Needs(found.get("EXTRA", ""), *named)
 
 
 def summary(kind: str, name: str) -> str:

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from retrain import extras, registry
+from tests.slurm_pieces import command
 
 Call = Callable[..., subprocess.CompletedProcess[str]]
 NO_KEYS = {k: v for k, v in os.environ.items() if k not in ("OPENAI_API_KEY", "JUDGE_KEY")}
@@ -91,3 +92,27 @@ def test_doctor_misses_a_log_directory_that_cannot_be_made(retrain: Call, here: 
     (here / "logs").write_text("a file")
     found = checks(retrain("doctor", "--json", env=NO_KEYS))["disk for logs"]
     assert (found["verdict"], found["found"]) == ("missing", f"{here / 'logs'} is no directory")
+
+
+def test_doctor_misses_the_commands_of_the_engine_that_a_file_names(retrain: Call, here: Path) -> None:
+    (here / "cluster.toml").write_text('[campaign]\nlauncher = "slurm"\nseeds = [0]\n')
+    nowhere = {**NO_KEYS, "PATH": "/nowhere"}
+    missing = retrain("doctor", "cluster.toml", "--json", env=nowhere)
+    assert missing.returncode == 2
+    assert checks(missing)["commands of slurm"]["found"] == "sbatch, squeue, scancel, scontrol not found"
+    assert checks(retrain("doctor", "--json", env=nowhere))["commands of slurm"]["verdict"] == "absent"
+
+
+@pytest.mark.parametrize(
+    ("conf", "verdict", "found"), [("x", "ok", "slurm 25.05.1: sbatch"), ("", "warning", "no cluster")]
+)
+def test_doctor_says_which_engine_the_commands_know(
+    conf: str, verdict: str, found: str, retrain: Call, here: Path
+) -> None:
+    for name in ("sbatch", "squeue", "scancel", "scontrol"):
+        path = command(
+            here, name, '[ "$SLURM_CONF" ] && echo slurm 25.05.1 || { echo no cluster >&2; false; }'
+        )
+    answer = retrain("doctor", "--json", env={**NO_KEYS, "PATH": path, "SLURM_CONF": conf})
+    check = checks(answer)["commands of slurm"]
+    assert (check["verdict"], check["found"][: len(found)]) == (verdict, found)

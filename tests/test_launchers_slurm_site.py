@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -15,6 +18,8 @@ from retrain.launchers import slurm as plugin
 from retrain.launchers._slurm_commands import QueueFullError, list_tasks, submit
 from retrain.launchers._slurm_queue import Names, job_name, parse
 from tests.slurm_pieces import assignment, command, expand
+
+Retrain = Callable[..., subprocess.CompletedProcess[str]]
 
 
 def a_site(
@@ -135,3 +140,13 @@ def test_a_users_settings_for_looking_by_hand_hide_no_tasks(
     said = list_tasks(["camp.0"])
     assert said.startswith(",/etc/slurm.conf:")
     assert " -a " in said
+
+
+def test_explain_counts_the_runs_that_have_a_permit_each(retrain: Retrain, campaign_file: Path) -> None:
+    api = ("--set", "campaign.max_workers=4", "--set", "backend.max_concurrent=3")
+    latency = ("--set", "backend.options.api_latency_s=0.01")
+    for launcher, at_a_time in (("slurm", 3), ("local", 4)):
+        asked = retrain(
+            "explain", campaign_file, "--json", *api, *latency, "--set", f"campaign.launcher={launcher}"
+        )
+        assert json.loads(asked.stdout)["effective_parallelism"] == at_a_time, asked.stderr

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, is_dataclass
+from dataclasses import asdict, is_dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -108,6 +108,14 @@ def check_engine(plan: Plan) -> None:
     check = registry.optional("launchers", plan.campaign.launcher, "check_engine")
     if check:
         check(_draft(plan))
+
+
+def as_launched(plan: Plan) -> Plan:
+    """Give a plan with as many workers at a time as its launcher will have: permits may allow fewer."""
+    says = registry.optional("launchers", plan.campaign.launcher, "at_a_time")
+    if says is None or not plan.campaign.parallel:
+        return plan
+    return replace(plan, campaign=replace(plan.campaign, max_workers=says(_draft(plan))))
 
 
 def launch_script(plan: Plan) -> str:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import tomli_w
 
-from retrain.campaign.assign import check_engine, check_launch, options_of
+from retrain.campaign.assign import as_launched, check_engine, check_launch, options_of
 from retrain.campaign.events import Observer, Silent
 from retrain.campaign.orchestrate import SHOWN_RUNS, CampaignRun, Outcome
 from retrain.campaign.origin import (
@@ -50,6 +50,7 @@ def start(config_path: Path, overrides: Sequence[str] = (), observer: Observer |
     plan = plan_runs(config, config_path.name)
     preflight(plan, config_path.name)
     check_launch(plan, config_path.name)
+    plan = as_launched(plan)
     check_engine(plan)
     files = CampaignFiles(create_directory(plan.log_dir, plan.name))
     campaign = CampaignRun(plan, files, observer or Silent())
@@ -85,6 +86,7 @@ def reopen(
     with contextlib.chdir(origin.where if is_here else Path.cwd()):  # relative paths start there
         plan = plan_runs(load_config(files.campaign_toml, origin.overrides), origin.name, origin.seed)
     check_launch(plan, str(files.campaign_toml))
+    plan = as_launched(plan)
     campaign = CampaignRun(plan, files, observer or Silent())
     changes = _changes(campaign, plan, files, origin)
     if changes and not accept_config_change:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from retrain.config.checks import PLUGINS
 from retrain.config.schema import Config, Logging
 from retrain.errors import InfrastructureError
 from retrain.extras import Needs, needs
+from retrain.records.text import plain
 from retrain.rewards.weighted import parts_of
 from retrain.semaphore import lock_sharing_problem
 from retrain.system import gpus
@@ -91,11 +93,12 @@ def used_plugins(configs: Sequence[Config]) -> list[Used]:
 
 
 def plugin_checks(used: Sequence[Used]) -> Iterator[Check]:
-    """Look for extras and keys: those of all plugins, and strictly for those that are used."""
+    """Look for extras, keys and programs: those of all plugins, and strictly for those that are used."""
     known = [needs(kind, name) for kind in registry.ENTRY for name in registry.names(kind)]
     needed = [(one, needs(one.kind, one.name)) for one in used]
     yield from _extra_checks(known, needed)
     yield from _key_checks(known, needed)
+    yield from _command_checks(used)
 
 
 def machine_checks(configs: Sequence[Config]) -> Iterator[Check]:
@@ -150,6 +153,34 @@ def _key_check(names: tuple[str, ...], user: str) -> Check:
     if Needs(keys=names).has_key():
         return Check(what, Verdict.OK, "set")
     return Check(what, Verdict.MISSING if user else Verdict.ABSENT, "not set", f"export {names[0]}=...")
+
+
+def _command_checks(used: Sequence[Used]) -> Iterator[Check]:
+    for kind in registry.ENTRY:
+        for name in registry.names(kind):
+            wanted = needs(kind, name)
+            if wanted.commands:
+                yield _command_check(
+                    name, wanted, is_used=any(u.kind == kind and u.name == name for u in used)
+                )
+
+
+def _command_check(name: str, wanted: Needs, *, is_used: bool) -> Check:
+    what, missing = f"commands of {name}", wanted.missing_commands()
+    if missing:
+        verdict = Verdict.MISSING if is_used else Verdict.ABSENT
+        fix = f"go to a machine that has them, or load the module that brings {missing[0]}"
+        return Check(what, verdict, f"{', '.join(missing)} not found", fix)
+    try:
+        asked = subprocess.run(
+            [wanted.commands[0], "--version"], capture_output=True, text=True, timeout=10, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return Check(what, Verdict.WARNING, plain(str(error), 200), f"try {wanted.commands[0]} --version")
+    said = plain((asked.stdout.strip() or asked.stderr.strip() or "no version").splitlines()[-1], 200)
+    if asked.returncode:
+        return Check(what, Verdict.WARNING, said, "they are here, but know of no cluster: see SLURM_CONF")
+    return Check(what, Verdict.OK, f"{said}: {', '.join(wanted.commands)}")
 
 
 def _gpu_check() -> Check:

@@ -36,7 +36,7 @@ def command(
 
     Example: retrain explain campaign.toml --from logs --budget 6h
     """
-    from retrain.campaign.assign import check_launch, launch_script
+    from retrain.campaign.assign import as_launched, check_launch, launch_script
     from retrain.config.load import load_config, sets_key
     from retrain.errors import EXIT_CONFIG
     from retrain.plan.explain import explain_plan
@@ -49,6 +49,7 @@ def command(
     budget_s = duration(budget, "--budget") if budget else None
     plan = plan_runs(load_config(file, overrides or ()), file.name)
     check_launch(plan, file.name)
+    plan = as_launched(plan)
     explanation = explain_plan(
         plan,
         preflight(plan, file.name),

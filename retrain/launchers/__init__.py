@@ -17,6 +17,7 @@ before a campaign's directory exists:
     check_campaign(assignment) -> list of problems    what cannot work whatever the engine says
     check_engine(assignment)                          ask the engine; raises LaunchError
     script(assignment) -> str                         what would be submitted, for `retrain explain`
+    at_a_time(assignment) -> int                      its cap, if permits may lower `assignment.workers`
 
 An engine tells its workers through the environment: `RETRAIN_JOB` names the engine's task (see
 `records/locks.py`: such a worker renews a lease in run.lock, because locks may not reach other machines)

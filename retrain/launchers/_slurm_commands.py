@@ -8,16 +8,15 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 import subprocess
 import time
 from collections.abc import Sequence
 
 from retrain.errors import EngineDownError, LaunchError
+from retrain.extras import needs
 from retrain.launchers._slurm_queue import FORMAT
 from retrain.records.text import plain
 
-COMMANDS = ("sbatch", "squeue", "scancel", "scontrol")
 TIMEOUT_S = 100.0  # Slurm's own commands give up on a silent controller after some ten seconds
 USUAL_ARRAY_SIZE = 1001  # Slurm's default, for a site whose configuration does not say
 # What a controller that is away, starting or busy makes its commands say; anything else is a refusal.
@@ -46,7 +45,7 @@ def require_commands() -> None:
     Raises:
         LaunchError: one is not; says what to do.
     """
-    missing = [name for name in COMMANDS if shutil.which(name) is None]
+    missing = needs("launchers", "slurm").missing_commands()
     if missing:
         raise LaunchError(
             f"{', '.join(missing)}: not found, so Slurm cannot be asked for anything from here; go to "

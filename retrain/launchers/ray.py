@@ -65,6 +65,11 @@ def check_engine(assignment: Assignment) -> None:
         require_room(table, nodes)
 
 
+def at_a_time(assignment: Assignment) -> int:
+    """Give the cap."""
+    return workers_at_a_time(assignment)
+
+
 def script(assignment: Assignment) -> str:
     """Give what would be submitted."""
     return shown(assignment, build(Ray, assignment.options))

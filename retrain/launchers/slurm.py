@@ -35,6 +35,7 @@ from retrain.records.layout import RunFiles
 
 __all__ = ["SlurmLauncher", "check_campaign", "check_engine", "open_launcher", "script"]
 
+COMMANDS = ("sbatch", "squeue", "scancel", "scontrol")  # not sacct, which needs a database
 PROOF_S = 600.0  # how long two nodes are waited for that test file locks
 
 
@@ -46,6 +47,11 @@ def open_launcher(assignment: Assignment) -> SlurmLauncher:
     """
     commands.require_commands()
     return SlurmLauncher(assignment, build(Slurm, assignment.options))
+
+
+def at_a_time(assignment: Assignment) -> int:
+    """Give the cap."""
+    return workers_at_a_time(assignment, build(Slurm, assignment.options))
 
 
 def script(assignment: Assignment) -> str:
