@@ -7,6 +7,7 @@ changes nothing by itself: the caller applies the state.
 from __future__ import annotations
 
 import dataclasses
+import math
 import threading
 import time
 from collections import deque
@@ -136,10 +137,12 @@ class TrainingThrottle:
 
         Raises:
             TimeoutError: still paused.
-            ValueError: `poll` is not a positive number.
+            ValueError: `poll` is not a positive, finite number, or `timeout` no number.
         """
-        if not poll > 0:
-            raise ValueError(f"poll={poll}: needs more than 0 seconds")
+        if not 0 < poll < math.inf:
+            raise ValueError(f"poll={poll}: needs more than 0 seconds, and a finite number")
+        if timeout is not None and math.isnan(timeout):
+            raise ValueError(f"timeout={timeout}: needs seconds, or None to wait for as long as it takes")
         stop = threading.Event() if stop is None else stop
         policy = dataclasses.replace(self._policy, dwell_s=min(self._policy.dwell_s, poll))
         began_s = self._clock()
@@ -197,7 +200,8 @@ class TrainingThrottle:
         try:
             load = self._custom_load_fn()
         except Exception as error:  # noqa: BLE001 - somebody's own code; whatever it was, nothing was read
-            return Load(unknown=(f"custom_load_fn raised {type(error).__name__}: {error}",))
+            raised = f"{type(error).__name__}: {error}"
+            return Load(unknown=(f"custom_load_fn ([throttle].load_fn) raised {raised}",))
         if load is None:
             return Load(unknown=("custom_load_fn gave None",))
         if not isinstance(load, Real) or not 0.0 <= load <= 1.0:

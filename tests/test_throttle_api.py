@@ -120,10 +120,15 @@ def test_waiting_ends_when_the_load_has_been_low_for_one_more_poll():
     assert len(seen) >= 3
 
 
-@pytest.mark.parametrize("poll", [0, -1, math.nan])
+@pytest.mark.parametrize("poll", [0, -1, math.nan, math.inf])
 def test_polling_without_a_pause_is_refused(poll):
     with pytest.raises(ValueError, match="poll="):
         under(0.9).wait_for_idle(poll=poll)
+
+
+def test_a_timeout_that_is_no_number_is_refused_rather_than_never_over():
+    with pytest.raises(ValueError, match="timeout=nan"):
+        under(0.9).wait_for_idle(timeout=math.nan, poll=0.001)
 
 
 def test_waiting_times_out():
