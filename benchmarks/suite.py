@@ -36,6 +36,8 @@ class Line:
     def limit(self) -> str:
         """The bound in words, empty without one."""
         low = f">= {self.at_least:.3g}" if math.isfinite(self.at_least) else ""
+        if low and math.isfinite(self.at_most):
+            return f"{self.at_least:.3g} to {self.at_most:.3g}"
         return f"<= {self.at_most:.3g}" if math.isfinite(self.at_most) else low
 
     @property

@@ -238,3 +238,21 @@ def test_json_holds_what_the_table_shows(tmp_path, retrain: Call):
 def test_a_metric_that_no_run_has_is_answered_with_those_there_are(tmp_path, retrain: Call):
     answer = retrain("compare", write_campaign(tmp_path, two()), "--metric", "mean_rewrad")
     assert (answer.returncode, "did you mean 'mean_reward'" in answer.stderr) == (2, True)
+
+
+def test_what_seeds_could_find_is_said_of_one_comparison_alone(tmp_path):
+    noise = {"grpo": (0.5, 0.7, 0.6), "maxrl": (0.75, 0.6, 0.7), "gtpo": (0.6, 0.75, 0.55)}
+    runs = {(name, seed): flat(x) for name, xs in noise.items() for seed, x in enumerate(xs)}
+    directory = write_campaign(tmp_path, runs)
+    assert said(compared(directory, "grpo", "maxrl")).endswith("four times in five")
+    assert "four times in five, were it the only one" in said(compared(directory))
+
+
+def test_no_step_is_advised_where_a_side_has_no_rows(tmp_path):
+    runs = {("grpo", s): flat(0.5) for s in range(3)} | {("maxrl", s): flat(0.5) for s in range(3)}
+    directory = write_campaign(tmp_path, runs)
+    for run in (directory / "runs").glob("maxrl_*"):
+        (run / "metrics.jsonl").write_text("")
+    (line,) = left_out(compared(directory).metrics[0].sides)
+    assert "maxrl 0" in line
+    assert "--step" not in line

@@ -62,7 +62,8 @@ def because(base: SideResult, side: SideResult, judged: Judged) -> str:
         parts.append(f"{significant(judged.p_adjusted)} among all these comparisons")
     if judged.verdict == Verdict.NOT_ENOUGH and gap.detectable is not None:
         least = significant(gap.detectable)
-        parts.append(f"seeds like these find a difference of {least} four times in five")
+        alone = ", were it the only one" if judged.p_adjusted != gap.p else ""
+        parts.append(f"seeds like these find a difference of {least} four times in five{alone}")
     return "; ".join(parts)
 
 
