@@ -7,11 +7,10 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from retrain.report.differences import KeyDifference, differences
-from retrain.report.final import HELD_OUT, Moment, describe, final_value, known_metrics
+from retrain.report.final import Moment, describe, final_value, known_metrics
 from retrain.report.gather import RunRecord
 from retrain.report.sides import Match, Side
 from retrain.report.statistics import (
-    FEWEST_SEEDS,
     LEVEL,
     Difference,
     Sample,
@@ -135,8 +134,8 @@ def _by_seed(runs: Sequence[RunRecord], metric: str, moment: Moment, stranger: i
     for i, run in enumerate(runs):
         value = final_value(run, metric, moment)
         if value is not None:
-            known = run.seed is not None and run.seed not in values
-            values[run.seed if known and run.seed is not None else stranger * (len(runs) + 10**6) - i] = value
+            nobodys = stranger * (len(runs) + 10**6) - i
+            values[nobodys if run.seed is None or run.seed in values else run.seed] = value
     return values
 
 
@@ -164,15 +163,3 @@ def _verdict(gap: Difference, p: float | None) -> Verdict:
     if p > 1 - LEVEL:
         return Verdict.NOT_ENOUGH
     return Verdict.HIGHER if gap.difference > 0 else Verdict.LOWER
-
-
-__all__ = [
-    "FEWEST_SEEDS",
-    "HELD_OUT",
-    "Comparison",
-    "Judged",
-    "MetricComparison",
-    "SideResult",
-    "Verdict",
-    "compare",
-]
