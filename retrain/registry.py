@@ -14,8 +14,8 @@ import ast
 import difflib
 import importlib
 import inspect
-import math
 import pkgutil
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -44,10 +44,11 @@ NotNegative: TypeAlias = float
 Fraction: TypeAlias = float
 
 NUMBER = (int, float)
+LARGEST = sys.float_info.max  # a whole number in TOML may be larger, and no float holds it then
 ACCEPTS: Mapping[str, tuple[tuple[type, ...], Callable[[Any], bool], str]] = {
-    "float": (NUMBER, math.isfinite, "a finite number"),
-    "Positive": (NUMBER, lambda value: 0 < value < math.inf, "a number above 0"),
-    "NotNegative": (NUMBER, lambda value: 0 <= value < math.inf, "a number of 0 or more"),
+    "float": (NUMBER, lambda value: abs(value) <= LARGEST, "a finite number"),
+    "Positive": (NUMBER, lambda value: 0 < value <= LARGEST, "a number above 0"),
+    "NotNegative": (NUMBER, lambda value: 0 <= value <= LARGEST, "a number of 0 or more"),
     "Fraction": (NUMBER, lambda value: 0 <= value <= 1, "a number from 0 to 1"),
     "int": ((int,), lambda value: True, "a whole number"),
     "bool": ((bool,), lambda value: True, "true or false"),

@@ -74,6 +74,18 @@ def problems(text: str, here: Path, *overrides: str) -> list[str]:
             "[algorithm.loss_params].clip_high: got 'x'; needs a number",
         ),
         (
+            f"[algorithm.loss_params]\nclip_high = 1{'0' * 400}",  # more than a float holds
+            "0; needs a number of 0 or more",
+        ),
+        (
+            f"[backend.options]\napi_latency_s = 1{'0' * 400}",
+            "0; needs seconds from 0 (no API) to 3600",
+        ),
+        (
+            f"[reward]\nreward = 'python'\nparams = {{ timeout_s = 1{'0' * 400} }}",
+            "0; needs a finite number",
+        ),
+        (
             "[data.options]\nlenght = 3",
             "[data.options].lenght: unknown parameter of 'sort'; did you mean 'length'?",
         ),

@@ -109,6 +109,12 @@ def test_back_pressure_and_permit_waits_are_those_of_the_last_step(campaign):
     )
 
 
+def test_a_number_that_no_float_holds_is_none(campaign):
+    _rows(campaign.run("grpo_s1"), [1, 2], 10**400)
+    run = _only(campaign).run("grpo", 1)
+    assert (run.step, run.reward_last, run.step_time_s) == (2, None, 2.0)
+
+
 def test_first_and_last_reward_are_told_apart(campaign):
     _rows(campaign.run("grpo_s1"), [1], reward=0.0)
     _rows(campaign.run("grpo_s1"), range(2, 11), reward=1.0)

@@ -9,9 +9,9 @@ since it never was a record.
 from __future__ import annotations
 
 import json
-import math
 import os
 import stat
+import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -120,9 +120,9 @@ def pick(line: bytes, keys: Sequence[str]) -> Row | None:
 def number_in(row: Mapping[str, object] | None, key: str) -> float | None:
     """Give a row's finite number, None if it has none of that name."""
     value = row.get(key) if row else None
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+    if isinstance(value, bool) or not isinstance(value, int | float):
         return None
-    return float(value)
+    return float(value) if abs(value) <= sys.float_info.max else None
 
 
 def read_lines(path: Path) -> Iterator[bytes]:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import Any
+
+from retrain.registry import LARGEST
 
 LARGEST_WORKERS = 1024
 
@@ -32,7 +33,7 @@ def choice_problem(key: str, value: object, choices: tuple[str, ...]) -> list[st
 
 def is_number(value: object) -> bool:
     """Tell whether a value is a finite number; true and false are none."""
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= LARGEST
 
 
 def _whole_problem(key: str, value: object, least: int, most: int) -> list[str]:

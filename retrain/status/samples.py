@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from math import isfinite
 from typing import Any, Literal
 
 from retrain.errors import RecordsError
 from retrain.records.layout import RunFiles
+from retrain.records.lines import number_in
 from retrain.records.samples import read_samples
 
 Which = Literal["", "best", "worst", "ties"]
@@ -73,7 +73,7 @@ def _near(steps: Sequence[int], step: int) -> str:
 
 
 def _sample(row: Mapping[str, Any]) -> Sample | None:
-    reward = _number(row.get("reward"))
+    reward = number_in(row, "reward")
     if reward is None:
         return None
     return Sample(
@@ -83,17 +83,11 @@ def _sample(row: Mapping[str, Any]) -> Sample | None:
         answer=str(row.get("answer", "")),
         completion=str(row.get("completion", "")),
         reward=reward,
-        advantage=_number(row.get("advantage")),
+        advantage=number_in(row, "advantage"),
         tie=row.get("tie") is True,
         tokens=_integer(row.get("tokens")),
         truncated=row.get("truncated") is True,
     )
-
-
-def _number(value: object) -> float | None:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not isfinite(value):
-        return None
-    return float(value)
 
 
 def _integer(value: object) -> int | None:
