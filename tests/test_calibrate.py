@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from retrain.calibrate import written
 from retrain.calibrate.advice import Advice
 from retrain.config.load import load_config, parse
+from tests.semaphore_processes import wait_until
 
 QUICK = ("--probe-seconds", "0.2")
 TOML = """
@@ -121,17 +122,17 @@ def test_a_budget_that_is_over_ends_the_trials_and_reports(here: Path) -> None:
     assert (here / "campaign.calibrated.toml").exists() == (done.returncode == 0)
 
 
+def rows_of_pilot(here: Path) -> int:
+    found = here.glob("logs/calibrations/*/pilot*/runs/*/metrics.jsonl")
+    return sum(path.read_bytes().count(b"\n") for path in found)
+
+
 def test_an_interrupt_keeps_what_was_measured_and_still_reports(here: Path) -> None:
     command = [sys.executable, "-m", "retrain", "calibrate", "campaign.toml", "--steps", "1000"]
     with subprocess.Popen(
         command, cwd=here, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=quiet()
     ) as process:
-        rows = 0
-        while rows < 20:  # of the pilot's first run
-            rows = sum(
-                p.read_bytes().count(b"\n")
-                for p in here.glob("logs/calibrations/*/pilot*/runs/*/metrics.jsonl")
-            )
+        wait_until(lambda: rows_of_pilot(here) >= 20)
         process.send_signal(signal.SIGINT)
         out, _ = process.communicate(timeout=60)
     assert process.returncode == 130

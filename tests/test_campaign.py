@@ -24,6 +24,7 @@ from retrain.records.locks import hold, is_held
 from retrain.records.manifest import read_manifest
 from retrain.records.metrics import read_metrics
 from retrain.records.run_state import RunState
+from tests.semaphore_processes import wait_until
 
 ROOT = Path(__file__).parent.parent
 
@@ -240,8 +241,8 @@ def test_workers_outlive_a_killed_orchestrator_and_are_adopted(campaign_file: Pa
             break
     directory = next((here / "logs").iterdir())
     locks = [RunFiles(p).lock for p in sorted((directory / "runs").iterdir())]
-    while not any(is_held(lock) for lock in locks):
-        assert orchestrator.poll() is None
+    wait_until(lambda: any(map(is_held, locks)) or orchestrator.poll() is not None)
+    assert orchestrator.poll() is None
     orchestrator.send_signal(signal.SIGKILL)
     orchestrator.wait()
     orchestrator.stderr.close()

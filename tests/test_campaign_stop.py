@@ -27,6 +27,7 @@ from retrain.records.processes import start_mark
 from retrain.records.run_state import RunState
 from retrain.records.stop_request import asked_to_stop, withdraw_request
 from retrain.worker import run as run_worker
+from tests.semaphore_processes import wait_until
 
 ROOT = Path(__file__).parent.parent
 LONG = ["campaign.max_steps=100000", "campaign.seeds=[0]", "reward.reward=tests.plugins.slow"]
@@ -37,11 +38,6 @@ Call = Callable[..., subprocess.CompletedProcess[str]]
 def _plugins_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     monkeypatch.syspath_prepend(str(ROOT))
-
-
-def wait_until(is_so: Callable[[], bool]) -> None:
-    while not is_so():
-        os.sched_yield()
 
 
 @pytest.fixture

@@ -12,6 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from retrain.records.metrics import read_metrics
+from tests.semaphore_processes import wait_until
+
 Call = Callable[..., subprocess.CompletedProcess[str]]
 
 
@@ -132,8 +135,8 @@ def test_ctrl_c_saves_and_says_how_to_go_on(campaign_file: Path, here: Path) -> 
     while "started" not in process.stderr.readline():
         pass
     run = next((here / "logs").iterdir()) / "runs" / "grpo_s0"
-    while not ((run / "metrics.jsonl").exists() and (run / "metrics.jsonl").stat().st_size):
-        assert process.poll() is None
+    wait_until(lambda: bool(read_metrics(run)) or process.poll() is not None)
+    assert process.poll() is None
     process.send_signal(signal.SIGINT)
     output, errors = process.communicate(timeout=60)
     assert process.returncode == 130

@@ -12,9 +12,11 @@ import pytest
 from retrain import worker
 from retrain.controllers.schedule import schedule_factor
 from retrain.errors import ConfigError
+from retrain.records.layout import RunFiles
 from retrain.records.metrics import read_metrics
 from retrain.records.run_state import read_progress
 from retrain.tasks import successor
+from tests.semaphore_processes import wait_until
 from tests.test_trainer import SMALL, StopAfterStep, make_run, train, weights, with_, without_times
 
 
@@ -117,14 +119,19 @@ def test_a_resumed_run_holds_the_level_that_an_undisturbed_one_holds(
     assert {row[1] for row in resumed} == {"minimal"}
 
 
+def is_paused(files: RunFiles) -> bool:
+    seen = read_progress(files.status)
+    return seen is not None and seen.phase.startswith("paused")
+
+
 def test_a_paused_run_waits_visibly_and_can_be_stopped(tmp_path: Path) -> None:
     files = make_run(tmp_path / "r", on(throttle=loaded("paused")))
     stop = threading.Event()
     ended: list[int] = []
     thread = threading.Thread(target=lambda: ended.append(worker.run(files.directory, stop)))
     thread.start()
-    while not ((seen := read_progress(files.status)) and seen.phase.startswith("paused")):
-        assert thread.is_alive()
+    wait_until(lambda: is_paused(files) or not thread.is_alive())
+    assert thread.is_alive()
     stop.set()
     thread.join()
     assert ended == [130]

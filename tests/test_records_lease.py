@@ -17,6 +17,7 @@ from retrain.records import locks
 from retrain.records.locks import hold, holder, is_held
 from retrain.records.processes import start_mark
 from retrain.worker import run as run_worker
+from tests.semaphore_processes import wait_until
 
 
 @pytest.fixture(autouse=True)
@@ -131,8 +132,7 @@ def test_a_lease_goes_on_while_its_holder_lives_and_ends_with_it(lock: Path) -> 
     held.renew()
     first = holder(lock)
     assert first is not None
-    while (now := holder(lock)) is not None and now.renewed_at == first.renewed_at:
-        pass
+    wait_until(lambda: (now := holder(lock)) is None or now.renewed_at != first.renewed_at)
     held.release()
     last = holder(lock)
     assert last is not None
