@@ -39,6 +39,7 @@ from retrain.records.attempts import begin_attempt, end_attempt
 from retrain.records.files import may_pass
 from retrain.records.layout import RunFiles, campaign_of
 from retrain.records.locks import hold, present_holder
+from retrain.records.metrics import require_steps
 from retrain.records.run_state import RunState, read_done, write_done
 from retrain.records.stop_request import asked_to_stop
 from retrain.streams import fill_closed
@@ -136,6 +137,7 @@ def _train(
     journal = Journal(files, attempt, config.training.max_steps, _outlets(config, files, attempt, found))
     step = 0
     try:
+        require_steps(files.metrics, found.step if found else 0)
         with open_trainer(config, files, journal, stop) as trainer:
             if found is not None:
                 trainer.resume(found)

@@ -175,6 +175,19 @@ def test_a_run_that_cannot_be_read_holds_up_no_other(half: Path) -> None:
     assert any("grpo_s0 is left alone" in said for said in notes.notices)
 
 
+@pytest.mark.parametrize("damage", [b"", b'{"step": 1}\n{"step": 3}\n{"step": 4}\n', b"\0" * 4096])
+def test_a_run_whose_rows_are_gone_stops_instead_of_going_on_without_them(damage: bytes, half: Path) -> None:
+    run = RunFiles(half / "runs" / "grpo_s0")
+    rows = run.metrics.read_bytes()
+    run.done.unlink()
+    run.metrics.write_bytes(damage)
+    assert reopen(half).execute().states["grpo_s0"] is RunState.FAILED
+    assert "metrics.jsonl: lacks " in read_attempts(run.attempts)[-1].message
+    run.metrics.write_bytes(rows)
+    assert reopen(half).execute(retry_failed=True).states["grpo_s0"] is RunState.DONE
+    assert [row["step"] for row in read_metrics(run.directory)] == [1, 2, 3, 4]
+
+
 def test_of_orchestrators_started_at_once_one_wins_and_the_others_are_told_which(campaign_file: Path) -> None:
     winner, others = race(campaign_file, 6)
     assert [f"is supervised by process {winner} on " in line for line in others] == [True] * 5

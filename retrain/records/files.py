@@ -28,11 +28,15 @@ _FIXES = {
     errno.EPERM: "make it readable and writable for this user",
     errno.EROFS: "the file system is read-only: remount it or choose another log_dir",
     errno.ELOOP: "it is a symbolic link, which records never follow: remove the link",
+    errno.EISDIR: "something else is in its place: move it away",
+    errno.ENOTDIR: "something else is on its way: move it away",
     errno.EMFILE: "raise the limit of open files (ulimit -n), then resume",
     errno.ENFILE: "this machine has too many open files: end what holds them, then resume",
     errno.EIO: "the disk reports an error: check it, or choose another log_dir",
 }
-_LASTING = frozenset({errno.EACCES, errno.EPERM, errno.ELOOP, errno.ENAMETOOLONG})
+_LASTING = frozenset(
+    {errno.EACCES, errno.EPERM, errno.ELOOP, errno.ENAMETOOLONG, errno.EISDIR, errno.ENOTDIR}
+)
 
 
 def may_pass(error: RecordsError) -> bool:

@@ -96,6 +96,22 @@ def scan_metrics(run_dir: str | os.PathLike[str]) -> MetricsScan:
     return scan_rows(files.metrics)
 
 
+def require_steps(path: Path, steps: int) -> None:
+    """Check that the rows of complete steps are there, as they were when the checkpoint after them was saved.
+
+    Raises:
+        RecordsError: some are not, or the file cannot be read.
+    """
+    rows = (pick(line, ("step",)) for line in read_lines(path))
+    kept = latest_telling(row for row in rows if row is not None and is_step(row.get("step")))
+    missing = sorted(set(range(1, steps + 1)) - {row["step"] for row in kept})
+    if missing:
+        raise RecordsError(
+            f"{path}: lacks {len(missing)} of the {steps} steps that the newest checkpoint has behind it, "
+            f"from step {missing[0]}; restore the file, or move checkpoints/ away to take all steps again"
+        )
+
+
 def scan_rows(path: Path) -> MetricsScan:
     """Read a file of rows, such as warmup.jsonl, in step order, each step once; nothing without the file.
 
