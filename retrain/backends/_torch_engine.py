@@ -7,6 +7,7 @@ that it draws from (vLLM: `--logprobs-mode processed_logprobs`); the first answe
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import json
 import os
@@ -29,6 +30,7 @@ KEY_VARIABLE = "OPENAI_API_KEY"  # read when there is one; never written anywher
 ATTEMPTS = 5
 FIRST_WAIT_S = 0.25  # doubled at each further attempt: four seconds in all, a server's hiccup
 PASSING = (408, 425, 429, 500, 502, 503, 504)
+EXCERPT = 500  # bytes of a refusal that are shown
 
 Ids = tuple[int, ...]
 
@@ -44,6 +46,16 @@ class Request:
     end_ids: Ids
     stop: tuple[str, ...]
     seed: int
+
+
+class _StayHere(urllib.request.HTTPRedirectHandler):
+    """Follows no redirection: it would take the key along, and ask without the prompts."""
+
+    def redirect_request(self, *_: object) -> None:
+        """Leave the answer what it is: a refusal."""
+
+
+OPENER = urllib.request.build_opener(_StayHere)
 
 
 class Engine:
@@ -113,7 +125,7 @@ class Engine:
         try:
             choices = sorted(answer["choices"], key=lambda choice: int(choice["index"]))
             drawn = [_drawn(choice, request.end_ids) for choice in choices]
-        except (KeyError, TypeError, ValueError) as error:
+        except (LookupError, TypeError, ValueError, AttributeError) as error:
             raise RunFailedError(
                 f"{self._url}: an answer without token ids and log-probabilities ({error!r}); it must "
                 "support 'return_tokens_as_token_ids'"
@@ -130,10 +142,10 @@ class Engine:
             try:
                 return self._under_permit(path, body)
             except urllib.error.HTTPError as error:
-                problem = f"{error.code} {error.read(500).decode(errors='replace')}"
+                problem = f"{error.code} {_said(error)}"
                 if error.code not in PASSING:
                     break
-            except (OSError, http.client.HTTPException, ValueError) as error:
+            except (OSError, http.client.HTTPException, ValueError, RecursionError) as error:
                 problem = str(error) or type(error).__name__
             if attempt < ATTEMPTS:
                 time.sleep(wait_s)
@@ -161,10 +173,24 @@ class Engine:
         if key := os.environ.get(KEY_VARIABLE):
             headers["Authorization"] = f"Bearer {key}"
         request = urllib.request.Request(self._url + path, json.dumps(body).encode(), headers, method="POST")
-        with urllib.request.urlopen(request, timeout=self._timeout_s) as answer:
-            content = answer.read()
+        deadline, parts = time.monotonic() + self._timeout_s, []
+        with OPENER.open(request, timeout=self._timeout_s) as answer:
+            while part := answer.read1(1 << 20):
+                parts.append(part)
+                if time.monotonic() > deadline:  # the socket's own limit is for each read
+                    raise TimeoutError(f"the answer was not whole within {self._timeout_s:g} s")
+        content = b"".join(parts)
         # adapters' endpoints answer in plain words
         return json.loads(content) if path.startswith("/v1/completions") else content
+
+
+def _said(refusal: urllib.error.HTTPError) -> str:
+    """Give the beginning of a refusal's text, as far as it came; some servers repeat the key in it."""
+    with refusal, contextlib.suppress(OSError, http.client.HTTPException):
+        said = refusal.read(EXCERPT).decode(errors="replace")
+        key = os.environ.get(KEY_VARIABLE)
+        return said.replace(key, "***") if key else said
+    return ""
 
 
 def _drawn(choice: dict[str, Any], end_ids: Ids) -> Drawn:

@@ -68,6 +68,7 @@ class EngineSampler:
             seed=seed,
         )
         drawn = self._engine.complete(request)
+        self._check_known(drawn)
         if not self._checked and sampling.temperature > 0:
             rows = [prompt for prompt in prompts for _ in range(sampling.group_size)]
             self._check(rows, drawn, sampling.temperature, generator.device)
@@ -96,6 +97,15 @@ class EngineSampler:
         if self._loaded:
             shutil.rmtree(self._directory / self._loaded, ignore_errors=True)
         self._loaded, self._version = name, version
+
+    def _check_known(self, drawn: Sequence[Drawn]) -> None:
+        """Refuse tokens that the model has no embedding for: a GPU would take the process along."""
+        known = len(self._policy.causal.get_input_embeddings().weight)
+        if unknown := [token for one in drawn for token in one.tokens if not 0 <= token < known]:
+            raise RunFailedError(
+                f"the generation engine sampled token {unknown[0]}, and this model knows {known}; "
+                "check that it serves the same model"
+            )
 
     def _check(
         self, prompts: Sequence[Ids], drawn: Sequence[Drawn], temperature: float, device: torch.device

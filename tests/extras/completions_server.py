@@ -30,6 +30,9 @@ class CompletionsServer(ThreadingHTTPServer):
         self.failures = 0  # so many calls are answered with 503
         self.forgets_token_ids = False
         self.reports_raw_logprobs = False  # those before the temperature is applied
+        self.rubbish: bytes | None = None  # instead of completions
+        self.refusal = b""  # answered with 401 and this
+        self.moved_to = ""  # answered with a redirection there
         self.lock = threading.Lock()
 
     @property
@@ -37,6 +40,8 @@ class CompletionsServer(ThreadingHTTPServer):
         return f"http://127.0.0.1:{self.server_address[1]}"
 
     def answer(self, path: str, body: dict[str, Any]) -> tuple[int, bytes]:
+        if self.refusal:
+            return 401, self.refusal
         if self.failures:
             self.failures -= 1
             return 503, b"warming up"
@@ -52,6 +57,8 @@ class CompletionsServer(ThreadingHTTPServer):
         if path == "/v1/completions":
             if body["model"] not in self.adapters:
                 return 404, b"The model does not exist"
+            if self.rubbish is not None:
+                return 200, self.rubbish
             return 200, json.dumps({"choices": self.choices(body)}).encode()
         return 404, b"no such path"
 
@@ -90,7 +97,10 @@ class Handler(BaseHTTPRequestHandler):
         with self.server.lock:
             self.server.requests.append((self.path, body, self.headers["Authorization"]))
             code, content = self.server.answer(self.path, body)
+        if self.server.moved_to:
+            code = 302
         self.send_response(code)
+        self.send_header("Location", self.server.moved_to)
         self.send_header("Content-Length", str(len(content)))
         self.end_headers()
         self.wfile.write(content)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from contextlib import contextmanager
 
@@ -128,6 +129,69 @@ def test_a_refusal_is_not_tried_again(server, model):
 def test_an_answer_without_token_ids_is_told(server, model):
     server.forgets_token_ids = True
     with pytest.raises(RunFailedError, match="return_tokens_as_token_ids"):
+        draw(through(server, model))
+
+
+def choice(**changes: object) -> bytes:
+    logprobs = {"tokens": ["token_id:3"], "token_logprobs": [-1.0]}
+    return json.dumps(
+        {"choices": [{"index": 0, "finish_reason": "stop", "logprobs": logprobs} | changes]}
+    ).encode()
+
+
+@pytest.mark.parametrize(
+    "rubbish",
+    [
+        b"[]",
+        b"null",
+        b'{"choices": [3]}',
+        b'{"choices": null}',
+        b'{"error": "out of quota"}',
+        choice(logprobs=None),
+        choice(logprobs={"tokens": [3], "token_logprobs": [-1.0]}),
+        choice(logprobs={"tokens": ["token_id:3"], "token_logprobs": [None]}),
+        choice(logprobs={"tokens": ["token_id:3"], "token_logprobs": [-1.0, -2.0]}),
+        choice(logprobs={"tokens": [], "token_logprobs": []}),
+        choice(),
+    ],
+    ids=lambda rubbish: rubbish[:60].decode(),
+)
+def test_an_answer_that_is_none_ends_the_run(server, model, rubbish):
+    server.rubbish = rubbish
+    with pytest.raises(RunFailedError, match=server.url):
+        draw(through(server, model))
+
+
+@pytest.mark.parametrize(
+    "rubbish", [b"", b"<html>busy</html>", b"[" * 100_000], ids=["nothing", "html", "deep"]
+)
+def test_an_answer_that_is_no_json_is_asked_for_again(server, model, monkeypatch, rubbish):
+    monkeypatch.setattr(engine_module, "FIRST_WAIT_S", 0.001)
+    server.rubbish = rubbish
+    with pytest.raises(InfrastructureError, match="/v1/completions"):
+        draw(through(server, model))
+    assert [path for path, _, _ in server.requests].count("/v1/completions") == engine_module.ATTEMPTS
+
+
+@pytest.mark.parametrize("token", [-1, 40, 10**9])
+def test_a_token_that_the_model_does_not_know_is_told(server, model, token):
+    logprobs = {"tokens": [f"token_id:{token}"], "token_logprobs": [-1.0]}
+    server.rubbish = json.dumps(
+        {"choices": [json.loads(choice(logprobs=logprobs))["choices"][0] | {"index": i} for i in range(15)]}
+    ).encode()
+    with pytest.raises(RunFailedError, match=f"sampled token {token}, and this model knows 40"):
+        draw(through(server, model))
+
+
+def test_the_key_goes_nowhere_else_and_is_not_repeated(server, model, monkeypatch):
+    monkeypatch.setenv("OPENAI_API_KEY", "secret")
+    with serve(model) as other:
+        server.moved_to = f"{other.url}/v1/load_lora_adapter"
+        with pytest.raises(InfrastructureError, match="302"):
+            draw(through(server, model))
+        assert not other.requests
+    server.moved_to, server.refusal = "", b"unknown key: secret"
+    with pytest.raises(InfrastructureError, match=r"401 unknown key: \*\*\*"):
         draw(through(server, model))
 
 
