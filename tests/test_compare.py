@@ -86,7 +86,7 @@ def test_runs_that_finished_without_the_metric_are_not_called_unfinished(tmp_pat
     only = {("grpo", s): Simulated([0.5] * 9, more=lambda step: {"gap": 1.0 * step}) for s in range(3)}
     found = compared(write_campaign(tmp_path, only | {("maxrl", 0): flat(0.5, 9)}), metrics=["gap"])
     assert said(found).splitlines() == [
-        "maxrl: of 1 runs, 1 without this metric: left out",
+        "maxrl: of 1 run, 1 without this metric: left out",
         "3 and 0 runs to compare; 3 of each are the fewest",
     ]
 

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from retrain.records.text import count_of
+
 Tables = Mapping[str, Any]
 POINTS_FOR_A_LAW = 4  # numbers of workers; three coefficients need one more to show a misfit
 
@@ -42,7 +44,7 @@ def pilot(tables: Tables, effort: Effort, conditions: int, log_dir: Path) -> Tri
     known = campaign.get("seeds") or [max(0, changed.get("training", {}).get("seed", 0))]
     campaign["seeds"] = known[: effort.seeds]
     runs = conditions * len(campaign["seeds"])
-    what = f"each condition, {_count(len(campaign['seeds']), 'seed')}"
+    what = f"each condition, {count_of(len(campaign['seeds']), 'seed')}"
     return Trial("pilot", what, runs, effort.steps, changed)
 
 
@@ -122,7 +124,3 @@ def _alone(tables: dict[str, Any], condition: int) -> dict[str, Any]:
     if conditions:
         tables["campaign"]["conditions"] = [conditions[condition]]
     return tables
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

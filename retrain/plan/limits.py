@@ -13,6 +13,7 @@ from typing import Literal
 
 from retrain.plan.durations import about
 from retrain.plan.workload import RunWork, Workload
+from retrain.records.text import count_of
 
 Limit = Literal["workers", "permits", "last wave", "slowest condition", "stagger"]
 Simulate = Callable[[Workload], float]
@@ -89,8 +90,8 @@ def _more_workers(workload: Workload) -> tuple[Change, Workload | None]:
     count, workers, waves = len(workload.runs), workload.launching.workers, _waves(workload)
     more = math.ceil(count / (waves - 1)) if waves > 1 else workers
     text = (
-        f"{count} runs on {_count(workers, 'worker')} take {waves} waves; "
-        f"{_count(more, 'worker')} would take {_count(waves - 1, 'wave')}"
+        f"{count} runs on {count_of(workers, 'worker')} take {waves} waves; "
+        f"{count_of(more, 'worker')} would take {count_of(waves - 1, 'wave')}"
     )
     change = Change("workers", f"campaign.max_workers = {more}", text, 0.0, 0.0)
     return change, _with(workload, workers=more) if waves > 1 else None
@@ -104,7 +105,7 @@ def _more_permits(workload: Workload) -> tuple[Change, Workload | None]:
     load = sum(cost.permit_s / cost.seconds for cost in costs if cost.permit_s)
     more = min(asked, math.ceil(ROOM * load))
     text = (
-        f"{_count(len(active), 'run')} ask for {load:.1f} permits on average and have {permits}; "
+        f"{count_of(len(active), 'run')} ask for {load:.1f} permits on average and have {permits}; "
         f"{more} would be enough"
     )
     change = Change("permits", f"backend.max_concurrent = {more}", text, 0.0, 0.0)
@@ -166,10 +167,6 @@ def _even_s(workload: Workload) -> float:
 
 def _waves(workload: Workload) -> int:
     return math.ceil(len(workload.runs) / workload.launching.workers)
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 def _with(workload: Workload, **changes: object) -> Workload:

@@ -37,6 +37,11 @@ def plain_lines(text: str) -> list[str]:
     return ["".join(map(_visible, line)).rstrip() for line in visible.splitlines()]
 
 
+def count_of(number: int, noun: str) -> str:
+    """Give `1 run`, `2 runs`."""
+    return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
 def _visible(character: str) -> str:
     if character.isprintable():
         return character

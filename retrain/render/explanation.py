@@ -10,7 +10,7 @@ from rich.text import Text
 
 from retrain.plan.durations import about
 from retrain.plan.explain import Explanation
-from retrain.records.text import plain
+from retrain.records.text import count_of, plain
 from retrain.render.tables import fitted
 from retrain.render.text import duration
 
@@ -59,7 +59,7 @@ def _matrix(explanation: Explanation, width: int) -> object:
         for c in explanation.conditions
     ]
     columns = ("condition", "seeds", ">steps", ">concurrency a step", ">max_tokens", "backend", "task")
-    return fitted(f"{explanation.name}: {explanation.total_runs} runs", columns, rows, width)
+    return fitted(f"{explanation.name}: {count_of(explanation.total_runs, 'run')}", columns, rows, width)
 
 
 def _seeds(seeds: Sequence[int]) -> str:

@@ -17,6 +17,7 @@ from retrain.plan.matrix import RunPlan
 from retrain.records.layout import CampaignFiles, RunFiles
 from retrain.records.metrics import tail_rows
 from retrain.records.run_state import RunState
+from retrain.records.text import count_of
 from retrain.render.tables import BAD, STYLES
 from retrain.render.text import duration, number
 
@@ -35,7 +36,7 @@ class EventLines:
     def begun(self, files: CampaignFiles, runs: Sequence[RunPlan], workers: int) -> None:
         """Say where records go."""
         self._total = len(runs)
-        self._say(f"{len(runs)} runs, {workers} at a time, records in {files.directory}")
+        self._say(f"{count_of(len(runs), 'run')}, {workers} at a time, records in {files.directory}")
 
     def started(self, run: RunPlan) -> None:
         """Say that a run started."""

@@ -9,7 +9,7 @@ from itertools import islice
 import tomli_w
 
 from retrain.config.resolve import NOT_IN_DIGEST
-from retrain.records.text import plain
+from retrain.records.text import count_of, plain
 from retrain.report.charts import Chart
 from retrain.report.compare import Judged, MetricComparison, SideResult
 from retrain.report.contents import Contents
@@ -259,9 +259,5 @@ def headline(campaign: CampaignRecord) -> str:
     what = ", ".join(f"{count} {state}" for state, count in states.items())
     seeds = len({run.seed for run in runs})
     steps = sum(run.last_step for run in runs)
-    matrix = f"{_count(len(campaign.conditions), 'condition')}, {_count(seeds, 'seed')}"
-    return f"{_count(len(runs), 'run')} ({what or 'none begun'}): {matrix}, {steps:,} steps."
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number} {what}{'' if number == 1 else 's'}"
+    matrix = f"{count_of(len(campaign.conditions), 'condition')}, {count_of(seeds, 'seed')}"
+    return f"{count_of(len(runs), 'run')} ({what or 'none begun'}): {matrix}, {steps:,} steps."

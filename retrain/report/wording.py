@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from retrain.records.text import count_of
 from retrain.report.compare import Comparison, Judged, MetricComparison, SideResult, Verdict
 from retrain.report.numbers import significant
 from retrain.report.statistics import FEWEST_SEEDS
@@ -24,7 +25,7 @@ def left_out(sides: Sequence[SideResult]) -> Iterator[str]:
         why = {"failed": side.failed, "not finished": side.unfinished, "without this metric": side.silent}
         parts = [f"{count} {reason}" for reason, count in why.items() if count]
         if parts:
-            yield f"{side.label}: of {side.runs} runs, {' and '.join(parts)}: left out"
+            yield f"{side.label}: of {count_of(side.runs, 'run')}, {' and '.join(parts)}: left out"
     yield from _other_steps(sides)
 
 

@@ -87,7 +87,9 @@ def _read_config(path: Path) -> dict[str, Any]:
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
-        raise ConfigError(f"{path.parent}: holds no {CONFIG}; name a directory that peft saved") from error
+        raise ConfigError(
+            f"{path.parent}: holds no {CONFIG}; name what peft saved, or a run of an adapter"
+        ) from error
     except (OSError, ValueError) as error:
         raise ConfigError(f"{path}: cannot be read ({error}); save the adapter again") from error
     if not isinstance(config, dict) or config.get("peft_type") != "LORA":
