@@ -125,13 +125,7 @@ class Supervisor:
 
     def _hand_over(self) -> None:
         """Give the engine all that waits at once, and retries when none of them would stand in its queue."""
-        if not self._may_launch():
-            return
-        batch = list(self._waiting)
-        self._waiting.clear()
-        while len(batch) < self._launcher.room() and (run := self._retries.pop_due()) is not None:
-            batch.append(run)
-        batch = [run for run in batch if self._is_readable(run)]
+        batch = self._take_batch() if self._may_launch() else []
         if not batch:
             return
         try:
@@ -145,6 +139,13 @@ class Supervisor:
         self._waiting.extend(run for run in batch if run.run_id not in taken)
         if self._waiting:
             self._next_launch = time.monotonic() + ENGINE_AGAIN_S
+
+    def _take_batch(self) -> list[RunPlan]:
+        batch = list(self._waiting)
+        self._waiting.clear()
+        while len(batch) < self._launcher.room() and (run := self._retries.pop_due()) is not None:
+            batch.append(run)
+        return [run for run in batch if self._is_readable(run)]
 
     def _is_readable(self, run: RunPlan) -> bool:
         try:

@@ -98,10 +98,9 @@ def read_attempts(path: Path) -> tuple[Attempt, ...]:
         RecordsError: the file cannot be read.
     """
     attempts: dict[int, Attempt] = {}
-    for line in (read_small(path) or b"").split(
-        b"\n"
-    ):  # small, and read of every run: in as few calls as can be
-        row = (parse_line(line) if line else None) or {}
+    content = read_small(path) or b""  # read of every run, so in as few calls as can be
+    for line in content.splitlines():
+        row = parse_line(line) or {}
         number = row.get("attempt")
         if not isinstance(number, int):
             continue
