@@ -51,10 +51,8 @@ def judgement(judged: Judged, metric: MetricComparison) -> str:
 def because(base: SideResult, side: SideResult, judged: Judged) -> str:
     """Say what the verdict rests on."""
     gap = judged.difference
-    if gap.n is None and min(base.sample.n, side.sample.n) < FEWEST_SEEDS:
-        return f"{base.sample.n} and {side.sample.n} runs to compare; {FEWEST_SEEDS} of each are the fewest"
-    if gap.n is not None and gap.n < FEWEST_SEEDS:
-        return f"{gap.n} {'seed' if gap.n == 1 else 'seeds'} finished in both; {FEWEST_SEEDS} are the fewest"
+    if too_few := _too_few(base.sample.n, side.sample.n, gap.n):
+        return too_few
     seeds = _compared(base.sample.n, side.sample.n, gap.n)
     if judged.verdict == Verdict.IDENTICAL:
         return seeds
@@ -66,6 +64,14 @@ def because(base: SideResult, side: SideResult, judged: Judged) -> str:
         alone = ", were it the only one" if judged.p_adjusted != gap.p else ""
         parts.append(f"seeds like these find a difference of {least} four times in five{alone}")
     return "; ".join(parts)
+
+
+def _too_few(base: int, side: int, pairs: int | None) -> str:
+    if pairs is None and min(base, side) < FEWEST_SEEDS:
+        return f"{base} and {side} runs to compare; {FEWEST_SEEDS} of each are the fewest"
+    if pairs is not None and pairs < FEWEST_SEEDS:
+        return f"{pairs} {'seed' if pairs == 1 else 'seeds'} finished in both; {FEWEST_SEEDS} are the fewest"
+    return ""
 
 
 def _compared(base: int, side: int, pairs: int | None) -> str:
