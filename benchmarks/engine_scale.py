@@ -15,6 +15,7 @@ import json
 import os
 import re
 import shutil
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -26,27 +27,10 @@ from pathlib import Path
 
 import psutil
 
+from benchmarks.many_runs import campaign_of, status_cost
 from benchmarks.simulated_slurm import Call, SimulatedSlurm
 
 ROOT = Path(__file__).parent.parent
-TOML = """
-[training]
-batch_size = 1
-group_size = 2
-max_tokens = 4
-[data]
-task = "copy"
-eval_prompts = 1
-[campaign]
-name = "scale"
-seeds = {seeds}
-max_steps = 1
-parallel = true
-max_workers = {workers}
-launcher = "slurm"
-[campaign.slurm]
-poll_seconds = 2
-"""
 
 
 @dataclass(frozen=True)
@@ -96,31 +80,34 @@ def main() -> None:
         print(f"{name:<22}" + "".join(f"{_shown(asdict(row)[name]):>12}" for row in rows))
 
 
-def measure(runs: int, *, at_a_time: int, task_s: float, array_size: int, most_jobs: int) -> Row:
-    """Run a campaign of so many runs to its end."""
+def measure(
+    runs: int, *, at_a_time: int, task_s: float, array_size: int, most_jobs: int, statuses: int = 3
+) -> Row:
+    """Run a campaign of so many runs to its end, and then look at its status so often."""
     home = Path(tempfile.mkdtemp(prefix="retrain-engine-"))
     slurm = SimulatedSlurm(home, task_s=task_s, array_size=array_size, most_jobs=most_jobs)
     slurm.start()
     try:
-        return _measure(slurm, home, runs, at_a_time)
+        return _measure(slurm, home, runs, at_a_time, statuses)
     finally:
         slurm.stop()
         shutil.rmtree(home, ignore_errors=True)
 
 
-def _measure(slurm: SimulatedSlurm, home: Path, runs: int, at_a_time: int) -> Row:
+def _measure(slurm: SimulatedSlurm, home: Path, runs: int, at_a_time: int, statuses: int) -> Row:
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "PATH": f"{slurm.bin}:{os.environ['PATH']}"}
     file = home / "scale.toml"
-    file.write_text(TOML.format(seeds=list(range(runs)), workers=at_a_time))
+    file.write_text(campaign_of(runs, at_a_time, "slurm", home / "logs"))
     began = time.time()
-    process = psutil.Popen(
-        [sys.executable, "-m", "retrain", "run", str(file)],
-        cwd=home,
-        env=environment,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=(home / "said").open("w"),
-    )
+    with (home / "said").open("w") as said:
+        process = psutil.Popen(
+            [sys.executable, "-m", "retrain", "run", str(file)],
+            cwd=home,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=said,
+        )
     first = last = None
     manifests: set[int] = set()
     while process.poll() is None and process.status() != psutil.STATUS_ZOMBIE:
@@ -146,13 +133,13 @@ def _measure(slurm: SimulatedSlurm, home: Path, runs: int, at_a_time: int) -> Ro
         refused=sum(call.name == "sbatch" and call.was_refused for call in slurm.calls),
         campaign_s=time.time() - began,
         squeue=len(looks),
-        least_gap_s=min((after - before for before, after in pairwise(looks[1:])), default=None),
+        least_gap_s=min((after - before for before, after in pairwise(looks)), default=None),
         cpu_ms_per_run=1000 * (last[0] - first[0]) / runs,
         written_kb_per_run=(last[1] - first[1]) / 1024 / runs,
         writes_per_run=(last[2] - first[2]) / runs,
         manifests=len(manifests),
-        status_cpu_s=sorted(_status_cpu_s(campaign, environment) for _ in range(3))[1],
-        status_calls_per_run=_status_calls(campaign, home, environment, runs),
+        status_cpu_s=statistics.median(status_cost(campaign, environment)[1] for _ in range(statuses)),
+        status_calls_per_run=_status_calls(campaign, home, environment, runs) if statuses > 1 else None,
     )
 
 
@@ -170,14 +157,6 @@ def _spent(process: psutil.Popen) -> tuple[float, int, int] | None:
     except psutil.Error:
         return None
     return times.user + times.system, io.write_chars, io.write_count
-
-
-def _status_cpu_s(campaign: Path, environment: dict[str, str]) -> float:
-    before = os.times()
-    command = [sys.executable, "-m", "retrain", "status", str(campaign)]
-    subprocess.run(command, env=environment, stdout=subprocess.DEVNULL, check=True)
-    after = os.times()
-    return after.children_user + after.children_system - before.children_user - before.children_system
 
 
 def _status_calls(campaign: Path, home: Path, environment: dict[str, str], runs: int) -> float | None:

@@ -25,6 +25,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from benchmarks.many_runs import campaign_of, status_cost
 from retrain import run_campaign
 from retrain.launchers._ray_client import Client
 from tests.cluster.ray_cluster import Cluster
@@ -32,27 +33,6 @@ from tests.cluster.waiting import await_that
 
 ROOT = Path(__file__).parent.parent
 LOOKS_S = 20.0  # how long what was submitted is looked at before it is stopped
-TOML = """
-[training]
-batch_size = 1
-group_size = 2
-max_tokens = 4
-[data]
-task = "copy"
-eval_prompts = 1
-[logging]
-log_dir = "{home}/logs"
-[campaign]
-seeds = {seeds}
-max_steps = 1
-parallel = true
-max_workers = {workers}
-launcher = "ray"
-[campaign.ray]
-address = "{address}"
-cpus = 0.1
-poll_seconds = 2
-"""
 
 
 @dataclass(frozen=True)
@@ -95,8 +75,8 @@ def main() -> None:
 
 def measure(cluster: Cluster, home: Path, runs: int, at_a_time: int, *, execute: bool) -> Row:
     file = home / "scale.toml"
-    seeds = list(range(runs))
-    file.write_text(TOML.format(home=home, seeds=seeds, workers=at_a_time, address=cluster.address))
+    keys = f'address = "{cluster.address}"\ncpus = 0.1'
+    file.write_text(campaign_of(runs, at_a_time, "ray", home / "logs", keys))
     calls = _count_calls()
     began = time.perf_counter()
     campaign = threading.Thread(target=run_campaign, args=(file,))
@@ -105,16 +85,16 @@ def measure(cluster: Cluster, home: Path, runs: int, at_a_time: int, *, execute:
         "all places", lambda: sum(name == "submit" for name, *_ in calls) >= at_a_time or _is_dead(campaign)
     )
     (directory,) = (home / "logs").iterdir()
-    statuses = [_status(directory)]
+    statuses = [status_cost(directory)[0]]
     if not execute:
         time.sleep(LOOKS_S)  # what is measured goes on meanwhile
-        statuses.append(_status(directory))
+        statuses.append(status_cost(directory)[0])
         subprocess.run([sys.executable, "-m", "retrain", "stop", str(directory)], check=True)
     campaign.join()
     ended = time.perf_counter()
     looks = [(begin, end) for name, begin, end in calls if name == "jobs"]
     submissions = [(begin, end) for name, begin, end in calls if name == "submit"]
-    statuses.append(_status(directory))
+    statuses.append(status_cost(directory)[0])
     return Row(
         runs=runs,
         at_a_time=at_a_time,
@@ -154,14 +134,6 @@ def _is_dead(thread: threading.Thread) -> bool:
     if not thread.is_alive():
         raise RuntimeError("the campaign ended before all places were taken")
     return False
-
-
-def _status(directory: Path) -> float:
-    begin = time.perf_counter()
-    subprocess.run(
-        [sys.executable, "-m", "retrain", "status", str(directory)], stdout=subprocess.DEVNULL, check=True
-    )
-    return time.perf_counter() - begin
 
 
 if __name__ == "__main__":

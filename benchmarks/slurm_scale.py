@@ -26,30 +26,12 @@ from pathlib import Path
 
 import psutil
 
+from benchmarks.many_runs import campaign_of, status_cost
 from retrain.launchers.slurm import COMMANDS
 from retrain.records.locks import is_held
 from tests.cluster.slurm_cluster import Cluster
 
 ROOT = Path(__file__).parent.parent
-TOML = """
-[training]
-batch_size = 1
-group_size = 2
-max_tokens = 4
-[data]
-task = "copy"
-eval_prompts = 1
-[campaign]
-seeds = {seeds}
-max_steps = 1
-parallel = true
-max_workers = {workers}
-launcher = "slurm"
-[campaign.slurm]
-python = "{worker}"
-poll_seconds = 2
-{flags}
-"""
 WORKER = """#!/bin/bash
 hash=$(sed -n 's/^config_hash = "\\(.*\\)"/\\1/p' "$4/run.toml")
 printf '{"config_hash": "%s", "finished_at": "", "result": {}}\\n' "$hash" > "$4/done.json"
@@ -108,10 +90,9 @@ def measure(cluster: Cluster, home: Path, runs: int, at_a_time: int, *, held: bo
     worker = home / "worker"
     worker.write_text(WORKER)
     worker.chmod(0o755)
-    flags = "flags = ['--hold']" if held else ""
+    keys = f'python = "{worker}"' + ("\nflags = ['--hold']" if held else "")
     file = home / "scale.toml"
-    seeds = list(range(runs))
-    file.write_text(TOML.format(seeds=seeds, workers=at_a_time, worker=worker, flags=flags))
+    file.write_text(campaign_of(runs, at_a_time, "slurm", home / "logs", keys))
     began = time.time()
     process = psutil.Popen(
         [sys.executable, "-m", "retrain", "run", str(file)],
@@ -127,16 +108,16 @@ def measure(cluster: Cluster, home: Path, runs: int, at_a_time: int, *, held: bo
             raise RuntimeError((home / "said").read_text()[-2000:])
         time.sleep(0.01)
     (campaign,) = (home / "logs").iterdir()
-    statuses = [_status(campaign, environment)]
+    statuses = [status_cost(campaign, environment)]
     cpu_s, stopping = 0.0, math.inf
     if held:
         time.sleep(10 * LEAST_GAP_S)  # what is measured goes on meanwhile
-        statuses.append(_status(campaign, environment))
+        statuses.append(status_cost(campaign, environment))
         cpu_s = _cpu_s(process, cpu_s)
         stopping = time.time()
         subprocess.run([sys.executable, "-m", "retrain", "stop", str(campaign)], env=environment, check=True)
     while process.poll() is None and is_held(campaign / "campaign.lock"):
-        statuses.append(_status(campaign, environment))
+        statuses.append(status_cost(campaign, environment))
         cpu_s = _cpu_s(process, cpu_s)
         time.sleep(1.0)
     process.wait()
@@ -193,18 +174,6 @@ def _cpu_s(process: psutil.Popen, last: float) -> float:
     except psutil.Error:
         return last
     return max(last, times.user + times.system)  # a zombie has none
-
-
-def _status(campaign: Path, environment: dict[str, str]) -> tuple[float, float]:
-    begin = time.perf_counter()
-    process = psutil.Popen(
-        [sys.executable, "-m", "retrain", "status", str(campaign)], env=environment, stdout=subprocess.DEVNULL
-    )
-    before = os.times()
-    process.wait()
-    after = os.times()
-    cpu_s = after.children_user + after.children_system - before.children_user - before.children_system
-    return time.perf_counter() - begin, cpu_s
 
 
 if __name__ == "__main__":

@@ -127,6 +127,7 @@ def test_runs_that_slurm_holds_back_are_named_and_stopped(slurm: Cluster, retrai
 
 def test_licences_cap_the_runs_of_all_campaigns(slurm: Cluster, retrain: Start, file: Path) -> None:
     two_each = option("licence=tinker:2")
+    two_each = (*two_each, "--set", "campaign.max_steps=6")
     both = [retrain("run", file, *SLURM, *two_each, "--set", f"logging.log_dir=logs{n}") for n in (1, 2)]
     counts = []
     while any(campaign.poll() is None for campaign in both):

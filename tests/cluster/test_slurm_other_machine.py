@@ -82,7 +82,9 @@ def test_permits_are_shared_after_two_nodes_proved_that_locks_are(
 ) -> None:
     (tmp_path / "shared.toml").write_text(SLURM_TOML)
     shared = ("--set", 'campaign.slurm.permits="shared"')
-    code, said = finish(retrain("run", "shared.toml", *SLURM, *PERMITS, *shared))
+    code, said = finish(
+        retrain("run", "shared.toml", *SLURM, *PERMITS, *shared, "--set", "campaign.max_steps=2")
+    )
     assert code == 0, said
     campaign = only_campaign(tmp_path / "logs")
     assert read_verdict(campaign / "slurm" / "locks.json") == ""
@@ -104,7 +106,7 @@ def test_permits_are_refused_where_two_nodes_do_not_see_each_others_locks(
 
 def test_split_permits_cap_the_runs(slurm: Cluster, retrain: Start, tmp_path: Path) -> None:
     (tmp_path / "split.toml").write_text(SLURM_TOML.replace("[0, 1]", "[0, 1, 2, 3]"))
-    campaign = retrain("run", "split.toml", *SLURM, *PERMITS)
+    campaign = retrain("run", "split.toml", *SLURM, *PERMITS, "--set", "campaign.max_steps=6")
     counts = []
     while campaign.poll() is None:
         counts.append(len(slurm.workers()))
