@@ -141,8 +141,7 @@ class Supervisor:
             self._next_launch = time.monotonic() + ENGINE_AGAIN_S
 
     def _take_batch(self) -> list[RunPlan]:
-        batch = list(self._waiting)
-        self._waiting.clear()
+        batch, self._waiting = list(self._waiting), deque()
         while len(batch) < self._launcher.room() and (run := self._retries.pop_due()) is not None:
             batch.append(run)
         return [run for run in batch if self._is_readable(run)]
