@@ -1,11 +1,12 @@
-"""What many runs cost a campaign on Ray: submitting, looking, status, and handing places on.
+"""What thousands of runs cost a campaign on Ray: submitting, looking, status, and handing places on.
 
-    python -m benchmarks.ray_scale [--runs 2000] [--at-a-time 4] [--json]     submitted, looked at, stopped
-    python -m benchmarks.ray_scale --runs 40 --execute                        run to the end, a step each
+    python -m benchmarks.ray_scale [--runs 2000] [--at-a-time 4] [--json]     executed, by instant workers
+    python -m benchmarks.ray_scale --train                                    by real ones, a step each
+    python -m benchmarks.ray_scale --runs 24 --share-seconds 0                a job of Ray's for each run
 
-Starts a Ray of three nodes on loopback (the extra `ray`). Workers are real ones with a single step. All
-questions of the orchestrator are counted, with their times; a job that hands its place on asks Ray twice
-(is it still counted, and take the next run), which is not counted here.
+Starts a Ray of three nodes on loopback (the extra `ray`). An instant worker is a Python process that
+declares its run finished, so that what is measured is everything but training. All that the orchestrator
+asks of Ray is counted, with its times; what jobs ask, to hand their place on, shows in the number of jobs.
 """
 
 from __future__ import annotations
@@ -15,8 +16,6 @@ import json
 import os
 import shutil
 import statistics
-import subprocess
-import sys
 import tempfile
 import threading
 import time
@@ -32,7 +31,17 @@ from tests.cluster.ray_cluster import Cluster
 from tests.cluster.waiting import await_that
 
 ROOT = Path(__file__).parent.parent
-LOOKS_S = 20.0  # how long what was submitted is looked at before it is stopped
+STATUS_EVERY_S = 20.0
+INSTANT = """
+import os, re, sys
+if "retrain.worker" in sys.orig_argv:
+    run = sys.orig_argv[-1]
+    with open(run + "/run.toml") as file:
+        found = re.search('^config_hash = "(.*)"', file.read(), re.M)
+    with open(run + "/done.json", "w") as file:
+        file.write('{"config_hash": "%s", "finished_at": "", "result": {}}' % found[1])
+    os._exit(0)
+"""
 
 
 @dataclass(frozen=True)
@@ -45,7 +54,10 @@ class Row:
     least_gap_s: float | None  # from the beginning of such a question to that of the next
     questions: int  # for all jobs
     submissions: int  # by the orchestrator
-    status_s: float  # `retrain status`, a process of its own, median
+    jobs: int  # that Ray had in all
+    status_s: float  # `retrain status`, a process of its own, median over the campaign
+    status_cpu_s: float  # of it, on a processor: the rest is waiting for whatever else the machine does
+    orchestrator_cpu_s: float
     campaign_s: float
     finished: int
 
@@ -54,15 +66,16 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--runs", type=int, default=2000)
     parser.add_argument("--at-a-time", type=int, default=4)
-    parser.add_argument("--execute", action="store_true", help="run to the end")
+    parser.add_argument("--share-seconds", type=float, default=10.0)
+    parser.add_argument("--train", action="store_true", help="real workers, a step each")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
-    os.environ["PYTHONPATH"] = str(ROOT)
     home = Path(tempfile.mkdtemp(prefix="retrain-ray-scale-"))
+    _set_up_nodes(home, train=options.train)
     cluster = Cluster(home)
     try:
         cluster.start()
-        row = measure(cluster, home, options.runs, options.at_a_time, execute=options.execute)
+        row = measure(cluster, home, options)
     finally:
         cluster.stop()
         shutil.rmtree(home, ignore_errors=True)
@@ -70,33 +83,35 @@ def main() -> None:
         print(json.dumps(asdict(row)))
         return
     for name, value in asdict(row).items():
-        print(f"{name:<14} {value:.2f}" if isinstance(value, float) else f"{name:<14} {value}")
+        print(f"{name:<20} {value:.2f}" if isinstance(value, float) else f"{name:<20} {value}")
 
 
-def measure(cluster: Cluster, home: Path, runs: int, at_a_time: int, *, execute: bool) -> Row:
-    file = home / "scale.toml"
-    keys = f'address = "{cluster.address}"\ncpus = 0.1'
-    file.write_text(campaign_of(runs, at_a_time, "ray", home / "logs", keys))
-    calls = _count_calls()
+def measure(cluster: Cluster, home: Path, options: argparse.Namespace) -> Row:
+    file, at_a_time = home / "scale.toml", min(options.at_a_time, options.runs)
+    keys = f'address = "{cluster.address}"\ncpus = 0.1\nshare_seconds = {options.share_seconds}'
+    file.write_text(campaign_of(options.runs, at_a_time, "ray", home / "logs", keys))
+    calls, cpu_s = _count_calls(), [0.0]
     began = time.perf_counter()
-    campaign = threading.Thread(target=run_campaign, args=(file,))
+
+    def orchestrate() -> None:
+        run_campaign(file)
+        cpu_s[0] = time.thread_time()
+
+    campaign = threading.Thread(target=orchestrate)
     campaign.start()
     await_that(
         "all places", lambda: sum(name == "submit" for name, *_ in calls) >= at_a_time or _is_dead(campaign)
     )
     (directory,) = (home / "logs").iterdir()
-    statuses = [status_cost(directory)[0]]
-    if not execute:
-        time.sleep(LOOKS_S)  # what is measured goes on meanwhile
-        statuses.append(status_cost(directory)[0])
-        subprocess.run([sys.executable, "-m", "retrain", "stop", str(directory)], check=True)
-    campaign.join()
+    statuses = [status_cost(directory)]
+    while campaign.is_alive():
+        campaign.join(STATUS_EVERY_S)
+        statuses.append(status_cost(directory))
     ended = time.perf_counter()
     looks = [(begin, end) for name, begin, end in calls if name == "jobs"]
     submissions = [(begin, end) for name, begin, end in calls if name == "submit"]
-    statuses.append(status_cost(directory)[0])
     return Row(
-        runs=runs,
+        runs=options.runs,
         at_a_time=at_a_time,
         create_s=submissions[0][0] - began,
         submit_s=submissions[at_a_time - 1][1] - submissions[0][0],
@@ -104,10 +119,21 @@ def measure(cluster: Cluster, home: Path, runs: int, at_a_time: int, *, execute:
         least_gap_s=min((after[0] - before[0] for before, after in pairwise(looks)), default=None),
         questions=len(looks),
         submissions=len(submissions),
-        status_s=statistics.median(statuses),
+        jobs=len(cluster.client.jobs()),
+        status_s=statistics.median(wall_s for wall_s, _ in statuses),
+        status_cpu_s=statistics.median(cpu for _, cpu in statuses),
+        orchestrator_cpu_s=cpu_s[0],
         campaign_s=ended - began,
         finished=len(list(directory.glob("runs/*/done.json"))),
     )
+
+
+def _set_up_nodes(home: Path, *, train: bool) -> None:
+    """Give the nodes, which are started after this, the place where they find `retrain` and the worker."""
+    (home / "instant").mkdir()
+    if not train:
+        (home / "instant" / "sitecustomize.py").write_text(INSTANT)
+    os.environ["PYTHONPATH"] = f"{home / 'instant'}{os.pathsep}{ROOT}"
 
 
 def _count_calls() -> list[tuple[str, float, float]]:

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
-from dataclasses import replace
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import given
@@ -15,76 +13,20 @@ from hypothesis import strategies as st
 
 from retrain.config.engines import Ray
 from retrain.errors import EXIT_CONFIG, EXIT_INFRASTRUCTURE, EXIT_LAUNCH, EngineDownError, LaunchError
-from retrain.launchers import Assignment, Begun, Ended, _asking
+from retrain.launchers import Begun, Ended
 from retrain.launchers import ray as plugin
 from retrain.launchers._permit_split import workers_at_a_time
-from retrain.launchers._ray_client import Client, Job
-from retrain.launchers._ray_queue import Queue
+from retrain.launchers._ray_client import BY_COMMAND, NO_ROOM, Job
+from retrain.launchers._ray_marks import Taken
+from retrain.launchers._ray_queue import Queue, Terms
 from retrain.launchers._ray_script import ask_of, render
-from retrain.launchers._ray_watch import BY_COMMAND, NO_ROOM, Watch
+from retrain.launchers._ray_watch import Watch
 from retrain.launchers.ray import RayLauncher
 from retrain.records.layout import RunFiles
 from retrain.records.locks import hold
+from tests.remembering_ray import Jobs, assignment, launcher, look
 
 Retrain = Callable[..., subprocess.CompletedProcess[str]]
-
-
-class Jobs(Client):
-    """A cluster that does nothing but remember, as Ray does: no id is taken twice."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.all: dict[str, Job] = {}
-        self.stopped: list[str] = []
-        self.fails: Exception | None = None
-        self.refuses: Exception | None = None
-
-    def submit(self, job: str, entrypoint: str, ask: Mapping[str, Any]) -> bool:
-        self._fail()
-        if self.refuses is not None:
-            raise self.refuses
-        if job in self.all:
-            return False
-        self.all[job] = Job(job, "PENDING", metadata=ask["metadata"])
-        return True
-
-    def jobs(self) -> list[Job]:
-        self._fail()
-        return list(self.all.values())
-
-    def stop(self, job: str) -> None:
-        self.stopped.append(job)
-
-    def becomes(self, job: str, status: str, **changes: Any) -> None:
-        self.all[job] = replace(self.all[job], status=status, **changes)
-
-    def having(self, *states: str) -> list[str]:
-        return [name for name, job in self.all.items() if job.status in states]
-
-    def _fail(self) -> None:
-        if self.fails is not None:
-            raise self.fails
-
-
-def assignment(directory: Path, runs: int = 3, **changes: Any) -> Assignment:
-    named = {f"r{n}": directory / "runs" / f"r{n}" for n in range(runs)}
-    for path in named.values():
-        path.mkdir(parents=True, exist_ok=True)
-    (directory / "campaign.toml").touch()
-    plain = Assignment(directory.name, directory, named, workers=runs, permits=None, where=directory)
-    return replace(plain, **changes)
-
-
-def launcher(given: Assignment, jobs: Jobs, monkeypatch: pytest.MonkeyPatch) -> RayLauncher:
-    monkeypatch.setattr(_asking, "LEAST_POLL_S", 0.0)
-    made = RayLauncher(given, Ray())
-    made._client = jobs
-    return made
-
-
-def look(made: RayLauncher) -> list[Begun | Ended]:
-    made._asking.hurry()
-    return list(made.poll(0))
 
 
 @pytest.fixture
@@ -199,8 +141,8 @@ def test_a_job_that_starts_after_its_run_was_taken_back_leaves(two_at_a_time: Ra
     two_at_a_time.cancel(["r1"], now=True)
     assert two_at_a_time._queue.wants("camp.r0.1")
     assert not two_at_a_time._queue.wants("camp.r1.1")
-    assert not two_at_a_time._queue.wants("camp.r0.2")
-    assert two_at_a_time._queue.is_killed("camp.r1.1")
+    assert two_at_a_time._queue.wants("camp.r0.2")  # it replaces one that was lost
+    assert two_at_a_time._queue.is_killed("r1", 1)
 
 
 def test_while_ray_is_silent_what_nobody_works_on_can_be_stopped(
@@ -248,15 +190,15 @@ def test_an_id_names_its_run_and_number(run_id: str, tmp_path: Path) -> None:
 def test_a_job_that_succeeded_waits_for_its_files(tmp_path: Path) -> None:
     files, watch = RunFiles(tmp_path), Watch(1)
     over = Job("camp.r.1", "SUCCEEDED")
-    assert watch.look("r", files, over, True) == [Begun("r")]
+    assert watch.look("r", files, over, Taken(1, "camp.r.1")) == [Begun("r")]
     files.done.touch()
-    assert [type(event) for event in watch.look("r", files, over, True)] == [Ended]
+    assert [type(event) for event in watch.look("r", files, over, Taken(1, "camp.r.1"))] == [Ended]
 
 
 def test_a_worker_that_wrote_nothing_is_spoken_for_by_ray(tmp_path: Path) -> None:
     said = "Job entrypoint command failed with exit code 127, last available logs:\nbash: no such file"
     failed = Job("camp.r.1", "FAILED", said, BY_COMMAND, 127)
-    ended = Watch(1).look("r", RunFiles(tmp_path), failed, True)[-1]
+    ended = Watch(1).look("r", RunFiles(tmp_path), failed, Taken(1, "camp.r.1"))[-1]
     assert isinstance(ended, Ended)
     for part in ("exit code 127", "bash: no such file", "whether the nodes see that directory"):
         assert part in ended.why
@@ -279,22 +221,20 @@ def test_a_job_asks_for_what_the_table_says(tmp_path: Path) -> None:
 def test_a_job_runs_its_own_run_whatever_the_directory_is_called(name: str, tmp_path: Path) -> None:
     given = assignment(tmp_path / name, where=tmp_path)
     queue = Queue(given.directory)
-    queue.prepare({})
+    queue.prepare(Terms())
     (queue.home / "job.sh").write_text(render(given, Ray(python="echo", setup=['echo "$RETRAIN_JOB"'])))
     done = subprocess.run(["bash", "-c", queue.entrypoint("r2", 1)], capture_output=True, check=False)
     assert done.returncode == 0, done.stderr
     said = (given.runs["r2"] / "output.log").read_text()
     job = f"{name}.r2.1"
-    assert said == (
-        f"ray {job}\n-P -m retrain.launchers._ray_place {given.directory} {given.runs['r2']} {job}\n"
-    )
+    assert said == (f"ray {job}\n-P -m retrain.launchers._ray_place {given.directory} {job}\n")
     assert not (tmp_path / "hacked").exists()
 
 
 def test_a_job_that_is_not_wanted_starts_no_worker(tmp_path: Path) -> None:
     given = assignment(tmp_path / "camp")
-    Queue(given.directory).prepare({})
-    command = [sys.executable, "-m", "retrain.launchers._ray_place", given.directory, given.runs["r0"]]
+    Queue(given.directory).prepare(Terms())
+    command = [sys.executable, "-m", "retrain.launchers._ray_place", given.directory]
     done = subprocess.run([*command, "camp.r0.1"], capture_output=True, text=True, check=False)
     assert done.returncode == EXIT_INFRASTRUCTURE
     assert "not wanted any more; left alone" in done.stderr
@@ -310,7 +250,11 @@ def test_permits_are_what_the_cap_leaves_each_run(tmp_path: Path) -> None:
 
 def test_sharing_permits_with_other_campaigns_is_refused(tmp_path: Path) -> None:
     sharing = assignment(tmp_path, permit_directories=(tmp_path,))
-    assert "[backend].throttle_dir" in plugin.check_campaign(sharing)[0]
+    (problem,) = plugin.check_campaign(sharing)
+    assert problem.startswith(
+        "[backend].throttle_dir: on Ray nothing proves that nodes see each other's file"
+    )
+    assert "[campaign.ray.resources] tinker = 1" in problem
 
 
 # On a machine without Ray

@@ -48,3 +48,10 @@ class Ray(Section):
     setup: list[str] = key(list, "lines of shell that a job runs first, such as module load")
     python: str = key("", "the Python that workers run with; default: the one that submits")
     poll_seconds: float = key(10.0, "ask Ray for all jobs this often", ge=2, le=3600)
+    share_seconds: float = key(
+        10.0,
+        "a job whose run was shorter goes on with the next one, because a job costs Ray seconds; "
+        "0 = a job for each run",
+        ge=0,
+        le=86400,
+    )

@@ -7,10 +7,40 @@ from typing import Any
 
 from retrain.config.engines import Ray
 from retrain.config.keys import LARGEST_COUNT
+from retrain.config.resolve import build
 from retrain.errors import LaunchError
+from retrain.extras import missing_problem
 from retrain.launchers import Assignment
+from retrain.launchers._ray_client import Client, check_environment
 
 OWN_KEYS = {"CPU": "cpus", "GPU": "gpus", "memory": "memory_gb"}
+
+
+def check_engine(assignment: Assignment) -> None:
+    """Ask the cluster whether it is there, and has a node that is large enough for a run.
+
+    Raises:
+        LaunchError: it is not, or has none.
+    """
+    require_packages()
+    table = build(Ray, assignment.options)
+    check_environment(table.runtime_env)
+    if table.address == "local":
+        return
+    nodes = Client(table.address).resources()
+    if not table.autoscales:
+        require_room(table, nodes)
+
+
+def require_packages() -> None:
+    """Make sure that the extra is installed.
+
+    Raises:
+        LaunchError: it is not.
+    """
+    problem = missing_problem("launchers", "ray")
+    if problem is not None:
+        raise LaunchError(problem)
 
 
 def require_room(table: Ray, nodes: Sequence[Mapping[str, float]]) -> None:
@@ -38,8 +68,9 @@ def require_room(table: Ray, nodes: Sequence[Mapping[str, float]]) -> None:
     )
 
 
-def problems_of(assignment: Assignment, table: Ray) -> list[str]:
+def check_campaign(assignment: Assignment) -> list[str]:
     """List what cannot work on any cluster."""
+    table = build(Ray, assignment.options)
     where = "[campaign.ray]"
     problems = [
         f"{where}.setup: {line!r} has more than one line; give each line its own string"
@@ -55,6 +86,19 @@ def problems_of(assignment: Assignment, table: Ray) -> list[str]:
         problems.append(
             f"{where}.cpus: got 0; ask for something, because Ray runs jobs that ask for nothing on its head"
         )
+    problems += _environment_problems(table)
+    if assignment.permit_directories:
+        problems.append(
+            "[backend].throttle_dir: on Ray nothing proves that nodes see each other's file locks, and if "
+            "they do not, permits in a directory are given out twice; have the cluster count them as a "
+            "custom resource, such as [campaign.ray.resources] tinker = 1"
+        )
+    return problems
+
+
+def _environment_problems(table: Ray) -> list[str]:
+    where = "[campaign.ray]"
+    problems = []
     for key in ("working_dir", "py_modules"):
         for given in _as_list(table.runtime_env.get(key)):
             if "://" not in str(given):
@@ -65,12 +109,6 @@ def problems_of(assignment: Assignment, table: Ray) -> list[str]:
     variables = table.runtime_env.get("env_vars", {})
     if not isinstance(variables, dict) or not all(isinstance(text, str) for text in variables.values()):
         problems.append(f"{where}.runtime_env.env_vars: needs a table of strings")
-    if assignment.permit_directories:
-        problems.append(
-            "[backend].throttle_dir: permits shared through a directory may be given out twice by machines "
-            "that do not see each other's file locks; have the cluster count them as a custom resource, "
-            "such as [campaign.ray.resources] tinker = 1"
-        )
     return problems
 
 

@@ -22,6 +22,8 @@ OVER = frozenset({"STOPPED", "SUCCEEDED", "FAILED"})
 USED = re.compile(r"submission_id \S+ already exists")
 REFUSED = re.compile(r"status code 4\d\d")  # the head wraps what its agent refused in an error of its own
 REASON = re.compile(r"^\s*(?:\w+\.)*(\w*(?:Error|Exception)): (.+)$", re.MULTILINE)
+NO_ROOM = "JOB_SUPERVISOR_ACTOR_START_TIMEOUT"  # Ray's kinds of errors: it waited too long
+BY_COMMAND = "JOB_ENTRYPOINT_COMMAND_ERROR"  # the job's own exit code
 MOST_NODES = 10_000  # the API's own limit
 
 

@@ -10,9 +10,17 @@ from typing import Any
 from retrain.config.engines import Ray
 from retrain.launchers import Assignment
 from retrain.launchers._permit_split import own_permits, workers_at_a_time
+from retrain.launchers._ray_queue import Terms
 
 # Ray ends a stopped job with SIGKILL after 3 s by default, too soon for a checkpoint; this is a day.
 GRACE = {"RAY_JOB_STOP_WAIT_TIME_S": "86400"}
+NEIGHBOURS_LOOKS = 6  # of an orchestrator: one of a job is a process of its own
+
+
+def terms_of(assignment: Assignment, table: Ray) -> Terms:
+    """Give what holds for all jobs."""
+    ask = ask_of(assignment, table)
+    return Terms(ask, table.share_seconds, NEIGHBOURS_LOOKS * table.poll_seconds)
 
 
 def ask_of(assignment: Assignment, table: Ray) -> dict[str, Any]:
@@ -44,7 +52,7 @@ def render(assignment: Assignment, table: Ray) -> str:
         'export RETRAIN_JOB="ray $2"',
         *own_permits(assignment),
         *table.setup,
-        f'exec {shlex.join(place)} "$1" "$2"',
+        f'exec {shlex.join(place)} "$2"',
     ]
     return "\n".join(lines) + "\n"
 

@@ -7,16 +7,14 @@ from __future__ import annotations
 
 from contextlib import suppress
 
-from retrain.errors import RecordsError
+from retrain.errors import EXIT_DONE, RecordsError
 from retrain.launchers import Begun, Ended
 from retrain.launchers._engine_watch import EngineWatch, is_alive, why_without_a_word
-from retrain.launchers._ray_client import Job
+from retrain.launchers._ray_client import BY_COMMAND, Job
+from retrain.launchers._ray_marks import Taken
 from retrain.records.atomic import write_atomic
 from retrain.records.layout import RunFiles
 from retrain.records.text import plain
-
-NO_ROOM = "JOB_SUPERVISOR_ACTOR_START_TIMEOUT"
-BY_COMMAND = "JOB_ENTRYPOINT_COMMAND_ERROR"
 
 
 class Watch(EngineWatch):
@@ -26,19 +24,22 @@ class Watch(EngineWatch):
         """Watch a run's job by its number; 0: a worker that is alive though Ray has no job of it."""
         super().__init__()
         self.number = number
+        self.job = ""  # the id of the one that works on it, once that is known
         self.has_place = number == 0
 
-    def look(self, run_id: str, files: RunFiles, job: Job | None, submitted: bool) -> list[Begun | Ended]:
+    def look(self, run_id: str, files: RunFiles, job: Job | None, taken: Taken | None) -> list[Begun | Ended]:
         """Give what has happened.
 
         Args:
             run_id: of the run.
             files: the run's.
-            job: the one with this number; None if Ray knows none.
-            submitted: somebody did submit it.
+            job: the one that works on it; None if Ray knows none.
+            taken: by whom it was taken on; None if nobody has.
         """
+        if taken is not None and taken.is_settled and not is_alive(files):
+            return self._settled(run_id, files, taken)
         if job is None:
-            return self._without_job(run_id, files, submitted)
+            return self._without_job(run_id, files, taken)
         self.found()
         self.has_place = True
         if job.waits:
@@ -50,14 +51,22 @@ class Watch(EngineWatch):
             return begun
         return [*begun, ended(run_id, files, job)]
 
-    def _without_job(self, run_id: str, files: RunFiles, submitted: bool) -> list[Begun | Ended]:
-        if is_alive(files):
+    def _settled(self, run_id: str, files: RunFiles, taken: Taken) -> list[Begun | Ended]:
+        self.has_place = True
+        begun = self.begin(run_id)
+        if taken.exit_code == EXIT_DONE and not self.has_arrived(files):
+            return begun
+        return [*begun, Ended(run_id, taken.exit_code)]
+
+    def _without_job(self, run_id: str, files: RunFiles, taken: Taken | None) -> list[Begun | Ended]:
+        if taken is None and self.number:
             self.found()
-            self.has_place = True
-            return self.begin(run_id)
-        if not submitted and self.number:
             self.has_place = False
             return []
+        self.has_place = True
+        if is_alive(files):
+            self.found()
+            return self.begin(run_id)
         return self.missed(run_id, f"Ray knows nothing of {'its job' if self.number else 'its worker'}")
 
 
@@ -67,7 +76,7 @@ def ended(run_id: str, files: RunFiles, job: Job) -> Ended:
     lines = [line for line in job.message.splitlines() if line.strip()]
     if job.status == "FAILED" and lines:
         # the worker's own exit codes come with the last lines of its output
-        last = f": {plain(lines[-1], 150)}" if job.error == BY_COMMAND and len(lines) > 1 else ""
+        last = f": {plain(lines[-1], 300)}" if job.error == BY_COMMAND and len(lines) > 1 else ""
         why += f" ({plain(lines[0], 200)}{last})"
     if job.status == "FAILED":
         why += why_without_a_word(files)

@@ -1,9 +1,9 @@
 """Jobs of a Ray cluster: one job per run and attempt, at most so many with Ray at a time.
 
 Ray's Jobs API has neither arrays nor a cap, and by default fails a job that has waited for 15 minutes.
-So Ray is given as many jobs as there may be workers, and each job that ends submits the next run: the
-campaign goes on when this process is gone, and nothing must be set up on the cluster. `_ray_queue` says
-how two that submit at once agree. One question answers for all jobs.
+So Ray is given as many jobs as there may be workers, and each job that ends submits the next run, or does
+it itself (`_ray_place`): the campaign goes on when this process is gone, and nothing must be set up on the
+cluster. `_ray_queue` says how two that submit at once agree. One question answers for all jobs.
 """
 
 from __future__ import annotations
@@ -12,21 +12,23 @@ from collections.abc import Collection, Mapping, Sequence
 
 from retrain.config.engines import Ray
 from retrain.config.resolve import build
-from retrain.errors import LaunchError
-from retrain.extras import missing_problem
+from retrain.errors import LaunchError, RecordsError
 from retrain.launchers import Assignment, Begun, Ended
 from retrain.launchers._asking import Asking
 from retrain.launchers._engine_watch import is_alive
 from retrain.launchers._permit_split import workers_at_a_time
-from retrain.launchers._ray_checks import problems_of, require_room
-from retrain.launchers._ray_client import Client, Job, check_environment
+from retrain.launchers._ray_checks import check_campaign, check_engine, require_packages
+from retrain.launchers._ray_client import NO_ROOM, Client, Job, check_environment
 from retrain.launchers._ray_local import Local
+from retrain.launchers._ray_marks import Taken
 from retrain.launchers._ray_queue import Queue
-from retrain.launchers._ray_script import ask_of, render, shown
-from retrain.launchers._ray_watch import NO_ROOM, Watch, keep_words
+from retrain.launchers._ray_script import render, shown, terms_of
+from retrain.launchers._ray_watch import Watch, keep_words
 from retrain.launchers._signals import signal_worker
 from retrain.records.atomic import write_atomic
 from retrain.records.layout import RunFiles
+
+__all__ = ["RayLauncher", "at_a_time", "check_campaign", "check_engine", "open_launcher", "script"]
 
 EXTRA = "ray"
 PACKAGES = ("ray", "aiohttp")
@@ -38,31 +40,10 @@ def open_launcher(assignment: Assignment) -> RayLauncher:
     Raises:
         LaunchError: the extra is not installed, or refuses the runtime environment.
     """
-    _require_packages()
+    require_packages()
     table = build(Ray, assignment.options)
     check_environment(table.runtime_env)
     return RayLauncher(assignment, table)
-
-
-def check_campaign(assignment: Assignment) -> list[str]:
-    """List what cannot work on any cluster."""
-    return problems_of(assignment, build(Ray, assignment.options))
-
-
-def check_engine(assignment: Assignment) -> None:
-    """Ask the cluster whether it is there, and has a node that is large enough for a run.
-
-    Raises:
-        LaunchError: it is not, or has none.
-    """
-    _require_packages()
-    table = build(Ray, assignment.options)
-    check_environment(table.runtime_env)
-    if table.address == "local":
-        return
-    nodes = Client(table.address).resources()
-    if not table.autoscales:
-        require_room(table, nodes)
 
 
 def at_a_time(assignment: Assignment) -> int:
@@ -90,6 +71,7 @@ class RayLauncher:
         self._order = {run_id: number for number, run_id in enumerate(assignment.runs)}
         self._watched: dict[str, Watch] = {}
         self._jobs: Mapping[str, Job] = {}  # this campaign's, by id, at the last look
+        self._numbers: Mapping[str, int] = {}  # of the runs that an earlier orchestrator wanted
         self._to_cancel: dict[str, bool] = {}
         self._stopped: set[str] = set()  # jobs that Ray was asked to stop, and runs that nobody can
         self._asking = Asking("Ray", table.poll_seconds, assignment.say)
@@ -127,15 +109,18 @@ class RayLauncher:
     def queued(self) -> Collection[str]:
         """Ask Ray for the campaign's jobs that are not over, and are wanted."""
         self._jobs = self._ask()
-        wanted = self._queue.wanted()
-        return {run_id for run_id, number in wanted.items() if self._is_live(run_id, number)}
+        self._numbers = self._wanted_numbers()
+        for run_id, number in self._numbers.items():
+            self._retire_forgotten(self._queue.marks.read(run_id, number))
+        return {run_id for run_id, number in self._numbers.items() if self._is_live(run_id, number)}
 
     def adopt(self, run_ids: Sequence[str]) -> None:
         """Watch runs that Ray has, and runs that are alive without a job."""
-        wanted = self._queue.wanted()
         for run_id in run_ids:
-            number = wanted.get(run_id, 0)
-            watch = self._watched[run_id] = Watch(number if self._is_live(run_id, number) else 0)
+            number = self._numbers.get(run_id, 0)
+            is_live = self._is_live(run_id, number)
+            watch = self._watched[run_id] = Watch(number if is_live else 0)
+            watch.job = self._queue.job_of(run_id, number) if is_live else ""
             watch.has_place = True
 
     def poll(self, timeout_s: float) -> Sequence[Begun | Ended]:
@@ -158,7 +143,7 @@ class RayLauncher:
     # Submitting
 
     def _prepare(self) -> None:
-        self._queue.prepare(ask_of(self._assignment, self._table))
+        self._queue.prepare(terms_of(self._assignment, self._table))
         write_atomic(self._queue.home / "job.sh", render(self._assignment, self._table))
         seeing = len(self._assignment.gpu_runs)
         if seeing and not self._table.gpus and not self._was_told:
@@ -173,9 +158,14 @@ class RayLauncher:
         self._queue.want({run_id: self._watched[run_id].number for run_id in wanted})
 
     def _fill(self) -> None:
-        places = self._workers - sum(watch.has_place for watch in self._watched.values())
-        for run_id in self._queue.fill(self._client, places):
-            self._watched[run_id].has_place = True
+        for run_id in self._queue.fill(self._client, self._workers - len(self._places())):
+            watch = self._watched[run_id]
+            watch.has_place, watch.job = True, self._queue.id_of(run_id, watch.number)
+
+    def _places(self) -> set[str]:
+        """Name who has a place: each job of Ray's that is not over, and each run that may have one yet."""
+        live = {name for name, job in self._jobs.items() if not job.is_over}
+        return live | {watch.job or run_id for run_id, watch in self._watched.items() if watch.has_place}
 
     def _forget(self, run_ids: Sequence[str]) -> None:
         for run_id in run_ids:
@@ -193,12 +183,19 @@ class RayLauncher:
             self._asking.asked()
         return {name: job for name, job in jobs.items() if self._queue.is_ours(job)}
 
-    def _job(self, run_id: str, number: int) -> Job | None:
-        return self._jobs.get(self._queue.id_of(run_id, number))
+    def _wanted_numbers(self) -> dict[str, int]:
+        """Give the newest number of each wanted run: others replace jobs that were lost."""
+        newest = self._queue.marks.newest()
+        return {r: max(number, newest.get(r, 0)) for r, number in self._queue.wanted().items()}
+
+    def _retire_forgotten(self, taken: Taken | None) -> None:
+        if taken is not None and not taken.is_settled and taken.job not in self._jobs:
+            self._queue.retire(taken.job)
 
     def _is_live(self, run_id: str, number: int) -> bool:
-        job = self._job(run_id, number)
-        return job is not None and not job.is_over
+        taken = self._queue.marks.read(run_id, number)
+        job = self._jobs.get(self._queue.job_of(run_id, number))
+        return job is not None and not job.is_over and not (taken is not None and taken.is_settled)
 
     def _look(self) -> list[Begun | Ended]:
         try:
@@ -206,7 +203,7 @@ class RayLauncher:
             self._stop_wanted()
             happened = self._see()
             self._fill()
-        except LaunchError as error:
+        except (LaunchError, RecordsError) as error:
             self._asking.unanswered(error)
             happened = self._taken_back()
         else:
@@ -214,27 +211,36 @@ class RayLauncher:
         return happened
 
     def _see(self) -> list[Begun | Ended]:
-        submitted = self._queue.submitted()
+        newest = self._queue.marks.newest()
         happened: list[Begun | Ended] = []
         self._wait_again()
         for run_id, watch in list(self._watched.items()):
-            files = RunFiles(self._assignment.runs[run_id])
-            job = self._job(run_id, watch.number)
-            news = watch.look(run_id, files, job, submitted.get(run_id, 0) >= watch.number)
-            if run_id in self._to_cancel and (job.waits if job else not watch.has_place):
-                news = [Ended(run_id, None, taken_back=True)]
+            news = self._see_run(run_id, newest.get(run_id, 0))
             if news and isinstance(news[-1], Ended):
-                keep_words(files, job)
+                keep_words(RunFiles(self._assignment.runs[run_id]), self._jobs.get(watch.job))
                 self._drop(run_id)
             happened += news
         return happened
+
+    def _see_run(self, run_id: str, newest: int) -> list[Begun | Ended]:
+        watch, files = self._watched[run_id], RunFiles(self._assignment.runs[run_id])
+        if watch.number:
+            watch.number = max(watch.number, newest)
+        taken = self._queue.marks.read(run_id, watch.number) if watch.number <= newest else None
+        watch.job = (taken.job if taken else "") or self._queue.id_of(run_id, watch.number)
+        job = self._jobs.get(watch.job)
+        self._retire_forgotten(taken)
+        news = watch.look(run_id, files, job, taken)
+        if run_id in self._to_cancel and (job.waits if job else not watch.has_place):
+            news = [Ended(run_id, None, taken_back=True)]
+        return news
 
     def _wait_again(self) -> None:
         """Ask anew for runs that Ray had no room for within its time limit: waiting is no failure."""
         late = [
             run_id
             for run_id, watch in self._watched.items()
-            if (job := self._job(run_id, watch.number)) is not None and job.error == NO_ROOM
+            if (job := self._jobs.get(watch.job)) is not None and job.error == NO_ROOM
         ]
         for run_id in late:
             self._watched[run_id] = Watch(self._watched[run_id].number + 1)
@@ -254,11 +260,10 @@ class RayLauncher:
     def _stop_wanted(self) -> None:
         for run_id, now in self._to_cancel.items():
             watch = self._watched[run_id]
-            job = self._queue.id_of(run_id, watch.number)
             if watch.number and self._is_live(run_id, watch.number):
-                if job not in self._stopped:
-                    self._client.stop(job)
-                    self._stopped.add(job)
+                if watch.job not in self._stopped:
+                    self._client.stop(watch.job)
+                    self._stopped.add(watch.job)
             elif not watch.number:
                 self._signal(run_id, now=now)
 
@@ -277,9 +282,3 @@ class RayLauncher:
                 happened.append(Ended(run_id, None, taken_back=True))
                 self._drop(run_id)
         return happened
-
-
-def _require_packages() -> None:
-    problem = missing_problem("launchers", "ray")
-    if problem is not None:
-        raise LaunchError(problem)
