@@ -27,8 +27,9 @@ from retrain.records.text import plain
 
 HOST = "127.0.0.1" if sys.platform == "darwin" else "127.0.0.2"  # Ray replaces the first one on Linux
 START_S = 180.0  # a busy laptop needs one; no Ray needs three
-IDLE_S = 60.0  # between two jobs nobody may be seen for some seconds
-LOOK_S = 5.0
+IDLE_S = 10.0  # without a job or an orchestrator; a job that ends has submitted the next one before
+SILENT_S = 60.0  # without an answer: a busy head takes seconds
+LOOK_S = 3.0
 PORTS = range(
     20001, 32000
 )  # Ray's workers have those from 10002 to 19999, and the kernel gives out later ones
@@ -120,14 +121,15 @@ class Local:
 
     def _serve(self, ray: subprocess.Popen[bytes], url: str, client: Client) -> None:
         campaign = CampaignFiles(self._home.parent)
-        needed_at = time.monotonic()
-        while ray.poll() is None and time.monotonic() - needed_at < IDLE_S:
+        needed_at, patience_s = time.monotonic(), SILENT_S
+        while ray.poll() is None and time.monotonic() - needed_at < patience_s:
+            patience_s = IDLE_S
             try:
                 has_jobs = any(not job.is_over for job in client.jobs())
                 if not self._facts.exists() and client.resources():
                     write_json(self._facts, {"url": url})
             except EngineDownError:
-                has_jobs = False
+                has_jobs, patience_s = False, SILENT_S
             if has_jobs or is_held(campaign.lock):
                 needed_at = time.monotonic()
             time.sleep(LOOK_S if self._facts.exists() else 0.5)
