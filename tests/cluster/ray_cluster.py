@@ -1,5 +1,7 @@
 """A real Ray of three nodes on loopback: a head that runs no jobs, and two nodes that do.
 
+A fourth, the stranger, does not see a directory that the others share.
+
 Each node has an address of its own (127.0.0.2 and up; Ray replaces 127.0.0.1 by the machine's address).
 Everything lies in one private directory; everything that runs is started here, carries the node's name
 in its environment, and is ended by its process id.
@@ -10,17 +12,21 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import psutil
 
+from retrain.errors import EngineDownError
 from retrain.launchers._ray_client import Client
 from tests.cluster.ports import free_ports
 from tests.cluster.waiting import await_that
 
 HEAD = "127.0.0.2"
-NODES = ("127.0.0.3", "127.0.0.4")
+NODES = 2
+ADDRESSES = ("127.0.0.3", "127.0.0.4", "127.0.0.5", "127.0.0.6")  # of them, and of their successors
+STRANGER = "127.0.0.7"
+ALL = (*ADDRESSES, STRANGER, HEAD)
 MARK = "RAY_TEST_NODE"
 
 
@@ -31,6 +37,7 @@ class Cluster:
         self.home = home
         self._ports = free_ports(3)
         self._nodes: dict[str, subprocess.Popen[bytes]] = {}
+        self._forgotten: set[str] = set()  # nodes that have outlived a head
         self.client = Client(self.address)
 
     @property
@@ -38,34 +45,55 @@ class Cluster:
         """Where the Jobs API listens."""
         return f"http://127.0.0.1:{self._ports[1]}"
 
+    @property
+    def nodes(self) -> list[str]:
+        """The nodes that the present head knows, except the stranger."""
+        return [node for node in ADDRESSES if node in self._nodes and node not in self._forgotten]
+
     def start(self) -> None:
         """Start what does not run; returns when all nodes are there."""
         if HEAD not in self._nodes:
             self.start_head()
-        for node in NODES:  # one after the other: they share files below the head's directory
-            if node not in self._nodes:
-                there = self._count()
-                join = f"--address={HEAD}:{self._ports[0]}"
-                self._spawn(node, join, "--num-cpus=4", '--resources={"tinker": 2}')
-                await_that(f"node {node}", lambda there=there: self._count() > there)
+        while len(self.nodes) < NODES:  # one after the other: they share files below the head's directory
+            self._join(next(node for node in ADDRESSES if node not in self._nodes), '{"tinker": 2}')
+
+    def start_stranger(self, hidden: Path) -> None:
+        """Start the stranger, alone with the resource `stranger`; it sees nothing in a directory."""
+        hide = 'mount -t tmpfs none "$0" && exec "$@"'
+        self._join(STRANGER, '{"stranger": 2}', "unshare", "--mount", "bash", "-c", hide, str(hidden))
+
+    def show_stranger(self, hidden: Path) -> None:
+        """Let the stranger see the directory, as the other nodes do."""
+        inside = ["nsenter", "--mount", f"--target={self._nodes[STRANGER].pid}"]
+        subprocess.run([*inside, "umount", str(hidden)], check=True)
+
+    def _join(self, node: str, resources: str, *inside: str) -> None:
+        await_that(f"the end of the former {node}", lambda: not self._is_there(node))
+        options = (f"--address={HEAD}:{self._ports[0]}", "--num-cpus=4", f"--resources={resources}")
+        self._spawn(node, *options, inside=inside)
+        await_that(f"node {node}", lambda: self._is_there(node))
 
     def start_head(self) -> None:
-        """Start the head; one that was killed has forgotten everything."""
+        """Start the head; one that was killed has forgotten everything, for good."""
+        # or it would take the nodes that outlive it, which are on this machine as well, for itself
+        (self.home / "ray_current_cluster").unlink(missing_ok=True)
+        self._forgotten = set(self._nodes)
         ports = dict(zip(("port", "dashboard-port", "ray-client-server-port"), self._ports, strict=True))
         options = [f"--{name}={port}" for name, port in ports.items()]
         self._spawn(
             HEAD, "--head", "--num-cpus=0", "--dashboard-host=127.0.0.1", f"--temp-dir={self.home}", *options
         )
-        await_that("the head", lambda: self._count() >= 1)
+        await_that("the head", lambda: self._is_there(HEAD))
 
     def stop(self) -> None:
         """End everything, the nodes before the head."""
-        for node in [*NODES, HEAD]:
+        for node in ALL:
             self.kill(node)
 
     def kill(self, node: str) -> None:
         """End a node with all that runs there, as a power cut does."""
         daemon = self._nodes.pop(node, None)
+        self._forgotten.discard(node)
         while found := self.processes(node):
             for process in found:
                 _kill(process)
@@ -75,34 +103,32 @@ class Cluster:
 
     def repair(self) -> None:
         """Make the cluster whole and idle."""
-        if {HEAD, *NODES} != set(self._nodes):
-            self.stop()
-            self.start()
+        for node in [*self._forgotten, STRANGER] if HEAD in self._nodes else ALL:
+            self.kill(node)
+        self.start()
         for job in self.client.jobs():
             if not job.is_over:
                 self.client.stop(job.id)
         await_that("no worker", lambda: not self.workers())
 
-    def processes(self, node: str) -> list[psutil.Process]:
-        """List the processes of a node."""
-        mark = str(self.home / node)
-        return [process for process, variables in _environments() if variables.get(MARK) == mark]
+    def processes(self, *nodes: str) -> list[psutil.Process]:
+        """List the processes of nodes."""
+        marks = {str(self.home / node) for node in nodes}
+        return [process for process, variables in _environments() if variables.get(MARK) in marks]
 
-    def workers(self, node: str = "") -> list[int]:
-        """List the workers that run on the nodes, or on one."""
-        found = [process for one in ([node] if node else NODES) for process in self.processes(one)]
-        return [process.pid for process in found if _is_worker(process)]
+    def workers(self, *nodes: str) -> list[int]:
+        """List the workers that run on any node, or on some."""
+        return [process.pid for process in self.processes(*(nodes or ALL)) if _is_worker(process)]
 
-    def _count(self) -> int:
-        from retrain.errors import EngineDownError
-
+    def _is_there(self, node: str) -> bool:
         try:
-            return len(self.client.resources())
+            return any(f"node:{node}" in found for found in self.client.resources())
         except EngineDownError:
-            return 0
+            return False
 
-    def _spawn(self, node: str, *arguments: str) -> None:
+    def _spawn(self, node: str, *arguments: str, inside: Sequence[str] = ()) -> None:
         command = [
+            *inside,
             str(Path(sys.executable).with_name("ray")),
             "start",
             "--block",
