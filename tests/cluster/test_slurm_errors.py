@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from pathlib import Path
 
 import pytest
 
 from retrain.errors import EXIT_INTERRUPTED, EXIT_LAUNCH, EXIT_RUN_FAILED
-from retrain.records.locks import is_held
+from retrain.records.locks import holder, is_held
 from tests.cluster.campaigns import Start, attempts_of, finish, only_campaign, results
 from tests.cluster.slurm_cluster import Cluster
 from tests.cluster.test_slurm_campaign import SLURM, SLURM_TOML
@@ -123,6 +125,21 @@ def test_runs_that_slurm_holds_back_are_named_and_stopped(slurm: Cluster, retrai
     assert finish(retrain("stop", directory))[0] == 0
     assert slurm.run("squeue", "-h").stdout == ""
     assert {state for state, _ in results(directory).values()} == {"pending"}
+
+
+def test_a_renamed_campaign_is_found_and_sbatchs_variables_count_for_nothing(
+    slurm: Cluster, retrain: Start, file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SBATCH_PARTITION", "nowhere")
+    directory = in_the_background(retrain, file, *option("""flags=['--hold']"""))
+    await_that("the tasks", lambda: slurm.run("squeue", "-h").stdout)
+    orchestrator = holder(directory / "campaign.lock")
+    assert orchestrator is not None
+    os.kill(orchestrator.pid, signal.SIGKILL)
+    await_that("its end", lambda: not is_held(directory / "campaign.lock"))
+    renamed = directory.rename(directory.with_name("a,b|c"))
+    assert finish(retrain("stop", renamed))[0] == 0
+    assert slurm.run("squeue", "-h").stdout == ""
 
 
 def test_licences_cap_the_runs_of_all_campaigns(slurm: Cluster, retrain: Start, file: Path) -> None:
