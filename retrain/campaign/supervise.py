@@ -62,8 +62,7 @@ class Supervisor:
         self._was_taken = False  # the engine has taken runs of ours, so it is there in principle
         self._before: dict[str, int] = {}  # of runs that wait: the newest attempt that is over
         self._next_launch = 0.0
-        self._asked_to_stop = 0
-        self._stopped = 0
+        self._asked_to_stop = self._stopped = 0
         self._gave_up = False  # after a failure, as on_failure asks
         self.endings: dict[str, Ending] = {}
 

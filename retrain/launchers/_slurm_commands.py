@@ -133,12 +133,15 @@ def _run(command: list[str], text: str | None = None, passed_over: re.Pattern[st
     said = [line for line in err.splitlines() if line.strip()]
     if code == 0 or (passed_over and all(passed_over.search(line) for line in said)):
         return out
-    reason = plain("; ".join(dict.fromkeys(said)) or f"exit code {code}", 300)
+    raise _error(plain("; ".join(dict.fromkeys(said)) or f"exit code {code}", 300))
+
+
+def _error(reason: str) -> LaunchError:
     if RETRYING in reason or FULL.search(reason):
-        raise QueueFullError(f"Slurm takes no more jobs at present: {reason}")
+        return QueueFullError(f"Slurm takes no more jobs at present: {reason}")
     if DOWN.search(reason):
-        raise EngineDownError(f"Slurm does not answer ({reason})")
-    raise LaunchError(f"Slurm refuses: {reason}{_hint(reason)}")
+        return EngineDownError(f"Slurm does not answer ({reason})")
+    return LaunchError(f"Slurm refuses: {reason}{_hint(reason)}")
 
 
 def _call(command: list[str], text: str | None) -> tuple[int, str, str]:
@@ -151,22 +154,25 @@ def _call(command: list[str], text: str | None) -> tuple[int, str, str]:
         env={name: value for name, value in os.environ.items() if not name.startswith(HABITS)},
         process_group=0,  # a Ctrl-C on the terminal is for us alone
     )
-    until = time.monotonic() + TIMEOUT_S
     with process:
-        given = text.encode() if text is not None else None
-        while True:
-            try:
-                out, err = process.communicate(given, timeout=SLICE_S)
-                return process.returncode, out.decode(errors="replace"), err.decode(errors="replace")
-            except subprocess.TimeoutExpired as error:
-                waits = RETRYING.encode() in (error.stderr or b"")
-                if waits or time.monotonic() > until:
-                    process.kill()
-                if time.monotonic() > until:
-                    raise TimeoutError from error
-            except BaseException:
+        try:
+            out, err = _patiently(process, text.encode() if text is not None else None)
+        except BaseException:
+            process.kill()
+            raise
+    return process.returncode, out.decode(errors="replace"), err.decode(errors="replace")
+
+
+def _patiently(process: subprocess.Popen[bytes], given: bytes | None) -> tuple[bytes, bytes]:
+    until = time.monotonic() + TIMEOUT_S
+    while True:
+        try:
+            return process.communicate(given, timeout=SLICE_S)
+        except subprocess.TimeoutExpired as error:
+            if RETRYING.encode() in (error.stderr or b""):
                 process.kill()
-                raise
+            elif time.monotonic() > until:
+                raise TimeoutError from error
 
 
 def _hint(reason: str) -> str:

@@ -100,26 +100,9 @@ class SlurmLauncher:
             self.adopt([run_id for run_id in run_ids if run_id in known])
             self._is_unsure = False
         self._prepare()
-        if (
-            self._cap() < 1
-        ):  # others are alive without a task: by a controller that forgot, or another launcher
-            return {run_id for run_id in run_ids if run_id in self._watched}
-        try:
-            for first, numbers in self._arrays([r for r in run_ids if r not in self._watched]).items():
-                self._submit_in_parts(first, numbers)
-            self._is_full = False
-        except commands.QueueFullError as error:
-            if not self._watched:
-                raise
-            if not self._is_full:
-                self._assignment.say(f"{error}; the rest is submitted as places become free")
-            self._is_full = True
-        except LaunchError as error:
-            self._is_unsure = isinstance(error, EngineDownError)
-            if not any(run_id in self._watched for run_id in run_ids):
-                raise
-            self._assignment.say(f"{error}; the rest is submitted later")
-        self._asking.postpone()
+        if self._cap() > 0:  # others may be alive without a task: of a controller that forgot, or from before
+            self._submit_what_fits([run_id for run_id in run_ids if run_id not in self._watched])
+            self._asking.postpone()
         return {run_id for run_id in run_ids if run_id in self._watched}
 
     def queued(self) -> Collection[str]:
@@ -170,6 +153,23 @@ class SlurmLauncher:
         for number in sorted(self._numbers[run_id] for run_id in run_ids):
             arrays.setdefault(self._the_names().first(number), []).append(number)
         return arrays
+
+    def _submit_what_fits(self, run_ids: Sequence[str]) -> None:
+        try:
+            for first, numbers in self._arrays(run_ids).items():
+                self._submit_in_parts(first, numbers)
+            self._is_full = False
+        except commands.QueueFullError as error:
+            if not self._watched:
+                raise
+            if not self._is_full:
+                self._assignment.say(f"{error}; the rest is submitted as places become free")
+            self._is_full = True
+        except LaunchError as error:
+            self._is_unsure = isinstance(error, EngineDownError)
+            if not any(run_id in self._watched for run_id in run_ids):
+                raise
+            self._assignment.say(f"{error}; the rest is submitted later")
 
     def _submit_in_parts(self, first: int, numbers: Sequence[int]) -> None:
         """Submit an array; on a site that allows so many jobs only, half of what it refused, and so on."""
