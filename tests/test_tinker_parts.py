@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from functools import partial
+from itertools import count
 from pathlib import Path
 
 import numpy as np
@@ -279,6 +281,32 @@ def test_a_failed_first_call_ends_the_second(tmp_path: Path) -> None:
         with pytest.raises(ConnectionError):
             await permits(tmp_path, 2).two_in_order(fail, asyncio.Event().wait)
         wait_until(lambda: holders(tmp_path) == 0)
+
+    asyncio.run(check())
+
+
+def test_a_late_permit_is_given_back_while_the_loop_is_busy(tmp_path: Path) -> None:
+    may_come, has_come, asked = threading.Event(), threading.Event(), count()
+
+    class SecondIsLate(FileSemaphore):
+        def __enter__(self) -> SecondIsLate:
+            if next(asked) == 1:
+                may_come.wait()
+            super().__enter__()
+            if may_come.is_set():
+                has_come.set()
+            return self
+
+    async def fail() -> None:
+        raise ConnectionError("gone")
+
+    async def check() -> None:
+        source = Permits(lambda: SecondIsLate(tmp_path, 2), 60.0)
+        with pytest.raises(ConnectionError):
+            await source.two_in_order(fail, asyncio.Event().wait)
+        may_come.set()
+        has_come.wait()
+        wait_until(lambda: holders(tmp_path) == 0)  # and the loop does not turn
 
     asyncio.run(check())
 

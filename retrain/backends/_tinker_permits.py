@@ -1,7 +1,8 @@
 """Takes the campaign's permits, which block a thread, without blocking the event loop.
 
 Every wait has a daemon thread of its own, so that neither a full thread pool nor the interpreter's
-end waits for a permit. A permit that arrives for somebody who left is given back at once.
+end waits for a permit. A permit that arrives for somebody who left is given back at once, by that
+thread: the event loop may be busy then, or closed.
 """
 
 from __future__ import annotations
@@ -41,22 +42,12 @@ class Permits:
         Raises:
             InfrastructureError: none came in time.
         """
-        asked = self._ask()
+        asked = _Asked(self._permit)
         try:
-            async with asyncio.timeout(self._timeout_s):
-                permit = await asked
-        except BaseException as error:
-            _give_back(asked)
-            if not isinstance(error, TimeoutError):
-                raise
-            raise InfrastructureError(
-                f"no permit for an API call in {self._timeout_s:g} s; "
-                "`retrain status` shows who holds them, one may be stopped"
-            ) from error
-        try:
+            await self._arrival(asked)
             yield
         finally:
-            permit.__exit__(None, None, None)
+            asked.give_back()
 
     async def two_in_order(
         self, first: Callable[[], Awaitable[A]], second: Callable[[], Awaitable[B]]
@@ -68,29 +59,61 @@ class Permits:
         """
         async with self.one():
             one = asyncio.ensure_future(first())
-            spare = self._ask()
+            spare = _Asked(self._permit)
             running: list[asyncio.Future[Any]] = [one]
-            waiting: list[asyncio.Future[Any]] = [one, spare]
+            waiting: list[asyncio.Future[Any]] = [one, spare.came]
             try:
                 await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
-                if one.done() or spare.exception() is not None:
+                if one.done() or spare.came.exception() is not None:
                     await one
-                    spare.cancel()
+                    spare.give_back()
                 two = asyncio.ensure_future(second())
                 running.append(two)
                 await asyncio.gather(one, two)
                 return one.result(), two.result()
             finally:
                 await _finish(running)
-                _give_back(spare)
+                spare.give_back()
 
-    def _ask(self) -> asyncio.Future[Permit]:
-        def enter() -> Permit:
-            permit = self._permit()
-            permit.__enter__()
-            return permit
+    async def _arrival(self, asked: _Asked) -> None:
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                await asked.came
+        except TimeoutError as error:
+            raise InfrastructureError(
+                f"no permit for an API call in {self._timeout_s:g} s; "
+                "`retrain status` shows who holds them, one may be stopped"
+            ) from error
 
-        return in_thread(enter, unwanted=lambda permit: permit.__exit__(None, None, None))
+
+class _Asked:
+    """A permit that was asked for; it can be given back before it comes, while it comes and after."""
+
+    def __init__(self, permit: Callable[[], Permit]) -> None:
+        self._permit = permit
+        self._lock = threading.Lock()
+        self._held: Permit | None = None
+        self._is_unwanted = False
+        self.came: asyncio.Future[None] = in_thread(self._enter)
+
+    def give_back(self) -> None:
+        """Return the permit, now or when it comes."""
+        if not self.came.cancel() and not self.came.cancelled():
+            self.came.exception()  # whoever waited has heard of it, or nobody needs to
+        with self._lock:
+            self._is_unwanted = True
+            held, self._held = self._held, None
+        if held is not None:
+            held.__exit__(None, None, None)
+
+    def _enter(self) -> None:
+        permit = self._permit()
+        permit.__enter__()
+        with self._lock:
+            if not self._is_unwanted:
+                self._held = permit
+                return
+        permit.__exit__(None, None, None)
 
 
 def in_thread(
@@ -135,13 +158,6 @@ def _call(loop: asyncio.AbstractEventLoop, function: Callable[[T], None], argume
     except RuntimeError:
         return False
     return True
-
-
-def _give_back(asked: asyncio.Future[Permit]) -> None:
-    """Return a permit that was asked for, now or when it comes."""
-    if asked.cancel() or asked.cancelled() or asked.exception() is not None:
-        return
-    asked.result().__exit__(None, None, None)
 
 
 async def _finish(futures: list[asyncio.Future[Any]]) -> None:
