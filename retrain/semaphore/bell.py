@@ -31,7 +31,9 @@ def bell_address(turnstile: Path, *, in_file_system: bool = sys.platform != "lin
 def ring(address: str) -> None:
     """Wake the watcher if there is one; never waits."""
     with contextlib.suppress(OSError):
-        _sender().sendto(b"!", address)
+        with GUARD:  # two threads that ring first would both open one
+            sender = _sender()
+        sender.sendto(b"!", address)
 
 
 @cache
