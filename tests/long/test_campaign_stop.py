@@ -29,7 +29,7 @@ from retrain.records.stop_request import asked_to_stop, withdraw_request
 from retrain.worker import run as run_worker
 from tests.semaphore_processes import wait_until
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 LONG = ["campaign.max_steps=100000", "campaign.seeds=[0]", "reward.reward=tests.plugins.slow"]
 Call = Callable[..., subprocess.CompletedProcess[str]]
 

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
-
 from tests.orchestrators import race
 
-pytestmark = pytest.mark.extras
 CAMPAIGN = """
 [training]
 batch_size = 2

@@ -146,7 +146,7 @@ def test_a_pilot_that_runs_out_of_memory_says_at_what_size(here: Path) -> None:
         "[campaign]", '[backend]\nbackend = "tests.small_memory.connect"\n[campaign]\nlauncher = "inline"'
     )
     (here / "campaign.toml").write_text(small)
-    done = calibrate(here, PYTHONPATH=str(Path(__file__).parent.parent))
+    done = calibrate(here, PYTHONPATH=str(Path(__file__).parents[2]))
     assert done.returncode == 0, done.stderr
     assert "8 prompts at a time did not fit in memory" in done.stdout
     assert "32 are configured" in done.stdout  # rollouts at a time: 8 x 4, not the parts of them
