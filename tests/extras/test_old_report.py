@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.test_old_records import old, only_campaign  # noqa: F401 (a fixture)
+from tests.long.test_old_records import old, only_campaign  # noqa: F401 (a fixture)
 
 pytestmark = pytest.mark.extras
 

@@ -25,7 +25,7 @@ from retrain.records.metrics import read_metrics
 from retrain.records.run_state import RunState
 from tests.orchestrators import race
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 INLINE = ["campaign.launcher=inline"]
 
 

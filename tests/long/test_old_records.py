@@ -17,7 +17,7 @@ from retrain.records.metrics import read_metrics
 from retrain.status import survey
 from retrain.status.watch import Watcher
 
-OLD = sorted((Path(__file__).parent / "data").glob("logs-*"))
+OLD = sorted((Path(__file__).parents[1] / "data").glob("logs-*"))
 REWARDS = "def score(completion, prompt):\n    return 0.0\n\n\ndef load():\n    return 0.0\n"
 VIEWS = {
     "status": ["status", "{logs}"],
