@@ -64,6 +64,32 @@ def test_a_planted_link_is_refused_and_its_target_left_alone(tmp_path, name):
     assert target.read_text() == "precious"
 
 
+SET_ON_A_FULL_DISK = """
+import resource, signal, sys
+from retrain.semaphore import FileSemaphore
+semaphore = FileSemaphore(sys.argv[1], 2)
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (12, 12))  # a part fits, and is written without a word
+semaphore.set_permits(3)
+"""
+
+
+def test_a_number_that_does_not_fit_on_the_disk_is_refused_and_the_old_one_stays(tmp_path):
+    script = [sys.executable, "-c", SET_ON_A_FULL_DISK, str(tmp_path)]
+    done = subprocess.run(script, capture_output=True, text=True, check=False)
+
+    assert "RecordsError" in done.stderr
+    assert "permits.json: cannot write (File too large); raise the file size limit" in done.stderr
+    assert FileSemaphore.inspect(tmp_path).permits == 2
+
+
+def test_a_directory_that_cannot_be_made_is_named_with_what_to_do(tmp_path):
+    (tmp_path / "file").touch()
+
+    with pytest.raises(RecordsError, match="file/permits: cannot make the directory .*; something else is"):
+        FileSemaphore(tmp_path / "file" / "permits", 1)
+
+
 def test_a_planted_pipe_does_not_hang_anybody(tmp_path):
     FileSemaphore(tmp_path, 1)
     os.mkfifo(tmp_path / "slot-0000")

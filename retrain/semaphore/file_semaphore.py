@@ -15,6 +15,7 @@ from pathlib import Path
 from types import TracebackType
 
 from retrain.errors import LaunchError
+from retrain.records.files import records_error
 from retrain.semaphore.bell import Ear, bell_address, ring
 from retrain.semaphore.descriptors import GUARD, LockFile
 from retrain.semaphore.filesystems import lock_sharing_problem
@@ -59,7 +60,8 @@ class FileSemaphore:
         Raises:
             ValueError: `permits` is no whole number from 1 to 512.
             LaunchError: locks on this file system are not shared or not reliable.
-            RecordsError: the directory's files are damaged, links, or cannot be opened.
+            RecordsError: the directory cannot be made, or its files are damaged, links, or cannot be
+                opened or written.
         """
         check_permits(permits)
         self._directory = Path(directory).absolute()
@@ -67,7 +69,10 @@ class FileSemaphore:
         problem = None if allow_unshared else lock_sharing_problem(self._directory)
         if problem is not None:
             raise LaunchError(f"{problem}; put the permits on a local disk")
-        self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        try:
+            self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        except OSError as error:
+            raise records_error(self._directory, "make the directory", error) from error
         create_limits(self._directory, permits)
         turnstile = self._directory / "turnstile.lock"
         LockFile(str(turnstile)).close()
@@ -88,6 +93,7 @@ class FileSemaphore:
 
         Raises:
             ValueError: `permits` is no whole number from 1 to 512.
+            RecordsError: it cannot be written; the old number stays.
         """
         change_limits(self._directory, check_permits(permits))
         ring(self._bell)

@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from retrain.errors import RecordsError
+from retrain.records.files import records_error, write_all
 from retrain.semaphore.descriptors import GUARD, Descriptor, LockFile, open_regular
 
 MAX_PERMITS = 512  # whoever watches keeps one open file per permit, and 1024 is a usual limit
@@ -63,7 +64,11 @@ def read_limits(directory: Path) -> Limits:
 
 
 def create_limits(directory: Path, permits: int) -> None:
-    """Set the number of permits unless the directory has one."""
+    """Set the number of permits unless the directory has one.
+
+    Raises:
+        RecordsError: it cannot be written.
+    """
     with closing(LockFile(f"{directory}/permits.lock")) as guard:
         guard.lock()
         if not os.path.lexists(directory / "permits.json"):
@@ -71,7 +76,11 @@ def create_limits(directory: Path, permits: int) -> None:
 
 
 def change_limits(directory: Path, permits: int) -> None:
-    """Set the number of permits; slots only ever grow, because old ones may still be held."""
+    """Set the number of permits; slots only ever grow, because old ones may still be held.
+
+    Raises:
+        RecordsError: it cannot be written; the old number stays.
+    """
     with closing(LockFile(f"{directory}/permits.lock")) as guard:
         guard.lock()
         _replace(directory, Limits(permits, max(permits, read_limits(directory).slots)))
@@ -89,11 +98,15 @@ def check_permits(permits: object) -> int:
 
 
 def _replace(directory: Path, limits: Limits) -> None:
-    temporary = directory / "permits.json.new"
-    fd = open_regular(str(temporary), os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    path = directory / "permits.json"
+    temporary = f"{path}.new"
     try:
-        os.write(fd, json.dumps(asdict(limits)).encode())
-        os.fsync(fd)
-    finally:
-        os.close(fd)
-    temporary.rename(directory / "permits.json")
+        fd = open_regular(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+        try:
+            write_all(fd, json.dumps(asdict(limits)).encode())
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+        os.replace(temporary, path)  # noqa: PTH105
+    except OSError as error:
+        raise records_error(path, "write", error) from error
