@@ -142,6 +142,7 @@ def test_a_campaigns_workers_are_those_that_hold_its_runs_locks(tmp_path):
     for name in ("alive", "over", "elsewhere", "new"):
         (runs / name).mkdir(parents=True)
     hold(runs / "over" / "run.lock").release()
+    (runs / "new" / "run.lock").symlink_to("run.lock")  # leads nowhere: a look at it fails
     worker = _start(runs / "alive" / "run.lock")
     assert worker.stdout.readline() == "held\n"
     with hold(runs / "elsewhere" / "run.lock"):

@@ -2,20 +2,30 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 
+from retrain.errors import RecordsError
 from retrain.records.layout import RunFiles
-from retrain.records.locks import holder, is_held
+from retrain.records.locks import Holder, holder, is_held
 
 
 def worker_pids(runs: Path) -> set[int]:
     """Give the process ids that the runs' locks name; a worker outlives the orchestrator that started it.
 
     Args:
-        runs: the directory of a campaign's runs; without one there are no workers.
+        runs: the directory of a campaign's runs; without one there are no workers. A lock that cannot be
+            read names nobody.
     """
-    if not runs.is_dir():
+    try:
+        directories = list(runs.iterdir())
+    except OSError:
         return set()
-    locks = (RunFiles(directory).lock for directory in runs.iterdir())
-    found = (holder(lock) for lock in locks if is_held(lock))  # a dead worker's id may be a stranger's now
+    found = (_holder(RunFiles(directory)) for directory in directories)
     return {one.pid for one in found if one is not None and one.is_here}
+
+
+def _holder(run: RunFiles) -> Holder | None:
+    with suppress(RecordsError):
+        return holder(run.lock) if is_held(run.lock) else None  # a dead worker's id may be a stranger's now
+    return None
