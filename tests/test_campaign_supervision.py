@@ -14,12 +14,11 @@ from pathlib import Path
 import pytest
 
 from retrain.campaign import retries, supervise
-from retrain.campaign.admission import ByMemory, Places, Planned, WhileRunsSucceed
+from retrain.campaign.admission import ByMemory, Planned
 from retrain.campaign.endings import Ending
 from retrain.campaign.events import Silent
 from retrain.campaign.run import run_campaign, start
 from retrain.campaign.supervise import Supervisor
-from retrain.campaign.watch import LOOKS, Patience
 from retrain.config.schema import Campaign
 from retrain.errors import EXIT_RECORDS
 from retrain.launchers import Ended
@@ -28,7 +27,7 @@ from retrain.records.attempts import begin_attempt, read_attempts
 from retrain.records.files import records_error
 from retrain.records.layout import RunFiles
 from retrain.records.locks import hold
-from retrain.records.run_state import Progress, RunState, write_done, write_progress
+from retrain.records.run_state import RunState, write_done
 
 ROOT = Path(__file__).parent.parent
 NOBODY = 65534
@@ -242,53 +241,6 @@ def test_a_worker_without_a_step_for_stall_timeout_is_asked_then_killed(
     assert [what for what, _ in script.calls] == ["submit", "cancel", "kill"]
 
 
-def patience(tmp_path: Path, **keys: float) -> tuple[Patience, RunFiles]:
-    files = RunFiles(tmp_path)
-    return Patience.begin(Campaign(**keys), files, now_s=0.0), files  # type: ignore[arg-type]
-
-
-def test_a_step_now_and_then_is_no_stall(tmp_path: Path) -> None:
-    watched, files = patience(tmp_path, stall_timeout=80.0)
-    for step in range(1, 100):
-        files.metrics.write_text("row\n" * (step // 5 + 1))  # every fifth look sees another one
-        assert watched.ended_by(step * 80.0 / LOOKS) is None
-
-
-def test_a_warm_up_that_goes_on_is_no_stall(tmp_path: Path) -> None:
-    watched, files = patience(tmp_path, stall_timeout=80.0)
-    for update in range(1, 100):
-        files.warmup.write_text("row\n" * (update // 5 + 1))
-        assert watched.ended_by(update * 80.0 / LOOKS) is None
-
-
-def test_no_step_for_the_timeout_is_a_stall_noticed_soon(tmp_path: Path) -> None:
-    watched, files = patience(tmp_path, stall_timeout=80.0)
-    files.metrics.write_text("row\n")
-    seen = []
-    while not (seen and seen[-1][1]):
-        now_s = watched.due_s()
-        seen.append((now_s, watched.ended_by(now_s)))
-    assert seen[-1][1] is RunState.STALLED
-    assert 80.0 <= seen[-1][0] <= 80.0 * (1 + 2 / LOOKS)
-
-
-def test_a_worker_that_yields_to_other_work_is_not_stalled(tmp_path: Path) -> None:
-    watched, files = patience(tmp_path, stall_timeout=1.0)
-    write_progress(files.status, Progress("running", "paused: processors are busy", 3, 10, 1))
-    assert all(watched.ended_by(float(now_s)) is None for now_s in range(20))
-
-
-def test_a_timeout_counts_from_the_start_whatever_is_done(tmp_path: Path) -> None:
-    watched, _ = patience(tmp_path, run_timeout=5.0)
-    assert watched.ended_by(4.9) is None
-    assert watched.ended_by(5.0) is RunState.TIMEOUT
-
-
-def test_without_timeouts_nobody_looks(tmp_path: Path) -> None:
-    watched, _ = patience(tmp_path)
-    assert watched.due_s() == float("inf")
-
-
 def test_a_hanging_run_is_ended_and_tried_again(
     campaign_file: Path, here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -304,33 +256,6 @@ def test_a_hanging_run_is_ended_and_tried_again(
         for attempt in read_attempts(RunFiles(run).attempts)
     ]
     assert set(endings) == {"done", "stalled"}
-
-
-# Admission
-
-
-def test_no_worker_is_started_while_memory_is_short() -> None:
-    free_bytes = 2**30
-    admission = ByMemory(Planned(4), least_bytes=2**31, free_bytes=lambda: free_bytes)
-    short = admission.places()
-    assert (short.count, short.ask_again_s is not None) == (0, True)
-    assert short.reason == "1.00 GiB of memory are free, min_free_memory is 2.00"
-    free_bytes = 2**32
-    assert admission.places() == Places(4, None)
-
-
-def test_a_campaign_with_too_little_memory_says_so_and_waits(campaign_file: Path) -> None:
-    notices: list[str] = []
-
-    class Impatient(Silent):
-        def notice(self, text: str) -> None:
-            notices.append(text)
-            campaign.stop()
-
-    campaign = start(campaign_file, ["campaign.min_free_memory=1e18"], Impatient())
-    outcome = campaign.execute()
-    assert set(outcome.states.values()) == {RunState.PENDING}
-    assert "min_free_memory" in notices[0]
 
 
 def test_memory_that_stays_short_is_told_of_once_whatever_the_figures(
@@ -350,54 +275,3 @@ def test_memory_that_stays_short_is_told_of_once_whatever_the_figures(
     waiting.supervise([run])
     assert len(notices) == 1
     assert "0.25 GiB of memory are free" in notices[0]
-
-
-def in_a_row(runs: int = 3) -> tuple[WhileRunsSucceed, list[float]]:
-    now_s = [0.0]
-    return WhileRunsSucceed(Planned(4), runs, clock=lambda: now_s[0]), now_s
-
-
-def test_several_runs_failing_in_a_row_pause_launches_then_one_is_tried() -> None:
-    admission, now_s = in_a_row()
-    for run_id in ("a", "b", "c"):
-        assert admission.places().count == 4
-        admission.ended(run_id, RunState.INFRASTRUCTURE, "connection refused")
-    paused = admission.places()
-    assert (paused.count, "connection refused" in paused.reason) == (0, True)
-    assert paused.ask_again_s is not None
-    now_s[0] += paused.ask_again_s
-    assert admission.places().count == 4
-    admission.started()
-    assert admission.places().count == 0  # until the one that is tried has lived for a while
-    admission.ended("a", RunState.DONE, "")
-    assert admission.places().count == 4
-
-
-def test_a_probe_that_fails_like_the_others_pauses_for_longer() -> None:
-    admission, now_s = in_a_row()
-    for run_id in ("a", "b", "c"):
-        admission.ended(run_id, RunState.INFRASTRUCTURE, "")
-    first_s = admission.places().ask_again_s
-    assert first_s is not None
-    now_s[0] += first_s
-    admission.started()
-    admission.ended("a", RunState.INFRASTRUCTURE, "")
-    second_s = admission.places().ask_again_s
-    assert second_s is not None
-    assert second_s > first_s
-
-
-def test_one_run_that_fails_again_and_again_is_no_sign_of_trouble_for_all() -> None:
-    admission, _ = in_a_row()
-    for _ in range(10):
-        admission.ended("a", RunState.INFRASTRUCTURE, "")
-    assert admission.places().count == 4
-
-
-def test_what_we_interrupt_ourselves_is_neither_failure_nor_success() -> None:
-    admission, _ = in_a_row()
-    for run_id in ("a", "b"):
-        admission.ended(run_id, RunState.INFRASTRUCTURE, "")
-    admission.ended("d", RunState.INTERRUPTED, "")
-    admission.ended("c", RunState.INFRASTRUCTURE, "")
-    assert admission.places().count == 0

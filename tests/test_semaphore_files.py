@@ -86,7 +86,7 @@ def test_a_number_that_does_not_fit_on_the_disk_is_refused_and_the_old_one_stays
 def test_a_directory_that_cannot_be_made_is_named_with_what_to_do(tmp_path):
     (tmp_path / "file").touch()
 
-    with pytest.raises(RecordsError, match="file/permits: cannot make the directory .*; something else is"):
+    with pytest.raises(RecordsError, match=r"file/permits: cannot make the directory .*; something else is"):
         FileSemaphore(tmp_path / "file" / "permits", 1)
 
 

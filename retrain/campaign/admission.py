@@ -12,6 +12,7 @@ from typing import Protocol
 from retrain import registry
 from retrain.config.schema import Throttle
 from retrain.controllers.breaker import CircuitBreaker
+from retrain.errors import ConfigError
 from retrain.plan.matrix import Plan
 from retrain.records.run_state import RunState
 from retrain.records.workers import worker_pids
@@ -144,10 +145,27 @@ def admission_of(plan: Plan, runs: Path) -> Admission:
     admission: Admission = Planned(plan.workers)
     if table.enabled:
         admission = ByLoad(plan.workers, _throttle(table, runs))
+    least_bytes = _least_bytes(plan)
+    return ByMemory(admission, least_bytes) if least_bytes > 0 else admission
+
+
+def check_memory(plan: Plan, source: str) -> None:
+    """Refuse a `min_free_memory` that no worker on this machine could ever find.
+
+    Raises:
+        ConfigError: it is more than there is.
+    """
+    least_bytes, all_bytes = _least_bytes(plan), memory_limit_bytes()
+    if least_bytes > all_bytes:
+        raise ConfigError(
+            f"{source} [campaign].min_free_memory: got {least_bytes / GIB:.2f} GiB; this machine gives us "
+            f"{all_bytes / GIB:.2f}, so no worker could ever start; lower it, or give a fraction below 1"
+        )
+
+
+def _least_bytes(plan: Plan) -> float:
     least = plan.campaign.min_free_memory
-    if least > 0:
-        admission = ByMemory(admission, least * memory_limit_bytes() if least < 1 else least)
-    return admission
+    return least * memory_limit_bytes() if least < 1 else least
 
 
 def _throttle(table: Throttle, runs: Path) -> TrainingThrottle:

@@ -87,6 +87,11 @@ def open_launcher(name: str, assignment: Assignment) -> Launcher:
     return launcher
 
 
+def has_engine(campaign: Campaign) -> bool:
+    """Tell whether its launcher submits runs to an engine, whose workers may be on other machines."""
+    return registry.optional("launchers", campaign.launcher, "script") is not None
+
+
 def check_launch(plan: Plan, source: str) -> None:
     """Ask the launcher what of a plan cannot work, before anything exists.
 

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import tomli_w
 
-from retrain.campaign.assign import as_launched, check_engine, check_launch, options_of
+from retrain.campaign.admission import check_memory
+from retrain.campaign.assign import as_launched, check_engine, check_launch, has_engine, options_of
 from retrain.campaign.events import Observer, Silent
 from retrain.campaign.orchestrate import SHOWN_RUNS, CampaignRun, Outcome
 from retrain.campaign.origin import (
@@ -50,6 +51,8 @@ def start(config_path: Path, overrides: Sequence[str] = (), observer: Observer |
     plan = plan_runs(config, config_path.name)
     preflight(plan, config_path.name)
     check_launch(plan, config_path.name)
+    if not has_engine(plan.campaign):
+        check_memory(plan, config_path.name)
     plan = as_launched(plan)
     check_engine(plan)
     files = CampaignFiles(create_directory(plan.log_dir, plan.name))
@@ -86,6 +89,8 @@ def reopen(
     with contextlib.chdir(origin.where if is_here else Path.cwd()):  # relative paths start there
         plan = plan_runs(load_config(files.campaign_toml, origin.overrides), origin.name, origin.seed)
     check_launch(plan, str(files.campaign_toml))
+    if not has_engine(plan.campaign):  # another machine than before may have less
+        check_memory(plan, str(files.campaign_toml))
     plan = as_launched(plan)
     campaign = CampaignRun(plan, files, observer or Silent())
     changes = _changes(campaign, plan, files, origin)

@@ -1,0 +1,57 @@
+"""How long a worker may take, and how long go without a step."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from retrain.campaign.watch import LOOKS, Patience
+from retrain.config.schema import Campaign
+from retrain.records.layout import RunFiles
+from retrain.records.run_state import Progress, RunState, write_progress
+
+
+def patience(tmp_path: Path, **keys: float) -> tuple[Patience, RunFiles]:
+    files = RunFiles(tmp_path)
+    return Patience.begin(Campaign(**keys), files, now_s=0.0), files  # type: ignore[arg-type]
+
+
+def test_a_step_now_and_then_is_no_stall(tmp_path: Path) -> None:
+    watched, files = patience(tmp_path, stall_timeout=80.0)
+    for step in range(1, 100):
+        files.metrics.write_text("row\n" * (step // 5 + 1))  # every fifth look sees another one
+        assert watched.ended_by(step * 80.0 / LOOKS) is None
+
+
+def test_a_warm_up_that_goes_on_is_no_stall(tmp_path: Path) -> None:
+    watched, files = patience(tmp_path, stall_timeout=80.0)
+    for update in range(1, 100):
+        files.warmup.write_text("row\n" * (update // 5 + 1))
+        assert watched.ended_by(update * 80.0 / LOOKS) is None
+
+
+def test_no_step_for_the_timeout_is_a_stall_noticed_soon(tmp_path: Path) -> None:
+    watched, files = patience(tmp_path, stall_timeout=80.0)
+    files.metrics.write_text("row\n")
+    seen = []
+    while not (seen and seen[-1][1]):
+        now_s = watched.due_s()
+        seen.append((now_s, watched.ended_by(now_s)))
+    assert seen[-1][1] is RunState.STALLED
+    assert 80.0 <= seen[-1][0] <= 80.0 * (1 + 2 / LOOKS)
+
+
+def test_a_worker_that_yields_to_other_work_is_not_stalled(tmp_path: Path) -> None:
+    watched, files = patience(tmp_path, stall_timeout=1.0)
+    write_progress(files.status, Progress("running", "paused: processors are busy", 3, 10, 1))
+    assert all(watched.ended_by(float(now_s)) is None for now_s in range(20))
+
+
+def test_a_timeout_counts_from_the_start_whatever_is_done(tmp_path: Path) -> None:
+    watched, _ = patience(tmp_path, run_timeout=5.0)
+    assert watched.ended_by(4.9) is None
+    assert watched.ended_by(5.0) is RunState.TIMEOUT
+
+
+def test_without_timeouts_nobody_looks(tmp_path: Path) -> None:
+    watched, _ = patience(tmp_path)
+    assert watched.due_s() == float("inf")
