@@ -4,10 +4,11 @@ from pathlib import Path
 
 import pytest
 
+from retrain.config.labels import label_of
 from retrain.errors import RecordsError
 from retrain.records.layout import CampaignFiles
 from retrain.records.locks import hold
-from retrain.status.logs import find_log
+from retrain.status.logs import find_log, find_run
 from tests.simulated import flat, write_campaign
 
 
@@ -40,3 +41,10 @@ def test_a_log_directory_offers_its_campaigns(campaign):
         find_log(campaign.directory.parent)
     with pytest.raises(RecordsError, match="does not exist"):
         find_log(campaign.directory / "nowhere")
+
+
+def test_a_run_is_found_by_its_conditions_own_name(tmp_path):
+    runs = CampaignFiles(write_campaign(tmp_path, {(label_of("Контроль"), 0): flat(0.5)}))
+    assert find_run(runs.directory, "Контроль_s0").directory.name == f"{label_of('Контроль')}_s0"
+    with pytest.raises(RecordsError, match="has no run 'Другой_s0'"):
+        find_run(runs.directory, "Другой_s0")

@@ -12,6 +12,7 @@ from retrain.errors import ConfigError
 from retrain.plan.explain import explain_plan
 from retrain.plan.matrix import plan_runs
 from retrain.plan.preflight import preflight
+from retrain.records.text import plain
 
 TWO_BY_TWO = {
     "campaign": {
@@ -27,6 +28,29 @@ def test_runs_are_conditions_times_seeds_with_all_conditions_of_a_seed_first() -
     assert [run.run_id for run in plan.runs] == ["a-b_s3", "grpo+gtpo_s3", "a-b_s4", "grpo+gtpo_s4"]
     assert plan.total_steps == 40
     assert {run.config.training.max_steps for run in plan.runs} == {10}
+
+
+def test_a_condition_keeps_its_own_name_beside_its_runs_safe_ids() -> None:
+    names = ["Контроль", "强化学习 max", "Grpo Baseline"]
+    runs = plan_runs(
+        parse({"campaign": {"seeds": [7], "conditions": [{"name": n} for n in names]}}, "c")
+    ).runs
+    assert [run.condition for run in runs] == names
+    assert [run.config.run.condition for run in runs] == names
+    assert all(run.run_id == f"{label_of(run.condition)}_s7" for run in runs)
+    assert runs[0].title == f"{runs[0].run_id} (Контроль, seed 7)"
+    assert runs[2].title == "grpo-baseline_s7"
+
+
+@given(st.lists(st.text(max_size=90), min_size=1, max_size=6))
+def test_shown_names_hide_nothing_and_are_as_distinct_as_labels(names: list[str]) -> None:
+    raw = {"campaign": {"seeds": [0], "conditions": [{"name": f"{name}."} for name in names]}}
+    try:
+        plan = plan_runs(parse(raw, "c"))
+    except ConfigError:
+        return
+    assert len(plan.conditions) == len(plan.runs)
+    assert all(name == plain(name, 64) != "" for name in plan.conditions)
 
 
 def test_a_condition_may_take_its_own_number_of_steps() -> None:

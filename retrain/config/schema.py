@@ -218,7 +218,9 @@ class Logging(Section):
 class Condition(Section):
     """One way to train: a name and what differs from the rest of the file."""
 
-    name: str = key("", "label; made of the two modes when absent", max_length=200)
+    name: str = key(
+        "", "in tables, plots and, made safe, the names of its runs; default: its two modes", max_length=200
+    )
     advantage_mode: str | None = key(None, "short for algorithm.advantage_mode")
     transform_mode: str | None = key(None, "short for algorithm.transform_mode")
     model: Table = key(dict, "overrides of [model]")
@@ -276,7 +278,7 @@ class Run(Section):
 
     run_id: str = key("", "name of the run's directory")
     campaign: str = key("", "id of the campaign")
-    condition: str = key("", "label of the condition")
+    condition: str = key("", "name of the condition")
     config_hash: str = key("", "digest of all that decides the result")
 
 

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from retrain.config.labels import label_of
 from retrain.errors import RecordsError
 from retrain.plan.measured import MeasuredRun, measure_run
 from retrain.records.clock import seconds_between
@@ -61,7 +62,7 @@ def learn(log_dir: Path, conditions: Iterable[str] = ()) -> History:
 
     Args:
         log_dir: where they lie.
-        conditions: labels of most interest: runs of these are read first.
+        conditions: names of those of most interest: runs of these are read first.
 
     Raises:
         RecordsError: there is no such directory. Runs that cannot be read are left out.
@@ -73,7 +74,7 @@ def learn_from(
     campaigns: Iterable[Path], conditions: Iterable[str] = (), most_of_a_condition: int = MOST_OF_A_CONDITION
 ) -> History:
     """Learn from given campaigns, as `learn` does: the newest first, some runs of each condition."""
-    wanted = set(conditions)
+    wanted = set(map(label_of, conditions))
     found = [(path, _manifest(path)) for path in sorted(campaigns, key=_began, reverse=True)]
     candidates = [
         (path, run, _at_a_time(manifest))

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from retrain.config.labels import label_of
 from retrain.config.resolve import as_tables
 from retrain.plan.history import History
 from retrain.plan.matrix import Plan, RunPlan
@@ -123,7 +124,7 @@ def _measured(run: RunPlan, runs: Sequence[MeasuredRun]) -> Measured:
         from_conditions=tuple(dict.fromkeys(r.condition for r in chosen)),
         differs=tuple(dict.fromkeys(itertools.chain.from_iterable(differs))),
         runs=len(chosen),
-        is_finished=any(r.is_finished and r.condition == run.condition for r in runs),
+        is_finished=any(r.is_finished and _is_named(r, run.condition) for r in runs),
         step_times_s=times,
         run_means_s=tuple(statistics.fmean(r.step_times_s) for r in chosen),
         median_step_time_s=statistics.median(times),
@@ -135,11 +136,16 @@ def _measured(run: RunPlan, runs: Sequence[MeasuredRun]) -> Measured:
 def _most_alike(condition: str, runs: Sequence[Compared]) -> tuple[Match, Sequence[Compared]]:
     """Choose the runs that measure a condition, and say what they have in common with it."""
     same = [(r, differs) for r, differs in runs if not differs]
-    if own_same := [(r, differs) for r, differs in same if r.condition == condition]:
+    if own_same := [(r, differs) for r, differs in same if _is_named(r, condition)]:
         return "same", own_same
     if same:
         return "other condition", same
-    return "other settings", [(r, differs) for r, differs in runs if r.condition == condition] or runs
+    return "other settings", [(r, differs) for r, differs in runs if _is_named(r, condition)] or runs
+
+
+def _is_named(run: MeasuredRun, condition: str) -> bool:
+    """Tell whether a run is a condition's; older records name it by its label."""
+    return label_of(run.condition) == label_of(condition)
 
 
 def _permits_borne(plan: Plan, history: History) -> int | None:

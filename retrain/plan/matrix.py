@@ -12,17 +12,26 @@ from pathlib import Path
 from retrain.config.labels import label_of, label_of_modes
 from retrain.config.resolve import digest, resolve
 from retrain.config.schema import LARGEST_SEED, Campaign, Condition, Config, Run
+from retrain.records.text import plain
+
+LONGEST_NAME = 64  # characters of a condition's own name that views show
 
 
 @dataclass(frozen=True)
 class RunPlan:
     """One run: a condition with a seed, and all that its worker needs to know."""
 
-    run_id: str
+    run_id: str  # safe as a file name, whatever the condition is called
     condition: str
     seed: int
     config: Config
     config_hash: str
+
+    @property
+    def title(self) -> str:
+        """Its id, with the condition's own name where the id does not tell it."""
+        is_told = self.condition.isascii()
+        return self.run_id if is_told else f"{self.run_id} ({self.condition}, seed {self.seed})"
 
     @property
     def max_steps(self) -> int:
@@ -43,11 +52,11 @@ class Plan:
 
     @property
     def conditions(self) -> tuple[str, ...]:
-        """Labels in the order of the file."""
+        """Names in the order of the file."""
         return tuple(dict.fromkeys(run.condition for run in self.runs))
 
     def first_runs(self) -> dict[str, RunPlan]:
-        """Give each condition's first run, by label: seeds change nothing but the seed."""
+        """Give each condition's first run, by name: seeds change nothing but the seed."""
         first: dict[str, RunPlan] = {}
         for run in self.runs:
             first.setdefault(run.condition, run)
@@ -81,10 +90,10 @@ def plan_runs(config: Config, file_name: str = "campaign", drawn_seed: int | Non
     """
     campaign = config.campaign or Campaign()
     conditions: Sequence[Condition | None] = campaign.conditions or [None]
-    labels = [_label(condition, config) for condition in conditions]
+    names = [_name(condition, config) for condition in conditions]
     seeds = campaign.seeds or [_own_seed(config, drawn_seed)]
     bases = [_with_absolute_paths(resolve(config, condition, seed=0)) for condition in conditions]
-    runs = [_run(base, label, seed) for seed in seeds for base, label in zip(bases, labels, strict=True)]
+    runs = [_run(base, name, seed) for seed in seeds for base, name in zip(bases, names, strict=True)]
     return Plan(
         name=campaign.name or _name_of(file_name),
         campaign=campaign,
@@ -95,13 +104,18 @@ def plan_runs(config: Config, file_name: str = "campaign", drawn_seed: int | Non
     )
 
 
-def _label(condition: Condition | None, config: Config) -> str:
+def _name(condition: Condition | None, config: Config) -> str:
     if condition is not None and condition.name:
-        return label_of(condition.name)
+        return _shown(condition.name)
     if condition is None and config.run is not None:
-        return label_of(config.run.condition)
+        return _shown(config.run.condition)
     algorithm = resolve(config, condition, seed=0).algorithm
     return label_of_modes(algorithm.advantage_mode, algorithm.transform_mode)
+
+
+def _shown(name: str) -> str:
+    """Give a name as it is if nothing of it is hidden, obeyed by terminals or too long, else its label."""
+    return name if name == plain(name, LONGEST_NAME) != "" else label_of(name)
 
 
 def _own_seed(config: Config, drawn_seed: int | None) -> int:
@@ -112,12 +126,12 @@ def _own_seed(config: Config, drawn_seed: int | None) -> int:
     return secrets.randbelow(LARGEST_SEED + 1)
 
 
-def _run(base: Config, label: str, seed: int) -> RunPlan:
-    run_id = f"{label}_s{seed}"
+def _run(base: Config, condition: str, seed: int) -> RunPlan:
+    run_id = f"{label_of(condition)}_s{seed}"
     resolved = dataclasses.replace(base, training=dataclasses.replace(base.training, seed=seed))
     config_hash = digest(resolved)
-    identity = Run(run_id=run_id, condition=label, config_hash=config_hash)
-    return RunPlan(run_id, label, seed, dataclasses.replace(resolved, run=identity), config_hash)
+    identity = Run(run_id=run_id, condition=condition, config_hash=config_hash)
+    return RunPlan(run_id, condition, seed, dataclasses.replace(resolved, run=identity), config_hash)
 
 
 def _with_absolute_paths(config: Config) -> Config:

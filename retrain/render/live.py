@@ -41,7 +41,7 @@ class EventLines:
     def started(self, run: RunPlan) -> None:
         """Say that a run started."""
         self._started[run.run_id] = time.monotonic()
-        self._say(f"started {run.run_id}")
+        self._say(f"started {run.title}")
 
     def ended(self, run: RunPlan, ending: Ending, tail: Sequence[str]) -> None:
         """Say how a run ended, with its last words if it went wrong."""
@@ -49,7 +49,7 @@ class EventLines:
         started = self._started.get(run.run_id)
         took = f" after {duration(time.monotonic() - started)}" if started is not None else ""
         line = Text(ending.state.value, style=STYLES.get(ending.state.value, BAD))
-        line.append(f" {run.run_id}{took} ({self._done} of {self._total})", style="default")
+        line.append(f" {run.title}{took} ({self._done} of {self._total})", style="default")
         if ending.message:
             line.append(f": {ending.message}", style="default")
         self._say(line)
@@ -58,7 +58,7 @@ class EventLines:
 
     def retrying(self, run: RunPlan, ending: Ending, delay_s: float) -> None:
         """Say why a run is tried again, and when."""
-        self._say(f"retrying {run.run_id} in {duration(delay_s)}: {ending.message}")
+        self._say(f"retrying {run.title} in {duration(delay_s)}: {ending.message}")
 
     def notice(self, text: str) -> None:
         """Say it."""
@@ -113,7 +113,7 @@ class LiveView(EventLines):
     def started(self, run: RunPlan) -> None:
         """Show the run's bar."""
         super().started(run)
-        bar = self._bars.add_task(f"  {run.run_id}", total=run.max_steps, note="")
+        bar = self._bars.add_task(f"  {run.title}", total=run.max_steps, note="")
         self._active[run.run_id] = (bar, run)
 
     def ended(self, run: RunPlan, ending: Ending, tail: Sequence[str]) -> None:

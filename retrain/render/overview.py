@@ -11,7 +11,7 @@ from retrain.plan.durations import about
 from retrain.records.manifest import Expectation
 from retrain.records.text import plain
 from retrain.render.tables import BAD, fitted, state, table
-from retrain.render.text import MISSING, duration, number, spread
+from retrain.render.text import MISSING, duration, number, run_name, spread
 from retrain.status.rows import CampaignStatus, ConditionStatus, PermitStatus, RunStatus
 
 MATRIX_RUNS = 60  # more runs than this are shown by condition only
@@ -44,7 +44,7 @@ def show(campaign: CampaignStatus, console: Console) -> None:
         console.print(line, soft_wrap=True)
     for run in campaign.runs:
         if run.message and run.state in BAD_STATES:
-            console.print(Text.assemble((f"{run.run_id} {run.state}: ", BAD), run.message), soft_wrap=True)
+            console.print(Text.assemble((f"{run_name(run)} {run.state}: ", BAD), run.message), soft_wrap=True)
 
 
 def _progress(campaign: CampaignStatus) -> str:

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Literal, TextIO, cast
 
 from rich import box
+from rich.cells import cell_len
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -126,10 +127,14 @@ def fitted(title: str, columns: Sequence[str], rows: Sequence[Sequence[str | Tex
 def width_of(columns: Sequence[str], rows: Sequence[Sequence[str | Text]]) -> int:
     """Give the characters that a table needs to show everything on one line a row."""
     longest = [
-        max([len(name.lstrip(">")), *(len(row[number]) for row in rows)])
+        max([len(name.lstrip(">")), *(_cells(row[number]) for row in rows)])
         for number, name in enumerate(columns)
     ]
     return sum(longest) + GAP * len(columns)
+
+
+def _cells(text: str | Text) -> int:
+    return text.cell_len if isinstance(text, Text) else cell_len(text)
 
 
 def state(name: str) -> Text:

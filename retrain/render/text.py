@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 from retrain.plan.durations import format_duration
+from retrain.status.rows import RunStatus
 
 MISSING = "-"
 
@@ -19,6 +20,11 @@ def number(value: float | None, digits: int = 3) -> str:
 def spread(mean: float | None, std: float | None) -> str:
     """Show mean ± spread; without a spread, the mean alone."""
     return number(mean) if std is None else f"{number(mean)} ± {number(std)}"
+
+
+def run_name(run: RunStatus) -> str:
+    """Name a run by its condition's own name, as commands take it beside its id."""
+    return run.run_id if run.seed is None else f"{run.condition}_s{run.seed}"
 
 
 def duration(seconds: float | None) -> str:

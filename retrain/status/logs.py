@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from retrain.config.labels import label_of
 from retrain.errors import RecordsError
 from retrain.records.layout import CampaignFiles, RunFiles, find_campaigns, is_campaign, is_single_run
 from retrain.records.locks import is_held
@@ -50,7 +51,7 @@ def find_log(directory: Path, run_id: str = "") -> Log:
 
 
 def find_run(directory: Path, run_id: str = "") -> RunFiles:
-    """Find a run, given by its directory or by its campaign's and its id.
+    """Find a run, given by its directory or by its campaign's and its id or CONDITION_sSEED.
 
     Raises:
         RecordsError: there is no such run; names those that there are.
@@ -62,10 +63,12 @@ def find_run(directory: Path, run_id: str = "") -> RunFiles:
         return RunFiles(directory)
     if not run_id:
         raise RecordsError(f"{directory}: is a campaign; name one of its runs: {_names(campaign)}")
-    files = campaign.run(run_id)
-    if not files.run_toml.is_file():
-        raise RecordsError(f"{directory}: has no run {run_id!r}; it has {_names(campaign)}")
-    return files
+    condition, _, seed = run_id.rpartition("_s")
+    for name in (run_id, f"{label_of(condition)}_s{seed}"):
+        files = campaign.run(name)
+        if files.run_toml.is_file():
+            return files
+    raise RecordsError(f"{directory}: has no run {run_id!r}; it has {_names(campaign)}")
 
 
 def _what_it_is(directory: Path) -> str:

@@ -10,7 +10,7 @@ from rich.cells import cell_len, set_cell_size
 from rich.text import Text
 
 from retrain.render.tables import BAD, STYLES
-from retrain.render.text import MISSING, duration, number
+from retrain.render.text import MISSING, duration, number, run_name
 from retrain.render.watch.glyphs import Glyphs, sparkline, state_cell
 from retrain.render.watch.matrix import shortened
 from retrain.status.rows import RunStatus
@@ -68,8 +68,8 @@ def telling(campaign: WatchedCampaign) -> int:
 
 
 def _table(runs: Sequence[WatchedRun], width: int, scale: tuple[float, float], glyphs: Glyphs) -> list[Text]:
-    names = max(cell_len(run.status.run_id) for run in runs)
-    name_width = max(3, min(names, WIDEST_NAME, width // 3))
+    names = [run_name(run.status) for run in runs]
+    name_width = max(3, min(max(map(cell_len, names)), WIDEST_NAME, width // 3))
     cells = {column: [_cell(column, run.status) for run in runs] for column in COLUMNS}
     columns, widths = _fitting(cells, width - name_width - 2)
     spark = min(WIDEST_SPARK, width - name_width - 2 - sum(widths) - GAP * (len(widths) + 1))
@@ -80,13 +80,14 @@ def _table(runs: Sequence[WatchedRun], width: int, scale: tuple[float, float], g
     lines = [header]
     for number_, run in enumerate(runs):
         state, style = state_cell(run.status, glyphs)
-        line = Text.assemble((state, style), " " + shortened(run.status.run_id, name_width, glyphs))
+        name = shortened(names[number_], name_width, glyphs)
+        line = Text.assemble((state, style), " " + name)
         drawn = sparkline(run.rewards, spark, *scale, glyphs)
         line.append(" " * GAP).append(set_cell_size(drawn, spark), style="green")
         for column, size in zip(columns, widths, strict=True):
             line.append(" " * GAP + _aligned(column, cells[column][number_], size))
         if run.status.state not in ("running", "done"):
-            line.stylize(STYLES.get(run.status.state, BAD), 0, 2 + len(run.status.run_id))
+            line.stylize(STYLES.get(run.status.state, BAD), 0, 2 + len(name))
         lines.append(line)
     return lines
 
