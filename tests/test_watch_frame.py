@@ -2,6 +2,7 @@
 
 import dataclasses
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.cells import cell_len
@@ -103,6 +104,22 @@ def test_forty_columns_show_how_every_condition_goes():
     runs = [run_of(f"condition-{i}", seed) for i in range(4) for seed in range(3)]
     told = text_of(view_of(campaign_of(runs)), width=40, height=24)
     assert all(f"condition-{i}" in told for i in range(4))
+
+
+@pytest.mark.parametrize("conditions", [2, 3, 6])
+def test_a_short_screen_shows_conditions_runs_and_an_event(conditions):
+    runs = [run_of(f"c{c}", seed) for c in range(conditions) for seed in range(3)]
+    events = [Event("2025-01-31T12:00:00.000Z", "c0_s0", "started", "")] * 4
+    lines = text_of(view_of(campaign_of(runs), events=events), width=40, height=15).splitlines()
+    assert sum(line.startswith("  c") for line in lines) >= 1
+    assert sum(line.startswith("▅ c") for line in lines) >= 2
+    assert sum("started c0_s0" in line for line in lines) == 1
+
+
+def test_a_condition_and_its_runs_are_shown_by_its_own_name():
+    told = text_of(view_of(campaign_of([run_of("Контроль", run_id="condition-4ee952_s0")])), width=80)
+    assert "Контроль_s0" in told
+    assert "4ee952" not in told
 
 
 def test_a_thousand_runs_are_counted_where_they_do_not_fit():

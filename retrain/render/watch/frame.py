@@ -18,8 +18,8 @@ from retrain.status.rows import CampaignStatus, PermitStatus
 from retrain.status.watch import View, WatchedCampaign, WatchedEvent
 
 LEAST_CAMPAIGN = 8  # lines below which a campaign gets a single one
-LEAST_EVENTS = 3
 MOST_EVENTS = 12
+SHORT = 20  # lines of a screen whose events make room for runs
 WIDEST_BAR = 60
 SHOWN_HOLDERS = 3
 WIDE = 90
@@ -78,8 +78,8 @@ def _last(events: Sequence[WatchedEvent], count: int) -> list[WatchedEvent]:
 
 
 def _event_count(view: View, height: int) -> int:
-    allowed = max(LEAST_EVENTS, min(MOST_EVENTS, height // 4)) if height >= 12 else 0
-    return min(len(view.events), allowed)
+    allowed = height // 4 if height >= SHORT else height // 12
+    return min(len(view.events), allowed, MOST_EVENTS)
 
 
 def _campaigns(view: View, width: int, height: int, where: str, glyphs: Glyphs) -> list[Text]:
@@ -119,9 +119,7 @@ def _campaign(campaign: WatchedCampaign, width: int, height: int, glyphs: Glyphs
     room = height - len(lines) - 1
     wanted_by_runs = min(telling(campaign), max(3, room // 2)) + 2
     if len(status.conditions) > 1 or len(status.seeds) > 1:
-        whole = len(status.conditions) + 1
-        fitting = whole if whole <= room // 2 else max(room - wanted_by_runs, room // 3)
-        lines += matrix(status, width, fitting, glyphs)
+        lines += matrix(status, width, max(room - wanted_by_runs, room // 2), glyphs)
     lines += run_lines(campaign, width, height - len(lines) - 1, glyphs)
     return [*lines[: max(1, height - 1)], Text()]
 

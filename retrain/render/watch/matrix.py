@@ -17,7 +17,7 @@ LEAST_NAME = 8
 
 def matrix(campaign: CampaignStatus, width: int, height: int, glyphs: Glyphs) -> list[Text]:
     """Lay out a matrix in at most `height` lines; what does not fit is counted."""
-    if height < 2:
+    if height < min(3, len(campaign.conditions) + 1):  # no room for any condition
         return []
     cells = {(run.condition, run.seed): run for run in campaign.runs}
     seeds = [MISSING if seed is None else str(seed) for seed in campaign.seeds]
