@@ -262,7 +262,7 @@ def test_all_files_are_private(campaign_file: Path) -> None:
 def test_the_manifest_is_json_that_names_its_schema(campaign_file: Path) -> None:
     directory = run_campaign(campaign_file).directory
     manifest = json.loads((directory / "manifest.json").read_text())
-    assert manifest["schema_version"] == 1
+    assert manifest["schema_version"] == 2
     assert manifest["package_version"]
 
 

@@ -13,13 +13,13 @@ from retrain.campaign.run import run_campaign
 from retrain.config.load import parse
 from retrain.errors import RecordsError
 from retrain.plan.matrix import Plan, plan_runs
-from retrain.plan.pace import Pace, pace_of
 from retrain.plan.remaining import RunLeft, remaining
 from retrain.records.attempts import read_attempts
 from retrain.records.layout import CampaignFiles, RunFiles
 from retrain.records.locks import hold
 from retrain.records.manifest import Expectation, PlannedRun, new_manifest, read_manifest, write_manifest
 from retrain.records.metrics import MetricsEnds, read_ends
+from retrain.records.pace import Pace, pace_of
 from tests.recorded import at, record_campaign, record_run
 
 

@@ -14,13 +14,13 @@ from retrain.plan.estimate import estimate
 from retrain.plan.history import learn_from
 from retrain.plan.learned import learned_for, workload_of
 from retrain.plan.matrix import Plan, RunPlan
-from retrain.plan.pace import PACE_KEYS, pace_of
 from retrain.plan.remaining import RunLeft, remaining
 from retrain.records.attempts import read_attempts
 from retrain.records.clock import seconds_between
 from retrain.records.layout import RunFiles, find_campaigns
 from retrain.records.manifest import Expectation, Manifest
 from retrain.records.metrics import read_ends
+from retrain.records.pace import PACE_KEYS, pace_of
 from retrain.records.run_state import RunState, inspect_run
 from retrain.system import cpu_capacity
 

@@ -6,9 +6,9 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from retrain.plan.pace import Pace
 from retrain.plan.simulation import Simulation, quantile
 from retrain.plan.workload import Launching, Pilot, RunWork, StepCost, Workload
+from retrain.records.pace import Pace
 
 MOST_DRAWS, LEAST_DRAWS = 60, 16  # `status` must stay quick; the spread is then known to a fifth or so
 DRAWN_RUNS = 6000  # runs simulated over all draws: some milliseconds

@@ -18,7 +18,7 @@ from retrain.errors import RecordsError
 
 FILE_MODE = 0o600
 DIRECTORY_MODE = 0o700
-MAX_SMALL_FILE_BYTES = 64 * 2**20  # a manifest of 100,000 runs fits; a file that size is no record of ours
+MAX_SMALL_FILE_BYTES = 128 * 2**20  # a manifest of 100,000 runs fits; a file that size is no record of ours
 
 _FIXES = {
     errno.ENOSPC: "free some disk space, then resume",

@@ -6,6 +6,7 @@ copy of what they do say. Losing it loses no run.
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import sys
@@ -15,14 +16,15 @@ from pathlib import Path
 from typing import Any
 
 from retrain.errors import DamagedRecordError, RecordsError
-from retrain.records.atomic import read_json, write_json
+from retrain.records.atomic import read_json, write_atomic
 from retrain.records.clock import utc_now
 from retrain.records.files import records_error
 from retrain.records.git import GitState, git_state
 from retrain.records.layout import CampaignFiles, RunFiles, is_single_run
 from retrain.records.run_state import UNREADABLE, RunState, inspect_run
+from retrain.records.settled import Settled, from_json, marks_of, settle, to_json
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2  # 1 had no `settled`
 
 
 @dataclass(frozen=True)
@@ -46,6 +48,7 @@ class RunEntry(PlannedRun):
     ended_at: str = ""
     message: str = ""
     result: Mapping[str, Any] | None = None
+    settled: Settled | None = None  # what readers may believe without opening the run's files
 
 
 @dataclass(frozen=True)
@@ -105,11 +108,14 @@ def new_manifest(
 def with_plan(manifest: Manifest, config_hash: str, planned: Sequence[PlannedRun]) -> Manifest:
     """Go on with a manifest: its own facts, the runs of a plan, and what is known of those already."""
     known = {run.run_id: run for run in manifest.runs}
-    runs = tuple(
-        replace(known[run.run_id], **asdict(run)) if run.run_id in known else RunEntry(**asdict(run))
-        for run in planned
-    )
+    runs = tuple(_planned_anew(known.get(run.run_id), run) for run in planned)
     return replace(manifest, config_hash=config_hash, runs=runs)
+
+
+def _planned_anew(known: RunEntry | None, run: PlannedRun) -> RunEntry:
+    if known is None or known.config_hash != run.config_hash:  # whatever is known is of another config
+        return RunEntry(**asdict(run))
+    return replace(known, **asdict(run))
 
 
 def refresh(manifest: Manifest, campaign: CampaignFiles, *, ended: bool = False) -> Manifest:
@@ -125,8 +131,11 @@ def write_manifest(path: Path, manifest: Manifest) -> None:
     Raises:
         RecordsError: not possible; the old one is still there.
     """
-    runs = [vars(run) for run in manifest.runs]  # `asdict` would copy every value of every run
-    write_json(path, asdict(replace(manifest, runs=())) | {"runs": runs})
+    head = asdict(replace(manifest, schema_version=SCHEMA_VERSION, runs=()))
+    del head["runs"]
+    runs = ",\n".join(map(_line, manifest.runs))  # a line each: indentation would take ten times as long
+    rest = json.dumps(head, indent=1, allow_nan=False).removesuffix("\n}")
+    write_atomic(path, f'{rest},\n "runs": [\n{runs}\n ]\n}}\n')
 
 
 def read_manifest(path: Path) -> Manifest | None:
@@ -167,9 +176,18 @@ def set_aside(path: Path) -> Path:
         raise records_error(path, "move away", error) from error
 
 
+def _line(run: RunEntry) -> str:
+    settled = to_json(run.settled) if run.settled else None
+    return json.dumps(vars(run) | {"settled": settled}, allow_nan=False)
+
+
+def _entry(found: Mapping[str, Any]) -> RunEntry:
+    return RunEntry(**{**found, "settled": from_json(found.get("settled"))})
+
+
 def _parse(found: dict[str, Any]) -> Manifest:
     git = found["git"]
-    runs = tuple(RunEntry(**entry) for entry in found["runs"])
+    runs = tuple(map(_entry, found["runs"]))
     for run in runs:
         if not (isinstance(run.run_id, str) and isinstance(run.condition, str) and isinstance(run.seed, int)):
             raise ValueError("a run without id, condition or seed")
@@ -209,9 +227,11 @@ def entry_from_name(run_id: str) -> RunEntry:
 def look_at(entry: RunEntry, files: RunFiles) -> RunEntry:
     """Read one run's directory anew; if its files cannot be read, state and message say so."""
     try:
+        marks = marks_of(files)
         seen = inspect_run(files, entry.config_hash)
+        settled = settle(files, seen, marks, entry.settled)
     except RecordsError as error:
-        return replace(entry, state=UNREADABLE, message=str(error))
+        return replace(entry, state=UNREADABLE, message=str(error), settled=None)
     last = seen.attempts[-1] if seen.attempts else None
     return replace(
         entry,
@@ -221,6 +241,7 @@ def look_at(entry: RunEntry, files: RunFiles) -> RunEntry:
         ended_at=(last.ended_at or "") if last else "",
         message=last.message if last else "",
         result=seen.done.result if seen.done else None,
+        settled=settled,
     )
 
 

@@ -35,7 +35,7 @@ class RunState(StrEnum):
 
 
 UNREADABLE = "unreadable"  # in the place of a run's state: its files are there and cannot be read
-_ENDINGS = frozenset(RunState) - {RunState.PENDING, RunState.RUNNING}
+ENDINGS = frozenset(RunState) - {RunState.PENDING, RunState.RUNNING}
 
 
 @dataclass(frozen=True)
@@ -156,7 +156,7 @@ def _done_for(config_hash: str, files: RunFiles) -> Done | None:
 
 
 def _state_of_ended(attempt: Attempt) -> RunState:
-    if attempt.ending not in _ENDINGS:
+    if attempt.ending not in ENDINGS:
         return RunState.DIED
     # "done" without a done.json of this config: another config's end
     return RunState.PENDING if attempt.ending == RunState.DONE else RunState(attempt.ending)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from retrain.plan.pace import Pace
 from retrain.records.manifest import Expectation
+from retrain.records.pace import Pace
 
 
 @dataclass(frozen=True)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from retrain.records.averages import mean, median, sample_std
 from retrain.records.manifest import Manifest
 from retrain.records.run_state import UNREADABLE, RunState
-from retrain.status.averages import mean, median, sample_std
 from retrain.status.rows import ConditionStatus, RunStatus
 
 if TYPE_CHECKING:

@@ -13,11 +13,12 @@ from retrain.records.locks import is_held
 from retrain.records.manifest import RunEntry
 from retrain.records.metrics import MetricsEnds, is_step, latest_telling
 from retrain.records.run_state import Inspection, Progress, RunState, inspect_run
+from retrain.records.run_summary import KEYS, TAIL_ROWS, progress_of, put_together, why
 from retrain.records.text import plain
 from retrain.status.curve import Curve
 from retrain.status.events import ROW_KEYS, Event, of_attempts, of_death, of_rows
 from retrain.status.rows import RunStatus
-from retrain.status.run import KEYS, NAME_LIMIT, TAIL_ROWS, progress_of, row_of, unreadable, why
+from retrain.status.run import NAME_LIMIT, row_of, unreadable
 
 _NEEDED = ("step", *KEYS, *ROW_KEYS)
 
@@ -105,8 +106,8 @@ class RunTracker:
         is_done = self._seen.state is RunState.DONE
         progress, problem = (None, "") if is_done else self._progress
         message = why(self._files, self._seen) or problem
-        row = row_of(planned, self._seen, self._metrics.ends(), progress, message)
-        self.now = WatchedRun(row, self._metrics.curve.values())
+        found = put_together(self._seen, self._metrics.ends(), progress, message)
+        self.now = WatchedRun(row_of(planned, found), self._metrics.curve.values())
 
 
 class _MetricsTracker:

@@ -1,0 +1,130 @@
+"""Runs that are over, summed up in the manifest, so that readers need not open their files again.
+
+What says that nothing changed since are the sizes and times of the two files that any change of a run's
+state writes to: attempts.jsonl grows before a worker does anything else, and done.json comes and goes. A
+directory that was copied without its times is read anew.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+from retrain.records.growing import mark_of
+from retrain.records.layout import RunFiles
+from retrain.records.pace import Pace
+from retrain.records.run_state import ENDINGS, Inspection, RunState
+from retrain.records.run_summary import RunSummary, summary_of
+
+Mark = tuple[int, int]  # bytes, time of the last change in nanoseconds
+Marks = tuple[Mark | None, Mark | None]  # of done.json and attempts.jsonl; None if it is not there
+
+
+@dataclass(frozen=True)
+class Settled:
+    """What a run's directory says, as long as its files have these marks."""
+
+    marks: Marks
+    summary: RunSummary
+
+
+def marks_of(files: RunFiles) -> Marks:
+    """Look at what a run's state hangs on.
+
+    Raises:
+        RecordsError: the directory cannot be looked into.
+    """
+    directory = str(files.directory)  # asked of every run of a campaign: a Path would double the cost
+    return _mark(f"{directory}/done.json"), _mark(f"{directory}/attempts.jsonl")
+
+
+def is_still(settled: Settled, files: RunFiles) -> bool:
+    """Tell whether a run is as it was.
+
+    Raises:
+        RecordsError: the directory cannot be looked into.
+    """
+    return marks_of(files) == settled.marks
+
+
+def settle(files: RunFiles, seen: Inspection, marks: Marks, before: Settled | None) -> Settled | None:
+    """Sum up a run that is over; None if it is not, or its worker has not said how it ended.
+
+    Args:
+        files: the run's.
+        seen: its state.
+        marks: taken before that was looked at.
+        before: what was known, which is kept while the marks are the same.
+
+    Raises:
+        RecordsError: a file is there and cannot be read.
+    """
+    if not _is_over(seen):
+        return None
+    if before is not None and before.marks == marks and before.summary.state == seen.state:
+        return before
+    return Settled(marks, summary_of(files, seen))
+
+
+def to_json(settled: Settled) -> dict[str, Any]:
+    """Give it as JSON holds it, without what is not known."""
+    found = {name: value for name, value in vars(settled.summary).items() if value != _DEFAULTS.get(name)}
+    pace = settled.summary.pace
+    if pace is not None:
+        found["pace"] = [pace.steps, pace.step_s, pace.recent_s, pace.startup_s]
+    return {"marks": settled.marks, "summary": found}
+
+
+def from_json(found: object) -> Settled | None:
+    """Read what `to_json` gave; None if it is anything else, since the run's directory knows better."""
+    try:
+        return _parse(found) if isinstance(found, dict) else None
+    except (KeyError, TypeError, ValueError):
+        return None
+
+
+def _is_over(seen: Inspection) -> bool:
+    if not seen.attempts:
+        return seen.state is RunState.DONE
+    return seen.state in ENDINGS and seen.attempts[-1].ending in ENDINGS
+
+
+def _mark(path: str) -> Mark | None:
+    found = mark_of(path)
+    return found[1:] if found else None
+
+
+def _parse(found: Mapping[str, Any]) -> Settled:
+    done, attempts = (_mark_in(mark) for mark in found["marks"])
+    summary = dict(found["summary"])
+    pace = summary.pop("pace", None)
+    if not all(type(value) in _KINDS[name] and _is_finite(value) for name, value in summary.items()):
+        raise ValueError("a summary with a value of another kind")
+    return Settled((done, attempts), RunSummary(**summary, pace=_pace_in(pace) if pace else None))
+
+
+def _mark_in(found: Any) -> Mark | None:
+    if found is None:
+        return None
+    size, changed_ns = found
+    return int(size), int(changed_ns)
+
+
+def _pace_in(found: Any) -> Pace:
+    steps, step_s, recent_s, startup_s = found
+    pace = Pace(int(steps), float(step_s), tuple(map(float, recent_s)), startup_s and float(startup_s))
+    times = (pace.step_s, *pace.recent_s, pace.startup_s or 0.0)
+    if pace.steps < 1 or not pace.recent_s or not all(math.isfinite(time) for time in times):
+        raise ValueError("a pace that is none")
+    return pace
+
+
+def _is_finite(value: object) -> bool:
+    return not isinstance(value, float) or math.isfinite(value)
+
+
+_DEFAULTS = {field.name: field.default for field in fields(RunSummary)}
+_TYPES = {"str": (str,), "int": (int,), "int | None": (int,), "float | None": (float, int)}
+_KINDS = {field.name: _TYPES[str(field.type)] for field in fields(RunSummary) if field.name != "pace"}
