@@ -34,13 +34,14 @@ from retrain.backends._torch_devices import (
 from retrain.backends._torch_engine_sampling import EngineSampler
 from retrain.backends._torch_files import identity_of, save_policy
 from retrain.backends._torch_files import load_policy as load_files
-from retrain.backends._torch_loading import load_policy, load_tokenizer
+from retrain.backends._torch_loading import fitting, load_policy, load_tokenizer
 from retrain.backends._torch_optimizer import Optimizer
 from retrain.backends._torch_options import NO_REFERENCE, LocalOptions
 from retrain.backends._torch_rollouts import check_room, check_written, to_rollouts
 from retrain.backends._torch_sampling import Completed, Drawn, complete
 from retrain.backends._torch_text import Text
 from retrain.backends._torch_training import back_propagate
+from retrain.backends._torch_trial import try_out
 from retrain.backends._torch_work import costs_of, info_of
 from retrain.backends._totals import Totals
 from retrain.backends._work import WorkMeter
@@ -62,6 +63,8 @@ class LocalBackend:
         self._options = options
         dtype = choose_dtype(options.dtype, device)
         self._policy = load_policy(spec.model, spec.lora_rank, options, device, dtype, seed)
+        with fitting(spec.model):
+            try_out(spec.model, self._policy, device)
         tokenizer = load_tokenizer(spec.model, options)
         self._text = Text(spec.model, tokenizer, self._policy.causal, options)
         self._generator = torch.Generator(device).manual_seed(seed)

@@ -47,7 +47,7 @@ class Completed:
 
 
 @dataclass(slots=True, eq=False)
-class _Rows:
+class Rows:
     """Sequences that are being continued; `alive` are those that have not ended."""
 
     number: torch.Tensor  # (rows,) which completion a row is
@@ -79,7 +79,7 @@ def complete(
     # inference mode would taint what models cache for their training pass
     with torch.no_grad():
         began_s = finished_s(generator.device)
-        rows, hidden = _prefill(policy, prompts, generator.device)
+        rows, hidden = prefill(policy, prompts, generator.device)
         prefilled_s = finished_s(generator.device)  # the first draw would wait for it anyway
         drawn = _decode(policy, text, rows, hidden, max_tokens, temperature, generator)
         return Completed(drawn, prefilled_s - began_s, finished_s(generator.device) - prefilled_s)
@@ -88,7 +88,7 @@ def complete(
 def _decode(
     policy: Policy,
     text: Text,
-    rows: _Rows,
+    rows: Rows,
     hidden: torch.Tensor,
     max_tokens: int,
     temperature: float,
@@ -116,10 +116,10 @@ def _decode(
             kept = rows.alive.nonzero()[:, 0]
             rows.keep(kept)
             tokens = tokens[kept]
-        hidden = _advance(policy, rows, tokens)
+        hidden = advance(policy, rows, tokens)
 
 
-def _prefill(policy: Policy, prompts: Sequence[Ids], device: torch.device) -> tuple[_Rows, torch.Tensor]:
+def prefill(policy: Policy, prompts: Sequence[Ids], device: torch.device) -> tuple[Rows, torch.Tensor]:
     """Run each distinct prompt once; give a row per completion, and its last hidden state."""
     distinct = {prompt: number for number, prompt in enumerate(dict.fromkeys(prompts))}
     longest = max(map(len, distinct))
@@ -137,7 +137,7 @@ def _prefill(policy: Policy, prompts: Sequence[Ids], device: torch.device) -> tu
         use_cache=True,
     ).last_hidden_state[:, -1]
     owner = torch.tensor([distinct[prompt] for prompt in prompts], device=device)
-    rows = _Rows(
+    rows = Rows(
         number=torch.arange(len(prompts), device=device),
         alive=torch.ones(len(prompts), dtype=torch.bool, device=device),
         position=lengths[owner],
@@ -148,7 +148,7 @@ def _prefill(policy: Policy, prompts: Sequence[Ids], device: torch.device) -> tu
     return rows, hidden[owner]
 
 
-def _advance(policy: Policy, rows: _Rows, tokens: torch.Tensor) -> torch.Tensor:
+def advance(policy: Policy, rows: Rows, tokens: torch.Tensor) -> torch.Tensor:
     """Run the drawn tokens; give the hidden states (rows, width) that the next ones are drawn from."""
     if rows.mask is not None:
         rows.mask = torch.nn.functional.pad(rows.mask, (0, 1), value=1)
@@ -170,7 +170,7 @@ def _draw(logp: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
     return (logp - noise.log_()).argmax(-1)
 
 
-def _stopped(text: Text, tails: list[list[int]], rows: _Rows, tokens: torch.Tensor) -> torch.Tensor:
+def _stopped(text: Text, tails: list[list[int]], rows: Rows, tokens: torch.Tensor) -> torch.Tensor:
     over = torch.zeros_like(rows.alive)
     numbers = rows.number.tolist()
     living = rows.alive.nonzero()[:, 0].tolist()

@@ -16,11 +16,14 @@ from transformers import (
     GraniteConfig,
     LlamaConfig,
     MistralConfig,
+    PhimoeConfig,
     PretrainedConfig,
     Qwen2MoeConfig,
+    RecurrentGemmaConfig,
 )
 
 from retrain.backends import Optimization
+from retrain.errors import ConfigError
 from tests.extras.local_policies import (
     as_samples,
     chosen,
@@ -65,12 +68,17 @@ CONFIGS: dict[str, PretrainedConfig] = {
 }
 
 
-@pytest.mark.parametrize("name", CONFIGS)
-def test_a_model_samples_and_learns_whatever_its_shape(name: str, tmp_path: Path) -> None:
+def save(config: PretrainedConfig, directory: Path) -> Path:
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        AutoModelForCausalLM.from_config(CONFIGS[name]).save_pretrained(tmp_path)
-    character_tokenizer().save_pretrained(tmp_path)
+        AutoModelForCausalLM.from_config(config).save_pretrained(directory)
+    character_tokenizer().save_pretrained(directory)
+    return directory
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_a_model_samples_and_learns_whatever_its_shape(name: str, tmp_path: Path) -> None:
+    save(CONFIGS[name], tmp_path)
     backend = open_backend(tmp_path)
     stir(backend)
     samples = as_samples(draw(backend))
@@ -82,8 +90,22 @@ def test_a_model_samples_and_learns_whatever_its_shape(name: str, tmp_path: Path
 
 
 def test_experts_that_a_token_is_not_sent_to_cost_no_arithmetic(tmp_path: Path) -> None:
-    AutoModelForCausalLM.from_config(CONFIGS["experts"]).save_pretrained(tmp_path)
-    character_tokenizer().save_pretrained(tmp_path)
-    costs = open_backend(tmp_path, lora=False)._costs
+    costs = open_backend(save(CONFIGS["experts"], tmp_path), lora=False)._costs
     routed = 2 * 4 * 3 * 32 * 32  # layers, experts, and each one's gate, up and down
     assert costs.idle == routed // 2
+
+
+def test_a_model_that_a_cache_changes_is_refused_rather_than_trained_on_wrong_numbers(tmp_path: Path) -> None:
+    keeps_its_state_in_itself = RecurrentGemmaConfig(
+        **GQA, lru_width=32, attention_window_size=6, block_types=["recurrent", "attention"]
+    )
+    with pytest.raises(ConfigError, match="answers otherwise when it is sampled from with a cache"):
+        open_backend(save(keeps_its_state_in_itself, tmp_path))
+
+
+def test_layers_that_adapters_break_are_told_of_with_what_may_help(tmp_path: Path) -> None:
+    model = save(PhimoeConfig(**GQA, num_local_experts=4, num_experts_per_tok=2), tmp_path)
+    with pytest.raises(ConfigError, match=r"target_modules = \["):
+        open_backend(model)
+    backend = open_backend(model, target_modules=["q_proj", "v_proj"])
+    assert draw(backend)

@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from tokenizers import processors
 
-from retrain.backends import _torch_loading as loading
+from retrain.backends import _torch_trial as trial
 from retrain.demonstrations import Demonstration
 from retrain.errors import BackendMemoryError, ConfigError
 from retrain.rollouts import Prompt
@@ -118,6 +118,6 @@ def test_a_model_that_does_not_fit_on_its_device_may_fit_later(
     def refuse(*_: object) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 9.00 GiB")
 
-    monkeypatch.setattr(loading, "_check_taken_apart", refuse)
+    monkeypatch.setattr(trial, "_check_logits", refuse)
     with pytest.raises(BackendMemoryError, match=r"\[model\]\.model: .* does not fit in memory"):
         open_backend(model)
