@@ -34,6 +34,7 @@ TABLES = {
 LOGS = Path("somewhere")
 MAX = "training.max_tokens"
 SPEEDING_UP = {1: 600.0, 2: 320.0, 4: 160.0}
+CUT = Lengths("one", 100, 0.10, 50, 100, 100, late_hit_fraction=0.10, has_signal=True)
 SPLIT = [StepSplit("one", 20, 1.0, 1.0, 0.6, 0.1, 0.3, 0.0)]
 
 
@@ -77,21 +78,39 @@ def test_numbers_of_workers_begin_with_one_and_never_exceed_runs(configured, cor
 
 
 def test_completions_that_are_cut_off_ask_for_more_tokens() -> None:
-    found = advice.max_tokens(MAX, Lengths("one", 100, 0.10, 50, 100, 100), SPLIT)
+    found = advice.max_tokens(MAX, CUT, SPLIT)
     assert found.value == 200
     assert (
         "up to 20% more tokens, a step up to 12% more time" in found.why
     )  # 0.1 x 100 / 50, of 60 % sampling
 
 
+@pytest.mark.parametrize(
+    ("found", "why"),
+    [
+        ({"has_signal": False}, "no completion got a reward"),
+        ({"enough": 12}, "no answer takes more than 12"),
+        ({"late_hit_fraction": 0.01}, "only 1.0% in the last third of the steps"),
+    ],
+)
+def test_rambling_is_no_cause_for_more_tokens(found: dict, why: str) -> None:
+    advised = advice.max_tokens(MAX, replace(CUT, **found), SPLIT)
+    assert not advised.is_change
+    assert why in advised.why
+
+
+def test_an_answer_that_does_not_fit_is_a_cause_for_more_tokens() -> None:
+    assert advice.max_tokens(MAX, replace(CUT, enough=101), SPLIT).value == 200
+
+
 def test_a_limit_that_nothing_comes_near_is_lowered_with_room() -> None:
     assert (
-        advice.max_tokens(MAX, Lengths("one", 1024, 0.0, 50, 90, 100), SPLIT).value == 128
+        advice.max_tokens(MAX, Lengths("one", 1024, 0.0, 50, 90, 100, 0.0, True), SPLIT).value == 128
     )  # 125, in steps of 64
 
 
 def test_a_limit_that_fits_stays() -> None:
-    assert not advice.max_tokens(MAX, Lengths("one", 128, 0.01, 50, 90, 128), SPLIT).is_change
+    assert not advice.max_tokens(MAX, Lengths("one", 128, 0.01, 50, 90, 128, 0.01, True), SPLIT).is_change
 
 
 def test_the_fewest_workers_that_reach_the_best_throughput_are_advised() -> None:
@@ -126,8 +145,13 @@ def test_a_forecast_does_not_count_waits_for_permits_twice() -> None:
 
 
 def test_the_condition_that_is_cut_off_most_decides_for_all() -> None:
-    long, cut = Lengths("long", 64, 0.0, 20, 40, 60), Lengths("cut", 64, 0.1, 9, 30, 64)
-    assert advice.worst_of([long, cut]) == Lengths("cut", 64, 0.1, 9, 40, 64)
+    long, cut = replace(CUT, hit_fraction=0.0, p95=120, longest=160), replace(CUT, condition="cut")
+    assert advice.worst_of([long, cut]) == replace(cut, p95=120, longest=160)
+
+
+def test_a_condition_that_only_rambles_does_not_decide_for_one_that_needs_room() -> None:
+    rambles = replace(CUT, condition="rambles", hit_fraction=0.9, has_signal=False)
+    assert advice.worst_of([rambles, CUT]).condition == "one"
 
 
 @pytest.mark.parametrize("buffer", ["fifo", "firo"])

@@ -56,15 +56,17 @@ class Memory:
 
 
 def worst_of(found: Sequence[Lengths]) -> Lengths:
-    """Give the condition that is cut off most often, with the longest completion of any."""
-    worst = max(found, key=lambda one: (one.hit_fraction, one.longest))
+    """Give the condition with most cause for more tokens, with the longest completion of any."""
+    worst = max(found, key=lambda one: (not _why_no_more(one), one.hit_fraction, one.longest))
     return replace(worst, longest=max(one.longest for one in found), p95=max(one.p95 for one in found))
 
 
 def max_tokens(key: str, found: Lengths, split: Sequence[StepSplit]) -> Advice:
-    """Raise what cuts completions off; lower what none comes near."""
+    """Raise what cuts completions off that more room may help; lower what none comes near."""
     now = found.allowed
     if found.hit_fraction > MOST_HITS:
+        if against := _why_no_more(found):
+            return Advice(key, now, now, f"{found.hit_fraction:.1%} of completions reached it, but {against}")
         value = 2 * now
         extra = found.hit_fraction * now / max(found.median, 1.0)
         sampling = sum(s.sampling_s for s in split) / max(sum(s.mean_s for s in split), 1e-9)
@@ -78,7 +80,7 @@ def max_tokens(key: str, found: Lengths, split: Sequence[StepSplit]) -> Advice:
         value = _rounded(found.longest * ROOM)
         why = (
             f"the longest of all completions had {found.longest} tokens (95 % at most {found.p95:.0f}); "
-            "bounds memory and the worst step, and costs nothing"
+            "bounds memory and the worst step; if completions grow, max_token_hit_rate will say so"
         )
         return Advice(key, now, value, why)
     why = (
@@ -86,6 +88,17 @@ def max_tokens(key: str, found: Lengths, split: Sequence[StepSplit]) -> Advice:
         f"median length {found.median:.0f}, longest {found.longest}"
     )
     return Advice(key, now, now, why)
+
+
+def _why_no_more(found: Lengths) -> str:
+    """Say what speaks against more tokens for completions that are cut off; "" if nothing does."""
+    if 0 < found.enough <= found.allowed:
+        return f"no answer takes more than {found.enough}: the policy has yet to learn where to end"
+    if not found.has_signal:
+        return "no completion got a reward: whether more room would help is unknown; see `retrain samples`"
+    if found.late_hit_fraction <= MOST_HITS:
+        return f"only {found.late_hit_fraction:.1%} in the last third of the steps: it learns to end"
+    return ""
 
 
 def _rounded(tokens: float) -> int:

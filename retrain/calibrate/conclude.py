@@ -21,6 +21,7 @@ from retrain.errors import ConfigError
 from retrain.plan.matrix import Plan
 from retrain.plan.measured import MeasuredRun
 from retrain.plan.wall_time import WallTime
+from retrain.plan.warnings import answers_alone
 from retrain.system import memory_available_bytes
 
 Tables = Mapping[str, Any]
@@ -32,6 +33,7 @@ class Evidence:
 
     plan: Plan
     tables: Tables  # of the file
+    longest_answers: Mapping[str, int]  # characters, by condition
     done: Mapping[str, Trialled]  # by trial
     cores: float
     plan_of: Callable[[Tables], Plan]  # raises ConfigError
@@ -49,7 +51,11 @@ class Evidence:
     @cached_property
     def lengths(self) -> list[Lengths]:
         """Give how long each condition's completions were."""
-        return facts.lengths(self.done["pilot"]) if "pilot" in self.done else []
+        if "pilot" not in self.done:
+            return []
+        alone = {c for c, run in self.plan.first_runs().items() if answers_alone(run.config)}
+        enough = {c: longest + 1 for c, longest in self.longest_answers.items() if longest and c in alone}
+        return facts.lengths(self.done["pilot"], enough)  # one token more: the end
 
     @cached_property
     def side(self) -> list[WorkersMeasured]:

@@ -45,6 +45,9 @@ class Lengths:
     median: float
     p95: float
     longest: int
+    late_hit_fraction: float  # that reached it in the last third of the steps
+    has_signal: bool  # whether any completion got a reward, or more than another
+    enough: int = 0  # tokens that no answer exceeds; 0 if a completion may hold more than the answer
 
 
 @dataclass(frozen=True)
@@ -120,18 +123,28 @@ def permit_wait_fraction(runs: Iterable[MeasuredRun]) -> float:
     return max(0.0, 1 - alone / whole) if whole else 0.0
 
 
-def lengths(trial: Trialled) -> list[Lengths]:
-    """Summarise each condition over all steps of its runs; nothing of one whose rows do not say."""
+def lengths(trial: Trialled, enough: Mapping[str, int]) -> list[Lengths]:
+    """Summarise each condition over all steps of its runs; nothing of one whose rows do not say.
+
+    Args:
+        trial: the pilot.
+        enough: tokens that no answer exceeds, of conditions whose completions are the answer and no more.
+    """
     by_condition: dict[str, list[Mapping[str, Any]]] = {}
     for directory in trial.runs:
         for row in _rows(directory):
             if number_in(row, "length_max") is not None:
                 by_condition.setdefault(str(row["condition"]), []).append(row)
     allowed = {run.condition: run.config.training.max_tokens for run in trial.plan.runs}
-    return [_lengths(c, allowed[c], rows) for c, rows in by_condition.items() if c in allowed]
+    return [
+        _lengths(condition, allowed[condition], enough.get(condition, 0), rows)
+        for condition, rows in by_condition.items()
+        if condition in allowed
+    ]
 
 
-def _lengths(condition: str, allowed: int, rows: Rows) -> Lengths:
+def _lengths(condition: str, allowed: int, enough: int, rows: Rows) -> Lengths:
+    late = 2 * max(row["step"] for row in rows) / 3
     return Lengths(
         condition,
         allowed,
@@ -139,6 +152,9 @@ def _lengths(condition: str, allowed: int, rows: Rows) -> Lengths:
         statistics.median(row["length_p50"] for row in rows),
         statistics.median(row["length_p95"] for row in rows),
         int(max(row["length_max"] for row in rows)),
+        statistics.fmean(row["max_token_hit_rate"] for row in rows if row["step"] > late),
+        any(row["mean_reward"] > 0 or row["reward_std"] > 0 for row in rows),
+        enough,
     )
 
 

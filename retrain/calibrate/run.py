@@ -42,7 +42,7 @@ class Calibrator:
         self._effort = effort
         self._tables: Mapping[str, Any] = load_tables(path, overrides)
         self.plan = self._plan_of(self._tables)
-        preflight(self.plan, path.name)
+        self._longest_answers = preflight(self.plan, path.name)
         self._cores = cpu_capacity()
 
     def trials(self, log_dir: Path, done: Mapping[str, Trialled] | None = None) -> Iterator[Trial]:
@@ -126,7 +126,7 @@ class Calibrator:
         *,
         was_interrupted: bool,
     ) -> Calibration:
-        evidence = Evidence(self.plan, self._tables, done, self._cores, self._plan_of)
+        evidence = Evidence(self.plan, self._tables, self._longest_answers, done, self._cores, self._plan_of)
         advised, refused = evidence.advised()
         before, after = evidence.times(advised)
         return Calibration(
