@@ -16,6 +16,8 @@ from retrain.status.rows import CampaignStatus, ConditionStatus, PermitStatus, R
 
 MATRIX_RUNS = 60  # more runs than this are shown by condition only
 RECENT = 5  # campaigns shown in full; older ones get a line each
+NAMED_RUNS = 3  # of those that failed alike; the others are counted
+MOST_MESSAGES = 20  # that differ
 BAD_STATES = ("failed", "infrastructure", "timeout", "stalled", "died", "unreadable")
 
 
@@ -42,9 +44,22 @@ def show(campaign: CampaignStatus, console: Console) -> None:
         console.print(_conditions(campaign.conditions, console.width))
     for line in _remarks(campaign):
         console.print(line, soft_wrap=True)
-    for run in campaign.runs:
+    for failure in _failures(campaign.runs):
+        console.print(failure, soft_wrap=True)
+
+
+def _failures(runs: Sequence[RunStatus]) -> Iterator[Text]:
+    """Say what went wrong, once for all runs that say the same."""
+    alike: dict[tuple[str, str], list[RunStatus]] = {}
+    for run in runs:
         if run.message and run.state in BAD_STATES:
-            console.print(Text.assemble((f"{run_name(run)} {run.state}: ", BAD), run.message), soft_wrap=True)
+            alike.setdefault((run.state, run.message), []).append(run)
+    for (how, message), found in list(alike.items())[:MOST_MESSAGES]:
+        names = ", ".join(map(run_name, found[:NAMED_RUNS]))
+        more = f" and {len(found) - NAMED_RUNS} more" if len(found) > NAMED_RUNS else ""
+        yield Text.assemble((f"{names}{more} {how}: ", BAD), message)
+    if len(alike) > MOST_MESSAGES:
+        yield Text(f"and {len(alike) - MOST_MESSAGES} other messages: --json has them all", style="dim")
 
 
 def _progress(campaign: CampaignStatus) -> str:

@@ -1,0 +1,37 @@
+"""`retrain status` as tables: what many runs have in common is said once."""
+
+from __future__ import annotations
+
+import io
+
+from rich.console import Console
+
+from retrain.render.overview import MOST_MESSAGES, show
+from retrain.status.rows import RunStatus
+from tests.test_watch_frame import campaign_of, run_of
+
+
+def shown(runs: list[RunStatus]) -> str:
+    out = io.StringIO()
+    show(campaign_of(runs, state="failed").status, Console(file=out, width=200, highlight=False))
+    return out.getvalue()
+
+
+def test_runs_that_failed_alike_share_a_line() -> None:
+    lost = [run_of(seed=s, state="infrastructure", message="connection refused") for s in range(500)]
+    told = shown([*lost, run_of("maxrl", state="failed", message="no such task")]).splitlines()
+    assert [line for line in told if "refused" in line] == [
+        "grpo_s0, grpo_s1, grpo_s2 and 497 more infrastructure: connection refused"
+    ]
+    assert "maxrl_s0 failed: no such task" in told
+
+
+def test_messages_that_all_differ_are_counted() -> None:
+    runs = [run_of(seed=s, state="failed", message=f"line {s}") for s in range(MOST_MESSAGES + 7)]
+    told = shown(runs)
+    assert told.count("failed: line") == MOST_MESSAGES
+    assert "and 7 other messages: --json has them all" in told
+
+
+def test_a_run_that_ended_well_says_nothing() -> None:
+    assert "a warning" not in shown([run_of(state="done", message="a warning")])
