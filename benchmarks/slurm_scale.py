@@ -53,6 +53,7 @@ class Row:
     submit_s: float  # from then until the last sbatch has answered
     status_s: float  # `retrain status`, a process of its own, median over the campaign
     status_cpu_s: float  # of it, on a processor: the rest is waiting for whatever else the machine does
+    status_after_s: float  # once all runs have ended and nothing else is at work
     campaign_s: float
     orchestrator_cpu_s: float
     sbatch: int
@@ -122,6 +123,7 @@ def measure(cluster: Cluster, home: Path, runs: int, at_a_time: int, *, held: bo
         time.sleep(1.0)
     process.wait()
     ended = time.time()
+    after_s, _ = status_cost(campaign, environment)
     calls = _calls(home)
     looks = [
         begin for begin, _, name in calls if name == "squeue" and begin < stopping
@@ -134,6 +136,7 @@ def measure(cluster: Cluster, home: Path, runs: int, at_a_time: int, *, held: bo
         submit_s=submitted - created,
         status_s=statistics.median(wall_s for wall_s, _ in statuses),
         status_cpu_s=statistics.median(cpu for _, cpu in statuses),
+        status_after_s=after_s,
         campaign_s=ended - began,
         orchestrator_cpu_s=cpu_s,
         sbatch=sum(name == "sbatch" for *_, name in calls),
