@@ -42,7 +42,7 @@ from retrain.records.manifest import (
 )
 from retrain.records.notices import NoticeBook
 from retrain.records.run_state import UNREADABLE, RunState
-from retrain.records.stop_request import asked_to_stop, withdraw_request
+from retrain.records.stop_request import asked_to_stop
 
 SHOWN_RUNS = 5  # named in a notice
 
@@ -81,7 +81,7 @@ class CampaignRun:
             plan: what is to run.
             files: the campaign's.
             observer: is told what happens.
-            catch_up: makes the runs' files say what the plan says; called once the campaign is ours.
+            catch_up: brings the files of a campaign that goes on up to date; called once it is ours.
         """
         self._plan = plan
         self._files = files
@@ -117,7 +117,6 @@ class CampaignRun:
         """
         with self._lock() as lock:
             self._leave_engine()
-            withdraw_request(self._files)
             remove_leftovers(self._files.directory)
             self._catch_up()
             roll_up = RollUp(self._manifest(), self._files.manifest, self.files_of)

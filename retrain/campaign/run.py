@@ -34,6 +34,7 @@ from retrain.records.files import make_directory, make_new_directory
 from retrain.records.layout import CampaignFiles, RunFiles, create_directory, open_campaign
 from retrain.records.locks import is_held
 from retrain.records.manifest import read_manifest
+from retrain.records.stop_request import withdraw_request
 
 MANY_RUNS = 32
 WRITERS = 16  # a disk takes the syncs of many at once: 2,000 runs in a second instead of half a minute
@@ -69,7 +70,11 @@ def start(config_path: Path, overrides: Sequence[str] = (), observer: Observer |
 
 
 def reopen(
-    directory: Path, observer: Observer | None = None, *, accept_config_change: bool = False
+    directory: Path,
+    observer: Observer | None = None,
+    *,
+    accept_config_change: bool = False,
+    just_started: bool = False,
 ) -> CampaignRun:
     """Open an existing campaign as it was given.
 
@@ -78,6 +83,7 @@ def reopen(
         observer: is told what happens.
         accept_config_change: go on although campaign.toml now gives other results: each unfinished
             run from its newest checkpoint, under the configuration as it is now.
+        just_started: nobody has run it yet, so a request to stop it that is there holds.
 
     Raises:
         RecordsError: the directory holds no campaign.
@@ -110,6 +116,8 @@ def reopen(
     )
 
     def catch_up() -> None:
+        if not just_started:
+            withdraw_request(files)
         runs = [(campaign.files_of(run.run_id), run) for run in plan.runs]
         _write_runs([(f, r) for f, r in runs if now != origin or recorded_hash(f) != r.config_hash], files)
         if now != origin:

@@ -69,6 +69,8 @@ def stop_campaign(
     with lock:
         with suppress(RecordsError):  # on a full disk; it is for workers that have not begun yet
             ask_to_stop(files, now=now)
+        if files.stop_request.exists() and not files.manifest.exists():
+            on_wait("nobody has run it yet; if it is just being started, it stops before its first run")
         try:
             return Stopped(asked is not None, _stop_workers(files, now=now, on_wait=on_wait))
         except LaunchError as error:

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from retrain.cli.options import AsJson, Detach
-from retrain.cli.run import carry_out, finish, leave_running, observe
+from retrain.cli.run import JUST_STARTED, carry_out, finish, leave_running, observe
 
 
 def command(
@@ -22,6 +22,7 @@ def command(
         ),
     ] = False,
     detach: Detach = False,
+    just_started: Annotated[bool, typer.Option(JUST_STARTED, hidden=True)] = False,
     as_json: AsJson = False,
 ) -> None:
     """Run what is missing of a campaign that was stopped or killed, from the newest checkpoints.
@@ -39,6 +40,11 @@ def command(
         leave_running(directory, [flag for flag, given in flags.items() if given])
         return
     with ExitStack() as stack:
-        campaign = reopen(directory, observe(stack), accept_config_change=accept_config_change)
+        campaign = reopen(
+            directory,
+            observe(stack),
+            accept_config_change=accept_config_change,
+            just_started=just_started,
+        )
         outcome = carry_out(campaign, retry_failed=failed)
     finish(outcome, as_json=as_json)

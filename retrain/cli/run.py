@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from retrain.campaign.events import Observer
     from retrain.campaign.orchestrate import CampaignRun, Outcome
 
+JUST_STARTED = "--just-started"  # tells `resume` that it is the rest of `run --detach`
+
 
 def command(
     file: ConfigFile, overrides: Overrides = None, detach: Detach = False, as_json: AsJson = False
@@ -31,7 +33,7 @@ def command(
     from retrain.campaign.run import start
 
     if detach:
-        leave_running(start(file, overrides or ()).directory)
+        leave_running(start(file, overrides or ()).directory, [JUST_STARTED])
         return
     with ExitStack() as stack:
         observer = observe(stack)

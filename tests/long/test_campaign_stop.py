@@ -25,7 +25,7 @@ from retrain.records.locks import hold, holder, is_held
 from retrain.records.metrics import read_metrics
 from retrain.records.processes import start_mark
 from retrain.records.run_state import RunState
-from retrain.records.stop_request import asked_to_stop, withdraw_request
+from retrain.records.stop_request import asked_to_stop
 from retrain.worker import run as run_worker
 from tests.semaphore_processes import wait_until
 
@@ -191,8 +191,7 @@ def test_a_request_that_came_too_late_does_not_stop_the_next_resume(campaign_fil
     files = CampaignFiles(campaign.directory)
     files.stop_request.write_text('{"now": true}')
     assert asked_to_stop(files) == 2
-    assert campaign.execute().exit_code == 0
-    withdraw_request(files)
+    assert reopen(campaign.directory).execute().exit_code == 0
     assert asked_to_stop(files) == 0
 
 
