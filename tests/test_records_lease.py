@@ -13,7 +13,9 @@ import pytest
 
 from retrain.campaign.run import start
 from retrain.errors import EXIT_DONE, EXIT_INFRASTRUCTURE
+from retrain.launchers import Assignment, Ended, local
 from retrain.records import locks
+from retrain.records.layout import RunFiles
 from retrain.records.locks import hold, holder, is_held
 from retrain.records.processes import start_mark
 from retrain.worker import run as run_worker
@@ -160,3 +162,15 @@ def test_a_worker_leaves_a_run_alone_that_another_machine_has(campaign_file: Pat
         over.set()
         thread.join()
     assert run_worker(files.directory, threading.Event()) == EXIT_DONE
+
+
+def test_a_worker_that_another_machine_keeps_alive_is_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(local, "LEASE_LOOK_S", 0.01)
+    write_lease(RunFiles(tmp_path).lock)
+    launcher = local.open_launcher(Assignment("c", tmp_path, {"a": tmp_path}, 1, None, where=tmp_path))
+    launcher.adopt(["a"])
+    assert launcher.poll(0.5) == []
+    write_lease(RunFiles(tmp_path).lock, age_s=3600.0)
+    assert launcher.poll(60.0) == [Ended("a", None)]

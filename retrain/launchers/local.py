@@ -14,16 +14,20 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 
-from retrain.errors import LaunchError
+from retrain.errors import LaunchError, RecordsError
 from retrain.launchers import Assignment, Ended
 from retrain.launchers._gpu_slots import VISIBLE, GpuSlot, take_slot, visible_gpus
 from retrain.launchers._signals import signal_holder
 from retrain.records.files import open_log
 from retrain.records.layout import RunFiles
+from retrain.records.locks import is_held
 from retrain.system.nvidia import gpu_count
+
+LEASE_LOOK_S = 1.0  # how often a lease, which nothing can be waited on, is looked at
 
 
 def open_launcher(assignment: Assignment) -> LocalLauncher:
@@ -137,11 +141,14 @@ def _signal_group(process: subprocess.Popen[bytes], number: int) -> None:
 
 
 def _wait_for_lock(lock: Path) -> None:
-    with contextlib.suppress(
-        OSError
-    ):  # a lock that cannot be opened is held by nobody whom we could wait for
-        fd = os.open(lock, os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            fcntl.flock(fd, fcntl.LOCK_SH)
-        finally:
-            os.close(fd)
+    # a lock that cannot be opened is held by nobody whom we could wait for
+    with contextlib.suppress(OSError, RecordsError):
+        while True:
+            fd = os.open(lock, os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                fcntl.flock(fd, fcntl.LOCK_SH)
+            finally:
+                os.close(fd)
+            if not is_held(lock):
+                return
+            time.sleep(LEASE_LOOK_S)  # held by another machine's lease, whose lock does not show here
