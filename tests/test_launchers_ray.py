@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -242,19 +243,24 @@ def test_a_job_that_is_not_wanted_starts_no_worker(tmp_path: Path) -> None:
 
 def test_permits_are_what_the_cap_leaves_each_run(tmp_path: Path) -> None:
     few, many = assignment(tmp_path, 8, permits=4), assignment(tmp_path, 3, permits=7)
-    assert (workers_at_a_time(few), workers_at_a_time(many)) == (4, 3)
+    assert (workers_at_a_time(few, "split"), workers_at_a_time(many, "split")) == (4, 3)
     assert "RETRAIN_OWN_PERMITS=1\n" in render(few, Ray())
     assert "RETRAIN_OWN_PERMITS=2\n" in render(many, Ray())
     assert "RETRAIN_OWN_PERMITS" not in render(assignment(tmp_path), Ray())
 
 
-def test_sharing_permits_with_other_campaigns_is_refused(tmp_path: Path) -> None:
+def test_permits_that_are_shared_leave_the_cap_alone(tmp_path: Path) -> None:
+    shared = Ray(permits="shared")
+    assert workers_at_a_time(assignment(tmp_path, 8, permits=4), shared.permits) == 8
+    assert "RETRAIN_OWN_PERMITS" not in render(assignment(tmp_path, 8, permits=4), shared)
+
+
+def test_sharing_permits_with_other_campaigns_asks_for_proof(tmp_path: Path) -> None:
     sharing = assignment(tmp_path, permit_directories=(tmp_path,))
     (problem,) = plugin.check_campaign(sharing)
-    assert problem.startswith(
-        "[backend].throttle_dir: on Ray nothing proves that nodes see each other's file"
-    )
-    assert "[campaign.ray.resources] tinker = 1" in problem
+    assert problem.startswith("[backend].throttle_dir: permits shared through a directory may be given out")
+    assert '[campaign.ray].permits = "shared"' in problem
+    assert plugin.check_campaign(replace(sharing, options={"permits": "shared"})) == []
 
 
 # On a machine without Ray

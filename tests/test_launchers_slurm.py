@@ -16,8 +16,9 @@ from retrain.config.engines import Slurm
 from retrain.errors import EXIT_CONFIG, EXIT_LAUNCH
 from retrain.launchers import Assignment, Begun, Ended
 from retrain.launchers import slurm as plugin
+from retrain.launchers._permit_split import workers_at_a_time
 from retrain.launchers._slurm_queue import Names, Task, array_of, is_script, parse, read_queue
-from retrain.launchers._slurm_script import render, workers_at_a_time
+from retrain.launchers._slurm_script import render
 from retrain.launchers._slurm_watch import Watch, held_back
 from retrain.records.layout import CampaignFiles, RunFiles
 from retrain.records.stop_request import asked_to_stop
@@ -217,16 +218,16 @@ def test_a_task_runs_its_own_run_whatever_the_directory_is_called(name: str, tmp
 
 def test_split_permits_are_what_the_cap_leaves_each_run(tmp_path: Path) -> None:
     few, many = assignment(tmp_path, 8, permits=4), assignment(tmp_path, 3, permits=7)
-    assert (workers_at_a_time(few, Slurm()), workers_at_a_time(many, Slurm())) == (4, 3)
+    assert (workers_at_a_time(few, "split"), workers_at_a_time(many, "split")) == (4, 3)
     assert "RETRAIN_OWN_PERMITS=1\n" in render(few, Slurm())
     assert "RETRAIN_OWN_PERMITS=2\n" in render(many, Slurm())
 
 
 def test_shared_permits_and_backends_without_leave_the_cap_alone(tmp_path: Path) -> None:
     shared = Slurm(permits="shared")
-    assert workers_at_a_time(assignment(tmp_path, 8, permits=4), shared) == 8
+    assert workers_at_a_time(assignment(tmp_path, 8, permits=4), "shared") == 8
     assert "RETRAIN_OWN_PERMITS" not in render(assignment(tmp_path, 8, permits=4), shared)
-    assert workers_at_a_time(assignment(tmp_path, 8), Slurm()) == 8
+    assert workers_at_a_time(assignment(tmp_path, 8), "split") == 8
 
 
 def test_sharing_permits_with_other_campaigns_asks_for_proof(tmp_path: Path) -> None:

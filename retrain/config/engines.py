@@ -7,6 +7,12 @@ from typing import Any, Literal
 
 from retrain.config.keys import Section, count, declare, key
 
+PERMITS = (
+    "split",
+    "split: each run gets its part of backend.max_concurrent; shared: all runs queue for it at one "
+    "semaphore, if two nodes prove that they see each other's file locks",
+)
+
 
 @dataclass(frozen=True)
 class Slurm(Section):
@@ -22,11 +28,7 @@ class Slurm(Section):
     setup: list[str] = key(list, "lines of shell that a task runs first, such as module load")
     flags: list[str] = key(list, "more options of sbatch, verbatim, after all others")
     python: str = key("", "the Python that workers run with; default: the one that submits")
-    permits: Literal["split", "shared"] = declare(
-        "split",
-        "split: each run gets its part of backend.max_concurrent; shared: all runs queue for it at one "
-        "semaphore, if two nodes prove that they see each other's file locks",
-    )
+    permits: Literal["split", "shared"] = declare(*PERMITS)
     poll_seconds: float = key(10.0, "ask squeue this often", ge=2, le=3600)
 
 
@@ -47,6 +49,7 @@ class Ray(Section):
     runtime_env: dict[str, Any] = key(dict, "Ray's runtime environment for each run")
     setup: list[str] = key(list, "lines of shell that a job runs first, such as module load")
     python: str = key("", "the Python that workers run with; default: the one that submits")
+    permits: Literal["split", "shared"] = declare(*PERMITS)
     poll_seconds: float = key(10.0, "ask Ray for all jobs this often", ge=2, le=3600)
     share_seconds: float = key(
         10.0,

@@ -9,7 +9,6 @@ from __future__ import annotations
 import queue
 import time
 from collections.abc import Callable
-from contextlib import suppress
 
 LEAST_POLL_S = 2.0  # between two questions
 
@@ -37,12 +36,19 @@ class Asking:
         """Wait until a question is due, `wake` is called, or the time is over; tell whether one is due."""
         wait_s = min(timeout_s, self._due_at - time.monotonic())
         if wait_s > 0:
-            with suppress(queue.Empty):
-                self._bell.get(timeout=wait_s)
+            self.rest(wait_s)
         return time.monotonic() >= self._due_at
 
+    def rest(self, seconds: float) -> bool:
+        """Wait so long, or until `wake` is called; tell whether it was."""
+        try:
+            self._bell.get(timeout=seconds)
+        except queue.Empty:
+            return False
+        return True
+
     def wake(self) -> None:
-        """Make `wait` return; callable from a signal handler."""
+        """Make `wait` and `rest` return; callable from a signal handler."""
         self._bell.put(None)
 
     @property

@@ -1,20 +1,34 @@
-"""Permits that are split between the workers of an engine, whose machines may not see each other's locks."""
+"""How permits are kept across machines: split between the workers, whose machines may not see each other's
+locks, or shared by all of them."""
 
 from __future__ import annotations
 
 from retrain.launchers import Assignment
 
+SHARED = "shared"
 
-def workers_at_a_time(assignment: Assignment) -> int:
-    """Give how many runs there may be at a time: each needs a permit of its own."""
-    if assignment.permits is None or assignment.permits_adapt:
+
+def workers_at_a_time(assignment: Assignment, permits: str) -> int:
+    """Give how many runs there may be at a time: each needs a permit of its own if those are split."""
+    if permits == SHARED or assignment.permits is None or assignment.permits_adapt:
         return assignment.workers
     return min(assignment.workers, assignment.permits)
 
 
-def own_permits(assignment: Assignment) -> list[str]:
-    """Give the line of a script that tells a worker its part."""
-    if assignment.permits is None:
+def own_permits(assignment: Assignment, permits: str) -> list[str]:
+    """Give the line of a script that tells a worker its part, if it has one."""
+    if permits == SHARED or assignment.permits is None:
         return []
-    own = max(1, assignment.permits // workers_at_a_time(assignment))
+    own = max(1, assignment.permits // workers_at_a_time(assignment, permits))
     return [f"export RETRAIN_OWN_PERMITS={own}"]
+
+
+def sharing_problems(assignment: Assignment, permits: str, table: str) -> list[str]:
+    """Say that permits which are split cannot be shared with other campaigns; table: the launcher's."""
+    if permits == SHARED or not assignment.permit_directories:
+        return []
+    return [
+        "[backend].throttle_dir: permits shared through a directory may be given out twice by machines "
+        f'that do not see each other\'s file locks; [{table}].permits = "shared" has two nodes '
+        "prove that they do"
+    ]

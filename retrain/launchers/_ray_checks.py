@@ -11,6 +11,7 @@ from retrain.config.resolve import build
 from retrain.errors import LaunchError
 from retrain.extras import missing_problem
 from retrain.launchers import Assignment
+from retrain.launchers._permit_split import sharing_problems
 from retrain.launchers._ray_client import Client, check_environment
 
 OWN_KEYS = {"CPU": "cpus", "GPU": "gpus", "memory": "memory_gb"}
@@ -53,9 +54,9 @@ def require_room(table: Ray, nodes: Sequence[Mapping[str, float]]) -> None:
     Raises:
         LaunchError: none is.
     """
-    wanted = {"CPU": table.cpus, "GPU": table.gpus, "memory": table.memory_gb * 1e9, **table.resources}
-    if any(all(node.get(name, 0.0) >= need for name, need in wanted.items()) for node in nodes):
+    if large_enough(table, nodes):
         return
+    wanted = _wanted(table)
     most = {name: max((node.get(name, 0.0) for node in nodes), default=0.0) for name in wanted}
     lacking = [
         f"{name} = {need:g} (the most is {most[name]:g})"
@@ -66,6 +67,16 @@ def require_room(table: Ray, nodes: Sequence[Mapping[str, float]]) -> None:
         f"no node of the Ray cluster has {', '.join(lacking) or 'all that a run asks for at once'}, so no "
         "run would ever start; see [campaign.ray], and autoscales there if the cluster adds nodes by itself"
     )
+
+
+def large_enough(table: Ray, nodes: Sequence[Mapping[str, float]]) -> list[Mapping[str, float]]:
+    """Give the nodes on which a run can be, as `require_room` takes them."""
+    wanted = _wanted(table).items()
+    return [node for node in nodes if all(node.get(name, 0.0) >= need for name, need in wanted)]
+
+
+def _wanted(table: Ray) -> dict[str, float]:
+    return {"CPU": table.cpus, "GPU": table.gpus, "memory": table.memory_gb * 1e9, **table.resources}
 
 
 def check_campaign(assignment: Assignment) -> list[str]:
@@ -87,12 +98,7 @@ def check_campaign(assignment: Assignment) -> list[str]:
             f"{where}.cpus: got 0; ask for something, because Ray runs jobs that ask for nothing on its head"
         )
     problems += _environment_problems(table)
-    if assignment.permit_directories:
-        problems.append(
-            "[backend].throttle_dir: on Ray nothing proves that nodes see each other's file locks, and if "
-            "they do not, permits in a directory are given out twice; have the cluster count them as a "
-            "custom resource, such as [campaign.ray.resources] tinker = 1"
-        )
+    problems += sharing_problems(assignment, table.permits, "campaign.ray")
     return problems
 
 

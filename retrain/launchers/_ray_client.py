@@ -37,6 +37,7 @@ class Job:
     error: str = ""  # Ray's kind of error
     exit_code: int | None = None
     metadata: Mapping[str, str] = field(default_factory=dict)
+    node: str = ""  # Ray's id of the one that it runs on, or ran
 
     @property
     def is_over(self) -> bool:
@@ -173,7 +174,18 @@ def _job(found: Any) -> Job:
         error=found.error_type or "",
         exit_code=found.driver_exit_code,
         metadata=found.metadata or {},
+        node=found.driver_node_id or "",
     )
+
+
+def said_of(job: Job) -> str:
+    """Put into words what Ray says of a job that is over, with the last line of its output."""
+    lines = [line for line in job.message.splitlines() if line.strip()]
+    if job.status != "FAILED" or not lines:
+        return f"Ray says {job.status} of {job.id}"
+    # the job's own exit codes come with the last lines of its output
+    last = f": {plain(lines[-1], 300)}" if job.error == BY_COMMAND and len(lines) > 1 else ""
+    return f"Ray says {job.status} of {job.id} ({plain(lines[0], 200)}{last})"
 
 
 def _reason(text: str) -> str:

@@ -5,22 +5,39 @@ from __future__ import annotations
 import json
 import shlex
 import sys
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from retrain.config.engines import Ray
 from retrain.launchers import Assignment
+from retrain.launchers._lock_verdict import directories_of
 from retrain.launchers._permit_split import own_permits, workers_at_a_time
 from retrain.launchers._ray_queue import Terms
 
 # Ray ends a stopped job with SIGKILL after 3 s by default, too soon for a checkpoint; this is a day.
 GRACE = {"RAY_JOB_STOP_WAIT_TIME_S": "86400"}
+NODE = "node:"  # followed by a node's address
 NEIGHBOURS_LOOKS = 6  # of an orchestrator: one of a job is a process of its own
 
 
-def terms_of(assignment: Assignment, table: Ray) -> Terms:
-    """Give what holds for all jobs."""
+def terms_of(assignment: Assignment, table: Ray, node: str = "") -> Terms:
+    """Give what holds for all jobs; they keep to a node if one is given."""
     ask = ask_of(assignment, table)
+    if node:
+        ask["entrypoint_resources"] = {**table.resources, **pin(node)}
     return Terms(ask, table.share_seconds, NEIGHBOURS_LOOKS * table.poll_seconds)
+
+
+def pin(node: str) -> dict[str, float]:
+    """Give the resource by which Ray runs a job on one node: every node has one of its own address."""
+    return {f"{NODE}{node}": 0.001}
+
+
+def node_of(resources: Mapping[str, float]) -> str:
+    """Give a node's address by its resources."""
+    named = (name.removeprefix(NODE) for name in resources if name.startswith(NODE))
+    return next((address for address in named if not address.startswith("__")), "")
 
 
 def ask_of(assignment: Assignment, table: Ray) -> dict[str, Any]:
@@ -50,9 +67,22 @@ def render(assignment: Assignment, table: Ray) -> str:
         'exec >>"$1/output.log" 2>&1',
         f"cd {shlex.quote(str(assignment.where))} || exit 75",
         'export RETRAIN_JOB="ray $2"',
-        *own_permits(assignment),
+        *own_permits(assignment, table.permits),
         *table.setup,
         f'exec {shlex.join(place)} "$2"',
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def render_lock_test(assignment: Assignment, table: Ray, home: Path) -> str:
+    """Write the script of the two jobs that test file locks, with rank, mark and node as arguments."""
+    test = [table.python or sys.executable, "-P", "-m", "retrain.launchers._lock_proof"]
+    lines = [
+        "#!/bin/bash",
+        "umask 077",
+        f"cd {shlex.quote(str(assignment.where))} || exit 75",
+        *table.setup,
+        f'exec {shlex.join(map(str, [*test, home / "locks.json", *directories_of(assignment)]))} "$@"',
     ]
     return "\n".join(lines) + "\n"
 
@@ -64,7 +94,7 @@ def shown(assignment: Assignment, table: Ray) -> str:
     environment["env_vars"] = dict.fromkeys(environment["env_vars"], "...")  # may hold secrets
     asked = {name: value for name, value in ask.items() if name.startswith("entrypoint")}
     lines = [
-        f"# {workers_at_a_time(assignment)} jobs at a time, each asking Ray for",
+        f"# {workers_at_a_time(assignment, table.permits)} jobs at a time, each asking Ray for",
         *(f"#   {name} = {json.dumps(value)}" for name, value in asked.items()),
         f"#   runtime_env = {json.dumps(environment)}",
         f"#   submission_id = {assignment.campaign}.RUN.NUMBER",

@@ -10,11 +10,10 @@ from contextlib import suppress
 from retrain.errors import EXIT_DONE, RecordsError
 from retrain.launchers import Begun, Ended
 from retrain.launchers._engine_watch import EngineWatch, is_alive, why_without_a_word
-from retrain.launchers._ray_client import BY_COMMAND, Job
+from retrain.launchers._ray_client import BY_COMMAND, Job, said_of
 from retrain.launchers._ray_marks import Taken
 from retrain.records.atomic import write_atomic
 from retrain.records.layout import RunFiles
-from retrain.records.text import plain
 
 
 class Watch(EngineWatch):
@@ -72,14 +71,7 @@ class Watch(EngineWatch):
 
 def ended(run_id: str, files: RunFiles, job: Job) -> Ended:
     """Say how a job ended, in Ray's words where its worker may have left none."""
-    why = f"Ray says {job.status} of {job.id}"
-    lines = [line for line in job.message.splitlines() if line.strip()]
-    if job.status == "FAILED" and lines:
-        # the worker's own exit codes come with the last lines of its output
-        last = f": {plain(lines[-1], 300)}" if job.error == BY_COMMAND and len(lines) > 1 else ""
-        why += f" ({plain(lines[0], 200)}{last})"
-    if job.status == "FAILED":
-        why += why_without_a_word(files)
+    why = said_of(job) + (why_without_a_word(files) if job.status == "FAILED" else "")
     return Ended(
         run_id,
         None,

@@ -6,7 +6,8 @@ from retrain.config.engines import Slurm
 from retrain.config.resolve import build
 from retrain.launchers import Assignment
 from retrain.launchers import _slurm_commands as commands
-from retrain.launchers._slurm_script import UNFIT, render, workers_at_a_time
+from retrain.launchers._permit_split import sharing_problems, workers_at_a_time
+from retrain.launchers._slurm_script import UNFIT, render
 
 NO_LINE = "\n\r\0"  # what follows the first two would be a line, and a command, of its own
 
@@ -23,12 +24,7 @@ def check_campaign(assignment: Assignment) -> list[str]:
         problems.append(
             "[logging].log_dir: no batch script can name a path with quotes, backslashes or newlines"
         )
-    if assignment.permit_directories and table.permits == "split":
-        problems.append(
-            "[backend].throttle_dir: permits shared through a directory may be given out twice by machines "
-            'that do not see each other\'s file locks; [campaign.slurm].permits = "shared" has two nodes '
-            "prove that they do"
-        )
+    problems += sharing_problems(assignment, table.permits, "campaign.slurm")
     return problems
 
 
@@ -49,6 +45,6 @@ def check_engine(assignment: Assignment) -> None:
     last = min(len(assignment.runs), commands.array_limit()) - 1
     script = render(assignment, table)
     try:
-        commands.try_submit(script, [f"--array=0-{last}%{workers_at_a_time(assignment, table)}"])
+        commands.try_submit(script, [f"--array=0-{last}%{workers_at_a_time(assignment, table.permits)}"])
     except commands.QueueFullError:  # the user may have fewer jobs than that, which is submitted in parts
         commands.try_submit(script, ["--array=0"])

@@ -13,8 +13,8 @@ from pathlib import Path
 
 from retrain.config.engines import Slurm
 from retrain.launchers import Assignment
-from retrain.launchers._permit_split import own_permits
-from retrain.launchers._permit_split import workers_at_a_time as split_workers
+from retrain.launchers._lock_verdict import directories_of
+from retrain.launchers._permit_split import own_permits, workers_at_a_time
 from retrain.records.files import records_error
 
 SAVE_S = 60  # seconds before the time limit in which a worker saves its checkpoint
@@ -26,18 +26,13 @@ def slurm_directory(assignment: Assignment) -> Path:
     return assignment.directory / "slurm"
 
 
-def workers_at_a_time(assignment: Assignment, table: Slurm) -> int:
-    """Give how many runs Slurm may run at a time: each needs a permit if those are split."""
-    return assignment.workers if table.permits == "shared" else split_workers(assignment)
-
-
 def render(assignment: Assignment, table: Slurm) -> str:
     """Write the batch script."""
     home = slurm_directory(assignment)
     lines = [
         "#!/bin/bash",
         f"# A run of {assignment.campaign} per task; the number of the array's first run is the argument:",
-        f"# sbatch --array=INDICES%{workers_at_a_time(assignment, table)} job.sh NUMBER",
+        f"# sbatch --array=INDICES%{workers_at_a_time(assignment, table.permits)} job.sh NUMBER",
         *(f"#SBATCH {flag}" for flag in _flags(assignment, table, home)),
         "umask 077",
         f"cd {shlex.quote(str(assignment.where))} || exit 75",
@@ -51,7 +46,7 @@ def render(assignment: Assignment, table: Slurm) -> str:
         f'mv -f {shlex.quote(str(home))}/task-"$task".out "$run/engine-$task.out"',  # what Slurm itself says
         'exec >>"$run/output.log" 2>&1',
         'export RETRAIN_JOB="slurm $task"',
-        *([] if table.permits == "shared" else own_permits(assignment)),
+        *own_permits(assignment, table.permits),
         *table.setup,
         f'exec {shlex.quote(table.python or sys.executable)} -P -m retrain.worker "$run"',
     ]
@@ -61,16 +56,18 @@ def render(assignment: Assignment, table: Slurm) -> str:
 def render_lock_test(assignment: Assignment, table: Slurm) -> str:
     """Write the batch script in which two nodes test whether they see each other's locks."""
     home = slurm_directory(assignment)
-    directories = [assignment.directory / "permits", *assignment.permit_directories]
-    python = table.python or sys.executable
-    test = [python, "-P", "-m", "retrain.launchers._lock_proof", home / "locks.json", *directories]
+    test = [table.python or sys.executable, "-P", "-m", "retrain.launchers._lock_proof"]
+    command = shlex.join(map(str, [*test, home / "locks.json", *directories_of(assignment)]))
+    part = shlex.quote('exec "$@" "$SLURM_PROCID" "$SLURM_JOB_ID" "${SLURMD_NODENAME:-$(hostname)}"')
     lines = [
         "#!/bin/bash",
         *(f"#SBATCH {flag}" for flag in _flags(assignment, replace(table, time="10", licence=""), home)),
+        f'#SBATCH --output="{str(home / "locks").replace("%", "%%")}-%j.out"',
         "#SBATCH --nodes=2 --ntasks=2 --ntasks-per-node=1",
         "umask 077",
+        f"cd {shlex.quote(str(assignment.where))} || exit 75",
         *table.setup,
-        f"exec srun {shlex.join(map(str, test))}",
+        f"exec srun bash -c {part} test {command}",
     ]
     return "\n".join(lines) + "\n"
 

@@ -21,6 +21,7 @@ from retrain.launchers._ray_checks import check_campaign, check_engine, require_
 from retrain.launchers._ray_client import NO_ROOM, Client, Job, check_environment
 from retrain.launchers._ray_local import Local
 from retrain.launchers._ray_marks import Taken
+from retrain.launchers._ray_proof import LockTest
 from retrain.launchers._ray_queue import Queue
 from retrain.launchers._ray_script import render, shown, terms_of
 from retrain.launchers._ray_watch import Watch, keep_words
@@ -48,7 +49,7 @@ def open_launcher(assignment: Assignment) -> RayLauncher:
 
 def at_a_time(assignment: Assignment) -> int:
     """Give the cap."""
-    return workers_at_a_time(assignment)
+    return workers_at_a_time(assignment, build(Ray, assignment.options).permits)
 
 
 def script(assignment: Assignment) -> str:
@@ -64,7 +65,7 @@ class RayLauncher:
     def __init__(self, assignment: Assignment, table: Ray) -> None:
         self._assignment = assignment
         self._table = table
-        self._workers = workers_at_a_time(assignment)
+        self._workers = workers_at_a_time(assignment, table.permits)
         self._queue = Queue(assignment.directory)
         self._local = Local(self._queue.home) if table.address == "local" else None
         self._client = Client(self._local.address if self._local else table.address)
@@ -73,9 +74,9 @@ class RayLauncher:
         self._jobs: Mapping[str, Job] = {}  # this campaign's, by id, at the last look
         self._numbers: Mapping[str, int] = {}  # of the runs that an earlier orchestrator wanted
         self._to_cancel: dict[str, bool] = {}
-        self._stopped: set[str] = set()  # jobs that Ray was asked to stop, and runs that nobody can
+        self._stopped: set[str] = set()  # jobs that Ray was asked to stop
         self._asking = Asking("Ray", table.poll_seconds, assignment.say)
-        self._was_told = False  # that no run sees a GPU
+        self._said: set[str] = set()
 
     def describe(self) -> str:
         """Say where workers execute."""
@@ -87,9 +88,10 @@ class RayLauncher:
 
     def submit(self, run_ids: Sequence[str]) -> Collection[str]:
         """Put runs into the queue, and give Ray as many as have a place."""
+        if not self._prepare():
+            return ()
         if not self._asking.is_fresh:
             self._jobs = self._ask()
-        self._prepare()
         if self._local is not None:
             self._local.start(self._assignment.say)
         newest = self._queue.newest(self._jobs)
@@ -142,15 +144,25 @@ class RayLauncher:
 
     # Submitting
 
-    def _prepare(self) -> None:
-        self._queue.prepare(terms_of(self._assignment, self._table))
+    def _prepare(self) -> bool:
+        """Write what jobs need; False if somebody wants to leave before permits are known to be safe."""
+        test = LockTest(self._assignment, self._table, self._queue, self._client)
+        node = test.node(self._asking.rest)
+        if node is None:
+            return False
+        if node:
+            self._say_once(f"only node {node} is large enough for a run, so all runs keep to it")
+        self._queue.prepare(terms_of(self._assignment, self._table, node))
         write_atomic(self._queue.home / "job.sh", render(self._assignment, self._table))
-        seeing = len(self._assignment.gpu_runs)
-        if seeing and not self._table.gpus and not self._was_told:
-            self._assignment.say(
-                f"{seeing} runs train on the GPUs that they see, and Ray shows them none: gpus = 0"
-            )
-            self._was_told = True
+        if self._assignment.gpu_runs and not self._table.gpus:
+            seeing = len(self._assignment.gpu_runs)
+            self._say_once(f"{seeing} runs train on what GPUs they see, and Ray shows them none: gpus = 0")
+        return True
+
+    def _say_once(self, text: str) -> None:
+        if text not in self._said:
+            self._assignment.say(text)
+            self._said.add(text)
 
     def _write_wanted(self) -> None:
         wanted = [run_id for run_id in self._watched if run_id not in self._to_cancel]
@@ -269,9 +281,8 @@ class RayLauncher:
 
     def _signal(self, run_id: str, *, now: bool) -> None:
         problem = signal_worker(RunFiles(self._assignment.runs[run_id]), now=now, engine="Ray")
-        if problem and run_id not in self._stopped:
-            self._assignment.say(f"{run_id}: {problem}")
-            self._stopped.add(run_id)
+        if problem:
+            self._say_once(f"{run_id}: {problem}")
 
     def _taken_back(self) -> list[Begun | Ended]:
         """Let go, while Ray does not answer, of cancelled runs that nobody works on: none will start."""

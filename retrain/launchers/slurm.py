@@ -14,19 +14,19 @@ from retrain.config.engines import Slurm
 from retrain.config.resolve import build
 from retrain.errors import EngineDownError, LaunchError
 from retrain.launchers import Assignment, Begun, Ended
-from retrain.launchers import _lock_proof as lock_proof
 from retrain.launchers import _slurm_commands as commands
 from retrain.launchers._asking import Asking
+from retrain.launchers._lock_verdict import is_proved
+from retrain.launchers._permit_split import SHARED, workers_at_a_time
 from retrain.launchers._signals import signal_worker
 from retrain.launchers._slurm_caps import Caps
 from retrain.launchers._slurm_checks import check_campaign, check_engine
+from retrain.launchers._slurm_proof import LockTest
 from retrain.launchers._slurm_queue import Names, Queue, array_of, is_script, job_name, parse, read_queue
 from retrain.launchers._slurm_script import (
     numbered_runs,
     render,
-    render_lock_test,
     slurm_directory,
-    workers_at_a_time,
 )
 from retrain.launchers._slurm_watch import Watch, held_back
 from retrain.records.atomic import read_json, write_atomic, write_json
@@ -36,7 +36,6 @@ from retrain.records.layout import RunFiles
 __all__ = ["SlurmLauncher", "check_campaign", "check_engine", "open_launcher", "script"]
 
 COMMANDS = ("sbatch", "squeue", "scancel", "scontrol")  # not sacct, which needs a database
-PROOF_S = 600.0  # how long two nodes are waited for that test file locks
 
 
 def open_launcher(assignment: Assignment) -> SlurmLauncher:
@@ -51,7 +50,7 @@ def open_launcher(assignment: Assignment) -> SlurmLauncher:
 
 def at_a_time(assignment: Assignment) -> int:
     """Give the cap."""
-    return workers_at_a_time(assignment, build(Slurm, assignment.options))
+    return workers_at_a_time(assignment, build(Slurm, assignment.options).permits)
 
 
 def script(assignment: Assignment) -> str:
@@ -67,7 +66,7 @@ class SlurmLauncher:
     def __init__(self, assignment: Assignment, table: Slurm) -> None:
         self._assignment = assignment
         self._table = table
-        self._workers = workers_at_a_time(assignment, table)
+        self._workers = workers_at_a_time(assignment, table.permits)
         self._home = slurm_directory(assignment)
         self._script = self._home / "job.sh"
         self._listed = numbered_runs(assignment)
@@ -99,8 +98,8 @@ class SlurmLauncher:
             known = self.queued()
             self.adopt([run_id for run_id in run_ids if run_id in known])
             self._is_unsure = False
-        self._prepare()
-        if self._cap() > 0:  # others may be alive without a task: of a controller that forgot, or from before
+        # there is no place while others are alive without a task: of a controller that forgot, or from before
+        if self._prepare() and self._cap() > 0:
             self._submit_what_fits([run_id for run_id in run_ids if run_id not in self._watched])
             self._asking.postpone()
         return {run_id for run_id in run_ids if run_id in self._watched}
@@ -134,19 +133,16 @@ class SlurmLauncher:
 
     # Submitting
 
-    def _prepare(self) -> None:
+    def _prepare(self) -> bool:
+        """Write what tasks need; False if somebody wants to leave before permits are known to be safe."""
         make_directory(self._home)
         self._the_names()
         write_atomic(self._script, render(self._assignment, self._table))
         write_atomic(self._home / "runs.txt", "".join(f"{path}\n" for path in self._listed))
-        if self._table.permits == "shared" and self._assignment.permits is not None:
-            verdict = self._home / "locks.json"
-            lock_proof.require(verdict, self._test_locks, self._assignment.say, PROOF_S)
-
-    def _test_locks(self) -> None:
-        path = self._home / "locks.sh"
-        write_atomic(path, render_lock_test(self._assignment, self._table))
-        commands.submit([f"--job-name={job_name(self._assignment.campaign)}.locks", str(path)])
+        if self._table.permits != SHARED or self._assignment.permits is None:
+            return True
+        test = LockTest(self._assignment, self._table, self._home)
+        return is_proved(self._assignment, self._home / "locks.json", test, self._asking.rest)
 
     def _arrays(self, run_ids: Sequence[str]) -> dict[int, list[int]]:
         arrays: dict[int, list[int]] = {}

@@ -1,6 +1,6 @@
 """A real Ray of three nodes on loopback: a head that runs no jobs, and two nodes that do.
 
-A fourth, the stranger, does not see a directory that the others share.
+A fourth, the stranger, does not see a directory that the others share, or not its locks.
 
 Each node has an address of its own (127.0.0.2 and up; Ray replaces 127.0.0.1 by the machine's address).
 Everything lies in one private directory; everything that runs is started here, carries the node's name
@@ -28,6 +28,13 @@ ADDRESSES = ("127.0.0.3", "127.0.0.4", "127.0.0.5", "127.0.0.6")  # of them, and
 STRANGER = "127.0.0.7"
 ALL = (*ADDRESSES, STRANGER, HEAD)
 MARK = "RAY_TEST_NODE"
+# How a node may see a directory of the others: nothing in it, or its files, but not its locks.
+HIDDEN = 'mount -t tmpfs none "$0" && exec "$@"'
+UNLOCKED = """
+bindfs -f --no-allow-other "$0" "$0" &
+while ! mountpoint -q "$0"; do kill -0 $! || exit; sleep 0.05; done
+exec "$@"
+"""
 
 
 class Cluster:
@@ -57,10 +64,9 @@ class Cluster:
         while len(self.nodes) < NODES:  # one after the other: they share files below the head's directory
             self._join(next(node for node in ADDRESSES if node not in self._nodes), '{"tinker": 2}')
 
-    def start_stranger(self, hidden: Path) -> None:
-        """Start the stranger, alone with the resource `stranger`; it sees nothing in a directory."""
-        hide = 'mount -t tmpfs none "$0" && exec "$@"'
-        self._join(STRANGER, '{"stranger": 2}', "unshare", "--mount", "bash", "-c", hide, str(hidden))
+    def start_stranger(self, directory: Path, how: str = HIDDEN) -> None:
+        """Start the stranger, alone with the resource `stranger`; how: it sees a directory."""
+        self._join(STRANGER, '{"stranger": 2}', "unshare", "--mount", "bash", "-c", how, str(directory))
 
     def show_stranger(self, hidden: Path) -> None:
         """Let the stranger see the directory, as the other nodes do."""

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import subprocess
 import sys
 from pathlib import Path
 
 from retrain.errors import EXIT_LAUNCH, EXIT_RUN_FAILED
-from retrain.launchers._lock_proof import read_verdict
+from retrain.launchers._lock_verdict import read_verdict
 from tests.cluster.campaigns import STEPS, Start, attempts_of, finish, numbers, only_campaign
 from tests.cluster.slurm_cluster import Cluster
 from tests.cluster.test_slurm_campaign import SLURM, SLURM_TOML, states
@@ -87,7 +88,7 @@ def test_permits_are_shared_after_two_nodes_proved_that_locks_are(
     )
     assert code == 0, said
     campaign = only_campaign(tmp_path / "logs")
-    assert read_verdict(campaign / "slurm" / "locks.json") == ""
+    assert read_verdict(campaign / "slurm" / "locks.json", [campaign / "permits"]) == ""
     assert (campaign / "permits" / "permits.json").exists()
 
 
@@ -102,6 +103,15 @@ def test_permits_are_refused_where_two_nodes_do_not_see_each_others_locks(
     assert "could lock a file" in said
     assert 'permits = "split"' in said
     assert not any(log_dir.glob("*/runs/*/attempts.jsonl"))
+
+
+def test_a_test_of_locks_that_fails_is_told_at_once(slurm: Cluster, retrain: Start, tmp_path: Path) -> None:
+    (tmp_path / "failed.toml").write_text(SLURM_TOML)
+    nowhere = ("--set", 'campaign.slurm.permits="shared"', "--set", "campaign.slurm.python=/nowhere/python")
+    code, said = finish(retrain("run", "failed.toml", *SLURM, *PERMITS, *nowhere))
+    assert code == EXIT_LAUNCH, said
+    (told,) = re.findall(r"Slurm ended job \d+: FAILED; see (\S+\.out)", said)
+    assert "/nowhere/python" in Path(told).read_text()
 
 
 def test_split_permits_cap_the_runs(slurm: Cluster, retrain: Start, tmp_path: Path) -> None:

@@ -1,0 +1,93 @@
+"""Has two nodes of a Ray cluster test whether they see each other's file locks, each in a job of its own.
+
+Ray runs a job on a given node if it asks for that node's own resource, and tells afterwards where it ran. A
+cluster with one node that is large enough for a run needs no test: then all runs stay on that one.
+"""
+
+from __future__ import annotations
+
+import secrets
+import shlex
+from collections.abc import Callable
+
+from retrain.config.engines import Ray
+from retrain.errors import LaunchError
+from retrain.launchers import Assignment
+from retrain.launchers._lock_verdict import directories_of, is_proved, read_verdict
+from retrain.launchers._permit_split import SHARED
+from retrain.launchers._ray_checks import large_enough
+from retrain.launchers._ray_client import Client, said_of
+from retrain.launchers._ray_queue import Queue
+from retrain.launchers._ray_script import ask_of, node_of, pin, render_lock_test
+from retrain.records.atomic import write_atomic
+from retrain.records.files import make_directory
+
+
+class LockTest:
+    """Two jobs on two nodes."""
+
+    def __init__(self, assignment: Assignment, table: Ray, queue: Queue, client: Client) -> None:
+        self._assignment = assignment
+        self._table = table
+        self._queue = queue
+        self._client = client
+        self._nodes: list[str] = []  # addresses of those that are large enough for a run
+        self._jobs: list[str] = []
+        self._verdict = queue.home / "locks.json"
+
+    def node(self, rest: Callable[[float], bool]) -> str | None:
+        """Make sure that permits which are shared are given out once: by a test, or on one node alone.
+
+        Args:
+            rest: waits for some seconds; True if it was woken because somebody wants to leave.
+
+        Returns:
+            The only node that runs may be on; "" if they may be on all; None if somebody wants to leave.
+
+        Raises:
+            EngineDownError: the cluster does not answer.
+            LaunchError: locks are not shared, or that cannot be tested.
+        """
+        is_local = self._table.address == "local"
+        if self._table.permits != SHARED or self._assignment.permits is None or is_local:
+            return ""
+        directories = directories_of(self._assignment)
+        if read_verdict(self._verdict, directories) is None:
+            nodes = large_enough(self._table, self._client.resources())
+            self._nodes = sorted(filter(None, map(node_of, nodes)))
+            if len(self._nodes) == 1 and not self._table.autoscales:
+                return self._nodes[0]
+            if len(self._nodes) < 2:
+                raise LaunchError(
+                    f'[campaign.ray].permits = "shared": {len(self._nodes)} nodes are large enough for a run '
+                    "at present, and it takes two to test whether nodes see each other's file locks; start "
+                    'two, or use permits = "split"'
+                )
+        return "" if is_proved(self._assignment, self._verdict, self, rest) else None
+
+    def start(self) -> None:
+        """Submit both jobs."""
+        make_directory(self._queue.home)
+        path = self._queue.home / "locks.sh"
+        write_atomic(path, render_lock_test(self._assignment, self._table, self._queue.home))
+        mark, ask = secrets.token_hex(4), ask_of(self._assignment, self._table)
+        ask = {key: value for key, value in ask.items() if not key.startswith("entrypoint")}
+        for rank, node in enumerate((self._nodes[0], self._nodes[-1])):
+            job = f"{self._queue.campaign.name}.locks.{mark}-{rank}"  # no run's: ends in no number
+            command = shlex.join(["bash", str(path), str(rank), mark, node])
+            self._jobs.append(job)
+            self._client.submit(job, command, {**ask, "entrypoint_resources": pin(node)})
+
+    def failure(self) -> str:
+        """Say which job failed, or that Ray ran both on one node."""
+        jobs = [job for job in self._client.jobs() if job.id in self._jobs]
+        for job in jobs:
+            if job.status in ("FAILED", "STOPPED"):
+                return said_of(job)
+        nodes = [job.node for job in jobs if job.node]
+        return "Ray ran both parts on one node" if len(nodes) > len(set(nodes)) else ""
+
+    def end(self) -> None:
+        """Stop both."""
+        for job in self._jobs:
+            self._client.stop(job)

@@ -1,0 +1,92 @@
+"""Permits that all runs on a Ray share: only where two nodes have proved that they see each other's locks."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+
+from retrain.errors import EXIT_LAUNCH
+from retrain.semaphore import FileSemaphore
+from tests.cluster.campaigns import Start, attempts_of, counting_runs, finish, only_campaign, results
+from tests.cluster.ray_cluster import UNLOCKED, Cluster
+from tests.cluster.test_ray_campaign import RAY_TOML, on
+
+SHARED = (
+    *("--set", 'campaign.ray.permits="shared"', "--set", "backend.max_concurrent=1"),
+    *("--set", "backend.options.api_latency_s=0.05"),
+)
+
+
+def nodes_of_test(ray: Cluster) -> list[str]:
+    """Give Ray's ids of the nodes on which locks were tested last."""
+    return [job.node for job in ray.client.jobs() if ".locks." in job.id][-2:]
+
+
+def test_permits_are_shared_with_other_campaigns_after_two_nodes_proved_that_locks_are(
+    ray: Cluster, retrain: Start, tmp_path: Path
+) -> None:
+    (tmp_path / "shared.toml").write_text(RAY_TOML)
+    together = ("--set", f"backend.throttle_dir={tmp_path / 'permits'}")
+    longer = ("--set", "campaign.max_steps=60")
+    held = [0]
+    with counting_runs(tmp_path / "logs") as alive:
+        campaign = retrain("run", "shared.toml", *on(ray), *SHARED, *together, *longer)
+        while campaign.poll() is None:
+            if (tmp_path / "permits" / "permits.json").exists():
+                held.append(len(FileSemaphore.inspect(tmp_path / "permits").holders))
+            time.sleep(0.02)  # looking takes time from those who are looked at
+    code, said = finish(campaign)
+    assert code == 0, said
+    assert "two nodes test whether they see each other's file locks" in said
+    assert max(alive) == 2  # split, one permit would let one run go at a time
+    assert max(held) == 1
+    first, second = nodes_of_test(ray)
+    assert first != second
+    verdict = json.loads((only_campaign(tmp_path / "logs") / "ray" / "locks.json").read_text())
+    assert (verdict["problem"], str(tmp_path / "permits") in verdict["directories"]) == ("", True)
+
+
+def test_permits_are_refused_where_two_nodes_do_not_see_each_others_locks(
+    ray: Cluster, retrain: Start, tmp_path: Path
+) -> None:
+    (tmp_path / "refused.toml").write_text(RAY_TOML)
+    ray.start_stranger(tmp_path, UNLOCKED)
+    code, said = finish(retrain("run", "refused.toml", *on(ray), *SHARED))
+    assert code == EXIT_LAUNCH, said
+    assert "could lock a file" in said
+    assert 'permits = "split"' in said
+    assert attempts_of(only_campaign(tmp_path / "logs")) == [0, 0]
+
+
+def test_permits_are_refused_until_two_nodes_see_the_directory(
+    ray: Cluster, retrain: Start, tmp_path: Path
+) -> None:
+    (tmp_path / "seen.toml").write_text(RAY_TOML)
+    ray.start_stranger(tmp_path)
+    code, said = finish(retrain("run", "seen.toml", *on(ray), *SHARED))
+    assert code == EXIT_LAUNCH, said
+    assert "two nodes could not test" in said
+    assert "No such file or directory" in said
+    ray.show_stranger(tmp_path)
+    code, said = finish(retrain("resume", only_campaign(tmp_path / "logs")))
+    assert code == 0, said
+
+
+def test_where_one_node_alone_is_large_enough_permits_are_shared_there(
+    ray: Cluster, retrain: Start, tmp_path: Path
+) -> None:
+    hidden = tmp_path / "hidden"
+    hidden.mkdir()
+    ray.start_stranger(hidden)
+    (tmp_path / "lone.toml").write_text(RAY_TOML)
+    there = ("--set", "campaign.ray.resources={stranger=1}")
+    code, said = finish(retrain("run", "lone.toml", *on(ray), *SHARED, *there))
+    assert code == 0, said
+    assert "all runs keep to it" in said
+    campaign = only_campaign(tmp_path / "logs")
+    jobs = [job for job in ray.client.jobs() if job.id.startswith(f"{campaign.name}.")]
+    assert len({job.node for job in jobs}) == 1
+    assert not any(".locks." in job.id for job in jobs)
+    assert (campaign / "permits" / "permits.json").exists()
+    assert {state for state, _ in results(campaign).values()} == {"done"}
