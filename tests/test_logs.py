@@ -1,11 +1,16 @@
-"""Following a log ends when nobody is left who would write to it."""
+"""Logs are shown, safe to print, and followed until nobody is left who would write to them."""
 
+import subprocess
+import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from retrain.campaign.run import start
 from retrain.config.labels import label_of
 from retrain.errors import RecordsError
+from retrain.records.follow import follow, last_lines
 from retrain.records.layout import CampaignFiles
 from retrain.records.locks import hold
 from retrain.status.logs import find_log, find_run
@@ -48,3 +53,55 @@ def test_a_run_is_found_by_its_conditions_own_name(tmp_path):
     assert find_run(runs.directory, "Контроль_s0").directory.name == f"{label_of('Контроль')}_s0"
     with pytest.raises(RecordsError, match="has no run 'Другой_s0'"):
         find_run(runs.directory, "Другой_s0")
+
+
+def test_logs_show_a_runs_output_without_what_a_terminal_would_obey(
+    retrain: Callable[..., subprocess.CompletedProcess[str]], campaign_file: Path
+) -> None:
+    directory = start(campaign_file).directory
+    (directory / "runs" / "grpo_s0" / "output.log").write_bytes(b"one\n\x1b[31mred\x1b[0m\xff\nlast")
+    assert retrain("logs", directory / "runs" / "grpo_s0").stdout.split() == ["one", "red\ufffd", "last"]
+    assert retrain("logs", directory, "grpo_s0", "-n", "1").stdout.split() == ["red\ufffd", "last"]
+    wrong = retrain("logs", directory, "grpo_s9")
+    assert (wrong.returncode, "grpo_s0, grpo_s1" in wrong.stderr) == (5, True)
+
+
+@pytest.mark.parametrize("way", ["cut back", "replaced", "gone for a while"])
+def test_a_log_that_is_rotated_is_followed_from_its_new_beginning(way: str, tmp_path: Path) -> None:
+    log, states = tmp_path / "output.log", iter(["read", "rotate", "look", "write", "end"])
+    log.write_text("old\nunfinished")
+
+    def is_over() -> bool:
+        state = next(states)
+        if state == "rotate":
+            if way != "cut back":
+                log.rename(tmp_path / "output.log.1")
+            if way != "gone for a while":
+                log.write_text("")
+        elif state == "write":
+            log.write_text("new\n")
+        return state == "end"
+
+    assert list(follow(log, 0, is_over)) == ["old", "new"]
+
+
+def test_following_gives_every_line_once_and_ends_with_the_writer(tmp_path: Path) -> None:
+    log, ended = tmp_path / "output.log", threading.Event()
+    log.write_text("old\n")
+    begun, at = last_lines(log, 5)
+
+    def write() -> None:
+        with log.open("a") as file:
+            for number in range(100):
+                file.write(f"line {number}\n")
+                file.flush()
+            file.write("no newline at the end")
+        ended.set()
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    seen = list(follow(log, at, ended.is_set))
+    writer.join()
+    assert [*begun, *seen] == ["old", *(f"line {number}" for number in range(100)), "no newline at the end"]
+    assert last_lines(log, 2)[0] == ["line 98", "line 99"]
+    assert last_lines(tmp_path / "none", 5) == ([], 0)

@@ -60,6 +60,8 @@ def stop_campaign(
         if asked is None:
             asked = found
             _ask_orchestrator(files, now=now)
+            with suppress(RecordsError):
+                signal_holder(files.lock, signal.SIGCONT)  # one that Ctrl-Z suspended would never look
             on_wait(f"asked {found or 'its orchestrator'} to stop; it waits for its workers")
         elif found is not None and not found.is_same_process(asked):
             return Stopped(was_supervised=True, workers=())  # somebody has resumed it meanwhile

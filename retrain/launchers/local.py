@@ -102,9 +102,10 @@ class LocalLauncher:
         self._ended.put(None)
 
     def cancel(self, run_ids: Sequence[str], *, now: bool) -> None:
-        """Send SIGTERM, or SIGKILL."""
+        """Send SIGTERM, which a suspended worker hears only if it is woken, or SIGKILL."""
         for run_id in run_ids:
-            self._signal[run_id](signal.SIGKILL if now else signal.SIGTERM)
+            for number in (signal.SIGKILL,) if now else (signal.SIGTERM, signal.SIGCONT):
+                self._signal[run_id](number)
 
     def _watch(self, run_id: str, wait: Callable[[], int | None]) -> None:
         def notice() -> None:

@@ -16,14 +16,11 @@ import pytest
 from retrain.campaign.run import reopen, start
 from retrain.campaign.stop import PAUSE_S, stop_campaign
 from retrain.errors import EXIT_INTERRUPTED, RecordsError
-from retrain.launchers._signals import signal_holder
 from retrain.records import locks
 from retrain.records.attempts import read_attempts
-from retrain.records.follow import follow, last_lines
 from retrain.records.layout import CampaignFiles, RunFiles
 from retrain.records.locks import hold, holder, is_held
 from retrain.records.metrics import read_metrics
-from retrain.records.processes import start_mark
 from retrain.records.run_state import RunState
 from retrain.records.stop_request import asked_to_stop
 from retrain.worker import run as run_worker
@@ -178,6 +175,16 @@ def test_an_inline_campaign_is_stopped_from_elsewhere_at_its_next_step(
     assert not (directory / "runs" / "maxrl_s0" / "attempts.jsonl").exists()
 
 
+def test_a_suspended_orchestrator_and_a_suspended_worker_are_woken_to_leave(left_running: Path) -> None:
+    run = RunFiles(left_running / "runs" / "grpo_s0")
+    worker = holder(run.lock)
+    assert worker is not None
+    os.kill(worker.pid, signal.SIGSTOP)
+    os.kill(orchestrator_of(left_running), signal.SIGSTOP)
+    assert stop_campaign(left_running).was_supervised
+    assert read_attempts(run.attempts)[-1].ending == "interrupted"
+
+
 def test_stopping_what_does_not_run_changes_nothing(campaign_file: Path) -> None:
     directory = start(campaign_file).directory
     found = stop_campaign(directory)
@@ -223,112 +230,3 @@ def test_a_module_of_the_same_name_as_pythons_does_not_end_a_detached_campaign(
     directory = Path(re.search(r"^(\S+) goes on", started.stdout)[1])  # type: ignore[index]
     wait_until(lambda: not is_held(directory / "campaign.lock"))
     assert "(4 of 4)" in (directory / "campaign.log").read_text()
-
-
-# Signals go to whom they are meant for
-
-
-HOLDER = """
-import sys
-from pathlib import Path
-from retrain.records.locks import hold
-lock = hold(Path(sys.argv[1]))
-print("held", flush=True)
-sys.stdin.read()
-"""
-
-
-@pytest.fixture
-def held(tmp_path: Path) -> Iterator[tuple[Path, subprocess.Popen[str]]]:
-    lock = tmp_path / "run.lock"
-    process = subprocess.Popen(
-        [sys.executable, "-c", HOLDER, str(lock)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    )
-    assert process.stdout is not None
-    process.stdout.readline()
-    yield lock, process
-    process.kill()
-    process.communicate()
-
-
-def test_a_holder_is_signalled_by_its_lock(held: tuple[Path, subprocess.Popen[str]]) -> None:
-    lock, process = held
-    assert signal_holder(lock, signal.SIGTERM)
-    assert process.wait() == -signal.SIGTERM
-    assert not signal_holder(lock, signal.SIGTERM)
-
-
-def test_a_process_that_got_a_dead_holders_id_is_left_alone(
-    held: tuple[Path, subprocess.Popen[str]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    lock, process = held
-    monkeypatch.setattr("retrain.launchers._signals.TRIES", 2)
-    text = lock.read_text()
-    lock.write_text(text.replace(start_mark(process.pid), "another boot:1"))
-    assert not signal_holder(lock, signal.SIGKILL)
-    lock.write_text(text.replace(f'"host": "{os.uname().nodename}"', '"host": "another machine"'))
-    assert not signal_holder(lock, signal.SIGKILL)
-    assert process.poll() is None
-
-
-def test_a_mark_is_a_processs_own_and_gone_with_it() -> None:
-    process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
-    assert start_mark(process.pid) == start_mark(process.pid) != ""
-    assert start_mark(process.pid) != start_mark(os.getpid())
-    process.communicate(b"\n")
-    assert start_mark(process.pid) == ""
-
-
-# Logs
-
-
-def test_logs_show_a_runs_output_without_what_a_terminal_would_obey(
-    retrain: Call, campaign_file: Path
-) -> None:
-    directory = start(campaign_file).directory
-    (directory / "runs" / "grpo_s0" / "output.log").write_bytes(b"one\n\x1b[31mred\x1b[0m\xff\nlast")
-    assert retrain("logs", directory / "runs" / "grpo_s0").stdout.split() == ["one", "red\ufffd", "last"]
-    assert retrain("logs", directory, "grpo_s0", "-n", "1").stdout.split() == ["red\ufffd", "last"]
-    wrong = retrain("logs", directory, "grpo_s9")
-    assert (wrong.returncode, "grpo_s0, grpo_s1" in wrong.stderr) == (5, True)
-
-
-@pytest.mark.parametrize("way", ["cut back", "replaced", "gone for a while"])
-def test_a_log_that_is_rotated_is_followed_from_its_new_beginning(way: str, tmp_path: Path) -> None:
-    log, states = tmp_path / "output.log", iter(["read", "rotate", "look", "write", "end"])
-    log.write_text("old\nunfinished")
-
-    def is_over() -> bool:
-        state = next(states)
-        if state == "rotate":
-            if way != "cut back":
-                log.rename(tmp_path / "output.log.1")
-            if way != "gone for a while":
-                log.write_text("")
-        elif state == "write":
-            log.write_text("new\n")
-        return state == "end"
-
-    assert list(follow(log, 0, is_over)) == ["old", "new"]
-
-
-def test_following_gives_every_line_once_and_ends_with_the_writer(tmp_path: Path) -> None:
-    log, ended = tmp_path / "output.log", threading.Event()
-    log.write_text("old\n")
-    begun, at = last_lines(log, 5)
-
-    def write() -> None:
-        with log.open("a") as file:
-            for number in range(100):
-                file.write(f"line {number}\n")
-                file.flush()
-            file.write("no newline at the end")
-        ended.set()
-
-    writer = threading.Thread(target=write)
-    writer.start()
-    seen = list(follow(log, at, ended.is_set))
-    writer.join()
-    assert [*begun, *seen] == ["old", *(f"line {number}" for number in range(100)), "no newline at the end"]
-    assert last_lines(log, 2)[0] == ["line 98", "line 99"]
-    assert last_lines(tmp_path / "none", 5) == ([], 0)

@@ -1,0 +1,65 @@
+"""Signals go to whom they are meant for, and to nobody who only has the same id."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from retrain.launchers._signals import signal_holder
+from retrain.records.processes import start_mark
+
+HOLDER = """
+import sys
+from pathlib import Path
+from retrain.records.locks import hold
+lock = hold(Path(sys.argv[1]))
+print("held", flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.fixture
+def held(tmp_path: Path) -> Iterator[tuple[Path, subprocess.Popen[str]]]:
+    lock = tmp_path / "run.lock"
+    process = subprocess.Popen(
+        [sys.executable, "-c", HOLDER, str(lock)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    process.stdout.readline()
+    yield lock, process
+    process.kill()
+    process.communicate()
+
+
+def test_a_holder_is_signalled_by_its_lock(held: tuple[Path, subprocess.Popen[str]]) -> None:
+    lock, process = held
+    assert signal_holder(lock, signal.SIGTERM)
+    assert process.wait() == -signal.SIGTERM
+    assert not signal_holder(lock, signal.SIGTERM)
+
+
+def test_a_process_that_got_a_dead_holders_id_is_left_alone(
+    held: tuple[Path, subprocess.Popen[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lock, process = held
+    monkeypatch.setattr("retrain.launchers._signals.TRIES", 2)
+    text = lock.read_text()
+    lock.write_text(text.replace(start_mark(process.pid), "another boot:1"))
+    assert not signal_holder(lock, signal.SIGKILL)
+    lock.write_text(text.replace(f'"host": "{os.uname().nodename}"', '"host": "another machine"'))
+    assert not signal_holder(lock, signal.SIGKILL)
+    assert process.poll() is None
+
+
+def test_a_mark_is_a_processs_own_and_gone_with_it() -> None:
+    process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    assert start_mark(process.pid) == start_mark(process.pid) != ""
+    assert start_mark(process.pid) != start_mark(os.getpid())
+    process.communicate(b"\n")
+    assert start_mark(process.pid) == ""
