@@ -50,6 +50,16 @@ def test_calls_that_take_far_longer_than_usual_count_as_overload() -> None:
     assert "usually" in first.reason
 
 
+def test_quick_refusals_do_not_make_the_calls_after_them_look_slow() -> None:
+    controller = AdaptivePermits(16)
+    for t in range(20):
+        controller.observe(t, CallFacts("sample", 1.0))
+    for n in range(10):
+        controller.observe(20 + 0.01 * n, CallFacts("sample", 0.005, overloaded=True))
+    after = [controller.observe(30 + 5 * n, CallFacts("sample", 1.0)).permits for n in range(60)]
+    assert set(after) == {8}
+
+
 def test_latencies_of_different_kinds_are_not_compared() -> None:
     controller = AdaptivePermits(8)
     for t in range(40):

@@ -112,21 +112,20 @@ class Calls:
 
     async def _observed(self, kind: str, operation: Callable[[], Awaitable[T]], waited_s: float) -> T:
         """Run an operation with the time limit, and tell how it went."""
-        started, refused = time.monotonic(), False
+        started, worked, refused = time.monotonic(), False, False
         try:
             async with asyncio.timeout(self._options.call_timeout_s):
-                return await operation()
+                result = await operation()
+            worked = True
+            return result
         except FAULTS as error:
             refused = is_overload(error) or isinstance(error, TimeoutError)
             raise
         finally:
-            self._tell(kind, time.monotonic() - started, refused=refused, waited=waited_s > WAITED_S)
-
-    def _tell(self, kind: str, latency_s: float, *, refused: bool, waited: bool) -> None:
-        if self._observe_call is None:
-            return
-        overloaded = self._answers.take() > 0 or refused
-        self._observe_call(CallFacts(kind, latency_s, overloaded, waited))
+            overloaded = self._answers.take() > 0 or refused
+            if self._observe_call is not None and (worked or overloaded):
+                latency_s = time.monotonic() - started
+                self._observe_call(CallFacts(kind, latency_s, overloaded, waited_s > WAITED_S))
 
     def _pause_s(self, failures: int) -> float:
         """Double each time, cut at random so that workers that failed together do not return together."""

@@ -155,16 +155,18 @@ class Engine:
         )
 
     def _under_permit(self, path: str, body: dict[str, Any]) -> Any:
-        asked, overloaded = time.monotonic(), False
+        asked, worked, overloaded = time.monotonic(), False, False
         with self._permit():
             started = time.monotonic()
             try:
-                return self._call(path, body)
+                answer = self._call(path, body)
+                worked = True
+                return answer
             except (urllib.error.HTTPError, TimeoutError) as error:
                 overloaded = isinstance(error, TimeoutError) or error.code in OVERLOAD
                 raise
             finally:
-                if self._observe_call is not None:
+                if self._observe_call is not None and (worked or overloaded):
                     latency_s, waited = time.monotonic() - started, started - asked > WAITED_S
                     self._observe_call(CallFacts(path, latency_s, overloaded, waited))
 

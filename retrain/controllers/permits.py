@@ -32,7 +32,7 @@ SHORTEST_PAUSE_S = 1.0  # between decreases, so that one burst of refusals count
 
 @dataclass(frozen=True, slots=True)
 class CallFacts:
-    """One finished call of the API."""
+    """One call of the API that was answered or refused; one that got lost tells nothing of its load."""
 
     kind: str  # calls of a kind take about equally long
     latency_s: float  # from the permit to the result
@@ -99,10 +99,10 @@ class AdaptivePermits:
             now_s: any clock that all callers share.
             call: what happened.
         """
-        slow = self._is_slow(call)
+        slow = not call.overloaded and self._is_slow(call)
         if call.overloaded or slow:
             self._good_calls, self._was_wanted = 0, False
-            return self._decrease(now_s, call, slow)
+            return self._decrease(now_s, call)
         self._good_calls += 1
         self._was_wanted |= call.waited
         is_proven = self._good_calls >= self.permits * self._rounds()
@@ -140,6 +140,7 @@ class AdaptivePermits:
         return SLOW_ROUNDS if is_near else 1
 
     def _is_slow(self, call: CallFacts) -> bool:
+        """Learn how long calls of this kind take. Not of one that was refused: it may end in no time."""
         known = self._latencies.get(call.kind)
         if known is None:
             self._latencies[call.kind] = _Latency(call.latency_s, call.latency_s)
@@ -147,10 +148,11 @@ class AdaptivePermits:
         known.add(call.latency_s)
         return known.calls >= CALLS_TO_JUDGE and known.recent_s > self._factor * known.usual_s
 
-    def _decrease(self, now_s: float, call: CallFacts, slow: bool) -> PermitDecision:
+    def _decrease(self, now_s: float, call: CallFacts) -> PermitDecision:
         if self.permits == self._lowest:
             return PermitDecision(self.permits, False, "overloaded at the lowest number")
-        pause_s = max(SHORTEST_PAUSE_S, self._latencies[call.kind].recent_s)
+        known = self._latencies.get(call.kind)
+        pause_s = max(SHORTEST_PAUSE_S, known.recent_s if known else call.latency_s)
         since = self._decreased_at_s
         if since is not None and 0 <= now_s - since < pause_s:  # a clock that went back began anew
             return PermitDecision(self.permits, False, "calls from before the last decrease")
@@ -158,10 +160,7 @@ class AdaptivePermits:
         share = AFTER_OVERLOAD if call.overloaded else AFTER_SLOWNESS
         self.permits = max(self._lowest, int(self.permits * share))
         self._decreased_at_s = now_s
-        return PermitDecision(self.permits, True, self._reason(call, slow))
-
-    def _reason(self, call: CallFacts, slow: bool) -> str:
-        if call.overloaded or not slow:
-            return "the API said that it is overloaded"
-        known = self._latencies[call.kind]
-        return f"{call.kind} takes {known.recent_s:.3g} s, usually {known.usual_s:.3g} s"
+        if known is None or call.overloaded:
+            return PermitDecision(self.permits, True, "the API said that it is overloaded")
+        reason = f"{call.kind} takes {known.recent_s:.3g} s, usually {known.usual_s:.3g} s"
+        return PermitDecision(self.permits, True, reason)

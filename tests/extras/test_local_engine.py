@@ -232,6 +232,18 @@ def test_refusals_are_told_where_permits_adapt(server, model):
     assert [call.overloaded for call in told] == [True, True, False, False]
 
 
+def test_a_call_that_reached_nobody_tells_permits_nothing(model, monkeypatch):
+    monkeypatch.setattr(engine_module, "FIRST_WAIT_S", 0.001)
+    told = []
+    with serve(model) as gone:
+        options = {"engine": "openai", "engine_url": gone.url, "device": "cpu", "local_files_only": True}
+        spec = BackendSpec(0, model=model, lora_rank=4, options=options, observe_call=told.append)
+        backend = connect(spec)
+    with pytest.raises(InfrastructureError):
+        draw(backend)
+    assert told == []
+
+
 def test_the_key_comes_from_the_environment(server, model, monkeypatch):
     monkeypatch.setenv("OPENAI_API_KEY", "secret")
     draw(through(server, model))

@@ -7,6 +7,7 @@ import gc
 import json
 import logging
 from collections.abc import Callable, Coroutine, Iterator
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,11 @@ from tinker.lib.client_connection_pool_type import ClientConnectionPoolType
 
 from retrain import registry
 from retrain.backends import BackendSpec, Optimization, Sampling, UpdateStats
+from retrain.backends._tinker_calls import Calls
+from retrain.backends._tinker_options import TinkerOptions
+from retrain.backends._tinker_permits import Permits
 from retrain.backends.tinker import TinkerBackend, connect
+from retrain.controllers.permits import CallFacts
 from retrain.errors import ConfigError, InfrastructureError, NonFiniteError, RecordsError, RunFailedError
 from retrain.rollouts import Group, Loss, Prompt, TrainingSample
 from retrain.semaphore import FileSemaphore
@@ -392,6 +397,17 @@ def test_samples_whose_lengths_differ_never_reach_the_server(
     before = server.stats()["requests"].get("forward_backward", 0)
     during(spec, story)
     assert server.stats()["requests"].get("forward_backward", 0) == before
+
+
+def test_a_lost_call_tells_permits_nothing(tmp_path: Path) -> None:
+    async def lost() -> None:
+        raise ConnectionError("gone")
+
+    told: list[CallFacts] = []
+    permits = Permits(lambda: FileSemaphore(tmp_path, 1), timeout_s=60.0)
+    with closing(Calls(permits, TinkerOptions(), told.append)) as calls, pytest.raises(ConnectionError):
+        asyncio.run(calls.once("sample", lost))
+    assert told == []
 
 
 def test_overload_answers_that_the_sdk_swallows_halve_the_permits(
