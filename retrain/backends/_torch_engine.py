@@ -1,8 +1,8 @@
 """Sampling by an OpenAI-compatible server, which is handed the adapters after every update.
 
-Speaks `/v1/completions` with token ids in and, through vLLM's `return_tokens_as_token_ids`, token ids
-out: text is never tokenized twice. The server must report the log-probabilities of the distribution
-that it draws from (vLLM: `--logprobs-mode processed_logprobs`); the first answer is checked for that.
+Speaks `/v1/completions` with token ids in and out (`return_token_ids`, or vLLM's older
+`return_tokens_as_token_ids`): text is never tokenized twice. The server must report the
+log-probabilities of the distribution that it draws from (vLLM: `--logprobs-mode processed_logprobs`).
 """
 
 from __future__ import annotations
@@ -24,13 +24,15 @@ import numpy as np
 from retrain.backends._torch_options import LocalOptions
 from retrain.backends._torch_sampling import Drawn
 from retrain.controllers.permits import OVERLOAD, WAITED_S, CallFacts
-from retrain.errors import InfrastructureError, RunFailedError
+from retrain.errors import ConfigError, InfrastructureError, RunFailedError
 
 KEY_VARIABLE = "OPENAI_API_KEY"  # read when there is one; never written anywhere
 ATTEMPTS = 5
 FIRST_WAIT_S = 0.25  # doubled at each further attempt: four seconds in all, a server's hiccup
 PASSING = (408, 425, 429, 500, 502, 503, 504)
 EXCERPT = 500  # bytes of a refusal that are shown
+MISSING, KEY = 404, (401, 403)
+COMPLETIONS = "/v1/completions"
 
 Ids = tuple[int, ...]
 
@@ -46,6 +48,14 @@ class Request:
     end_ids: Ids
     stop: tuple[str, ...]
     seed: int
+
+
+class RefusedError(ConfigError):
+    """The server does not do what it is asked to, and would not if it were asked again."""
+
+    def __init__(self, message: str, code: int) -> None:
+        super().__init__(message)
+        self.code = code
 
 
 class _StayHere(urllib.request.HTTPRedirectHandler):
@@ -64,7 +74,6 @@ class Engine:
     def __init__(
         self,
         options: LocalOptions,
-        model: str,
         permit: Callable[[], AbstractContextManager[object]],
         observe_call: Callable[[CallFacts], None] | None = None,
     ) -> None:
@@ -72,7 +81,6 @@ class Engine:
         self._reload = options.engine_reload
         self._unload = options.engine_reload.replace("load_lora", "unload_lora")
         self._timeout_s = options.engine_timeout_s
-        self._model = options.engine_model or model
         self._adapter = ""
         self._permit = permit
         self._observe_call = observe_call
@@ -81,11 +89,13 @@ class Engine:
         """Have the server load adapters and sample with them from now on, then forget the last ones.
 
         Raises:
-            InfrastructureError: the server does not answer, or refuses.
+            InfrastructureError: the server does not answer.
+            RefusedError: it refuses.
         """
         self._post(self._reload, {"lora_name": name, "lora_path": directory})
         if self._adapter:
-            self._post(self._unload, {"lora_name": self._adapter})
+            with contextlib.suppress(RefusedError):  # a server that was begun anew knows nothing of them
+                self._post(self._unload, {"lora_name": self._adapter})
         self._adapter = name
 
     def release(self) -> None:
@@ -102,13 +112,15 @@ class Engine:
         """Sample `count` completions of every prompt in one call, prompt after prompt.
 
         Raises:
-            InfrastructureError: the server does not answer, or refuses.
+            InfrastructureError: the server does not answer.
+            RefusedError: it refuses; with code 404 if it does not know the adapters.
             RunFailedError: its answer is not what was asked for.
         """
         answer = self._post(
-            "/v1/completions",
+            COMPLETIONS,
             {
-                "model": self._adapter or self._model,
+                "model": self._adapter,
+                "lora_path": self._adapter,  # SGLang does not look for adapters among models
                 "prompt": [list(ids) for ids in request.prompts],
                 "n": request.count,
                 "max_tokens": request.max_tokens,
@@ -118,6 +130,7 @@ class Engine:
                 "stop": list(request.stop),
                 "stop_token_ids": list(request.end_ids),
                 "logprobs": 1,
+                "return_token_ids": True,
                 "return_tokens_as_token_ids": True,
                 "skip_special_tokens": False,
             },
@@ -128,7 +141,7 @@ class Engine:
         except (LookupError, TypeError, ValueError, AttributeError) as error:
             raise RunFailedError(
                 f"{self._url}: an answer without token ids and log-probabilities ({error!r}); it must "
-                "support 'return_tokens_as_token_ids'"
+                "support 'return_token_ids', as later versions of vLLM and SGLang do"
             ) from error
         if len(drawn) != len(request.prompts) * request.count:
             raise RunFailedError(
@@ -144,7 +157,9 @@ class Engine:
             except urllib.error.HTTPError as error:
                 problem = f"{error.code} {_said(error)}"
                 if error.code not in PASSING:
-                    break
+                    raise RefusedError(
+                        f"{self._url}{path}: {problem}; {self._advice(path, error.code)}", error.code
+                    ) from error
             except (OSError, http.client.HTTPException, ValueError, RecursionError) as error:
                 problem = str(error) or type(error).__name__
             if attempt < ATTEMPTS:
@@ -153,6 +168,17 @@ class Engine:
         raise InfrastructureError(
             f"{self._url}{path}: {problem}; check that the server runs and [backend.options].engine_url"
         )
+
+    def _advice(self, path: str, code: int) -> str:
+        if code in KEY:
+            return f"set {KEY_VARIABLE} in the environment to the key that the server was started with"
+        if path == self._reload:
+            return (
+                "the server must load adapters while it runs (vLLM: --enable-lora, --max-lora-rank and "
+                "VLLM_ALLOW_RUNTIME_LORA_UPDATING=1; SGLang: --enable-lora, and [backend.options] "
+                'engine_reload = "/load_lora_adapter") and see engine_adapters'
+            )
+        return "check [backend.options].engine_url and how the server was started"
 
     def _under_permit(self, path: str, body: dict[str, Any]) -> Any:
         asked, worked, overloaded = time.monotonic(), False, False
@@ -183,7 +209,7 @@ class Engine:
                     raise TimeoutError(f"the answer was not whole within {self._timeout_s:g} s")
         content = b"".join(parts)
         # adapters' endpoints answer in plain words
-        return json.loads(content) if path.startswith("/v1/completions") else content
+        return json.loads(content) if path == COMPLETIONS else content
 
 
 def _said(refusal: urllib.error.HTTPError) -> str:
@@ -196,7 +222,8 @@ def _said(refusal: urllib.error.HTTPError) -> str:
 
 
 def _drawn(choice: dict[str, Any], end_ids: Ids) -> Drawn:
-    tokens = tuple(int(name.removeprefix("token_id:")) for name in choice["logprobs"]["tokens"])
+    named = choice.get("token_ids") or [n.removeprefix("token_id:") for n in choice["logprobs"]["tokens"]]
+    tokens = tuple(int(token) for token in named)
     logprobs = np.array(choice["logprobs"]["token_logprobs"], dtype=np.float64)
     if len(tokens) != len(logprobs) or not tokens or not np.isfinite(logprobs).all():
         raise ValueError(f"{len(tokens)} tokens with {len(logprobs)} log-probabilities, not all finite")

@@ -15,7 +15,7 @@ import torch
 
 from retrain.backends import BackendSpec, Sampling
 from retrain.backends._torch_batches import lay_out
-from retrain.backends._torch_engine import Engine, Request
+from retrain.backends._torch_engine import MISSING, Engine, RefusedError, Request
 from retrain.backends._torch_files import ADAPTER, save_weights
 from retrain.backends._torch_loading import Policy
 from retrain.backends._torch_options import LocalOptions
@@ -25,6 +25,7 @@ from retrain.errors import RunFailedError
 from retrain.rollouts import Prompt, Rollout, TrainingSample
 
 TOLERANCE_NATS = 0.2  # mean over tokens; kernels and bfloat16 stay an order of magnitude below
+NOISE_NATS = 0.02  # below, two numbers cannot be told apart
 CHECKED_TOKENS = 256
 
 Ids = tuple[int, ...]
@@ -34,9 +35,10 @@ class EngineSampler:
     """Samples by a server, which samples with the policy's latest adapters."""
 
     def __init__(self, spec: BackendSpec, options: LocalOptions, policy: Policy) -> None:
-        self._engine = Engine(options, spec.model, spec.permit, spec.observe_call)
+        self._engine = Engine(options, spec.permit, spec.observe_call)
         self._policy = policy
         self._stop = options.stop
+        self._tokens_at_a_time = options.tokens_per_micro_batch
         parent = options.engine_adapters or None
         if parent:
             Path(parent).mkdir(parents=True, exist_ok=True)
@@ -44,7 +46,7 @@ class EngineSampler:
         # a server refuses a name that it knows, and an earlier attempt may have used ours
         self._name = f"{re.sub(r'[^A-Za-z0-9._-]', '-', spec.run_name) or 'run'}-{secrets.token_hex(4)}"
         self._loaded, self._loads, self._version = "", 0, -1
-        self._checked = False
+        self._checked = -1  # version whose log-probabilities were compared
 
     def complete(
         self,
@@ -55,7 +57,6 @@ class EngineSampler:
         generator: torch.Generator,
     ) -> list[Drawn]:
         """Sample each prompt's group, prompt after prompt."""
-        self._bring_up_to(version)
         room = self._policy.context - max(map(len, prompts))
         seed = int(torch.randint(2**31, (1,), generator=generator, device=generator.device))
         request = Request(
@@ -67,12 +68,12 @@ class EngineSampler:
             stop=self._stop,
             seed=seed,
         )
-        drawn = self._engine.complete(request)
+        drawn = self._ask(request, version)
         self._check_known(drawn)
-        if not self._checked and sampling.temperature > 0:
+        if self._checked != version and sampling.temperature > 0:
             rows = [prompt for prompt in prompts for _ in range(sampling.group_size)]
             self._check(rows, drawn, sampling.temperature, generator.device)
-            self._checked = True
+            self._checked = version
         return drawn
 
     def forget(self) -> None:
@@ -84,6 +85,17 @@ class EngineSampler:
         with contextlib.suppress(OSError):
             self._engine.release()
         shutil.rmtree(self._directory, ignore_errors=True)
+
+    def _ask(self, request: Request, version: int) -> list[Drawn]:
+        self._bring_up_to(version)
+        try:
+            return self._engine.complete(request)
+        except RefusedError as error:
+            if error.code != MISSING:
+                raise
+        self.forget()  # a server that was begun anew lost the adapters
+        self._bring_up_to(version)
+        return self._engine.complete(request)
 
     def _bring_up_to(self, version: int) -> None:
         if version == self._version:
@@ -110,36 +122,41 @@ class EngineSampler:
     def _check(
         self, prompts: Sequence[Ids], drawn: Sequence[Drawn], temperature: float, device: torch.device
     ) -> None:
-        """Compare the server's log-probabilities with our own, once."""
-        first = _first_tokens(prompts, drawn)
-        theirs = np.concatenate([sample.rollout.logprobs for _, sample in first])
-        texts = {sample.rollout.prompt.text: ids for ids, sample in first}
-        batches = [lay_out([sample], texts, 1, device)[0] for _, sample in first]
-        apart = {}
-        for at in (temperature, 1.0):
+        """Compare the server's log-probabilities with our own: does it sample with these adapters?"""
+        samples, texts = _first_tokens(prompts, drawn)
+        batches = lay_out(samples, texts, self._tokens_at_a_time, device)
+        theirs = np.concatenate([batch.sampler_logprobs for batch in batches])
+
+        def nats_apart(at: float) -> float:
             with torch.no_grad():
                 ours = torch.cat([evaluate(self._policy, batch, at).logprobs for batch in batches])
-            apart[at] = float(np.abs(ours.double().cpu().numpy() - theirs).mean())
-        if apart[1.0] < apart[temperature] / 2:
+            return float(np.abs(ours.double().cpu().numpy() - theirs).mean())
+
+        apart = nats_apart(temperature)
+        if apart > NOISE_NATS and nats_apart(1.0) < apart / 2:
             raise RunFailedError(
                 "the generation engine reports log-probabilities before the temperature is applied; start it "
                 "with processed ones (vLLM: --logprobs-mode processed_logprobs)"
             )
-        if apart[temperature] <= TOLERANCE_NATS:
-            return
-        raise RunFailedError(
-            f"the generation engine's log-probabilities are {apart[temperature]:.2f} nats per token from "
-            "this model's; check that it serves the same weights and applies the adapters"
-        )
+        if apart > TOLERANCE_NATS:
+            raise RunFailedError(
+                f"the generation engine's log-probabilities are {apart:.2f} nats per token from "
+                "this model's; check that it serves the same weights and applies the adapters"
+            )
 
 
-def _first_tokens(prompts: Sequence[Ids], drawn: Sequence[Drawn]) -> list[tuple[Ids, TrainingSample]]:
-    chosen: list[tuple[Ids, TrainingSample]] = []
+def _first_tokens(
+    prompts: Sequence[Ids], drawn: Sequence[Drawn]
+) -> tuple[list[TrainingSample], dict[str, Ids]]:
+    """Give enough completions to compare, and their prompts by text."""
+    samples: list[TrainingSample] = []
+    texts: dict[str, Ids] = {}
     tokens = 0
     for number, (ids, one) in enumerate(zip(prompts, drawn, strict=True)):
         rollout = Rollout(Prompt(number, str(number), ""), "", one.tokens, one.logprobs, (), not one.ended)
-        chosen.append((ids, TrainingSample(rollout, np.zeros(len(one.tokens)), 1.0)))
+        samples.append(TrainingSample(rollout, np.zeros(len(one.tokens)), 1.0))
+        texts[str(number)] = ids
         tokens += len(one.tokens)
         if tokens >= CHECKED_TOKENS:
             break
-    return chosen
+    return samples, texts

@@ -36,7 +36,6 @@ class LocalOptions:
     system_prompt: str = ""  # with chat_template
     engine: str = "torch"  # what samples: torch (the model that is trained), openai (a server)
     engine_url: str = ""  # of the server, without /v1
-    engine_model: str = ""  # the name that the server gave the base model; empty: [model].model
     engine_adapters: str = ""  # directory that server and trainer both see; empty: a temporary one
     engine_reload: str = "/v1/load_lora_adapter"  # vLLM; SGLang: /load_lora_adapter
     engine_timeout_s: float = 600.0
@@ -78,7 +77,6 @@ _RULES: Mapping[str, Rule] = {
         lambda value: isinstance(value, str) and re.match(r"https?://[^/]", value) is not None,
         "an address such as 'http://127.0.0.1:8000'",
     ),
-    "engine_model": TEXT,
     "engine_adapters": TEXT,
     "engine_reload": TEXT,
     "engine_timeout_s": number(0.1, 86400, "seconds from 0.1 to 86400"),

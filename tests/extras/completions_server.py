@@ -32,6 +32,7 @@ class CompletionsServer(ThreadingHTTPServer):
         self.reports_raw_logprobs = False  # those before the temperature is applied
         self.rubbish: bytes | None = None  # instead of completions
         self.refusal = b""  # answered with 401 and this
+        self.ignores_adapters = False  # samples with those that were loaded first
         self.moved_to = ""  # answered with a redirection there
         self.lock = threading.Lock()
 
@@ -49,13 +50,15 @@ class CompletionsServer(ThreadingHTTPServer):
             if body["lora_name"] in self.adapters or not Path(body["lora_path"]).is_dir():
                 return 400, b"this adapter cannot be loaded"
             self.adapters[body["lora_name"]] = body["lora_path"]
+            if self.ignores_adapters and len(self.adapters) > 1:
+                return 200, b"Success"
             tensors = load_file(Path(body["lora_path"]) / "adapter_model.safetensors")
             set_peft_model_state_dict(self.policy._policy.adapters, tensors)
             return 200, b"Success"
         if path == f"{self.prefix}/unload_lora_adapter".replace("//", "/"):
             return (200, b"Success") if self.adapters.pop(body["lora_name"], None) else (404, b"unknown")
         if path == "/v1/completions":
-            if body["model"] not in self.adapters:
+            if body["model" if self.prefix else "lora_path"] not in self.adapters:
                 return 404, b"The model does not exist"
             if self.rubbish is not None:
                 return 200, self.rubbish
@@ -79,8 +82,11 @@ class CompletionsServer(ThreadingHTTPServer):
     def choice(self, index: int, row: tuple[int, ...], one: Drawn) -> dict[str, Any]:
         logprobs = self.raw(row, one) if self.reports_raw_logprobs else one.logprobs.tolist()
         names = [f"token_id:{token}" for token in one.tokens]
-        shown = {"tokens": ["?"] if self.forgets_token_ids else names, "token_logprobs": logprobs}
-        return {"index": index, "finish_reason": "stop" if one.ended else "length", "logprobs": shown}
+        has_words = self.forgets_token_ids or not self.prefix  # as SGLang, which gives ids beside them
+        shown = {"tokens": ["?"] * len(names) if has_words else names, "token_logprobs": logprobs}
+        ids = {} if self.prefix else {"token_ids": list(one.tokens)}
+        end = "stop" if one.ended else "length"
+        return {"index": index, "finish_reason": end, "logprobs": shown, **ids}
 
     def raw(self, row: tuple[int, ...], one: Drawn) -> list[float]:
         with torch.no_grad():

@@ -12,7 +12,7 @@ import pytest
 from retrain.backends import BackendSpec, Optimization
 from retrain.backends import _torch_engine as engine_module
 from retrain.backends.local import connect
-from retrain.errors import InfrastructureError, RunFailedError
+from retrain.errors import ConfigError, InfrastructureError, RunFailedError
 from tests.extras.completions_server import CompletionsServer, serve
 from tests.extras.local_policies import (
     as_samples,
@@ -80,9 +80,10 @@ def test_a_restored_policy_is_sent_again(server, model, tmp_path):
     assert_honest(backend, as_samples(draw(backend)))
 
 
-def test_sglang_s_endpoint_can_be_named(model):
+def test_sglang_s_ways_are_known(model):
     with serve(model, prefix="") as server:
-        draw(through(server, model, engine_reload="/load_lora_adapter"))
+        backend = through(server, model, engine_reload="/load_lora_adapter")
+        assert_honest(backend, as_samples(draw(backend)))
         assert len(server.adapters) == 1
 
 
@@ -119,16 +120,40 @@ def test_nobody_listening_is_an_infrastructure_failure(model, monkeypatch):
         draw(backend)
 
 
-def test_a_refusal_is_not_tried_again(server, model):
+def test_a_refusal_is_a_mistake_in_the_configuration_and_not_tried_again(server, model):
     backend = through(server, model, engine_reload="/v2/load_lora_adapter")
-    with pytest.raises(InfrastructureError, match="404"):
+    with pytest.raises(ConfigError, match=r"404 no such path; .*VLLM_ALLOW_RUNTIME_LORA_UPDATING=1"):
         draw(backend)
     assert len(server.requests) == 1
 
 
+def test_a_refused_key_is_a_mistake_in_the_configuration(server, model):
+    server.refusal = b"who are you?"
+    with pytest.raises(ConfigError, match=r"401 who are you\?; set OPENAI_API_KEY"):
+        draw(through(server, model))
+    assert len(server.requests) == 1
+
+
+def test_a_server_that_was_begun_anew_is_given_the_adapters_again(server, model):
+    backend = through(server, model)
+    draw(backend)
+    server.adapters.clear()
+    assert_honest(backend, as_samples(draw(backend)))
+    assert len(server.adapters) == 1
+
+
+def test_a_server_that_stops_to_apply_adapters_is_found_out(server, model):
+    server.ignores_adapters = True
+    backend = through(server, model)
+    backend.update(as_samples(draw(backend)), loss_named("ppo"), HOW)
+    stir(backend, seed=1)
+    with pytest.raises(RunFailedError, match="applies the adapters"):
+        draw(backend)
+
+
 def test_an_answer_without_token_ids_is_told(server, model):
     server.forgets_token_ids = True
-    with pytest.raises(RunFailedError, match="return_tokens_as_token_ids"):
+    with pytest.raises(RunFailedError, match="return_token_ids"):
         draw(through(server, model))
 
 
@@ -187,11 +212,11 @@ def test_the_key_goes_nowhere_else_and_is_not_repeated(server, model, monkeypatc
     monkeypatch.setenv("OPENAI_API_KEY", "secret")
     with serve(model) as other:
         server.moved_to = f"{other.url}/v1/load_lora_adapter"
-        with pytest.raises(InfrastructureError, match="302"):
+        with pytest.raises(ConfigError, match="302"):
             draw(through(server, model))
         assert not other.requests
     server.moved_to, server.refusal = "", b"unknown key: secret"
-    with pytest.raises(InfrastructureError, match=r"401 unknown key: \*\*\*"):
+    with pytest.raises(ConfigError, match=r"401 unknown key: \*\*\*"):
         draw(through(server, model))
 
 
