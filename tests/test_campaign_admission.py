@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from retrain.campaign.admission import ByMemory, Places, Planned, WhileRunsSucceed
+from retrain.campaign.admission import BLOW_S, ByMemory, Places, Planned, WhileRunsSucceed
 from retrain.campaign.events import Silent
 from retrain.campaign.run import reopen, start
 from retrain.errors import ConfigError
@@ -104,4 +104,28 @@ def test_what_we_interrupt_ourselves_is_neither_failure_nor_success() -> None:
         admission.ended(run_id, RunState.INFRASTRUCTURE, "")
     admission.ended("d", RunState.INTERRUPTED, "")
     admission.ended("c", RunState.INFRASTRUCTURE, "")
+    assert admission.places().count == 0
+
+
+def test_runs_that_are_lost_with_one_machine_count_as_one() -> None:
+    admission, now_s = in_a_row()
+    for run_id in ("a", "b", "c", "d"):
+        admission.ended(run_id, RunState.INFRASTRUCTURE, "NODE_FAIL", is_lost=True)
+        now_s[0] += 5.0  # their leases run out one after the other
+    assert admission.places().count == 4
+
+
+def test_machines_lost_one_after_another_pause_launches() -> None:
+    admission, now_s = in_a_row()
+    for run_id in ("a", "b", "c"):
+        admission.ended(run_id, RunState.INFRASTRUCTURE, "NODE_FAIL", is_lost=True)
+        now_s[0] += BLOW_S
+    assert admission.places().count == 0
+
+
+def test_workers_that_fail_by_themselves_beside_a_lost_machine_count_each() -> None:
+    admission, _ = in_a_row()
+    admission.ended("a", RunState.INFRASTRUCTURE, "NODE_FAIL", is_lost=True)
+    admission.ended("b", RunState.INFRASTRUCTURE, "connection refused")
+    admission.ended("c", RunState.INFRASTRUCTURE, "connection refused")
     assert admission.places().count == 0

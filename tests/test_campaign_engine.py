@@ -144,6 +144,21 @@ def test_a_retry_waits_until_it_would_not_stand_in_the_queue(campaign: CampaignR
     assert [len(batch) for batch in engine.submitted] == [4, 1]
 
 
+@pytest.mark.parametrize("is_lost", [True, False])
+def test_runs_lost_with_one_machine_are_tried_again_without_a_pause(
+    is_lost: bool, campaign: CampaignRun
+) -> None:
+    runs, heard = campaign.plan.runs, Heard()
+    lost = [Ended(run.run_id, None, "NODE_FAIL", is_lost=is_lost) for run in runs]
+    engine = Engine(lambda: lost, lambda: all_done(campaign) if len(engine.submitted) == 2 else [])
+    engine.places = len(runs)
+    made = supervisor(engine, campaign, heard, pause_after=3)
+    engine.happenings.append(lambda: made.stop() or [])  # type: ignore[func-returns-value]
+    made.supervise(runs)
+    assert [len(batch) for batch in engine.submitted] == ([4, 4] if is_lost else [4])
+    assert any("failed for infrastructure" in notice for notice in heard.notices) is not is_lost
+
+
 def test_a_time_limit_is_no_try_while_steps_are_made(campaign: CampaignRun) -> None:
     run = campaign.plan.runs[0]
     files = campaign.files_of(run.run_id)

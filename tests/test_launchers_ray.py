@@ -53,7 +53,7 @@ def test_a_place_that_nobody_handed_on_is_filled(two_at_a_time: RayLauncher, job
     (begun, ended) = look(two_at_a_time)
     assert begun == Begun("r0")
     assert isinstance(ended, Ended)
-    assert (ended.run_id, ended.goes_on) == ("r0", True)
+    assert (ended.run_id, ended.goes_on, ended.is_lost) == ("r0", True, True)
     assert jobs.having("PENDING") == ["camp.r1.1", "camp.r2.1"]
 
 
@@ -201,6 +201,7 @@ def test_a_worker_that_wrote_nothing_is_spoken_for_by_ray(tmp_path: Path) -> Non
     failed = Job("camp.r.1", "FAILED", said, BY_COMMAND, 127)
     ended = Watch(1).look("r", RunFiles(tmp_path), failed, Taken(1, "camp.r.1"))[-1]
     assert isinstance(ended, Ended)
+    assert not ended.is_lost
     for part in ("exit code 127", "bash: no such file", "whether the nodes see that directory"):
         assert part in ended.why
 

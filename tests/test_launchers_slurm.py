@@ -155,7 +155,7 @@ def test_a_task_that_slurm_forgot_is_looked_for_twice(files: RunFiles) -> None:
     watch = Watch(job=7)
     assert watch.look("r", files, None) == []
     assert watch.look("r", files, None) == [
-        Ended("r", None, "Slurm knows nothing of task 7 of it any more", goes_on=True)
+        Ended("r", None, "Slurm knows nothing of task 7 of it any more", goes_on=True, is_lost=True)
     ]
 
 
@@ -177,6 +177,7 @@ def test_what_slurm_ended_goes_on_unless_somebody_cancelled_it(
     ended = Watch(job=7).look("r", files, task(7, 0, state))[-1]
     assert isinstance(ended, Ended)
     assert (ended.goes_on, ended.taken_back) == (goes_on, not goes_on)
+    assert ended.is_lost is (state == "NODE_FAIL")
 
 
 # The script

@@ -14,12 +14,14 @@ from retrain.config.schema import Throttle
 from retrain.controllers.breaker import CircuitBreaker
 from retrain.errors import ConfigError
 from retrain.plan.matrix import Plan
+from retrain.records.locks import RENEW_S
 from retrain.records.run_state import RunState
 from retrain.records.workers import worker_pids
 from retrain.system import memory_available_bytes, memory_limit_bytes
 from retrain.throttle import TrainingThrottle
 
 ASK_FOR_MEMORY_S = 2.0  # memory comes back when a worker ends, which is noticed anyway, or a stranger does
+BLOW_S = 2 * RENEW_S  # workers that die at once are seen to be dead when the last renewal of each is too old
 GIB = 2**30
 FIGURES = re.compile(r"\d[\d.]*")
 
@@ -102,7 +104,8 @@ class ByMemory:
 class WhileRunsSucceed:
     """No worker for a while when several runs in a row failed for their surroundings; then one, as a probe.
 
-    A run counts once, however often it was tried: its own trouble is no sign of everybody's.
+    A run counts once, however often it was tried: its own trouble is no sign of everybody's. So do all runs
+    that are lost with one machine.
     """
 
     def __init__(self, inner: Admission, runs: int, clock: Callable[[], float] = time.monotonic) -> None:
@@ -110,6 +113,7 @@ class WhileRunsSucceed:
         self._breaker = CircuitBreaker(runs)
         self._clock = clock
         self._failed: set[str] = set()
+        self._blow_ends_s = float("-inf")
 
     def places(self) -> Places:
         """Ask the breaker first."""
@@ -123,10 +127,21 @@ class WhileRunsSucceed:
         """A worker was started."""
         self._breaker.started(self._clock())
 
-    def ended(self, run_id: str, state: RunState, message: str) -> None:
-        """A worker ended; what we ended ourselves says nothing."""
+    def ended(self, run_id: str, state: RunState, message: str, *, is_lost: bool = False) -> None:
+        """A worker ended; what we ended ourselves says nothing.
+
+        Args:
+            run_id: of its run.
+            state: what it came to.
+            message: why.
+            is_lost: by no doing of its own, and perhaps by the same blow as others.
+        """
         if state is RunState.INTERRUPTED or run_id in self._failed:
             return
+        if is_lost and state is RunState.INFRASTRUCTURE:
+            if self._clock() < self._blow_ends_s:
+                return
+            self._blow_ends_s = self._clock() + BLOW_S
         is_infrastructure = state is RunState.INFRASTRUCTURE
         was_opened = self._breaker.ended(self._clock(), infrastructure=is_infrastructure, message=message)
         if is_infrastructure and not was_opened:

@@ -225,24 +225,19 @@ class Supervisor:
                 if active.cancelled is not None:  # so far only the worker that has just ended was told
                     self._launcher.cancel([ended.run_id], now=self._stopped > 1)
                 return
-            ending = conclude(
-                active.files,
-                active.run.config_hash,
-                ended.exit_code,
-                active.cancelled,
-                active.before,
-                ended.why,
-            )
+            config_hash, before = active.run.config_hash, active.before
+            ending = conclude(active.files, config_hash, ended.exit_code, active.cancelled, before, ended.why)
         except (LaunchError, RecordsError) as error:
             ending = Ending(active.cancelled, str(error)) if active.cancelled else ending_by(error)
-        self._settle(active.run, ending, goes_on=ended.goes_on and active.cancelled is None)
+        goes_on = ended.goes_on and active.cancelled is None
+        self._settle(active.run, ending, goes_on=goes_on, is_lost=ended.is_lost)
 
-    def _settle(self, run: RunPlan, ending: Ending, *, goes_on: bool = False) -> None:
+    def _settle(self, run: RunPlan, ending: Ending, *, goes_on: bool = False, is_lost: bool = False) -> None:
         files = self._files_of(run.run_id)
         granted = goes_on and self._tries.grant(run.run_id, ending.state, files)
         tries = self._tries.ended(run.run_id, files)
         if self._row:
-            self._row.ended(run.run_id, ending.state, ending.message)
+            self._row.ended(run.run_id, ending.state, ending.message, is_lost=is_lost)
         may_help = ending.is_worth_retrying or (goes_on and ending.state is RunState.INTERRUPTED)
         if may_help and (granted or tries <= self._campaign.retries) and not self._asked_to_stop:
             self._observer.retrying(run, ending, self._retries.add(run, tries))

@@ -64,6 +64,7 @@ class Ended:
     exit_code: int | None
     why: str = ""  # the engine's word, where the worker left none
     goes_on: bool = False  # the engine ended it for reasons of its own: a time limit, a lost machine
+    is_lost: bool = False  # with its machine, or with what the engine knew: others may be by the same blow
     taken_back: bool = False  # somebody cancelled it behind our back, so it is not to be tried again
 
 

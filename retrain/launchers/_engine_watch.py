@@ -48,7 +48,7 @@ class EngineWatch:
         self._missing += 1
         if self._missing < FORGOTTEN:
             return []
-        return [Ended(run_id, None, f"{what} any more", goes_on=True)]
+        return [Ended(run_id, None, f"{what} any more", goes_on=True, is_lost=True)]
 
     def has_arrived(self, files: RunFiles) -> bool:
         """Tell whether done.json is there, as after every good end, or was waited for in vain."""

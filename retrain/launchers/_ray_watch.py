@@ -72,13 +72,9 @@ class Watch(EngineWatch):
 def ended(run_id: str, files: RunFiles, job: Job) -> Ended:
     """Say how a job ended, in Ray's words where its worker may have left none."""
     why = said_of(job) + (why_without_a_word(files) if job.status == "FAILED" else "")
-    return Ended(
-        run_id,
-        None,
-        why,
-        goes_on=job.status == "FAILED" and job.error != BY_COMMAND,
-        taken_back=job.status == "STOPPED",
-    )
+    is_lost = job.status == "FAILED" and job.error != BY_COMMAND
+    stopped = job.status == "STOPPED"
+    return Ended(run_id, None, why, goes_on=is_lost, is_lost=is_lost, taken_back=stopped)
 
 
 def keep_words(files: RunFiles, job: Job | None) -> None:

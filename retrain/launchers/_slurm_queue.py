@@ -13,6 +13,7 @@ FORMAT = "%i|%T|%j|%r|%o"  # task, state, job's name, reason, script: the last m
 OVER = frozenset(
     "BOOT_FAIL CANCELLED COMPLETED DEADLINE FAILED NODE_FAIL OUT_OF_MEMORY PREEMPTED REVOKED TIMEOUT".split()
 )
+LOST = frozenset("BOOT_FAIL NODE_FAIL PREEMPTED REVOKED".split())  # over by no doing of the task's
 WAITS = frozenset("PENDING CONFIGURING REQUEUED REQUEUE_HOLD REQUEUE_FED RESV_DEL_HOLD SPECIAL_EXIT".split())
 # Reasons for which every busy cluster lets tasks wait.
 USUAL_REASONS = frozenset(

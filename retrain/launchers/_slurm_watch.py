@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable
 
 from retrain.launchers import Begun, Ended
 from retrain.launchers._engine_watch import EngineWatch, is_alive, why_without_a_word
-from retrain.launchers._slurm_queue import USUAL_REASONS, Task
+from retrain.launchers._slurm_queue import LOST, USUAL_REASONS, Task
 from retrain.records.layout import RunFiles
 
 
@@ -58,4 +58,5 @@ def _ended(run_id: str, files: RunFiles, task: Task) -> Ended:
     why = f"Slurm ended task {task.label}: {task.state}{reason}"
     if not was_cancelled:
         why += why_without_a_word(files)
-    return Ended(run_id, None, why, goes_on=not was_cancelled, taken_back=was_cancelled)
+    is_lost = task.state in LOST
+    return Ended(run_id, None, why, goes_on=not was_cancelled, is_lost=is_lost, taken_back=was_cancelled)
