@@ -12,6 +12,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future
 from numbers import Real
 from typing import Any
 
@@ -29,6 +30,7 @@ from retrain.system.load import LoadMeter, Pids, Scope
 __all__ = ["ThrottleLevel", "ThrottleState", "TrainingThrottle"]
 
 DEFAULTS = ThrottlePolicy()
+READING_LIMIT_S = 10.0  # a reading takes a quarter of a second; a monitor that hangs must not stop a campaign
 
 
 class LoadError(ConfigError, ValueError):
@@ -47,7 +49,8 @@ class TrainingThrottle:
         min_level: never less restrictive than this; a level, or its name.
         prefer_gpu: read GPUs as well as processors and memory.
         custom_load_fn: measures instead of us: a load in [0, 1], or None if it is unknown, as it
-            also is where the function raises.
+            also is where the function raises, or has not returned after ten seconds. It is called
+            in a thread of its own.
         scope: "foreign" leaves out our own processes; "system" counts everything.
         own_pids: more processes that are ours, with their descendants (a campaign's).
         on_unknown: at least this level while something cannot be read.
@@ -82,6 +85,7 @@ class TrainingThrottle:
         self._meter = LoadMeter(scope, prefer_gpu, own_pids)
         self._custom_load_fn = custom_load_fn
         self._clock = clock
+        self._reading: Future[Load] | None = None  # one that took too long, and may still be under way
         self._held: Held | None = None
         self._history: deque[tuple[float, ThrottleState]] = deque(maxlen=history_size)
 
@@ -195,6 +199,17 @@ class TrainingThrottle:
         return state
 
     def _read(self) -> Load:
+        """Measure in a thread, so that a source that hangs costs its caller ten seconds, once."""
+        stuck = self._reading
+        if stuck is not None and not stuck.done():
+            return _hanging()
+        self._reading = _started(self._measure)  # an answer that came too late is of another time
+        try:
+            return self._reading.result(READING_LIMIT_S)
+        except TimeoutError:
+            return _hanging()
+
+    def _measure(self) -> Load:
         if self._custom_load_fn is None:
             return self._meter.read()
         try:
@@ -210,3 +225,21 @@ class TrainingThrottle:
                 "a load lies in [0, 1], or is None if unknown"
             )
         return Load({"custom": float(load)})
+
+
+def _hanging() -> Load:
+    return Load(unknown=(f"no reading within {READING_LIMIT_S:g} s",))
+
+
+def _started(measure: Callable[[], Load]) -> Future[Load]:
+    """Run in a thread that keeps no process alive."""
+    result: Future[Load] = Future()
+
+    def work() -> None:
+        try:
+            result.set_result(measure())
+        except BaseException as error:  # noqa: BLE001 - raised again where the reading is awaited
+            result.set_exception(error)
+
+    threading.Thread(target=work, name="load", daemon=True).start()
+    return result

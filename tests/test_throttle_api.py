@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from retrain.throttle import ThrottleLevel, TrainingThrottle
+from tests.semaphore_processes import wait_until
 
 
 class Clock:
@@ -50,6 +51,25 @@ def test_a_load_function_that_raises_leaves_the_load_unknown_and_is_heard():
 
     assert (state.level, state.load, state.is_known) == (ThrottleLevel.MINIMAL, None, False)
     assert "ConnectionError: the monitor is down" in state.reason
+
+
+def test_a_load_function_that_hangs_leaves_the_load_unknown_until_it_returns(monkeypatch):
+    monkeypatch.setattr("retrain.throttle.READING_LIMIT_S", 0.05)
+    returned, calls = threading.Event(), []
+
+    def hangs() -> float:
+        calls.append(1)
+        returned.wait()
+        return 0.1
+
+    throttle = TrainingThrottle(custom_load_fn=hangs, on_unknown="paused")
+    first, second = throttle.check(), throttle.check()
+    assert [state.level for state in (first, second)] == [ThrottleLevel.PAUSED] * 2
+    assert "no reading within 0.05 s" in first.reason
+    assert len(calls) == 1
+
+    returned.set()
+    wait_until(lambda: throttle.check().is_known)
 
 
 def test_ctrl_c_inside_a_load_function_is_not_swallowed():
