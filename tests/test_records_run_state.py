@@ -105,7 +105,8 @@ def test_a_status_that_is_none_is_an_error_with_its_path(run, content):
         read_progress(run.status)
 
 
-def test_a_done_file_without_a_config_does_not_count_as_done(run):
-    run.done.write_text("{}")
-    with pytest.raises(RecordsError, match=r"done\.json"):
+@pytest.mark.parametrize("content", ["{}", "", '{"config_hash": "a', '{"config_hash": "a", "result": 1}'])
+def test_a_done_file_that_says_nothing_of_a_config_is_named_with_what_to_do(run, content):
+    run.done.write_text(content)
+    with pytest.raises(RecordsError, match=r"done\.json: is damaged; remove it, and `retrain resume`"):
         inspect_run(run)

@@ -35,6 +35,7 @@ from retrain.records.locks import HeldLock, hold, present_holder
 from retrain.records.manifest import (
     Manifest,
     PlannedRun,
+    RunEntry,
     new_manifest,
     read_manifest,
     set_aside,
@@ -43,6 +44,7 @@ from retrain.records.manifest import (
 from retrain.records.notices import NoticeBook
 from retrain.records.run_state import UNREADABLE, RunState
 from retrain.records.stop_request import asked_to_stop
+from retrain.records.text import count_of
 
 SHOWN_RUNS = 5  # named in a notice
 
@@ -126,7 +128,7 @@ class CampaignRun:
             if launcher.queues:  # it can be resumed from another machine
                 lock.renew()
             todo, alive = self._shares(states, launcher.queued(), retry_failed)
-            self._say_what_is_left_alone(states, todo, alive)
+            self._say_what_is_left_alone(roll_up.manifest.runs, todo, alive)
             if not launcher.queues:
                 open_permits(self._plan, self._files, self._observer.notice)
             self._observer.begun(self._files, todo + alive, self._plan.workers)
@@ -212,23 +214,22 @@ class CampaignRun:
         return states
 
     def _say_what_is_left_alone(
-        self, states: Mapping[str, RunState], todo: Sequence[RunPlan], taken: Sequence[RunPlan]
+        self, entries: Sequence[RunEntry], todo: Sequence[RunPlan], taken: Sequence[RunPlan]
     ) -> None:
         wanted = {run.run_id for run in todo}
-        counts = Counter(state for run_id, state in states.items() if run_id not in wanted)
+        counts = Counter(entry.state for entry in entries if entry.run_id not in wanted)
         if counts[RunState.DONE]:
-            self._observer.notice(f"{counts[RunState.DONE]} finished runs are skipped")
+            self._observer.notice(f"{count_of(counts[RunState.DONE], 'finished run')} skipped")
         if counts[RunState.FAILED]:
-            self._observer.notice(
-                f"{counts[RunState.FAILED]} failed runs are left alone; --failed runs them again"
-            )
-        alive = [run_id for run_id, state in states.items() if state is RunState.RUNNING]
-        queued = [run.run_id for run in taken if states[run.run_id] is not RunState.RUNNING]
+            left = count_of(counts[RunState.FAILED], "failed run")
+            self._observer.notice(f"{left} left alone; --failed runs what failed again")
+        alive = [entry.run_id for entry in entries if entry.state == RunState.RUNNING]
+        queued = [run.run_id for run in taken if run.run_id not in alive]
         for what, runs in (("alive", alive), ("still with the engine", queued)):
             if runs:
                 more = f" and {len(runs) - SHOWN_RUNS} more" if len(runs) > SHOWN_RUNS else ""
                 names = ", ".join(runs[:SHOWN_RUNS])
-                self._observer.notice(f"{len(runs)} runs are {what} and adopted: {names}{more}")
+                self._observer.notice(f"{count_of(len(runs), 'run')} {what} and adopted: {names}{more}")
 
     def _lock(self) -> HeldLock:
         lock = hold(self._files.lock)

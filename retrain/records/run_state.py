@@ -12,7 +12,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from retrain.errors import RecordsError
+from retrain.errors import DamagedRecordError, RecordsError
 from retrain.records.atomic import read_json, write_json
 from retrain.records.attempts import Attempt, read_attempts
 from retrain.records.clock import utc_now
@@ -115,15 +115,23 @@ def read_done(path: Path) -> Done | None:
     """Read done.json; None if there is none.
 
     Raises:
-        RecordsError: it is unreadable or says nothing of a config.
+        RecordsError: it is unreadable.
+        DamagedRecordError: it says nothing of a finished config.
     """
-    found = read_json(path)
+    try:
+        found = read_json(path)
+    except DamagedRecordError as error:
+        raise DamagedRecordError(_what_to_do_about(path)) from error
     if found is None:
         return None
     result = found.get("result", {})
     if not isinstance(found.get("config_hash"), str) or not isinstance(result, dict):
-        raise RecordsError(f"{path}: says nothing of a finished config; remove it to run again")
+        raise DamagedRecordError(_what_to_do_about(path))
     return Done(found["config_hash"], str(found.get("finished_at", "")), result)
+
+
+def _what_to_do_about(path: Path) -> str:
+    return f"{path}: is damaged; remove it, and `retrain resume` ends the run from its newest checkpoint"
 
 
 def inspect_run(files: RunFiles, config_hash: str = "") -> Inspection:

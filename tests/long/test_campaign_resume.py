@@ -72,7 +72,7 @@ def test_what_is_finished_is_skipped_and_said_so(half: Path) -> None:
     notes = Notes()
     assert reopen(half, notes).execute().exit_code == 0
     assert len(notes.begun_runs) == 2
-    assert notes.notices == ["2 finished runs are skipped"]
+    assert notes.notices == ["2 finished runs skipped"]
     attempts = [len(read_attempts(RunFiles(run).attempts)) for run in (half / "runs").iterdir()]
     assert attempts == [1, 1, 1, 1]
 
@@ -173,6 +173,9 @@ def test_a_run_that_cannot_be_read_holds_up_no_other(half: Path) -> None:
     assert outcome.states["grpo_s0"] is RunState.FAILED
     assert sorted(outcome.states.values()).count(RunState.DONE) == 3
     assert any("grpo_s0 is left alone" in said for said in notes.notices)
+    assert not any("--failed" in said for said in notes.notices)  # it would fail again
+    (half / "runs" / "grpo_s0" / "done.json").unlink()
+    assert reopen(half).execute().exit_code == 0
 
 
 @pytest.mark.parametrize("damage", [b"", b'{"step": 1}\n{"step": 3}\n{"step": 4}\n', b"\0" * 4096])
@@ -211,7 +214,7 @@ def test_a_finished_campaign_says_so_and_runs_nothing(campaign_file: Path) -> No
     directory = run_campaign(campaign_file, INLINE).directory
     notes = Notes()
     assert reopen(directory, notes).execute().exit_code == 0
-    assert (notes.begun_runs, notes.notices) == ([], ["4 finished runs are skipped"])
+    assert (notes.begun_runs, notes.notices) == ([], ["4 finished runs skipped"])
 
 
 @pytest.mark.parametrize("damage", ["{broken", "[]", '{"schema_version": 1}', ""])
