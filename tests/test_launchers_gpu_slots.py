@@ -72,6 +72,17 @@ def test_a_worker_keeps_its_gpu_after_the_launcher_let_go(tmp_path: Path) -> Non
     free.close()
 
 
+def test_a_gpu_is_one_whether_it_is_named_by_number_or_by_uuid(tmp_path: Path) -> None:
+    uuids = ["GPU-aaaa-1", "GPU-bbbb-2"]
+    first = take_slot(["0"], tmp_path, uuids)
+    second = take_slot(["GPU-aaaa-1", "GPU-bbbb"], tmp_path, uuids)
+    third = take_slot(["0", "1", "MIG-cccc-3"], tmp_path, uuids)
+    seen = [slot.environment["CUDA_VISIBLE_DEVICES"] for slot in (first, second, third)]
+    for slot in (first, second, third):
+        slot.close()
+    assert seen == ["0", "GPU-bbbb", "MIG-cccc-3"]
+
+
 REWARD = """
 import fcntl, os
 

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 from retrain.errors import InfrastructureError
-from retrain.system.nvidia import Gpu, gpus, read_gpus, scarcest, taken, taken_by_others, visible
+from retrain.system.nvidia import Gpu, gpu_uuids, gpus, read_gpus, scarcest, taken, taken_by_others, visible
 
 GIB = 2**30
 UUIDS = ["GPU-8932f937-d72c", "GPU-8fab0911-11aa", "GPU-15e5b3c2-0b1c"]
@@ -161,3 +161,23 @@ def test_a_gpu_that_cannot_be_read_says_what_to_do(tmp_path):
     (tmp_path / "nvidia0").touch()
     with pytest.raises(InfrastructureError, match=r"retrain\[gpu\]|NVML does not start"):
         gpus(tmp_path)
+
+
+INFORMATION = """\
+Model: \t\t NVIDIA H200
+GPU UUID: \t {uuid}
+Bus Location: \t {bus}
+Device Minor: \t 0
+"""
+
+
+@pytest.mark.parametrize(
+    ("second", "found"),
+    [("GPU-bb-2", ["GPU-aa-1", "GPU-bb-2"]), ("GPU-????????-????", [])],  # not known before its first use
+)
+def test_the_driver_names_gpus_by_pci_bus_or_none_of_them(tmp_path, second, found):
+    for bus, uuid in (("0000:c1:00.0", second), ("0000:01:00.0", "GPU-aa-1")):
+        (tmp_path / bus).mkdir()
+        (tmp_path / bus / "information").write_text(INFORMATION.format(uuid=uuid, bus=bus))
+    assert gpu_uuids(tmp_path) == found
+    assert gpu_uuids(tmp_path / "no driver") == []

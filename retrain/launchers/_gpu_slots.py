@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from retrain.errors import LaunchError
+from retrain.system.nvidia import gpu_uuids, visible
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 
@@ -49,30 +50,42 @@ def visible_gpus(setting: str | None, count: int) -> list[str]:
     return list(dict.fromkeys(gpus))
 
 
-def take_slot(gpus: Sequence[str], directory: Path | None = None) -> GpuSlot:
+def take_slot(
+    gpus: Sequence[str], directory: Path | None = None, uuids: Sequence[str] | None = None
+) -> GpuSlot:
     """Take a share of the least taken GPU; of none, if there is none.
 
     Args:
         gpus: as from `visible_gpus`.
         directory: of the locks; default: one per user of this machine.
+        uuids: of this machine's GPUs, by number, so that one GPU is one whatever it is called;
+            default: what the driver says.
 
     Raises:
         LaunchError: the directory cannot be used.
     """
     if not gpus:
         return GpuSlot({}, ())
+    names = _lock_names(gpus, gpu_uuids() if uuids is None else uuids)
     directory = directory or Path(tempfile.gettempdir()) / f"retrain-gpus-{os.getuid()}"
     try:
         directory.mkdir(mode=0o700, exist_ok=True)
         round_ = 0
         while True:  # ends: every round tries locks that fewer workers hold
-            for gpu in gpus:
-                descriptor = _try_lock(directory / f"{re.sub(r'[^A-Za-z0-9-]', '_', gpu)}.{round_}.lock")
+            for gpu, name in names.items():
+                descriptor = _try_lock(directory / f"{name}.{round_}.lock")
                 if descriptor is not None:
                     return GpuSlot({VISIBLE: gpu}, (descriptor,))
             round_ += 1
     except OSError as error:
         raise LaunchError(f"{directory}: no GPU can be reserved here ({error.strerror})") from error
+
+
+def _lock_names(gpus: Sequence[str], uuids: Sequence[str]) -> dict[str, str]:
+    """Give each entry's name, the same for every way to write one GPU."""
+    named = {gpu: next(iter(visible(uuids, gpu)), gpu) for gpu in gpus}
+    full = {gpu: uuids[name] if isinstance(name, int) else name for gpu, name in named.items()}
+    return {gpu: re.sub(r"[^A-Za-z0-9-]", "_", name) for gpu, name in full.items()}
 
 
 def _try_lock(path: Path) -> int | None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import os
+import re
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from typing import Any
 from retrain.errors import InfrastructureError
 
 UTILIZATION_WINDOW_US = 10_000_000  # processes are sampled a few times a second, at worst
+_UUID = re.compile(r"^GPU UUID:\s+(GPU-[0-9a-f-]+)$", re.MULTILINE)  # question marks: not known yet
 UNATTRIBUTED_FRACTION = 0.05  # contexts and tables of the driver stay below this
 
 
@@ -43,6 +45,16 @@ def gpu_nodes(dev: Path = Path("/dev")) -> list[str]:
 def gpu_count(dev: Path = Path("/dev")) -> int:
     """Count this machine's NVIDIA GPUs by their device nodes."""
     return len(list(dev.glob("nvidia[0-9]*")))
+
+
+def gpu_uuids(proc: Path = Path("/proc/driver/nvidia/gpus")) -> list[str]:
+    """Name this machine's NVIDIA GPUs as the driver does, by PCI bus; empty where it does not say."""
+    try:
+        found = [(place / "information").read_text() for place in sorted(proc.iterdir())]
+    except OSError:
+        return []
+    uuids = [match[1] for text in found if (match := _UUID.search(text))]
+    return uuids if len(uuids) == len(found) else []  # else a number would name the wrong one
 
 
 def gpus(dev: Path = Path("/dev")) -> list[Gpu]:
