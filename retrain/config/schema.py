@@ -218,9 +218,7 @@ class Logging(Section):
 class Condition(Section):
     """One way to train: a name and what differs from the rest of the file."""
 
-    name: str = key(
-        "", "in tables, plots and, made safe, the names of its runs; default: its two modes", max_length=200
-    )
+    name: str = key("", "how views call it; default: its two modes", max_length=200)
     advantage_mode: str | None = key(None, "short for algorithm.advantage_mode")
     transform_mode: str | None = key(None, "short for algorithm.transform_mode")
     model: Table = key(dict, "overrides of [model]")

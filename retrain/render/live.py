@@ -88,6 +88,7 @@ class LiveView(EventLines):
         self._campaign: TaskID | None = None
         self._active: dict[str, tuple[TaskID, RunPlan]] = {}
         self._steps: dict[str, int] = {}
+        self._changing = threading.Lock()  # bars: the supervisor's thread takes them away, ours fills them
         self._left = threading.Event()
         self._thread = threading.Thread(target=self._refresh, name="live view", daemon=True)
 
@@ -114,7 +115,8 @@ class LiveView(EventLines):
         """Show the run's bar."""
         super().started(run)
         bar = self._bars.add_task(f"  {run.title}", total=run.max_steps, note="")
-        self._active[run.run_id] = (bar, run)
+        with self._changing:
+            self._active[run.run_id] = (bar, run)
 
     def ended(self, run: RunPlan, ending: Ending, tail: Sequence[str]) -> None:
         """Take the run's bar away."""
@@ -126,19 +128,26 @@ class LiveView(EventLines):
         self._drop(run, done=False)
         super().retrying(run, ending, delay_s)
 
+    def look(self) -> None:
+        """Bring the bars up to date with what the runs have written."""
+        with self._changing:
+            active = list(self._active.values())
+        for bar, run in active:
+            self._look_at(bar, run)
+        self._count()
+
     def _drop(self, run: RunPlan, *, done: bool) -> None:
-        bar = self._active.pop(run.run_id, None)
-        if bar is not None:
-            self._bars.remove_task(bar[0])
-        if done:
-            self._steps[run.run_id] = run.max_steps
+        with self._changing:
+            active = self._active.pop(run.run_id, None)
+            if active is not None:
+                self._bars.remove_task(active[0])
+            if done:
+                self._steps[run.run_id] = run.max_steps
         self._count()
 
     def _refresh(self) -> None:
         while not self._left.wait(REFRESH_S):
-            for bar, run in list(self._active.values()):
-                self._look_at(bar, run)
-            self._count()
+            self.look()
 
     def _look_at(self, bar: TaskID, run: RunPlan) -> None:
         if self._files is None:
@@ -149,11 +158,13 @@ class LiveView(EventLines):
             rows = tail_rows(files.metrics, 1)
         except RecordsError:
             return
-        if rows:
-            self._steps[run.run_id] = rows[-1]["step"]
-            note = f"reward {number(rows[-1].get('mean_reward'), 2)}"
-            self._bars.update(bar, completed=rows[-1]["step"], note=note)
+        with self._changing:
+            if rows and self._active.get(run.run_id) == (bar, run):  # it may have ended while it was read
+                self._steps[run.run_id] = rows[-1]["step"]
+                note = f"reward {number(rows[-1].get('mean_reward'), 2)}"
+                self._bars.update(bar, completed=rows[-1]["step"], note=note)
 
     def _count(self) -> None:
         if self._campaign is not None:
-            self._bars.update(self._campaign, completed=sum(self._steps.values()))
+            with self._changing:
+                self._bars.update(self._campaign, completed=sum(self._steps.values()))
