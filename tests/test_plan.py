@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -51,6 +53,19 @@ def test_shown_names_hide_nothing_and_are_as_distinct_as_labels(names: list[str]
         return
     assert len(plan.conditions) == len(plan.runs)
     assert all(name == plain(name, 64) != "" for name in plan.conditions)
+
+
+def test_paths_of_a_run_hold_wherever_it_is_repeated(here: Path) -> None:
+    rows = [f'{{"prompt": "{n}=", "answer": "{n}", "completion": "{n}"}}\n' for n in range(9)]
+    (here / "rows.jsonl").write_text("".join(rows))
+    raw = {
+        "data": {"task": "jsonl", "options": {"path": "rows.jsonl"}},
+        "warmup": {"steps": 1, "path": "rows.jsonl"},
+        "backend": {"throttle_dir": "permits"},
+    }
+    config = plan_runs(parse(raw, "c")).runs[0].config
+    paths = [config.data.options["path"], config.warmup.path, config.backend.throttle_dir]
+    assert paths == [str(here / "rows.jsonl")] * 2 + [str(here / "permits")]
 
 
 def test_a_condition_may_take_its_own_number_of_steps() -> None:

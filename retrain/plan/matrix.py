@@ -136,13 +136,15 @@ def _run(base: Config, condition: str, seed: int) -> RunPlan:
 
 def _with_absolute_paths(config: Config) -> Config:
     """A run may be resumed from elsewhere, so what is relative to this directory would not be found again."""
-    data, backend = config.data, config.backend
+    data, backend, warmup = config.data, config.backend, config.warmup
     path = data.options.get("path")
     if isinstance(path, str):
         data = dataclasses.replace(data, options={**data.options, "path": str(Path(path).absolute())})
     if backend.throttle_dir:
         backend = dataclasses.replace(backend, throttle_dir=str(Path(backend.throttle_dir).absolute()))
-    return dataclasses.replace(config, data=data, backend=backend)
+    if warmup.path:
+        warmup = dataclasses.replace(warmup, path=str(Path(warmup.path).absolute()))
+    return dataclasses.replace(config, data=data, backend=backend, warmup=warmup)
 
 
 def _name_of(file_name: str) -> str:
