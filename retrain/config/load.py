@@ -29,6 +29,10 @@ from retrain.config.schema import Config
 from retrain.errors import ConfigError
 
 LARGEST_FILE_BYTES = 1_000_000  # a campaign file is a page or two; this bounds what a parser may be fed
+DECIDED_BY_CAMPAIGN: Mapping[Location, str] = {
+    ("training", "max_steps"): "max_steps",
+    ("training", "seed"): "seeds",
+}
 ONE_FOR_ALL = ("campaign", "logging", "run")  # sections that a condition cannot override
 
 
@@ -121,9 +125,8 @@ def parse(
             else f"{source} {place(location)}"
         )
 
-    lines = dict.fromkeys(
-        f"{where(location)}: {what}" for location, what in _problems_of_file(raw, try_plugins)
-    )
+    found = (*_problems_of_file(raw, try_plugins), *_without_effect(raw, overridden))
+    lines = dict.fromkeys(f"{where(location)}: {what}" for location, what in found)
     for label, condition, location, what in _problems_of_conditions(raw, try_plugins):
         inside = _stands_in(overrides_of(condition), location)
         start = f"{source} [[campaign.conditions]] {label} {place(location)}" if inside else where(location)
@@ -186,6 +189,17 @@ def _problems_of_conditions(
             yield called, condition, location, what
     for location, what in matrix_problems(merged, labels):
         yield "", {}, location, what
+
+
+def _without_effect(raw: Mapping[str, Any], overridden: frozenset[Location]) -> Iterator[Problem]:
+    """Find overrides that change nothing, because something else of the file decides."""
+    campaign, conditions = raw.get("campaign"), _conditions(raw)
+    for location in sorted(overridden, key=str):
+        key = DECIDED_BY_CAMPAIGN.get(location, "")
+        if key and isinstance(campaign, dict) and campaign.get(key):
+            yield location, f"has no effect beside campaign.{key} = {quote(campaign[key])}; set that"
+        elif conditions and all(_stands_in(overrides_of(one), location) for one in conditions):
+            yield location, "has no effect, because every condition gives its own; change it there"
 
 
 def _label(condition: Mapping[str, Any], tables: Mapping[str, Any]) -> str:
