@@ -16,6 +16,7 @@ import importlib
 import inspect
 import pkgutil
 import sys
+import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -78,7 +79,7 @@ def find(kind: str, name: str) -> Callable[..., Any]:
         return _from_dotted_path(kind, name)
     for entry in _installed(kind):
         if entry.name == name:
-            return _checked(kind, name, entry.load())
+            return _checked(kind, name, _loaded(kind, name, entry.load))
     raise ConfigError(_unknown(kind, name))
 
 
@@ -233,15 +234,24 @@ def _unknown(kind: str, name: str) -> str:
 
 def _from_dotted_path(kind: str, path: str) -> Callable[..., Any]:
     module_name, _, attribute = path.rpartition(".")
-    if not all(part.isidentifier() for part in path.split(".")):
+    if not module_name or not all(part.isidentifier() for part in path.split(".")):
         raise ConfigError(f"{path!r} is no dotted path; write it as Python does: my_pkg.my_module.name")
-    try:
-        found = getattr(importlib.import_module(module_name), attribute)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise ConfigError(
-            f"{path!r} cannot be loaded as {kind} ({error}); check the path, and that Python finds it"
-        ) from error
+    found = _loaded(kind, path, lambda: getattr(importlib.import_module(module_name), attribute))
     return _checked(kind, path, found)
+
+
+def _loaded(kind: str, name: str, load: Callable[[], Any]) -> Any:
+    """Run what somebody else wrote; whatever it raises is told as a problem of the file that names it."""
+    try:
+        return load()
+    except (ImportError, AttributeError) as error:
+        raise ConfigError(
+            f"{name!r} cannot be loaded as {kind} ({error}); check the path, and that Python finds it"
+        ) from error
+    except Exception as error:
+        at = error if isinstance(error, SyntaxError) else traceback.extract_tb(error.__traceback__)[-1]
+        raised = f"{type(error).__name__} at {at.filename}:{at.lineno}: {error}"
+        raise ConfigError(f"{name!r} cannot be loaded as {kind} ({raised}); mend that code") from error
 
 
 def _checked(kind: str, name: str, found: object) -> Callable[..., Any]:
