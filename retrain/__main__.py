@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import sys
 from pathlib import Path
 
 from retrain.errors import EXIT_DONE, EXIT_INTERRUPTED, EXIT_RECORDS, RetrainError
 from retrain.streams import fill_closed
+
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EIO)  # what a disk says that takes no more
 
 
 def main() -> None:
@@ -44,15 +47,25 @@ def _run(arguments: list[str]) -> int:
             raise
         print(error, file=sys.stderr)
         return error.exit_code
-    except BrokenPipeError:  # the reader has seen enough: `retrain status | head`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python complains when it exits
-        return EXIT_DONE
-    except OSError as error:  # a place that nobody thought of, such as the shell's own files
-        if "--debug" in arguments or error.filename is None:
+    except OSError as error:
+        if "--debug" in arguments and not isinstance(error, BrokenPipeError):
             raise
+        return _told(error)
+    return int(result or 0)
+
+
+def _told(error: OSError) -> int:
+    """Say which place could not be read or written, and give the exit code."""
+    if error.filename is not None:  # one that nobody thought of, such as the shell's own files
         print(f"{error.filename}: {error.strerror}; --debug shows where", file=sys.stderr)
         return EXIT_RECORDS
-    return int(result or 0)
+    if not isinstance(error, BrokenPipeError) and error.errno not in FULL:
+        raise error
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python complains when it exits
+    if isinstance(error, BrokenPipeError):  # the reader has seen enough: `retrain status | head`
+        return EXIT_DONE
+    print(f"output: {error.strerror}; --debug shows where", file=sys.stderr)
+    return EXIT_RECORDS
 
 
 if __name__ == "__main__":

@@ -224,3 +224,12 @@ def test_the_list_of_commands_is_not_cut_off(retrain: Call) -> None:
     commands = retrain("--help").stdout.partition("Commands:")[2]
     assert "squeeze" in commands
     assert "..." not in commands
+
+
+@pytest.mark.parametrize("command", [("schema",), ("schema", "--keys"), ("status", ".")])
+def test_output_to_a_full_disk_is_a_message(command: tuple[str, ...], here: Path) -> None:
+    words = [sys.executable, "-m", "retrain", *command]
+    with Path("/dev/full").open("w") as full:
+        answer = subprocess.run(words, cwd=here, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert answer.returncode == 5
+    assert answer.stderr == "output: No space left on device; --debug shows where\n"
