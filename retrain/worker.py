@@ -215,7 +215,8 @@ def main(arguments: list[str]) -> int:
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
-    sys.path.append(str(Path.cwd()))  # a plugin's dotted path may name a file beside the campaign
+    with contextlib.suppress(FileNotFoundError):  # it may have been deleted
+        sys.path.append(str(Path.cwd()))  # a plugin's dotted path may name a file beside the campaign
     return run(Path(arguments[0]), stop)
 
 

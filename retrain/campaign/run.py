@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import sys
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -92,6 +93,8 @@ def reopen(
     files = open_campaign(directory.absolute())
     origin = read_origin(files)
     is_here = Path(origin.where).is_dir()  # not if it was copied to another machine
+    if is_here and origin.where not in sys.path:
+        sys.path.append(origin.where)  # a plugin's dotted path may name a file there
     with contextlib.chdir(origin.where if is_here else Path.cwd()):  # relative paths start there
         plan = plan_runs(load_config(files.campaign_toml, origin.overrides), origin.name, origin.seed)
     check_launch(plan, str(files.campaign_toml))

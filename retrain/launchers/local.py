@@ -42,6 +42,7 @@ class LocalLauncher:
 
     def __init__(self, assignment: Assignment) -> None:
         self._runs = assignment.runs
+        self._where = assignment.where
         self._gpu_runs = assignment.gpu_runs
         # read once: a worker's share must not depend on when it is started
         self._gpus = visible_gpus(os.environ.get(VISIBLE), gpu_count()) if assignment.gpu_runs else []
@@ -66,7 +67,7 @@ class LocalLauncher:
     def _start(self, run_id: str, run_dir: Path) -> None:
         slot = take_slot(self._gpus if run_id in self._gpu_runs else [])
         try:
-            process = _spawn(run_dir, slot)
+            process = _spawn(run_dir, self._where, slot)
         finally:
             slot.close()  # the worker has it now
         self._signal[run_id] = lambda number: _signal_group(process, number)
@@ -114,11 +115,12 @@ class LocalLauncher:
         threading.Thread(target=notice, name=f"watch {run_id}", daemon=True).start()
 
 
-def _spawn(run_dir: Path, slot: GpuSlot) -> subprocess.Popen[bytes]:
+def _spawn(run_dir: Path, where: Path, slot: GpuSlot) -> subprocess.Popen[bytes]:
     log = open_log(RunFiles(run_dir).output_log)
     try:
         return subprocess.Popen(
             [sys.executable, "-P", "-m", "retrain.worker", str(run_dir.absolute())],
+            cwd=where,
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
@@ -127,7 +129,8 @@ def _spawn(run_dir: Path, slot: GpuSlot) -> subprocess.Popen[bytes]:
             pass_fds=slot.descriptors,
         )
     except OSError as error:
-        raise LaunchError(f"{run_dir}: no worker could be started ({error.strerror})") from error
+        what = error.filename or sys.executable  # the working directory, if that is gone
+        raise LaunchError(f"{run_dir}: no worker could be started ({what}: {error.strerror})") from error
     finally:
         os.close(log)
 

@@ -1,0 +1,61 @@
+"""A campaign goes on the same way from whatever directory it is resumed."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from retrain.campaign.run import start
+
+ROOT = Path(__file__).parent.parent
+REWARD = """
+from pathlib import Path
+def score(completion, prompt):
+    return float(Path("beside.txt").read_text())
+"""
+START = """
+import sys
+from pathlib import Path
+from retrain.campaign.run import start
+sys.path.append(str(Path.cwd()))  # as the command does
+start(Path(sys.argv[1]))
+"""
+WITHOUT_DIRECTORY = """
+import os, sys
+from retrain.worker import main
+os.rmdir(os.getcwd())
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+def python(*arguments: object, where: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-P", *map(str, arguments)],
+        cwd=where,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def test_your_own_reward_is_found_beside_the_campaign_wherever_it_is_resumed(
+    campaign_file: Path, here: Path
+) -> None:
+    (here / "reward_beside_it.py").write_text(REWARD)
+    (here / "beside.txt").write_text("0.5")
+    with campaign_file.open("a") as file:
+        file.write('[reward]\nreward = "reward_beside_it.score"\n')
+    python("-c", START, campaign_file, where=here)
+    (directory,) = (here / "logs").iterdir()
+    resumed = python("-m", "retrain", "resume", directory, where=Path("/"))
+    assert resumed.returncode == 0, resumed.stderr
+
+
+def test_a_worker_whose_current_directory_was_deleted_runs(campaign_file: Path, here: Path) -> None:
+    run_dir = start(campaign_file).directory.absolute() / "runs" / "grpo_s0"
+    (here / "gone").mkdir()
+    ended = python("-c", WITHOUT_DIRECTORY, run_dir, where=here / "gone")
+    assert ended.returncode == 0, ended.stderr
