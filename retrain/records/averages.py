@@ -11,7 +11,12 @@ from collections.abc import Sequence
 
 def mean(values: Sequence[float]) -> float | None:
     """Arithmetic mean; None of nothing."""
-    return math.fsum(values) / len(values) if values else None
+    if not values:
+        return None
+    try:
+        return math.fsum(values) / len(values)
+    except OverflowError:  # absurd numbers in a damaged file are no reason to fail
+        return sum(value / len(values) for value in values)
 
 
 def median(values: Sequence[float]) -> float | None:
@@ -25,4 +30,4 @@ def sample_std(values: Sequence[float]) -> float | None:
     centre = mean(values)
     if centre is None or len(values) < 2:
         return None
-    return math.sqrt(math.fsum((value - centre) ** 2 for value in values) / (len(values) - 1))
+    return math.hypot(*(value - centre for value in values)) / math.sqrt(len(values) - 1)
