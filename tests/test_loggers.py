@@ -176,14 +176,14 @@ def test_what_may_be_secret_is_hidden():
     settings = {
         "base_url": "https://user:hunter2@host/v1?api_key=abc&x=1",
         "api_key": "sk-123",
-        "judge": {"token": "t", "tokens": "3", "key": ""},
+        "judge": {"token": "t", "tokens": "3", "key": "", "api_keys": ["sk-1"], "auth": "u:p"},
         "list": ["redis://:pass@host/0"],
         "max_tokens": 5,
     }
     assert without_secrets(settings) == {
         "base_url": "https://***@host/v1?api_key=***&x=1",
         "api_key": "***",
-        "judge": {"token": "***", "tokens": "3", "key": ""},
+        "judge": {"token": "***", "tokens": "3", "key": "", "api_keys": ["***"], "auth": "***"},
         "list": ["redis://***@host/0"],
         "max_tokens": 5,
     }

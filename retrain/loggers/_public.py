@@ -7,7 +7,9 @@ from collections.abc import Mapping
 from typing import Any
 
 HIDDEN = "***"
-_SECRET_KEY = re.compile(r"(?i)(^|_|-)(key|apikey|token|secret|password|passwd|credentials?|authorization)$")
+_SECRET_KEY = re.compile(
+    r"(?i)(^|_|-)(keys?|apikeys?|token|secrets?|passwords?|passwd|credentials?|auth|authorization)$"
+)
 _USER_IN_URL = re.compile(r"(?<=://)[^/@\s]+@")
 _SECRET_IN_URL = re.compile(r"(?i)([?&][^=&]*(?:key|token|secret|password|sig)[^=&]*=)[^&\s]+")
 
