@@ -194,6 +194,21 @@ def test_the_configurations_differences_leave_out_seeds_and_places(tmp_path):
     ]
 
 
+def test_a_run_whose_configuration_is_lost_differs_in_nothing(tmp_path):
+    campaign = write_campaign(tmp_path, {("grpo", 0): flat(0.5), ("maxrl", 0): flat(0.5)})
+    (campaign / "runs" / "maxrl_s0" / "run.toml").unlink()
+    assert compared(campaign).config == ()
+
+
+def test_long_values_that_part_late_are_shown_where_they_part(tmp_path):
+    campaign = write_campaign(tmp_path, {("a", 0): flat(0.5), ("b", 0): flat(0.5)})
+    for name in "ab":
+        (campaign / "runs" / f"{name}_s0" / "run.toml").write_text(f'[data]\npath = "{"x" * 200}{name}"\n')
+    assert [(row.key, row.values) for row in compared(campaign).config] == [
+        ("data.path", ("…" + "x" * 20 + "a'", "…" + "x" * 20 + "b'"))
+    ]
+
+
 def test_several_conditions_share_the_risk_of_a_false_claim(tmp_path):
     others = {(f"other{i}", s): flat(0.5 + x + i / 100) for i in range(9) for s, x in enumerate(SPREAD)}
     for judged in compared(write_campaign(tmp_path, two() | others)).metrics[0].differences:
