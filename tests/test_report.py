@@ -109,6 +109,13 @@ def test_the_fit_finds_the_curve_that_the_steps_lie_on(tmp_path):
     assert found.steered_p_star == 64.0
 
 
+@pytest.mark.parametrize(("unlimited", "median"), [(1, 64.0), (2, None)])
+def test_the_controllers_last_optimum_is_none_where_half_the_seeds_saw_none(tmp_path, unlimited, median):
+    found = scalability(side(tmp_path, *[steered()] * 2, *[steered(None)] * unlimited))
+    assert found is not None
+    assert found.steered_p_star == median
+
+
 def test_runs_without_back_pressure_have_no_fit(tmp_path):
     assert scalability(side(tmp_path, flat(0.5))) is None
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -25,7 +26,7 @@ class Scalability:
         concurrency: rollouts at a time, shape (steps,).
         throughput: tokens per second, shape (steps,).
         fit: the curve through all steps of all seeds, by the controller's own method.
-        steered_p_star: median over seeds of the controller's last p*; None if it found no optimum.
+        steered_p_star: median over seeds of the controller's last p*; None if half of them saw no optimum.
     """
 
     condition: str
@@ -54,11 +55,9 @@ def scalability(side: Side) -> Scalability | None:
     p, x = p[measured], x[measured]
     if not len(p):
         return None
-    last = [_last(run.columns.metric("bp_p_star")) for run in runs]
-    steered = [one for one in last if one is not None]
-    return Scalability(
-        side.label, p, x, fit_usl(p, x, method="online"), float(np.median(steered)) if steered else None
-    )
+    steered = float(np.median([_last(run.columns.metric("bp_p_star")) for run in runs]))
+    fit = fit_usl(p, x, method="online")
+    return Scalability(side.label, p, x, fit, steered if math.isfinite(steered) else None)
 
 
 def thinned(found: Scalability) -> tuple[FloatArray, FloatArray]:
@@ -113,5 +112,5 @@ def _concurrency(run: RunRecord) -> FloatArray:
     return np.where(np.isfinite(prompts), prompts, batch) * run.columns.metric("group_size")
 
 
-def _last(values: FloatArray) -> float | None:
-    return float(values[-1]) if len(values) and np.isfinite(values[-1]) else None
+def _last(values: FloatArray) -> float:
+    return float(values[-1]) if len(values) and np.isfinite(values[-1]) else math.inf
