@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+import threading
 from collections.abc import Awaitable
 from pathlib import Path
 
@@ -90,3 +91,13 @@ grader = Grader()
 def wrapped(completion: str, prompt: Prompt) -> Awaitable[float]:
     """Hand on a coroutine, as a decorator does."""
     return by_command_later(completion, prompt)
+
+
+def in_main_thread(completion: str, prompt: Prompt) -> float:
+    return float(threading.current_thread() is threading.main_thread())
+
+
+async def waiting_for_ever(completion: str, prompt: Prompt) -> float:
+    if completion == "hang":
+        await asyncio.Event().wait()
+    return float(completion == prompt.answer)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 
 from retrain.errors import ConfigError
@@ -58,3 +61,27 @@ def test_what_is_wrong_with_a_part_is_told_with_its_place(parts: dict, said: str
     assert said in "\n".join(weighted.check_params({"parts": parts}))
     with pytest.raises(ConfigError):
         weighted.open_scorer(parts=parts)
+
+
+def test_a_part_that_never_ends_keeps_no_process_from_ending() -> None:
+    script = """
+import threading
+from contextlib import ExitStack
+from retrain.rewards.weighted import WeightedScorer
+
+begun = threading.Event()
+
+class Endless:
+    def score_all(self, answers):
+        begun.set()
+        threading.Event().wait()
+
+WeightedScorer([(1.0, Endless())], ExitStack()).score_all([]).close()
+begun.wait()
+"""
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=60)
+
+
+def test_functions_are_called_by_whoever_asks_so_that_they_may_use_signals() -> None:
+    parts = {f"{FUNCTIONS}.in_main_thread": 1.0, "match": 1.0}
+    assert weighted.score("237", PROMPT, parts=parts) == 2.0

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -136,3 +138,17 @@ def test_a_reward_that_ends_the_process_is_named(name: str) -> None:
 def test_a_coroutine_that_was_cancelled_from_within_is_unscored() -> None:
     batch = score(f"{FUNCTIONS}.gives_up", ("wrong", "cancelled"))
     assert (batch.rewards.tolist(), batch.errors) == ([[0.0, 0.0]], 1)
+
+
+@pytest.mark.parametrize("name", [BY_COMMAND, f"{FUNCTIONS}.waiting_for_ever"])
+def test_a_function_that_never_ends_is_counted_as_a_timeout(name: str) -> None:
+    script = f"""
+from retrain.rewards import _opening
+from tests.test_scoring import score
+
+_opening.LIMIT_S = 0.2
+batch = score({name!r}, ("right", "hang", "wrong"))
+assert batch.rewards.tolist() == [[1, 0.5, 0]], batch.rewards
+assert batch.timeouts == 1
+"""  # a process of its own, because pytest-timeout uses the only timer
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=60)

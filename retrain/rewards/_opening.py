@@ -12,9 +12,12 @@ from typing import Any
 from retrain import registry
 from retrain.errors import RunFailedError
 from retrain.rewards import Answer, BatchScorer, Outcome, Score, UnscoredError
+from retrain.rewards._interrupt import interrupted_after
 from retrain.rewards._number import number_of
 
 MOST_AT_ONCE = 64  # coroutines in flight: above that, common HTTP clients and servers only queue
+LIMIT_S = 600.0  # of one call: nothing that is meant to be waited for takes so long
+TOO_LONG = 'took over {:g} s; reward = "custom" has a timeout_s of its own'
 
 
 def open_scorer(name: str, params: Mapping[str, Any]) -> BatchScorer:
@@ -55,7 +58,7 @@ class CallingScorer:
         try:
             given.extend(map(self._call, answers))
         except BaseException:
-            _close(given)
+            close_unawaited(given)
             raise
         if any(map(inspect.isawaitable, given)):
             return self._await_all(answers, given)
@@ -66,7 +69,8 @@ class CallingScorer:
 
     def _call(self, answer: Answer) -> Any:
         try:
-            return self._function(answer.completion, answer.prompt)
+            with interrupted_after(LIMIT_S, TOO_LONG.format(LIMIT_S)):
+                return self._function(answer.completion, answer.prompt)
         except (UnscoredError, TimeoutError) as error:
             return unscored(error)
         except SystemExit as error:
@@ -85,7 +89,7 @@ class CallingScorer:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
-            _close(given)
+            close_unawaited(given)
 
 
 async def _awaited(answer: Answer, given: Any, slots: asyncio.Semaphore) -> Score:
@@ -93,9 +97,10 @@ async def _awaited(answer: Answer, given: Any, slots: asyncio.Semaphore) -> Scor
         return _score_of(answer, given)
     async with slots:
         try:
-            return _score_of(answer, await given)
+            async with asyncio.timeout(LIMIT_S) as limit:
+                return _score_of(answer, await given)
         except (UnscoredError, TimeoutError) as error:
-            return unscored(error)
+            return unscored(TimeoutError(TOO_LONG.format(LIMIT_S)) if limit.expired() else error)
         except SystemExit as error:
             raise _left(answer, error) from error
         except asyncio.CancelledError:
@@ -121,7 +126,7 @@ def _score_of(answer: Answer, given: Any) -> Score:
         raise RunFailedError(f"the reward of prompt {answer.prompt.id} {error}") from error
 
 
-def _close(given: Sequence[Any]) -> None:
+def close_unawaited(given: Sequence[Any]) -> None:
     """Close coroutines that nobody will await; finished ones do not mind."""
     for one in given:
         if inspect.iscoroutine(one):

@@ -21,7 +21,9 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import Iterator, Mapping, Sequence
+import threading
+from collections.abc import Coroutine, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
@@ -30,7 +32,7 @@ from retrain import extras, registry
 from retrain.errors import ConfigError
 from retrain.rewards import Answer, BatchScorer, Outcome, Score
 from retrain.rewards._limits import is_number
-from retrain.rewards._opening import companion
+from retrain.rewards._opening import CallingScorer, close_unawaited, companion
 from retrain.rewards._opening import open_scorer as open_part
 from retrain.rewards._pooled import value_of
 from retrain.rollouts import Prompt
@@ -114,22 +116,54 @@ class WeightedScorer:
         self._parts = parts
         self._opened = opened
 
-    async def score_all(self, answers: Sequence[Answer]) -> list[Score]:
+    def score_all(self, answers: Sequence[Answer]) -> Coroutine[Any, Any, list[Score]]:
         """Score every completion, in order."""
-        columns = await asyncio.gather(*(_scores(scorer, answers) for _, scorer in self._parts))
-        weights = [weight for weight, _ in self._parts]
-        return [_sum(weights, row) for row in zip(*columns, strict=True)]
+        # those that wait for processes and servers begin first, then this thread calls functions
+        columns: list[Any] = [_begin(s, answers) if _waits(s) else None for _, s in self._parts]
+        try:
+            for at, (_, scorer) in enumerate(self._parts):
+                if columns[at] is None:
+                    columns[at] = scorer.score_all(answers)
+        except BaseException:
+            close_unawaited(columns)
+            raise
+        return self._summed(columns)
 
     def close(self) -> None:
         """Close every part."""
         self._opened.close()
 
+    async def _summed(self, columns: Sequence[Any]) -> list[Score]:
+        scores = await asyncio.gather(*map(_column, columns))
+        weights = [weight for weight, _ in self._parts]
+        return [_sum(weights, row) for row in zip(*scores, strict=True)]
 
-async def _scores(scorer: BatchScorer, answers: Sequence[Answer]) -> list[Score]:
-    if inspect.iscoroutinefunction(scorer.score_all):
-        return await scorer.score_all(answers)  # type: ignore[no-any-return]
-    result = await asyncio.to_thread(scorer.score_all, answers)
-    return await result if inspect.isawaitable(result) else result
+
+def _waits(scorer: BatchScorer) -> bool:
+    """Tell whether `score_all` is done only when all scores are there."""
+    at_once = isinstance(scorer, CallingScorer | WeightedScorer)
+    return not (at_once or inspect.iscoroutinefunction(scorer.score_all))
+
+
+def _begin(scorer: BatchScorer, answers: Sequence[Answer]) -> Future[Any]:
+    """Score in a thread that keeps nobody from leaving, should it never end."""
+    scores: Future[Any] = Future()
+
+    def work() -> None:
+        try:
+            scores.set_result(scorer.score_all(answers))
+        except BaseException as error:  # noqa: BLE001 - carried to whoever waits
+            scores.set_exception(error)
+
+    scores.set_running_or_notify_cancel()
+    threading.Thread(target=work, name="reward part", daemon=True).start()
+    return scores
+
+
+async def _column(scores: Any) -> list[Score]:
+    found = await asyncio.wrap_future(scores) if isinstance(scores, Future) else scores
+    result: list[Score] = await found if inspect.isawaitable(found) else found
+    return result
 
 
 def _sum(weights: Sequence[float], scores: Sequence[Score]) -> Score:
