@@ -37,10 +37,8 @@ def _names_a_file(argument: str) -> bool:
 
 
 def _run(arguments: list[str]) -> int:
-    from retrain.cli import app
-
     try:
-        result = app(arguments, prog_name="retrain")
+        code = _answer(arguments)
         sys.stdout.flush()
     except RetrainError as error:
         if "--debug" in arguments:
@@ -51,7 +49,19 @@ def _run(arguments: list[str]) -> int:
         if "--debug" in arguments and not isinstance(error, BrokenPipeError):
             raise
         return _told(error)
-    return int(result or 0)
+    return code
+
+
+def _answer(arguments: list[str]) -> int:
+    from retrain.cli import app
+
+    try:
+        app(arguments, prog_name="retrain")
+    except SystemExit as leaving:
+        if isinstance(leaving.__context__, BrokenPipeError):
+            raise leaving.__context__ from None
+        return int(leaving.code or EXIT_DONE)
+    return EXIT_DONE
 
 
 def _told(error: OSError) -> int:

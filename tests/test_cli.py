@@ -233,3 +233,13 @@ def test_output_to_a_full_disk_is_a_message(command: tuple[str, ...], here: Path
         answer = subprocess.run(words, cwd=here, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
     assert answer.returncode == 5
     assert answer.stderr == "output: No space left on device; --debug shows where\n"
+
+
+@pytest.mark.parametrize("command", [("schema",), ("init", "--list"), ("status", ".", "--json"), ("-h",)])
+def test_a_reader_that_has_seen_enough_is_no_failure(command: tuple[str, ...], here: Path) -> None:
+    read, write = os.pipe()
+    os.close(read)
+    words = [sys.executable, "-m", "retrain", *command]
+    answer = subprocess.run(words, cwd=here, stdout=write, stderr=subprocess.PIPE, text=True, check=False)
+    os.close(write)
+    assert (answer.returncode, answer.stderr) == (0, "")
