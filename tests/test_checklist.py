@@ -1,0 +1,142 @@
+"""The checklist and the warnings of `explain`: what each answers, and the command that would settle it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from retrain.config.load import parse, sets_key
+from retrain.plan.explain import explain_plan
+from retrain.plan.history import learn
+from retrain.plan.matrix import plan_runs
+from retrain.plan.warnings import warnings_of
+from tests.explained import SMOKE, explained, line_of, plan_of
+from tests.recorded import record_campaign
+
+
+def test_without_data_the_checklist_says_which_command_would_settle_it(tmp_path: Path) -> None:
+    found = explained(plan_of(tmp_path, training={"batch_size": 8, "group_size": 16}), None)
+    lines = {line.question: line for line in found.checklist}
+    assert [line.state for line in lines.values()] == ["unknown", "warn", "pass", "unknown", "unknown"]
+    assert "--set training.batch_size=2" in lines["smoke test or full run"].command
+    assert lines["pilot confirms throughput"].command == found.pilot_command
+
+
+@pytest.mark.parametrize(("budget_s", "state"), [(3600.0, "pass"), (100.0, "warn"), (None, "unknown")])
+def test_a_budget_is_held_against_p90(tmp_path: Path, budget_s: float | None, state: str) -> None:
+    record_campaign(plan_of(tmp_path), "c-20250131T120000Z-0a1b", closing_s=0.0)
+    found = explained(plan_of(tmp_path), learn(tmp_path), budget_s=budget_s)
+    assert line_of(found, "wall time acceptable").state == state
+
+
+@pytest.mark.parametrize(
+    ("launcher", "warned"), [("inline", ["run_timeout", "stall_timeout"]), ("local", [])]
+)
+def test_timeouts_that_nobody_would_look_after_are_warned_of(launcher: str, warned: list[str]) -> None:
+    table = {"seeds": [0], "launcher": launcher, "run_timeout": 60.0, "stall_timeout": 5.0}
+    plan = plan_runs(parse({"campaign": table}, "c.toml", try_plugins=False), "c.toml")
+    lines = [line for line in warnings_of(plan, {}, 2.0) if "inline" in line]
+    assert [line.split()[0] for line in lines] == warned
+
+
+@pytest.mark.parametrize(("level", "is_said"), [("minimal", False), ("paused", True)])
+def test_a_throttle_that_never_trains_is_said_before_it_waits(level: str, is_said: bool) -> None:
+    raw = {"throttle": {"enabled": True, "min_level": level}, "campaign": {"seeds": [0]}}
+    plan = plan_runs(parse(raw, "c.toml"), "c.toml")
+    assert any("never trains" in line for line in warnings_of(plan, {}, 2.0)) == is_said
+
+
+@pytest.mark.parametrize(("backend", "is_generous"), [("numpy", True), ("local", False), ("tinker", False)])
+def test_only_where_a_completion_is_the_answer_does_its_length_bound_max_tokens(backend, is_generous) -> None:
+    raw = {"backend": {"backend": backend}, "training": {"max_tokens": 1024}, "campaign": {"seeds": [0]}}
+    plan = plan_runs(parse(raw, "c.toml", try_plugins=False), "c.toml")
+    answers = dict.fromkeys(plan.first_runs(), 3)
+    assert any("longest answer" in line for line in warnings_of(plan, answers, 2.0)) == is_generous
+    line = line_of(explain_plan(plan, answers, None, 2.0, "c.toml"), "max_tokens set on purpose")
+    assert line.state == ("warn" if is_generous else "pass")
+
+
+def test_a_default_of_max_tokens_is_no_choice(tmp_path: Path) -> None:
+    found = explained(plan_of(tmp_path), None, sets_max_tokens=False)
+    assert line_of(found, "max_tokens set on purpose").state == "warn"
+
+
+def test_completions_that_are_often_cut_off_are_warned_of(tmp_path: Path) -> None:
+    record_campaign(plan_of(tmp_path), "c-20250131T120000Z-0a1b", closing_s=0.0, max_token_hit_rate=0.25)
+    line = line_of(explained(plan_of(tmp_path), learn(tmp_path)), "max_tokens set on purpose")
+    assert (line.state, line.answer) == ("warn", "it cuts off 25% of the completions of a")
+
+
+def test_a_full_run_wants_every_condition_to_have_finished_before(tmp_path: Path) -> None:
+    full = {"batch_size": 8, "group_size": 8, "max_tokens": 16}
+    one = plan_of(tmp_path, conditions=[{"name": "a"}])
+    record_campaign(one, "c-20250131T120000Z-0a1b", closing_s=0.0)
+    line = line_of(explained(plan_of(tmp_path, training=full), learn(tmp_path)), "smoke test or full run")
+    assert (line.state, line.answer) == ("warn", "full run, and b never finished a run")
+
+
+def test_more_workers_than_cores_are_beyond_the_limits(tmp_path: Path) -> None:
+    line = line_of(explained(plan_of(tmp_path, parallel=True), None), "parallelism within limits")
+    assert (line.state, line.answer) == ("warn", "4 workers share 2 CPU cores")
+
+
+def test_long_waits_for_permits_are_beyond_the_limits(tmp_path: Path) -> None:
+    fields = {"sample_time_s": 1.0, "permit_held_s": 1.0}
+    remote = plan_of(tmp_path, parallel=True, max_workers=2)
+    record_campaign(remote, "c-20250131T120000Z-0a1b", closing_s=0.0, **fields)
+    raw_permits = {"backend": {"max_concurrent": 1}}
+    plan = plan_runs(
+        parse(
+            {
+                "training": SMOKE,
+                "logging": {"log_dir": str(tmp_path)},
+                **raw_permits,
+                "campaign": {
+                    "seeds": [0, 1],
+                    "max_steps": 40,
+                    "parallel": True,
+                    "max_workers": 2,
+                    "conditions": [{"name": "a"}],
+                },
+            },
+            "c",
+        ),
+        "c.toml",
+    )
+    found = explained(plan, learn(tmp_path))
+    line = line_of(found, "parallelism within limits")
+    assert line.state == "warn"
+    assert line.command == f"retrain explain c.toml --from {tmp_path} --set backend.max_concurrent=2"
+    assert found.wall_time is not None
+    assert found.wall_time.limited_by == "permits"
+
+
+@pytest.mark.parametrize(
+    ("text", "overrides", "is_set"),
+    [
+        ("[training]\nmax_tokens = 8", [], True),
+        ("[[campaign.conditions]]\ntraining = {max_tokens = 8}", [], True),
+        ("", ["training.max_tokens=8"], True),
+        ("[training]\nmax_steps = 8", ["training.max_steps=9"], False),
+    ],
+)
+def test_a_key_is_set_by_the_file_a_condition_or_an_override(
+    tmp_path: Path, text: str, overrides: list[str], is_set: bool
+) -> None:
+    path = tmp_path / "c.toml"
+    path.write_text(text)
+    assert sets_key(path, overrides, "training", "max_tokens") is is_set
+
+
+def test_commands_estimate_from_where_the_estimate_was_made_from(tmp_path: Path) -> None:
+    record_campaign(plan_of(tmp_path), "c-20250131T120000Z-0a1b", closing_s=0.0)
+    found = explained(plan_of(tmp_path), learn(tmp_path), learned_from="logs/calibrations/c/pilot")
+    assert "--from logs/calibrations/c/pilot --budget" in line_of(found, "wall time acceptable").command
+
+
+def test_places_for_a_campaign_in_turn_need_parallel_as_well(tmp_path: Path) -> None:
+    plan = plan_of(tmp_path)
+    record_campaign(plan, "c-20250131T120000Z-0a1b", closing_s=0.0)
+    line = line_of(explained(plan, learn(tmp_path), budget_s=100.0), "wall time acceptable")
+    assert "--set campaign.parallel=true --set campaign.max_workers=2 --budget 100s" in line.command

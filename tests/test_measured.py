@@ -1,0 +1,102 @@
+"""What records tell of time: a run's steps, start and end, and which runs are learnt from."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from retrain.plan.history import learn, of_runs
+from retrain.plan.learned import learned_for
+from retrain.plan.measured import measure_run
+from retrain.records.layout import CampaignFiles, RunFiles
+from tests.explained import SMOKE, explained, plan_of
+from tests.recorded import record_campaign, record_run
+
+
+def test_a_run_tells_its_steps_its_start_and_its_end(tmp_path: Path) -> None:
+    run = plan_of(tmp_path).runs[0]
+    files = RunFiles(tmp_path / "run")
+    record_run(files, run, [5.0, *[2.0] * 9], startup_s=7.0, between_s=0.5, closing_s=3.0)
+    found = measure_run(files.directory)
+    assert found is not None
+    assert found.step_times_s == (2.0,) * 9  # the first step warms something up: that is start-up
+    assert (found.startup_s, found.between_s, found.closing_s) == (7.0 + 5.0 - 2.0, 0.5, 3.0)
+
+
+def test_waits_for_permits_are_taken_off_and_overlapping_ones_once(tmp_path: Path) -> None:
+    run = plan_of(tmp_path).runs[0]
+    fields = {"sample_time_s": 8.0, "train_time_s": 2.0, "permit_wait_s": 16.0, "permit_held_s": 24.0}
+    record_run(RunFiles(tmp_path / "run"), run, [10.0] * 5, **fields)
+    found = measure_run(tmp_path / "run")
+    assert found is not None
+    assert found.parts.calls_at_once == 4
+    assert found.step_times_s == (10.0 - 16.0 / 4,) * 4
+
+
+def test_a_run_that_took_one_step_tells_nothing(tmp_path: Path) -> None:
+    run = plan_of(tmp_path).runs[0]
+    record_run(RunFiles(tmp_path / "run"), run, [10.0])
+    assert measure_run(tmp_path / "run") is None
+
+
+def test_a_damaged_run_is_left_out(tmp_path: Path) -> None:
+    files = record_campaign(plan_of(tmp_path), "c-20250131T120000Z-0a1b", closing_s=0.0)
+    files.run("a_s0").run_toml.write_text("torn = ")
+    assert len(learn(tmp_path).runs) == 3
+
+
+@pytest.mark.parametrize("text", ["run = 3", "training = 'none'", "[run]\ncondition = 7"])
+def test_a_configuration_of_another_shape_troubles_nobody(tmp_path: Path, text: str) -> None:
+    plan = plan_of(tmp_path)
+    files = record_campaign(plan, "c-20250131T120000Z-0a1b", closing_s=0.0)
+    files.run("a_s0").run_toml.write_text(text)
+    assert explained(plan, learn(tmp_path)).wall_time is not None
+
+
+@pytest.mark.parametrize("seconds", [0.0, -1.0, 1e300])
+def test_times_that_no_clock_measured_trouble_nobody(tmp_path: Path, seconds: float) -> None:
+    plan = plan_of(tmp_path)
+    files = record_campaign(plan, "c-20250131T120000Z-0a1b", permit_held_s=seconds, closing_s=0.0)
+    record_run(files.run("a_s0"), plan.runs[0], [1.0, seconds if seconds <= 0 else 1.0], train_time_s=seconds)
+    assert explained(plan, learn(tmp_path)).wall_time is not None
+
+
+def test_a_smoke_test_of_many_seeds_does_not_hide_the_pilot_before_it(tmp_path: Path) -> None:
+    seeds = list(range(12))
+    record_campaign(plan_of(tmp_path, seeds=seeds), "c-20250131T120000Z-0a1b", closing_s=0.0)
+    smoke = plan_of(tmp_path, seeds=seeds, training={**SMOKE, "max_tokens": 4})
+    record_campaign(smoke, "c-20250201T120000Z-0a1b", closing_s=0.0)
+    found = explained(plan_of(tmp_path), learn(tmp_path)).wall_time
+    assert found is not None
+    assert {c.match for c in found.conditions} == {"same"}
+
+
+def test_after_a_resume_only_what_the_new_attempt_warmed_up_is_left_out(tmp_path: Path) -> None:
+    files = RunFiles(tmp_path / "run")
+    record_run(files, plan_of(tmp_path).runs[0], [2.0] * 4)
+    row = json.loads(files.metrics.read_text().splitlines()[-1])
+    for step, seconds in ((5, 30.0), (6, 3.0), (7, 3.0)):
+        again = {**row, "step": step, "attempt": 2, "step_time_s": seconds}
+        files.metrics.write_text(files.metrics.read_text() + json.dumps(again) + "\n")
+    begin = {"event": "begin", "attempt": 2, "started_at": row["timestamp"], "resumed_from_step": 4}
+    files.attempts.write_text(files.attempts.read_text() + json.dumps(begin) + "\n")
+    found = measure_run(files.directory)
+    assert found is not None
+    assert found.step_times_s == (3.0, 3.0)
+
+
+def test_failures_of_the_surroundings_are_learnt_per_hour_of_steps(tmp_path: Path) -> None:
+    record_campaign(plan_of(tmp_path), "c-20250131T120000Z-0a1b", ending="infrastructure")
+    assert learn(tmp_path).failures_per_hour == pytest.approx(4 / (4 * 40 / 3600))
+
+
+def test_runs_of_a_condition_that_differ_are_noticed(tmp_path: Path) -> None:
+    plan = plan_of(tmp_path, seeds=[0, 1, 2, 3], conditions=[{"name": "a"}])
+    for number, seconds in enumerate((0.8, 0.9, 1.1, 1.2)):
+        record_run(CampaignFiles(tmp_path / "c").run(f"a_s{number}"), plan.runs[number], [seconds] * 21)
+    learned = learned_for(plan, of_runs((tmp_path / "c" / "runs").iterdir()), cores=2.0)
+    assert learned is not None
+    between = 2 * (0.1**2 + 0.2**2) / 3  # what their steps explain is a twentieth of it
+    assert learned.pilot.run_variance == pytest.approx(between, rel=0.06)
