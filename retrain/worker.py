@@ -52,7 +52,7 @@ SURROUNDINGS = frozenset(
     {
         *(errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS, errno.ESTALE),
         *(errno.ENETDOWN, errno.ENETUNREACH, errno.EHOSTDOWN, errno.EHOSTUNREACH),
-        *(errno.ENOMEM, errno.EAGAIN),  # no memory, no process
+        *(errno.ENOMEM, errno.EAGAIN, errno.EMFILE, errno.ENFILE),  # no memory, process or open file left
     }
 )
 ENDINGS = {

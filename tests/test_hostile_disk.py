@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from retrain.campaign.run import reopen, start
-from retrain.errors import EXIT_INFRASTRUCTURE, RecordsError
+from retrain.errors import EXIT_INFRASTRUCTURE, EXIT_RUN_FAILED, RecordsError
 from retrain.records.atomic import read_json, write_json
 from retrain.records.attempts import read_attempts
 from retrain.records.files import make_directory
@@ -252,3 +252,19 @@ def test_an_orchestrator_whose_records_cannot_be_written_says_which(tmp_path: Pa
     (tmp_path / "status.json").mkdir()
     with pytest.raises(RecordsError, match=r"status.json: is not a regular file"):
         write_json(tmp_path / "status.json", {})
+
+
+RUN_INLINE = """
+import sys
+from pathlib import Path
+from retrain.campaign.run import reopen
+print(reopen(Path(sys.argv[1])).execute().exit_code)
+"""
+
+
+def test_an_output_that_does_not_fit_ends_no_campaign_that_runs_in_one_process(campaign_file: Path) -> None:
+    sets = ["campaign.launcher=inline", "reward.reward=tests.plugins.broken", "campaign.seeds=[0]"]
+    directory = start(campaign_file, sets).directory.absolute()
+    for name in ("grpo_s0", "maxrl_s0"):
+        (directory / "runs" / name / "output.log").write_bytes(b"x" * SMALL)
+    assert limited(RUN_INLINE, directory).stdout == f"{EXIT_RUN_FAILED}\n"

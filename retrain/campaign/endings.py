@@ -108,7 +108,10 @@ def _from_exit_code(files: RunFiles, exit_code: int | None, why: str) -> Ending:
         hint = "; the machine may be out of memory" if exit_code == -signal.SIGKILL else ""
         return Ending(RunState.INFRASTRUCTURE, f"the worker was ended by {name}{hint}")
     said = next((line for line in reversed(log_tail(files)) if line.strip()), "")
-    message = said or f"the worker left with exit code {exit_code}"
+    unsaid = f"the worker left with exit code {exit_code} and without a word"
+    if exit_code == EXIT_INFRASTRUCTURE:
+        unsaid += "; is the disk full?"  # else it would have said in its log what was missing
+    message = said or unsaid
     known = {EXIT_INFRASTRUCTURE: RunState.INFRASTRUCTURE, EXIT_INTERRUPTED: RunState.INTERRUPTED}
     return Ending(known.get(exit_code, RunState.FAILED), message)
 

@@ -10,6 +10,7 @@ import contextlib
 import sys
 import threading
 from collections.abc import Collection, Iterator, Sequence
+from pathlib import Path
 
 from retrain import worker
 from retrain.errors import LaunchError
@@ -49,12 +50,7 @@ class InlineLauncher:
         """Run workers to their ends; the output of each goes to its run's output.log."""
         for run_id in run_ids:
             directory = self._runs[run_id]
-            with (
-                open(open_log(RunFiles(directory).output_log), "w", encoding="utf-8") as log,  # noqa: PTH123
-                contextlib.redirect_stdout(log),
-                contextlib.redirect_stderr(log),
-                self._hearing_a_stop(),
-            ):
+            with _output_in(RunFiles(directory).output_log), self._hearing_a_stop():
                 self._ended.append(Ended(run_id, worker.run(directory, self._stop)))
         return run_ids
 
@@ -100,3 +96,14 @@ class InlineLauncher:
         finally:
             is_over.set()
             looking.join()
+
+
+@contextlib.contextmanager
+def _output_in(path: Path) -> Iterator[None]:
+    log = open(open_log(path), "w", encoding="utf-8")  # noqa: PTH123, SIM115
+    try:
+        with contextlib.redirect_stdout(log), contextlib.redirect_stderr(log):
+            yield
+    finally:
+        with contextlib.suppress(OSError):  # a full disk, which the run itself has met and told of
+            log.close()
