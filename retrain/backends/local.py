@@ -34,6 +34,7 @@ __all__ = [
     "check_run",
     "connect",
     "missing_packages",
+    "servers",
     "takes_permits",
     "wants_gpu",
 ]
@@ -68,6 +69,14 @@ def check_prompts(config: Config, prompts: Sequence[Prompt]) -> list[str]:
     """List what is wrong with prompts, as far as a model's files tell; torch is not imported."""
     wrong = prompts_problem(config.model.model, prompts)
     return [f"[data]: {wrong}"] if wrong else []
+
+
+def servers(config: Config) -> dict[str, str]:
+    """Name the server that a run needs, and the key that it stands at."""
+    options = config.backend.options
+    return (
+        {str(options.get("engine_url", "")): "[backend.options].engine_url"} if takes_permits(options) else {}
+    )
 
 
 def wants_gpu(options: Mapping[str, Any]) -> bool:

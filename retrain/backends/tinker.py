@@ -11,6 +11,7 @@ API has no entropy bonus, no KL term, and batches by itself: `micro_batches` mea
 from __future__ import annotations
 
 import asyncio
+import os
 import secrets
 from collections.abc import Awaitable, Coroutine, Sequence
 from pathlib import Path
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
     from retrain.backends._tinker_text import Text
     from retrain.config.schema import Config
 
-__all__ = ["TinkerBackend", "advise_run", "check_options", "check_run", "connect"]
+__all__ = ["TinkerBackend", "advise_run", "check_options", "check_run", "connect", "servers"]
 
 EXTRA = "tinker"
 PACKAGES = ("tinker",)
@@ -74,6 +75,14 @@ def check_run(config: Config) -> list[str]:
     if config.algorithm.kl_coef:
         problems.append("[algorithm].kl_coef: the Tinker API has no KL term; needs 0")
     return problems
+
+
+def servers(config: Config) -> dict[str, str]:
+    """Name the server that a run needs, if it is not the API's own, and the key that it stands at."""
+    if config.model.base_url:
+        return {config.model.base_url: "[model].base_url"}
+    named = os.environ.get("TINKER_BASE_URL")
+    return {named: "[model].base_url (TINKER_BASE_URL)"} if named else {}
 
 
 def advise_run(config: Config) -> list[str]:

@@ -30,6 +30,7 @@ from retrain.config.resolve import as_tables
 from retrain.errors import ConfigError, DamagedRecordError
 from retrain.plan.matrix import Plan, RunPlan, plan_runs
 from retrain.plan.preflight import preflight
+from retrain.plan.servers import check_servers
 from retrain.records.atomic import write_atomic
 from retrain.records.files import make_directory, make_new_directory
 from retrain.records.layout import CampaignFiles, RunFiles, create_directory, open_campaign
@@ -46,7 +47,7 @@ def start(config_path: Path, overrides: Sequence[str] = (), observer: Observer |
 
     Raises:
         ConfigError: every problem of the file; nothing was created.
-        LaunchError: the launcher's engine is not there, or would refuse; nothing was created.
+        LaunchError: a server that runs need, or the launcher's engine, is not there; nothing was created.
         RecordsError: the directory cannot be written.
     """
     config = load_config(config_path, overrides)
@@ -55,6 +56,7 @@ def start(config_path: Path, overrides: Sequence[str] = (), observer: Observer |
     check_launch(plan, config_path.name)
     if not has_engine(plan.campaign):
         check_memory(plan, config_path.name)
+        check_servers({run.condition: run.config for run in plan.runs}.values(), config_path.name)
     plan = as_launched(plan)
     check_engine(plan)
     files = CampaignFiles(create_directory(plan.log_dir, plan.name))

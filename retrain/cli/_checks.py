@@ -18,6 +18,7 @@ from retrain.config.checks import PLUGINS
 from retrain.config.schema import Config, Logging
 from retrain.errors import InfrastructureError
 from retrain.extras import Needs, needs
+from retrain.plan.servers import servers_of
 from retrain.records.text import plain
 from retrain.rewards.weighted import parts_of
 from retrain.semaphore import lock_sharing_problem
@@ -109,6 +110,17 @@ def machine_checks(configs: Sequence[Config]) -> Iterator[Check]:
     shared = (c.backend.throttle_dir for c in configs if c.backend.throttle_dir)
     logs = (c.logging.log_dir for c in configs)
     yield from map(_lock_check, dict.fromkeys([*logs, *shared]) or [Logging.log_dir])
+
+
+def server_checks(configs: Sequence[Config]) -> Iterator[Check]:
+    """Ask the servers that runs name."""
+    for server in servers_of(configs):
+        what = f"server {server.address}"
+        if not server.silence:
+            yield Check(what, Verdict.OK, "answers")
+            continue
+        fix = f"start it, or correct {server.key}; runs on other machines may see it"
+        yield Check(what, Verdict.MISSING, server.silence, fix)
 
 
 def _parts(one: Used) -> Iterable[Used]:

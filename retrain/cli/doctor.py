@@ -29,12 +29,24 @@ def command(
     """
     from rich.text import Text
 
-    from retrain.cli._checks import Verdict, core_checks, machine_checks, plugin_checks, used_plugins
+    from retrain.cli._checks import (
+        Verdict,
+        core_checks,
+        machine_checks,
+        plugin_checks,
+        server_checks,
+        used_plugins,
+    )
     from retrain.errors import EXIT_CONFIG
     from retrain.render.tables import console, print_json, table
 
     configs = _configs(file)
-    checks = [*core_checks(), *plugin_checks(used_plugins(configs)), *machine_checks(configs)]
+    checks = [
+        *core_checks(),
+        *plugin_checks(used_plugins(configs)),
+        *machine_checks(configs),
+        *server_checks(configs),
+    ]
     if as_json:
         print_json(checks)
     else:

@@ -135,6 +135,11 @@ def check_params(params: Mapping[str, Any]) -> Iterator[str]:
         yield str(error)
 
 
+def servers(params: Mapping[str, Any]) -> dict[str, str]:
+    """Name the endpoint, and the parameter that it stands at."""
+    return {str(params.get("base_url", "")): "base_url"}
+
+
 @dataclass(frozen=True, slots=True)
 class JudgeScorer:
     """Asks the judge about every completion, several at a time."""

@@ -109,6 +109,18 @@ def check_params(params: Mapping[str, Any]) -> Iterator[str]:
             yield from (f"parts.{label}{p}" for p in _part_problems(parts_of({label: table})[0]))
 
 
+def servers(params: Mapping[str, Any]) -> dict[str, str]:
+    """Name the servers that parts need, and the parameters that they stand at."""
+    named: dict[str, str] = {}
+    tables = params.get("parts")
+    for label, table in tables.items() if isinstance(tables, Mapping) else ():
+        for part in parts_of({label: table}):  # none if it is not well formed
+            find = registry.optional("rewards", part.reward, "servers")
+            found = find(part.params) if find else {}
+            named |= {address: f"parts.{label}.params.{key}" for address, key in found.items()}
+    return named
+
+
 class WeightedScorer:
     """Scores with all parts at the same time."""
 

@@ -1,0 +1,76 @@
+"""Asks, once for all runs, whether the servers that they name are there.
+
+A backend or reward names them by `servers(config)` or `servers(params)`: address -> the key where it stands.
+Any answer will do, since what a server refuses is its own to say; nothing secret is sent.
+"""
+
+from __future__ import annotations
+
+import http.client
+import re
+import urllib.error
+import urllib.request
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from retrain import registry
+from retrain.errors import LaunchError
+
+if TYPE_CHECKING:
+    from retrain.config.schema import Config
+
+PATIENCE_S = 10.0  # for one address: a server that is up answers at once, unless it is very busy
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """An address, the key that names it, and why it does not answer ("" if it does)."""
+
+    address: str  # without a user or password
+    key: str
+    silence: str
+
+
+def servers_of(configs: Iterable[Config]) -> Iterator[Server]:
+    """Ask every server that runs name, each once."""
+    named: dict[str, str] = {}
+    for config in configs:
+        backend = registry.optional("backends", config.backend.backend, "servers")
+        reward = registry.optional("rewards", config.reward.reward, "servers")
+        named |= backend(config) if backend else {}
+        for address, key in (reward(config.reward.params) if reward else {}).items():
+            named[address] = f"[reward.params].{key}"
+    for address, key in named.items():
+        if not re.match(r"https?://", address):  # a mistake that is told of elsewhere
+            continue
+        yield Server(re.sub(r"//[^/@]*@", "//", address), key, _silence(address))
+
+
+def check_servers(configs: Iterable[Config], source: str) -> None:
+    """Refuse to launch runs whose servers do not answer.
+
+    Raises:
+        LaunchError: names each that does not.
+    """
+    silent = [
+        f"{source} {server.key}: nobody answers at {server.address} ({server.silence}); "
+        "start the server, or correct the address"
+        for server in servers_of(configs)
+        if server.silence
+    ]
+    if silent:
+        raise LaunchError("\n".join(silent))
+
+
+def _silence(address: str) -> str:
+    try:
+        with urllib.request.urlopen(address, timeout=PATIENCE_S):
+            return ""
+    except urllib.error.HTTPError as refusal:
+        refusal.close()
+        return ""
+    except urllib.error.URLError as error:
+        return str(error.reason)
+    except (OSError, http.client.HTTPException, ValueError) as error:
+        return str(error) or type(error).__name__
