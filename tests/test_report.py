@@ -15,6 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from retrain.report.charts.curves import domain
 from retrain.report.contents import contents
 from retrain.report.export import Table, as_csv, as_jsonl, ends_of, rows_of
 from retrain.report.failures import failures
@@ -137,6 +138,12 @@ def test_a_condition_that_broke_off_has_no_optimum_after_its_end(tmp_path):
     assert best is not None
     assert best.steps.tolist() == [3.0, 7.0]
     assert best.mean.tolist() == [64.0, 64.0]
+
+
+@pytest.mark.parametrize("value", [0.0, 2.4849, -1e6])
+def test_a_metric_that_never_changes_has_an_axis_around_it(tmp_path, value):
+    low, high = domain([curve(side(tmp_path, flat(value)), "mean_reward", ONE_BY_ONE)])
+    assert float(f"{low:.4g}") < value < float(f"{high:.4g}")
 
 
 def test_no_optimum_is_no_line(tmp_path):

@@ -28,6 +28,7 @@ NAMES = {
 }
 MARKED_POINTS = 40  # so few are drawn as dots too
 OVERSHOOT = 0.12  # of the means' range: a band may leave the chart beyond it
+NARROWEST = 0.002  # of the values' size: numbers are drawn with four digits, and an axis needs some between
 BAND = "Band: its 95 % confidence interval (Student's t)."
 NO_BAND = "No band: a confidence interval needs at least three seeds."
 
@@ -101,11 +102,14 @@ def domain(found: Sequence[Curve], target: float | None = None) -> list[float]:
     means = np.concatenate([*(one.mean for one in found), [np.nan if target is None else target]])
     means = means[np.isfinite(means)]
     least, most = (float(means.min()), float(means.max())) if len(means) else (0.0, 1.0)
-    room = OVERSHOOT * (most - least) or 0.05 * abs(most) or 1.0
+    size = max(abs(least), abs(most))
+    room = max(OVERSHOOT * (most - least), 2 * NARROWEST * size) or 1.0
     lows = np.concatenate([np.fmin(one.low, one.mean) for one in found])
     highs = np.concatenate([np.fmax(one.high, one.mean) for one in found])
     lowest, highest = np.nanmin(lows, initial=least), np.nanmax(highs, initial=most)
-    return [max(float(lowest), least - room), min(float(highest), most + room)]
+    low, high = max(float(lowest), least - room), min(float(highest), most + room)
+    narrow = high - low <= NARROWEST * max(abs(low), abs(high))
+    return [low - room, high + room] if narrow else [low, high]
 
 
 def describe(found: Sequence[Curve], bins: Bins) -> str:
