@@ -16,7 +16,7 @@ from retrain.report.compare import Comparison, Verdict, compare
 from retrain.report.final import Moment, final_value
 from retrain.report.gather import gather
 from retrain.report.sides import choose
-from retrain.report.wording import because, left_out
+from retrain.report.wording import grounds, left_out
 from tests.simulated import Simulated, flat, write_campaign
 
 SPREAD = (0.0, 0.02, 0.03, 0.01)  # of four seeds
@@ -71,8 +71,18 @@ def test_runs_that_failed_or_are_not_finished_are_counted_and_left_out(tmp_path)
 def said(comparison: Comparison) -> str:
     """All sentences about the first metric."""
     metric = comparison.metrics[0]
-    pairs = zip(metric.sides[1:], metric.differences, strict=True)
-    return "\n".join((*left_out(metric.sides), *(because(metric.sides[0], *pair) for pair in pairs)))
+    return "\n".join((*left_out(metric.sides), *(ground.because for ground in grounds(metric))))
+
+
+def test_of_conditions_that_have_the_same_said_of_them_it_is_said_once(tmp_path):
+    runs = {(f"c{i}", 0): flat(i / 10) for i in range(8)}
+    failed = {(f"f{i}", 0): flat(0.1, 3, ending="failed") for i in range(2)}
+    metric = compared(write_campaign(tmp_path, runs | failed)).metrics[0]
+    assert [(ground.names, ground.because) for ground in grounds(metric)] == [
+        ("c1, c2, c3, c4, c5 and 2 more", "1 seed finished in both; 3 are the fewest"),
+        ("f0, f1", "1 and 0 runs to compare; 3 of each are the fewest"),
+    ]
+    assert list(left_out(metric.sides)) == ["f0, f1: of 1 run each, 1 failed: left out"]
 
 
 def test_conditions_that_ended_at_different_steps_are_told_and_may_be_compared_at_one(tmp_path):

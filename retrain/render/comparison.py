@@ -10,7 +10,7 @@ from rich.text import Text
 from retrain.render.tables import BAD, fitted, table, width_of
 from retrain.report.compare import Comparison, Judged, MetricComparison, SideResult, Verdict
 from retrain.report.numbers import interval, significant
-from retrain.report.wording import because, footnotes, heading, judgement, left_out
+from retrain.report.wording import footnotes, grounds, heading, left_out
 
 STYLES = {Verdict.NOT_ENOUGH: "yellow", Verdict.IDENTICAL: "dim"}
 COLUMNS = ("", ">mean", ">difference", "95 % interval", ">runs", ">failed")
@@ -35,15 +35,14 @@ def _show_metric(metric: MetricComparison, console: Console) -> None:
     name = Text.assemble((metric.metric, "bold"), (f"  {heading(metric)}", "dim"))
     console.print(name, soft_wrap=True)
     base, *others = metric.sides
-    judged = list(zip(others, metric.differences, strict=True))
-    rows = [_row(base, None), *(_row(side, one) for side, one in judged)]
+    rows = [_row(base, None), *map(_row, others, metric.differences)]
     console.print(fitted("", [*COLUMNS, *MORE_COLUMNS], rows, console.width))
     for line in left_out(metric.sides):
         console.print(f"  {line}", soft_wrap=True)
-    for side, one in judged:
-        verdict = Text(judgement(one, metric), style=STYLES.get(one.verdict, "bold"))
-        against = f"  {side.label} against {base.label}: "
-        console.print(Text.assemble(against, verdict, f" ({because(base, side, one)})"), soft_wrap=True)
+    for ground in grounds(metric):
+        verdict = Text(ground.judgement, style=STYLES.get(ground.verdict, "bold"))
+        against = f"  {ground.names} against {base.label}: "
+        console.print(Text.assemble(against, verdict, f" ({ground.because})"), soft_wrap=True)
     console.print()
 
 

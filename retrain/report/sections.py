@@ -21,7 +21,7 @@ from retrain.report.numbers import MISSING, interval, significant, span
 from retrain.report.provenance import provenance
 from retrain.report.scalability import Scalability
 from retrain.report.statistics import describe_sample
-from retrain.report.wording import because, footnotes, heading, judgement, left_out
+from retrain.report.wording import footnotes, grounds, heading, judgement, left_out
 
 Section = tuple[str, str, Html, tuple[Chart, ...]]  # anchor, title, what stands above the charts, charts
 
@@ -114,7 +114,6 @@ def _comparison(contents: Contents) -> Html:
 
 def _metric(metric: MetricComparison) -> Html:
     base, *others = metric.sides
-    judged = list(zip(others, metric.differences, strict=True))
     heads = (
         "condition",
         ">runs",
@@ -126,8 +125,9 @@ def _metric(metric: MetricComparison) -> Html:
         "bootstrap interval",
         "verdict",
     )
+    judged = zip(others, metric.differences, strict=True)
     rows = [_result(base, None, metric), *(_result(side, one, metric) for side, one in judged)]
-    reasons = (f"{side.label} against {base.label}: {because(base, side, one)}." for side, one in judged)
+    reasons = (f"{ground.names} against {base.label}: {ground.because}." for ground in grounds(metric))
     lines = [*left_out(metric.sides), *islice(reasons, MOST_REASONS)]
     return join([
         tag("h3", text(f"{metric.metric}: {heading(metric)}")),

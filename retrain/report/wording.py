@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 from retrain.records.text import count_of
 from retrain.report.compare import Comparison, Judged, MetricComparison, SideResult, Verdict
@@ -21,11 +22,14 @@ def heading(metric: MetricComparison) -> str:
 
 def left_out(sides: Sequence[SideResult]) -> Iterator[str]:
     """Say which runs do not count, and which of those that do are judged at other steps."""
+    alike: dict[tuple[str, str], list[str]] = {}
     for side in sides:
         why = {"failed": side.failed, "not finished": side.unfinished, "without this metric": side.silent}
-        parts = [f"{count} {reason}" for reason, count in why.items() if count]
-        if parts:
-            yield f"{side.label}: of {count_of(side.runs, 'run')}, {' and '.join(parts)}: left out"
+        if parts := [f"{count} {reason}" for reason, count in why.items() if count]:
+            alike.setdefault((count_of(side.runs, "run"), " and ".join(parts)), []).append(side.label)
+    for (runs, what), labels in alike.items():
+        each = " each" if len(labels) > 1 else ""
+        yield f"{_names(labels)}: of {runs}{each}, {what}: left out"
     yield from _other_steps(sides)
 
 
@@ -48,8 +52,27 @@ def judgement(judged: Judged, metric: MetricComparison) -> str:
     return f"{judged.verdict}, {'better' if is_better else 'worse'}"
 
 
-def because(base: SideResult, side: SideResult, judged: Judged) -> str:
-    """Say what the verdict rests on."""
+@dataclass(frozen=True)
+class Ground:
+    """What the verdict on one side rests on, or on several if it is the same."""
+
+    names: str
+    verdict: Verdict
+    judgement: str
+    because: str
+
+
+def grounds(metric: MetricComparison) -> tuple[Ground, ...]:
+    """Say what each verdict rests on."""
+    base, *others = metric.sides
+    alike: dict[tuple[Verdict, str, str], list[str]] = {}
+    for side, judged in zip(others, metric.differences, strict=True):
+        said = judged.verdict, judgement(judged, metric), _because(base, side, judged)
+        alike.setdefault(said, []).append(side.label)
+    return tuple(Ground(_names(labels), *said) for said, labels in alike.items())
+
+
+def _because(base: SideResult, side: SideResult, judged: Judged) -> str:
     gap = judged.difference
     if too_few := _too_few(base.sample.n, side.sample.n, gap.n):
         return too_few
@@ -83,6 +106,11 @@ def _compared(base: int, side: int, pairs: int | None) -> str:
     return f"{pairs} pairs of seeds, {alone} {'run' if alone == 1 else 'runs'} without a partner left out"
 
 
+def _names(labels: Sequence[str]) -> str:
+    beyond = len(labels) - MOST_NAMED
+    return ", ".join(labels[:MOST_NAMED]) + (f" and {beyond} more" if beyond > 0 else "")
+
+
 def _range(low: int, high: int) -> str:
     return str(low) if low == high else f"{low} to {high}"
 
@@ -94,6 +122,11 @@ def footnotes(comparisons: Sequence[Comparison]) -> Iterator[str]:
         yield (
             "Verdicts follow the 95 % interval (Student's t), which holds its level with few seeds; the "
             "bootstrap's (BCa) is too narrow then."
+        )
+    if any(len(comparison.metrics[0].differences) > 1 for comparison in comparisons if comparison.metrics):
+        yield (
+            "Of several comparisons one may seem clear by chance, so each needs a smaller p (Holm): an "
+            "interval without 0 may not suffice."
         )
     if metrics > 1:
         yield "Each metric is judged on its own; of 20 alike, one will seem different. Decide by the first."
