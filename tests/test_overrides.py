@@ -37,7 +37,7 @@ def file(tmp_path: Path) -> Path:
         ("training.seed", "has no effect beside campaign.seeds = [0, 1]; set that"),
         (
             "algorithm.loss_params.clip_low",
-            "has no effect, because every condition gives its own; change it there",
+            "has no effect, because every condition gives its own [algorithm.loss_params].clip_low",
         ),
     ],
 )
@@ -45,6 +45,12 @@ def test_an_override_that_would_change_nothing_is_refused(key: str, why: str, fi
     with pytest.raises(ConfigError) as caught:
         load_config(file, [f"{key}=0.5" if "clip" in key else f"{key}=5"])
     assert caught.value.problems == (f"--set {key}: {why}",)
+
+
+def test_steps_of_a_campaign_whose_conditions_all_have_their_own_are_refused(file: Path) -> None:
+    file.write_text("[campaign]\nseeds = [0]\n[[campaign.conditions]]\ntraining.max_steps = 5000\n")
+    with pytest.raises(ConfigError, match=r"every condition gives its own \[training\].max_steps"):
+        load_config(file, ["campaign.max_steps=20"])
 
 
 def test_an_override_that_one_condition_takes_is_kept(file: Path) -> None:

@@ -198,8 +198,10 @@ def _without_effect(raw: Mapping[str, Any], overridden: frozenset[Location]) -> 
         key = DECIDED_BY_CAMPAIGN.get(location, "")
         if key and isinstance(campaign, dict) and campaign.get(key):
             yield location, f"has no effect beside campaign.{key} = {quote(campaign[key])}; set that"
-        elif conditions and all(_stands_in(overrides_of(one), location) for one in conditions):
-            yield location, "has no effect, because every condition gives its own; change it there"
+            continue
+        inside = ("training", "max_steps") if location == ("campaign", "max_steps") else location
+        if conditions and all(_stands_in(overrides_of(one), inside) for one in conditions):
+            yield location, f"has no effect, because every condition gives its own {place(inside)}"
 
 
 def _label(condition: Mapping[str, Any], tables: Mapping[str, Any]) -> str:
