@@ -22,6 +22,7 @@ TABLES = {
     "training": {"batch_size": 4, "group_size": 4, "max_tokens": 4, "temperature": 1.0, "lr": 5e-3},
     "data": {"task": "successor"},
     "warmup": {"path": "rows.jsonl", "steps": 5},
+    "logging": {"log_dir": "logs", "loggers": ["tensorboard"]},
     "campaign": {
         "seeds": [7, 8, 9],
         "max_steps": 100,
@@ -59,9 +60,34 @@ def test_a_pilot_runs_every_condition_for_a_few_steps_elsewhere() -> None:
 
 def test_workers_are_tried_side_by_side_on_one_condition() -> None:
     trial = trials.beside_each_other(TABLES, 1, 4, 10, LOGS)
-    assert trial.tables["campaign"]["conditions"] == [TABLES["campaign"]["conditions"][1]]
+    assert trial.tables["campaign"]["conditions"] == [{"name": "two"}]
+    assert trial.tables["algorithm"]["advantage_mode"] == "maxrl"
     assert trial.tables["campaign"]["seeds"] == [0, 1, 2, 3]
     assert trial.tables["campaign"]["max_workers"] == 4
+
+
+def test_trials_are_short_whatever_conditions_set_themselves() -> None:
+    own = {
+        "training": {"max_steps": 5000, "batch_size": 128, "save_every": 1},
+        "rate_limiter": {"watermark": 9},
+    }
+    pressed = {"backpressure": {"enabled": False, "max_batch_size": 256}}
+    long = {"name": "long", "advantage_mode": "rloo", **own, **pressed, "warmup": TABLES["warmup"]}
+    tables = {**TABLES, "campaign": {**TABLES["campaign"], "conditions": [long, {"name": "two"}]}}
+    made = [
+        trials.pilot(tables, Effort(), 2, LOGS),
+        trials.beside_each_other(tables, 0, 2, 30, LOGS),
+        trials.seeking_batch(tables, 0, 30, LOGS),
+        trials.unlimited(tables, 0, 30, LOGS),
+    ]
+    pilot, beside, batch, unlimited = [plan_runs(parse(trial.tables, "c.toml")).runs for trial in made]
+    assert {run.max_steps for runs in (pilot, beside, batch, unlimited) for run in runs} == {30}
+    assert {run.config.warmup.steps for run in (*pilot, *beside)} == {0}
+    assert {run.config.training.batch_size for run in (*beside, *batch, *unlimited)} == {128}
+    assert {run.config.algorithm.advantage_mode for run in beside} == {"rloo"}
+    assert beside[0].config.training.save_every == 0
+    assert batch[0].config.backpressure.enabled
+    assert unlimited[0].config.rate_limiter.watermark == 9
 
 
 @given(

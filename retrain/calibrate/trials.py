@@ -8,9 +8,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from retrain.config.checks import with_default_plugins
+from retrain.config.load import ONE_FOR_ALL
+from retrain.config.resolve import merge, overrides_of
+from retrain.config.schema import BackPressure, Training
 from retrain.records.text import count_of
 
 Tables = Mapping[str, Any]
+SERVICES = ("loggers", "logger_params")  # where a user's results are, and trials do not belong
 POINTS_FOR_A_LAW = 4  # numbers of workers; three coefficients need one more to show a misfit
 
 
@@ -84,9 +89,9 @@ def seeking_batch(tables: Tables, condition: int, steps: int, log_dir: Path) -> 
         "control": "batch",
         "objective": "throughput",
     }
-    batch = changed.get("training", {}).get("batch_size", 8)
-    found["max_batch_size"] = max(found.get("max_batch_size", 64), batch)
-    found["min_batch_size"] = min(found.get("min_batch_size", 1), batch)
+    batch = changed.get("training", {}).get("batch_size", Training.batch_size)
+    found["max_batch_size"] = max(found.get("max_batch_size", BackPressure.max_batch_size), batch)
+    found["min_batch_size"] = min(found.get("min_batch_size", BackPressure.min_batch_size), batch)
     changed["backpressure"] = found
     changed["rate_limiter"] = {}
     return Trial("batch", "back pressure over batch sizes", 1, steps, changed)
@@ -112,15 +117,24 @@ def _short(tables: Tables, steps: int, log_dir: Path) -> dict[str, Any]:
         "max_steps": steps,
         "retries": 0,
         "pause_after": 0,
+        "on_failure": "continue",  # what other conditions take is known all the same
     }
-    changed["logging"] = {**changed.get("logging", {}), "log_dir": str(log_dir)}
-    if isinstance(changed.get("warmup"), dict):
-        changed["warmup"] = {}  # is not what is sized
+    logging = {key: value for key, value in changed.get("logging", {}).items() if key not in SERVICES}
+    changed["logging"] = {**logging, "log_dir": str(log_dir)}
+    for table in (changed, *(changed["campaign"].get("conditions") or ())):
+        if "warmup" in table:
+            table["warmup"] = {}  # is not what is sized
+        if "training" in table:
+            table["training"].pop("max_steps", None)
     return changed
 
 
 def _alone(tables: dict[str, Any], condition: int) -> dict[str, Any]:
-    conditions = tables["campaign"].get("conditions")
-    if conditions:
-        tables["campaign"]["conditions"] = [conditions[condition]]
-    return tables
+    """Lay a condition's own settings over the file's, so that what a trial sets holds for it too."""
+    campaign = tables["campaign"]
+    if not campaign.get("conditions"):
+        return tables
+    own = campaign["conditions"][condition]
+    below = with_default_plugins({name: t for name, t in tables.items() if name not in ONE_FOR_ALL})
+    alone = {**campaign, "conditions": [{"name": own.get("name", "")}]}
+    return {**tables, **merge(below, overrides_of(own)), "campaign": alone}
