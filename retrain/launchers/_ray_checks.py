@@ -28,9 +28,10 @@ def check_engine(assignment: Assignment) -> None:
     check_environment(table.runtime_env)
     if table.address == "local":
         return
-    nodes = Client(table.address).resources()
+    client = Client(table.address)
+    client.require_version()
     if not table.autoscales:
-        require_room(table, nodes)
+        require_room(table, client.resources())
 
 
 def require_packages() -> None:

@@ -24,6 +24,7 @@ REFUSED = re.compile(r"status code 4\d\d")  # the head wraps what its agent refu
 REASON = re.compile(r"^\s*(?:\w+\.)*(\w*(?:Error|Exception)): (.+)$", re.MULTILINE)
 NO_ROOM = "JOB_SUPERVISOR_ACTOR_START_TIMEOUT"  # Ray's kinds of errors: it waited too long
 BY_COMMAND = "JOB_ENTRYPOINT_COMMAND_ERROR"  # the job's own exit code
+OLDEST = (2, 8)  # knows all that a job may ask for
 MOST_NODES = 10_000  # the API's own limit
 
 
@@ -101,6 +102,16 @@ class Client:
         except LaunchError:
             pass
 
+    def require_version(self) -> None:
+        """Make sure that the cluster is new enough. Raises as `jobs` does, and LaunchError if it is not."""
+        with self._asking() as ray:
+            answer = ray._do_request("GET", "/api/version")
+            answer.raise_for_status()
+            version = str(answer.json()["ray_version"])
+        if tuple(map(int, re.findall(r"\d+", version)[:2])) < OLDEST:
+            oldest = ".".join(map(str, OLDEST))
+            raise LaunchError(f"the cluster has Ray {plain(version, 40)}, and it takes {oldest} or later")
+
     def resources(self) -> list[dict[str, float]]:
         """Give what each living node has in all. Raises as `jobs` does."""
         with self._asking() as ray:
@@ -154,6 +165,9 @@ class UsedError(LaunchError):
 
 def _connect(library: Any, address: str) -> Any:
     class Patient(library.JobSubmissionClient):  # type: ignore[misc]
+        def _check_connection_and_version(self, *arguments: Any, **options: Any) -> None:
+            """Ask nothing: the library would twice when it connects, and before every job."""
+
         def _do_request(self, *arguments: Any, **options: Any) -> Any:
             return super()._do_request(*arguments, **{"timeout": TIMEOUT_S, **options})
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -45,6 +47,27 @@ def test_what_ray_cannot_give_is_said_before_anything_exists(
         code, said = finish(started[setting])
         assert code == EXIT_LAUNCH, setting
         assert message in said
+    assert not (file.parent / "logs").exists()
+
+
+def test_a_cluster_that_is_too_old_is_told_before_anything_exists(retrain: Start, file: Path) -> None:
+    class Old(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            body = b'{"ray_version": "2.7.1"}'
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, format: str, *arguments: object) -> None:
+            """Say nothing."""
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Old) as server:
+        threading.Thread(target=server.serve_forever).start()
+        there = f"address=http://127.0.0.1:{server.server_port}"
+        code, said = finish(retrain("run", file, "--set", 'campaign.launcher="ray"', *option(there)))
+        server.shutdown()
+    assert (code, "the cluster has Ray 2.7.1, and it takes 2.8 or later" in said) == (EXIT_LAUNCH, True), said
     assert not (file.parent / "logs").exists()
 
 
