@@ -12,7 +12,7 @@ optimizer's own learning rates are what they were after each step, so a schedule
 the initial batch; let it run on `rule.progress` instead of steps. Before `initialize` the same
 objects compute factors from numbers, without PyTorch.
 
-Refuses sharded models, whose parts of a gradient have no norm of their own to compare. A
+Refuses sharded models, of which no process holds a whole gradient to take the norm of. A
 gradient scaler for float16 is not supported, as it rescales gradients between the passes and the step.
 """
 
@@ -72,7 +72,8 @@ class TorchScaling(ScalingRule):
 
         Raises:
             ImportError: PyTorch is not installed.
-            ValueError: a parameter is out of range, or a fact that the rule needs is missing.
+            ValueError: a parameter is out of range, a fact that the rule needs is missing, or the
+                model is sharded.
         """
         self.detach()
         gradients = Gradients(model, optimizer)

@@ -6,6 +6,7 @@ Decides nothing; refuses to keep gradients, but for one step's when a step has a
 from __future__ import annotations
 
 import math
+import sys
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -26,6 +27,7 @@ class Gradients:
 
     def __init__(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
         self._torch = _import_torch()
+        _refuse_shards(model)
         self._optimizer = optimizer
         self._process_group = _process_group(model)
         distributed = self._process_group is not None
@@ -144,6 +146,17 @@ def _import_torch() -> Any:
     except ImportError as error:
         raise ImportError("initialize needs PyTorch: pip install torch") from error
     return torch
+
+
+def _refuse_shards(model: torch.nn.Module) -> None:
+    """Refuse what splits parameters; what was never imported, which takes seconds, is not in the model."""
+    fsdp, tensors = (sys.modules.get(f"torch.distributed.{name}") for name in ("fsdp", "tensor"))
+    wrapped = fsdp and any(isinstance(one, fsdp.FullyShardedDataParallel) for one in model.modules())
+    if wrapped or (tensors and any(isinstance(one, tensors.DTensor) for one in model.parameters())):
+        raise ValueError(
+            "model: is sharded (FSDP or DTensor), so no process holds a whole gradient to take the norm of; "
+            "use DistributedDataParallel"
+        )
 
 
 def _process_group(model: torch.nn.Module) -> Any:

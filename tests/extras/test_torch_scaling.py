@@ -278,3 +278,29 @@ def test_two_replicas_that_accumulate_match_one_that_accumulates_all(replicas, p
         assert np.allclose(row["delta"], delta, atol=1e-6)
         assert np.allclose([row["sqr"], row["var"]], [single.noise.sqr, single.noise.var], rtol=1e-5)
         assert row["progress"] == pytest.approx(single.progress, rel=1e-5)
+
+
+SHARDED = """
+import sys
+import torch
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
+from retrain import AdaScale
+
+torch.distributed.init_process_group("gloo", init_method=f"file://{sys.argv[1]}", rank=0, world_size=1)
+shards = torch.nn.Linear(3, 2)
+fully_shard(shards, mesh=init_device_mesh("cpu", (1,)))
+wrapped = FullyShardedDataParallel(torch.nn.Linear(3, 2), device_id=torch.device("cpu"))
+for model in (shards, wrapped):
+    try:
+        AdaScale().initialize(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    except ValueError as error:
+        print(error)
+torch.distributed.destroy_process_group()
+"""
+
+
+def test_sharded_models_are_refused(tmp_path):
+    command = [sys.executable, "-c", SHARDED, str(tmp_path / "store")]
+    said = subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()
+    assert [line.partition(",")[0] for line in said] == ["model: is sharded (FSDP or DTensor)"] * 2
