@@ -78,10 +78,15 @@ def load_policy(
     try:
         facts = json.loads((directory / FACTS).read_text(encoding="utf-8"))
         _check_same(directory, facts, identity)
+        state = torch.frombuffer(bytearray.fromhex(facts["generator"]), dtype=torch.uint8)
+        if len(state) != len(generator.get_state()):
+            raise RecordsError(
+                f"{directory}: this checkpoint is from another kind of device than {generator.device}, "
+                "which draws other numbers; resume it on that kind, see [backend.options].device"
+            )
         tensors = load_file(directory / OPTIMIZER)
         _load_weights(directory, policy)
         optimizer.load(tensors, facts["optimizer_steps"])
-        state = torch.frombuffer(bytearray.fromhex(facts["generator"]), dtype=torch.uint8)
         generator.set_state(state)
         return {kind: int(facts["tokens_at_a_time"][kind]) for kind in BUDGETS}
     except (OSError, ValueError, KeyError, TypeError, RuntimeError, SafetensorError) as error:
@@ -112,7 +117,7 @@ def _check_same(directory: Path, facts: Mapping[str, Any], identity: Mapping[str
         if found != value:
             raise RecordsError(
                 f"{directory}: this checkpoint's {key} is {found!r}, the run's is {value!r}; "
-                "resume with the configuration that wrote it"
+                "resume with the configuration, and on the kind of device, that wrote it"
             )
 
 

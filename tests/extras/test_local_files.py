@@ -115,6 +115,16 @@ def test_a_damaged_checkpoint_is_refused(model, tmp_path, name):
         backend.load(tmp_path)
 
 
+def test_a_checkpoint_of_another_kind_of_device_is_told_from_a_damaged_one(model, tmp_path):
+    backend = open_backend(model)
+    backend.save(tmp_path)
+    facts = json.loads((tmp_path / "local.json").read_text())
+    facts["generator"] = "00" * 16  # as a GPU's
+    (tmp_path / "local.json").write_text(json.dumps(facts))
+    with pytest.raises(RecordsError, match="from another kind of device than cpu"):
+        backend.load(tmp_path)
+
+
 @pytest.mark.parametrize("name", ["adapter/adapter_model.safetensors", "optimizer.safetensors"])
 @pytest.mark.parametrize("change", ["lost", "cut"])
 def test_a_checkpoint_whose_tensors_are_not_all_there_is_refused(model, tmp_path, name, change):
