@@ -85,6 +85,11 @@ def test_equal_rewards_carry_no_signal_not_even_rounding(rewards, name):
     assert np.all(registry.find("advantages", name)(rewards) == 0)
 
 
+@pytest.mark.parametrize(("name", "params"), [("grpo", {}), ("grpo", {"scale": True}), ("rloo", {})])
+def test_sums_that_differ_by_rounding_carry_no_signal(name, params):
+    assert not np.any(registry.find("advantages", name)(np.array([[0.1 + 0.2, 0.3, 0.3]]), **params))
+
+
 @given(rewards=tied_batches)
 def test_equal_rewards_scaled_are_zeros_never_nan(rewards):
     assert np.all(grpo.estimate(rewards, scale=True) == 0)

@@ -7,6 +7,8 @@ from numpy.typing import NDArray
 
 from retrain.rollouts import Floats
 
+ROUNDING = 1e-12  # relative; 0.1 + 0.2 is not 0.3, and a deviation of that would be divided by
+
 
 def checked(rewards: Floats, *, least_rollouts: int = 2) -> Floats:
     """Give the rewards as floats of shape (prompts, rollouts).
@@ -39,6 +41,7 @@ def centred(rewards: Floats) -> Floats:
 
 
 def tied(rewards: Floats) -> NDArray[np.bool_]:
-    """Which groups have equal rewards only: shape (prompts, 1)."""
-    spread: NDArray[np.bool_] = np.ptp(rewards, axis=1, keepdims=True) == 0
-    return spread
+    """Which groups have equal rewards only, up to rounding: shape (prompts, 1)."""
+    largest = np.abs(rewards).max(axis=1, keepdims=True)
+    equal: NDArray[np.bool_] = np.ptp(rewards, axis=1, keepdims=True) <= ROUNDING * largest
+    return equal

@@ -23,7 +23,8 @@ def evaluate(
 
     s = exp(mean over the rollout's tokens of logprob - sampler's logprob), the length-normalised
     likelihood ratio. Every token's value depends on s, so the slope at any token of a rollout of
-    n tokens is the mean over its tokens of -s A where not cut.
+    n tokens is the mean over its tokens of -s A where not cut. The published objective counts every
+    rollout alike: `loss_normalization = "sequence"`; by "token", longer ones count more.
 
     Args:
         clip_low, clip_high: as in `ppo`; the published values are small because s averages
