@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from retrain.campaign.orchestrate import CampaignRun
 from retrain.campaign.run import start
 from retrain.campaign.supervise import Supervisor
 from retrain.config.schema import Campaign
-from retrain.errors import EngineDownError, LaunchError
+from retrain.errors import EngineDownError, LaunchError, RecordsError
 from retrain.launchers import Begun, Ended
 from retrain.plan.matrix import RunPlan
 from retrain.records.attempts import begin_attempt, end_attempt
@@ -201,12 +202,21 @@ def test_an_engine_that_never_answered_ends_the_campaign(campaign: CampaignRun) 
         supervisor(engine, campaign).supervise(campaign.plan.runs)
 
 
-def test_an_engine_that_falls_silent_is_asked_again(campaign: CampaignRun) -> None:
+def full_disk() -> RecordsError:
+    error = RecordsError("no answer: cannot write (no space left)")
+    error.__cause__ = OSError(errno.ENOSPC, "no space left")
+    return error
+
+
+@pytest.mark.parametrize("trouble", [EngineDownError("no answer"), full_disk()])
+def test_an_engine_that_falls_silent_or_a_full_disk_is_waited_for(
+    trouble: Exception, campaign: CampaignRun
+) -> None:
     first, *rest = campaign.plan.runs
     heard = Heard()
 
     def falls_silent() -> Sequence[Ended]:
-        engine.refuses, engine.places = [EngineDownError("no answer")], 4
+        engine.refuses, engine.places = [trouble], 4
         return [Ended(first.run_id, None, "lost")]
 
     engine = Engine(falls_silent, list, list, lambda: all_done(campaign))

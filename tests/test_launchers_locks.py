@@ -18,7 +18,6 @@ from retrain.launchers._lock_verdict import directories_of, read_verdict
 from retrain.launchers._ray_client import Job
 from retrain.launchers._ray_proof import LockTest
 from retrain.launchers._ray_queue import Queue
-from retrain.launchers._ray_script import terms_of
 from retrain.launchers.ray import RayLauncher
 from retrain.records.layout import CampaignFiles
 from retrain.records.stop_request import ask_to_stop
@@ -175,7 +174,3 @@ def test_a_signal_ends_the_wait_for_the_test(tmp_path: Path) -> None:
     test = LockTest(given, replace(SHARED, setup=["exec sleep 600"]), Queue(given.directory), nodes)
     assert test.node(lambda seconds: True) is None
     assert set(nodes.stopped) == set(nodes.running)
-
-
-def test_jobs_are_not_kept_to_a_node_without_need(tmp_path: Path) -> None:
-    assert "entrypoint_resources" not in terms_of(assignment(tmp_path), Ray()).ask

@@ -17,6 +17,7 @@ from retrain.config.schema import Campaign
 from retrain.errors import EngineDownError, LaunchError, RecordsError
 from retrain.launchers import Begun, Ended, Launcher
 from retrain.plan.matrix import RunPlan
+from retrain.records.files import may_pass
 from retrain.records.layout import RunFiles
 from retrain.records.locks import is_held
 from retrain.records.run_state import RunState
@@ -129,11 +130,11 @@ class Supervisor:
             return
         try:
             taken = self._launch(batch)
-        except EngineDownError as error:
-            if not self._was_taken:
+        except (EngineDownError, RecordsError) as error:
+            if not self._was_taken or (isinstance(error, RecordsError) and not may_pass(error)):
                 raise
             if self._said != str(error):
-                self._observer.notice(f"{error}; {len(batch)} runs wait until it does")
+                self._observer.notice(f"{error}; {len(batch)} runs wait for that")
             self._said, taken = str(error), frozenset()
         self._waiting.extend(run for run in batch if run.run_id not in taken)
         if self._waiting:

@@ -9,6 +9,7 @@ cluster. `_ray_queue` says how two that submit at once agree. One question answe
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 
 from retrain.config.engines import Ray
 from retrain.config.resolve import build
@@ -97,10 +98,10 @@ class RayLauncher:
         newest = self._queue.newest(self._jobs)
         for run_id in run_ids:
             self._watched[run_id] = Watch(newest.get(run_id, 0) + 1)
-        self._write_wanted()
         try:
+            self._write_wanted()
             self._fill()
-        except LaunchError as error:
+        except (LaunchError, RecordsError) as error:
             if not any(self._watched[run_id].has_place for run_id in run_ids):
                 self._forget(run_ids)
                 raise
@@ -182,7 +183,8 @@ class RayLauncher:
     def _forget(self, run_ids: Sequence[str]) -> None:
         for run_id in run_ids:
             del self._watched[run_id]
-        self._write_wanted()
+        with suppress(RecordsError):  # then a job may take one of them on, which who submits it again finds
+            self._write_wanted()
 
     # Looking
 
