@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from retrain.errors import ConfigError, RecordsError
-from retrain.report.compare import Comparison, Verdict, compare
+from retrain.report.compare import Comparison, Verdict, compare, is_higher_better
 from retrain.report.final import Moment, final_value
 from retrain.report.gather import gather
 from retrain.report.sides import choose
@@ -72,6 +72,20 @@ def said(comparison: Comparison) -> str:
     """All sentences about the first metric."""
     metric = comparison.metrics[0]
     return "\n".join((*left_out(metric.sides), *(ground.because for ground in grounds(metric))))
+
+
+@pytest.mark.parametrize(
+    ("metric", "good"),
+    [
+        ("eval_reward", True), ("eval_correct_rate", True), ("eval_pass_at_4", True),
+        ("tokens_per_second", True),
+        ("eval_reward_error_fraction", False), ("reward_timeout_fraction", False), ("reward_time_s", False),
+        ("max_token_hit_rate", False), ("zero_signal_group_fraction", False),
+        ("reward_std", None), ("entropy", None),
+    ],
+)  # fmt: skip
+def test_it_is_known_which_way_a_metric_is_good(metric, good):
+    assert is_higher_better(metric) is good
 
 
 def test_of_conditions_that_have_the_same_said_of_them_it_is_said_once(tmp_path):

@@ -19,8 +19,9 @@ from retrain.report.statistics import (
     holm,
 )
 
+FAULTS = ("_error_fraction", "_timeout_fraction", "zero_signal_group_fraction", "max_token_hit_rate")
+LOWER_IS_BETTER = ("_time_s", "_wait_s", *FAULTS)
 HIGHER_IS_BETTER = ("reward", "correct_rate", "pass_at_", "tokens_per_second")
-LOWER_IS_BETTER = ("_time_s", "_wait_s", "zero_signal_group_fraction", "max_token_hit_rate")
 SPEED = "step_time_s"
 
 
@@ -107,9 +108,10 @@ def usual_metrics(runs: Sequence[RunRecord]) -> tuple[str, ...]:
 
 def is_higher_better(metric: str) -> bool | None:
     """Tell which way a metric is good, None if neither."""
-    if any(part in metric for part in HIGHER_IS_BETTER) and not metric.endswith(("_std", "_time_s")):
-        return True
-    return False if metric.endswith(LOWER_IS_BETTER) else None
+    if metric.endswith(LOWER_IS_BETTER):
+        return False
+    is_good = any(part in metric for part in HIGHER_IS_BETTER) and not metric.endswith("_std")
+    return True if is_good else None
 
 
 def _metric(name: str, sides: Sequence[Side], moment: Moment, *, paired: bool) -> MetricComparison:
