@@ -14,6 +14,7 @@ from retrain.calibrate.advice import Memory
 from retrain.calibrate.facts import BatchFound, Lengths, StepSplit, WorkersMeasured
 from retrain.calibrate.forecast import slowdown
 from retrain.calibrate.trials import Effort
+from retrain.config.json_schema import DIRECTIVE
 from retrain.config.load import parse
 from retrain.config.schema import RateLimiter
 from retrain.plan.matrix import plan_runs
@@ -252,3 +253,13 @@ def test_a_batch_size_is_written_only_where_back_pressure_decides_anyway() -> No
     mine, free = advice.batch_size(4, found, follows=False), advice.batch_size(4, found, follows=True)
     assert (mine.is_written, free.is_written) == (False, True)
     assert "batch_size" not in written.to_toml({"training": {}}, [mine], "c.toml")
+
+
+@pytest.mark.parametrize("first", [DIRECTIVE, "# my own"])
+def test_a_calibrated_file_keeps_the_line_for_editors_and_may_be_replaced(first: str, tmp_path: Path) -> None:
+    source, target = tmp_path / "c.toml", tmp_path / "c.calibrated.toml"
+    source.write_text(f"{first}\n[training]\nmax_tokens = 4\n")
+    text = written.to_toml({"training": {"max_tokens": 4}}, [], "c.toml", schema=written.schema_line(source))
+    written.write(target, text)
+    assert text.startswith(DIRECTIVE) == (first == DIRECTIVE)
+    written.check_target(target, source)

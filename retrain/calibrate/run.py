@@ -114,7 +114,8 @@ class Calibrator:
         Raises:
             RecordsError: it cannot be written.
         """
-        text = written.to_toml(self._tables, found.advice, self._path.name, self._overrides)
+        schema = written.schema_line(self._path)
+        text = written.to_toml(self._tables, found.advice, self._path.name, self._overrides, schema)
         written.write(target, text)
         return replace(found, written=str(target))
 

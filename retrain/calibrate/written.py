@@ -12,10 +12,12 @@ from typing import Any
 import tomli_w
 
 from retrain.calibrate.advice import Advice
+from retrain.config.json_schema import DIRECTIVE
 from retrain.errors import ConfigError, RecordsError
 from retrain.records.text import plain
 
 MARK = "# Calibrated from "
+MOST_READ = 1000  # bytes of a line
 
 
 def calibrated(tables: Mapping[str, Any], advice: Sequence[Advice]) -> dict[str, Any]:
@@ -28,10 +30,23 @@ def calibrated(tables: Mapping[str, Any], advice: Sequence[Advice]) -> dict[str,
 
 
 def to_toml(
-    tables: Mapping[str, Any], advice: Sequence[Advice], source: str, overrides: Sequence[str] = ()
+    tables: Mapping[str, Any],
+    advice: Sequence[Advice],
+    source: str,
+    overrides: Sequence[str] = (),
+    schema: str = "",
 ) -> str:
-    """Write tables as TOML, with a comment above each changed key, and what `--set` had changed before."""
+    """Write tables as TOML, with a comment above each changed key, and what `--set` had changed before.
+
+    Args:
+        tables: of the original, with the overrides.
+        advice: what follows from the trials.
+        source: the original's name.
+        overrides: `--set`, as given.
+        schema: the original's line for editors, "" if it has none.
+    """
     lines = [
+        *([schema] if schema else []),
         f"{MARK}{plain(source)}: values that changed say why. The original is as it was.",
         *(f"# with --set {plain(override)}" for override in overrides),
         "",
@@ -60,10 +75,21 @@ def check_target(target: Path, source: Path) -> None:
         return
     if target.samefile(source):
         raise ConfigError(f"{target}: is the file to calibrate, which is never changed; name another")
-    if not target.is_file() or not target.read_bytes().startswith(MARK.encode()):
+    if not target.is_file() or not any(line.startswith(MARK.encode()) for line in _first_lines(target)):
         raise ConfigError(f"{target}: exists and was not written by a calibration; name another, or move it")
     if not os.access(target, os.W_OK):
         raise RecordsError(f"{target}: cannot be written; name another with --output")
+
+
+def schema_line(source: Path) -> str:
+    """Give the line that tells editors the schema, if a file begins with it."""
+    first = _first_lines(source)[0].decode("utf-8", "replace").strip()
+    return plain(first) if first.startswith(DIRECTIVE.partition(" ")[0]) else ""
+
+
+def _first_lines(path: Path) -> list[bytes]:
+    with path.open("rb") as file:
+        return [file.readline(MOST_READ), file.readline(MOST_READ)]
 
 
 def write(path: Path, text: str) -> None:
