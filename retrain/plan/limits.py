@@ -34,6 +34,16 @@ class Change:
     saves_s: float
 
 
+@dataclass(frozen=True)
+class _Option:
+    """A change that could be made, and the campaign with it."""
+
+    limit: Limit
+    setting: str
+    text: str
+    workload: Workload
+
+
 def find_limit(workload: Workload, expected_s: float, simulate: Simulate) -> tuple[Limit, tuple[Change, ...]]:
     """Name what limits a campaign, and give the changes worth making, the best first.
 
@@ -44,7 +54,7 @@ def find_limit(workload: Workload, expected_s: float, simulate: Simulate) -> tup
     """
     if not workload.runs or expected_s <= 0:
         return "slowest condition", ()
-    changes = [_judged(change, expected_s) for change in _changes(workload, simulate)]
+    changes = [_simulated(option, expected_s, simulate) for option in _options(workload)]
     worth = [change for change in changes if change.saves_s > WORTH_SAYING * expected_s]
     ordered = tuple(sorted(worth, key=lambda change: change.makespan_s))
     return _limit(workload, expected_s, simulate), ordered
@@ -69,64 +79,63 @@ def _limit(workload: Workload, expected_s: float, simulate: Simulate) -> Limit:
     return "workers" if _waves(workload) > 1 else "slowest condition"
 
 
-def _changes(workload: Workload, simulate: Simulate) -> Iterator[Change]:
-    for change, other in (
-        _more_workers(workload),
-        _more_permits(workload),
-        _no_stagger(workload),
-        _slowest_first(workload),
-    ):
-        if other is not None:
-            seconds = simulate(other)
-            yield replace(change, makespan_s=seconds)
+def _options(workload: Workload) -> Iterator[_Option]:
+    yield from _more_workers(workload)
+    yield from _more_permits(workload)
+    yield from _no_stagger(workload)
+    yield from _slowest_first(workload)
 
 
-def _judged(change: Change, expected_s: float) -> Change:
-    saves_s = expected_s - change.makespan_s
-    return replace(change, saves_s=saves_s, text=f"{change.text} and save {about(max(0.0, saves_s))}")
+def _simulated(option: _Option, expected_s: float, simulate: Simulate) -> Change:
+    makespan_s = simulate(option.workload)
+    saves_s = expected_s - makespan_s
+    text = f"{option.text} and save {about(max(0.0, saves_s))}"
+    return Change(option.limit, option.setting, text, makespan_s, saves_s)
 
 
-def _more_workers(workload: Workload) -> tuple[Change, Workload | None]:
+def _more_workers(workload: Workload) -> Iterator[_Option]:
     count, workers, waves = len(workload.runs), workload.launching.workers, _waves(workload)
-    more = math.ceil(count / (waves - 1)) if waves > 1 else workers
-    text = (
-        f"{count} runs on {count_of(workers, 'worker')} take {waves} waves; "
-        f"{count_of(more, 'worker')} would take {count_of(waves - 1, 'wave')}"
-    )
-    change = Change("workers", f"campaign.max_workers = {more}", text, 0.0, 0.0)
-    return change, _with(workload, workers=more) if waves > 1 else None
+    if waves > 1:
+        more = math.ceil(count / (waves - 1))
+        text = (
+            f"{count} runs on {count_of(workers, 'worker')} take {waves} waves; "
+            f"{count_of(more, 'worker')} would take {count_of(waves - 1, 'wave')}"
+        )
+        yield _Option("workers", f"campaign.max_workers = {more}", text, _with(workload, workers=more))
 
 
-def _more_permits(workload: Workload) -> tuple[Change, Workload | None]:
+def _more_permits(workload: Workload) -> Iterator[_Option]:
     permits = workload.launching.permits
     active = workload.runs[: workload.launching.workers]
     costs = [workload.costs[run.condition] for run in active]
     asked = sum(cost.calls_at_once for cost in costs if cost.permit_s)
     load = sum(cost.permit_s / cost.seconds for cost in costs if cost.permit_s)
     more = min(asked, math.ceil(ROOM * load))
-    text = (
-        f"{count_of(len(active), 'run')} ask for {load:.1f} permits on average and have {permits}; "
-        f"{more} would be enough"
-    )
-    change = Change("permits", f"backend.max_concurrent = {more}", text, 0.0, 0.0)
-    return change, _with(workload, permits=more) if permits is not None and more > permits else None
+    if permits is not None and more > permits:
+        text = (
+            f"{count_of(len(active), 'run')} ask for {load:.1f} permits on average and have {permits}; "
+            f"{more} would be enough"
+        )
+        yield _Option("permits", f"backend.max_concurrent = {more}", text, _with(workload, permits=more))
 
 
-def _no_stagger(workload: Workload) -> tuple[Change, Workload | None]:
+def _no_stagger(workload: Workload) -> Iterator[_Option]:
     stagger_s = workload.launching.stagger_s
-    text = f"each launch waits {about(stagger_s)} for the one before it; none would fill places at once"
-    change = Change("stagger", "campaign.stagger_seconds = 0", text, 0.0, 0.0)
-    return change, _with(workload, stagger_s=0.0) if stagger_s else None
+    if stagger_s:
+        text = f"each launch waits {about(stagger_s)} for the one before it; none would fill places at once"
+        yield _Option("stagger", "campaign.stagger_seconds = 0", text, _with(workload, stagger_s=0.0))
 
 
-def _slowest_first(workload: Workload) -> tuple[Change, Workload | None]:
+def _slowest_first(workload: Workload) -> Iterator[_Option]:
     lengths = _lengths(workload)
     slowest = max(lengths, key=lambda name: lengths[name])
     ordered = tuple(_by_seed(workload, sorted(lengths, key=lambda name: -lengths[name])))
-    text = f"{slowest!r} is the slowest condition; the longest conditions first would fill the places better"
-    change = Change("slowest condition", f"first of [[campaign.conditions]]: {slowest}", text, 0.0, 0.0)
-    is_other = _waves(workload) > 1 and len(lengths) > 1 and ordered != workload.runs
-    return change, replace(workload, runs=ordered) if is_other else None
+    if _waves(workload) > 1 and len(lengths) > 1 and ordered != workload.runs:
+        text = (
+            f"{slowest!r} is the slowest condition; the longest conditions first would fill the places better"
+        )
+        setting = f"first of [[campaign.conditions]]: {slowest}"
+        yield _Option("slowest condition", setting, text, replace(workload, runs=ordered))
 
 
 def _by_seed(workload: Workload, conditions: list[str]) -> Iterator[RunWork]:
