@@ -33,6 +33,7 @@ def test_what_is_no_span_is_refused(text: str) -> None:
         (0.25, "0.25 s"),
         (9.96, "10.0 s"),
         (59.4, "59 s"),
+        (59.7, "1 min 0 s"),
         (125, "2 min 5 s"),
         (12000, "3 h 20 min"),
         (187200, "2 d 4 h"),

@@ -13,7 +13,7 @@ def format_duration(seconds: float) -> str:
     """Give a span in its two largest units: `9.5 s`, `2 min 5 s`, `3 h 20 min`, `2 d 4 h`."""
     if seconds < 10:
         return f"{seconds:.2g} s" if seconds < 1 else f"{seconds:.1f} s"
-    if seconds < 60:
+    if seconds < 59.5:
         return f"{seconds:.0f} s"
     minutes, rest = divmod(round(seconds), 60)
     if minutes < 60:
