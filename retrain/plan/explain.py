@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING
 
+from retrain.config.problems import quote
 from retrain.config.schema import Config
 from retrain.plan.checklist import Check, Decisions
 from retrain.plan.matrix import Plan, RunPlan
@@ -140,7 +141,7 @@ def _condition(run: RunPlan, plan: Plan, base: RunPlan) -> ConditionPlan:
 def _differences(run: RunPlan, base: RunPlan) -> Iterator[str]:
     for section in SECTIONS:
         ours, theirs = vars(getattr(run.config, section)), vars(getattr(base.config, section))
-        yield from (f"{section}.{key} = {value!r}" for key, value in ours.items() if value != theirs[key])
+        yield from (f"{section}.{key} = {quote(value)}" for key, value in ours.items() if value != theirs[key])
 
 
 def _pilot_command(plan: Plan, file_name: str) -> str:

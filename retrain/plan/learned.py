@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from retrain.config.labels import label_of
+from retrain.config.problems import quote
 from retrain.config.resolve import as_tables
 from retrain.plan.history import History
 from retrain.plan.matrix import Plan, RunPlan
@@ -191,4 +192,4 @@ def _differences(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> Iterator
         mine, other = ours.get(section, {}), theirs.get(section, {})
         for key in keys or sorted(mine):
             if mine.get(key) != other.get(key):
-                yield f"{section}.{key} = {other.get(key)!r}, not {mine.get(key)!r}"
+                yield f"{section}.{key} = {quote(other.get(key))}, not {quote(mine.get(key))}"
