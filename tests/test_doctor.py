@@ -55,7 +55,7 @@ def test_doctor_finds_a_bare_machine_well(retrain: Call) -> None:
     found = checks(answer)
     assert found["python"]["verdict"] == found["numpy"]["verdict"] == "ok"
     assert found["key OPENAI_API_KEY"]["verdict"] == "absent"
-    assert {"gpu", "disk for logs", "locks in logs"} <= set(found)
+    assert {"gpu", "disk for logs", "locks in logs", "extra report", "extra gpu"} <= set(found)
 
 
 def test_doctor_misses_the_key_that_a_file_needs_and_never_shows_it(retrain: Call, here: Path) -> None:

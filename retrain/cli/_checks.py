@@ -27,6 +27,10 @@ from retrain.system import gpus
 ENOUGH_DISK_BYTES = 5 << 30  # a checkpoint of a small model with its optimizer, twice
 LITTLE_DISK_BYTES = 100 << 20  # records of a campaign without a model's checkpoints
 GIB = 1 << 30
+OF_COMMANDS = (  # extras that no plugin needs
+    Needs("report", ("scipy", "vl_convert")),  # compare, report
+    Needs("gpu", ("pynvml",)),  # the load of GPUs
+)
 
 
 class Verdict(StrEnum):
@@ -95,7 +99,7 @@ def used_plugins(configs: Sequence[Config]) -> list[Used]:
 
 def plugin_checks(used: Sequence[Used]) -> Iterator[Check]:
     """Look for extras, keys and programs: those of all plugins, and strictly for those that are used."""
-    known = [needs(kind, name) for kind in registry.ENTRY for name in registry.names(kind)]
+    known = [*OF_COMMANDS, *(needs(kind, name) for kind in registry.ENTRY for name in registry.names(kind))]
     needed = [(one, needs(one.kind, one.name)) for one in used]
     yield from _extra_checks(known, needed)
     yield from _key_checks(known, needed)

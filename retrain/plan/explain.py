@@ -141,7 +141,9 @@ def _condition(run: RunPlan, plan: Plan, base: RunPlan) -> ConditionPlan:
 def _differences(run: RunPlan, base: RunPlan) -> Iterator[str]:
     for section in SECTIONS:
         ours, theirs = vars(getattr(run.config, section)), vars(getattr(base.config, section))
-        yield from (f"{section}.{key} = {quote(value)}" for key, value in ours.items() if value != theirs[key])
+        yield from (
+            f"{section}.{key} = {quote(value)}" for key, value in ours.items() if value != theirs[key]
+        )
 
 
 def _pilot_command(plan: Plan, file_name: str) -> str:
