@@ -58,6 +58,17 @@ def test_a_saved_model_whose_completions_could_not_end_is_told(tmp_path: Path) -
     assert check_run(run_of(model=model)) == []
 
 
+def test_a_saved_model_without_a_chat_template_is_told_where_one_is_asked_for(tmp_path: Path) -> None:
+    model = saved_model(tmp_path / "m", eos_token="<eos>")
+    (problem,) = check_run(run_of(model=model, chat_template=True))
+    assert problem.startswith("[backend.options].chat_template: the tokenizer of")
+    assert check_run(run_of(model=model)) == []
+    (Path(model) / "chat_template.jinja").write_text("{{ messages }}")
+    assert check_run(run_of(model=model, chat_template=True)) == []
+    inside = saved_model(tmp_path / "inside", eos_token="<eos>", chat_template="{{ messages }}")
+    assert check_run(run_of(model=inside, chat_template=True)) == []
+
+
 def test_a_model_of_the_hub_must_be_in_the_cache_if_the_hub_is_not_asked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -54,6 +54,15 @@ def _directory_problem(model: str, path: Path) -> str:
     return ""
 
 
+def template_problem(model: str) -> str:
+    """Say that a saved model's tokenizer has no chat template; empty if it has, or may have."""
+    path = Path(model).expanduser()
+    config = path / "tokenizer_config.json"
+    if not config.is_file() or _read(config).get("chat_template") or any(path.glob("*chat_template*")):
+        return ""
+    return f"the tokenizer of {model!r} has none; set it to false"
+
+
 def prompts_problem(model: str, prompts: Sequence[Prompt]) -> str:
     """Say which prompts surely fill the context of a model in a directory here; empty if none is known to.
 

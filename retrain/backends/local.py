@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from retrain.backends import BackendSpec
-from retrain.backends._torch_names import model_problem, prompts_problem
+from retrain.backends._torch_names import model_problem, prompts_problem, template_problem
 from retrain.backends._torch_options import (
     DEFAULTS,
     NO_REFERENCE,
@@ -55,6 +55,8 @@ def check_run(config: Config) -> list[str]:
     offline = bool(options.get("local_files_only"))
     if wrong := model_problem(config.model.model, local_files_only=offline):
         problems.append(f"[model].model: {wrong}")
+    elif options.get("chat_template") and (wrong := template_problem(config.model.model)):
+        problems.append(f"[backend.options].chat_template: {wrong}")
     if config.algorithm.kl_coef and not options.get("lora", DEFAULTS.lora):
         problems.append(f"[algorithm].kl_coef: {NO_REFERENCE}")
     device, launcher = options.get("device", DEFAULTS.device), config.campaign and config.campaign.launcher
