@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
-from typing import TypeVar
 
 import numpy as np
 import torch
@@ -51,7 +50,7 @@ from retrain.rollouts import Group, Loss, Prompt, Rollout, TrainingSample
 
 Ids = tuple[int, ...]
 Cut = Sequence[Sequence[MicroBatch]]  # a step in parts, each in micro-batches
-T = TypeVar("T")
+REMEMBERED = 10_000  # prompts whose token ids are kept: tens of megabytes at most
 
 
 class LocalBackend:
@@ -81,12 +80,15 @@ class LocalBackend:
         use_threads(options.threads, self.info.parameters)
 
     def check_prompts(self, prompts: Sequence[Prompt]) -> None:
-        """Refuse prompts that leave no room for a completion.
+        """Refuse prompts that leave no room for a completion; only those that might are encoded.
 
         Raises:
             ConfigError: names the first few of them.
         """
-        check_room({p.id: len(self._encode(p)) for p in prompts}, self._policy.context)
+        around = len(self._encode(prompts[0])) if prompts else 0  # a template's tokens, and more
+        # a token spells a byte or more
+        long = [p for p in prompts if len(p.text.encode()) + around >= self._policy.context]
+        check_room({p.id: len(self._text.encode(p)) for p in long}, self._policy.context)
 
     def sample(self, prompts: Sequence[Prompt], sampling: Sampling) -> list[Group]:
         """Sample each prompt's group, running the prompt itself once.
@@ -98,9 +100,9 @@ class LocalBackend:
         """
         if not prompts:
             return []
-        self.check_prompts(prompts)
-        self._memory.begin_peak()
         ids = [self._encode(prompt) for prompt in prompts]
+        check_room({p.id: len(tokens) for p, tokens in zip(prompts, ids, strict=True)}, self._policy.context)
+        self._memory.begin_peak()
         if self._engine is not None:
             drawn = self._engine.complete(
                 ids, self._text.end_ids, sampling, self._optimizer.steps, self._generator
@@ -193,6 +195,8 @@ class LocalBackend:
 
     def _encode(self, prompt: Prompt) -> Ids:
         if prompt.text not in self._encoded:
+            if len(self._encoded) >= REMEMBERED:
+                self._encoded.clear()
             self._encoded[prompt.text] = self._text.encode(prompt)
         return self._encoded[prompt.text]
 

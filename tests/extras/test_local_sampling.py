@@ -150,3 +150,17 @@ def test_a_long_completion_is_the_one_that_is_run_anew_for_each_token(model):
     backend._text.end_ids = (10**6,)  # no end: the cache's buffers grow, and are copied when rows are
     (group,) = draw(backend, UNEVEN[:1], group_size=2, max_tokens=60, temperature=0.0)
     assert list(group.rollouts[1].tokens) == without_cache(backend, UNEVEN[0], 60)
+
+
+def test_only_prompts_that_may_be_too_long_are_looked_at_beforehand(model, monkeypatch):
+    backend = open_backend(model)
+    encoded = []
+    plain = backend._text.encode
+    monkeypatch.setattr(backend._text, "encode", lambda prompt: encoded.append(prompt.id) or plain(prompt))
+    backend.check_prompts([Prompt(number, f"{number}=", "") for number in range(100)])
+    assert encoded == [0]
+
+
+def test_a_prompt_that_is_too_long_only_as_it_is_sampled_is_refused(model):
+    with pytest.raises(ConfigError, match="prompt 7 has 64"):
+        draw(open_backend(model), [Prompt(7, "1" * 64, "")])
