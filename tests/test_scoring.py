@@ -58,6 +58,12 @@ def test_what_is_unknown_gets_the_mean_of_its_group_and_is_counted(name: str) ->
     assert batch.reward_faults("eval_") == faults
 
 
+def test_a_policy_is_judged_by_the_rewards_that_are_known() -> None:
+    batch = score(BY_COMMAND, ("right",), ("wrong",), ("right",), ("unscored",), ("late",))
+    assert batch.known_rewards.tolist() == [1, 0, 1]
+    assert batch.correct_rate == pytest.approx(2 / 3)
+
+
 def test_a_program_that_hangs_has_earned_its_zero_and_is_counted() -> None:
     prompt = Prompt(0, "?", "assert x == 1")
     with scorer("python", timeout_s=0.3) as opened:

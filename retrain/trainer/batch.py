@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
+from numpy.typing import NDArray
 
 from retrain import registry
 from retrain.backends import UpdateStats
@@ -28,6 +29,7 @@ class ScoredBatch:
     rewards: Floats
     errors: int = 0  # rollouts whose scoring failed; a wrong answer is not among them
     timeouts: int = 0  # rollouts whose scoring took too long
+    unknown: NDArray[np.bool_] | None = None  # which of the rewards nobody could tell; None: of none
 
     @property
     def rollouts(self) -> list[Rollout]:
@@ -38,6 +40,16 @@ class ScoredBatch:
     def tokens(self) -> int:
         """Sampled tokens, informative or not."""
         return sum(len(rollout.tokens) for rollout in self.rollouts)
+
+    @property
+    def known_rewards(self) -> Floats:
+        """The rewards that somebody could tell, in one row: what a policy is judged by."""
+        return self.rewards.ravel() if self.unknown is None else self.rewards[~self.unknown]
+
+    @property
+    def correct_rate(self) -> float:
+        """The share of right ones among completions whose reward is known."""
+        return float(np.mean(self.known_rewards >= CORRECT))
 
     def lengths(self) -> dict[str, float]:
         """Give a row's tokens per completion: median, 95th percentile, longest."""

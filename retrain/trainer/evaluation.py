@@ -41,8 +41,8 @@ class HeldOut:
         started = time.perf_counter()
         greedy = self._scored(samples=1, temperature=0.0)
         row = {
-            "eval_reward": float(greedy.rewards.mean()),
-            "eval_correct_rate": float(np.mean(greedy.rewards >= CORRECT)),
+            "eval_reward": float(greedy.known_rewards.mean()),
+            "eval_correct_rate": greedy.correct_rate,
             "eval_prompts": len(self._prompts),
             **greedy.reward_faults("eval_"),
         }

@@ -17,7 +17,7 @@ from retrain.records.layout import RunFiles
 from retrain.rollouts import Group, Prompt, TrainingSample
 from retrain.tasks import Task
 from retrain.trainer import checkpoint
-from retrain.trainer.batch import CORRECT, Algorithm, ScoredBatch, entropy_of
+from retrain.trainer.batch import Algorithm, ScoredBatch, entropy_of
 from retrain.trainer.evaluation import HeldOut
 from retrain.trainer.gate import PermitGate
 from retrain.trainer.hardware import roofline_row, take_sampling_work
@@ -230,9 +230,9 @@ class Trainer:
             "batch_size": groups,
             "group_size": self._training.group_size,
             "loss": stats.loss,
-            "mean_reward": float(batch.rewards.mean()),
-            "reward_std": float(batch.rewards.std()),
-            "correct_rate": float(np.mean(batch.rewards >= CORRECT)),
+            "mean_reward": float(batch.known_rewards.mean()),
+            "reward_std": float(batch.known_rewards.std()),
+            "correct_rate": batch.correct_rate,
             "zero_signal_group_fraction": 1.0 - facts.informative_groups / groups,
             "max_token_hit_rate": float(np.mean([r.truncated for r in rollouts])),
             **batch.lengths(),

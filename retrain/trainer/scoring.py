@@ -51,6 +51,7 @@ class Scorer:
             np.array([_known(part) for part in np.split(values, sizes)]),
             errors=sum(s.outcome is Outcome.ERROR for s in scores),
             timeouts=sum(s.outcome is Outcome.TIMEOUT for s in scores),
+            unknown=np.array(np.split(np.isnan(values), sizes)),
         )
 
     def close(self) -> None:
