@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from retrain.campaign.assign import as_launched
 from retrain.config.load import parse, sets_key
 from retrain.plan.explain import explain_plan
 from retrain.plan.history import learn
@@ -140,3 +141,9 @@ def test_places_for_a_campaign_in_turn_need_parallel_as_well(tmp_path: Path) -> 
     record_campaign(plan, "c-20250131T120000Z-0a1b", closing_s=0.0)
     line = line_of(explained(plan, learn(tmp_path), budget_s=100.0), "wall time acceptable")
     assert "--set campaign.parallel=true --set campaign.max_workers=2 --budget 100s" in line.command
+
+
+def test_a_campaign_inside_one_process_is_planned_one_run_at_a_time(tmp_path: Path) -> None:
+    plan = plan_of(tmp_path, parallel=True, max_workers=4, launcher="inline")
+    assert as_launched(plan).workers == 1
+    assert any("parallel has no effect" in line for line in warnings_of(plan, {}, 2.0))

@@ -14,6 +14,7 @@ from retrain.calibrate.conclude import Evidence
 from retrain.calibrate.outcome import Calibration
 from retrain.calibrate.session import Session, Trialled
 from retrain.calibrate.trials import Effort, Trial
+from retrain.campaign.assign import as_launched
 from retrain.campaign.events import Observer
 from retrain.config.load import load_config, load_tables, parse
 from retrain.errors import ConfigError, LaunchError
@@ -152,7 +153,8 @@ class Calibrator:
         )
 
     def _plan_of(self, tables: Mapping[str, Any]) -> Plan:
-        return plan_runs(parse(tables, self._path.name), self._path.name)
+        config = parse(tables, self._path.name, try_plugins=False)
+        return as_launched(plan_runs(config, self._path.name))
 
     def _is_pressed(self) -> bool:
         return self.plan.runs[0].config.backpressure.enabled

@@ -94,6 +94,8 @@ def _queue_for_permits(plan: Plan) -> Iterator[str]:
 def _of_launcher(campaign: Campaign) -> Iterator[str]:
     if campaign.launcher != "inline":
         return
+    if campaign.parallel:
+        yield 'parallel has no effect with launcher = "inline": runs take turns in this process'
     for key in ("run_timeout", "stall_timeout"):
         if getattr(campaign, key):
             yield f'{key} has no effect with launcher = "inline": nobody beside the worker looks at the time'
