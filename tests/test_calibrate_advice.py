@@ -25,6 +25,7 @@ TABLES = {
     "warmup": {"path": "rows.jsonl", "steps": 5},
     "logging": {"log_dir": "logs", "loggers": ["tensorboard"]},
     "campaign": {
+        "name": "study",
         "seeds": [7, 8, 9],
         "max_steps": 100,
         "parallel": True,
@@ -56,6 +57,7 @@ def test_a_pilot_runs_every_condition_for_a_few_steps_elsewhere() -> None:
     assert (trial.tables["campaign"]["max_steps"], trial.tables["campaign"]["retries"]) == (25, 0)
     assert trial.tables["logging"] == {"log_dir": "somewhere"}
     assert trial.tables["warmup"] == {}
+    assert "name" not in trial.tables["campaign"]
     assert TABLES["campaign"]["max_steps"] == 100  # the user's tables are left alone
 
 

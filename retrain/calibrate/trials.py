@@ -119,6 +119,7 @@ def _short(tables: Tables, steps: int, log_dir: Path) -> dict[str, Any]:
         "pause_after": 0,
         "on_failure": "continue",  # what other conditions take is known all the same
     }
+    changed["campaign"].pop("name", None)  # directories are called by their trials
     logging = {key: value for key, value in changed.get("logging", {}).items() if key not in SERVICES}
     changed["logging"] = {**logging, "log_dir": str(log_dir)}
     for table in (changed, *(changed["campaign"].get("conditions") or ())):
