@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -35,26 +35,12 @@ def rows_of(campaigns: Iterable[CampaignRecord]) -> Table:
 
     Runs whose file cannot be read have no rows.
     """
-    return _table(
-        [
-            row
-            for campaign in campaigns
-            for run in campaign.runs
-            for row in _rows(campaign, run, RunFiles(run.directory).metrics)
-        ]
-    )
+    return _all_rows(campaigns, lambda run: RunFiles(run.directory).metrics)
 
 
 def warm_up_of(campaigns: Iterable[CampaignRecord]) -> Table:
     """Give every supervised update of every run's warm-up in the same way; `step` counts updates."""
-    return _table(
-        [
-            row
-            for campaign in campaigns
-            for run in campaign.runs
-            for row in _rows(campaign, run, RunFiles(run.directory).warmup)
-        ]
-    )
+    return _all_rows(campaigns, lambda run: RunFiles(run.directory).warmup)
 
 
 def ends_of(campaigns: Iterable[CampaignRecord]) -> Table:
@@ -94,6 +80,11 @@ def as_parquet(table: Table) -> bytes:
 def _table(rows: list[Row]) -> Table:
     names = dict.fromkeys(name for row in rows for name in row)
     return Table((*FIRST, *(name for name in names if name not in FIRST)), rows)
+
+
+def _all_rows(campaigns: Iterable[CampaignRecord], file_of: Callable[[RunRecord], Path]) -> Table:
+    found = ((campaign, run) for campaign in campaigns for run in campaign.runs)
+    return _table([row for campaign, run in found for row in _rows(campaign, run, file_of(run))])
 
 
 def _rows(campaign: CampaignRecord, run: RunRecord, path: Path) -> Iterator[Row]:
