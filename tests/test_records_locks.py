@@ -115,8 +115,9 @@ def test_a_lock_file_is_private_and_a_planted_link_is_refused(tmp_path):
 
 
 def test_a_lock_file_without_a_holders_text_names_nobody(tmp_path):
-    (tmp_path / "run.lock").write_text("garbage")
-    assert holder(tmp_path / "run.lock") is None
+    for text in ("garbage", '{"pid": Infinity, "host": "", "since": ""}'):
+        (tmp_path / "run.lock").write_text(text)
+        assert holder(tmp_path / "run.lock") is None
     assert holder(tmp_path / "missing.lock") is None
 
 

@@ -70,10 +70,11 @@ def test_lines_that_are_no_rows_are_skipped_and_counted(tmp_path):
     _write(tmp_path, 1, [1])
     with (tmp_path / "metrics.jsonl").open("ab") as file:
         file.write(b'\0\0\0\n{"torn": \n[1]\n{"step": "2"}\n{"step": true}\n\xff\xfe\n\n')
+        file.write(b'{"step": 1' + b"0" * 400 + b"}\n")
     _write(tmp_path, 1, [2])
     scan = scan_metrics(tmp_path)
     assert [row["step"] for row in scan.rows] == [1, 2]
-    assert scan.skipped_lines == 6
+    assert scan.skipped_lines == 7
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), np.float32("nan"), [1.0, float("-inf")]])

@@ -22,6 +22,12 @@ def run(tmp_path):
     return RunFiles(tmp_path)
 
 
+def test_an_attempt_that_took_longer_than_any_number_has_no_duration(run):
+    begin_attempt(run.attempts)
+    end_attempt(run.attempts, 1, "done", duration_s=10**400)
+    assert read_attempts(run.attempts)[0].duration_s is None
+
+
 def test_attempts_are_numbered_from_one_and_remember_their_ends(run):
     assert begin_attempt(run.attempts) == 1
     end_attempt(run.attempts, 1, "infrastructure", exit_code=-9, message="killed", duration_s=1.5)
@@ -98,7 +104,12 @@ def test_progress_is_read_back_with_its_time(run):
     assert progress.updated_at.endswith("Z")
 
 
-@pytest.mark.parametrize("content", ["{}", '{"step": "x", "max_steps": 1, "state": "running"}', "torn"])
+ENDLESS = '{"step": Infinity, "max_steps": 1, "state": "running"}'
+
+
+@pytest.mark.parametrize(
+    "content", ["{}", '{"step": "x", "max_steps": 1, "state": "running"}', ENDLESS, "torn"]
+)
 def test_a_status_that_is_none_is_an_error_with_its_path(run, content):
     run.status.write_text(content)
     with pytest.raises(RecordsError, match=r"status\.json"):

@@ -177,7 +177,10 @@ def test_labels_are_bounded_when_written_and_when_read(tmp_path):
         assert (len(holder.label), holder.held_s) == (100, 0.0)
 
 
-@pytest.mark.parametrize("record", ["", "null", '{"pid": []}', "[" * 4000])
+ENDLESS = '{"pid": Infinity, "clock": "x", "monotonic_s": 0, "wall_s": 0, "host": "", "label": ""}'
+
+
+@pytest.mark.parametrize("record", ["", "null", '{"pid": []}', "[" * 4000, ENDLESS])
 def test_a_record_that_makes_no_sense_is_still_a_holder(tmp_path, record):
     with FileSemaphore(tmp_path, 1):
         (tmp_path / "slot-0000").write_text(record)

@@ -160,5 +160,5 @@ def looked_at(expecter: Expecter) -> Expectation | None:
     """Look, and let no record that is damaged, or says what cannot be, end a campaign for it."""
     try:
         return expecter.look()
-    except (RecordsError, ValueError):
+    except (RecordsError, ValueError, ArithmeticError):
         return None

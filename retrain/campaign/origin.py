@@ -69,7 +69,7 @@ def read_origin(files: CampaignFiles) -> Origin:
             digest=str(found["digest"]),
             options=dict(found.get("options", {})),
         )
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise RecordsError(f"{files.origin}: is damaged ({error!r}); restore it") from error
 
 

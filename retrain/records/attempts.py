@@ -15,7 +15,7 @@ from typing import Any
 
 from retrain.records.clock import utc_now
 from retrain.records.files import read_small
-from retrain.records.lines import LineAppender, dump_line, parse_line
+from retrain.records.lines import LineAppender, dump_line, number_in, parse_line
 from retrain.records.software import installed
 
 
@@ -125,14 +125,13 @@ def _begun(number: int, row: Mapping[str, Any]) -> Attempt:
 
 
 def _ended(begun: Attempt, row: Mapping[str, Any]) -> Attempt:
-    duration = row.get("duration_s")
     return replace(
         begun,
         ended_at=str(row.get("ended_at", "")),
         ending=str(row.get("ending", "")),
         exit_code=_integer(row.get("exit_code")),
         message=str(row.get("message", "")),
-        duration_s=float(duration) if isinstance(duration, int | float) else None,
+        duration_s=number_in(row, "duration_s"),
     )
 
 

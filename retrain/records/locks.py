@@ -190,7 +190,7 @@ def holder(path: Path) -> Holder | None:
             started=str(found.get("started", "")),
             renewed_at=float(found.get("renewed_at", 0.0)),
         )
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+    except (OSError, ValueError, OverflowError, KeyError, TypeError, AttributeError, RecursionError):
         return None
     finally:
         os.close(fd)

@@ -155,7 +155,7 @@ def read_manifest(path: Path) -> Manifest | None:
         )
     try:
         return _parse(found)
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except (KeyError, TypeError, ValueError, OverflowError, AttributeError) as error:
         raise DamagedRecordError(f"{path}: is no manifest ({error!r}); move it away and resume") from error
 
 

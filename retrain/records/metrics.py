@@ -19,6 +19,7 @@ from retrain.records.files import open_regular, records_error
 from retrain.records.layout import RunFiles
 from retrain.records.lines import LineAppender, Row, dump_line, parse_line, pick, read_lines, read_tail
 
+_MOST_STEPS = 2**53  # beyond, arithmetic in floats would lose some; a larger number is damage
 _HEAD_BYTES = 2**15  # more than one row; a longer first row is not looked at
 
 
@@ -175,4 +176,4 @@ def latest_telling(rows: Iterable[Row]) -> list[Row]:
 
 def is_step(step: object) -> bool:
     """Tell whether a row's `step` can be one."""
-    return isinstance(step, int) and not isinstance(step, bool) and step >= 0
+    return isinstance(step, int) and not isinstance(step, bool) and 0 <= step <= _MOST_STEPS

@@ -97,7 +97,7 @@ def read_progress(path: Path) -> Progress | None:
             updated_at=str(found.get("updated_at", "")),
             message=str(found.get("message", "")),
         )
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise RecordsError(f"{path}: is no status of a run ({error!r}); remove it") from error
 
 

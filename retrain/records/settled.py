@@ -81,7 +81,7 @@ def from_json(found: object) -> Settled | None:
     """Read what `to_json` gave; None if it is anything else, since the run's directory knows better."""
     try:
         return _parse(found) if isinstance(found, dict) else None
-    except (KeyError, TypeError, ValueError):
+    except (KeyError, TypeError, ValueError, OverflowError):
         return None
 
 

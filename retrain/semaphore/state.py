@@ -111,7 +111,7 @@ def read_holder(slot: LockFile) -> Holder:
             since_s, now_s = float(fields["wall_s"]), time.time()
         host, label = str(fields["host"])[:MAX_TEXT], str(fields["label"])[:MAX_TEXT]
         return Holder(int(fields["pid"]), host, label, max(0.0, now_s - since_s))
-    except (ValueError, TypeError, KeyError, RecursionError):
+    except (ValueError, OverflowError, TypeError, KeyError, RecursionError):
         return Holder(0, "", "", 0.0)
 
 

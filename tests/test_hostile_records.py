@@ -1,0 +1,92 @@
+"""Whatever stands in a record, its reader gives what it can or an error of retrain's own, never another."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from retrain.campaign.origin import Origin, read_origin, write_origin
+from retrain.errors import RetrainError
+from retrain.records.attempts import begin_attempt, end_attempt, read_attempts
+from retrain.records.layout import CampaignFiles, RunFiles
+from retrain.records.locks import hold, holder, is_held
+from retrain.records.manifest import PlannedRun, new_manifest, read_manifest, write_manifest
+from retrain.records.metrics import MetricsWriter, scan_rows, tail_rows
+from retrain.records.run_state import Progress, read_done, read_progress, write_done, write_progress
+from retrain.records.samples import SamplesWriter, read_samples
+from retrain.semaphore import FileSemaphore
+from retrain.semaphore.descriptors import LockFile
+from retrain.semaphore.state import read_holder
+
+ODD = (None, True, -1, 0, 10**400, 1e308, float("nan"), float("inf"), "x", [], [1], {}, {"a": []})
+READERS: dict[str, Callable[[Path], object]] = {
+    "status.json": read_progress,
+    "done.json": read_done,
+    "attempts.jsonl": read_attempts,
+    "run.lock": lambda path: (holder(path), is_held(path)),
+    "metrics.jsonl": lambda path: (scan_rows(path), tail_rows(path, 2)),
+    "samples.jsonl": read_samples,
+    "manifest.json": read_manifest,
+    "origin.json": lambda path: read_origin(CampaignFiles(path.parent)),
+    "permits.json": lambda path: FileSemaphore.inspect(path.parent),
+    "slot-0000": lambda path: read_holder(LockFile(str(path), read_only=True)),
+}
+
+
+@pytest.fixture
+def written(tmp_path: Path) -> Path:
+    """A directory with every record, as its writer writes it."""
+    run, campaign = RunFiles(tmp_path), CampaignFiles(tmp_path)
+    end_attempt(run.attempts, begin_attempt(run.attempts), "done", duration_s=1.0)
+    write_progress(run.status, Progress("running", "train", 1, 4, 1))
+    write_done(run.done, "abc", {"eval_reward": 0.5})
+    with MetricsWriter(run.metrics, 1) as rows:
+        rows.append({"step": 1, "loss": 0.5})
+    samples = SamplesWriter(run.samples, 1)
+    samples.append(1, [{"prompt": "p", "completion": "c"}])
+    samples.close()
+    planned = PlannedRun("a_s0", "a", 0, 4)
+    write_manifest(campaign.manifest, new_manifest("c", "abc", [planned], tmp_path))
+    write_origin(campaign, Origin("c", (), str(tmp_path), None, "local", "abc"))
+    lock = hold(run.lock)
+    assert lock is not None
+    lock.release()
+    with FileSemaphore(tmp_path, 1):
+        pass
+    return tmp_path
+
+
+def spoilt(record: Any) -> Iterator[Any]:
+    """Give a record with each of its values, at any depth, replaced or left out in turn."""
+    for key in list(record) if isinstance(record, dict) else range(len(record)):
+        value = record[key]
+        if isinstance(value, dict | list):
+            for inner in spoilt(value):
+                record[key] = inner
+                yield record
+        for odd in ODD:
+            record[key] = odd
+            yield record
+        record[key] = value
+    for key in list(record) if isinstance(record, dict) else ():
+        yield {name: value for name, value in record.items() if name != key}
+
+
+@pytest.mark.parametrize("name", READERS)
+def test_a_record_with_any_value_spoilt_is_read_or_refused(name: str, written: Path) -> None:
+    path = written / name
+    text = path.read_text()
+    is_lines = path.suffix != ".json"
+    records = [json.loads(line) for line in text.splitlines()] if is_lines else [json.loads(text)]
+    READERS[name](path)  # as it was written
+    for number, record in enumerate(records):
+        for odd in spoilt(record):
+            lines = [*records[:number], odd, *records[number + 1 :]]
+            path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+            with contextlib.suppress(RetrainError):
+                READERS[name](path)
