@@ -37,7 +37,9 @@ def command(
     output: Annotated[
         Path | None, typer.Option("-o", "--output", help="Write the smaller adapter to this directory.")
     ] = None,
-    rank: Annotated[int | None, typer.Option(min=1, help="Its rank; default: the recommended one.")] = None,
+    rank: Annotated[
+        int | None, typer.Option(min=1, help="Its rank, shown in any case; default: the recommended one.")
+    ] = None,
     keep: Annotated[
         float, typer.Option(min=0.0, max=1.0, help="Variance that the worst layer must retain.")
     ] = 0.99,
@@ -56,7 +58,7 @@ def command(
     found = find_adapter(adapter)
     original = read_adapter(found)
     spectrum = analyse(original)
-    result = summarise(found, original, spectrum, keep)
+    result = summarise(found, original, spectrum, keep, rank)
     if output is not None:
         result = write(result, original, output, rank or result.recommended.rank)
     if as_json:
@@ -74,16 +76,17 @@ def find_adapter(path: Path) -> Path:
     return next((place for place in places if (place / CONFIG).is_file()), path)
 
 
-def summarise(found: Path, adapter: Adapter, spectrum: Spectrum, keep: float) -> Squeezed:
-    """Say what halving the rank again and again keeps, and which rank is recommended."""
+def summarise(found: Path, adapter: Adapter, spectrum: Spectrum, keep: float, wanted: int | None) -> Squeezed:
+    """Say what halving the rank again and again keeps, what the wanted one does, and which is recommended."""
     recommended = spectrum.recommended(keep)
     halves = {max(1, spectrum.rank >> shift) for shift in range(spectrum.rank.bit_length())}
+    asked = {min(wanted, spectrum.rank)} if wanted else set()
     return Squeezed(
         adapter=str(found),
         layers=len(spectrum.layers),
         untrained_layers=len(spectrum.layers) - len(spectrum.trained),
         size_bytes=adapter.size_bytes,
-        ranks=[spectrum.at(one) for one in sorted({*halves, recommended.rank})],
+        ranks=[spectrum.at(one) for one in sorted({*halves, *asked, recommended.rank})],
         recommended=recommended,
     )
 

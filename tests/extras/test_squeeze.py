@@ -130,6 +130,13 @@ def test_the_command_shows_ranks_and_writes_the_recommended_one(model, tmp_path)
     assert found["output_error"] < 0.15  # a hundredth of the variance is a tenth of the norm
 
 
+def test_the_rank_asked_for_is_among_those_shown(model, tmp_path):
+    adapter = saved_adapter(model, tmp_path / "adapter")
+    for asked, shown in ((5, 5), (99, RANK)):
+        done = CliRunner().invoke(app, ["squeeze", str(adapter), "--rank", str(asked), "--json"])
+        assert shown in [one["rank"] for one in json.loads(done.stdout)["ranks"]]
+
+
 @pytest.mark.parametrize(
     ("change", "says"),
     [

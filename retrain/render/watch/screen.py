@@ -35,7 +35,7 @@ def watch_on_screen(log_dir: Path, console: Console) -> int:
     inbox = Inbox(has_screen=True)
     try:
         while True:
-            asked = _show(lambda: watcher.look(), view, str(log_dir), console, glyphs, inbox)
+            asked = _show(watcher.look, view, str(log_dir), console, glyphs, inbox)
             if asked is not Asked.SUSPEND:
                 return EXIT_DONE if asked is Asked.QUIT else EXIT_INTERRUPTED
             os.kill(os.getpid(), signal.SIGSTOP)  # the screen is given back; go on after `fg`
