@@ -141,14 +141,15 @@ def test_a_cluster_that_may_grow_needs_two_nodes_at_the_start(
         made.submit(["r0"])
 
 
-def test_parts_that_ray_ran_on_one_node_prove_nothing(tmp_path: Path) -> None:
+def test_parts_that_ray_ran_on_one_node_prove_nothing_and_are_tried_again(tmp_path: Path) -> None:
     nodes = Nodes("10.0.0.2", "10.0.0.3")
     nodes.node_of["10.0.0.3"] = nodes.node_of["10.0.0.2"]
     made = sharing(tmp_path / "camp", nodes)
     with pytest.raises(LaunchError, match="Ray ran both parts on one node"):
         made.submit(["r0"])
-    assert not (made._queue.home / "locks.json").exists()
     assert set(nodes.all) == set(nodes.running)
+    nodes.node_of["10.0.0.3"] = "id of 10.0.0.3"
+    assert made.submit(["r0"]) == ["r0"]
 
 
 def test_a_part_that_fails_is_told_at_once_and_the_other_ended(tmp_path: Path) -> None:

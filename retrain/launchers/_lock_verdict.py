@@ -1,7 +1,8 @@
 """Permits are shared by a directory only if two nodes have proved that they see each other's file locks.
 
-The verdict is a file in the campaign's directory: known once, it holds for as long as the directories are the
-same. An engine's launcher brings the two nodes to run `_lock_proof`, and says when that came to nothing.
+The proof is a file in the campaign's directory: given once, it holds for as long as the directories are the
+same. A test that fails is made again when the campaign is resumed. An engine's launcher brings the two nodes
+to run `_lock_proof`, and says when that came to nothing.
 """
 
 from __future__ import annotations
@@ -15,11 +16,13 @@ from typing import Protocol
 from retrain.errors import LaunchError
 from retrain.launchers import Assignment
 from retrain.records.atomic import read_json
+from retrain.records.files import remove_file
 from retrain.records.layout import CampaignFiles
 from retrain.records.stop_request import asked_to_stop
 
 LOOK_S = 2.0  # an engine is asked no more often
 PROOF_S = 600.0  # how long two nodes are waited for
+INSTEAD = 'use permits = "split", which needs no locks, or resume, which tests again'
 
 
 class Test(Protocol):
@@ -71,15 +74,14 @@ def is_proved(assignment: Assignment, path: Path, test: Test, rest: Callable[[fl
         LaunchError: they are not shared, or no verdict came.
     """
     directories, files = directories_of(assignment), CampaignFiles(assignment.directory)
-    problem = read_verdict(path, directories)
-    if problem is None:
-        assignment.say("two nodes test whether they see each other's file locks")
-        problem = _ask(path, directories, test, lambda seconds: rest(seconds) or asked_to_stop(files) > 0)
+    if read_verdict(path, directories) == "":
+        return True
+    remove_file(path)
+    assignment.say("two nodes test whether they see each other's file locks")
+    problem = _ask(path, directories, test, lambda seconds: rest(seconds) or asked_to_stop(files) > 0)
     if problem:
-        raise LaunchError(
-            f"{path}: permits cannot be shared through files, because {problem}; "
-            'use permits = "split", which needs no locks, or remove that file to test again'
-        )
+        remove_file(path)  # what was found may have been mended when the campaign is resumed
+        raise LaunchError(f"permits cannot be shared through files, because {problem}; {INSTEAD}")
     return problem is not None
 
 
@@ -92,16 +94,15 @@ def _ask(path: Path, directories: Sequence[Path], test: Test, rest: Callable[[fl
             wants_to_leave = rest(LOOK_S)
             failure = test.failure()  # before its answer is read, which may have come meanwhile
             problem = read_verdict(path, directories)
-            if time.monotonic() > until:
-                failure = failure or f"none have done so in {PROOF_S:g} s"
+            if problem is None and time.monotonic() > until:
+                failure = failure or f"none have done so in {PROOF_S:g} s."
     finally:
         if problem is None:
             with suppress(LaunchError):
                 test.end()
     if failure and not problem:
-        path.unlink(missing_ok=True)
+        remove_file(path)
         raise LaunchError(
-            f"two nodes could not test whether they see each other's file locks: {failure}. Resume when they "
-            'can, or use permits = "split", which needs no locks'
+            f"two nodes could not test whether they see each other's locks: {failure} Or {INSTEAD}"
         )
     return problem

@@ -52,7 +52,7 @@ class LockTest:
         if self._table.permits != SHARED or self._assignment.permits is None or is_local:
             return ""
         directories = directories_of(self._assignment)
-        if read_verdict(self._verdict, directories) is None:
+        if read_verdict(self._verdict, directories) != "":
             nodes = large_enough(self._table, self._client.resources())
             self._nodes = sorted(filter(None, map(node_of, nodes)))
             if len(self._nodes) == 1 and not self._table.autoscales:
@@ -83,9 +83,9 @@ class LockTest:
         jobs = [job for job in self._client.jobs() if job.id in self._jobs]
         for job in jobs:
             if job.status in ("FAILED", "STOPPED"):
-                return said_of(job)
+                return f"{said_of(job)}. Do all nodes see {self._queue.home}?"
         nodes = [job.node for job in jobs if job.node]
-        return "Ray ran both parts on one node" if len(nodes) > len(set(nodes)) else ""
+        return "Ray ran both parts on one node." if len(nodes) > len(set(nodes)) else ""
 
     def end(self) -> None:
         """Stop both."""

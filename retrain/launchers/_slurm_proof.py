@@ -33,7 +33,7 @@ class LockTest:
         for task in parse(commands.list_tasks([self._name])):
             if task.job == self._job and task.is_over and task.state != "COMPLETED":
                 output = self._home / f"locks-{self._job}.out"
-                return f"Slurm ended job {task.label}: {task.state}; see {output}"
+                return f"Slurm ended job {task.label}: {task.state}; see {output}."
         return ""
 
     def end(self) -> None:
