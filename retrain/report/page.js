@@ -43,7 +43,7 @@
     if (!curves.some(({ l }) => l.length)) spec.layer = spec.layer.filter(({ mark }) => mark.type !== "area");
     const line = spec.layer.find(({ mark }) => mark.type === "line");
     line.encoding.y.scale.domain = domain;
-    if (sparse) line.mark.point = { filled: true, size: 28 };
+    line.mark.point = sparse && { filled: true, size: 28 };
     if (last) last.finalize();
     last = await draw(holder, explorer.value, spec);
   };
