@@ -42,6 +42,7 @@ from retrain.records.locks import hold, present_holder
 from retrain.records.metrics import require_steps
 from retrain.records.run_state import RunState, read_done, write_done
 from retrain.records.stop_request import asked_to_stop
+from retrain.records.text import as_typed
 from retrain.streams import fill_closed
 
 if TYPE_CHECKING:
@@ -106,7 +107,7 @@ def _unless_finished(config: Config, files: RunFiles, stop: threading.Event) -> 
         return _say(f"{files.directory}: this run is finished; left alone", EXIT_INFRASTRUCTURE)
     campaign = campaign_of(files.directory)
     if asked_to_stop(campaign):
-        advice = f"go on with: retrain resume {campaign.directory}"
+        advice = f"go on with: retrain resume {as_typed(campaign.directory)}"
         return _say(f"{files.directory}: its campaign was stopped; {advice}", EXIT_INTERRUPTED)
     return _attempt(config, files, stop)
 

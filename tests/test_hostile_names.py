@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import stat
 import threading
 import tomllib
@@ -19,6 +20,7 @@ from retrain.config.load import load_config
 from retrain.errors import ConfigError, LaunchError, RetrainError
 from retrain.plan.matrix import plan_runs
 from retrain.records.layout import CampaignFiles, RunFiles, create_directory
+from retrain.records.locks import hold
 from retrain.worker import run as run_worker
 from tests.conftest import TINY
 
@@ -204,3 +206,12 @@ def test_everything_is_private_whatever_the_umask(campaign_file: Path) -> None:
     for path in (campaign.directory, *campaign.directory.rglob("*")):
         mode = stat.S_IMODE(path.stat().st_mode)
         assert mode == (0o700 if path.is_dir() else 0o600), path
+
+
+@pytest.mark.parametrize("log_dir", ["my logs", "it's; $(reboot)", "two\nlines"])
+def test_a_command_to_copy_names_the_directory_as_a_shell_takes_it(campaign_file: Path, log_dir: str) -> None:
+    campaign = start(campaign_file, [f"logging.log_dir={log_dir}"])
+    with hold(CampaignFiles(campaign.directory).lock) as _, pytest.raises(LaunchError) as refused:  # type: ignore[union-attr]
+        campaign.execute()
+    command = str(refused.value).split("`")[1]
+    assert shlex.split(command) == ["retrain", "status", str(campaign.directory)]

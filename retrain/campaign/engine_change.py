@@ -14,6 +14,7 @@ from retrain.campaign.origin import Origin
 from retrain.config.schema import Campaign
 from retrain.errors import LaunchError
 from retrain.records.layout import CampaignFiles, RunFiles
+from retrain.records.text import as_typed
 
 SHOWN_RUNS = 5
 
@@ -54,7 +55,7 @@ def require_left(
         raise LaunchError(
             f"{files.directory}: {origin.launcher} still has {len(queued)} runs of it: "
             f"{', '.join(sorted(queued)[:SHOWN_RUNS])}{more}. Take them back with "
-            f'`retrain stop {files.directory}`, or go on with launcher = "{origin.launcher}"'
+            f'`retrain stop {as_typed(files.directory)}`, or go on with launcher = "{origin.launcher}"'
         )
 
 

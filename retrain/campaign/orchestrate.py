@@ -44,7 +44,7 @@ from retrain.records.manifest import (
 from retrain.records.notices import NoticeBook
 from retrain.records.run_state import UNREADABLE, RunState
 from retrain.records.stop_request import asked_to_stop
-from retrain.records.text import count_of
+from retrain.records.text import as_typed, count_of
 
 SHOWN_RUNS = 5  # named in a notice
 
@@ -237,7 +237,7 @@ class CampaignRun:
             who = present_holder(self._files.lock)
             raise LaunchError(
                 f"{self._files.directory}: is supervised by {who or 'another process'}; "
-                f"watch it with `retrain status {self._files.directory}`"
+                f"watch it with `retrain status {as_typed(self._files.directory)}`"
             )
         return lock
 

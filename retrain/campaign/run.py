@@ -37,6 +37,7 @@ from retrain.records.layout import CampaignFiles, RunFiles, create_directory, op
 from retrain.records.locks import is_held
 from retrain.records.manifest import read_manifest
 from retrain.records.stop_request import withdraw_request
+from retrain.records.text import as_typed
 
 MANY_RUNS = 32
 WRITERS = 16  # a disk takes the syncs of many at once: 2,000 runs in a second instead of half a minute
@@ -155,7 +156,7 @@ def _changes(campaign: CampaignRun, plan: Plan, files: CampaignFiles, origin: Or
     if alive:
         raise ConfigError(
             f"{files.campaign_toml}: changed while {', '.join(alive[:SHOWN_RUNS])} run as it was; "
-            f"put it back, or end them first with `retrain stop {files.directory}`"
+            f"put it back, or end them first with `retrain stop {as_typed(files.directory)}`"
         )
     return changes
 

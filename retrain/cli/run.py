@@ -44,13 +44,14 @@ def command(
 def leave_running(directory: Path, arguments: Sequence[str] = ()) -> None:
     """Hand a campaign to an orchestrator in the background, and say how to follow it."""
     from retrain.campaign.detach import detach
+    from retrain.records.text import as_typed
 
     pid = detach(directory, arguments)
     typer.echo(f"{directory} goes on in process {pid}")
     for purpose, command_line in (
-        ("follow it with", f"retrain logs {directory} -f"),
-        ("look at it with", f"retrain status {directory}"),
-        ("end it with", f"retrain stop {directory}"),
+        ("follow it with", f"retrain logs {as_typed(directory)} -f"),
+        ("look at it with", f"retrain status {as_typed(directory)}"),
+        ("end it with", f"retrain stop {as_typed(directory)}"),
     ):
         typer.echo(f"{purpose}: {command_line}")
 
@@ -109,10 +110,11 @@ def observe(stack: ExitStack) -> Observer:
 
 def _next_command(directory: Path, outcome: Outcome) -> str:
     from retrain.records.run_state import RunState
+    from retrain.records.text import as_typed
 
     states = set(outcome.states.values())
     if states <= {RunState.DONE}:
         return ""
     if states <= {RunState.DONE, RunState.FAILED}:
-        return f"try the failed runs again with: retrain resume {directory} --failed"
-    return f"go on with: retrain resume {directory}"
+        return f"try the failed runs again with: retrain resume {as_typed(directory)} --failed"
+    return f"go on with: retrain resume {as_typed(directory)}"

@@ -22,6 +22,7 @@ def command(
     Example: retrain stop logs/campaign-20260101T120000Z-1a2b
     """
     from retrain.campaign.stop import stop_campaign
+    from retrain.records.text import as_typed
 
     def say(what: str) -> None:
         with suppress(OSError):  # a message that nobody can read is no reason not to stop
@@ -31,4 +32,4 @@ def command(
     if not found.was_supervised and not found.workers:
         typer.echo(f"{directory}: nothing of it was running")
     else:
-        typer.echo(f"{directory}: stopped; go on with: retrain resume {directory}")
+        typer.echo(f"{directory}: stopped; go on with: retrain resume {as_typed(directory)}")

@@ -1,8 +1,10 @@
-"""Makes text from outside (names, error messages, logs) safe to show on one line of a terminal."""
+"""Makes text from outside (names, messages, logs) safe to show on a terminal, and paths fit to be copied."""
 
 from __future__ import annotations
 
 import re
+import shlex
+from pathlib import Path
 
 # Escape sequences go as a whole, or their parameters would stay behind as litter.
 _ESCAPES = re.compile(
@@ -35,6 +37,11 @@ def plain_lines(text: str) -> list[str]:
     """Give text line by line, indentation kept, without anything that a terminal would obey or hide."""
     visible = _ESCAPES.sub("", text).expandtabs(4)
     return ["".join(map(_visible, line)).rstrip() for line in visible.splitlines()]
+
+
+def as_typed(path: Path) -> str:
+    """Give a path as it is typed in a shell, for a command that is to be copied."""
+    return shlex.quote(str(path))
 
 
 def count_of(number: int, noun: str) -> str:
