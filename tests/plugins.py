@@ -27,6 +27,13 @@ def slow(completion: str, prompt: Prompt) -> float:
     return float(completion == prompt.answer)
 
 
+def held(completion: str, prompt: Prompt, *, gate: str) -> float:
+    """Give no answer before somebody has made a file."""
+    while not Path(gate).exists():
+        time.sleep(0.05)
+    return float(completion == prompt.answer)
+
+
 def killed_once(completion: str, prompt: Prompt, *, flag: str) -> float:
     """End the process as the kernel does when memory runs out, the first time only."""
     try:

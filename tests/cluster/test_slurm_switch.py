@@ -15,8 +15,11 @@ AT_A_TIME = 2
 
 
 def file_for(launcher: str, directory: Path) -> Path:
+    """Write a campaign whose runs do not get on before there is a file `gate`."""
     path = directory / "switch.toml"
-    text = SLURM_TOML.replace("seeds = [0, 1]", "seeds = [0, 1, 2, 3]")
+    text = SLURM_TOML.replace("seeds = [0, 1]", "seeds = [0, 1, 2, 3]").replace(
+        '"tests.plugins.slow"', f'"tests.plugins.held"\nparams.gate = "{directory / "gate"}"'
+    )
     path.write_text(text.replace("max_workers = 5", f'max_workers = {AT_A_TIME}\nlauncher = "{launcher}"'))
     return path
 
@@ -42,9 +45,11 @@ def test_from_here_to_slurm_there_are_never_more_at_a_time(
         finish(first)
         campaign = only_campaign(tmp_path / "logs")
         switch(campaign, "local", "slurm")
-        code, said = finish(retrain("resume", campaign))
+        resumed = retrain("resume", campaign)
+        assert any("alive and adopted" in line for line in resumed.stderr)  # type: ignore[union-attr]
+        (tmp_path / "gate").touch()
+        code, said = finish(resumed)
     assert code == 0, said
-    assert "alive and adopted" in said
     assert max(counts) == AT_A_TIME
     assert all_are_done(campaign)
 
@@ -60,6 +65,7 @@ def test_from_slurm_to_here_only_when_slurm_has_nothing_left(
     switch(campaign, "slurm", "local")
     code, said = finish(retrain("resume", campaign))
     assert (code, "slurm still has" in said) == (EXIT_LAUNCH, True), said
+    (tmp_path / "gate").touch()
     assert finish(retrain("stop", campaign))[0] == 0
     code, said = finish(retrain("resume", campaign))
     assert code == 0, said
