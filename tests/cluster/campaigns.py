@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import subprocess
 import threading
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Iterator, Sized
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -83,6 +84,15 @@ def counting_runs(log_dir: Path) -> Iterator[list[int]]:
     finally:
         over.set()
         thread.join()
+
+
+def most_at_once(workers: Callable[[], Sized], *campaigns: subprocess.Popen[str]) -> int:
+    """Look at the workers that live until the campaigns have ended; gives the most."""
+    most = 0
+    while any(campaign.poll() is None for campaign in campaigns):
+        most = max(most, len(workers()))
+        time.sleep(0.1)  # looking takes time from those who are looked at
+    return most
 
 
 def attempts_of(campaign: Path) -> list[int]:

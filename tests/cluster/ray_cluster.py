@@ -28,6 +28,7 @@ ADDRESSES = ("127.0.0.3", "127.0.0.4", "127.0.0.5", "127.0.0.6")  # of them, and
 STRANGER = "127.0.0.7"
 ALL = (*ADDRESSES, STRANGER, HEAD)
 MARK = "RAY_TEST_NODE"
+ASK_S = 0.5  # a head that starts has other things to do than to answer
 # How a node may see a directory of the others: nothing in it, or its files, but not its locks.
 HIDDEN = 'mount -t tmpfs none "$0" && exec "$@"'
 UNLOCKED = """
@@ -74,10 +75,10 @@ class Cluster:
         subprocess.run([*inside, "umount", str(hidden)], check=True)
 
     def _join(self, node: str, resources: str, *inside: str) -> None:
-        await_that(f"the end of the former {node}", lambda: not self._is_there(node))
+        await_that(f"the end of the former {node}", lambda: not self._is_there(node), every_s=ASK_S)
         options = (f"--address={HEAD}:{self._ports[0]}", "--num-cpus=4", f"--resources={resources}")
         self._spawn(node, *options, inside=inside)
-        await_that(f"node {node}", lambda: self._is_there(node))
+        await_that(f"node {node}", lambda: self._is_there(node), every_s=ASK_S)
 
     def start_head(self) -> None:
         """Start the head; one that was killed has forgotten everything, for good."""
@@ -89,7 +90,7 @@ class Cluster:
         self._spawn(
             HEAD, "--head", "--num-cpus=0", "--dashboard-host=127.0.0.1", f"--temp-dir={self.home}", *options
         )
-        await_that("the head", lambda: self._is_there(HEAD))
+        await_that("the head", lambda: self._is_there(HEAD), every_s=ASK_S)
 
     def stop(self) -> None:
         """End everything, the nodes before the head."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -11,7 +10,7 @@ import pytest
 
 from retrain.errors import EXIT_INTERRUPTED, EXIT_LAUNCH, EXIT_RUN_FAILED
 from retrain.records.locks import is_held
-from tests.cluster.campaigns import Start, attempts_of, finish, only_campaign, results
+from tests.cluster.campaigns import Start, attempts_of, finish, most_at_once, only_campaign, results
 from tests.cluster.ray_cluster import NODES, Cluster
 from tests.cluster.test_ray_campaign import RAY_TOML, on
 from tests.cluster.waiting import await_that
@@ -129,12 +128,8 @@ def test_a_job_that_somebody_stopped_is_not_submitted_again_until_resumed(
 def test_a_custom_resource_caps_the_runs_of_all_campaigns(ray: Cluster, retrain: Start, file: Path) -> None:
     two_each = option("resources={tinker=2}")
     both = [retrain("run", file, *on(ray), *two_each, "--set", f"logging.log_dir=logs{n}") for n in (1, 2)]
-    counts = []
-    while any(campaign.poll() is None for campaign in both):
-        counts.append(len(ray.workers()))
-        time.sleep(0.1)  # looking takes time from those who are looked at
+    assert most_at_once(ray.workers, *both) <= NODES  # that have two of it each
     assert [finish(campaign)[0] for campaign in both] == [0, 0]
-    assert max(counts) <= NODES  # that have two of it each
 
 
 def test_a_cluster_of_this_machine_is_started_and_ended(

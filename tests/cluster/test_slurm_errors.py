@@ -10,7 +10,7 @@ import pytest
 
 from retrain.errors import EXIT_INTERRUPTED, EXIT_LAUNCH, EXIT_RUN_FAILED
 from retrain.records.locks import holder, is_held
-from tests.cluster.campaigns import Start, attempts_of, finish, only_campaign, results
+from tests.cluster.campaigns import Start, attempts_of, finish, most_at_once, only_campaign, results
 from tests.cluster.slurm_cluster import Cluster
 from tests.cluster.test_slurm_campaign import SLURM, SLURM_TOML
 from tests.cluster.waiting import await_that
@@ -66,7 +66,7 @@ def test_a_controller_that_goes_away_is_waited_for(slurm: Cluster, retrain: Star
     await_that("workers", lambda: len(slurm.workers()) == 2)
     slurm.kill_controller()
     await_that("the notice", lambda: "Slurm does not answer" in (directory / "campaign.log").read_text())
-    assert len(list(directory.glob("runs/*/done.json"))) == 2
+    await_that("the runs' end", lambda: len(list(directory.glob("runs/*/done.json"))) == 2)
     slurm.start_controller()
     await_that("the end", lambda: not is_held(directory / "campaign.lock"))
     assert "Slurm answers again" in (directory / "campaign.log").read_text()
@@ -146,8 +146,5 @@ def test_licences_cap_the_runs_of_all_campaigns(slurm: Cluster, retrain: Start, 
     two_each = option("licence=tinker:2")
     two_each = (*two_each, "--set", "campaign.max_steps=6")
     both = [retrain("run", file, *SLURM, *two_each, "--set", f"logging.log_dir=logs{n}") for n in (1, 2)]
-    counts = []
-    while any(campaign.poll() is None for campaign in both):
-        counts.append(len(slurm.workers()))
+    assert most_at_once(slurm.workers, *both) == 2
     assert [finish(campaign)[0] for campaign in both] == [0, 0]
-    assert max(counts) == 2

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from retrain.errors import EXIT_LAUNCH, EXIT_RUN_FAILED
 from retrain.launchers._lock_verdict import read_verdict
-from tests.cluster.campaigns import STEPS, Start, attempts_of, finish, numbers, only_campaign
+from tests.cluster.campaigns import STEPS, Start, attempts_of, finish, most_at_once, numbers, only_campaign
 from tests.cluster.slurm_cluster import Cluster
 from tests.cluster.test_slurm_campaign import SLURM, SLURM_TOML, states
 from tests.cluster.waiting import await_that
@@ -117,11 +117,8 @@ def test_a_test_of_locks_that_fails_is_told_at_once(slurm: Cluster, retrain: Sta
 def test_split_permits_cap_the_runs(slurm: Cluster, retrain: Start, tmp_path: Path) -> None:
     (tmp_path / "split.toml").write_text(SLURM_TOML.replace("[0, 1]", "[0, 1, 2, 3]"))
     campaign = retrain("run", "split.toml", *SLURM, *PERMITS, "--set", "campaign.max_steps=6")
-    counts = []
-    while campaign.poll() is None:
-        counts.append(len(slurm.workers()))
+    assert most_at_once(slurm.workers, campaign) == 2
     assert finish(campaign)[0] == 0
-    assert max(counts) == 2
     assert not list((only_campaign(tmp_path / "logs")).glob("permits/*"))
 
 

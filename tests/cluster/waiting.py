@@ -8,8 +8,10 @@ from collections.abc import Callable
 PATIENCE_S = 180.0  # a busy machine starts a Ray in more than a minute
 
 
-def await_that(what: str, is_so: Callable[[], object], patience_s: float = PATIENCE_S) -> None:
-    """Wait for something that happens elsewhere.
+def await_that(
+    what: str, is_so: Callable[[], object], patience_s: float = PATIENCE_S, every_s: float = 0.1
+) -> None:
+    """Wait for something that happens elsewhere, looking again and again.
 
     Raises:
         TimeoutError: it did not happen.
@@ -18,4 +20,4 @@ def await_that(what: str, is_so: Callable[[], object], patience_s: float = PATIE
     while not is_so():
         if time.monotonic() > until:
             raise TimeoutError(f"{what}: not within {patience_s:g} s")
-        time.sleep(0.05)
+        time.sleep(every_s)
