@@ -18,14 +18,6 @@ from tests.cluster.slurm_cluster import Cluster
 ROOT = Path(__file__).parent.parent.parent
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Keep each engine's tests on one worker of pytest-xdist: one Slurm beside one Ray."""
-    for item in items:
-        if item.path.is_relative_to(Path(__file__).parent):
-            engine = "ray" if "ray" in getattr(item, "fixturenames", ()) else "slurm"
-            item.add_marker(pytest.mark.xdist_group(engine))
-
-
 @pytest.fixture(scope="session")
 def slurm_daemons() -> Iterator[Cluster]:
     """One cluster for the whole session; not being able to start it is a failure, never a skip."""
