@@ -228,7 +228,7 @@ def test_goodput_settles_where_throughput_times_efficiency_is_best():
 def test_goodput_without_noise_scales_falls_back_to_throughput_and_says_so():
     controller = BackPressure(8, GROUP, objective="goodput")
     decision = controller.observe(observation(8, 100.0, noise_scale=math.nan))
-    assert "0 noise-scale samples are too few" in decision.reason
+    assert "0 of 5 noise-scale samples so far" in decision.reason
 
 
 def test_micro_batches_are_chosen_by_throughput_because_they_teach_the_same():

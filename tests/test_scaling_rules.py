@@ -215,3 +215,9 @@ def test_a_restored_run_decides_as_the_one_that_was_saved():
     restored = LearningRateScaling(AdamScaleRule(), 8)
     restored.load_state_dict(json.loads(json.dumps(saved.state_dict())))
     assert restored.decide(32) == saved.decide(32)
+
+
+def test_an_infinite_noise_scale_is_said_in_words():
+    scaling = LearningRateScaling(AdaScaleRule(), 8)
+    scaling.observe(scaling.decide(8), np.ones((2, 1)), np.zeros(1))
+    assert scaling.decide(8).reason == "batch x1, noise but no signal measured: learning rate x1"

@@ -22,7 +22,7 @@ from retrain.controllers.checks import require
 from retrain.controllers.curve import Curve, fit_curve
 from retrain.controllers.explore import Explorer, Situation
 from retrain.controllers.memory_limit import MemoryLimit
-from retrain.controllers.objective import NoiseScaleTrack
+from retrain.controllers.objective import ENOUGH_SAMPLES, NoiseScaleTrack
 from retrain.controllers.observed import Observed
 from retrain.controllers.regime import Action, Regime, classify
 from retrain.controllers.settings import Settings
@@ -201,7 +201,7 @@ class BackPressure:
             return ""
         if self.settings.control == "microbatch":
             return " (throughput: micro-batches teach the same at any size)"
-        return f" (throughput: {self._noise_scale.samples} noise-scale samples are too few)"
+        return f" (throughput: {self._noise_scale.samples} of {ENOUGH_SAMPLES} noise-scale samples so far)"
 
     def _explained(self, index: int, size: float, verdict: Verdict) -> Decision:
         excess = self._curve.excess(float(self._concurrency[index]), float(self._observed.mean[index]))

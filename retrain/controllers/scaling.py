@@ -191,9 +191,8 @@ class LearningRateScaling:
             init_batch_size=self._init_batch_size,
         )
         phi, gain = self._noise_scale(), self._noise.gain(effective)
-        known = f"noise scale {phi:.3g} prompts" if self._noise.is_known else "noise scale not yet known"
         groups = "" if math.isclose(effective, scale, rel_tol=0.01) else f" (x{effective:.3g} informative)"
-        reason = f"batch x{scale:.3g}{groups}, {known}: learning rate x{factor[0]:.3g}"
+        reason = f"batch x{scale:.3g}{groups}, {_told(phi)}: learning rate x{factor[0]:.3g}"
         return ScalingDecision(float(factor[0]), scale, effective, gain, self._progress, phi, reason)
 
     def count_groups(self, informative: int, prompts: int) -> None:
@@ -258,3 +257,11 @@ class LearningRateScaling:
         self._last_scale = float(state["last_scale"])
         self._groups.load_state_dict(state["groups"])
         self._noise.load_state_dict(state["noise"])
+
+
+def _told(noise_scale: float) -> str:
+    if math.isnan(noise_scale):
+        return "noise scale not yet known"
+    if math.isinf(noise_scale):
+        return "noise but no signal measured"
+    return f"noise scale {noise_scale:.3g} prompts"
