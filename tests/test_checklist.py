@@ -63,10 +63,20 @@ def test_a_default_of_max_tokens_is_no_choice(tmp_path: Path) -> None:
     assert line_of(found, "max_tokens set on purpose").state == "warn"
 
 
-def test_completions_that_are_often_cut_off_are_warned_of(tmp_path: Path) -> None:
-    record_campaign(plan_of(tmp_path), "c-20250131T120000Z-0a1b", closing_s=0.0, max_token_hit_rate=0.25)
-    line = line_of(explained(plan_of(tmp_path), learn(tmp_path)), "max_tokens set on purpose")
-    assert (line.state, line.answer) == ("warn", "it cuts off 25% of the completions of a")
+@pytest.mark.parametrize(
+    ("max_tokens", "state", "answer"),
+    [
+        (3, "warn", "it cuts off 25% of the completions of a"),
+        (16, "pass", "16; every answer fits, so the 25% of a that it cuts off are rambling"),
+    ],
+)
+def test_completions_that_are_often_cut_off_are_warned_of_unless_every_answer_fits(
+    tmp_path: Path, max_tokens: int, state: str, answer: str
+) -> None:
+    plan = plan_of(tmp_path, training={**SMOKE, "max_tokens": max_tokens})
+    record_campaign(plan, "c-20250131T120000Z-0a1b", closing_s=0.0, max_token_hit_rate=0.25)
+    line = line_of(explained(plan, learn(tmp_path)), "max_tokens set on purpose")
+    assert (line.state, line.answer) == (state, answer)
 
 
 def test_a_full_run_wants_every_condition_to_have_finished_before(tmp_path: Path) -> None:

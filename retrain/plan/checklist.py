@@ -19,6 +19,7 @@ State = Literal["pass", "warn", "unknown"]
 
 SMOKE_BATCH, SMOKE_GROUP, SMOKE_TOKENS, SMOKE_STEPS = 2, 8, 1024, 5
 PILOT_STEPS = 20  # of each condition; the mean is then known to a quarter of what steps vary by
+MAX_TOKENS = "max_tokens set on purpose"
 OFTEN_CUT = 0.05  # of completions: more than this, and what is learned is to be short
 LONG_WAIT = 0.2  # of a step: more workers than permits feed
 
@@ -77,21 +78,35 @@ class Decisions:
         return Check(question, "pass", "full run; every condition has finished a run before", "")
 
     def _max_tokens(self, is_set: bool) -> Check:
-        question = "max_tokens set on purpose"
+        question = MAX_TOKENS
         allowed = max(run.config.training.max_tokens for run in self.plan.runs)
         calibrate = f"retrain calibrate {self.file_name}"
         if not is_set:
             return Check(question, "warn", f"nobody set it: {allowed} is the default", calibrate)
         alone = all(answers_alone(run.config) for run in self.plan.runs)
         need = max(self.longest_answers.values(), default=0) if alone else 0
-        cut, rate = self._most_cut_off()
-        if rate > OFTEN_CUT:
-            return Check(question, "warn", f"it cuts off {rate:.0%} of the completions of {cut}", calibrate)
         if need and allowed > GENEROUS * (need + 1):
             return Check(question, "warn", f"{allowed}; the longest answer has {need} characters", calibrate)
-        if not cut:
-            return Check(question, "pass", f"{allowed}; no earlier run says how often it cuts off", "")
-        return Check(question, "pass", f"{allowed}; it cuts off {rate:.1%} of completions at most", "")
+        cut, rate = self._most_cut_off()
+        if rate > OFTEN_CUT:
+            return self._often_cut(cut, rate, need)
+        said = (
+            f"it cuts off {rate:.1%} of completions at most"
+            if cut
+            else "no earlier run says how often it cuts off"
+        )
+        return Check(question, "pass", f"{allowed}; {said}", "")
+
+    def _often_cut(self, condition: str, rate: float, need: int) -> Check:
+        """Tell rambling, where every answer of `need` characters fits, from answers that may not."""
+        question, least = MAX_TOKENS, min(run.config.training.max_tokens for run in self.plan.runs)
+        if 0 < need < least:
+            rambling = (
+                f"{least}; every answer fits, so the {rate:.0%} of {condition} that it cuts off are rambling"
+            )
+            return Check(question, "pass", rambling, "")
+        cut = f"it cuts off {rate:.0%} of the completions of {condition}"
+        return Check(question, "warn", cut, f"retrain calibrate {self.file_name}")
 
     def _most_cut_off(self) -> tuple[str, float]:
         """Give whose completions are cut off most often, "" if nobody knows, and what fraction of them."""
