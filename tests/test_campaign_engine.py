@@ -160,6 +160,28 @@ def test_runs_lost_with_one_machine_are_tried_again_without_a_pause(
     assert any("failed for infrastructure" in notice for notice in heard.notices) is not is_lost
 
 
+def test_after_a_pause_one_run_is_handed_over_before_the_others(campaign: CampaignRun) -> None:
+    runs, now_s = campaign.plan.runs, [0.0]
+
+    def pass_time(seconds: float) -> list[Ended]:
+        now_s[0] += seconds
+        return []
+
+    engine = Engine(
+        lambda: [Ended(run.run_id, None, "no network") for run in runs],
+        lambda: pass_time(61),
+        list,
+        lambda: pass_time(121),
+        lambda: all_done(campaign),
+    )
+    engine.places = len(runs)
+    made = supervisor(engine, campaign, pause_after=3)
+    assert made._row is not None
+    made._row._clock = lambda: now_s[0]
+    made.supervise(runs)
+    assert [len(batch) for batch in engine.submitted] == [4, 1, 3]
+
+
 def test_a_time_limit_is_no_try_while_steps_are_made(campaign: CampaignRun) -> None:
     run = campaign.plan.runs[0]
     files = campaign.files_of(run.run_id)

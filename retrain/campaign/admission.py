@@ -123,6 +123,10 @@ class WhileRunsSucceed:
             return Places(0, max(0.0, asked.ask_again_s - now_s), asked.reason)
         return self._inner.places()
 
+    def tries_one(self) -> bool:
+        """Tell whether one run is to be started before any others."""
+        return self._breaker.ask(self._clock()).is_probe
+
     def started(self) -> None:
         """A worker was started."""
         self._breaker.started(self._clock())

@@ -27,8 +27,8 @@ class Retries:
     def __init__(self) -> None:
         self._waiting: list[Retry] = []
 
-    def __bool__(self) -> bool:
-        return bool(self._waiting)
+    def __len__(self) -> int:
+        return len(self._waiting)
 
     def add(self, run: RunPlan, tries: int) -> float:
         """Let a run wait after so many tries; gives the seconds."""

@@ -141,8 +141,9 @@ class Supervisor:
             self._next_launch = time.monotonic() + ENGINE_AGAIN_S
 
     def _take_batch(self) -> list[RunPlan]:
-        batch, self._waiting = list(self._waiting), deque()
-        while len(batch) < self._launcher.room() and (run := self._retries.pop_due()) is not None:
+        most = 1 if self._row and self._row.tries_one() else len(self._waiting) + len(self._retries)
+        batch = [self._waiting.popleft() for _ in range(min(most, len(self._waiting)))]
+        while len(batch) < min(most, self._launcher.room()) and (run := self._retries.pop_due()) is not None:
             batch.append(run)
         return [run for run in batch if self._is_readable(run)]
 

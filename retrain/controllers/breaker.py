@@ -24,6 +24,7 @@ class Admission:
     is_open: bool  # the breaker is: nothing may start
     ask_again_s: float  # on the caller's clock; meaningless when runs may start
     reason: str
+    is_probe: bool = False  # one may start, and the next one when that has shown how it goes
 
 
 class CircuitBreaker:
@@ -74,7 +75,7 @@ class CircuitBreaker:
         if now_s < self._resumes_at_s:
             return Admission(True, self._resumes_at_s, self._why)
         if self._probe_ends_s is None:
-            return Admission(False, now_s, "one run is tried")
+            return Admission(False, now_s, "one run is tried", is_probe=True)
         if now_s < self._probe_ends_s:
             return Admission(True, self._probe_ends_s, "one run is tried before the others")
         self._close()
