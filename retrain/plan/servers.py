@@ -71,6 +71,6 @@ def _silence(address: str) -> str:
         refusal.close()
         return ""
     except urllib.error.URLError as error:
-        return str(error.reason)
+        return getattr(error.reason, "strerror", None) or str(error.reason)
     except (OSError, http.client.HTTPException, ValueError) as error:
         return str(error) or type(error).__name__
