@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import subprocess
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from retrain.backends import local
-from retrain.backends.local import check_run, wants_gpu
+from retrain.backends.local import advise_run, check_run, wants_gpu
 from retrain.config.schema import Algorithm, Backend, Campaign, Config, Model
 
 Call = Callable[..., subprocess.CompletedProcess[str]]
@@ -40,6 +41,21 @@ def test_what_would_stop_a_run_is_said_with_its_key(config, words, monkeypatch):
     monkeypatch.setattr(local, "gpu_nodes", list)
     (problem,) = check_run(config)
     assert problem.startswith(words)
+
+
+def of_loss(mode: str, bounds: dict[str, float], **options: object) -> Config:
+    return replace(run_of(**options), algorithm=Algorithm(loss_mode=mode, loss_params=bounds))
+
+
+def test_clipping_that_rounding_sets_off_is_warned_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    wide = {"clip_low": 0.01, "clip_high": 0.01}
+    monkeypatch.setattr(local, "gpu_nodes", list)
+    (advice,) = advise_run(of_loss("gspo", {}, dtype="bfloat16"))
+    assert "in bfloat16, rounding alone moves" in advice
+    assert advise_run(of_loss("gspo", {})) == advise_run(of_loss("gspo", wide, dtype="bfloat16")) == []
+    assert advise_run(of_loss("ppo", {}, dtype="bfloat16")) == []
+    monkeypatch.setattr(local, "gpu_nodes", lambda: ["/dev/nvidia0"])
+    assert advise_run(of_loss("gspo", {}))
 
 
 def saved_model(directory: Path, **tokenizer: object) -> str:

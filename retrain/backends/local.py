@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 __all__ = [
     "EXTRA",
     "PACKAGES",
+    "advise_run",
     "check_options",
     "check_prompts",
     "check_run",
@@ -41,6 +42,7 @@ __all__ = [
 
 EXTRA = "local"
 PACKAGES = ("torch", "transformers", "peft", "safetensors")
+ROUNDED_RATIO = 0.005  # what bfloat16 moves the mean ratio of sixty tokens by
 
 
 def missing_packages() -> list[str]:
@@ -65,6 +67,25 @@ def check_run(config: Config) -> list[str]:
             f'[backend.options].device: got {device!r}; this machine has no GPU, use "cpu" or "auto"'
         )
     return problems
+
+
+def advise_run(config: Config) -> list[str]:
+    """List what to think about before a run of this configuration."""
+    bounds = config.algorithm.loss_params
+    tightest = min(bounds.get("clip_low", 0.0), bounds.get("clip_high", 0.0))  # unset: the published
+    if config.algorithm.loss_mode != "gspo" or tightest >= ROUNDED_RATIO or not _is_rounded(config):
+        return []
+    return [
+        'in bfloat16, rounding alone moves a rollout\'s ratio further than "gspo" allows, which then cuts at '
+        "random; set algorithm.loss_params = { clip_low = 0.01, clip_high = 0.01 }, or "
+        'backend.options.dtype = "float32"'
+    ]
+
+
+def _is_rounded(config: Config) -> bool:
+    options = config.backend.options
+    dtype, device = options.get("dtype", DEFAULTS.dtype), options.get("device", DEFAULTS.device)
+    return dtype == "bfloat16" or (dtype == "auto" and device != "cpu" and bool(gpu_nodes()))
 
 
 def check_prompts(config: Config, prompts: Sequence[Prompt]) -> list[str]:
