@@ -1,5 +1,4 @@
-"""How permits are kept across machines: split between the workers, whose machines may not see each other's
-locks, or shared by all of them."""
+"""How permits are kept across machines: a part for each worker, or one semaphore where locks reach all."""
 
 from __future__ import annotations
 
@@ -24,7 +23,7 @@ def own_permits(assignment: Assignment, permits: str) -> list[str]:
 
 
 def sharing_problems(assignment: Assignment, permits: str, table: str) -> list[str]:
-    """Say that permits which are split cannot be shared with other campaigns; table: the launcher's."""
+    """Say, for a launcher's table, that permits which are split cannot be shared with other campaigns."""
     if permits == SHARED or not assignment.permit_directories:
         return []
     return [
