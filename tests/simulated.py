@@ -16,6 +16,8 @@ from retrain.records.layout import CampaignFiles, RunFiles
 from retrain.records.manifest import PlannedRun, new_manifest, refresh, write_manifest
 from retrain.records.metrics import MetricsWriter
 from retrain.records.run_state import write_done
+from retrain.report.gather import gather
+from retrain.report.sides import Side, conditions
 
 Row = dict[str, Any]
 
@@ -45,6 +47,12 @@ def write_campaign(
     manifest = new_manifest("study", "hash", planned, log_dir)
     write_manifest(files.manifest, refresh(manifest, files, ended=True))
     return files.directory
+
+
+def side(tmp_path: Path, *runs: Simulated, steps: int = 20) -> Side:
+    """One condition with these seeds."""
+    directory = write_campaign(tmp_path, {("grpo", s): run for s, run in enumerate(runs)}, steps=steps)
+    return conditions(gather(directory))[0]
 
 
 def flat(reward: float, steps: int = 20, **how: Any) -> Simulated:

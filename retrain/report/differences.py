@@ -29,12 +29,8 @@ def differences(sides: Sequence[Sequence[RunRecord]]) -> tuple[KeyDifference, ..
     """List every key that is not the same in all runs of all sides, seeds and places left out."""
     flat = [[dict(flatten(run.config)) for run in runs if run.config] for runs in sides]
     keys = sorted({key for side in flat for tables in side for key in tables} - {SEED})
-    found = ((key, [_values(side, key) for side in flat]) for key in keys)
-    return tuple(
-        KeyDifference(key, _shown(by_side))
-        for key, by_side in found
-        if len({value for values in by_side for value in values}) > 1
-    )
+    found = {key: [_values(side, key) for side in flat] for key in keys}
+    return tuple(KeyDifference(key, _shown(by_side)) for key, by_side in found.items() if _differ(by_side))
 
 
 def flatten(tables: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -51,6 +47,10 @@ def flatten(tables: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, 
 def _values(side: Sequence[Mapping[str, Any]], key: str) -> list[str]:
     """Give the values that a side's runs have, each once; none if no run's configuration can be read."""
     return list(dict.fromkeys(repr(one[key]) if key in one else ABSENT for one in side))
+
+
+def _differ(by_side: Sequence[Sequence[str]]) -> bool:
+    return len({value for values in by_side for value in values}) > 1
 
 
 def _shown(by_side: Sequence[Sequence[str]]) -> tuple[str, ...]:
