@@ -77,7 +77,7 @@ def load_policy(
         config = AutoConfig.from_pretrained(**source)
         _remove_dropout(config)
         causal = AutoModelForCausalLM.from_pretrained(**source, config=config, dtype=dtype)
-        adapters = _with_adapters(causal, rank, options.target_modules) if options.lora else None
+        adapters = _with_adapters(causal, rank, options) if options.lora else None
         if options.gradient_checkpointing:
             _checkpoint_activations(causal)
     with fitting(model):
@@ -164,8 +164,10 @@ def _remove_dropout(config: Any) -> None:
             setattr(config, name, 0.0)
 
 
-def _with_adapters(causal: Any, rank: int, targets: tuple[str, ...]) -> PeftModel:
+def _with_adapters(causal: Any, rank: int, options: LocalOptions) -> PeftModel:
+    targets = options.target_modules
     lora = LoraConfig(
+        revision=options.revision or None,  # of the base model, for whoever loads the adapters
         r=rank,
         lora_alpha=2 * rank,
         target_modules=targets[0] if targets == ("all-linear",) else list(targets),

@@ -83,6 +83,12 @@ def test_adapters_are_what_peft_reads(model, tmp_path):
         assert torch.allclose(logits[0, len(prompt) - 1 : -1].log_softmax(-1), logps, atol=1e-5)
 
 
+def test_adapters_name_the_revision_of_their_base_model(model, tmp_path):
+    open_backend(model, revision="v2").save(tmp_path)  # of no meaning for a directory
+    config = json.loads((tmp_path / "adapter" / "adapter_config.json").read_text())
+    assert (config["base_model_name_or_path"], config["revision"]) == (model, "v2")
+
+
 def test_a_whole_model_is_what_transformers_reads(model, tmp_path):
     backend = open_backend(model, lora=False)
     learn(backend, 1)
