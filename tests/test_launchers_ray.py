@@ -19,6 +19,7 @@ from retrain.errors import (
 )
 from retrain.launchers import Begun, Ended
 from retrain.launchers._ray_client import BY_COMMAND, NO_ROOM, Job
+from retrain.launchers._ray_local import Local
 from retrain.launchers._ray_marks import Taken
 from retrain.launchers._ray_queue import Queue
 from retrain.launchers._ray_watch import Watch
@@ -257,3 +258,9 @@ def test_wrong_keys_are_named(line: str, problem: str, retrain: Retrain, campaig
     done = retrain("explain", campaign_file)
     assert done.returncode == EXIT_CONFIG
     assert problem in done.stderr
+
+
+def test_a_disk_that_refuses_a_ray_of_this_machine_is_a_launch_that_failed(tmp_path: Path) -> None:
+    (tmp_path / "local.out").mkdir()
+    with pytest.raises(LaunchError, match=r"could not be started here.*local\.out"):
+        Local(tmp_path).start(print)

@@ -68,21 +68,27 @@ class Local:
         """
         if self.is_running:
             return
-        self._facts.unlink(missing_ok=True)
         say("starting a Ray of this machine alone, which ends with the campaign")
+        try:
+            keeper = self._begin()
+        except OSError as error:
+            raise LaunchError(f"Ray could not be started here: {error}") from error
+        until = time.monotonic() + START_S
+        while not self._facts.exists():
+            if keeper.poll() is not None or time.monotonic() > until:
+                raise LaunchError(f"Ray could not be started here: {self._last_words()}")
+            time.sleep(0.2)
+
+    def _begin(self) -> subprocess.Popen[bytes]:
+        self._facts.unlink(missing_ok=True)
         with (self._home / "local.out").open("wb") as output:
-            keeper = subprocess.Popen(
+            return subprocess.Popen(
                 [sys.executable, "-P", "-m", "retrain.launchers._ray_local", str(self._home)],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
                 start_new_session=True,
             )
-        until = time.monotonic() + START_S
-        while not self._facts.exists():
-            if keeper.poll() is not None or time.monotonic() > until:
-                raise LaunchError(f"Ray could not be started here: {self._last_words()}")
-            time.sleep(0.2)
 
     def _last_words(self) -> str:
         path = self._home / "local.out"
