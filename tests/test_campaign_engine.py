@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from retrain.campaign import retries, supervise
+from retrain.campaign import retries, stop, supervise
 from retrain.campaign.admission import Planned
 from retrain.campaign.endings import Ending
 from retrain.campaign.events import Silent
@@ -20,7 +20,8 @@ from retrain.errors import EngineDownError, LaunchError, RecordsError
 from retrain.launchers import Begun, Ended
 from retrain.plan.matrix import RunPlan
 from retrain.records.attempts import begin_attempt, end_attempt
-from retrain.records.layout import RunFiles
+from retrain.records.layout import CampaignFiles, RunFiles
+from retrain.records.locks import holder
 from retrain.records.run_state import Progress, RunState, write_done, write_progress
 
 
@@ -247,3 +248,18 @@ def test_an_engine_that_falls_silent_or_a_full_disk_is_waited_for(
     assert engine.submitted[1:] == [[first.run_id]]
     assert any("no answer" in notice for notice in heard.notices)
     assert len(rest) == 3
+
+
+def test_other_machines_see_a_stop_that_waits_for_an_engine(
+    campaign: CampaignRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lock, seen = CampaignFiles(campaign.directory).lock, []
+
+    class Watched(Engine):
+        def queued(self) -> Collection[str]:
+            seen.append(holder(lock))
+            return ()
+
+    monkeypatch.setattr(stop, "open_launcher", lambda *_: Watched())
+    stop.stop_campaign(campaign.directory)
+    assert [found is not None and found.renewed_at > 0 for found in seen] == [True]

@@ -23,7 +23,7 @@ from retrain.launchers import Ended
 from retrain.launchers._signals import signal_holder
 from retrain.records.files import records_error
 from retrain.records.layout import CampaignFiles, RunFiles, is_single_run, open_campaign
-from retrain.records.locks import hold, holder, is_held, present_holder
+from retrain.records.locks import HeldLock, hold, holder, is_held, present_holder
 from retrain.records.manifest import read_manifest, refresh, write_manifest
 from retrain.records.run_state import RunState
 from retrain.records.stop_request import ask_to_stop
@@ -74,7 +74,7 @@ def stop_campaign(
         if files.stop_request.exists() and not files.manifest.exists():
             on_wait("nobody has run it yet; if it is just being started, it stops before its first run")
         try:
-            return Stopped(asked is not None, _stop_workers(files, now=now, on_wait=on_wait))
+            return Stopped(asked is not None, _stop_workers(files, lock, now=now, on_wait=on_wait))
         except LaunchError as error:
             raise LaunchError(_what_holds_anyway(files, error)) from error
 
@@ -97,9 +97,13 @@ def _ask_orchestrator(files: CampaignFiles, *, now: bool) -> None:
             raise
 
 
-def _stop_workers(files: CampaignFiles, *, now: bool, on_wait: Callable[[str], None]) -> tuple[str, ...]:
+def _stop_workers(
+    files: CampaignFiles, lock: HeldLock, *, now: bool, on_wait: Callable[[str], None]
+) -> tuple[str, ...]:
     runs, origin = _runs(files), _origin(files)
     launcher = open_launcher(origin.launcher, assignment_for_stopping(files, runs, origin, on_wait))
+    if launcher.queues:  # it could be resumed from another machine meanwhile
+        lock.renew()
     queued = launcher.queued()
     alive = {run_id: run for run_id, run in runs.items() if run_id in queued or _is_alive(run, on_wait)}
     before = {run_id: ended_attempts(run) for run_id, run in alive.items()}
