@@ -8,7 +8,7 @@ import os
 import sys
 from pathlib import Path
 
-from retrain.errors import EXIT_DONE, EXIT_INTERRUPTED, EXIT_RECORDS, RetrainError
+from retrain.errors import EXIT_CONFIG, EXIT_DONE, EXIT_INTERRUPTED, EXIT_RECORDS, RetrainError
 from retrain.streams import fill_closed
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EIO)  # what a disk says that takes no more
@@ -69,6 +69,9 @@ def _told(error: OSError) -> int:
     if error.filename is not None:  # one that nobody thought of, such as the shell's own files
         print(f"{error.filename}: {error.strerror}; --debug shows where", file=sys.stderr)
         return EXIT_RECORDS
+    if isinstance(error, FileNotFoundError):  # which only the current directory has no name for
+        print("the current directory was deleted; change to another one", file=sys.stderr)
+        return EXIT_CONFIG
     if not isinstance(error, BrokenPipeError) and error.errno not in FULL:
         raise error
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python complains when it exits

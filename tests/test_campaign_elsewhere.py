@@ -7,7 +7,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from retrain.campaign.run import start
+from retrain.errors import EXIT_CONFIG
 
 ROOT = Path(__file__).parent.parent
 REWARD = """
@@ -27,6 +30,12 @@ import os, sys
 from retrain.worker import main
 os.rmdir(os.getcwd())
 sys.exit(main(sys.argv[1:]))
+"""
+COMMAND_WITHOUT_DIRECTORY = """
+import os
+from retrain.__main__ import main
+os.rmdir(os.getcwd())
+main()
 """
 
 
@@ -59,3 +68,16 @@ def test_a_worker_whose_current_directory_was_deleted_runs(campaign_file: Path, 
     (here / "gone").mkdir()
     ended = python("-c", WITHOUT_DIRECTORY, run_dir, where=here / "gone")
     assert ended.returncode == 0, ended.stderr
+
+
+@pytest.mark.parametrize("command", ["stop", "resume"])
+def test_a_command_says_that_its_current_directory_was_deleted(
+    campaign_file: Path, here: Path, command: str
+) -> None:
+    directory = start(campaign_file).directory.absolute()
+    (here / "gone").mkdir()
+    ended = python("-c", COMMAND_WITHOUT_DIRECTORY, command, directory, where=here / "gone")
+    assert (ended.returncode, ended.stderr.splitlines()) == (
+        EXIT_CONFIG,
+        ["the current directory was deleted; change to another one"],
+    )
