@@ -151,15 +151,14 @@ def test_even_a_call_that_cannot_be_interrupted_ends_after_the_run_was_killed(tm
         "print(int(pool.score_all([Answer('pid', Prompt(0, '', ''))])[0].value), flush=True)\n"
         "pool.score_all([Answer('hang', Prompt(0, '', ''))])\n"
     )
-    run = subprocess.Popen(
-        [sys.executable, "-c", code], cwd=Path(__file__).parent.parent, stdout=subprocess.PIPE, text=True
-    )
-    assert run.stdout is not None
-    worker = psutil.Process(int(run.stdout.readline()))
-    before_s = worker.cpu_times().user
-    while worker.cpu_times().user < before_s + 0.1:  # until it is deep in the call
-        time.sleep(0.005)
-    run.kill()
-    run.communicate()
+    command = [sys.executable, "-c", code]
+    root = Path(__file__).parent.parent
+    with subprocess.Popen(command, cwd=root, stdout=subprocess.PIPE, text=True) as run:
+        assert run.stdout is not None
+        worker = psutil.Process(int(run.stdout.readline()))
+        before_s = worker.cpu_times().user
+        while worker.cpu_times().user < before_s + 0.1:  # until it is deep in the call
+            time.sleep(0.005)
+        run.kill()
     worker.wait(timeout=30)
     assert not worker.is_running()
