@@ -23,7 +23,7 @@ TABLES = {
     "training": {"batch_size": 4, "group_size": 4, "max_tokens": 4, "temperature": 1.0, "lr": 5e-3},
     "data": {"task": "successor"},
     "warmup": {"path": "rows.jsonl", "steps": 5},
-    "logging": {"log_dir": "logs", "loggers": ["tensorboard"]},
+    "logging": {"log_dir": "logs", "loggers": ["tests.logger_plugins.recording"]},
     "campaign": {
         "name": "study",
         "seeds": [7, 8, 9],
