@@ -24,6 +24,7 @@ REFUSED = re.compile(r"status code 4\d\d")  # the head wraps what its agent refu
 REASON = re.compile(r"^\s*(?:\w+\.)*(\w*(?:Error|Exception)): (.+)$", re.MULTILINE)
 NO_ROOM = "JOB_SUPERVISOR_ACTOR_START_TIMEOUT"  # Ray's kinds of errors: it waited too long
 BY_COMMAND = "JOB_ENTRYPOINT_COMMAND_ERROR"  # the job's own exit code
+HEADING = "Running entrypoint for job"  # Ray's own line of a job's output, which may come after the job's
 OLDEST = (2, 8)  # knows all that a job may ask for
 MOST_NODES = 10_000  # the API's own limit
 
@@ -194,12 +195,12 @@ def _job(found: Any) -> Job:
 
 def said_of(job: Job) -> str:
     """Put into words what Ray says of a job that is over, with the last line of its output."""
-    lines = [line for line in job.message.splitlines() if line.strip()]
+    lines = [line for line in job.message.splitlines() if line.strip() and not line.startswith(HEADING)]
     if job.status != "FAILED" or not lines:
         return f"Ray says {job.status} of {job.id}"
     # the job's own exit codes come with the last lines of its output
     last = f": {plain(lines[-1], 300)}" if job.error == BY_COMMAND and len(lines) > 1 else ""
-    return f"Ray says {job.status} of {job.id} ({plain(lines[0], 200)}{last})"
+    return f"Ray says {job.status} of {job.id} ({plain(lines[0], 200).rstrip(':')}{last})"
 
 
 def _reason(text: str) -> str:

@@ -77,7 +77,7 @@ def test_a_node_that_does_not_see_the_directory_is_named_as_the_reason(
     ray.start_stranger(file.parent)
     code, said = finish(retrain("run", file, *on(ray), *there))
     assert code == EXIT_RUN_FAILED
-    assert "No such file or directory" in said
+    assert "No such file or directory" in said, said
     assert "whether the nodes see that directory" in said
     directory = only_campaign(file.parent / "logs")
     assert attempts_of(directory) == [0]
