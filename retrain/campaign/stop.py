@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +19,7 @@ from retrain.campaign.assign import assignment_for_stopping, open_launcher
 from retrain.campaign.endings import conclude, ended_attempts
 from retrain.campaign.origin import Origin, read_origin, recorded_hash, recorded_tables
 from retrain.errors import LaunchError, RecordsError
-from retrain.launchers import Ended
+from retrain.launchers import Ended, Launcher
 from retrain.launchers._signals import signal_holder
 from retrain.records.files import records_error
 from retrain.records.layout import CampaignFiles, RunFiles, is_single_run, open_campaign
@@ -110,16 +110,21 @@ def _stop_workers(
     for run_id, run in alive.items():
         who = _whereabouts(run) if is_held(run.lock) else launcher.describe()
         on_wait(f"no orchestrator lives; stopping {run_id}, {who}")
-    launcher.adopt(list(alive))
-    launcher.cancel(list(alive), now=now)
-    left = set(alive)
-    while left:
-        left -= {happened.run_id for happened in launcher.poll(PAUSE_S) if isinstance(happened, Ended)}
+    _end(launcher, alive, now=now)
     for run_id, run in alive.items():
         conclude(run, recorded_hash(run), None, RunState.INTERRUPTED, before[run_id])
     if alive:
         _keep_manifest(files)
     return tuple(alive)
+
+
+def _end(launcher: Launcher, run_ids: Collection[str], *, now: bool) -> None:
+    """Stop runs, and wait until they have."""
+    launcher.adopt(list(run_ids))
+    launcher.cancel(list(run_ids), now=now)
+    left = set(run_ids)
+    while left:
+        left -= {happened.run_id for happened in launcher.poll(PAUSE_S) if isinstance(happened, Ended)}
 
 
 def _runs(files: CampaignFiles) -> dict[str, RunFiles]:
