@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from retrain.controllers.permits import AdaptivePermits, CallFacts
 from retrain.semaphore import FileSemaphore
 from retrain.semaphore.adaptive import SharedPermits
+from tests.semaphore_processes import running
 
 WANTED = CallFacts("sample", 1.0, waited=True)
 REFUSED = CallFacts("sample", 1.0, overloaded=True)
@@ -144,6 +145,48 @@ def test_observations_from_many_threads_are_all_counted(tmp_path: Path) -> None:
     for thread in threads:
         thread.join()
     assert semaphore.permits == 8  # with n permits n good calls add one: 1 + 2 + ... + 7 = 28 calls
+
+
+MACHINE = """
+import sys, time
+own = time.monotonic
+time.monotonic = lambda: own() + float(sys.argv[2])  # counts from another boot
+from pathlib import Path
+from retrain.controllers.permits import CallFacts
+from retrain.semaphore import FileSemaphore
+from retrain.semaphore.adaptive import SharedPermits
+from tests.semaphore_processes import running
+directory = Path(sys.argv[1])
+shared = SharedPermits(directory, FileSemaphore(directory, 32), sys.argv[2])
+for _ in range(3):
+    print("ready", flush=True)
+    sys.stdin.readline()
+    shared.observe(CallFacts("sample", 60.0, overloaded=True))
+"""
+
+
+def test_one_burst_on_two_machines_halves_once(tmp_path: Path) -> None:
+    FileSemaphore(tmp_path, 32)
+    with running(MACHINE, tmp_path, 0) as first, running(MACHINE, tmp_path, 500_000) as second:
+        for machine in (first, second) * 3:
+            assert machine.line() == "ready"
+            machine.tell()
+        assert [first.process.wait(), second.process.wait()] == [0, 0]
+    assert FileSemaphore.inspect(tmp_path).permits == 16
+
+
+@pytest.mark.parametrize("step_s", [0.5, -0.5])
+def test_a_clock_that_is_adjusted_within_a_burst_halves_no_second_time(step_s: float) -> None:
+    controller = AdaptivePermits(32)
+    controller.observe(100, REFUSED)
+    assert controller.observe(100 + step_s, REFUSED).permits == 16
+
+
+@pytest.mark.parametrize("step_s", [3600, -3600])
+def test_a_clock_that_is_set_does_not_keep_the_permits_from_falling(step_s: float) -> None:
+    controller = AdaptivePermits(32)
+    controller.observe(100, REFUSED)
+    assert controller.observe(100 + step_s, REFUSED).permits == 8
 
 
 def test_what_was_learned_outlives_a_campaign_that_is_started_again(tmp_path: Path) -> None:

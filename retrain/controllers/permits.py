@@ -96,7 +96,8 @@ class AdaptivePermits:
         """Take a finished call into account.
 
         Args:
-            now_s: any clock that all callers share.
+            now_s: any clock that all callers share. It may be set: a step longer than the pause between
+                decreases, in either direction, ends that pause early.
             call: what happened.
         """
         slow = not call.overloaded and self._is_slow(call)
@@ -154,7 +155,7 @@ class AdaptivePermits:
         known = self._latencies.get(call.kind)
         pause_s = max(SHORTEST_PAUSE_S, known.recent_s if known else call.latency_s)
         since = self._decreased_at_s
-        if since is not None and 0 <= now_s - since < pause_s:  # a clock that went back began anew
+        if since is not None and abs(now_s - since) < pause_s:  # a clock that was set ends the pause
             return PermitDecision(self.permits, False, "calls from before the last decrease")
         self._refused = self.permits if call.overloaded else self._refused
         share = AFTER_OVERLOAD if call.overloaded else AFTER_SLOWNESS

@@ -3,12 +3,14 @@
 The controller's state lies beside the permits, in `adaptive.json`; whoever finished a call takes a
 lock, goes on from that state and sets the semaphore's permits. Every change is a line of
 `adaptive.jsonl`. Nothing is lost when a worker dies: the kernel frees the lock, the file is whole.
+
+Time is the file system's, which all callers share: each machine's monotonic clock starts at its own boot.
 """
 
 from __future__ import annotations
 
 import logging
-import time
+import os
 from contextlib import closing
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -65,7 +67,7 @@ class SharedPermits:
             lock.lock()
             controller = self._controller()
             before = self._semaphore.permits
-            decision = controller.observe(time.monotonic(), call)
+            decision = controller.observe(_file_system_time_s(lock), call)
             write_json(self._directory / STATE, controller.state_dict(), durable=False)
             if decision.permits != before:  # changed, or set back by a campaign that was started again
                 self._semaphore.set_permits(decision.permits)
@@ -87,6 +89,12 @@ class SharedPermits:
         with closing(LineAppender(self._directory / CHANGES)) as file:
             file.append(dump_line(asdict(change)))
         log.warning("permits: %d -> %d, because %s", before, permits, reason)
+
+
+def _file_system_time_s(file: LockFile) -> float:
+    """Return what the file system writes as the time of a change; a network one takes its server's."""
+    os.utime(file.fileno())
+    return os.fstat(file.fileno()).st_mtime
 
 
 def last_change(directory: Path) -> PermitChange | None:
