@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from retrain import registry
+from retrain.distribution import install_command
 from retrain.errors import ConfigError
 
 
@@ -88,11 +89,6 @@ def load(module: str, extra: str, who: str) -> Any:
         if error.name is None or error.name.partition(".")[0] != module.partition(".")[0]:
             raise
         raise ConfigError(_problem(who, [module], extra)) from error
-
-
-def install_command(extra: str) -> str:
-    """Give the command that installs an extra."""
-    return f"pip install 'retrain[{extra}]'"
 
 
 def _source(kind: str, name: str) -> ast.Module:

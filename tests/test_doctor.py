@@ -14,6 +14,7 @@ from threading import Thread
 import pytest
 
 from retrain import extras, registry
+from retrain.distribution import install_command
 from tests.slurm_pieces import command
 
 Call = Callable[..., subprocess.CompletedProcess[str]]
@@ -39,7 +40,7 @@ def test_plugins_lists_every_kind_and_what_each_plugin_needs(retrain: Call) -> N
     math = next(row for row in rows if (row["kind"], row["name"]) == ("rewards", "math"))
     installed = importlib.util.find_spec("math_verify") is not None
     assert (math["extra"], math["installed"]) == ("math", installed)
-    assert math["install"] == ("" if installed else "pip install 'retrain[math]'")
+    assert math["install"] == ("" if installed else install_command("math"))
 
 
 def test_plugins_of_one_kind_are_shown_as_a_table(retrain: Call) -> None:
@@ -105,7 +106,7 @@ def test_doctor_tells_the_command_for_an_extra_that_a_file_needs(retrain: Call, 
         assert (answer.returncode, check["verdict"], check["fix"]) == (
             2,
             "missing",
-            "pip install 'retrain[math]'",
+            install_command("math"),
         )
     else:
         assert (answer.returncode, check["verdict"]) == (0, "ok")

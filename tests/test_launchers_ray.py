@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from retrain.distribution import install_command
 from retrain.errors import (
     EXIT_CONFIG,
     EXIT_LAUNCH,
@@ -228,7 +229,7 @@ def test_without_ray_nothing_is_created_and_the_user_told(
     monkeypatch.setenv("RAY_ADDRESS", "http://127.0.0.1:9")
     done = retrain("run", campaign_file, "--set", "campaign.launcher=ray")
     assert done.returncode == EXIT_LAUNCH
-    assert "retrain[ray]" in done.stderr or "no Ray cluster answers" in done.stderr
+    assert install_command("ray") in done.stderr or "no Ray cluster answers" in done.stderr
     assert not (campaign_file.parent / "logs").exists()
 
 

@@ -18,6 +18,7 @@ from retrain.backends._torch_options import (
     parse_options,
     takes_permits,
 )
+from retrain.distribution import install_command
 from retrain.errors import ConfigError
 from retrain.system import gpu_nodes
 
@@ -117,9 +118,7 @@ def connect(spec: BackendSpec) -> LocalBackend:
     options = parse_options(spec.options)
     missing = missing_packages()
     if missing:
-        raise ConfigError(
-            f"[backend].backend: 'local' needs {', '.join(missing)}; pip install 'retrain[{EXTRA}]'"
-        )
+        raise ConfigError(f"[backend].backend: 'local' needs {', '.join(missing)}; {install_command(EXTRA)}")
     from retrain.backends._torch_backend import LocalBackend
 
     return LocalBackend(spec, options)

@@ -58,9 +58,9 @@ app.command("doctor", short_help="Say what is missing here, and how to get it.")
 
 def _show_version(wanted: bool) -> None:
     if wanted:
-        from importlib.metadata import version
+        from retrain.distribution import version
 
-        typer.echo(f"retrain {version('retrain')}")
+        typer.echo(f"retrain {version()}")
         raise typer.Exit
 
 

@@ -16,6 +16,7 @@ from typing import Any
 from retrain import registry
 from retrain.config.checks import PLUGINS
 from retrain.config.schema import Config, Logging
+from retrain.distribution import requirements
 from retrain.errors import InfrastructureError
 from retrain.extras import Needs, needs
 from retrain.plan.servers import servers_of
@@ -64,20 +65,12 @@ class Used:
 def core_checks() -> Iterator[Check]:
     """Look at Python and at what retrain depends on."""
     yield Check("python", Verdict.OK, f"{sys.version.split()[0]} at {sys.executable}")
-    for requirement in _requirements():
+    for requirement in requirements():
         name = requirement.split(";")[0].rstrip("0123456789.,<>=!~ ")
         try:
             yield Check(name, Verdict.OK, metadata.version(name))
         except metadata.PackageNotFoundError:
             yield Check(name, Verdict.MISSING, "not installed", f"pip install {name!r}")
-
-
-def _requirements() -> list[str]:
-    try:
-        wanted = metadata.requires("retrain") or []
-    except metadata.PackageNotFoundError:  # run from a source tree
-        return []
-    return [one for one in wanted if "extra ==" not in one]
 
 
 def used_plugins(configs: Sequence[Config]) -> list[Used]:

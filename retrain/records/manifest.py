@@ -15,6 +15,7 @@ from dataclasses import MISSING, asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
+from retrain.distribution import version
 from retrain.errors import DamagedRecordError, RecordsError
 from retrain.records.atomic import read_json, write_atomic
 from retrain.records.clock import utc_now
@@ -94,7 +95,7 @@ def new_manifest(
         schema_version=SCHEMA_VERSION,
         name=name,
         config_hash=config_hash,
-        package_version=_package_version(),
+        package_version=version(),
         git=git_state(where),
         host=os.uname().nodename,
         python=sys.version.partition(" ")[0],
@@ -243,12 +244,3 @@ def look_at(entry: RunEntry, files: RunFiles) -> RunEntry:
         result=seen.done.result if seen.done else None,
         settled=settled,
     )
-
-
-def _package_version() -> str:
-    from importlib import metadata  # not at the top: costs 15 ms, and readers never need it
-
-    try:
-        return metadata.version("retrain")
-    except metadata.PackageNotFoundError:  # a source tree that was never installed
-        return "unknown"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from retrain.distribution import version
 from retrain.records.clock import utc_now
 from retrain.records.text import plain
 from retrain.report.gather import CampaignRecord
@@ -35,13 +36,4 @@ def _facts(campaign: CampaignRecord) -> Iterator[tuple[str, str]]:
     yield "workers' hosts", ", ".join(list(hosts)[:20])
     software = dict.fromkeys(plain(attempt.software) for run in campaign.runs for attempt in run.attempts)
     yield "workers' software", "; ".join([one for one in software if one][:MOST_SOFTWARE])
-    yield "report made", f"{utc_now()} by retrain {_version()}"
-
-
-def _version() -> str:
-    from importlib import metadata
-
-    try:
-        return metadata.version("retrain")
-    except metadata.PackageNotFoundError:
-        return "unknown"
+    yield "report made", f"{utc_now()} by retrain {version()}"

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from retrain.distribution import install_command
 from retrain.errors import InfrastructureError
 
 UTILIZATION_WINDOW_US = 10_000_000  # processes are sampled a few times a second, at worst
@@ -159,7 +160,7 @@ def _open_nvml(pid: int) -> Any:
         import pynvml
     except ImportError as error:
         raise InfrastructureError(
-            "there is a GPU, and reading it needs nvidia-ml-py: pip install 'retrain[gpu]' "
+            f"there is a GPU, and reading it needs nvidia-ml-py: {install_command('gpu')} "
             "(or prefer_gpu=False to leave GPUs out)"
         ) from error
     try:
