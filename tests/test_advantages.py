@@ -101,8 +101,15 @@ def test_a_single_rollout_has_no_baseline(name):
         registry.find("advantages", name)(np.array([[1.0]]))
 
 
-@pytest.mark.parametrize("name", registry.names("advantages"))
-@pytest.mark.parametrize("bad", [np.nan, np.inf])
+@pytest.mark.parametrize(
+    ("name", "bad"),
+    [
+        (name, bad)
+        for name in registry.names("advantages")
+        for bad in (np.nan, np.inf)
+        if (name, bad) != ("reinforce_pp", np.nan)  # there it means unscored
+    ],
+)
 def test_rewards_that_are_not_finite_are_named(name, bad):
     with pytest.raises(ValueError, match="prompt 1, rollout 0"):
         registry.find("advantages", name)(np.array([[0.0, 1.0], [bad, 1.0]]))

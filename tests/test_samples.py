@@ -178,6 +178,24 @@ def test_an_advantage_that_is_no_number_is_null():
     assert choose_shown(batch_of([[1.0, 0.0]]), np.full((1, 2), np.nan), 1)[0]["advantage"] is None
 
 
+def test_an_unscored_rollout_is_shown_as_such_and_is_neither_best_nor_worst():
+    batch = batch_of([[np.nan, 0.4], [np.nan, np.nan], [0.9, 0.9]])
+    shown = choose_shown(batch, np.zeros((3, 2)), 1)
+    assert [(row["completion"], row["reward"], row["advantage"]) for row in shown] == [
+        ("text 0.0", None, None),
+        ("text 2.0", 0.9, 0.0),
+        ("text 0.1", 0.4, 0.0),
+    ]
+
+
+def test_an_unscored_sample_is_read_and_shown_but_not_ranked(run, retrain):
+    write(run, [1])
+    write(run, [2], reward=None, advantage=None)
+    assert [sample.step for sample in choose(run, None, "", 9)] == [2]
+    assert [sample.step for sample in choose(run, None, "best", 9)] == [1]
+    assert "reward unscored" in retrain("samples", run.directory).stdout
+
+
 def test_a_long_text_keeps_its_beginning_and_end():
     text = "a" * LONGEST_TEXT + "b" * LONGEST_TEXT
     short = shortened(text)

@@ -50,10 +50,10 @@ def test_rewards_have_the_shape_of_prompts_and_rollouts(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", [BY_COMMAND, f"{FUNCTIONS}.by_command_later"])
-def test_what_is_unknown_gets_the_mean_of_its_group_and_is_counted(name: str) -> None:
+def test_what_is_unscored_has_no_reward_and_is_counted(name: str) -> None:
     batch = score(name, ("right", "unscored", "right", "wrong"), ("unscored", "late", "unscored", "late"))
-    assert batch.rewards[0].tolist() == pytest.approx([1, 2 / 3, 1, 0])
-    assert batch.rewards[1].tolist() == [0, 0, 0, 0]
+    assert batch.scored.tolist() == [[True, False, True, True], [False] * 4]
+    assert batch.known_rewards.tolist() == [1, 1, 0]
     faults = {"eval_reward_error_fraction": 3 / 8, "eval_reward_timeout_fraction": 2 / 8}
     assert batch.reward_faults("eval_") == faults
 
@@ -143,7 +143,7 @@ def test_a_reward_that_ends_the_process_is_named(name: str) -> None:
 
 def test_a_coroutine_that_was_cancelled_from_within_is_unscored() -> None:
     batch = score(f"{FUNCTIONS}.gives_up", ("wrong", "cancelled"))
-    assert (batch.rewards.tolist(), batch.errors) == ([[0.0, 0.0]], 1)
+    assert (batch.known_rewards.tolist(), batch.errors) == ([0.0], 1)
 
 
 @pytest.mark.parametrize("name", [BY_COMMAND, f"{FUNCTIONS}.waiting_for_ever"])
@@ -154,7 +154,8 @@ from tests.test_scoring import score
 
 _opening.LIMIT_S = 0.2
 batch = score({name!r}, ("right", "hang", "wrong"))
-assert batch.rewards.tolist() == [[1, 0.5, 0]], batch.rewards
+assert batch.known_rewards.tolist() == [1, 0], batch.rewards
+assert batch.scored.tolist() == [[True, False, True]]
 assert batch.timeouts == 1
 """  # a process of its own, because pytest-timeout uses the only timer
     subprocess.run([sys.executable, "-c", script], check=True, timeout=60)

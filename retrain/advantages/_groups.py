@@ -10,12 +10,12 @@ from retrain.rollouts import Floats
 ROUNDING = 1e-12  # relative; 0.1 + 0.2 is not 0.3, and a deviation of that would be divided by
 
 
-def checked(rewards: Floats, *, least_rollouts: int = 2) -> Floats:
-    """Give the rewards as floats of shape (prompts, rollouts).
+def checked(rewards: Floats, *, least_rollouts: int = 2, allow_nan: bool = False) -> Floats:
+    """Return the rewards as floats of shape (prompts, rollouts).
 
     Raises:
-        ValueError: another shape, a reward that is not finite, or groups of fewer than
-            `least_rollouts` rollouts.
+        ValueError: another shape, a reward that is not finite (NaN may be allowed), or groups of fewer
+            than `least_rollouts` rollouts.
     """
     values = np.asarray(rewards, dtype=np.float64)
     if values.ndim != 2:
@@ -25,8 +25,9 @@ def checked(rewards: Floats, *, least_rollouts: int = 2) -> Floats:
             f"rewards: got groups of {values.shape[1]} rollout(s); needs at least {least_rollouts}, "
             "because the baseline is the group's other rollouts; raise [training].group_size"
         )
-    if not np.isfinite(values).all():
-        row, column = np.argwhere(~np.isfinite(values))[0]
+    wrong = np.isinf(values) if allow_nan else ~np.isfinite(values)
+    if wrong.any():
+        row, column = np.argwhere(wrong)[0]
         raise ValueError(
             f"rewards: got {values[row, column]} for prompt {row}, rollout {column}; "
             "a reward function must give finite numbers"

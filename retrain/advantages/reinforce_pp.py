@@ -6,15 +6,17 @@ from typing import Literal
 
 import numpy as np
 
+from retrain.advantages import over_batch
 from retrain.advantages._groups import centred, checked
 from retrain.rollouts import Floats
 
 
+@over_batch
 def estimate(rewards: Floats, *, baseline: Literal["batch", "group"] = "batch") -> Floats:
     """Subtract a baseline, then divide by the standard deviation over the whole batch.
 
     Args:
-        rewards: shape (prompts, rollouts), any unit.
+        rewards: shape (prompts, rollouts), any unit; NaN where a rollout was not scored.
         baseline: "batch" (the paper's REINFORCE++) subtracts the batch's mean, so that easy
             prompts are reinforced on the whole and a group of equal rewards still carries
             signal; "group" (its REINFORCE++-baseline, for several rollouts per prompt)
@@ -22,23 +24,34 @@ def estimate(rewards: Floats, *, baseline: Literal["batch", "group"] = "batch") 
 
     Returns:
         Shape (prompts, rollouts), without unit: mean 0 and standard deviation 1 over the
-        batch, or exact zeros where nothing differs.
+        scored rollouts of the batch, or exact zeros where nothing differs; 0 for unscored ones.
 
     Raises:
-        ValueError: an unknown baseline, a reward that is not finite, or too few rollouts: two
+        ValueError: an unknown baseline, an infinite reward, or too few rollouts: two
             per group for "group", two in all for "batch".
 
     Source: REINFORCE++, arXiv:2501.03262.
     """
     if baseline == "group":
-        centre = centred(checked(rewards))
+        values = checked(rewards, allow_nan=True)
     elif baseline == "batch":
-        values = checked(rewards, least_rollouts=1)
-        centre = centred(_at_least_two(values).reshape(1, -1)).reshape(values.shape)
+        values = _at_least_two(checked(rewards, least_rollouts=1, allow_nan=True))
     else:
         raise ValueError(f"baseline: got {baseline!r}; needs 'batch' or 'group'")
-    deviation = centre.std()
+    scored = ~np.isnan(values)
+    peers = values if baseline == "group" else values.reshape(1, -1)  # whose mean is the baseline
+    centre = np.array([_centred_scored(row) for row in peers]).reshape(values.shape)
+    deviation = centre[scored].std() if scored.any() else 0.0
     return centre / deviation if deviation > 0 else centre
+
+
+def _centred_scored(rewards: Floats) -> Floats:
+    """Subtract the mean of one row's scored rewards; 0 for the others."""
+    centre: Floats = np.zeros_like(rewards)
+    scored = ~np.isnan(rewards)
+    if scored.any():
+        centre[scored] = centred(rewards[None, scored])[0]
+    return centre
 
 
 def _at_least_two(values: Floats) -> Floats:

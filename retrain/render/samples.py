@@ -27,7 +27,10 @@ def show(samples: Sequence[Sample], console: Console) -> None:
 
 def _headline(sample: Sample) -> Text:
     line = Text(f"step {sample.step}  prompt {sample.prompt_id}  reward ", style="bold")
-    line.append(number(sample.reward), style="green" if sample.reward > 0 else "red")
+    if sample.reward is None:
+        line.append("unscored", style="yellow")
+    else:
+        line.append(number(sample.reward), style="green" if sample.reward > 0 else "red")
     advantage = "-" if sample.advantage is None else f"{sample.advantage:+.3f}"
     line.append(f"  advantage {advantage}  {sample.tokens} tokens")
     marks = (("  tie: taught nothing", sample.tie), ("  truncated", sample.truncated))

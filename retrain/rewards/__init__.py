@@ -37,7 +37,7 @@ class Score:
     """One completion's reward, and how it came about.
 
     `value` is None where the reward is unknown through no fault of the completion (a judge that
-    did not answer): whoever trains on it takes a neutral value. A completion that makes its own
+    did not answer): it is in no mean and is not trained on. A completion that makes its own
     check hang or fail has earned its 0, and is still counted as a timeout or an error.
     """
 

@@ -23,7 +23,7 @@ class Sample:
     prompt: str
     answer: str
     completion: str
-    reward: float
+    reward: float | None  # None: could not be scored
     advantage: float | None
     tie: bool  # its whole group had the same reward, and taught nothing
     tokens: int | None
@@ -62,7 +62,8 @@ def _ordered(samples: Sequence[Sample], which: Which) -> list[Sample]:
         return [sample for sample in reversed(samples) if sample.tie]
     if which:
         sign = -1 if which == "best" else 1
-        return sorted(samples, key=lambda sample: (sign * sample.reward, -sample.step))
+        scored = [(sample.reward, sample) for sample in samples if sample.reward is not None]
+        return [sample for _, sample in sorted(scored, key=lambda pair: (sign * pair[0], -pair[1].step))]
     return list(samples)
 
 
@@ -74,7 +75,7 @@ def _near(steps: Sequence[int], step: int) -> str:
 
 def _sample(row: Mapping[str, Any]) -> Sample | None:
     reward = number_in(row, "reward")
-    if reward is None:
+    if reward is None and row.get("reward", "") is not None:
         return None
     return Sample(
         step=row["step"],

@@ -17,6 +17,7 @@ from retrain import registry
 from retrain.backends import UpdateStats
 from retrain.config.schema import Config
 from retrain.rollouts import Floats, Group, Loss, Rollout, TrainingSample
+from retrain.trainer.advantage import open_advantage
 
 CORRECT = 1.0 - 1e-9  # a reward of 1, up to rounding
 
@@ -26,10 +27,9 @@ class ScoredBatch:
     """A step's groups with their rewards, shape (prompts, rollouts), and what went wrong in scoring."""
 
     groups: Sequence[Group]
-    rewards: Floats
+    rewards: Floats  # NaN where a rollout could not be scored
     errors: int = 0  # rollouts whose scoring failed; a wrong answer is not among them
     timeouts: int = 0  # rollouts whose scoring took too long
-    unknown: NDArray[np.bool_] | None = None  # which of the rewards nobody could tell; None: of none
 
     @property
     def rollouts(self) -> list[Rollout]:
@@ -42,9 +42,14 @@ class ScoredBatch:
         return sum(len(rollout.tokens) for rollout in self.rollouts)
 
     @property
+    def scored(self) -> NDArray[np.bool_]:
+        """Which rollouts have a reward."""
+        return ~np.isnan(self.rewards)
+
+    @property
     def known_rewards(self) -> Floats:
-        """The rewards that somebody could tell, in one row: what a policy is judged by."""
-        return self.rewards.ravel() if self.unknown is None else self.rewards[~self.unknown]
+        """The rewards of scored rollouts, in one row: what a policy is judged by."""
+        return self.rewards[self.scored]
 
     @property
     def correct_rate(self) -> float:
@@ -70,7 +75,7 @@ class Algorithm:
     """The plugins of a run with their parameters bound."""
 
     reward: Callable[[Sequence[Group]], ScoredBatch]  # scores every rollout, see `retrain.trainer.scoring`
-    estimate: Callable[[Floats], Floats]
+    estimate: Callable[[Floats], Floats]  # see `retrain.trainer.advantage`
     reweigh: Callable[[Rollout, float, float], Floats]
     loss: Loss
     normalization: str
@@ -83,7 +88,7 @@ class Algorithm:
         evaluate = registry.find("losses", table.loss_mode)
         return cls(
             reward=reward,
-            estimate=partial(registry.find("advantages", table.advantage_mode), **table.advantage_params),
+            estimate=open_advantage(table.advantage_mode, table.advantage_params),
             reweigh=partial(registry.find("transforms", table.transform_mode), **table.transform_params),
             loss=Loss(table.loss_mode, partial(evaluate, **table.loss_params), table.loss_params),
             normalization=table.loss_normalization,
@@ -91,13 +96,13 @@ class Algorithm:
         )
 
     def samples(self, batch: ScoredBatch, advantages: Floats, progress: float) -> list[TrainingSample]:
-        """Give the rollouts of informative groups, their tokens' weights adding up to the normalised loss."""
+        """Return the scored rollouts of informative groups, their tokens' weights those of the whole loss."""
         informative = np.flatnonzero(np.any(advantages != 0, axis=1)).tolist()
         chosen = [
             (rollout, float(advantages[g, i]), number)
             for number, g in enumerate(informative)
             for i, rollout in enumerate(batch.groups[g].rollouts)
-            if rollout.tokens
+            if rollout.tokens and batch.scored[g, i]
         ]
         weigh = self._weights([rollout for rollout, _, _ in chosen])
         return [

@@ -1,8 +1,7 @@
 """Scores a step's rollouts, and keeps apart what was wrong from what could not be told.
 
-A rollout whose reward is unknown gets the mean of those of its group that are known, so that it moves
-no advantage in either direction; a group of which nothing is known is a tie at 0. If nothing at all
-could be told, the step would teach noise: that is an infrastructure failure.
+The reward of a rollout that could not be scored is NaN: it is in no mean, has no advantage and is not
+trained on. A step of which nothing could be scored is an infrastructure failure.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ import numpy as np
 from retrain.errors import InfrastructureError, RunFailedError
 from retrain.rewards import Answer, BatchScorer, Outcome, Score
 from retrain.rewards._opening import open_scorer
-from retrain.rollouts import Floats, Group
+from retrain.rollouts import Group
 from retrain.trainer.batch import ScoredBatch
 from retrain.trainer.settle import EventLoopThread
 
@@ -48,10 +47,9 @@ class Scorer:
         values = np.array([math.nan if s.value is None else s.value for s in scores])
         return ScoredBatch(
             groups,
-            np.array([_known(part) for part in np.split(values, sizes)]),
+            np.array(np.split(values, sizes)),
             errors=sum(s.outcome is Outcome.ERROR for s in scores),
             timeouts=sum(s.outcome is Outcome.TIMEOUT for s in scores),
-            unknown=np.array(np.split(np.isnan(values), sizes)),
         )
 
     def close(self) -> None:
@@ -71,12 +69,3 @@ class Scorer:
                 f"none of {len(scores)} completions could be scored by {self._name!r}; "
                 f"the last one: {scores[-1].message}"
             )
-
-
-def _known(values: Floats) -> Floats:
-    """Replace NaN by the mean of the others, or by 0 if there are none."""
-    unknown = np.isnan(values)
-    if not unknown.any():
-        return values
-    neutral = 0.0 if unknown.all() else float(values[~unknown].mean())
-    return np.where(unknown, neutral, values)

@@ -22,10 +22,11 @@ def choose(batch: ScoredBatch, advantages: Floats, count: int) -> list[dict[str,
     """
     if count == 0:
         return []
-    tied = np.ptp(batch.rewards, axis=1) == 0
     flat, width = batch.rewards.ravel(), batch.rewards.shape[1]
+    lowest, highest = np.fmin.reduce(batch.rewards, axis=1), np.fmax.reduce(batch.rewards, axis=1)
+    tied = lowest == highest  # False of a group without any score: both are NaN
     places = [(0, rollout) for rollout in range(min(count, width))]
-    places += [divmod(int(flat.argmax()), width), divmod(int(flat.argmin()), width)]
+    places += [divmod(int(np.nanargmax(flat)), width), divmod(int(np.nanargmin(flat)), width)]
     places += [(int(group), 0) for group in np.flatnonzero(tied)[:1]]
     return [
         _row(batch, group, rollout, float(advantages[group, rollout]), is_tied=bool(tied[group]))
@@ -36,11 +37,13 @@ def choose(batch: ScoredBatch, advantages: Floats, count: int) -> list[dict[str,
 def _row(batch: ScoredBatch, group: int, rollout: int, advantage: float, *, is_tied: bool) -> dict[str, Any]:
     sampled = batch.groups[group].rollouts[rollout]
     prompt = batch.groups[group].prompt
+    reward = float(batch.rewards[group, rollout])
+    is_scored = math.isfinite(reward)
     return {
         "prompt_id": prompt.id,
         "rollout": rollout,
-        "reward": float(batch.rewards[group, rollout]),
-        "advantage": advantage if math.isfinite(advantage) else None,
+        "reward": reward if is_scored else None,
+        "advantage": advantage if is_scored and math.isfinite(advantage) else None,
         "tie": is_tied,
         "tokens": len(sampled.tokens),
         "truncated": sampled.truncated,

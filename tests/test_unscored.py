@@ -1,0 +1,156 @@
+"""Unscored rollouts are in no mean, no spread, no count and no gradient, whatever the advantage."""
+
+import threading
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+
+from retrain import worker
+from retrain.advantages import grpo, maxrl, over_batch, rloo
+from retrain.config.load import parse
+from retrain.errors import RunFailedError
+from retrain.records.metrics import read_metrics
+from retrain.rollouts import Group, Prompt, Rollout
+from retrain.trainer.advantage import open_advantage
+from retrain.trainer.batch import Algorithm, ScoredBatch
+from tests.test_trainer import make_run, with_
+
+NAN = np.nan
+
+
+def own(rewards, *, power=1.0):
+    """An advantage of a user's, as the documentation shows it."""
+    centred = rewards - rewards.mean(axis=1, keepdims=True)
+    return np.sign(centred) * np.abs(centred) ** power + np.sum(np.ones(rewards.shape[1])) * centred
+
+
+@over_batch
+def own_over_batch(rewards):
+    return (rewards - np.nanmean(rewards)) / max(np.count_nonzero(~np.isnan(rewards)), 1)
+
+
+@over_batch
+def careless(rewards):
+    return rewards - rewards.mean()
+
+
+def flat(rewards):
+    return rewards.ravel()
+
+
+BY_GROUP = [
+    ("grpo", {}),
+    ("grpo", {"scale": True}),
+    ("rloo", {}),
+    ("maxrl", {}),
+    ("reinforce_pp", {"baseline": "group"}),
+    ("tests.test_unscored.own", {"power": 0.5}),
+]
+EVERY = [*BY_GROUP, ("reinforce_pp", {}), ("tests.test_unscored.own_over_batch", {})]
+batches = arrays(float, (4, 5), elements=st.sampled_from([0.0, 0.25, 0.5, 1.0]))
+masks = arrays(bool, (4, 5))
+
+
+@pytest.mark.parametrize(("name", "params"), EVERY)
+@given(rewards=batches, count=st.integers(2, 5))
+def test_with_k_unscored_a_group_is_estimated_as_if_it_had_k_fewer(name, params, rewards, count):
+    estimate = open_advantage(name, params)
+    without = estimate(rewards[:, :count])
+    found = estimate(np.hstack([rewards[:, :count], np.full((4, 5 - count), NAN)]))
+    assert np.allclose(found[:, :count], without, rtol=1e-12, atol=1e-12)
+    assert not found[:, count:].any()
+
+
+@pytest.mark.parametrize(("name", "params"), [p for p in BY_GROUP if p[0] != "reinforce_pp"])
+@given(rewards=batches, unscored=masks)
+def test_each_group_is_estimated_from_its_own_scored_rollouts(name, params, rewards, unscored):
+    estimate = open_advantage(name, params)
+    found = estimate(np.where(unscored, NAN, rewards))
+    for row, missing, advantages in zip(rewards, unscored, found, strict=True):
+        known = row[~missing]
+        wanted = estimate(known[None])[0] if len(known) > 1 else np.zeros(len(known))
+        assert np.allclose(advantages[~missing], wanted, rtol=1e-12, atol=1e-12)
+        assert not advantages[missing].any()
+
+
+@pytest.mark.parametrize("baseline", ["batch", "group"])
+@given(rewards=batches, unscored=masks, other=st.floats(0, 1))
+def test_a_whole_batch_is_normalised_over_its_scored_rollouts(baseline, rewards, unscored, other):
+    found = open_advantage("reinforce_pp", {"baseline": baseline})(np.where(unscored, NAN, rewards))
+    known = found[~unscored]
+    assert not found[unscored].any()
+    if known.any():
+        assert np.isclose(known.mean(), 0, atol=1e-9)
+        assert np.isclose(known.std(), 1)
+
+
+@pytest.mark.parametrize(("name", "params"), EVERY)
+def test_a_group_of_which_nothing_is_scored_teaches_nothing_and_disturbs_nobody(name, params):
+    estimate = open_advantage(name, params)
+    rewards = np.array([[1.0, 0.0, 1.0], [0.0, 1.0, 0.0]])
+    found = estimate(np.vstack([rewards, np.full((1, 3), NAN)]))
+    assert np.allclose(found[:2], estimate(rewards))
+    assert not found[2].any()
+
+
+def test_a_single_scored_rollout_has_no_baseline_and_no_advantage():
+    for function in (grpo, rloo, maxrl):
+        name = function.__name__.rpartition(".")[2]
+        assert not open_advantage(name, {})(np.array([[1.0, NAN], [NAN, 0.0]])).any()
+
+
+def test_a_mean_that_an_unscored_reward_got_into_stops_the_run_and_says_why():
+    estimate = open_advantage("tests.test_unscored.careless", {})
+    with pytest.raises(RunFailedError, match=r"careless' returned nan .* leave rewards that are NaN"):
+        estimate(np.array([[1.0, NAN]]))
+
+
+def test_advantages_of_another_shape_are_refused_with_both_shapes():
+    with pytest.raises(RunFailedError, match=r"flat' returned shape \(2,\) .* shape \(1, 2\)"):
+        open_advantage("tests.test_unscored.flat", {})(np.array([[1.0, 0.0]]))
+
+
+def batch_of(rewards):
+    prompt = Prompt(0, "?", "")
+
+    def rollout(tokens):
+        return Rollout(prompt, "", (1,) * tokens, np.zeros(tokens), ("",) * tokens, truncated=False)
+
+    rows = np.array(rewards)
+    return ScoredBatch(
+        [Group(prompt, tuple(rollout(2 + i) for i in range(rows.shape[1]))) for _ in rows], rows
+    )
+
+
+@pytest.mark.parametrize("normalization", ["token", "sequence", "constant"])
+def test_an_unscored_rollout_is_in_no_denominator(normalization):
+    raw = {"algorithm": {"loss_normalization": normalization, "advantage_mode": "grpo"}}
+    algorithm = Algorithm.of(parse(raw, "c"), lambda groups: batch_of([[]]))
+    weights = []
+    for batch in (batch_of([[1.0, 0.0, NAN]]), batch_of([[1.0, 0.0]])):
+        samples = algorithm.samples(batch, algorithm.estimate(batch.rewards), 0.0)
+        weights.append([(len(s.rollout.tokens), s.token_weight, s.advantages.tolist()) for s in samples])
+    assert weights[0] == weights[1]
+
+
+def judge_away(completion, prompt, *, outage):
+    from retrain.rewards import UnscoredError
+
+    if outage and len(completion) % 2:
+        raise UnscoredError("no answer")
+    return float(len(completion) % 2 == 0)
+
+
+@pytest.mark.parametrize("baseline", ["batch", "group"])
+def test_an_outage_of_the_judge_is_no_punishment(tmp_path, baseline):
+    """Only completions of even length are scored, all with 1: nothing differs, so nothing is learned."""
+    raw = with_("reward", reward="tests.test_unscored.judge_away", params={"outage": True})
+    raw["algorithm"] = {"advantage_mode": "reinforce_pp", "advantage_params": {"baseline": baseline}}
+    files = make_run(tmp_path / "r", raw)
+    assert worker.run(files.directory, threading.Event()) == 0
+    rows = read_metrics(files.directory)
+    assert any(row["reward_error_fraction"] > 0 for row in rows)
+    assert {row["grad_norm"] for row in rows} == {0.0}
