@@ -115,7 +115,7 @@ class CampaignRun:
         Raises:
             ConfigError: the load function gave what is no load.
             LaunchError: another orchestrator holds the campaign, or the launcher cannot start.
-            RecordsError: the directory cannot be written.
+            RecordsError: the directory cannot be written, or was removed while the runs went on.
         """
         with self._lock() as lock:
             self._leave_engine()
@@ -133,12 +133,13 @@ class CampaignRun:
                 open_permits(self._plan, self._files, self._observer.notice)
             self._observer.begun(self._files, todo + alive, self._plan.workers)
             expecter = Expecter(self._plan, self._files.directory, self.files_of, roll_up.manifest)
-            supervisor = self._supervisor = self._supervisor_with(launcher, roll_up, expecter)
+            supervisor = self._supervisor = self._supervisor_with(launcher, roll_up, expecter, lock)
             try:
                 supervisor.supervise(todo, alive)
             except (LaunchError, ConfigError):
                 self._write_last(roll_up, ended=supervisor.is_over)
                 raise
+            self._require_in_place(lock)
             states = self._states(roll_up)
             states |= _traceless(states, supervisor.endings)
             took = expecter.ended() if set(states.values()) == {RunState.DONE} else None
@@ -179,7 +180,17 @@ class CampaignRun:
         wanted = [r for r in self._plan.runs if _is_wanted(states[r.run_id], retry_failed)]
         return [run for run in wanted if run.run_id not in taken], alive
 
-    def _supervisor_with(self, launcher: Launcher, roll_up: RollUp, expecter: Expecter) -> Supervisor:
+    def _require_in_place(self, lock: HeldLock) -> None:
+        """Refuse to conclude anything from a directory that is not the one in which the runs began."""
+        if not lock.is_in_place:
+            raise RecordsError(
+                f"{self._files.directory}: was removed or replaced while the campaign ran; its runs were "
+                "asked to stop, and what they wrote there is lost unless you restore it"
+            )
+
+    def _supervisor_with(
+        self, launcher: Launcher, roll_up: RollUp, expecter: Expecter, lock: HeldLock
+    ) -> Supervisor:
         campaign = self._plan.campaign
         keeper = Keeper(self._observer, roll_up, NoticeBook(self._files.notices))
 
@@ -188,7 +199,8 @@ class CampaignRun:
             if expected is not None:
                 roll_up.expect(expected)
                 keeper.notice(said(expected))
-            return max(self._asked_to_stop, asked_to_stop(self._files))
+            is_lost = not lock.is_in_place  # every second: nothing that runs write now would be found again
+            return max(self._asked_to_stop, asked_to_stop(self._files), int(is_lost))
 
         return Supervisor(
             campaign,

@@ -152,6 +152,16 @@ def open_regular(path: Path) -> int:
     return fd
 
 
+def is_in_place(path: Path, fd: int) -> bool:
+    """Whether a path still names the open file; True while the file system cannot be asked."""
+    try:
+        return os.path.samestat(os.fstat(fd), path.lstat())
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except OSError:  # a file server that is away has not lost the file
+        return True
+
+
 def open_log(path: Path) -> int:
     """Open a file that a process's output is appended to; never through a symbolic link.
 

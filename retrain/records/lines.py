@@ -17,7 +17,14 @@ from pathlib import Path
 from typing import Any
 
 from retrain.errors import RecordsError
-from retrain.records.files import FILE_MODE, open_regular, records_error, sync_directory, write_all
+from retrain.records.files import (
+    FILE_MODE,
+    is_in_place,
+    open_regular,
+    records_error,
+    sync_directory,
+    write_all,
+)
 
 _BLOCK = 2**16
 _MAX_TAIL_BYTES = 16 * 2**20  # no line of ours is that long
@@ -47,7 +54,10 @@ class LineAppender:
 
     def append(self, line: str) -> None:
         """Add one line, all of it or nothing."""
-        before = os.fstat(self._fd).st_size
+        found = os.fstat(self._fd)
+        before = found.st_size
+        if not found.st_nlink:  # costs nothing here; a move and an NFS server's rename show in `sync`
+            raise self._removed()
         try:
             write_all(self._fd, line.encode() + b"\n")
         except BaseException as error:  # a signal handler that raises must not leave half a line either
@@ -57,17 +67,22 @@ class LineAppender:
             raise
 
     def sync(self) -> None:
-        """Make every line so far survive a power loss."""
+        """Make every line so far survive a power loss, under the name that readers look for."""
         try:
             os.fsync(self._fd)
         except OSError as error:
             raise records_error(self._path, "sync", error) from error
+        if not is_in_place(self._path, self._fd):
+            raise self._removed()
 
     def close(self) -> None:
         """Let go of the file; safe to call twice."""
         if self._fd >= 0:
             fd, self._fd = self._fd, -1
             os.close(fd)
+
+    def _removed(self) -> RecordsError:
+        return RecordsError(f"{self._path}: was removed or replaced while it was being written")
 
     def _cut_back(self, size: int) -> None:
         try:

@@ -24,7 +24,7 @@ from pathlib import Path
 from types import TracebackType
 
 from retrain.records.clock import utc_now
-from retrain.records.files import FILE_MODE, records_error
+from retrain.records.files import FILE_MODE, is_in_place, records_error
 from retrain.records.processes import is_of_this_boot, start_mark
 from retrain.records.text import plain
 
@@ -71,6 +71,11 @@ class HeldLock:
         self._left = threading.Event()
         self._renewal: threading.Thread | None = None
         _held.add(self)
+
+    @property
+    def is_in_place(self) -> bool:
+        """Whether the file is still where others look for it: its directory may have been removed."""
+        return is_in_place(self.path, self._fd)
 
     def renew(self) -> None:
         """Have other machines see that this process lives, even if they do not see its lock."""
