@@ -22,6 +22,7 @@ PYTHON = sys.executable
 COMMANDS = {
     "python -c pass": [PYTHON, "-c", "pass"],
     "python -c 'import typer'": [PYTHON, "-c", "import typer"],
+    "python -c 'import typer, pydantic'": [PYTHON, "-c", "import typer, pydantic"],
     "python -c 'import numpy'": [PYTHON, "-c", "import numpy"],
     "retrain --help": [PYTHON, "-m", "retrain", "--help"],
     "retrain explain quickstart.toml": [PYTHON, "-m", "retrain", "explain", "quickstart.toml"],
@@ -35,6 +36,8 @@ COMMANDS = {
 }
 COMPARED_WITH = {
     "retrain --help": "python -c 'import typer'",
+    "retrain explain quickstart.toml": "python -c 'import typer, pydantic'",  # at most 3
+    "retrain status logs": "python -c 'import typer, pydantic'",  # at most 2
     "worker, refusing a finished run": "python -c pass",
     "worker's imports": "python -c 'import numpy'",
 }

@@ -183,6 +183,7 @@ def _folder(kind: str) -> Path:
     return Path(__file__).parent / kind
 
 
+@cache  # asked once per condition
 def _parameters_from_source(path: Path, entry: str) -> tuple[Parameter, ...] | None:
     tree = ast.parse(path.read_text(encoding="utf-8"))
     function = next(n for n in tree.body if isinstance(n, ast.FunctionDef) and n.name == entry)

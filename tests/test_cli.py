@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from retrain import cli
+from retrain.cli._lazy import COMMANDS
 from retrain.records.metrics import read_metrics
 from tests.semaphore_processes import wait_until
 
@@ -153,23 +155,36 @@ def test_importing_retrain_or_its_help_loads_nothing_heavy() -> None:
     assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == "set()"
 
 
-def test_status_and_explain_load_no_numpy(retrain: Call, campaign_file: Path) -> None:
+def test_status_and_explain_import_only_what_they_use(retrain: Call, campaign_file: Path) -> None:
+    heavy = {"numpy", "torch", "psutil", "rich.progress", "retrain.cli.run"}
+    explain, rehearsed = ["explain", campaign_file.name], "backend.options.api_latency_s=0.1"
+    for arguments in (explain, [*explain, "--set", rehearsed]):
+        assert not imported(heavy, arguments, campaign_file.parent)
+    retrain("run", campaign_file)
+    assert not imported(heavy | {"pydantic"}, ["status"], campaign_file.parent)
+
+
+def imported(modules: set[str], arguments: list[str], where: Path) -> set[str]:
+    """Run a command in a process of its own, and return which of the modules it imported."""
     code = (
-        "import sys; sys.argv = ['retrain', *sys.argv[1:]]\n"
+        "import sys\n"
         "from retrain.__main__ import main\n"
         "try: main()\n"
-        "finally: print('numpy' in sys.modules, file=sys.stderr)"
+        "finally: print(*sys.modules, file=sys.stderr)"
     )
-    explain, rehearsed = ["explain", campaign_file.name], "backend.options.api_latency_s=0.1"
-    for arguments in (explain, [*explain, "--set", rehearsed], ["status", "."]):
-        answer = subprocess.run(
-            [sys.executable, "-c", code, *arguments],
-            capture_output=True,
-            text=True,
-            check=True,
-            cwd=campaign_file.parent,
-        )
-        assert answer.stderr.strip().endswith("False")
+    answer = subprocess.run(
+        [sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=True, cwd=where
+    )
+    return modules & set(answer.stderr.split())
+
+
+def test_every_command_has_a_file_and_every_file_a_command() -> None:
+    files = {path.stem for path in Path(cli.__file__).parent.glob("[a-z]*.py")}
+    assert set(COMMANDS) == files - {"completion", "options"}
+
+
+def test_a_misspelt_command_is_answered_with_the_nearest(retrain: Call) -> None:
+    assert "'status'" in retrain("statos").stderr
 
 
 def test_every_public_name_can_be_imported() -> None:

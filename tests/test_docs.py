@@ -60,12 +60,13 @@ def test_every_block_is_valid_in_its_language(page: Path, language: str, text: s
 
 @pytest.mark.parametrize(("page", "language", "text"), BLOCKS)
 def test_every_command_and_option_that_is_shown_exists(page: Path, language: str, text: str) -> None:
-    commands = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+    group = typer.main.get_command(app)
     shown = {"sh": r"(?:^|&& )retrain +([^\n#&|>]*)", "console": r"(?:^\$ |&& )retrain +([^\n#&|>]*)"}
     for line in re.findall(shown[language], text, re.MULTILINE) if language in shown else []:
         name, *arguments = line.split()
         if name.endswith(".toml") or name.startswith("-"):
             continue
-        assert name in commands, f"{page.name}: retrain {name}"
-        known = {option for parameter in commands[name].params for option in parameter.opts}
+        command = group.get_command(None, name)  # type: ignore[attr-defined]
+        assert command is not None, f"{page.name}: retrain {name}"
+        known = {option for parameter in command.params for option in parameter.opts}
         assert {word.split("=")[0] for word in arguments if re.match(r"--?[a-z]", word)} <= known, line

@@ -6,7 +6,6 @@ from collections.abc import Iterator
 
 from retrain import registry
 from retrain.config.schema import Backend
-from retrain.demonstrations import read_demonstrations
 from retrain.errors import ConfigError
 
 Found = Iterator[tuple[tuple[str | int, ...], str]]
@@ -33,6 +32,8 @@ def warm_up_problems(table: object, backend: object, read_file: bool) -> Found:
 
 
 def _file_problems(path: str, backend: dict[str, object]) -> Found:
+    from retrain.demonstrations import read_demonstrations  # not at the top: few files have a warm-up
+
     try:
         rows = read_demonstrations(path)
     except ConfigError as error:

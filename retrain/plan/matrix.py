@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -123,6 +122,8 @@ def _own_seed(config: Config, drawn_seed: int | None) -> int:
         return config.training.seed
     if drawn_seed is not None:
         return drawn_seed
+    import secrets  # not at the top: costs 4 ms, and few files leave the seed out
+
     return secrets.randbelow(LARGEST_SEED + 1)
 
 

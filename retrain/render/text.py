@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import math
+from typing import TYPE_CHECKING
 
 from retrain.plan.durations import format_duration
-from retrain.status.rows import RunStatus
+
+if TYPE_CHECKING:
+    from retrain.status.rows import RunStatus
 
 MISSING = "-"
 

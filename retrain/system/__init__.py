@@ -3,7 +3,6 @@
 Other modules ask here; they never read /proc, psutil or NVML themselves.
 """
 
-from retrain.system.load import LoadMeter, Scope
 from retrain.system.machine import (
     allowed_cpus,
     cpu_capacity,
@@ -16,8 +15,6 @@ from retrain.system.processes import process_tree
 
 __all__ = [
     "Gpu",
-    "LoadMeter",
-    "Scope",
     "allowed_cpus",
     "cpu_capacity",
     "gpu_nodes",
