@@ -33,3 +33,15 @@ def test_many_samples_do_not_overflow() -> None:
 def test_more_tries_than_samples_are_refused(shape: tuple[int, int], k: int) -> None:
     with pytest.raises(ValueError, match="needs 1 <= k <= samples"):
         pass_at_k(np.zeros(shape, dtype=bool), k)
+
+
+@given(
+    st.lists(st.lists(st.sampled_from([True, False, None]), min_size=5, max_size=5), min_size=1, max_size=4),
+    st.integers(1, 5),
+)
+def test_an_unscored_completion_is_no_try_at_all(verdicts: list[list[bool | None]], k: int) -> None:
+    known = [[verdict for verdict in row if verdict is not None] for row in verdicts]
+    shares = [np.mean([any(draw) for draw in combinations(row, k)]) for row in known if len(row) >= k]
+    correct, scored = np.array(verdicts) == True, np.array(verdicts) != None  # noqa: E711, E712
+    expected = pytest.approx(np.mean(shares)) if shares else None
+    assert pass_at_k(correct, k, scored) == expected

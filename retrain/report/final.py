@@ -88,8 +88,9 @@ def check_metrics(names: Sequence[str], known: Sequence[str]) -> None:
 
 
 def _held_out(run: RunRecord, metric: str, moment: Moment) -> float | None:
-    if moment.step is None and not math.isnan(value := number(run.result.get(metric))):
-        return value
+    if moment.step is None and metric in run.result:
+        value = number(run.result[metric])
+        return None if math.isnan(value) else value
     values = run.columns.metric(metric)
     if moment.step is not None:
         values = values[run.columns.steps <= moment.step]

@@ -40,7 +40,7 @@ class HeldOut:
             return {}
         started = time.perf_counter()
         greedy = self._scored(samples=1, temperature=0.0)
-        row = {
+        row: dict[str, float | None] = {
             "eval_reward": float(greedy.known_rewards.mean()),
             "eval_correct_rate": greedy.correct_rate,
             "eval_prompts": len(self._prompts),
@@ -49,7 +49,8 @@ class HeldOut:
         if self._samples > 1:
             sampled = self._scored(self._samples, self._training.temperature)
             correct = sampled.rewards >= CORRECT
-            row |= {f"eval_pass_at_{k}": pass_at_k(correct, k) for k in (1, self._samples)}
+            tries = (1, self._samples)
+            row |= {f"eval_pass_at_{k}": pass_at_k(correct, k, sampled.scored) for k in tries}
         return {**row, "eval_time_s": time.perf_counter() - started}
 
     def _scored(self, samples: int, temperature: float) -> ScoredBatch:
@@ -69,15 +70,17 @@ class HeldOut:
         return self._in_parts(prompts[:half], how) + self._in_parts(prompts[half:], how)
 
 
-def pass_at_k(correct: NDArray[np.bool_], k: int) -> float:
+def pass_at_k(correct: NDArray[np.bool_], k: int, scored: NDArray[np.bool_] | None = None) -> float | None:
     """Estimate, without bias, the chance that at least one of k completions of a prompt is right.
 
     Args:
         correct: shape (prompts, samples), whether each completion is right.
         k: tries, from 1 to the number of samples.
+        scored: same shape, whether it is known; None: all are. One that is not is no try at all.
 
     Returns:
-        The mean over prompts of 1 - C(n - c, k) / C(n, k), for c right ones of n samples.
+        The mean over prompts of 1 - C(n - c, k) / C(n, k), for c right ones of n scored samples; prompts
+        with fewer than k scored samples are left out. None if that leaves none.
 
     Raises:
         ValueError: there are no prompts, or fewer samples than k.
@@ -89,7 +92,12 @@ def pass_at_k(correct: NDArray[np.bool_], k: int) -> float:
         raise ValueError(
             f"pass@{k} of {prompts} prompts with {samples} samples each; needs 1 <= k <= samples"
         )
-    wrong = samples - np.count_nonzero(correct, axis=1)
+    known = np.ones_like(correct) if scored is None else scored
+    enough = known.sum(axis=1) >= k
+    if not enough.any():
+        return None
+    tries = known[enough].sum(axis=1)
+    wrong = tries - (correct & known)[enough].sum(axis=1)
     drawn = np.arange(k)  # the chance that k draws without replacement are all wrong
-    all_wrong = np.prod(np.clip(wrong[:, None] - drawn, 0, None) / (samples - drawn), axis=1)
+    all_wrong = np.prod(np.clip(wrong[:, None] - drawn, 0, None) / (tries[:, None] - drawn), axis=1)
     return float(np.mean(1.0 - all_wrong))
