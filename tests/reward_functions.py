@@ -101,3 +101,8 @@ async def waiting_for_ever(completion: str, prompt: Prompt) -> float:
     if completion == "hang":
         await asyncio.Event().wait()
     return float(completion == prompt.answer)
+
+
+def at_random(completion: str, prompt: Prompt) -> float:
+    """Score as a judge does that never says the same thing twice."""
+    return int.from_bytes(os.urandom(4), "big") / 2**32

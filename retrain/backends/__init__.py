@@ -39,11 +39,16 @@ class BackendSpec:
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """How to sample: temperature 0 means greedy."""
+    """How to sample: temperature 0 means greedy.
+
+    A `seed` asks for random numbers of its own, so that this call changes no later one; None: those of
+    the run, whose state is in the checkpoint.
+    """
 
     group_size: int
     max_tokens: int
     temperature: float
+    seed: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -70,7 +70,8 @@ class LocalBackend:
         self._optimizer = Optimizer(self._policy.trainable(), options.weight_decay)
         self._memory = DeviceMemory(device)
         # tokens at a time; halved by what does not fit
-        self._budgets = {"train": options.tokens_per_micro_batch, "sample": options.tokens_per_sampling_batch}
+        sampled = options.tokens_per_sampling_batch
+        self._budgets = {"train": options.tokens_per_micro_batch, "sample": sampled, "evaluate": sampled}
         self._engine = EngineSampler(spec, options, self._policy) if options.engine == "openai" else None
         self._identity = identity_of(spec, options, self._policy)
         self._encoded: dict[str, Ids] = {}
@@ -103,12 +104,14 @@ class LocalBackend:
         ids = [self._encode(prompt) for prompt in prompts]
         check_room({p.id: len(tokens) for p, tokens in zip(prompts, ids, strict=True)}, self._policy.context)
         self._memory.begin_peak()
+        generator = self._generator
+        if sampling.seed is not None:
+            generator = torch.Generator(generator.device).manual_seed(sampling.seed)
         if self._engine is not None:
-            drawn = self._engine.complete(
-                ids, self._text.end_ids, sampling, self._optimizer.steps, self._generator
-            )
+            drawn = self._engine.complete(ids, self._text.end_ids, sampling, self._optimizer.steps, generator)
         else:
-            drawn = self._complete([i for i in ids for _ in range(sampling.group_size)], sampling)
+            rows = [i for i in ids for _ in range(sampling.group_size)]
+            drawn = self._complete(rows, sampling, generator)
         if not all(np.isfinite(one.logprobs).all() for one in drawn):
             raise NonFiniteError(
                 "the policy's log-probabilities are not finite: its weights grew without bound; lower lr"
@@ -200,15 +203,16 @@ class LocalBackend:
             self._encoded[prompt.text] = self._text.encode(prompt)
         return self._encoded[prompt.text]
 
-    def _complete(self, rows: Sequence[Ids], sampling: Sampling) -> list[Drawn]:
+    def _complete(self, rows: Sequence[Ids], sampling: Sampling, generator: torch.Generator) -> list[Drawn]:
         """Draw a completion per row, as many rows at a time as fit."""
+        budget = "sample" if sampling.seed is None else "evaluate"  # how rows are cut decides what is drawn
         length = min(max(map(len, rows)) + sampling.max_tokens, self._policy.context)
         drawn: list[Drawn] = []
         while len(drawn) < len(rows):
-            count = max(1, self._budgets["sample"] // length)
+            count = max(1, self._budgets[budget] // length)
             if sampling.group_size < count < len(rows):
                 count -= count % sampling.group_size  # whole groups: each prompt runs once
-            state = self._generator.get_state()
+            state = generator.get_state()
             part = rows[len(drawn) : len(drawn) + count]
             try:
                 completed = complete(
@@ -217,7 +221,7 @@ class LocalBackend:
                     part,
                     max_tokens=sampling.max_tokens,
                     temperature=sampling.temperature,
-                    generator=self._generator,
+                    generator=generator,
                 )
                 drawn += completed.drawn
                 self._count(part, completed)
@@ -226,11 +230,11 @@ class LocalBackend:
                 if not is_out_of_memory(error):
                     raise
                 reason = str(error)
-            self._generator.set_state(state)
+            generator.set_state(state)
             self._memory.free()
             if len(part) == 1:
                 raise BackendMemoryError(f"one completion did not fit in memory ({reason}); lower max_tokens")
-            self._budgets["sample"] = len(part) // 2 * length
+            self._budgets[budget] = len(part) // 2 * length
         return drawn
 
     def _count(self, prompts: Sequence[Ids], completed: Completed) -> None:

@@ -26,7 +26,7 @@ from retrain.errors import RecordsError
 FORMAT = 1  # raise it when old checkpoints can no longer be read
 FACTS, OPTIMIZER = "local.json", "optimizer.safetensors"
 ADAPTER, MODEL = "adapter", "model"
-BUDGETS = ("train", "sample")  # tokens at a time
+BUDGETS = {"train": "train", "sample": "sample", "evaluate": "sample"}  # tokens at a time: name, earlier name
 
 
 def save_weights(directory: Path, policy: Policy) -> None:
@@ -88,7 +88,8 @@ def load_policy(
         _load_weights(directory, policy)
         optimizer.load(tensors, facts["optimizer_steps"])
         generator.set_state(state)
-        return {kind: int(facts["tokens_at_a_time"][kind]) for kind in BUDGETS}
+        budgets = facts["tokens_at_a_time"]
+        return {kind: int(budgets.get(kind, budgets[earlier])) for kind, earlier in BUDGETS.items()}
     except (OSError, ValueError, KeyError, TypeError, RuntimeError, SafetensorError) as error:
         raise RecordsError(
             f"{directory}: not a readable checkpoint of the local backend ({error}); use an earlier one"

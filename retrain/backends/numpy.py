@@ -87,12 +87,13 @@ class NumpyBackend:
     def sample(self, prompts: Sequence[Prompt], sampling: Sampling) -> list[Group]:
         """Sample each prompt's group, running the prompt itself once."""
         encoded = [self._characters.encode(p.text) for p in prompts]
+        random = self._random if sampling.seed is None else np.random.default_rng(sampling.seed)
         with self._call(), np.errstate(all="ignore"):
             began_s = time.perf_counter()
             trace = unroll_prompts(self._weights, encoded)
             states = trace.states[trace.packed.last()].repeat(sampling.group_size, axis=0)
             prefilled_s = time.perf_counter()
-            completions = complete(self._weights, states, sampling, self._random)
+            completions = complete(self._weights, states, sampling, random)
             ended_s = time.perf_counter()
         if not self.info.remote:
             lengths = [len(ids) for ids in encoded]

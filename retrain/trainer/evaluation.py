@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from retrain.rollouts import Group, Prompt
 from retrain.trainer.batch import CORRECT, ScoredBatch
 
 EVALUATION_BATCH = 256  # prompts sampled at a time
+EVALUATION_STREAM = 0x6576616C  # sets its random numbers apart from everything else that is seeded
 
 
 class HeldOut:
@@ -33,13 +35,30 @@ class HeldOut:
         self._training = config.training
         self._sample = sample
         self._reward = reward
+        self._config_hash = config.run.config_hash if config.run else ""
+        self._newest: dict[str, Any] = {}
 
-    def row(self) -> dict[str, Any]:
-        """Give `eval_*` fields; none without prompts."""
+    def row(self, step: int) -> dict[str, Any]:
+        """Return the `eval_*` fields of the policy after `step` steps; each policy is measured once."""
         if not self._prompts:
             return {}
+        of = {"step": step, "config_hash": self._config_hash}
+        if not self._newest.items() >= of.items():
+            self._newest = {**of, "row": self._measured(step)}
+        row: dict[str, Any] = self._newest["row"]
+        return row
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the newest evaluation, so that a resumed run does not pay for it again."""
+        return self._newest
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from what `state_dict` returned; another configuration's evaluation is not used."""
+        self._newest = dict(state)
+
+    def _measured(self, step: int) -> dict[str, Any]:
         started = time.perf_counter()
-        greedy = self._scored(samples=1, temperature=0.0)
+        greedy = self._scored(step, samples=1, temperature=0.0)
         row: dict[str, float | None] = {
             "eval_reward": float(greedy.known_rewards.mean()),
             "eval_correct_rate": greedy.correct_rate,
@@ -47,27 +66,34 @@ class HeldOut:
             **greedy.reward_faults("eval_"),
         }
         if self._samples > 1:
-            sampled = self._scored(self._samples, self._training.temperature)
+            sampled = self._scored(step, self._samples, self._training.temperature)
             correct = sampled.rewards >= CORRECT
             tries = (1, self._samples)
             row |= {f"eval_pass_at_{k}": pass_at_k(correct, k, sampled.scored) for k in tries}
         return {**row, "eval_time_s": time.perf_counter() - started}
 
-    def _scored(self, samples: int, temperature: float) -> ScoredBatch:
+    def _scored(self, step: int, samples: int, temperature: float) -> ScoredBatch:
         how = Sampling(group_size=samples, max_tokens=self._training.max_tokens, temperature=temperature)
-        starts = range(0, len(self._prompts), EVALUATION_BATCH)
-        chunks = [self._prompts[start : start + EVALUATION_BATCH] for start in starts]
-        return self._reward([group for chunk in chunks for group in self._in_parts(chunk, how)])
+        groups: list[Group] = []
+        for first in range(0, len(self._prompts), EVALUATION_BATCH):
+            groups += self._in_parts(step, range(len(self._prompts))[first : first + EVALUATION_BATCH], how)
+        return self._reward(groups)
 
-    def _in_parts(self, prompts: Sequence[Prompt], how: Sampling) -> list[Group]:
+    def _in_parts(self, step: int, numbers: range, how: Sampling) -> list[Group]:
         """Sample halves of what does not fit in memory."""
         try:
-            return self._sample(prompts, how)
+            own = replace(how, seed=self._seed(step, numbers.start))
+            return self._sample([self._prompts[number] for number in numbers], own)
         except BackendMemoryError:
-            if len(prompts) == 1:
+            if len(numbers) == 1:
                 raise
-        half = len(prompts) // 2
-        return self._in_parts(prompts[:half], how) + self._in_parts(prompts[half:], how)
+        half = len(numbers) // 2
+        return self._in_parts(step, numbers[:half], how) + self._in_parts(step, numbers[half:], how)
+
+    def _seed(self, step: int, first: int) -> int:
+        """Return a seed that follows from the step: no training random number, the same after a resume."""
+        entropy = [EVALUATION_STREAM, self._training.seed % 2**32, step, first]
+        return int(np.random.SeedSequence(entropy).generate_state(1)[0])
 
 
 def pass_at_k(correct: NDArray[np.bool_], k: int, scored: NDArray[np.bool_] | None = None) -> float | None:

@@ -108,6 +108,7 @@ class Trainer:
         self._settle(self._parts.backend.load(found.directory))
         self._source.load_state_dict(found.state["source"])
         self._steering.load_state_dict(found.state["steering"])
+        self._held_out.load_state_dict(found.state.get("evaluation", {}))
         if self._parts.machine is not None and found.state["machine"] is not None:
             self._parts.machine.load_state_dict(found.state["machine"])
         self.step, self._warmed = self._saved = (found.step, found.state.get("warmup", 0))
@@ -125,6 +126,7 @@ class Trainer:
                 "steering": self._steering.state_dict(),
                 "machine": machine.state_dict() if machine else None,
                 "warmup": self._warmed,
+                "evaluation": self._held_out.state_dict(),
             }
             checkpoint.save(
                 self._parts.files.checkpoints,
@@ -136,9 +138,9 @@ class Trainer:
         self._saved = (self.step, self._warmed)
 
     def evaluate(self) -> dict[str, Any]:
-        """Score completions of held-out prompts: `eval_*` fields; none without such prompts."""
+        """Return the `eval_*` fields of the policy as it is; none without held-out prompts."""
         self._parts.journal.phase("evaluate", self.step)
-        return self._held_out.row()
+        return self._held_out.row(self.step)
 
     def close(self) -> None:
         """Stop sampling; the backend is its owner's to close."""

@@ -8,13 +8,15 @@ from contextlib import contextmanager
 
 import numpy as np
 import pytest
+import torch
 
-from retrain.backends import BackendSpec, Optimization
+from retrain.backends import BackendSpec, Optimization, Sampling
 from retrain.backends import _torch_engine as engine_module
 from retrain.backends.local import connect
 from retrain.errors import ConfigError, InfrastructureError, RunFailedError
 from tests.extras.completions_server import CompletionsServer, serve
 from tests.extras.local_policies import (
+    UNEVEN,
     as_samples,
     chosen,
     draw,
@@ -62,6 +64,14 @@ def test_a_server_samples_with_the_adapters_of_every_update(server, model):
     names = [body["lora_name"] for path, body, _ in server.requests if path.endswith("/load_lora_adapter")]
     assert len(set(names)) == len(names) == 3
     assert len(server.adapters) == 1
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_a_measurement_by_a_server_draws_nothing_from_the_run_s_random_numbers(server, model, temperature):
+    backend = through(server, model)
+    before = backend._generator.get_state()
+    backend.sample(UNEVEN, Sampling(2, 4, temperature, seed=3))
+    assert torch.equal(backend._generator.get_state(), before)
 
 
 def test_adapters_are_not_sent_again_between_updates(server, model):

@@ -148,7 +148,7 @@ def test_a_checkpoint_whose_tensors_are_not_all_there_is_refused(model, tmp_path
         open_backend(model).load(tmp_path)
 
 
-def make_run(directory: Path, model: str) -> RunFiles:
+def make_run(directory: Path, model: str, *, eval_every: int = 0, eval_samples: int = 1) -> RunFiles:
     raw = {
         "model": {"model": model, "lora_rank": 4},
         "backend": {"backend": "local", "options": {"local_files_only": True, "device": "cpu"}},
@@ -159,8 +159,9 @@ def make_run(directory: Path, model: str) -> RunFiles:
             "group_size": 4,
             "max_tokens": 4,
             "lr": 1e-2,
+            "eval_every": eval_every,
         },
-        "data": {"task": "successor"},
+        "data": {"task": "successor", "eval_samples": eval_samples},
         "reward": {"reward": "partial"},
     }
     directory.mkdir()
@@ -180,3 +181,24 @@ def test_a_run_that_was_stopped_ends_as_the_undisturbed_one(model, tmp_path):
     ends = [checkpoint.newest(files.checkpoints).directory for files in (whole, broken)]
     for name in ("optimizer.safetensors", "adapter/adapter_model.safetensors", "local.json"):
         assert (ends[0] / name).read_bytes() == (ends[1] / name).read_bytes()
+
+
+def test_a_run_that_is_measured_is_the_run_that_is_not(model, tmp_path):
+    often = make_run(tmp_path / "often", model, eval_every=1, eval_samples=2)
+    never = make_run(tmp_path / "never", model)
+    ends = []
+    for files in (often, never):
+        assert worker.run(files.directory, threading.Event()) == 0
+        ends.append(checkpoint.newest(files.checkpoints).directory)
+    for name in ("optimizer.safetensors", "adapter/adapter_model.safetensors", "local.json"):
+        assert (ends[0] / name).read_bytes() == (ends[1] / name).read_bytes()
+
+
+def test_a_checkpoint_without_a_measure_of_evaluation_takes_that_of_sampling(model, tmp_path):
+    backend = open_backend(model, tokens_per_sampling_batch=321)
+    backend.save(tmp_path)
+    facts = json.loads((tmp_path / "local.json").read_text())
+    del facts["tokens_at_a_time"]["evaluate"]
+    (tmp_path / "local.json").write_text(json.dumps(facts))
+    backend.load(tmp_path)
+    assert backend._budgets["evaluate"] == 321

@@ -8,11 +8,12 @@ import numpy as np
 import pytest
 import torch
 
-from retrain.backends import Optimization
+from retrain.backends import Optimization, Sampling
 from retrain.backends import _torch_logprobs as logprobs_module
 from retrain.errors import BackendMemoryError, NonFiniteError
 from retrain.rollouts import Loss, LossTerms
 from tests.extras.local_policies import (
+    UNEVEN,
     as_samples,
     chosen,
     draw,
@@ -308,6 +309,20 @@ def test_a_batch_of_prompts_that_does_not_fit_is_sampled_in_halves(model):
     assert len(samples) == 10
     for sample, logps in zip(samples, plain_logprobs_without_hooks(backend, samples), strict=True):
         assert np.allclose(chosen(logps, sample).detach(), sample.rollout.logprobs, atol=1e-5)
+
+
+def test_a_measurement_that_does_not_fit_leaves_the_training_samples_as_they_are(model):
+    disturbed, undisturbed = open_backend(model), open_backend(model)
+
+    def refuse_many(module, arguments, named):
+        if len(named["position_ids"]) > 4:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+
+    hook = disturbed._policy.body.register_forward_pre_hook(refuse_many, with_kwargs=True)
+    disturbed.sample(UNEVEN, Sampling(2, 9, 0.8, seed=3))
+    hook.remove()
+    ours, theirs = draw(disturbed), draw(undisturbed)
+    assert [r.tokens for g in ours for r in g.rollouts] == [r.tokens for g in theirs for r in g.rollouts]
 
 
 def plain_logprobs_without_hooks(backend, samples):
