@@ -48,13 +48,13 @@ def _another_shape(fit: UslFit, leaning: FloatArray) -> str:
 
 
 def _undetermined(fit: UslFit, highest: float) -> str:
-    low, high = fit.intervals["kappa"]
+    high = fit.intervals["kappa"][1]
     if math.isinf(fit.kappa_error):
         return (
             "no observation is left over to tell noise from shape, or the concurrencies lie too close; "
             "measure more of them"
         )
-    if low <= 0.0 < fit.kappa:
+    if fit.kappa > 0.0 and not fit.has_crosstalk:
         return f"kappa {fit.kappa:.3g} is not told from 0: its interval reaches to {high:.3g}"
     first = _earliest_optimum(fit)
     if fit.kappa == 0.0 and first <= highest:

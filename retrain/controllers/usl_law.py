@@ -18,7 +18,30 @@ from numpy.typing import NDArray
 
 FloatArray = NDArray[np.float64]
 
-FEW = (12.7062, 4.3027, 3.1824, 2.7764, 2.5706)  # 97.5 % quantiles of Student's t, 1 to 5 degrees of freedom
+
+@dataclass(frozen=True)
+class Quantile:
+    """A quantile of Student's t: that of the normal distribution, and those of 1 to 5 degrees of freedom."""
+
+    normal: float
+    few: tuple[float, float, float, float, float]
+
+    def of(self, freedom: int) -> float:
+        """Return it for some degrees of freedom; infinite without any."""
+        if freedom < 1:
+            return math.inf
+        if freedom <= len(self.few):
+            return self.few[freedom - 1]
+        z, n = self.normal, freedom  # Abramowitz and Stegun, 26.7.5
+        second, third = 5 * z**5 + 16 * z**3 + 3 * z, 3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z
+        return z + (z**3 + z) / (4 * n) + second / (96 * n**2) + third / (384 * n**3)
+
+
+MIDDLE = Quantile(1.959964, (12.7062, 4.3027, 3.1824, 2.7764, 2.5706))  # 97.5 %
+# A coefficient that cannot be negative has 4 % of its error below the interval and 1 % above: with 2.5 % on
+# either side an interval would hold a true 0 more often, and any other value less often, than it claims.
+BELOW = Quantile(1.750686, (7.9158, 3.3198, 2.6054, 2.3329, 2.1910))  # 96 %
+ABOVE = Quantile(2.326348, (31.8205, 6.9646, 4.5407, 3.7469, 3.3649))  # 99 %
 
 
 @dataclass(frozen=True)
@@ -29,9 +52,11 @@ class UslFit:
         sigma: contention, in [0, 1].
         kappa: crosstalk, in [0, 1].
         lambda_: throughput at p = 1, in the unit of the data.
-        sigma_error, kappa_error, lambda_error: standard errors, one-sided for a coefficient on its bound;
-            infinite where the data say nothing of them.
-        freedom: observations beyond the coefficients that they determine.
+        sigma_error, kappa_error, lambda_error: standard errors, infinite where the data say nothing of
+            them.
+        freedom: observations beyond the three coefficients.
+        unbounded: the sigma and kappa that would fit best if they could leave their bounds, around which
+            their intervals lie; None if they are the same.
         identified: whether the data determine the curve where they were measured, and whether it has an
             optimum there.
         reason: why they do not, or what to bear in mind; empty when there is nothing to say.
@@ -44,33 +69,38 @@ class UslFit:
     kappa_error: float = math.inf
     lambda_error: float = math.inf
     freedom: int = 0
+    unbounded: tuple[float, float] | None = None
     identified: bool = True
     reason: str = ""
 
     @property
     def quantile(self) -> float:
-        """Standard errors on either side of a coefficient that hold it with 95 % (Student's t)."""
-        if self.freedom < 1:
-            return math.inf
-        if self.freedom <= len(FEW):
-            return FEW[self.freedom - 1]
-        z, n = 1.959964, self.freedom  # Abramowitz and Stegun, 26.7.5
-        second, third = 5 * z**5 + 16 * z**3 + 3 * z, 3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z
-        return z + (z**3 + z) / (4 * n) + second / (96 * n**2) + third / (384 * n**3)
+        """Standard errors on either side of an unbounded coefficient that hold it with 95 % (Student's t)."""
+        return MIDDLE.of(self.freedom)
+
+    @property
+    def has_crosstalk(self) -> bool:
+        """Whether kappa is told from 0; where it is 0, noise makes 2.5 % of data sets say so."""
+        kappa = self.unbounded[1] if self.unbounded else self.kappa
+        return kappa > _times(self.quantile, self.kappa_error)
 
     @property
     def intervals(self) -> dict[str, tuple[float, float]]:
         """What holds sigma, kappa and lambda with 95 %, within their bounds."""
-
-        def around(value: float, error: float, highest: float) -> tuple[float, float]:
-            wide = self.quantile * error if error > 0.0 else 0.0
-            return max(0.0, value - wide), min(highest, value + wide)
-
+        sigma, kappa = self.unbounded or (self.sigma, self.kappa)
         return {
-            "sigma": around(self.sigma, self.sigma_error, 1.0),
-            "kappa": around(self.kappa, self.kappa_error, 1.0),
-            "lambda": around(self.lambda_, self.lambda_error, math.inf),
+            "sigma": self._within_bounds(sigma, self.sigma_error),
+            "kappa": self._within_bounds(kappa, self.kappa_error),
+            "lambda": (
+                max(0.0, self.lambda_ - _times(MIDDLE.of(self.freedom), self.lambda_error)),
+                self.lambda_ + _times(MIDDLE.of(self.freedom), self.lambda_error),
+            ),
         }
+
+    def _within_bounds(self, centre: float, error: float) -> tuple[float, float]:
+        low = centre - _times(BELOW.of(self.freedom), error)
+        high = max(centre, 0.0) + _times(ABOVE.of(self.freedom), error)
+        return min(max(0.0, low), 1.0), min(1.0, high)
 
     @property
     def p_star(self) -> float:
@@ -93,3 +123,7 @@ class UslFit:
     def throughput(self, p: float | FloatArray) -> float | FloatArray:
         """Predicted throughput at concurrency `p` (any shape)."""
         return self.lambda_ * (p / (1.0 + self.sigma * (p - 1.0) + self.kappa * p * (p - 1.0)))
+
+
+def _times(quantile: float, error: float) -> float:
+    return quantile * error if error > 0.0 else 0.0

@@ -74,13 +74,12 @@ class Data:
         return min(sigma, 1.0), min(kappa, 1.0), rate
 
 
-def standard_errors(jacobian: FloatArray, residuals: FloatArray, free: BoolArray) -> FloatArray:
-    """Standard errors of the linearised fit, shape (3,), also of coefficients held on a bound.
+def standard_errors(jacobian: FloatArray, residuals: FloatArray) -> FloatArray:
+    """Return standard errors of the linearised fit, shape (3,).
 
-    Without noise a coefficient on its bound has error 0; with it, the data do not exclude a value that
-    far inside. Infinite where no observation is left over, or the data cannot tell coefficients apart.
+    Infinite where no observation is left over, or the data cannot tell coefficients apart.
     """
-    spare = len(residuals) - int(free.sum())
+    spare = len(residuals) - jacobian.shape[1]
     lengths = np.linalg.norm(jacobian, axis=0)
     if spare < 1 or np.any(lengths == 0.0):
         return np.full(3, np.inf)
@@ -103,13 +102,12 @@ def leaning(jacobian: FloatArray, residuals: FloatArray, bound: FloatArray) -> F
         residuals: shape (n,).
         bound: -1 on the lower bound, 1 on the upper one, 0 inside, shape (3,).
     """
-    unbound = np.ones(3, dtype=bool)
-    if not bound.any() or not np.isfinite(standard_errors(jacobian, residuals, unbound)).all():
+    if not bound.any() or not np.isfinite(standard_errors(jacobian, residuals)).all():
         return np.zeros(3)
     lengths = np.linalg.norm(jacobian, axis=0)
     move = np.linalg.lstsq(jacobian / lengths, residuals, rcond=None)[0] / lengths
     change = jacobian @ move
     if float(np.abs(change).max()) <= NEAR_ENOUGH:
         return np.zeros(3)
-    errors = standard_errors(jacobian, residuals - change, unbound)
+    errors = standard_errors(jacobian, residuals - change)
     return np.where(move * bound > 0.0, move / np.maximum(errors, math.ulp(0.0)), 0.0)
