@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from retrain.semaphore import FileSemaphore
-from tests.semaphore_processes import HOLD, NURSERY, judge, running, wait_until
+from tests.semaphore_processes import HOLD, NURSERY, is_locked, judge, running, wait_until
 
 
 def storm(tmp_path: Path, workers: int, seconds: float, limits: list[int]):
@@ -163,6 +163,19 @@ def test_another_thread_may_release(tmp_path):
     thread.join()
 
     assert semaphore.acquire(timeout_s=0)
+    semaphore.release()
+
+
+def test_another_thread_releases_the_oldest(tmp_path):
+    semaphore = FileSemaphore(tmp_path, 2)
+    for _ in range(2):
+        thread = threading.Thread(target=semaphore.acquire)
+        thread.start()
+        thread.join()
+
+    semaphore.release()
+
+    assert [is_locked(tmp_path / f"slot-000{n}") for n in (0, 1)] == [False, True]
     semaphore.release()
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import threading
 from functools import partial
-from itertools import count
 from pathlib import Path
 
 import numpy as np
@@ -16,8 +15,9 @@ from retrain.backends._tinker_datums import check_advantages, datum_arrays
 from retrain.backends._tinker_files import read_state, write_state
 from retrain.backends._tinker_losses import ApiLoss, api_loss
 from retrain.backends._tinker_options import check_options
-from retrain.backends._tinker_permits import Permits, in_thread
+from retrain.backends._tinker_permits import Permits
 from retrain.backends.tinker import advise_run, check_run, connect
+from retrain.blocking import in_thread
 from retrain.config.schema import Algorithm, Config, Model, Training
 from retrain.distribution import install_command
 from retrain.errors import ConfigError, InfrastructureError, NonFiniteError, RecordsError, RunFailedError
@@ -284,28 +284,14 @@ def test_a_failed_first_call_ends_the_second(tmp_path: Path) -> None:
     asyncio.run(check())
 
 
-def test_a_late_permit_is_given_back_while_the_loop_is_busy(tmp_path: Path) -> None:
-    may_come, has_come, asked = threading.Event(), threading.Event(), count()
-
-    class SecondIsLate(FileSemaphore):
-        def __enter__(self) -> SecondIsLate:
-            if next(asked) == 1:
-                may_come.wait()
-            super().__enter__()
-            if may_come.is_set():
-                has_come.set()
-            return self
-
-    async def fail() -> None:
-        raise ConnectionError("gone")
+def test_a_late_result_that_nobody_wants_is_taken_back_while_the_loop_is_busy() -> None:
+    may_come, taken_back = threading.Event(), threading.Event()
 
     async def check() -> None:
-        source = Permits(lambda: SecondIsLate(tmp_path, 2), 60.0)
-        with pytest.raises(ConnectionError):
-            await source.two_in_order(fail, asyncio.Event().wait)
+        came = in_thread(may_come.wait, unwanted=lambda _: taken_back.set())
+        came.cancel()
         may_come.set()
-        has_come.wait()
-        wait_until(lambda: holders(tmp_path) == 0)  # and the loop does not turn
+        assert taken_back.wait(60)  # and the loop does not turn
 
     asyncio.run(check())
 

@@ -2,14 +2,14 @@
 
 A plugin is one file with `connect(spec) -> Backend`. Every method may be a plain function or a
 coroutine function; the trainer settles both, so a local numpy policy and a remote asynchronous API
-look the same. A backend that calls an API holds `spec.permit()` (a context manager) around
+look the same. A backend that calls an API holds `spec.permit()` (with `with` or `async with`) around
 every call in flight, and tells `spec.observe_call`, if there is one, how each call went.
 """
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias, TypeVar
@@ -19,6 +19,10 @@ from retrain.rollouts import Floats, Group, Loss, Prompt, TrainingSample
 
 T = TypeVar("T")
 MaybeAwaitable: TypeAlias = T | Awaitable[T]
+
+
+class Permit(AbstractContextManager[object], AbstractAsyncContextManager[object], Protocol):
+    """The right to one API call: waited for on entry, given back on exit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +35,7 @@ class BackendSpec:
     lora_rank: int = 32
     alphabet: str = ""  # characters of the task's prompts and answers
     options: Mapping[str, Any] = field(default_factory=dict)  # [backend.options], checked by the backend
-    permit: Callable[[], AbstractContextManager[object]] = nullcontext  # right to one API call in flight
+    permit: Callable[[], Permit] = nullcontext  # the right to one API call in flight
     # told of each finished call where the number of permits adapts to what the API bears, else None
     observe_call: Callable[[CallFacts], None] | None = None
     run_name: str = ""

@@ -13,8 +13,8 @@ import tinker
 from retrain.backends._tinker_calls import Calls
 from retrain.backends._tinker_faults import FAULTS, Fault, classify, describe
 from retrain.backends._tinker_options import TinkerOptions
-from retrain.backends._tinker_permits import in_thread
 from retrain.backends._tinker_policy import Model
+from retrain.blocking import in_thread
 from retrain.errors import ConfigError, InfrastructureError
 
 T = TypeVar("T")

@@ -23,8 +23,8 @@ from retrain.backends._tinker_connection import Connection, result
 from retrain.backends._tinker_faults import FAULTS, Fault, classify, describe
 from retrain.backends._tinker_losses import ApiLoss
 from retrain.backends._tinker_options import DAY_S, TinkerOptions
-from retrain.backends._tinker_permits import in_thread
 from retrain.backends._tinker_policy import Model, Outcome, Sampler, State, Update
+from retrain.blocking import in_thread
 from retrain.errors import ConfigError, RecordsError
 
 T = TypeVar("T")

@@ -10,8 +10,8 @@ import numpy as np
 
 from retrain.backends._prompt_tokens import prompt_tokens
 from retrain.backends._tinker_options import TinkerOptions
-from retrain.backends._tinker_permits import in_thread
 from retrain.backends._tinker_session import Session
+from retrain.blocking import in_thread
 from retrain.demonstrations import Demonstration
 from retrain.errors import ConfigError
 from retrain.rollouts import Prompt, Rollout

@@ -11,6 +11,7 @@ import contextlib
 import http.client
 import json
 import os
+import threading
 import time
 import urllib.error
 import urllib.request
@@ -30,6 +31,7 @@ KEY_VARIABLE = "OPENAI_API_KEY"  # read when there is one; never written anywher
 ATTEMPTS = 5
 FIRST_WAIT_S = 0.25  # doubled at each further attempt: four seconds in all, a server's hiccup
 PASSING = (408, 425, 429, 500, 502, 503, 504)
+RELEASE_S = 10.0  # for a permit and the call on leaving; a worker that was asked to leave has 30 s
 EXCERPT = 500  # bytes of a refusal that are shown
 MISSING, KEY = 404, (401, 403)
 COMPLETIONS = "/v1/completions"
@@ -99,14 +101,16 @@ class Engine:
         self._adapter = name
 
     def release(self) -> None:
-        """Have the server forget the adapters, if it is still there.
+        """Have the server forget the adapters, if it is still there and a permit comes soon."""
+        adapter, self._adapter = self._adapter, ""
+        if adapter:
+            leaving = threading.Thread(target=self._forget, args=(adapter,), name="engine", daemon=True)
+            leaving.start()
+            leaving.join(RELEASE_S)
 
-        Raises:
-            OSError: it is not.
-        """
-        if self._adapter:
-            self._call(self._unload, {"lora_name": self._adapter})
-        self._adapter = ""
+    def _forget(self, adapter: str) -> None:
+        with contextlib.suppress(OSError, http.client.HTTPException):
+            self._under_permit(self._unload, {"lora_name": adapter})
 
     def complete(self, request: Request) -> list[Drawn]:
         """Sample `count` completions of every prompt in one call, prompt after prompt.

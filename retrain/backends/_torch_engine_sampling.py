@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import re
 import secrets
 import shutil
@@ -82,8 +81,7 @@ class EngineSampler:
 
     def close(self) -> None:
         """Give the server its memory back, and drop the adapters' files."""
-        with contextlib.suppress(OSError):
-            self._engine.release()
+        self._engine.release()
         shutil.rmtree(self._directory, ignore_errors=True)
 
     def _ask(self, request: Request, version: int) -> list[Drawn]:

@@ -6,10 +6,10 @@ nobody else takes slots meanwhile, the number of held ones can only fall while i
 
 from __future__ import annotations
 
-import math
+import contextlib
 import os
+import sys
 import threading
-import time
 from contextlib import closing
 from pathlib import Path
 from types import TracebackType
@@ -20,6 +20,7 @@ from retrain.semaphore.bell import Ear, bell_address, ring
 from retrain.semaphore.descriptors import GUARD, LockFile
 from retrain.semaphore.filesystems import lock_sharing_problem
 from retrain.semaphore.limits import change_limits, check_permits, create_limits, read_limits
+from retrain.semaphore.patience import Patience
 from retrain.semaphore.slots import Slots
 from retrain.semaphore.state import (
     SemaphoreState,
@@ -40,7 +41,10 @@ class FileSemaphore:
         with FileSemaphore("logs/permits", permits=4, label="run 1"):
             call_the_api()
 
-    Every `acquire` takes a permit of its own, in whichever process or thread: a thread that
+    In asyncio, `async with` waits without blocking the event loop, and a task that is cancelled
+    leaves nothing behind.
+
+    Every `acquire` takes a permit of its own, in whichever process, thread or task: a thread that
     acquires twice holds two, and waits for itself if there is only one. A forked child starts
     with none of its parent's permits.
     """
@@ -78,7 +82,7 @@ class FileSemaphore:
         LockFile(str(turnstile)).close()
         self._bell = bell_address(turnstile)
         self._turnstile = Turnstile(str(turnstile))
-        self._held: list[tuple[int, LockFile]] = []  # thread that acquired, slot; guarded by GUARD
+        self._held: list[tuple[object, LockFile]] = []  # who acquired, slot; oldest first; guarded by GUARD
 
     @property
     def permits(self) -> int:
@@ -110,35 +114,22 @@ class FileSemaphore:
         """
         if timeout_s is not None and not timeout_s >= 0:
             raise ValueError(f"timeout_s: got {timeout_s!r}; needs 0 or more seconds, or None")
-        deadline = None if timeout_s in (None, math.inf) else time.monotonic() + timeout_s
-        description = describe_holder(self._label)
-        slot = self._take_at_once(description) or (
-            self._wait(deadline, description) if timeout_s != 0 else None
-        )
-        if slot is None:
-            return False
-        try:
-            with GUARD:
-                self._held.append((threading.get_ident(), slot))
-        except BaseException:
-            with GUARD:
-                self._held[:] = [held for held in self._held if held[1] is not slot]
-            self._give_back(slot)
-            raise
-        return True
+        slot = self._taken(Patience(timeout_s), may_wait=timeout_s != 0)
+        return slot is not None and self._keep(slot)
 
     def release(self) -> None:
-        """Give back the permit that this thread acquired last, or else any other of this object's.
+        """Give back the permit that this thread or task acquired last, or else this object's oldest.
 
         Raises:
             RuntimeError: this object holds none in this process.
         """
         with GUARD:
             self._held[:] = [held for held in self._held if held[1].is_open]  # none in a forked child
-            mine = [held for held in self._held if held[0] == threading.get_ident()]
+            here = _thread_or_task()
+            mine = [held for held in self._held if held[0] is here]
             if not self._held:
                 raise RuntimeError(f"{self._directory}: release without acquire in process {os.getpid()}")
-            released = (mine or self._held)[-1]
+            released = mine[-1] if mine else self._held[0]
             self._held.remove(released)
         self._give_back(released[1])
 
@@ -151,10 +142,51 @@ class FileSemaphore:
     ) -> None:
         self.release()
 
+    async def __aenter__(self) -> FileSemaphore:
+        from retrain.blocking import in_thread  # here, because importing asyncio takes 20 ms
+
+        patience = Patience(None, may_give_up=True)
+        came = in_thread(lambda: self._taken(patience), unwanted=self._drop)
+        try:
+            slot = await came
+        except BaseException:
+            patience.give_up()
+            if came.done() and not came.cancelled() and came.exception() is None:
+                self._drop(came.result())  # it came, and the task was cancelled before it went on
+            raise
+        assert slot is not None, "only who gives up gets none"
+        self._keep(slot)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.release()
+
     @staticmethod
     def inspect(directory: Path | str) -> SemaphoreState:
         """Say who holds permits and how many wait; see `inspect_semaphore`."""
         return inspect_semaphore(Path(directory))
+
+    def _taken(self, patience: Patience, *, may_wait: bool = True) -> LockFile | None:
+        description = describe_holder(self._label)
+        slot = self._take_at_once(description)
+        return self._wait(patience, description) if slot is None and may_wait else slot
+
+    def _keep(self, slot: LockFile) -> bool:
+        try:
+            with GUARD:
+                self._held.append((_thread_or_task(), slot))
+        except BaseException:
+            with GUARD:
+                self._held[:] = [held for held in self._held if held[1] is not slot]
+            self._give_back(slot)
+            raise
+        return True
+
+    def _drop(self, slot: LockFile | None) -> None:
+        if slot is not None:
+            self._give_back(slot)
 
     def _give_back(self, slot: LockFile) -> None:
         slot.unlock()
@@ -168,13 +200,13 @@ class FileSemaphore:
         with closing(inside), closing(Slots(self._directory)) as slots:
             return self._signed(slots.take(), description)
 
-    def _wait(self, deadline: float | None, description: str) -> LockFile | None:
+    def _wait(self, patience: Patience, description: str) -> LockFile | None:
         with closing(_take_seat(self._directory)):
-            inside = self._turnstile.enter(deadline)
+            inside = self._turnstile.enter(patience)
             if inside is None:
                 return None
             with closing(inside):
-                return self._signed(self._watch(deadline), description)
+                return self._signed(self._watch(patience), description)
 
     def _signed(self, slot: LockFile | None, description: str) -> LockFile | None:
         """Say who holds a slot while still inside the turnstile: the next one in reads whom to follow."""
@@ -187,17 +219,24 @@ class FileSemaphore:
             raise
         return slot
 
-    def _watch(self, deadline: float | None) -> LockFile | None:
+    def _watch(self, patience: Patience) -> LockFile | None:
         with closing(Slots(self._directory)) as slots, closing(Ear(self._bell)) as ear:
             if (slot := slots.take()) is not None:
                 return slot
             ear.follow(slots.holders(FOLLOWED))
             while (slot := slots.take()) is None:
-                left_s = math.inf if deadline is None else deadline - time.monotonic()
-                if left_s <= 0:
+                if (left_s := patience.left_s()) <= 0:
                     return None
                 ear.wait(min(left_s, LOOK_AGAIN_S))
             return slot
+
+
+def _thread_or_task() -> object:
+    """Return the asyncio task that runs here, if one does, else the thread."""
+    if (asyncio := sys.modules.get("asyncio")) is not None:
+        with contextlib.suppress(RuntimeError, AttributeError):  # no event loop; just being imported
+            return asyncio.current_task() or threading.current_thread()
+    return threading.current_thread()
 
 
 def _take_seat(directory: Path) -> LockFile:

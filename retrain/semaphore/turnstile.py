@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import signal
 import threading
-import time
 
 from retrain.semaphore.descriptors import GUARD, LockFile
+from retrain.semaphore.patience import Patience
 
 
 class Turnstile:
@@ -26,45 +26,50 @@ class Turnstile:
         file = LockFile(self._path)
         return file if file.try_lock() else None
 
-    def enter(self, deadline: float | None) -> LockFile | None:
-        """Enter, or give None at `deadline` (of `time.monotonic`); close what it gives to leave."""
-        if deadline is not None:
-            return self._enter_before(deadline)
+    def enter(self, patience: Patience) -> LockFile | None:
+        """Enter, or return None when patience is over; close the file to leave."""
+        if not patience.is_endless:
+            return self._enter_in_time(patience)
         file = LockFile(self._path)
         file.lock()
         return file
 
-    def _enter_before(self, deadline: float) -> LockFile | None:
-        ticket = self._take_over() or _Ticket(LockFile(self._path), self._parked)
+    def _enter_in_time(self, patience: Patience) -> LockFile | None:
+        ticket = self._take_over(patience) or _Ticket(LockFile(self._path), self._parked, patience)
         try:
-            ticket.granted.wait(max(0.0, deadline - time.monotonic()))
+            patience.wait()
         except BaseException:
             if not ticket.park():
                 ticket.file.close()
             raise
         return None if ticket.park() else ticket.file
 
-    def _take_over(self) -> _Ticket | None:
+    def _take_over(self, patience: Patience) -> _Ticket | None:
         with GUARD:
             self._parked[:] = [ticket for ticket in self._parked if ticket.file.is_open]
-            return self._parked.pop() if self._parked else None
+            if not self._parked:
+                return None
+            ticket = self._parked.pop()
+            ticket.patience = patience
+            return ticket
 
 
 class _Ticket:
     """A place in the queue, stood in by a thread."""
 
-    def __init__(self, file: LockFile, parked: list[_Ticket]) -> None:
+    def __init__(self, file: LockFile, parked: list[_Ticket], patience: Patience) -> None:
         self.file = file
-        self.granted = threading.Event()
+        self.patience = patience  # of who waits with it
+        self._is_granted = False
         self._parked = parked  # the tickets that nobody waits with; this one may be among them
         threading.Thread(target=self._queue, name="permit-queue", daemon=True).start()
 
     def park(self) -> bool:
         """Wait with it no longer; False if the turnstile has been entered meanwhile."""
         with GUARD:
-            if not self.granted.is_set():
+            if not self._is_granted:
                 self._parked.append(self)
-            return not self.granted.is_set()
+            return not self._is_granted
 
     def _queue(self) -> None:
         # Signals belong to the main thread; one that interrupts flock costs the place in the queue.
@@ -75,4 +80,5 @@ class _Ticket:
                 self._parked.remove(self)
                 self.file.close()
             else:
-                self.granted.set()
+                self._is_granted = True
+                self.patience.wake.set()

@@ -5,15 +5,17 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
+from types import TracebackType
+from typing import TypeAlias
 
+from retrain.backends import Permit
 from retrain.controllers.permits import CallFacts
 from retrain.errors import RecordsError
 from retrain.semaphore import FileSemaphore
 from retrain.semaphore.adaptive import SharedPermits
 
+Raised: TypeAlias = tuple[type[BaseException] | None, BaseException | None, TracebackType | None]
 log = logging.getLogger(__name__)
 
 
@@ -43,20 +45,26 @@ class PermitGate:
         self._waited_s = 0.0
         self._held_s = 0.0
 
-    @contextmanager
-    def permit(self) -> Iterator[None]:
-        """Hold one permit; blocks until there is one."""
-        semaphore = self._get()
-        asked = time.perf_counter()
-        with semaphore:
-            got = time.perf_counter()
-            with self._lock:
-                self._waited_s += got - asked
-            try:
-                yield
-            finally:
-                with self._lock:
-                    self._held_s += time.perf_counter() - got
+    def permit(self) -> Permit:
+        """Return the right to one call: held while entered, by `with` or `async with`; waits for it."""
+        return _OnePermit(self)
+
+    def open(self) -> FileSemaphore:
+        """Return the semaphore."""
+        with self._lock:
+            if self._semaphore is None:  # where locks are not shared, the campaign has said so
+                self._semaphore = FileSemaphore(
+                    self._directory, self._permits, self._label, allow_unshared=True
+                )
+                if self._is_fixed and self._semaphore.permits != self._permits:
+                    self._semaphore.set_permits(self._permits)  # resumed with other workers beside it
+            return self._semaphore
+
+    def count(self, *, waited_s: float = 0.0, held_s: float = 0.0) -> None:
+        """Add what one permit was waited for or held."""
+        with self._lock:
+            self._waited_s += waited_s
+            self._held_s += held_s
 
     def take_waited_s(self) -> float:
         """Give the seconds waited since this was last asked, over all calls."""
@@ -74,11 +82,11 @@ class PermitGate:
         """Give a step's fields: permits waited for and held, and how many there are if that changes."""
         row: dict[str, float] = {"permit_wait_s": self.take_waited_s(), "permit_held_s": self.take_held_s()}
         if self.observe_call is not None:
-            row["permits"] = self._get().permits
+            row["permits"] = self.open().permits
         return row
 
     def _observe(self, call: CallFacts) -> None:
-        semaphore = self._get()
+        semaphore = self.open()
         with self._lock:
             if self._shared is None:
                 self._shared = SharedPermits(self._directory, semaphore, self._label)
@@ -87,12 +95,34 @@ class PermitGate:
         except RecordsError as error:  # a call's result is worth more than the number of permits
             log.warning("the permits stay as they are: %s", error)
 
-    def _get(self) -> FileSemaphore:
-        with self._lock:
-            if self._semaphore is None:  # where locks are not shared, the campaign has said so
-                self._semaphore = FileSemaphore(
-                    self._directory, self._permits, self._label, allow_unshared=True
-                )
-                if self._is_fixed and self._semaphore.permits != self._permits:
-                    self._semaphore.set_permits(self._permits)  # resumed with other workers beside it
-            return self._semaphore
+
+class _OnePermit:
+    """One permit of a gate, taken once."""
+
+    def __init__(self, gate: PermitGate) -> None:
+        self._gate = gate
+
+    def __enter__(self) -> None:
+        self._semaphore, asked = self._gate.open(), time.perf_counter()
+        self._semaphore.__enter__()
+        self._begin(asked)
+
+    def __exit__(self, *raised: *Raised) -> None:
+        self._semaphore.__exit__(*raised)
+        self._end()
+
+    async def __aenter__(self) -> None:
+        self._semaphore, asked = self._gate.open(), time.perf_counter()
+        await self._semaphore.__aenter__()
+        self._begin(asked)
+
+    async def __aexit__(self, *raised: *Raised) -> None:
+        await self._semaphore.__aexit__(*raised)
+        self._end()
+
+    def _begin(self, asked: float) -> None:
+        self._since = time.perf_counter()
+        self._gate.count(waited_s=self._since - asked)
+
+    def _end(self) -> None:
+        self._gate.count(held_s=time.perf_counter() - self._since)

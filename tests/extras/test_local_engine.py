@@ -14,6 +14,7 @@ from retrain.backends import BackendSpec, Optimization, Sampling
 from retrain.backends import _torch_engine as engine_module
 from retrain.backends.local import connect
 from retrain.errors import ConfigError, InfrastructureError, RunFailedError
+from retrain.semaphore import FileSemaphore
 from tests.extras.completions_server import CompletionsServer, serve
 from tests.extras.local_policies import (
     UNEVEN,
@@ -258,6 +259,21 @@ def test_every_call_holds_a_permit(server, model):
     draw(backend)
     assert backend.info.remote
     assert len(most) == len(server.requests) == 2
+    backend.close()
+    assert len(most) == len(server.requests) == 3
+
+
+def test_leaving_waits_for_no_permit_that_others_hold(server, model, monkeypatch, tmp_path):
+    monkeypatch.setattr(engine_module, "RELEASE_S", 0.05)
+    semaphore = FileSemaphore(tmp_path, 1)
+    options = {"engine": "openai", "engine_url": server.url, "device": "cpu", "local_files_only": True}
+    spec = BackendSpec(seed=0, model=model, lora_rank=4, options=options, permit=lambda: semaphore)
+    backend = connect(spec)
+    draw(backend)
+    semaphore.acquire()
+    backend.close()
+    assert server.adapters
+    semaphore.release()
 
 
 def test_refusals_are_told_where_permits_adapt(server, model):
