@@ -30,6 +30,7 @@ from retrain.records.locks import hold
 from retrain.records.manifest import PlannedRun, new_manifest, read_manifest, refresh, write_manifest
 from retrain.records.metrics import MetricsWriter
 from retrain.records.run_state import Progress, RunState, write_done, write_progress
+from retrain.records.seal import seal_of
 
 ROW_BYTES = 4800  # what makes 500 x 500 rows 1.2 GB; retrain's own rows have about 1,000
 CONDITIONS = 10
@@ -117,7 +118,7 @@ def _make_run(files: RunFiles, run: PlannedRun, *, failed: bool) -> None:
         end_attempt(files.attempts, 1, RunState.FAILED, exit_code=4, message="ValueError: no such thing")
     else:
         end_attempt(files.attempts, 1, RunState.DONE, exit_code=0)
-        write_done(files.done, "", {"eval_reward": 0.9})
+        write_done(files.done, "", {"eval_reward": 0.9}, seal_of(files.metrics))
     assert lock is not None
     lock.release()
 

@@ -41,6 +41,7 @@ from retrain.records.layout import RunFiles, campaign_of
 from retrain.records.locks import hold, present_holder
 from retrain.records.metrics import require_steps
 from retrain.records.run_state import RunState, read_done, write_done
+from retrain.records.seal import Seal, seal_of
 from retrain.records.stop_request import asked_to_stop
 from retrain.records.text import as_typed
 from retrain.streams import fill_closed
@@ -118,9 +119,9 @@ def _attempt(config: Config, files: RunFiles, stop: threading.Event) -> int:
     started = time.monotonic()
     found = checkpoint.newest(files.checkpoints, _say_damaged)
     number = begin_attempt(files.attempts, resumed_from_step=found.step if found else 0)
-    code, message, result = _train(config, files, number, stop, found)
-    if code == EXIT_DONE:
-        write_done(files.done, config.run.config_hash if config.run else "", result)
+    code, message, came_out = _train(config, files, number, stop, found)
+    if came_out is not None:
+        write_done(files.done, config.run.config_hash if config.run else "", *came_out)
     ending = ENDINGS.get(code, RunState.FAILED)
     end_attempt(
         files.attempts, number, ending, exit_code=code, message=message, duration_s=time.monotonic() - started
@@ -130,8 +131,8 @@ def _attempt(config: Config, files: RunFiles, stop: threading.Event) -> int:
 
 def _train(
     config: Config, files: RunFiles, attempt: int, stop: threading.Event, found: Checkpoint | None
-) -> tuple[int, str, dict[str, Any]]:
-    """Train, and say how it ended: exit code, message, result."""
+) -> tuple[int, str, tuple[dict[str, Any], Seal] | None]:
+    """Train; return the exit code, the message, and what came out with the seal of its rows."""
     from retrain.trainer.assemble import open_trainer
     from retrain.trainer.journal import Journal
 
@@ -147,9 +148,11 @@ def _train(
                 result = trainer.train()
             finally:
                 step = trainer.step
+            require_steps(files.metrics, step)
+            seal = seal_of(files.metrics)
             journal.ended(RunState.DONE, result)
             journal.phase("", step, state=RunState.DONE)
-            return EXIT_DONE, "", {"steps": step, "resumed_from_step": first, **result}
+            return EXIT_DONE, "", ({"steps": step, "resumed_from_step": first, **result}, seal)
     except Exception as error:  # noqa: BLE001 - the worker's edge: whatever it was is recorded
         code = _exit_code(error)
         message = str(error) if isinstance(error, RetrainError) else f"{type(error).__name__}: {error}"
@@ -159,7 +162,7 @@ def _train(
         journal.ended(ENDINGS.get(code, RunState.FAILED), {})
         with contextlib.suppress(RecordsError):  # for display only: it must not hide what happened
             journal.phase("", step, state=ENDINGS.get(code, RunState.FAILED), message=message)
-        return code, message, {}
+        return code, message, None
     finally:
         journal.close()
 

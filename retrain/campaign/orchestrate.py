@@ -16,6 +16,7 @@ from retrain.campaign.expect import Expecter, looked_at, said
 from retrain.campaign.keeper import Keeper
 from retrain.campaign.origin import read_origin
 from retrain.campaign.permits import open_permits, permit_directories
+from retrain.campaign.redo import set_aside_changed
 from retrain.campaign.rollup import RollUp
 from retrain.campaign.supervise import Supervisor
 from retrain.errors import (
@@ -123,7 +124,7 @@ class CampaignRun:
             self._catch_up()
             roll_up = RollUp(self._manifest(), self._files.manifest, self.files_of)
             roll_up.write()
-            states = self._states(roll_up)
+            states = self._states(roll_up, redo=retry_failed)
             launcher = self._open_launcher()
             if launcher.queues:  # it can be resumed from another machine
                 lock.renew()
@@ -217,12 +218,21 @@ class CampaignRun:
         except RecordsError as error:  # a copy of what the runs say: no reason to hide how they ended
             self._observer.notice(str(error))
 
-    def _states(self, roll_up: RollUp) -> dict[str, RunState]:
+    def _states(self, roll_up: RollUp, *, redo: bool = False) -> dict[str, RunState]:
+        """Look at every run; one with damaged records has failed, and `redo` prepares it to run again."""
         states = {}
         for entry in roll_up.entries():
-            if entry.state == UNREADABLE:  # one run's damage is no reason to hold up the others
-                self._observer.notice(f"{entry.run_id} is left alone: {entry.message}")
             states[entry.run_id] = RunState.FAILED if entry.state == UNREADABLE else RunState(entry.state)
+            if entry.state != UNREADABLE:  # one run's damage is no reason to hold up the others
+                continue
+            if redo and set_aside_changed(self.files_of(entry.run_id)):
+                roll_up.changed(entry.run_id)
+                self._observer.notice(
+                    f"{entry.run_id} runs again from its start: its metrics.jsonl changed after it had "
+                    "finished, and is kept as metrics.jsonl.damaged"
+                )
+            else:
+                self._observer.notice(f"{entry.run_id} is left alone: {entry.message}")
         return states
 
     def _say_what_is_left_alone(

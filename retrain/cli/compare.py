@@ -42,10 +42,14 @@ def command(
     from retrain.render.tables import console, print_json
     from retrain.report.compare import compare
     from retrain.report.final import Moment, check_metrics, known_metrics
+    from retrain.report.gather import left_out
     from retrain.report.sides import choose
 
     matches = choose(what)
-    known = known_metrics(run for match in matches for side in match.sides for run in side.runs)
+    runs = {run.directory: run for match in matches for side in match.sides for run in side.runs}.values()
+    for line in left_out(runs):
+        typer.echo(line, err=True)
+    known = known_metrics(runs)
     check_metrics(metrics or [], known)
     moment = Moment(step=step, last=last)
     found = [compare(match, metrics or (), moment, paired=not unpaired) for match in matches]

@@ -42,12 +42,14 @@ def command(
     """
     from retrain.errors import ConfigError
     from retrain.report.export import ends_of, rows_of, warm_up_of
-    from retrain.report.gather import gather_all
+    from retrain.report.gather import gather_all, left_out
     from retrain.report.outputs import TABLES, chosen_format, write_table
 
     if runs and warmup:
         raise ConfigError("--runs --warmup: ask for one of them at a time")
     campaigns = gather_all(directory)
+    for line in left_out(run for campaign in campaigns for run in campaign.runs):
+        typer.echo(line, err=True)
     chosen = chosen_format(output, form, TABLES)
     table_of = ends_of if runs else warm_up_of if warmup else rows_of
     content = write_table(table_of(campaigns), chosen, output)

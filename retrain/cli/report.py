@@ -47,5 +47,8 @@ def command(
 
     chosen = chosen_format(output, form)
     target = output or Path(f"report.{chosen}")
-    for path in write(gather(directory), target, chosen, metrics or ()):
+    campaign = gather(directory)
+    for problem in campaign.problems:
+        typer.echo(problem, err=True)
+    for path in write(campaign, target, chosen, metrics or ()):
         typer.echo(f"{path}  {path.stat().st_size / 1000:,.0f} kB")

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, TypeGuard
 
 from retrain.errors import RecordsError
 from retrain.records.files import open_regular, records_error
@@ -103,14 +103,33 @@ def require_steps(path: Path, steps: int) -> None:
     Raises:
         RecordsError: some are not, or the file cannot be read.
     """
-    rows = (pick(line, ("step",)) for line in read_lines(path))
-    kept = latest_telling(row for row in rows if row is not None and is_step(row.get("step")))
-    missing = sorted(set(range(1, steps + 1)) - {row["step"] for row in kept})
+    missing = sorted(set(range(1, steps + 1)) - set(_steps(path)))
     if missing:
         raise RecordsError(
             f"{path}: lacks {len(missing)} of the {steps} steps that the newest checkpoint has behind it, "
             f"from step {missing[0]}; restore the file, or move checkpoints/ away to take all steps again"
         )
+
+
+def count_steps(path: Path) -> int:
+    """Count a file's steps, each once.
+
+    Raises:
+        RecordsError: it cannot be read.
+    """
+    return len(_steps(path))
+
+
+def _steps(path: Path) -> list[int]:
+    rows = (pick(line, ("step",)) for line in read_lines(path))
+    kept: list[int] = []
+    for row in rows:
+        step = row.get("step") if row is not None else None
+        if is_step(step):
+            while kept and kept[-1] >= step:
+                kept.pop()
+            kept.append(step)
+    return kept
 
 
 def scan_rows(path: Path) -> MetricsScan:
@@ -174,6 +193,6 @@ def latest_telling(rows: Iterable[Row]) -> list[Row]:
     return kept
 
 
-def is_step(step: object) -> bool:
+def is_step(step: object) -> TypeGuard[int]:
     """Tell whether a row's `step` can be one."""
     return isinstance(step, int) and not isinstance(step, bool) and 0 <= step <= _MOST_STEPS

@@ -18,6 +18,7 @@ from retrain.records.attempts import Attempt, read_attempts
 from retrain.records.clock import utc_now
 from retrain.records.layout import RunFiles
 from retrain.records.locks import is_held
+from retrain.records.seal import Seal, parse_seal, require_sealed
 
 
 class RunState(StrEnum):
@@ -58,6 +59,7 @@ class Done:
     config_hash: str
     finished_at: str
     result: Mapping[str, Any]
+    seal: Seal | None = None  # of metrics.jsonl; None in records of 0.1.0
 
 
 @dataclass(frozen=True)
@@ -101,14 +103,17 @@ def read_progress(path: Path) -> Progress | None:
         raise RecordsError(f"{path}: is no status of a run ({error!r}); remove it") from error
 
 
-def write_done(path: Path, config_hash: str, result: Mapping[str, Any]) -> None:
+def write_done(path: Path, config_hash: str, result: Mapping[str, Any], seal: Seal | None = None) -> None:
     """Declare a run finished; the last thing that a worker writes, after its metrics are synced.
 
     Raises:
         RecordsError: not possible.
         ValueError: `result` holds NaN or infinity.
     """
-    write_json(path, {"config_hash": config_hash, "finished_at": utc_now(), "result": dict(result)})
+    done = {"config_hash": config_hash, "finished_at": utc_now(), "result": dict(result)}
+    if seal is not None:
+        done["metrics"] = {"rows": seal.rows, "bytes": seal.size, "sha256": seal.sha256}
+    write_json(path, done)
 
 
 def read_done(path: Path) -> Done | None:
@@ -127,7 +132,11 @@ def read_done(path: Path) -> Done | None:
     result = found.get("result", {})
     if not isinstance(found.get("config_hash"), str) or not isinstance(result, dict):
         raise DamagedRecordError(_what_to_do_about(path))
-    return Done(found["config_hash"], str(found.get("finished_at", "")), result)
+    try:
+        seal = parse_seal(found["metrics"]) if "metrics" in found else None
+    except (KeyError, TypeError, ValueError) as error:
+        raise DamagedRecordError(_what_to_do_about(path)) from error
+    return Done(found["config_hash"], str(found.get("finished_at", "")), result, seal)
 
 
 def _what_to_do_about(path: Path) -> str:
@@ -143,6 +152,7 @@ def inspect_run(files: RunFiles, config_hash: str = "") -> Inspection:
 
     Raises:
         RecordsError: a file is there and cannot be read.
+        DamagedRecordError: the run finished, and its metrics.jsonl is not what it finished with.
     """
     done = _done_for(config_hash, files)
     if done is None:
@@ -151,6 +161,8 @@ def inspect_run(files: RunFiles, config_hash: str = "") -> Inspection:
         done = _done_for(config_hash, files)  # it may have finished between the two looks
     attempts = read_attempts(files.attempts)
     if done is not None:
+        if done.seal is not None:
+            require_sealed(files.metrics, done.seal)
         return Inspection(RunState.DONE, attempts, done)
     state = _state_of_ended(attempts[-1]) if attempts else RunState.PENDING
     if state == RunState.DIED and is_held(files.lock):  # or have begun

@@ -1,8 +1,9 @@
 """Runs that are over, summed up in the manifest, so that readers need not open their files again.
 
-What says that nothing changed since are the sizes and times of the two files that any change of a run's
-state writes to: attempts.jsonl grows before a worker does anything else, and done.json comes and goes. A
-directory that was copied without its times is read anew.
+What says that nothing changed since are the sizes and times of three files. Any change of a run's state
+writes to two of them: attempts.jsonl grows before a worker does anything else, and done.json comes and goes.
+The third is metrics.jsonl, which the figures are from. A directory that was copied without its times is read
+anew.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ from retrain.records.run_state import ENDINGS, Inspection, RunState
 from retrain.records.run_summary import RunSummary, summary_of
 
 Mark = tuple[int, int]  # bytes, time of the last change in nanoseconds
-Marks = tuple[Mark | None, Mark | None]  # of done.json and attempts.jsonl; None if it is not there
+Marks = tuple[Mark | None, ...]  # of NAMES; None if it is not there
+NAMES = ("done.json", "attempts.jsonl", "metrics.jsonl")
 
 
 @dataclass(frozen=True)
@@ -37,7 +39,7 @@ def marks_of(files: RunFiles) -> Marks:
         RecordsError: the directory cannot be looked into.
     """
     directory = str(files.directory)  # asked of every run of a campaign: a Path would double the cost
-    return _mark(f"{directory}/done.json"), _mark(f"{directory}/attempts.jsonl")
+    return tuple(_mark(f"{directory}/{name}") for name in NAMES)
 
 
 def is_still(settled: Settled, files: RunFiles) -> bool:
@@ -97,12 +99,14 @@ def _mark(path: str) -> Mark | None:
 
 
 def _parse(found: Mapping[str, Any]) -> Settled:
-    done, attempts = (_mark_in(mark) for mark in found["marks"])
+    marks = tuple(_mark_in(mark) for mark in found["marks"])
+    if len(marks) != len(NAMES):  # of 0.1.0, which did not look at metrics.jsonl
+        raise ValueError("a summary that says too little")
     summary = dict(found["summary"])
     pace = summary.pop("pace", None)
     if not all(type(value) in _KINDS[name] and _is_finite(value) for name, value in summary.items()):
         raise ValueError("a summary with a value of another kind")
-    return Settled((done, attempts), RunSummary(**summary, pace=_pace_in(pace) if pace else None))
+    return Settled(marks, RunSummary(**summary, pace=_pace_in(pace) if pace else None))
 
 
 def _mark_in(found: Any) -> Mark | None:

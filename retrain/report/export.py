@@ -15,6 +15,7 @@ from retrain.errors import RecordsError
 from retrain.records.layout import RunFiles
 from retrain.records.lines import Row
 from retrain.records.metrics import scan_rows
+from retrain.records.run_state import UNREADABLE
 from retrain.report.differences import SEED, flatten
 from retrain.report.final import Moment, final_value, known_metrics
 from retrain.report.gather import CampaignRecord, RunRecord
@@ -33,7 +34,7 @@ class Table:
 def rows_of(campaigns: Iterable[CampaignRecord]) -> Table:
     """Give every step of every run, each once: all that its row says, and which run it was.
 
-    Runs whose file cannot be read have no rows.
+    Runs whose records are damaged have no rows.
     """
     return _all_rows(campaigns, lambda run: RunFiles(run.directory).metrics)
 
@@ -89,6 +90,8 @@ def _all_rows(campaigns: Iterable[CampaignRecord], file_of: Callable[[RunRecord]
 
 def _rows(campaign: CampaignRecord, run: RunRecord, path: Path) -> Iterator[Row]:
     known = _identity(campaign, run)
+    if run.state == UNREADABLE:
+        return
     try:
         rows = scan_rows(path).rows
     except RecordsError:

@@ -7,7 +7,7 @@ still shown. Texts are safe to print on a line; whoever writes HTML escapes them
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -109,11 +109,17 @@ def gather_all(directory: Path) -> tuple[CampaignRecord, ...]:
     return tuple(_read(path) for path in find_campaigns(directory))
 
 
+def left_out(runs: Iterable[RunRecord]) -> list[str]:
+    """Name the runs whose records are damaged, with the reason: they count in nothing."""
+    return [f"{run.run_id} is left out: {run.message}" for run in runs if run.state == UNREADABLE]
+
+
 def _read(directory: Path) -> CampaignRecord:
     files = CampaignFiles(directory)
     problems: list[str] = []
     manifest = _manifest(files, problems)
     runs = tuple(_run(files_of, entry) for files_of, entry in _planned(files, manifest, problems))
+    problems += left_out(runs)
     problems += [
         f"{run.run_id}: {run.columns.skipped_lines} lines of metrics.jsonl could not be read and are left out"
         for run in runs
@@ -166,8 +172,9 @@ def _planned(
 def _run(files: RunFiles, entry: RunEntry) -> RunRecord:
     config = _tables(files.run_toml)
     state, message, attempts, result = _became(files, entry)
+    is_readable = state != UNREADABLE and files.directory.is_dir()
     try:
-        columns = read_columns(files.directory) if files.directory.is_dir() else NO_ROWS
+        columns = read_columns(files.directory) if is_readable else NO_ROWS
     except RecordsError as error:
         columns, state, message = NO_ROWS, UNREADABLE, str(error)
     return RunRecord(
