@@ -117,6 +117,15 @@ def test_status_json_has_every_run(retrain: Call, campaign_file: Path) -> None:
     }
 
 
+@pytest.mark.parametrize(
+    "command", [("status",), ("export",), ("report",), ("compare",), ("logs",), ("stop",), ("resume",)]
+)
+def test_a_directory_of_other_things_is_bad_usage(command: tuple[str, ...], retrain: Call) -> None:
+    answer = retrain(*command, "/etc")
+    assert (answer.returncode, answer.stdout) == (2, "")
+    assert "/etc: holds no campaign" in answer.stderr
+
+
 def test_status_of_an_empty_directory_says_what_to_do(retrain: Call, here: Path) -> None:
     (here / "logs").mkdir()
     assert "no campaigns yet" in retrain("status").stdout

@@ -30,6 +30,11 @@ def test_what_is_no_span_is_refused(text: str) -> None:
 @pytest.mark.parametrize(
     ("seconds", "text"),
     [
+        (0.0, "0 s"),
+        (0.00042, "0.42 ms"),
+        (0.0047, "4.7 ms"),
+        (0.0994, "99 ms"),
+        (0.0998, "0.1 s"),
         (0.25, "0.25 s"),
         (9.96, "10.0 s"),
         (59.4, "59 s"),

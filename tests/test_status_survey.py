@@ -74,10 +74,37 @@ def test_the_lock_and_not_the_status_file_says_that_a_run_is_running(campaign):
 
 
 def test_the_time_left_is_shared_among_the_runs_that_go_on(campaign):
-    with hold(campaign.run("grpo_s1").lock), hold(campaign.run("grpo_s2").lock):
-        for run_id in ("grpo_s1", "grpo_s2"):
+    running = ("grpo_s1", "grpo_s2")
+    with hold(campaign.lock), hold(campaign.run(running[0]).lock), hold(campaign.run(running[1]).lock):
+        for run_id in running:
             _rows(campaign.run(run_id), range(1, 6))
         assert _only(campaign).eta_s == 2.0 * (5 + 5 + 10 + 10) / 2
+
+
+def test_nobody_is_said_to_supervise_a_campaign_whose_orchestrator_died(campaign):
+    files = campaign.run("grpo_s1")
+    with hold(files.lock):
+        begin_attempt(files.attempts)
+        _rows(files, range(1, 6))
+        with hold(campaign.lock):
+            supervised = _only(campaign)
+        alone = _only(campaign)
+    assert (supervised.is_supervised, supervised.resume_with) == (True, "")
+    assert (alone.state, alone.is_supervised) == ("running", False)
+    assert alone.resume_with == f"retrain resume {campaign.directory}"
+    assert (supervised.eta_s, alone.eta_s) == (pytest.approx(70.0), pytest.approx(10.0))  # 35 and 5 steps
+    assert (_only(campaign).state, _only(campaign).resume_with) == ("interrupted", alone.resume_with)
+
+
+def test_a_finished_campaign_and_a_run_of_one_have_nothing_to_go_on_with(campaign):
+    begun = campaign.run("grpo_s1")
+    begun.run_toml.touch()
+    with hold(begun.lock):
+        (run,) = survey(begun.directory)
+    assert (run.state, run.resume_with) == ("running", "")
+    for planned in PLANNED:
+        _finish(campaign.run(planned.run_id), 0.5)
+    assert _only(campaign).resume_with == ""
 
 
 def test_a_failed_run_shows_the_last_line_of_its_error(campaign):

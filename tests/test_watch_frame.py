@@ -91,6 +91,22 @@ def test_the_view_tells_bars_matrix_curves_regime_batch_permits_and_events():
     assert "failed grpo_s1: ValueError: no such task" in told
 
 
+@pytest.mark.parametrize(("width", "height"), [(120, 30), (80, 24), (40, 15), (20, 6)])
+def test_the_last_line_says_how_to_leave_at_every_size(width, height):
+    runs = [run_of(f"condition-{i}", seed) for i in range(9) for seed in range(9)]
+    events = [Event("2025-01-31T12:00:00.000Z", "c0_s0", "started", "")] * 9
+    lines = text_of(view_of(campaign_of(runs), events=events), width, height).splitlines()
+    assert (len(lines), lines[-1].startswith("q leaves")) == (height, True)
+
+
+def test_a_campaign_without_its_orchestrator_says_what_to_type():
+    seen = campaign_of([run_of()])
+    status = dataclasses.replace(seen.status, resume_with="retrain resume logs/study")
+    told = text_of(view_of(dataclasses.replace(seen, status=status)), width=120)
+    assert "its orchestrator is gone" in told
+    assert "retrain resume logs/study" in told
+
+
 def test_states_are_told_apart_without_colour():
     cells = {state: FULL for state in STATES}
     shown = {

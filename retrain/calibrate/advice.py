@@ -14,7 +14,7 @@ from retrain.calibrate.facts import OUT_OF_MEMORY, BatchFound, Lengths, StepSpli
 from retrain.calibrate.trials import POINTS_FOR_A_LAW
 from retrain.config.schema import RateLimiter
 from retrain.controllers.usl import UslFit, fit_usl
-from retrain.plan.durations import about
+from retrain.plan.durations import about, format_duration
 from retrain.plan.matrix import Plan
 
 MOST_HITS = 0.02  # of completions cut off: more, and rewards are lost to the limit
@@ -191,7 +191,8 @@ def stagger(plan: Plan, split: Sequence[StepSplit], is_remote: bool, workers: in
     step_s = sum(s.mean_s for s in split) / len(split)
     if is_remote and workers > 1:
         value = float(f"{step_s / workers:.2g}")
-        why = f"a step of {step_s:.2g} s spread over {workers} workers, so that they do not call all at once"
+        step = format_duration(step_s)
+        why = f"a step of {step} spread over {workers} workers, so that they do not call all at once"
     else:
         value, why = 0.0, "workers share no API, so a wait between launches only costs time"
     yield Advice(

@@ -10,7 +10,9 @@ _PART = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(s|min|m|h|d)")
 
 
 def format_duration(seconds: float) -> str:
-    """Give a span in its two largest units: `9.5 s`, `2 min 5 s`, `3 h 20 min`, `2 d 4 h`."""
+    """Return a span in its two largest units: `4.2 ms`, `9.5 s`, `2 min 5 s`, `3 h 20 min`, `2 d 4 h`."""
+    if 0 < seconds < 0.0995:  # what rounds to 100 ms is 0.1 s
+        return f"{seconds * 1000:.2g} ms"
     if seconds < 10:
         return f"{seconds:.2g} s" if seconds < 1 else f"{seconds:.1f} s"
     if seconds < 59.5:

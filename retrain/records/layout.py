@@ -13,10 +13,11 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from retrain.errors import RecordsError
+from retrain.errors import ConfigError, RecordsError
 from retrain.records.files import make_directory, make_new_directory, records_error
 
 _MAX_NAME = 64
+_ID = re.compile(r"-\d{8}T\d{6}Z-[0-9a-f]{4}$")  # ends the name of a campaign, also of one just being made
 _MAX_TRIES = 1000  # 65,536 ids a second and name: this many collisions in a row are no accident
 
 
@@ -129,7 +130,8 @@ def open_campaign(directory: Path) -> CampaignFiles:
     """Give the files of a campaign that exists.
 
     Raises:
-        RecordsError: the directory holds none, or cannot be looked into.
+        ConfigError: the directory holds none.
+        RecordsError: it cannot be looked into.
     """
     files = CampaignFiles(directory)
     try:
@@ -137,7 +139,7 @@ def open_campaign(directory: Path) -> CampaignFiles:
     except OSError as error:
         raise records_error(directory, "look inside", error) from error
     if not holds_one:
-        raise RecordsError(f"{directory}: holds no campaign; `retrain status` lists those below logs/")
+        raise ConfigError(f"{directory}: holds no campaign; `retrain status` lists those below logs/")
     return files
 
 
@@ -183,6 +185,7 @@ def find_campaigns(log_dir: Path) -> tuple[Path, ...]:
     """List campaigns and single runs below a directory, by name, or the directory itself if it is one.
 
     Raises:
+        ConfigError: `log_dir` holds other things only, so it was hardly meant.
         RecordsError: `log_dir` does not exist or cannot be listed.
     """
     if is_single_run(log_dir) or is_campaign(log_dir):
@@ -193,7 +196,11 @@ def find_campaigns(log_dir: Path) -> tuple[Path, ...]:
         raise RecordsError(f"{log_dir}: does not exist; name the directory that log_dir points to") from None
     except OSError as error:
         raise RecordsError(f"{log_dir}: cannot be listed ({error.strerror})") from error
-    return tuple(path for path in found if is_single_run(path) or is_campaign(path))
+    campaigns = tuple(path for path in found if is_single_run(path) or is_campaign(path))
+    strangers = [path for path in found if not path.name.startswith(".") and not _ID.search(path.name)]
+    if strangers and not campaigns:
+        raise ConfigError(f"{log_dir}: holds no campaign; name a log directory, or one campaign")
+    return campaigns
 
 
 def campaign_of(run_dir: Path) -> CampaignFiles:

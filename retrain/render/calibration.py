@@ -10,7 +10,7 @@ from rich.console import Console
 from retrain.calibrate.facts import BatchFound
 from retrain.calibrate.outcome import Calibration, Disk
 from retrain.calibrate.trials import Trial
-from retrain.plan.durations import about
+from retrain.plan.durations import about, format_duration
 from retrain.plan.wall_time import WallTime
 from retrain.records.text import plain
 from retrain.render.tables import table
@@ -46,10 +46,10 @@ def _steps(found: Calibration, console: Console) -> None:
         (
             s.condition,
             str(s.steps),
-            f"{s.median_s:.2g} s",
-            f"{s.mean_s:.2g} s",
+            format_duration(s.median_s),
+            format_duration(s.mean_s),
             *(f"{part / s.mean_s:.0%}" for part in (s.sampling_s, s.scoring_s, s.training_s)),
-            f"{s.permit_wait_s:.2g} s",
+            format_duration(s.permit_wait_s),
         )
         for s in found.steps
     ]
@@ -91,7 +91,7 @@ def _workers(found: Calibration, console: Console) -> None:
         (
             str(m.workers),
             f"{m.tokens_per_second:,.0f}",
-            f"{m.step_time_s:.2g} s",
+            format_duration(m.step_time_s),
             f"{m.permit_wait_fraction:.0%}",
             "#" * round(BARS * m.tokens_per_second / best),
         )

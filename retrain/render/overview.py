@@ -29,6 +29,8 @@ def show_all(campaigns: Sequence[CampaignStatus], console: Console) -> None:
         console.print(table("earlier", ("campaign", "state", ">steps", "started"), rows))
     for campaign in recent:
         show(campaign, console)
+        for line in what_to_type(campaign):
+            console.print(line, style="yellow", soft_wrap=True)
 
 
 def show(campaign: CampaignStatus, console: Console) -> None:
@@ -124,6 +126,14 @@ def _remarks(campaign: CampaignStatus) -> Iterator[str]:
         yield _permits(permits)
     if permits is not None and permits.change:
         yield f"permits adapt to the API: {permits.permits} now; last {permits.change}"
+
+
+def what_to_type(campaign: CampaignStatus) -> Iterator[str]:
+    """Yield lines that say that nobody supervises a campaign with work left, and what to type."""
+    if campaign.resume_with and campaign.state == "running":
+        yield "its orchestrator is gone: workers go on, but nothing is started or retried"
+    if campaign.resume_with:
+        yield f"go on with: {campaign.resume_with}"
 
 
 def time_left(campaign: CampaignStatus) -> str:

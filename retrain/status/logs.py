@@ -77,7 +77,7 @@ def _what_it_is(directory: Path) -> str:
         return "does not exist; `retrain status` lists campaigns"
     found = sorted(find_campaigns(directory), key=lambda path: path.stat().st_mtime)
     if not found:
-        return "holds no campaign and no run; `retrain status` lists them"
+        return "no campaigns yet; start one with `retrain FILE.toml`"
     newest = ", ".join(str(path) for path in reversed(found[-SHOWN_CAMPAIGNS:]))
     return f"is a log directory; name a campaign, such as the latest: {plain(newest, 1000)}"
 

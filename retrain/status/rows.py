@@ -89,6 +89,8 @@ class CampaignStatus:
     problem: str  # what of the campaign's own files cannot be read
     eta_p90_s: float | None = None  # time left, P90
     expected: Expectation | None = None  # of the whole campaign, and what it took
+    is_supervised: bool = False  # whether its orchestrator lives
+    resume_with: str = ""  # the command that goes on with it, where work is left and nobody supervises it
 
     def run(self, condition: str, seed: int | None) -> RunStatus | None:
         """Give the matrix's cell, or None if that run was never planned."""

@@ -44,8 +44,13 @@ def typical_step_time(runs: Sequence[RunStatus]) -> float | None:
     return median(times)
 
 
-def time_left(runs: Sequence[RunStatus], manifest: Manifest | None) -> Remaining | None:
-    """Estimate when the last run ends, from the pace so far; None if nothing runs or no pace is known."""
+def time_left(
+    runs: Sequence[RunStatus], manifest: Manifest | None, *, is_supervised: bool
+) -> Remaining | None:
+    """Estimate when the last run ends, from the pace so far; None if nothing runs or no pace is known.
+
+    Without a supervisor, runs that have not begun are left out: nobody would start them.
+    """
     if not any(run.state == RunState.RUNNING for run in runs):
         return None
     from retrain.plan.remaining import RunLeft, remaining  # not at the top: only a live campaign needs it
@@ -54,7 +59,7 @@ def time_left(runs: Sequence[RunStatus], manifest: Manifest | None) -> Remaining
         RunLeft(
             run.run_id,
             run.condition,
-            max(0, (run.max_steps or 0) - run.step) if run.state not in _FINAL else 0,
+            max(0, (run.max_steps or 0) - run.step) if _goes_on(run, is_supervised) else 0,
             run.state == RunState.RUNNING,
             run.pace,
         )
@@ -62,6 +67,10 @@ def time_left(runs: Sequence[RunStatus], manifest: Manifest | None) -> Remaining
     ]
     workers, stagger_s = (manifest.workers, manifest.stagger_s) if manifest else (0, 0.0)
     return remaining(left, workers, stagger_s)
+
+
+def _goes_on(run: RunStatus, is_supervised: bool) -> bool:
+    return run.state not in _FINAL if is_supervised else run.state == RunState.RUNNING
 
 
 def _condition(name: str, runs: Sequence[RunStatus]) -> ConditionStatus:

@@ -5,16 +5,24 @@ from __future__ import annotations
 from pathlib import Path
 
 from retrain.errors import RecordsError
-from retrain.records.layout import CampaignFiles, RunFiles, find_campaigns, is_single_run, permits_directory
+from retrain.records.layout import (
+    CampaignFiles,
+    RunFiles,
+    campaign_of,
+    find_campaigns,
+    is_single_run,
+    permits_directory,
+)
 from retrain.records.locks import is_held
 from retrain.records.manifest import Manifest, RunEntry, entry_from_name, read_manifest
 from retrain.records.run_state import UNREADABLE
-from retrain.records.text import plain
+from retrain.records.text import as_typed, plain
 from retrain.status.rows import CampaignStatus, PermitHolder, PermitStatus, RunStatus
 from retrain.status.run import read_run
 from retrain.status.summary import campaign_state, summarize, time_left, typical_step_time
 
 _NAME_LIMIT = 120
+_LONGEST_COMMAND = 4000
 
 
 def survey(log_dir: Path) -> tuple[CampaignStatus, ...]:
@@ -48,11 +56,13 @@ def put_together(
 ) -> CampaignStatus:
     """Sum up a campaign from its runs, and look at its lock and permits as they are now."""
     directory = files.directory
-    left = time_left(runs, manifest)
+    is_supervised = _is_supervised(files, problems)
+    state = campaign_state(runs, is_supervised=is_supervised)
+    left = time_left(runs, manifest, is_supervised=is_supervised)
     return CampaignStatus(
         id=plain(directory.resolve().name, _NAME_LIMIT),
         name=plain(manifest.name if manifest else directory.resolve().name, _NAME_LIMIT),
-        state=campaign_state(runs, is_supervised=_is_supervised(files, problems)),
+        state=state,
         started_at=plain(manifest.started_at) if manifest else "",
         ended_at=plain(manifest.ended_at) if manifest else "",
         conditions=summarize(runs),
@@ -66,7 +76,16 @@ def put_together(
         expected=manifest.expected if manifest else None,
         permits=_permits(_permits_of(directory, manifest), problems),
         problem=plain("; ".join(problems), 500),
+        is_supervised=is_supervised,
+        resume_with=_resume_with(directory, state) if not is_supervised else "",
     )
+
+
+def _resume_with(directory: Path, state: str) -> str:
+    here = directory.absolute()
+    if state not in ("running", "interrupted") or campaign_of(here).directory != here:
+        return ""  # nothing is left, or it is a run of a campaign, which goes on as a whole
+    return f"retrain resume {plain(as_typed(directory), _LONGEST_COMMAND)}"
 
 
 def _steps_total(runs: tuple[RunStatus, ...]) -> int | None:

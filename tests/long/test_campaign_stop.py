@@ -15,7 +15,7 @@ import pytest
 
 from retrain.campaign.run import reopen, start
 from retrain.campaign.stop import PAUSE_S, stop_campaign
-from retrain.errors import EXIT_INTERRUPTED, RecordsError
+from retrain.errors import EXIT_INTERRUPTED, ConfigError, RecordsError
 from retrain.records import locks
 from retrain.records.attempts import read_attempts
 from retrain.records.layout import CampaignFiles, RunFiles
@@ -189,7 +189,7 @@ def test_stopping_what_does_not_run_changes_nothing(campaign_file: Path) -> None
     directory = start(campaign_file).directory
     found = stop_campaign(directory)
     assert (found.was_supervised, found.workers) == (False, ())
-    with pytest.raises(RecordsError, match="holds no campaign"):
+    with pytest.raises(ConfigError, match="holds no campaign"):
         stop_campaign(directory / "runs")
 
 

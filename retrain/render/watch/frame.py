@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from rich.text import Text
 
-from retrain.render.overview import time_left
+from retrain.render.overview import time_left, what_to_type
 from retrain.render.tables import BAD, STYLES
 from retrain.render.watch.glyphs import FULL, Glyphs, bar, legend
 from retrain.render.watch.matrix import matrix
@@ -39,7 +39,7 @@ def frame(view: View, width: int, height: int, where: str, glyphs: Glyphs = FULL
     if events:
         lines.append(Text("last events", style="dim"))
         lines += [event_line(event, several=several) for event in _last(view.events, events)]
-    leaving = "q leaves, nothing is stopped   " if width >= WIDE else ""
+    leaving = "q leaves, nothing is stopped   " if width >= WIDE else "q leaves   "
     lines.append(Text(leaving + legend(glyphs), style="dim"))
     return _cut(lines, width, height)
 
@@ -114,6 +114,7 @@ def _campaign(campaign: WatchedCampaign, width: int, height: int, glyphs: Glyphs
     lines = [_title(status, width), _progress(status, width, glyphs)]
     if status.problem:
         lines.append(Text(status.problem, style=BAD))
+    lines += [Text(line, style="yellow") for line in what_to_type(status)]
     if status.permits is not None:
         lines.append(_permits(status.permits, glyphs))
     room = height - len(lines) - 1
