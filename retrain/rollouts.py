@@ -62,13 +62,20 @@ class TrainingSample:
 
     `advantages` has one value per completion token. `token_weight` multiplies each token's
     loss, so that the sum over all samples of the step is the normalised loss: micro-batches
-    may be cut anywhere without changing the gradient.
+    may be cut anywhere without changing the gradient. `entropy_weight` does so for an entropy
+    bonus, which is of the mean token entropy however the loss is normalised; None: `token_weight`.
     """
 
     rollout: Rollout
     advantages: Floats
     token_weight: float
     group: int = 0  # number of its prompt group in this step: the independent unit of gradient noise
+    entropy_weight: float | None = None
+
+    @property
+    def bonus_weight(self) -> float:
+        """What each token's entropy is multiplied by."""
+        return self.token_weight if self.entropy_weight is None else self.entropy_weight
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 from retrain.config.resolve import build
 from retrain.config.schema import Config
+from retrain.config.versions import CURRENT, as_meant, run_version
 from retrain.errors import (
     EXIT_BUG,
     EXIT_CONFIG,
@@ -71,7 +72,8 @@ def read_run(files: RunFiles) -> Config:
         ConfigError: run.toml is missing or not what retrain wrote.
     """
     try:
-        return build(Config, tomllib.loads(files.run_toml.read_text(encoding="utf-8")))
+        tables = tomllib.loads(files.run_toml.read_text(encoding="utf-8"))
+        return build(Config, as_meant(tables, run_version(tables, CURRENT)))
     except (OSError, ValueError, TypeError) as error:
         raise ConfigError(f"{files.run_toml}: cannot be read as a run's configuration ({error})") from error
 

@@ -23,7 +23,7 @@ def loss_gradient(
     loss: Loss,
     optimization: Optimization,
 ) -> tuple[Totals, Weights]:
-    """Differentiate the sum over tokens of weight x (loss + KL term - bonus x entropy).
+    """Differentiate the sum over tokens of weight x (loss + KL term) - bonus weight x bonus x entropy.
 
     Equal prompts are run once; their rollouts' gradients meet again on the way back.
 
@@ -79,6 +79,7 @@ def _logit_gradient(
         terms = with_kl(terms, logprobs, reference, optimization.kl_coef)
         apart = estimated_kl(logprobs, reference)
     weight = np.array([sample.token_weight for sample in samples])[packed.sequence]
+    bonus_weight = np.array([sample.bonus_weight for sample in samples])[packed.sequence]
     probabilities = np.exp(logp)
     entropy = -(probabilities * logp).sum(axis=1)
 
@@ -87,7 +88,7 @@ def _logit_gradient(
     by_logits = -probabilities * slope[:, None]
     by_logits[packed.position, packed.elements] += slope[packed.position]
     bonus = np.empty_like(slope)
-    bonus[packed.position] = optimization.entropy_bonus * weight
+    bonus[packed.position] = optimization.entropy_bonus * bonus_weight
     by_logits += bonus[:, None] * probabilities * (logp + entropy[:, None])
     by_logits /= optimization.temperature or 1.0
     total = float((weight * terms.value).sum() - np.dot(bonus, entropy))

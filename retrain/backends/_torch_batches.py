@@ -25,6 +25,7 @@ class MicroBatch:
     sampler_logprobs: Floats
     advantages: Floats
     weights: Floats
+    bonus_weights: Floats  # of the entropy bonus
     sequence: NDArray[np.int64]
 
 
@@ -71,5 +72,6 @@ def _micro_batch(
         sampler_logprobs=np.concatenate([sample.rollout.logprobs for sample in samples]),
         advantages=np.concatenate([sample.advantages for sample in samples]),
         weights=np.repeat([sample.token_weight for sample in samples], counts),
+        bonus_weights=np.repeat([sample.bonus_weight for sample in samples], counts),
         sequence=sequence,
     )

@@ -36,14 +36,16 @@ def back_propagate(policy: Policy, batch: MicroBatch, loss: Loss, optimization: 
     if reference is not None:
         terms = with_kl(terms, logprobs, reference, kl_coef)
         apart = estimated_kl(logprobs, reference)
-    total = float(np.dot(batch.weights, terms.value - bonus * entropies))
+    total = float(np.dot(batch.weights, terms.value) - bonus * np.dot(batch.bonus_weights, entropies))
     if not np.isfinite(total):
         raise NonFiniteError(
             f"the loss is {total}; the optimizer step was not taken, lower lr or check the rewards"
         )
     surrogate = torch.dot(_like(batch.weights * terms.slope, found.logprobs), found.logprobs)
     if bonus:
-        surrogate = surrogate - bonus * torch.dot(_like(batch.weights, found.entropies), found.entropies)
+        surrogate = surrogate - bonus * torch.dot(
+            _like(batch.bonus_weights, found.entropies), found.entropies
+        )
     torch.autograd.backward([surrogate])
     return Totals(total, float(entropies.sum()), int(terms.clipped.sum()), len(logprobs), apart)
 

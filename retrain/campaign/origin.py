@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from retrain.config.resolve import NOT_IN_DIGEST, SCHEDULING, as_tables
+from retrain.config.versions import CURRENT, as_meant, run_version
 from retrain.errors import RecordsError
 from retrain.plan.matrix import Plan
 from retrain.records.atomic import read_json, write_json
@@ -37,6 +38,7 @@ class Origin:
     launcher: str
     digest: str  # of campaign.toml as given
     options: Mapping[str, Any] = field(default_factory=dict)  # of the launcher
+    version: int = CURRENT  # what the file's keys mean
 
 
 def digest(content: bytes) -> str:
@@ -68,6 +70,7 @@ def read_origin(files: CampaignFiles) -> Origin:
             launcher=str(found["launcher"]),
             digest=str(found["digest"]),
             options=dict(found.get("options", {})),
+            version=int(found.get("version", 1)),
         )
     except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise RecordsError(f"{files.origin}: is damaged ({error!r}); restore it") from error
@@ -120,7 +123,8 @@ def changed_keys(plan: Plan, recorded: Mapping[str, str], files_of: Callable[[st
 def recorded_tables(files: RunFiles) -> dict[str, Any]:
     """Give a run's run.toml; empty if it cannot be read."""
     try:
-        return tomllib.loads(files.run_toml.read_text(encoding="utf-8"))
+        tables = tomllib.loads(files.run_toml.read_text(encoding="utf-8"))
+        return as_meant(tables, run_version(tables, CURRENT))
     except (OSError, ValueError):
         return {}
 

@@ -99,7 +99,8 @@ def reopen(
     if is_here and origin.where not in sys.path:
         sys.path.append(origin.where)  # a plugin's dotted path may name a file there
     with contextlib.chdir(origin.where if is_here else Path.cwd()):  # relative paths start there
-        plan = plan_runs(load_config(files.campaign_toml, origin.overrides), origin.name, origin.seed)
+        config = load_config(files.campaign_toml, origin.overrides, version=origin.version)
+        plan = plan_runs(config, origin.name, origin.seed)
     check_launch(plan, str(files.campaign_toml))
     if not has_engine(plan.campaign):  # another machine than before may have less
         check_memory(plan, str(files.campaign_toml))

@@ -10,6 +10,9 @@ LARGEST_COUNT = 10**9  # far above any sane count; products of two still fit an 
 LARGEST_PERMITS = 512
 
 Table = dict[str, Any]
+Normalization: TypeAlias = Literal[
+    "token", "sequence", "constant", "informative_token", "informative_sequence", "informative_constant"
+]
 
 
 def key(default: Any, description: str, **constraints: Any) -> Any:

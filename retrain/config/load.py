@@ -26,6 +26,7 @@ from retrain.config.labels import label_of, label_of_modes
 from retrain.config.problems import explain, key_of, place, quote
 from retrain.config.resolve import merge, overrides_of
 from retrain.config.schema import Config
+from retrain.config.versions import CURRENT, as_meant, run_version
 from retrain.errors import ConfigError
 
 LARGEST_FILE_BYTES = 1_000_000  # a campaign file is a page or two; this bounds what a parser may be fed
@@ -36,7 +37,9 @@ DECIDED_BY_CAMPAIGN: Mapping[Location, str] = {
 ONE_FOR_ALL = ("campaign", "logging", "run")  # sections that a condition cannot override
 
 
-def load_config(path: str | Path, overrides: Sequence[str] = (), *, try_plugins: bool = True) -> Config:
+def load_config(
+    path: str | Path, overrides: Sequence[str] = (), *, try_plugins: bool = True, version: int = CURRENT
+) -> Config:
     """Read and check a campaign file.
 
     Args:
@@ -44,12 +47,14 @@ def load_config(path: str | Path, overrides: Sequence[str] = (), *, try_plugins:
         overrides: `section.key=value` each, value as in TOML (a bare word is a string); they replace
             what the file says outside its conditions.
         try_plugins: also build tasks and ask plugins what they think of their options.
+        version: what the file's keys mean; a run.toml says it itself.
 
     Raises:
         ConfigError: every problem of the file and the overrides, one line each.
     """
     path = Path(path)
     raw, overridden = _overridden(path, overrides)
+    raw = as_meant(raw, run_version(raw, version))
     return parse(raw, path.name, overridden, try_plugins=try_plugins)
 
 

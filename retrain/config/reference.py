@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, get_args, get_type_hints
 
-from retrain.config.keys import LARGEST_COUNT
+from retrain.config.keys import LARGEST_COUNT, Normalization
 from retrain.config.schema import Campaign, Condition, Config
 
 BOUNDS = {"ge": "at least", "gt": "above", "le": "at most", "lt": "below"}
@@ -86,7 +86,9 @@ def _section(name: str, kind: Any) -> SectionReference:
 def _type(annotation: str) -> str:
     plain = annotation.removesuffix(" | None").replace("list[Any]", "list[int]")
     plain = re.sub(r"Literal\[(.*?)\]", lambda found: found[1].replace("'", '"').replace(", ", " or "), plain)
-    return {"Table": "table", "str": "string", "Permits": 'int or "auto"'}.get(plain, plain)
+    normalizations = " or ".join(f'"{name}"' for name in get_args(Normalization))
+    aliases = {"Table": "table", "str": "string", "Permits": 'int or "auto"', "Normalization": normalizations}
+    return aliases.get(plain, plain)
 
 
 def _bounds(constraints: Mapping[str, Any]) -> str:

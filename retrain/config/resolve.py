@@ -10,6 +10,7 @@ from functools import cache
 from typing import Any, TypeVar, cast, get_args, get_type_hints
 
 from retrain.config.schema import Condition, Config
+from retrain.config.versions import in_digest
 
 T = TypeVar("T")
 
@@ -88,6 +89,7 @@ def digest(config: Config) -> str:
     """Identify everything that decides a run's result: 16 hex digits."""
     tables = dataclasses.asdict(config)
     kept = {k: v for k, v in tables.items() if k not in NOT_IN_DIGEST}
+    kept["algorithm"] = in_digest(kept["algorithm"])
     for section, keys in SCHEDULING.items():
         kept[section] = {k: v for k, v in kept[section].items() if k not in keys}
     canonical = json.dumps(kept, sort_keys=True, separators=(",", ":"), default=str)

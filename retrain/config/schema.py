@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from retrain.config.engines import Ray, Slurm
-from retrain.config.keys import LARGEST_PERMITS, Permits, Section, Table, count, declare, key
+from retrain.config.keys import LARGEST_PERMITS, Normalization, Permits, Section, Table, count, declare, key
 
 FIRST_PERMITS = 4  # where their number adapts itself: what most APIs bear
 LARGEST_SEED = 2**32 - 1  # what every random generator in use accepts
@@ -63,9 +63,7 @@ class Algorithm(Section):
     transform_params: Table = key(dict, "parameters of the transform plugin")
     loss_mode: str = key("ppo", "loss plugin: importance_sampling, ppo, cispo, gspo")
     loss_params: Table = key(dict, "parameters of the loss plugin")
-    loss_normalization: Literal["token", "sequence", "constant"] = declare(
-        "token", "mean over tokens, mean of the rollouts' means, or sum over max_tokens per rollout"
-    )
+    loss_normalization: Normalization = declare("token", "what the loss is divided by; see Algorithm")
     kl_coef: float = key(0.0, "weight of the KL divergence to the policy before training", ge=0, le=100)
 
 
@@ -278,6 +276,7 @@ class Run(Section):
     campaign: str = key("", "id of the campaign")
     condition: str = key("", "name of the condition")
     config_hash: str = key("", "digest of all that decides the result")
+    version: int = key(1, "which version's meaning the keys have; 0.1.0's is 1", ge=1)
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from pathlib import Path
 from retrain.config.labels import label_of, label_of_modes
 from retrain.config.resolve import digest, resolve
 from retrain.config.schema import LARGEST_SEED, Campaign, Condition, Config, Run
+from retrain.config.versions import CURRENT
 from retrain.records.text import plain
 
 LONGEST_NAME = 64  # characters of a condition's own name that views show
@@ -131,7 +132,7 @@ def _run(base: Config, condition: str, seed: int) -> RunPlan:
     run_id = f"{label_of(condition)}_s{seed}"
     resolved = dataclasses.replace(base, training=dataclasses.replace(base.training, seed=seed))
     config_hash = digest(resolved)
-    identity = Run(run_id=run_id, condition=condition, config_hash=config_hash)
+    identity = Run(run_id=run_id, condition=condition, config_hash=config_hash, version=CURRENT)
     return RunPlan(run_id, condition, seed, dataclasses.replace(resolved, run=identity), config_hash)
 
 

@@ -1,7 +1,8 @@
 """Rewards -> advantages -> token advantages -> weighted training samples.
 
-Groups whose advantages are all zero teach nothing: they are counted, and left out of the loss and
-of its denominator.
+Groups whose advantages are all zero carry no signal. They count in the loss's denominator, so that a step
+is not larger for what its other groups failed to teach, unless `loss_normalization` says "informative_".
+Their rollouts are trained on only where a KL term or an entropy bonus has a gradient for them.
 """
 
 from __future__ import annotations
@@ -80,6 +81,7 @@ class Algorithm:
     loss: Loss
     normalization: str
     max_tokens: int
+    regularized: bool = False  # a KL term or an entropy bonus has a gradient without a signal, too
 
     @classmethod
     def of(cls, config: Config, reward: Callable[[Sequence[Group]], ScoredBatch]) -> Algorithm:
@@ -93,28 +95,40 @@ class Algorithm:
             loss=Loss(table.loss_mode, partial(evaluate, **table.loss_params), table.loss_params),
             normalization=table.loss_normalization,
             max_tokens=config.training.max_tokens,
+            regularized=table.kl_coef > 0 or config.training.entropy_bonus > 0,
         )
 
     def samples(self, batch: ScoredBatch, advantages: Floats, progress: float) -> list[TrainingSample]:
-        """Return the scored rollouts of informative groups, their tokens' weights those of the whole loss."""
-        informative = np.flatnonzero(np.any(advantages != 0, axis=1)).tolist()
-        chosen = [
-            (rollout, float(advantages[g, i]), number)
-            for number, g in enumerate(informative)
-            for i, rollout in enumerate(batch.groups[g].rollouts)
-            if rollout.tokens and batch.scored[g, i]
+        """Return the rollouts that have a gradient, their tokens' weights those of the normalised loss."""
+        scope, _, unit = self.normalization.rpartition("_")
+        informative = np.any(advantages != 0, axis=1)
+        counted = [
+            (group, number, rollout)
+            for group, of_prompt in enumerate(batch.groups)
+            for number, rollout in enumerate(of_prompt.rollouts)
+            if batch.scored[group, number] and rollout.tokens and (informative[group] or not scope)
         ]
-        weigh = self._weights([rollout for rollout, _, _ in chosen])
+        weigh = self._weights(unit, [rollout for _, _, rollout in counted])
+        bonus = weigh if scope else self._weights("token", [rollout for _, _, rollout in counted])
         return [
-            TrainingSample(rollout, self.reweigh(rollout, advantage, progress), weigh(rollout), group)
-            for rollout, advantage, group in chosen
+            TrainingSample(
+                rollout,
+                self.reweigh(rollout, float(advantages[group, number]), progress)
+                if informative[group]
+                else np.zeros(len(rollout.tokens)),
+                weigh(rollout),
+                group,
+                bonus(rollout),
+            )
+            for group, number, rollout in counted
+            if self.regularized or informative[group]
         ]
 
-    def _weights(self, rollouts: Sequence[Rollout]) -> Callable[[Rollout], float]:
-        if self.normalization == "token":
+    def _weights(self, unit: str, rollouts: Sequence[Rollout]) -> Callable[[Rollout], float]:
+        if unit == "token":
             tokens = sum(len(r.tokens) for r in rollouts)
             return lambda rollout: 1.0 / tokens
-        if self.normalization == "sequence":
+        if unit == "sequence":
             return lambda rollout: 1.0 / (len(rollouts) * len(rollout.tokens))
         return lambda rollout: 1.0 / (len(rollouts) * self.max_tokens)
 

@@ -191,8 +191,9 @@ class Trainer:
             samples = algorithm.samples(batch, advantages, self.step / self._training.max_steps)
             with self._source.updating(self.step + 1):
                 stats = self._update(samples, size)
-        informative = len({sample.group for sample in samples})
-        facts = StepFacts(batch.tokens, watch.elapsed_s(), stats, informative)
+        informative = int(np.any(advantages != 0, axis=1).sum())
+        trained = len({sample.group for sample in samples})
+        facts = StepFacts(batch.tokens, watch.elapsed_s(), stats, informative, trained)
         row = self._row(size, facts, batch) | watch.row() | self._source.row()
         sampled = take_sampling_work(self._parts.backend)
         row |= roofline_row(self._parts.config.backpressure, sampled, stats.work)

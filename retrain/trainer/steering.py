@@ -44,11 +44,12 @@ class StepFacts:
     tokens: int
     step_time_s: float
     stats: UpdateStats
-    informative_groups: int  # those that carried a signal; with none there was no update
+    informative_groups: int  # those that carried a signal
+    trained_groups: int  # those that had a gradient: also the others, for a KL term or an entropy bonus
 
     @property
     def was_update(self) -> bool:
-        return self.informative_groups > 0
+        return self.trained_groups > 0
 
 
 class Steering:
@@ -110,7 +111,7 @@ class Steering:
             "out_of_memory_at": min(self._too_large, default=None),
         }
         self._too_large.clear()
-        self._scaling.count_groups(facts.informative_groups, size.batch_size)
+        self._scaling.count_groups(facts.trained_groups, size.batch_size)
         learned = facts.was_update and self._learn_noise(size, facts)
         if self._back_pressure is not None:
             row |= _back_pressure_row(self._pressed(self._back_pressure, size, facts, learned))
@@ -164,7 +165,7 @@ class Steering:
             size.scaling,
             moments.local_sqr_norms,
             moments.mean_sqr_norm,
-            informative=facts.informative_groups,
+            informative=facts.trained_groups,
             consecutive=moments.consecutive,
         )
 

@@ -1,0 +1,57 @@
+"""Reads what an earlier version recorded as that version meant it.
+
+A key whose meaning changes while its name stays makes a new number. It is written into run.toml and
+origin.json; a record without it is of 0.1.0, whose number is 1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+CURRENT = 2
+# Number 1 divided the loss by what informative groups hold; since 2 these words mean all scored rollouts.
+OVER_INFORMATIVE = {name: f"informative_{name}" for name in ("token", "sequence", "constant")}
+
+
+def as_meant(tables: Mapping[str, Any], version: int) -> dict[str, Any]:
+    """Return a file's tables in today's words, with today's names for defaults that meant something else."""
+    if version >= CURRENT:
+        return dict(tables)
+    renamed = {**tables, "algorithm": _renamed(tables.get("algorithm", {}), default="token")}
+    campaign = tables.get("campaign")
+    if isinstance(campaign, Mapping) and isinstance(campaign.get("conditions"), list):
+        conditions = [
+            {**one, "algorithm": _renamed(one["algorithm"])}
+            if isinstance(one, Mapping) and "algorithm" in one
+            else one
+            for one in campaign["conditions"]
+        ]
+        renamed["campaign"] = {**campaign, "conditions": conditions}
+    return renamed
+
+
+def run_version(tables: Mapping[str, Any], otherwise: int) -> int:
+    """Return the number that a run.toml was written with; `otherwise` for a file that is none."""
+    run = tables.get("run")
+    if not isinstance(run, Mapping):
+        return otherwise
+    version = run.get("version", 1)
+    return version if isinstance(version, int) else otherwise
+
+
+def in_digest(algorithm: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the table as digests hold it: what means the same has the digest that number 1 gave it."""
+    first = {new: old for old, new in OVER_INFORMATIVE.items()}
+    now = {old: f"{old} over all" for old in OVER_INFORMATIVE}
+    value = algorithm["loss_normalization"]
+    return {**algorithm, "loss_normalization": (first | now)[value]}
+
+
+def _renamed(algorithm: Any, default: str | None = None) -> Any:
+    if not isinstance(algorithm, Mapping):
+        return algorithm  # a mistake, told by whoever checks the file
+    value = algorithm.get("loss_normalization", default)
+    if value is None:
+        return algorithm
+    return {**algorithm, "loss_normalization": OVER_INFORMATIVE.get(str(value), value)}
