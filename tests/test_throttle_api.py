@@ -130,7 +130,7 @@ def test_history_is_bounded_and_in_order():
 
 
 def test_the_summary_says_level_and_reason():
-    assert under(0.7).summary() == "minimal: batch x0.25, 1 workers, GPU 25% (load 0.70: custom 0.70)"
+    assert under(0.7).summary() == "[minimal] batch×0.25 workers=1 gpu=25% | fleet_load=0.70 zone=busy"
 
 
 def test_waiting_ends_when_the_load_has_been_low_for_one_more_poll():

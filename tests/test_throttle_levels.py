@@ -162,7 +162,7 @@ def test_a_state_is_plain_data_for_a_log():
         "reason": "load 0.42: cpu 0.42",
         "parts": {"cpu": 0.42},
     }
-    assert state.summary() == "reduced: batch x0.5, 2 workers, GPU 50% (load 0.42: cpu 0.42)"
+    assert state.summary() == "[reduced] batch×0.50 workers=2 gpu=50% | fleet_load=0.42 zone=moderate"
 
 
 def test_every_level_has_a_row():

@@ -31,6 +31,7 @@ class ThrottleLevel(enum.Enum):
 class Allowance:
     """What a level leaves to training, from this load upwards."""
 
+    zone: str  # name of the loads from here to the next level
     from_load: float
     batch_multiplier: float
     num_workers: int
@@ -39,10 +40,10 @@ class Allowance:
 
 
 LEVELS: Mapping[ThrottleLevel, Allowance] = {
-    ThrottleLevel.FULL: Allowance(0.0, 1.0, 4, 1.0, 30.0),
-    ThrottleLevel.REDUCED: Allowance(0.3, 0.5, 2, 0.5, 15.0),
-    ThrottleLevel.MINIMAL: Allowance(0.6, 0.25, 1, 0.25, 10.0),
-    ThrottleLevel.PAUSED: Allowance(0.85, 0.0, 0, 0.0, 5.0),
+    ThrottleLevel.FULL: Allowance("idle", 0.0, 1.0, 4, 1.0, 30.0),
+    ThrottleLevel.REDUCED: Allowance("moderate", 0.3, 0.5, 2, 0.5, 15.0),
+    ThrottleLevel.MINIMAL: Allowance("busy", 0.6, 0.25, 1, 0.25, 10.0),
+    ThrottleLevel.PAUSED: Allowance("saturated", 0.85, 0.0, 0, 0.0, 5.0),
 }
 
 
@@ -81,6 +82,19 @@ class ThrottleState:
         return self.reading.value
 
     @property
+    def fleet_load(self) -> float | None:
+        """The same as `load`."""
+        return self.reading.value
+
+    @property
+    def zone(self) -> str:
+        """Name of the load that was read: idle, moderate, busy, saturated, or unknown.
+
+        The level may be more restrictive, because it is held for a while.
+        """
+        return "unknown" if self.load is None else LEVELS[level_for(self.load)].zone
+
+    @property
     def is_known(self) -> bool:
         return self.reading.is_known
 
@@ -105,10 +119,11 @@ class ThrottleState:
         return self.level is not ThrottleLevel.PAUSED
 
     def summary(self) -> str:
-        """One line for people."""
+        """One line for people; why is in `reason`."""
+        load = "unknown" if self.fleet_load is None else f"{self.fleet_load:.2f}"
         return (
-            f"{self.level.value}: batch x{self.batch_multiplier:g}, {self.num_workers} workers, "
-            f"GPU {self.gpu_fraction:.0%} ({self.reason})"
+            f"[{self.level.value}] batch×{self.batch_multiplier:.2f} workers={self.num_workers} "
+            f"gpu={self.gpu_fraction:.0%} | fleet_load={load} zone={self.zone}"
         )
 
     def to_dict(self) -> dict[str, object]:
