@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from retrain import worker
+from retrain.config.flow import flow_settings
 from retrain.controllers.schedule import schedule_factor
 from retrain.errors import ConfigError
 from retrain.records.layout import RunFiles
@@ -191,12 +192,32 @@ def test_settings_that_could_deadlock_are_refused_before_anything_starts(tmp_pat
     assert "c.toml [model].lora_rank" in str(refused.value)  # together with all other problems
 
 
+@pytest.mark.parametrize("buffer", ["fifo", "firo"])
+@pytest.mark.parametrize("unit", [1, 2, 5])
+def test_the_speed_that_a_refusal_names_is_accepted_and_exact(buffer: str, unit: int) -> None:
+    from retrain.config.load import parse
+
+    limiter = {"max_staleness": 1, "nb_time_steps": unit, "buffer": buffer}
+    with pytest.raises(ConfigError) as refused:
+        parse(on(rate_limiter=limiter | {"rate_limit_speed_batch_per_sim": 0.1}), "c.toml")
+    named = re.search(r"so it needs (\S+) ", str(refused.value))
+    assert named is not None
+    speed = float(named[1])
+    settings = flow_settings(
+        parse(on(rate_limiter=limiter | {"rate_limit_speed_batch_per_sim": speed}), "c.toml")
+    )
+    assert settings is not None
+    assert settings.samples_per_batch == 3
+
+
 @pytest.mark.parametrize(
     ("limiter", "where"),
     [
         (
             {"rate_limit_speed_batch_per_sim": 0.5},
-            "[rate_limiter].rate_limit_speed_batch_per_sim: samples_per_batch = nb_time_steps / ",
+            "[rate_limiter].rate_limit_speed_batch_per_sim: got 0.5; a fifo buffer reads each sample once, "
+            "so it needs 1 (nb_time_steps = 3 / training.batch_size = 3), or 0 for no pace; "
+            '[rate_limiter].buffer = "reservoir" takes other values',
         ),
         ({"nb_time_steps": 7}, "[rate_limiter].nb_time_steps: got 7; with max_staleness = 1"),
         ({"threshold": 2}, "[rate_limiter].threshold: got 2; only the firo buffer has one"),

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from retrain.config.schema import Config
 
+ROUNDED = 1e-5  # relative: a speed may be written with six digits, as messages do
 BUFFERS = ("fifo", "firo", "reservoir")
 TABLES = ("training", "rate_limiter", "backpressure")  # that `flow_settings` looks at
 KEYS = {  # of the TOML, for what `FlowSettings` calls otherwise
@@ -104,7 +105,7 @@ class FlowSettings:
             found.append(
                 f"samples_per_batch: got {pace:g}; {self.buffer} reads each sample once, so it must equal "
                 f"batch_size = {self.batch_size}, or the buffer runs empty or full, and the pace is lost or "
-                "both sides wait for ever; a reservoir may read samples more than once"
+                "both sides wait for ever; a reservoir takes others"
             )
         if self.buffer == "reservoir" and pace > self.batch_size:
             found.append(
@@ -153,6 +154,8 @@ def flow_settings(config: Config) -> FlowSettings | None:
     largest = max(batch, pressure.max_batch_size) if pressure.enabled else batch
     unit = table.nb_time_steps or batch
     pace = samples_per_batch(unit, table.rate_limit_speed_batch_per_sim)
+    if table.buffer != "reservoir" and pace is not None and math.isclose(pace, batch, rel_tol=ROUNDED):
+        pace = batch  # exactly, or the difference would add up
     return FlowSettings(
         batch_size=largest,
         capacity=table.capacity or 2 * max(table.watermark, largest + table.threshold, unit),
@@ -179,8 +182,20 @@ def flow_problems(config: Config) -> Iterator[tuple[tuple[str, ...], str]]:
     for problem in settings.problems():
         key, what = problem.split(": ", 1)
         if key == "samples_per_batch":
-            what = f"samples_per_batch = nb_time_steps / rate_limit_speed_batch_per_sim: {what}"
+            what = _speed_problem(config, settings, what)
         yield KEYS.get(key, ("rate_limiter", key)), what
+
+
+def _speed_problem(config: Config, settings: FlowSettings, what: str) -> str:
+    table = config.rate_limiter
+    if table.buffer == "reservoir":
+        return f"samples_per_batch = nb_time_steps / rate_limit_speed_batch_per_sim: {what}"
+    unit, batch = settings.unit_size, config.training.batch_size
+    return (
+        f"got {table.rate_limit_speed_batch_per_sim:g}; a {table.buffer} buffer reads each sample once, "
+        f"so it needs {unit / batch:g} (nb_time_steps = {unit} / training.batch_size = {batch}), or 0 for no pace; "
+        '[rate_limiter].buffer = "reservoir" takes other values'
+    )
 
 
 def is_positive(value: object) -> bool:
