@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from retrain.torch_scaling import AdaScale as AdaScale
     from retrain.torch_scaling import LEGWScale as LEGWScale
     from retrain.torch_scaling import LinearScale as LinearScale
+    from retrain.torch_scaling import ScalingRuleBase as ScalingRuleBase
     from retrain.torch_scaling import SqrtScale as SqrtScale
 
 _HOME = {
@@ -43,6 +44,7 @@ _HOME = {
     "AdamScale": "retrain.torch_scaling",
     "LEGWScale": "retrain.torch_scaling",
     "LinearScale": "retrain.torch_scaling",
+    "ScalingRuleBase": "retrain.torch_scaling",
     "SqrtScale": "retrain.torch_scaling",
     "GradientNoiseScale": "retrain.controllers.noise_scale",
     "estimate_makespan": "retrain.plan.estimate",
@@ -60,6 +62,7 @@ __all__ = [
     "LEGWScale",
     "LinearScale",
     "RateLimiter",
+    "ScalingRuleBase",
     "SqrtScale",
     "StepObservation",
     "ThrottleLevel",

@@ -18,8 +18,10 @@ gradient scaler for float16 is not supported, as it rescales gradients between t
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import functools
+from collections.abc import Callable, Mapping
 from contextlib import contextmanager
+from types import MethodType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -28,6 +30,7 @@ from retrain.controllers.noise_scale import GradientNoiseScale
 from retrain.controllers.scaling import (
     AdamScaleRule,
     AdaScaleRule,
+    Facts,
     LEGWRule,
     LinearRule,
     ScalingRule,
@@ -42,15 +45,17 @@ if TYPE_CHECKING:
     import torch
 
 
-class TorchScaling(ScalingRule):
-    """A rule that can attach to a model and its optimizer."""
+class ScalingRuleBase(ScalingRule):
+    """A rule that can attach to a model and its optimizer; define `scale_lr` for one of your own."""
 
     _gradients: Gradients | None = None
+    _is_inside = False  # a call of ours, so that a patched optimizer does its own work
 
     def initialize(
         self,
         model: torch.nn.Module,
         optimizer: torch.optim.Optimizer,
+        patch_optimizer: bool = False,
         *,
         accum_scale: float | None = None,
         init_batch_size: float | None = None,
@@ -63,6 +68,8 @@ class TorchScaling(ScalingRule):
             model: plain, or DistributedDataParallel, whose replicas then count as parts.
             optimizer: over the model's parameters; if it keeps Adam's second moment, gradients
                 are measured after division by its root.
+            patch_optimizer: have the optimizer's own `step` and `zero_grad` do what the rule's do, until
+                `detach`, for a loop that calls those.
             accum_scale: samples of one backward pass, over all replicas, per initial batch;
                 default the number of replicas. Set `rule.accum_scale` when the batch changes.
             init_batch_size: samples of the initial batch; needed by `LEGWScale` only.
@@ -82,21 +89,49 @@ class TorchScaling(ScalingRule):
         self.noise = GradientNoiseScale(smoothing)
         self._optimizer, self._init_batch_size = optimizer, init_batch_size
         self._losses_are_divided = losses_are_divided
+        self._gradients = gradients
         try:
             self._factors(self.accum_scale)  # a rule that lacks a fact says so now, not after the first batch
-        except ValueError:
-            gradients.close()
+        except (ValueError, NotImplementedError):
+            self.detach()
             raise
-        self._gradients = gradients
+        if patch_optimizer:
+            self._patch(gradients)
 
-    def step(self) -> None:
+    def scale_lr(self, scale: float) -> Floats | float:
+        """Return one learning-rate factor per parameter group, for a batch of `scale` initial ones.
+
+        Define it in a subclass for a rule of your own; `self.noise` and `self.progress` say what was
+        measured, and a single number is for all groups.
+
+        Raises:
+            RuntimeError: not initialized.
+        """
+        self._attached()
+        groups = len(self._optimizer.param_groups)
+        return self.lr_factor(
+            scale,
+            grad_sqr=np.broadcast_to(self.noise.sqr, groups),
+            grad_var=np.broadcast_to(self.noise.var, groups),
+            progress=self.progress,
+            init_batch_size=self._init_batch_size,
+        )
+
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Take one optimizer step at scaled learning rates, which are put back afterwards.
+
+        Args:
+            closure: computes the loss and its gradients, and returns the loss; called once, before the step.
+
+        Returns:
+            What the closure returned; None without one.
 
         Raises:
             RuntimeError: not initialized, no backward pass since the last step, or parameters to train
                 that `initialize` did not see.
         """
         gradients = self._attached()
+        loss = None if closure is None else gradients.evaluate(closure)
         if gradients.misses_parameters():
             raise RuntimeError(
                 "the optimizer trains parameters that it did not when initialize() looked; call it again "
@@ -114,15 +149,17 @@ class TorchScaling(ScalingRule):
         if moments is not None:
             local, mean, consecutive = moments
             self.noise.update(local, mean, scale, consecutive=consecutive)
-        with _scaled(self._optimizer, self._factors(scale)):
+        with self._inside(), _scaled(self._optimizer, self._factors(scale)):
             self._optimizer.step()
         self.progress += self.noise.gain(scale)
         gradients.forget()
+        return loss
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Clear gradients and what was measured of them."""
         gradients = self._attached()
-        self._optimizer.zero_grad(set_to_none=set_to_none)
+        with self._inside():
+            self._optimizer.zero_grad(set_to_none=set_to_none)
         gradients.forget()
 
     def detach(self) -> None:
@@ -154,33 +191,54 @@ class TorchScaling(ScalingRule):
         return self._gradients
 
     def _factors(self, scale: float) -> Floats:
-        groups = len(self._optimizer.param_groups)
-        return self.lr_factor(
-            scale,
-            grad_sqr=np.broadcast_to(self.noise.sqr, groups),
-            grad_var=np.broadcast_to(self.noise.var, groups),
-            progress=self.progress,
-            init_batch_size=self._init_batch_size,
-        )
+        return np.broadcast_to(np.asarray(self.scale_lr(scale), float), len(self._optimizer.param_groups))
+
+    def _factor(self, facts: Facts) -> Floats | float:
+        if type(self).scale_lr is ScalingRuleBase.scale_lr:
+            raise NotImplementedError(f"{type(self).__name__}: define scale_lr(self, scale)")
+        return self.scale_lr(facts.scale)
+
+    @contextmanager
+    def _inside(self) -> Iterator[None]:
+        self._is_inside = True
+        try:
+            yield
+        finally:
+            self._is_inside = False
+
+    def _patch(self, gradients: Gradients) -> None:
+        """Lead the optimizer's `step` and `zero_grad` to ours while these gradients are watched."""
+        optimizer = self._optimizer
+
+        def lead(plain: Callable[..., Any], ours: Callable[..., Any]) -> MethodType:
+            @functools.wraps(plain)
+            def method(_: object, *args: Any, **kwargs: Any) -> Any:
+                is_ours = self._gradients is gradients and not self._is_inside
+                return (ours if is_ours else plain)(*args, **kwargs)
+
+            return MethodType(method, optimizer)  # learning-rate schedulers wrap methods only
+
+        optimizer.step = lead(optimizer.step, self.step)
+        optimizer.zero_grad = lead(optimizer.zero_grad, self.zero_grad)
 
 
-class AdaScale(TorchScaling, AdaScaleRule):
+class AdaScale(AdaScaleRule, ScalingRuleBase):
     """Learning rate by gradient noise, for SGD (see `AdaScaleRule`)."""
 
 
-class AdamScale(TorchScaling, AdamScaleRule):
+class AdamScale(AdamScaleRule, ScalingRuleBase):
     """Learning rate by gradient noise, for Adam and kin (see `AdamScaleRule`)."""
 
 
-class LEGWScale(TorchScaling, LEGWRule):
+class LEGWScale(LEGWRule, ScalingRuleBase):
     """Square root with a warm-up that grows with the batch (see `LEGWRule`)."""
 
 
-class LinearScale(TorchScaling, LinearRule):
+class LinearScale(LinearRule, ScalingRuleBase):
     """Learning rate in proportion to the batch (see `LinearRule`)."""
 
 
-class SqrtScale(TorchScaling, SqrtRule):
+class SqrtScale(SqrtRule, ScalingRuleBase):
     """Learning rate in proportion to the batch's root (see `SqrtRule`)."""
 
 

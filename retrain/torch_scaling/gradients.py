@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import sys
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -28,6 +29,8 @@ class Gradients:
     def __init__(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
         self._torch = _import_torch()
         _refuse_shards(model)
+        if isinstance(optimizer, self._torch.optim.LBFGS):
+            raise ValueError("optimizer: LBFGS computes many gradients in a step, so that no batch has one")
         self._optimizer = optimizer
         self._process_group = _process_group(model)
         distributed = self._process_group is not None
@@ -48,6 +51,11 @@ class Gradients:
         Counting autograd's own runs instead would count reentrant checkpoints as passes.
         """
         return max(self._seen.values(), default=0)
+
+    def evaluate(self, closure: Callable[[], Any]) -> Any:
+        """Run what computes a loss and its gradients, as optimizers do."""
+        with self._torch.enable_grad():
+            return closure()
 
     def misses_parameters(self) -> bool:
         """Whether the optimizer trains parameters that were frozen, or not its own, when watching began."""

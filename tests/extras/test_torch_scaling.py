@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 import torch
 
+from retrain import AdamScale, AdaScale, LEGWScale, LinearScale, ScalingRuleBase, SqrtScale
 from retrain.controllers.scaling import AdaScaleRule
-from retrain.torch_scaling import AdamScale, AdaScale, LEGWScale, LinearScale
 
 pytestmark = pytest.mark.extras
 TESTS = Path(__file__).parent.parent
@@ -175,6 +175,74 @@ def test_attaching_again_watches_once():
     rule.initialize(model, torch.optim.SGD(model.parameters(), lr=0.1))
     model([1.0, 0.0]).backward()
     assert rule._gradients.passes == 1
+
+
+def test_a_closure_is_evaluated_once_and_its_loss_returned():
+    plain, by_hand = attached(LinearScale(), accum_scale=2.0)
+    with_closure, model = attached(LinearScale(), accum_scale=2.0)
+    evaluated = []
+
+    def closure():
+        with_closure.zero_grad()
+        loss = model([3.0, 4.0])
+        loss.backward()
+        evaluated.append(loss.item())
+        return loss
+
+    for _ in range(3):
+        take_step(plain, by_hand, [[3.0, 4.0]])
+        with torch.no_grad():
+            loss = with_closure.step(closure)
+        assert loss.item() == evaluated[-1]
+    assert len(evaluated) == 3
+    assert torch.equal(model.weight, by_hand.weight)
+    assert with_closure.progress == plain.progress
+
+
+def test_a_patched_optimizer_steps_as_the_rule_does_until_detached():
+    plain, by_hand = attached(LinearScale(), accum_scale=4.0)
+    model = Linear()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    rule = LinearScale()
+    rule.initialize(model, optimizer, patch_optimizer=True, accum_scale=4.0)
+    schedule = torch.optim.lr_scheduler.ConstantLR(optimizer, factor=1.0)
+    for _ in range(3):
+        take_step(plain, by_hand, [[1.0, 2.0], [3.0, 4.0]])
+        for gradient in ([1.0, 2.0], [3.0, 4.0]):
+            model(gradient).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        schedule.step()
+    assert torch.equal(model.weight, by_hand.weight)
+    assert rule.progress == plain.progress
+    rule.detach()
+    before = model.weight.detach().clone()
+    model([1.0, 1.0]).backward()
+    optimizer.step()
+    assert torch.allclose(model.weight, before - 0.1)
+
+
+def test_a_rule_of_ones_own_says_its_factor_alone():
+    class Power(ScalingRuleBase):
+        def scale_lr(self, scale):
+            return scale**0.25
+
+    rule, model = attached(Power(), lr=1.0, accum_scale=16.0)
+    assert np.allclose(take_step(rule, model, [[1.0, 0.0]]), [-2.0, 0.0])
+    assert rule.lr_factor(16.0) == pytest.approx([2.0])
+    with pytest.raises(NotImplementedError, match="ScalingRuleBase: define scale_lr"):
+        attached(ScalingRuleBase())
+
+
+@pytest.mark.parametrize(("rule", "factor"), [(LinearScale(), 4.0), (SqrtScale(), 2.0)])
+def test_rules_say_the_factor_of_a_scale_as_published(rule, factor):
+    assert attached(rule)[0].scale_lr(4.0) == pytest.approx([factor])
+    assert isinstance(rule, ScalingRuleBase)
+
+
+def test_an_optimizer_without_one_gradient_per_step_is_refused():
+    with pytest.raises(ValueError, match="LBFGS"):
+        attached(LinearScale(), optimizer=torch.optim.LBFGS)
 
 
 def test_a_rule_without_a_model_says_what_to_call():
