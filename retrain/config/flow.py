@@ -193,8 +193,8 @@ def _speed_problem(config: Config, settings: FlowSettings, what: str) -> str:
     unit, batch = settings.unit_size, config.training.batch_size
     return (
         f"got {table.rate_limit_speed_batch_per_sim:g}; a {table.buffer} buffer reads each sample once, "
-        f"so it needs {unit / batch:g} (nb_time_steps = {unit} / training.batch_size = {batch}), or 0 for no pace; "
-        '[rate_limiter].buffer = "reservoir" takes other values'
+        f"so it needs {unit / batch:g} (nb_time_steps = {unit} / training.batch_size = {batch}), or 0 for no "
+        'pace; [rate_limiter].buffer = "reservoir" takes other values'
     )
 
 
