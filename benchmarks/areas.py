@@ -153,6 +153,13 @@ def trainers(rows: list[dict[str, Any]]) -> Iterator[Line]:
         yield Line(f"{case}: memory", ours["peak_memory_mb"], "MB", memory, "TRL", at_most=memory)
 
 
+def trl_gradients(rows: list[dict[str, Any]]) -> Iterator[Line]:
+    for name in dict.fromkeys(row["loss_normalization"] for row in rows):
+        own = [row for row in rows if row["loss_normalization"] == name]
+        what = f"{name} beside TRL's {own[0]['loss_type']}, {len(own)} batches: worst relative difference"
+        yield Line(what, max(row["relative_error"] for row in own), at_most=1e-5)
+
+
 AREAS = (
     Area("Start-up", "startup", startup),
     Area("Campaign overhead", "campaign_overhead", campaign_overhead),
@@ -166,5 +173,6 @@ AREAS = (
     Area("Throttle", "throttle", throttle, peers=("training_throttle",)),
     Area("Learning-rate scaling", "scaling", scaling),
     Area("Trainers", "trainers", trainers, needs=("torch", "transformers", "peft"), peers=("trl",)),
+    Area("Gradients", "trl_gradients", trl_gradients, needs=("torch", "peft", "trl")),
     Area("Estimator", "estimator", estimator, ("--worlds", "60")),
 )
