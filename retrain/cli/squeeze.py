@@ -52,9 +52,12 @@ def command(
 
     Example: retrain squeeze logs/RUN/runs/grpo_s0 -o adapter-r8
     """
+    from retrain.errors import ConfigError
     from retrain.render.tables import print_json
     from retrain.squeeze import analyse, read_adapter
 
+    if output is not None and (output.exists() or output.is_symlink()):  # before hours of linear algebra
+        raise ConfigError(f"{output}: exists; name a directory that does not")
     found = find_adapter(adapter)
     original = read_adapter(found)
     spectrum = analyse(original)

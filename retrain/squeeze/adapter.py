@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections import Counter
 from collections.abc import Mapping
@@ -117,8 +118,17 @@ def _layer(
             f"{directory / WEIGHTS}: {name} has factors of shape {tuple(a.shape)} and {tuple(b.shape)}; "
             "only those of linear layers and embeddings can be squeezed"
         )
-    alpha = float(_matching(config.get("alpha_pattern") or {}, name, config.get("lora_alpha", 8)))
-    return Layer(name, a, b, alpha, scale_of(config, alpha, a.shape[0]), keys)
+    if not (bool(a.isfinite().all()) and bool(b.isfinite().all())):
+        raise ConfigError(
+            f"{directory / WEIGHTS}: {name} holds NaN or infinite values, so its training had diverged; "
+            "squeeze an earlier checkpoint"
+        )
+    alpha = _matching(config.get("alpha_pattern") or {}, name, config.get("lora_alpha", 8))
+    if not isinstance(alpha, int | float) or not math.isfinite(alpha):
+        raise ConfigError(
+            f"{directory / CONFIG}: lora_alpha of {name} is {alpha!r}; it needs a finite number"
+        )
+    return Layer(name, a, b, float(alpha), scale_of(config, alpha, a.shape[0]), keys)
 
 
 def scale_of(config: Mapping[str, Any], alpha: float, rank: int) -> float:

@@ -153,6 +153,36 @@ def test_kinds_that_a_smaller_rank_would_falsify_are_refused(model, tmp_path, ch
         read_adapter(original)
 
 
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+def test_an_adapter_whose_training_diverged_is_refused_by_layer(model, tmp_path, value):
+    original = saved_adapter(model, tmp_path / "adapter")
+    weights = load_file(original / "adapter_model.safetensors")
+    broken = next(name for name in weights if "lora_B" in name)
+    weights[broken][0, 0] = value
+    save_file(weights, original / "adapter_model.safetensors")
+    with pytest.raises(ConfigError, match="holds NaN or infinite values") as refused:
+        read_adapter(original)
+    assert broken.removeprefix("base_model.model.").removesuffix(".lora_B.weight") in str(refused.value)
+
+
+@pytest.mark.parametrize("alpha", [float("nan"), "16", None])
+def test_a_scale_that_is_no_number_is_refused(model, tmp_path, alpha):
+    original = saved_adapter(model, tmp_path / "adapter")
+    config = json.loads((original / "adapter_config.json").read_text())
+    (original / "adapter_config.json").write_text(json.dumps(config | {"lora_alpha": alpha}))
+    with pytest.raises(ConfigError, match="needs a finite number"):
+        read_adapter(original)
+
+
+def test_an_output_that_exists_is_refused_before_anything_is_read(tmp_path, retrain):
+    (tmp_path / "there").mkdir()
+    answer = retrain("squeeze", tmp_path / "nowhere", "-o", tmp_path / "there")
+    assert (answer.returncode, answer.stderr) == (
+        2,
+        f"{tmp_path / 'there'}: exists; name a directory that does not\n",
+    )
+
+
 def test_files_that_are_no_adapter_are_named(model, tmp_path):
     with pytest.raises(ConfigError, match="holds no adapter_config"):
         read_adapter(tmp_path)
