@@ -22,6 +22,7 @@ Call = Callable[..., subprocess.CompletedProcess[str]]
 
 def test_init_writes_a_template_and_never_overwrites(retrain: Call, here: Path) -> None:
     assert retrain("init").returncode == 0
+    assert retrain("init").returncode == 0  # nothing to overwrite
     (here / "campaign.toml").write_text("mine")
     refused = retrain("init")
     assert (refused.returncode, (here / "campaign.toml").read_text()) == (2, "mine")

@@ -127,6 +127,11 @@ def test_a_file_that_is_not_utf8_is_refused(here: Path) -> None:
         load_config(here / "bad.toml")
 
 
+def test_a_byte_order_mark_is_no_part_of_a_file(here: Path) -> None:
+    (here / "marked.toml").write_bytes(b"\xef\xbb\xbf[training]\nmax_steps = 7\n")
+    assert load_config(here / "marked.toml").training.max_steps == 7
+
+
 def test_a_huge_file_is_refused_unread(here: Path) -> None:
     (here / "big.toml").write_bytes(b"#" * 1_000_001)
     with pytest.raises(ConfigError, match="larger than"):

@@ -83,7 +83,7 @@ def check_target(target: Path, source: Path) -> None:
 
 def schema_line(source: Path) -> str:
     """Give the line that tells editors the schema, if a file begins with it."""
-    first = _first_lines(source)[0].decode("utf-8", "replace").strip()
+    first = _first_lines(source)[0].decode("utf-8-sig", "replace").strip()
     return plain(first) if first.startswith(DIRECTIVE.partition(" ")[0]) else ""
 
 

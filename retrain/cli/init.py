@@ -33,15 +33,27 @@ def command(
         return
     text = read_template(template)
     target = Path(f"{template}.toml")
-    try:
-        with target.open("w" if force else "x", encoding="utf-8") as file:
-            file.write(text)
-    except FileExistsError:
-        raise ConfigError(f"{target}: is there already; --force overwrites it") from None
-    except OSError as error:
-        raise ConfigError(f"{target}: cannot be written ({error.strerror})") from error
+    if not force and _holds(target, text):
+        said = f"{target} is there already, as it would be written"
+    else:
+        said = f"wrote {target}"
+        try:
+            with target.open("w" if force else "x", encoding="utf-8") as file:
+                file.write(text)
+        except FileExistsError:
+            raise ConfigError(f"{target}: is there already, and differs; --force overwrites it") from None
+        except OSError as error:
+            raise ConfigError(f"{target}: cannot be written ({error.strerror})") from error
     _write_schema()
-    typer.echo(f"wrote {target}; next: retrain explain {target}, then retrain {target}")
+    typer.echo(f"{said}; next: retrain explain {target}, then retrain {target}")
+
+
+def _holds(target: Path, text: str) -> bool:
+    """Whether a file holds exactly this text."""
+    try:
+        return target.read_text(encoding="utf-8") == text
+    except (OSError, ValueError):
+        return False
 
 
 def _write_schema() -> None:

@@ -88,7 +88,7 @@ def read_toml(path: Path) -> dict[str, Any]:
     if len(data) > LARGEST_FILE_BYTES:
         raise ConfigError(f"{path}: larger than {LARGEST_FILE_BYTES} bytes; a campaign file is a page or two")
     try:
-        return tomllib.loads(data.decode("utf-8"))
+        return tomllib.loads(data.decode("utf-8-sig"))
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path}: byte {error.start} is not UTF-8; save the file as UTF-8") from error
     except RecursionError as error:

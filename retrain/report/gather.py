@@ -236,6 +236,6 @@ def _overrides(files: CampaignFiles) -> tuple[str, ...]:
 
 def _text(path: Path) -> str:
     try:
-        return (read_small(path) or b"").decode(errors="replace")
+        return (read_small(path) or b"").decode("utf-8-sig", "replace")
     except RecordsError:
         return ""
