@@ -23,6 +23,8 @@ from retrain.tasks import successor
 from retrain.trainer import warmup
 from tests.test_trainer import SMALL, make_run, train, without_times
 
+ANSWER = {"role": "assistant", "content": "2"}
+
 
 @pytest.fixture
 def answers(tmp_path: Path) -> Path:
@@ -220,6 +222,23 @@ def test_a_conversation_needs_a_chat_template(tmp_path: Path) -> None:
     row = {"messages": [*talk, {"role": "assistant", "content": "2"}]}
     with pytest.raises(ConfigError, match=r"rows.jsonl:1: a conversation needs a chat template"):
         parse(warmed(write(tmp_path, json.dumps(row))), "c.toml")
+
+
+@pytest.mark.parametrize(
+    "row", [{"prompt": "1=", "completion": "2ü"}, {"messages": [{"role": "user", "content": "ü="}, ANSWER]}]
+)
+def test_a_character_outside_the_alphabet_is_found_before_anything_is_created(
+    tmp_path: Path, row: dict, retrain, here: Path
+) -> None:
+    write(here, json.dumps({"prompt": "1=", "completion": "2"}), json.dumps(row))
+    (here / "c.toml").write_text(
+        '[data]\ntask = "successor"\n[warmup]\npath = "rows.jsonl"\nsteps = 3\n[campaign]\nseeds = [0]\n'
+    )
+    for command in ("explain", "run"):
+        answer = retrain(command, "c.toml")
+        assert answer.returncode == 2
+        assert "rows.jsonl:2 holds 'ü', which is not in the alphabet" in answer.stderr
+    assert not (here / "logs").exists()
 
 
 def test_an_empty_file_is_an_error(tmp_path: Path) -> None:

@@ -32,6 +32,7 @@ from retrain.backends import (
 from retrain.backends._adam import Adam, clip_by_norm
 from retrain.backends._characters import Characters
 from retrain.backends._gru import initial_weights, unroll_prompts
+from retrain.backends._numpy_checks import check_alphabet
 from retrain.backends._numpy_files import load_policy, save_policy
 from retrain.backends._numpy_options import NumpyOptions, check_options, parse_options, takes_permits
 from retrain.backends._objective import loss_gradient
@@ -45,7 +46,7 @@ from retrain.demonstrations import Demonstration
 from retrain.errors import BackendMemoryError, NonFiniteError
 from retrain.rollouts import Group, Loss, Prompt, Rollout, TrainingSample
 
-__all__ = ["NumpyBackend", "check_options", "connect", "takes_permits"]
+__all__ = ["NumpyBackend", "check_alphabet", "check_options", "connect", "takes_permits"]
 
 
 def connect(spec: BackendSpec) -> NumpyBackend:

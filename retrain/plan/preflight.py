@@ -49,6 +49,12 @@ def _backend_problems(config: Config, task: Task) -> list[str]:
     """Ask the backend, as far as it has an opinion: of prompts only if nothing else is wrong."""
     name = config.backend.backend
     check_run = registry.optional("backends", name, "check_run")
-    problems = list(check_run(config)) if check_run else []
+    if problems := list(check_run(config)) if check_run else []:
+        return problems
+    prompts = [*task.train, *task.held_out]
     check_prompts = registry.optional("backends", name, "check_prompts")
-    return problems or (list(check_prompts(config, [*task.train, *task.held_out])) if check_prompts else [])
+    check_alphabet = registry.optional("backends", name, "check_alphabet")
+    return [
+        *(check_prompts(config, prompts) if check_prompts else []),
+        *(check_alphabet(config, prompts, task.alphabet) if check_alphabet else []),
+    ]
