@@ -8,7 +8,6 @@ refuse its older store of plain files.
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,7 +16,6 @@ from typing import Any, TypeVar
 from retrain import extras
 from retrain.loggers import LoggedRun, Logger, Row, numbers
 from retrain.loggers.tensorboard import seconds
-from retrain.records.locks import hold
 
 EXTRA = "mlflow"
 PACKAGES = ("mlflow", "sqlalchemy", "alembic")  # the last two for its SQLite file
@@ -115,11 +113,17 @@ def _alone(uri: str) -> Iterator[Path | None]:
     if not uri.startswith(SQLITE):
         yield None
         return
+    import filelock  # here: importing it takes 50 ms, and `plugins` opens no logger
+
     path = Path(uri.removeprefix(SQLITE).partition("?")[0])
     path.parent.mkdir(parents=True, exist_ok=True)
-    lock = _until(lambda: hold(path.with_name(f"{path.name}.lock")), OPENING_TIMEOUT_S)
-    with lock:
-        yield path
+    try:
+        with filelock.FileLock(path.with_name(f"{path.name}.lock"), OPENING_TIMEOUT_S):
+            yield path
+    except filelock.Timeout:
+        raise TimeoutError(
+            f"another run has been opening the database for {OPENING_TIMEOUT_S:.0f} s"
+        ) from None
 
 
 def _make_tables(path: Path, open_store: Callable[[str], Any]) -> None:
@@ -134,15 +138,6 @@ def _make_tables(path: Path, open_store: Callable[[str], Any]) -> None:
         left.unlink(missing_ok=True)
     open_store(SQLITE + str(beside))
     beside.replace(path)
-
-
-def _until(ask: Callable[[], T | None], timeout_s: float) -> T:
-    deadline = time.monotonic() + timeout_s
-    while (found := ask()) is None:
-        if time.monotonic() > deadline:
-            raise TimeoutError(f"another run has been opening the database for {timeout_s:.0f} s")
-        time.sleep(0.1)
-    return found
 
 
 def _flat(tables: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:

@@ -5,9 +5,8 @@ may meet from another machine (`renew`) writes the time into its lock file every
 believed by machines other than its own only: of another host name, or another boot. Where the clocks of
 two machines may differ, whoever wants the lock watches whether the time goes on, instead of comparing it.
 
-flock on a file that is never unlinked. The `filelock` package is not used here: importing it
-costs 70 ms, its defaults differ between versions on whether the file is truncated or unlinked,
-and where flock is missing it falls back to a file's existence, which outlives a killed holder.
+flock on a file that is never unlinked, and not `filelock`, which is the plain lock elsewhere: these name
+their holder, renew a lease, and are not kept alive by a forked child.
 """
 
 from __future__ import annotations

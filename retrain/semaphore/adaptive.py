@@ -19,11 +19,12 @@ from retrain.controllers.permits import AdaptivePermits, CallFacts
 from retrain.errors import RecordsError
 from retrain.records.atomic import read_json, write_json
 from retrain.records.clock import utc_now
+from retrain.records.files import records_error
 from retrain.records.lines import LineAppender, dump_line, parse_line, read_lines
-from retrain.semaphore.descriptors import LockFile
 from retrain.semaphore.file_semaphore import FileSemaphore
 
 STATE, LOCK, CHANGES = "adaptive.json", "adaptive.lock", "adaptive.jsonl"
+POLL_S = 0.005  # how often a taken lock is tried again; it is held for about a millisecond
 log = logging.getLogger(__name__)
 
 
@@ -52,7 +53,10 @@ class SharedPermits:
             run_name: written beside each change that a call of ours decided.
             highest: never more permits.
         """
+        from filelock import FileLock  # here: importing it takes 50 ms, and `status` takes no lock
+
         self._directory = directory
+        self._lock = FileLock(directory / LOCK, mode=0o600)
         self._semaphore = semaphore
         self._run_name = run_name
         self._highest = highest
@@ -63,15 +67,20 @@ class SharedPermits:
         Raises:
             RecordsError: the directory cannot be written.
         """
-        with closing(LockFile(str(self._directory / LOCK))) as lock:
-            lock.lock()
-            controller = self._controller()
-            before = self._semaphore.permits
-            decision = controller.observe(_file_system_time_s(lock), call)
-            write_json(self._directory / STATE, controller.state_dict(), durable=False)
-            if decision.permits != before:  # changed, or set back by a campaign that was started again
-                self._semaphore.set_permits(decision.permits)
-                self._write_line(before, decision.permits, decision.reason)
+        try:
+            with self._lock.acquire(poll_interval=POLL_S):
+                self._observe(call, _file_system_time_s(self._directory / LOCK))
+        except OSError as error:
+            raise records_error(self._directory / LOCK, "lock", error) from error
+
+    def _observe(self, call: CallFacts, now_s: float) -> None:
+        controller = self._controller()
+        before = self._semaphore.permits
+        decision = controller.observe(now_s, call)
+        write_json(self._directory / STATE, controller.state_dict(), durable=False)
+        if decision.permits != before:  # changed, or set back by a campaign that was started again
+            self._semaphore.set_permits(decision.permits)
+            self._write_line(before, decision.permits, decision.reason)
 
     def _controller(self) -> AdaptivePermits:
         present = min(self._semaphore.permits, self._highest)
@@ -91,10 +100,10 @@ class SharedPermits:
         log.warning("permits: %d -> %d, because %s", before, permits, reason)
 
 
-def _file_system_time_s(file: LockFile) -> float:
+def _file_system_time_s(path: Path) -> float:
     """Return what the file system writes as the time of a change; a network one takes its server's."""
-    os.utime(file.fileno())
-    return os.fstat(file.fileno()).st_mtime
+    os.utime(path)
+    return path.stat().st_mtime
 
 
 def last_change(directory: Path) -> PermitChange | None:

@@ -2,7 +2,8 @@
 
 A lock belongs to the open file, which a fork shares: a child that kept its copy would hold the
 parent's permit after the parent's death. So every descriptor is known here, and a child closes
-its copies (closing a copy leaves the parent's lock alone; unlocking it would not).
+its copies (closing a copy leaves the parent's lock alone; unlocking it would not). `filelock` is not used
+for permits: a slot is locked inside the turnstile and handed on, and waiters sleep in the kernel in order.
 """
 
 from __future__ import annotations
