@@ -11,13 +11,17 @@ from hypothesis import strategies as st
 
 from retrain.calibrate import advice, trials, written
 from retrain.calibrate.advice import Memory
+from retrain.calibrate.conclude import Evidence
 from retrain.calibrate.facts import BatchFound, Lengths, StepSplit, WorkersMeasured
-from retrain.calibrate.forecast import slowdown
+from retrain.calibrate.forecast import crowding_between
+from retrain.calibrate.session import Trialled
 from retrain.calibrate.trials import Effort
 from retrain.config.json_schema import DIRECTIVE
 from retrain.config.load import parse
 from retrain.config.schema import RateLimiter
 from retrain.plan.matrix import plan_runs
+from retrain.records.layout import RunFiles
+from tests.recorded import record_run
 
 TABLES = {
     "training": {"batch_size": 4, "group_size": 4, "max_tokens": 4, "temperature": 1.0, "lr": 5e-3},
@@ -169,8 +173,11 @@ def test_fewer_workers_are_advised_where_all_slow_down_together() -> None:
 
 def test_a_forecast_does_not_count_waits_for_permits_twice() -> None:
     waiting = [WorkersMeasured(1, 100, 1.0), WorkersMeasured(4, 200, 2.0, permit_wait_fraction=0.5)]
-    assert slowdown(waiting, 1, 4) == pytest.approx(1.0)  # all that slowed them down were permits
-    assert slowdown([replace(m, permit_wait_fraction=0.0) for m in waiting], 1, 4) == pytest.approx(2.0)
+    assert crowding_between(waiting, 0.0).of(4) == pytest.approx(1.0)  # they waited for permits alone
+    busy = [replace(m, permit_wait_fraction=0.0) for m in waiting]
+    assert crowding_between(busy, 0.0).of(4) == pytest.approx(2.0)
+    assert crowding_between(busy, 0.0).of(8) == pytest.approx(2.0)  # each on a machine of its own
+    assert crowding_between(busy, 2.0).of(8) == pytest.approx(4.0)
 
 
 def test_the_condition_that_is_cut_off_most_decides_for_all() -> None:
@@ -242,6 +249,26 @@ def test_long_waits_for_permits_ask_for_adapting_ones() -> None:
     assert found.value == "auto"
     assert "50% of a step was waiting" in found.why
     assert list(advice.max_concurrent(plan_of(), 0.5, is_remote=False)) == []
+
+
+@pytest.mark.parametrize(
+    ("workers", "throttle_dir", "is_advised"), [(4, "", False), (5, "", True), (4, "d", True)]
+)
+def test_permits_for_every_worker_cannot_be_what_is_waited_for(tmp_path, workers, throttle_dir, is_advised):
+    backend = {"options": {"api_latency_s": 0.1}, "max_concurrent": 4, "throttle_dir": throttle_dir}
+    tables = {
+        "backend": backend,
+        "logging": {"log_dir": str(tmp_path)},
+        "campaign": {"seeds": list(range(8)), "parallel": True, "max_workers": workers},
+    }
+    plan = plan_runs(parse(tables, "c.toml", try_plugins=False), "c.toml")
+    busy = {"sample_time_s": 0.9, "permit_wait_s": 0.5, "permit_held_s": 0.2}
+    files = RunFiles(tmp_path / "run")
+    record_run(files, plan.runs[0], [1.0] * 12, closing_s=0.1, **busy)
+    trial = trials.pilot(tables, Effort(), 1, tmp_path)
+    done = {"pilot": Trialled(trial, plan, tmp_path, (files.directory,), 12.0, 0)}
+    kept, _ = Evidence(plan, tables, {}, done, 2.0, lambda _: plan).advised()
+    assert ("backend.max_concurrent" in [one.key for one in kept]) == is_advised
 
 
 def test_first_calls_are_spread_over_a_step_where_an_api_is_shared() -> None:

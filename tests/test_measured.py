@@ -96,7 +96,7 @@ def test_runs_of_a_condition_that_differ_are_noticed(tmp_path: Path) -> None:
     plan = plan_of(tmp_path, seeds=[0, 1, 2, 3], conditions=[{"name": "a"}])
     for number, seconds in enumerate((0.8, 0.9, 1.1, 1.2)):
         record_run(CampaignFiles(tmp_path / "c").run(f"a_s{number}"), plan.runs[number], [seconds] * 21)
-    learned = learned_for(plan, of_runs((tmp_path / "c" / "runs").iterdir()), cores=2.0)
+    learned = learned_for(plan, of_runs((tmp_path / "c" / "runs").iterdir()), cores=4.0)
     assert learned is not None
     between = 2 * (0.1**2 + 0.2**2) / 3  # what their steps explain is a twentieth of it
     assert learned.pilot.run_variance == pytest.approx(between, rel=0.06)

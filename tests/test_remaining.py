@@ -20,7 +20,7 @@ from retrain.records.locks import hold
 from retrain.records.manifest import Expectation, PlannedRun, new_manifest, read_manifest, write_manifest
 from retrain.records.metrics import MetricsEnds, read_ends
 from retrain.records.pace import Pace, pace_of
-from tests.recorded import at, record_campaign, record_run
+from tests.recorded import EPOCH, at, record_campaign, record_run
 
 
 def _run(name: str, left: int, pace_s: float | None = None, running: bool = False) -> RunLeft:
@@ -62,7 +62,8 @@ def test_pace_counts_what_lies_between_steps(tmp_path: Path) -> None:
     pace = pace_of(
         read_ends(files.metrics, 5, ("attempt", "timestamp", "step_time_s")), read_attempts(files.attempts)
     )
-    assert pace == Pace(10, 3.0, (2.0,) * 5, 4.0)
+    until_s = EPOCH.timestamp() + 4 + 11 * 2 + 10 * 1
+    assert pace == Pace(10, 3.0, (2.0,) * 5, 4.0, until_s - 30, until_s)
 
 
 def test_a_pause_before_a_resume_is_no_pace() -> None:

@@ -73,5 +73,5 @@ def test_a_lucky_probe_advises_no_more_workers_than_cores(tmp_path):
     files = record_campaign(plan_of(tmp_path, 2), "c-20250131T120000Z-0a1b", closing_s=0.0)
     runs = [run for path in files.runs.iterdir() if (run := measure_run(path)) is not None]
     side = [WorkersMeasured(n, 100.0 * n, 1.0) for n in (1, 2, 4, 8)]
-    assert set(Forecast(runs, 2, side, cores=2.0).by_workers(plan_of(tmp_path, 2))) == {1, 2}
-    assert set(Forecast(runs, 2, side, cores=2.0).by_workers(plan_of(tmp_path, 4))) == {1, 2, 4}
+    assert set(Forecast(runs, side, cores=2.0).by_workers(plan_of(tmp_path, 2))) == {1, 2}
+    assert set(Forecast(runs, side, cores=2.0).by_workers(plan_of(tmp_path, 4))) == {1, 2, 4}

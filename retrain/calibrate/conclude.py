@@ -129,7 +129,7 @@ class Evidence:
 
     @property
     def _forecast(self) -> Forecast:
-        return Forecast(self.runs, min(self.plan.workers, len(self.runs)), self.side, self.cores)
+        return Forecast(self.runs, self.side, self.cores)
 
     @property
     def _is_pressed(self) -> bool:
@@ -157,7 +157,12 @@ class Evidence:
         return self._forecast.by_workers(self.plan_of(written.calibrated(self.tables, permits)))
 
     def _permit_wait(self) -> float | None:
-        """Give the fraction of a step that calls waited, with about as many workers as configured."""
+        """Return the fraction of a step that calls waited, with about as many workers as configured.
+
+        None if nothing was measured, or if there are permits for all calls.
+        """
+        if not facts.are_permits_short(self.plan.runs[0].config.backend, self.runs, self.plan.workers):
+            return None
         if self.side:
             return min(self.side, key=lambda m: abs(m.workers - self.plan.workers)).permit_wait_fraction
         return facts.permit_wait_fraction(self.runs) if self.runs else None

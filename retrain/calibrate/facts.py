@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from retrain.calibrate.session import Trialled
+from retrain.config.schema import Backend
 from retrain.errors import RecordsError
 from retrain.plan.measured import MeasuredRun, measure_run
 from retrain.records.clock import seconds_between
@@ -123,6 +124,12 @@ def permit_wait_fraction(runs: Iterable[MeasuredRun]) -> float:
     return max(0.0, 1 - alone / whole) if whole else 0.0
 
 
+def are_permits_short(backend: Backend, runs: Iterable[MeasuredRun], workers: int) -> bool:
+    """Whether workers can ask for more permits than there are; else a wait is a busy machine."""
+    asked = workers * max((run.parts.calls_at_once for run in runs), default=1)
+    return bool(backend.throttle_dir) or backend.adapts_permits or asked > backend.first_permits
+
+
 def lengths(trial: Trialled, enough: Mapping[str, int]) -> list[Lengths]:
     """Summarise each condition over all steps of its runs; nothing of one whose rows do not say.
 
@@ -173,7 +180,9 @@ def workers_measured(trial: Trialled) -> WorkersMeasured | None:
     together = _together(runs)
     rate = together or sum(_alone(rows[1:]) for rows in runs)
     step_s = statistics.median(row["step_time_s"] for row in steady)
-    return WorkersMeasured(len(runs), rate, step_s, permit_wait_fraction(measured_runs(trial)))
+    measured, backend = measured_runs(trial), trial.plan.runs[0].config.backend
+    waits = permit_wait_fraction(measured) if are_permits_short(backend, measured, len(runs)) else 0.0
+    return WorkersMeasured(len(runs), rate, step_s, waits)
 
 
 def _together(runs: Sequence[Rows]) -> float | None:

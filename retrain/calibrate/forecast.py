@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from retrain.calibrate.facts import WorkersMeasured
+from retrain.plan.crowding import ALONE, Crowding
 from retrain.plan.history import of_runs
 from retrain.plan.learned import learned_for
 from retrain.plan.matrix import Plan
@@ -17,19 +19,15 @@ from retrain.plan.warnings import shares_cores
 class Forecast:
     """Estimates plans from a pilot, whose steps slow down beside others as they were seen to."""
 
-    def __init__(
-        self, runs: Sequence[MeasuredRun], at_a_time: int, side: Sequence[WorkersMeasured], cores: float
-    ) -> None:
+    def __init__(self, runs: Sequence[MeasuredRun], side: Sequence[WorkersMeasured], cores: float) -> None:
         """Take what was measured.
 
         Args:
             runs: the pilot's.
-            at_a_time: how many of them were.
             side: what so many workers did side by side.
             cores: of this machine.
         """
         self._history = of_runs(run.directory for run in runs)
-        self._at_a_time = at_a_time
         self._side = side
         self._cores = cores
 
@@ -37,9 +35,10 @@ class Forecast:
         """Estimate a plan whose steps take longer by a fraction; None if no time is known."""
         if not self._history.runs:
             return None
-        factor = slowdown(self._side, self._at_a_time, plan.workers) * (1 + longer)
-        history = replace(self._history, runs=tuple(run.slowed(factor) for run in self._history.runs))
-        return wall_time(plan, learned_for(plan, history, self._cores), history, self._cores)
+        history = replace(self._history, runs=tuple(run.slowed(1 + longer) for run in self._history.runs))
+        crowding = crowding_between(self._side, self._cores if shares_cores(plan) else 0.0)
+        learned = learned_for(plan, history, self._cores, crowding)
+        return wall_time(plan, learned, history, self._cores)
 
     def by_workers(self, plan: Plan) -> Mapping[int, float]:
         """Give P50 in seconds for each number of workers that was tried, and for the plan's own.
@@ -56,17 +55,25 @@ class Forecast:
         return found
 
 
-def slowdown(side: Sequence[WorkersMeasured], measured_at: int, wanted: int) -> float:
-    """Give how many times longer a step takes beside so many others than in the pilot.
+def crowding_between(side: Sequence[WorkersMeasured], shared_cores: float) -> Crowding | None:
+    """Return how many times longer a step takes beside others; None if that was not measured.
 
     Waits for permits are not in it: the estimate simulates them.
+
+    Args:
+        side: what so many workers did side by side.
+        shared_cores: that all workers share, each keeping one busy; 0 if they share none.
     """
     pace = {
         m.workers: m.workers * (1 - m.permit_wait_fraction) / m.tokens_per_second
-        for m in side
+        for m in sorted(side, key=lambda m: m.workers)
         if m.tokens_per_second
     }
-    if not pace:
-        return 1.0
-    nearest = {n: min(pace, key=lambda have: abs(have - n)) for n in (measured_at, wanted)}
-    return pace[nearest[wanted]] / pace[nearest[measured_at]]
+    if len(pace) < 2:
+        return None if shared_cores else ALONE
+    first = pace[min(pace)]
+    times = itertools.accumulate((one / first for one in pace.values()), max)  # more workers help no step
+    points = [(float(count), times_as_long) for count, times_as_long in zip(pace, times, strict=True)]
+    if points[-1][0] < shared_cores:
+        points.append((shared_cores, points[-1][1]))
+    return Crowding(tuple(points), is_full=shared_cores > 0)

@@ -12,9 +12,10 @@ from retrain.errors import RecordsError
 from retrain.plan.durations import about
 from retrain.plan.estimate import estimate
 from retrain.plan.history import learn_from
-from retrain.plan.learned import learned_for, workload_of
+from retrain.plan.learned import crowding_of, learned_for, workload_of
 from retrain.plan.matrix import Plan, RunPlan
 from retrain.plan.remaining import RunLeft, remaining
+from retrain.plan.warnings import shares_cores
 from retrain.records.attempts import read_attempts
 from retrain.records.clock import seconds_between
 from retrain.records.layout import RunFiles, find_campaigns
@@ -106,7 +107,8 @@ class Expecter:
         active = [run for run in runs if run.is_running]
         if not active or not all(_is_known(run) for run in active):
             return None
-        left = remaining(runs, self._plan.workers, self._plan.campaign.stagger_seconds)
+        crowding = crowding_of(self._plan, cpu_capacity())
+        left = remaining(runs, self._plan.workers, self._plan.campaign.stagger_seconds, crowding)
         if left is None:
             return None
         return Expectation(elapsed_s + left.p50_s, elapsed_s + left.p90_s, elapsed_s, "its first steps")
@@ -149,6 +151,16 @@ def union_s(spans: Iterable[tuple[str, str]]) -> float:
             total += seconds_between(begin, end) or 0.0
             until = end
     return total
+
+
+def with_launching(manifest: Manifest, plan: Plan) -> Manifest:
+    """Return a manifest with what its readers need to know for an estimate of the time left."""
+    return replace(
+        manifest,
+        workers=plan.workers,
+        stagger_s=plan.campaign.stagger_seconds,
+        shared_cores=cpu_capacity() if shares_cores(plan) else 0.0,
+    )
 
 
 def said(expected: Expectation) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from retrain.campaign.admission import Planned, admission_of
@@ -12,7 +12,7 @@ from retrain.campaign.assign import assignment_of, open_launcher
 from retrain.campaign.endings import Ending
 from retrain.campaign.engine_change import require_left
 from retrain.campaign.events import Observer
-from retrain.campaign.expect import Expecter, looked_at, said
+from retrain.campaign.expect import Expecter, looked_at, said, with_launching
 from retrain.campaign.keeper import Keeper
 from retrain.campaign.origin import read_origin
 from retrain.campaign.permits import open_permits, permit_directories
@@ -271,7 +271,7 @@ class CampaignRun:
             found = new_manifest(plan.name, plan.config_hash, planned, Path.cwd(), shared)
         else:
             found = with_plan(found, plan.config_hash, planned)
-        return replace(found, workers=plan.workers, stagger_s=plan.campaign.stagger_seconds)
+        return with_launching(found, plan)
 
     def _known_manifest(self) -> Manifest | None:
         try:

@@ -148,7 +148,8 @@ class Bootstrap:
         failures = self._workload.launching.failures
         if failures.per_hour == 0 or cost.seconds == 0:
             return (steps,)
-        return tuple(_attempts(steps, failures, failures.per_hour / 3600 * cost.seconds, self._rng))
+        step_s = self._workload.full_crowding * cost.seconds
+        return tuple(_attempts(steps, failures, failures.per_hour / 3600 * step_s, self._rng))
 
 
 def _attempts(steps: float, failures: Failures, per_step: float, rng: random.Random) -> list[float]:

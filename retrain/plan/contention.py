@@ -81,8 +81,9 @@ class SharedCampaign:
         return last
 
     def _look_at_waits(self) -> None:
-        wait_s = self._queue.wait_s(self._costs, tuple([len(ends) for ends in self._ends]))
-        self._step_s = [cost.seconds + wait_s if cost.permit_s else cost.seconds for cost in self._costs]
+        counts = tuple([len(ends) for ends in self._ends])
+        wait_s, times = self._queue.wait_s(self._costs, counts), self._how.crowding.of(self._used)
+        self._step_s = [times * cost.seconds + (wait_s if cost.permit_s else 0.0) for cost in self._costs]
 
     def _next_end(self) -> tuple[float, int]:
         first, condition = math.inf, -1
@@ -114,7 +115,8 @@ class SharedCampaign:
             run, attempt, self._waiting = self._waiting, 0, self._waiting + 1
         self._used += 1
         self._next_launch = self._now + self._how.stagger_s
-        heapq.heappush(self._timers, (self._now + self._how.startup_s, FIRST_STEP, run, attempt))
+        startup_s = self._how.crowding.of(self._used) * self._how.startup_s
+        heapq.heappush(self._timers, (self._now + startup_s, FIRST_STEP, run, attempt))
 
     def _begin(self, run: int, attempt: int) -> None:
         job = self._jobs[run]
@@ -123,7 +125,8 @@ class SharedCampaign:
 
     def _end_attempt(self, condition: int) -> None:
         self._taken[condition], run, attempt = heapq.heappop(self._ends[condition])
-        closing_s = self._how.closing_s if attempt + 1 == len(self._jobs[run].attempts) else 0.0
+        is_last = attempt + 1 == len(self._jobs[run].attempts)
+        closing_s = self._how.crowding.of(self._used) * self._how.closing_s if is_last else 0.0
         heapq.heappush(self._timers, (self._now + closing_s, PLACE_FREE, run, attempt))
 
     def _ring(self) -> float:

@@ -11,8 +11,9 @@ from pathlib import Path
 
 from retrain.config.labels import label_of
 from retrain.errors import RecordsError
+from retrain.plan.crowding import Alive, Crowding
 from retrain.plan.measured import MeasuredRun, measure_run
-from retrain.records.clock import seconds_between
+from retrain.records.clock import posix_s, seconds_between
 from retrain.records.layout import CampaignFiles, find_campaigns, is_single_run
 from retrain.records.manifest import Expectation, Manifest, read_manifest
 
@@ -30,13 +31,9 @@ class History:
     launch_s: float | None  # from a campaign's beginning to its first worker's
     expectations: tuple[Expectation, ...]  # of finished campaigns: predicted and actual
 
-    def beside(self, workers: int, cores: float) -> History:
-        """Give steps as they would be with so many workers on so many cores, of which each keeps one busy."""
-        share = max(1.0, workers / cores)
-        runs = [
-            run.slowed(share / max(1.0, run.at_a_time / cores)) if run.at_a_time else run for run in self.runs
-        ]
-        return replace(self, runs=tuple(runs))
+    def alone(self, crowding: Crowding) -> History:
+        """Return runs as they would be without any beside them."""
+        return replace(self, runs=tuple(run.alone(crowding) for run in self.runs))
 
     @property
     def startup_s(self) -> float | None:
@@ -76,36 +73,36 @@ def learn_from(
     """Learn from given campaigns, as `learn` does: the newest first, some runs of each condition."""
     wanted = set(map(label_of, conditions))
     found = [(path, _manifest(path)) for path in sorted(campaigns, key=_began, reverse=True)]
-    candidates = [
-        (path, run, _at_a_time(manifest))
-        for path, manifest in found
-        for run in _run_directories(path, manifest)
-    ]
+    manifests = {path: manifest for path, manifest in found if manifest is not None}
+    candidates = [(path, run) for path, manifest in found for run in _run_directories(path, manifest)]
     candidates.sort(key=lambda entry: _label(entry[1]) not in wanted)  # stable: the newest first
     runs: list[MeasuredRun] = []
     counts: Counter[object] = Counter()
-    used: set[Path] = set()
-    for campaign, directory, at_a_time in candidates:
+    used: dict[Path, Alive] = {}
+    for campaign, directory in candidates:
         label, seeds = _label(directory), (campaign, _label(directory))
         if len(runs) >= MOST_RUNS or counts[label] >= most_of_a_condition or counts[seeds] >= MOST_SEEDS:
             continue
         run = _measured(directory)
         if run is not None:
-            runs.append(replace(run, at_a_time=at_a_time))
+            manifest = manifests.get(campaign)
+            if campaign not in used:
+                used[campaign] = _alive_in(manifest)
+            runs.append(replace(_beside(run, used[campaign]), at_a_time=_at_a_time(manifest)))
             counts.update((label, seeds))
-            used.add(campaign)
-    manifests = [manifest for path, manifest in found if path in used and manifest]
-    return History(tuple(runs), len(used), _launch_s(manifests), tuple(_kept_expectations(manifests)))
+    told = [manifest for path, manifest in manifests.items() if path in used]
+    return History(tuple(runs), len(used), _launch_s(told), tuple(_kept_expectations(told)))
 
 
 def of_runs(directories: Iterable[Path]) -> History:
-    """Learn from given runs' directories; those without two whole steps are left out.
+    """Learn from given runs' directories, all of one campaign; those without two whole steps are left out.
 
     Raises:
         RecordsError: one cannot be read.
     """
     runs = tuple(run for directory in directories if (run := measure_run(directory)) is not None)
-    return History(runs, 1 if runs else 0, None, ())
+    alive = Alive(run.span for run in runs if run.span is not None)
+    return History(tuple(_beside(run, alive) for run in runs), 1 if runs else 0, None, ())
 
 
 def _began(directory: Path) -> str:
@@ -133,6 +130,18 @@ def _run_directories(directory: Path, manifest: Manifest | None) -> Iterator[Pat
         yield from (files.runs / Path(entry.run_id).name for entry in manifest.runs)
     elif files.runs.is_dir():
         yield from sorted(files.runs.iterdir())
+
+
+def _alive_in(manifest: Manifest | None) -> Alive:
+    entries = manifest.runs if manifest is not None else ()
+    spans = [(posix_s(entry.started_at), posix_s(entry.ended_at)) for entry in entries]
+    return Alive([(a, b) for a, b in spans if a is not None and b is not None], _at_a_time(manifest))
+
+
+def _beside(run: MeasuredRun, alive: Alive) -> MeasuredRun:
+    if run.span is None or not alive.is_known:
+        return run
+    return replace(run, alive=alive.between(*run.span))
 
 
 def _at_a_time(manifest: Manifest | None) -> int:

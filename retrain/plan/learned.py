@@ -12,6 +12,7 @@ from typing import Any, Literal
 from retrain.config.labels import label_of
 from retrain.config.problems import quote
 from retrain.config.resolve import as_tables
+from retrain.plan.crowding import ALONE, Crowding, on_cores
 from retrain.plan.history import History
 from retrain.plan.matrix import Plan, RunPlan
 from retrain.plan.measured import MeasuredRun, mean_of_known
@@ -63,6 +64,7 @@ class Learned:
     closing_s: float | None
     failures_per_hour: float
     permits_borne: int | None  # by the API, where they adapt; None if no earlier run met its limit
+    crowding: Crowding = ALONE  # how much longer than all of this it takes beside other runs
 
     @property
     def pilot(self) -> Pilot:
@@ -73,24 +75,33 @@ class Learned:
         return Pilot(times, runs=runs, run_variance=_run_variance(list(self.conditions.values())))
 
 
-def learned_for(plan: Plan, history: History, cores: float) -> Learned | None:
+def crowding_of(plan: Plan, cores: float) -> Crowding:
+    """Return how much longer steps take beside others, from the cores that workers share."""
+    return on_cores(cores) if shares_cores(plan) else ALONE
+
+
+def learned_for(
+    plan: Plan, history: History, cores: float, crowding: Crowding | None = None
+) -> Learned | None:
     """Match a plan's conditions with earlier runs; None if there are none.
 
-    Where workers share this machine's `cores`, steps take as long as that many of them leave time for.
+    Steps are taken to be longer beside others by `crowding`; if nothing was measured, where workers share
+    this machine's `cores`, by what those leave time for.
 
     A condition is measured by runs with the same settings: its own if there are any, else those of
     other conditions; failing that, by its own runs with other settings; else by all there are.
     """
     if not history.runs:
         return None
-    if shares_cores(plan):
-        history = history.beside(plan.workers, cores)
+    crowding = crowding or crowding_of(plan, cores)
+    history = history.alone(crowding)
     return Learned(
         {label: _measured(run, history.runs) for label, run in plan.first_runs().items()},
         history.startup_s,
         history.closing_s,
         history.failures_per_hour,
         _permits_borne(plan, history),
+        crowding,
     )
 
 
@@ -109,6 +120,7 @@ def workload_of(plan: Plan, learned: Learned) -> Workload:
         learned.closing_s or 0.0,
         learned.permits_borne if config.backend.adapts_permits else config.backend.first_permits,
         failures,
+        learned.crowding,
     )
     costs = {label: measured.cost for label, measured in learned.conditions.items()}
     return Workload(tuple(RunWork(r.condition, r.max_steps) for r in plan.runs), costs, launching)

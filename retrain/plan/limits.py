@@ -171,7 +171,7 @@ def _even_s(workload: Workload) -> float:
     how = workload.launching
     beside = sum(how.closing_s + (0.0 if run.is_started else how.startup_s) for run in workload.runs)
     work = beside + math.fsum(workload.run_seconds(run) for run in workload.runs)
-    return work / min(how.workers, len(workload.runs))
+    return workload.full_crowding * work / min(how.workers, len(workload.runs))
 
 
 def _waves(workload: Workload) -> int:

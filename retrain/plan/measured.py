@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from retrain.errors import RecordsError
+from retrain.plan.crowding import Crowding, Stretch
 from retrain.records.attempts import Attempt, read_attempts
-from retrain.records.clock import seconds_between
+from retrain.records.clock import posix_s, seconds_between
 from retrain.records.layout import RunFiles
 from retrain.records.lines import Row, number_in
 from retrain.records.metrics import MetricsEnds, read_ends
@@ -66,7 +67,22 @@ class MeasuredRun:
     attempts: int
     failures: int  # of the surroundings
     active_s: float  # taking steps, over all attempts
+    span: tuple[float, float] | None = None  # of its last attempt, in seconds since 1970
+    alive: tuple[Stretch, ...] = ()  # in that span, with itself; empty if not known
     at_a_time: int = 0  # runs of its campaign; 0 if not known
+
+    def alone(self, crowding: Crowding) -> MeasuredRun:
+        """Return the run as it would be without others beside it; the same if none are known of."""
+        stretches = self.alive or ((1.0, max(1, self.at_a_time)),)
+        factor = 1 / crowding.over(stretches)
+        if factor == 1.0:
+            return self
+        return replace(
+            self.slowed(factor),
+            startup_s=self.startup_s and factor * self.startup_s,
+            closing_s=self.closing_s and factor * self.closing_s,
+            evaluation_s=factor * self.evaluation_s,
+        )
 
     def slowed(self, factor: float) -> MeasuredRun:
         """Give the run as it would be if its steps took so many times as long."""
@@ -123,6 +139,7 @@ def measure_run(directory: Path) -> MeasuredRun | None:
         attempts=len(attempts),
         failures=sum(a.ending in RETRIED for a in attempts),
         active_s=math.fsum(times) / len(times) * int(ends.last[-1]["step"]),
+        span=_span(attempt, whole.last[-1]),
     )
 
 
@@ -200,6 +217,11 @@ def _startup_s(first: Row | None, attempt: Attempt, times: Sequence[float]) -> f
         return None
     whole = seconds_between(attempt.started_at, first.get("timestamp"))
     return max(0.0, whole - statistics.median(times)) if whole is not None else None
+
+
+def _span(attempt: Attempt, last: Row) -> tuple[float, float] | None:
+    begin, end = posix_s(attempt.started_at), posix_s(attempt.ended_at or last.get("timestamp"))
+    return (begin, end) if begin is not None and end is not None and begin < end else None
 
 
 def _closing_s(files: RunFiles, last: Row, attempt: Attempt) -> float | None:

@@ -16,8 +16,10 @@ import itertools
 import random
 import statistics
 from collections.abc import Sequence
+from dataclasses import replace
 
 from retrain.plan.closed_queue import ClosedQueue
+from retrain.plan.crowding import ALONE, Crowding
 from retrain.plan.workload import StepCost
 
 LOADS = (0.6, 0.8, 0.92, 1.0, 1.1, 1.3, 1.7)  # permits asked for over permits, where the knee is measured
@@ -35,6 +37,7 @@ class PermitQueue:
         most_active: int,
         ratios: Sequence[float],
         rng: random.Random,
+        crowding: Crowding = ALONE,
     ) -> None:
         """Measure the knee.
 
@@ -45,7 +48,9 @@ class PermitQueue:
             most_active: runs at a time.
             ratios: step times over their mean; how steps vary.
             rng: draws from them.
+            crowding: how much longer steps take beside each other.
         """
+        self._crowding = crowding
         self._permits = permits
         self._asks = [min(cost.calls_at_once, permits) if cost.permit_s else 0 for cost in costs]
         self._known: dict[tuple[int, ...], float] = {}
@@ -65,10 +70,18 @@ class PermitQueue:
             wait for longer than capacity says.
         """
         counts = tuple(members.count(c) for c in range(len(costs)))
+        costs = self._crowded(costs, len(members))
         simulated = ClosedQueue([costs[c] for c in members], self._permits, ratios, rng).mean_wait_s()
         calling = statistics.fmean(costs[c].seconds for c in members if self._asks[c])
         least = _capacity_wait_s(costs, counts, self._permits)
         return _load(costs, counts, self._permits), (simulated - least) / (calling + least)
+
+    def _crowded(self, costs: Sequence[StepCost], active: int) -> Sequence[StepCost]:
+        """Return what steps cost beside each other."""
+        times = self._crowding.of(active)
+        if times == 1.0:
+            return costs
+        return [replace(c, seconds=times * c.seconds, permit_s=times * c.permit_s) for c in costs]
 
     @property
     def can_wait(self) -> bool:
@@ -89,6 +102,7 @@ class PermitQueue:
     def _wait_s(self, costs: Sequence[StepCost], counts: tuple[int, ...]) -> float:
         if sum(n * asks for n, asks in zip(counts, self._asks, strict=True)) <= self._permits:
             return 0.0
+        costs = self._crowded(costs, sum(counts))
         least = _capacity_wait_s(costs, counts, self._permits)
         calling = [(n, cost.seconds) for n, cost in zip(counts, costs, strict=True) if n and cost.permit_s]
         mean = sum(n * seconds for n, seconds in calling) / sum(n for n, _ in calling)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from retrain.plan.crowding import ALONE, Alive, Crowding
 from retrain.plan.simulation import Simulation, quantile
 from retrain.plan.workload import Launching, Pilot, RunWork, StepCost, Workload
 from retrain.records.pace import Pace
@@ -34,17 +36,22 @@ class Remaining:
     p90_s: float
 
 
-def remaining(runs: Sequence[RunLeft], workers: int, stagger_s: float = 0.0) -> Remaining | None:
+def remaining(
+    runs: Sequence[RunLeft], workers: int, stagger_s: float = 0.0, crowding: Crowding = ALONE
+) -> Remaining | None:
     """Estimate when the last run ends.
 
     Args:
         runs: in launch order.
         workers: runs at a time; 0 if not known: as many as run now.
         stagger_s: least time between two launches.
+        crowding: how much longer steps take beside other runs.
 
     Returns:
         None if nothing is left, nothing is running, or no pace is known.
     """
+    if crowding != ALONE:
+        runs = _alone(runs, workers, crowding)
     left = [run for run in runs if run.steps_left > 0]
     active = [run for run in left if run.is_running]
     paces = _paces(runs)
@@ -58,12 +65,38 @@ def remaining(runs: Sequence[RunLeft], workers: int, stagger_s: float = 0.0) -> 
         works.append(RunWork(key, run.steps_left, run.is_running))
     startups = [run.pace.startup_s for run in runs if run.pace and run.pace.startup_s is not None]
     launching = Launching(
-        max(workers, len(active)), stagger_s, statistics.median(startups) if startups else 0.0
+        max(workers, len(active)),
+        stagger_s,
+        statistics.median(startups) if startups else 0.0,
+        crowding=crowding,
     )
     recent = {key: pace.recent_s for key, pace in _pooled(runs).items()}
     simulation = Simulation(Workload(tuple(works), costs, launching), Pilot(recent, counts), seed=0)
     times = simulation.sample(max(LEAST_DRAWS, min(MOST_DRAWS, DRAWN_RUNS // len(left))))
     return Remaining(quantile(times, 0.5), quantile(times, 0.9))
+
+
+def _alone(runs: Sequence[RunLeft], workers: int, crowding: Crowding) -> list[RunLeft]:
+    """Return runs with the paces that they would have without others beside them."""
+    active = sum(run.is_running for run in runs)
+    alive = Alive([_span(run, pace) for run in runs if (pace := run.pace)], max(workers, active))
+    return [replace(run, pace=run.pace and _pace_alone(run.pace, alive, active, crowding)) for run in runs]
+
+
+def _span(run: RunLeft, pace: Pace) -> tuple[float, float]:
+    """Return from and until when a run was alive, as its rows tell; empty if they do not."""
+    if pace.since_s is None or pace.until_s is None:
+        return math.inf, math.inf
+    return pace.since_s - (pace.startup_s or 0.0), math.inf if run.is_running else pace.until_s
+
+
+def _pace_alone(pace: Pace, alive: Alive, active: int, crowding: Crowding) -> Pace:
+    if pace.since_s is None or pace.until_s is None:
+        times = crowding.of(max(1, active))
+    else:
+        times = crowding.over(alive.between(pace.since_s, pace.until_s))
+    startup_s = None if pace.startup_s is None else pace.startup_s / times
+    return replace(pace, step_s=pace.step_s / times, startup_s=startup_s)
 
 
 def _paces(runs: Sequence[RunLeft]) -> dict[str, tuple[float, int]]:

@@ -50,7 +50,8 @@ class Simulation:
             return 0.0
         self._queue.forget()
         wait_s = self._queue.wait_s(costs, counts)
-        calling = [costs[job.condition].seconds for job in active if costs[job.condition].permit_s]
+        crowd = self._workload.full_crowding
+        calling = [crowd * costs[job.condition].seconds for job in active if costs[job.condition].permit_s]
         return wait_s / (wait_s + sum(calling) / len(calling)) if calling else 0.0
 
     def _makespan_s(self, costs: Sequence[StepCost], jobs: Sequence[Job]) -> float:
@@ -63,6 +64,7 @@ class Simulation:
             stagger_s=how.stagger_s,
             retry_delay_s=how.failures.delay_s,
             started=self._started,
+            crowding=how.crowding,
         )
 
     def _attempts_s(self, job: Job, step_s: float, place: int) -> list[float]:
@@ -80,7 +82,8 @@ class Simulation:
             return None
         ratios = self._bootstrap.spread.ratios or _guessed_ratios()
         order = [job.condition for job in jobs]
-        queue = PermitQueue(costs, how.permits, order, min(how.workers, len(runs)), ratios, self._rng)
+        most = min(how.workers, len(runs))
+        queue = PermitQueue(costs, how.permits, order, most, ratios, self._rng, how.crowding)
         return queue if queue.can_wait else None
 
 

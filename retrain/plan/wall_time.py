@@ -79,13 +79,14 @@ def wall_time(plan: Plan, learned: Learned | None, history: History, cores: floa
     actual = tuple(e.actual_s / e.p50_s for e in history.expectations if e.actual_s and e.p50_s)
     p90_s = max(found.p90_s, found.p50_s * quantile(actual, 0.9)) if len(actual) >= TELLING else found.p90_s
     measured = learned.conditions.values()
-    medians = [learned.conditions[run.condition].median_step_time_s for run in plan.runs]
+    crowd = learned.crowding.of(min(plan.workers, len(plan.runs)))
+    medians = [crowd * learned.conditions[run.condition].median_step_time_s for run in plan.runs]
     return WallTime(
         median_step_time_s=statistics.median(medians),
         measured_runs=len(history.runs),
         measured_steps=learned.pilot.steps,
-        startup_s=learned.startup_s,
-        closing_s=learned.closing_s,
+        startup_s=learned.startup_s and crowd * learned.startup_s,
+        closing_s=learned.closing_s and crowd * learned.closing_s,
         failures_per_hour=learned.failures_per_hour,
         rule_of_thumb_s=rule_of_thumb_s(plan.total_steps, statistics.median(medians), plan.workers),
         p50_s=found.p50_s,
@@ -95,7 +96,7 @@ def wall_time(plan: Plan, learned: Learned | None, history: History, cores: floa
         limited_by=found.limited_by,
         permit_wait_fraction=found.permit_wait_fraction,
         changes=tuple(_advice(plan, found, cores)),
-        conditions=tuple(_shown(m) for m in measured),
+        conditions=tuple(_shown(m, crowd) for m in measured),
         actual_over_p50=actual,
         notes=(*_notes(plan, learned, found), *_wider(found, p90_s), *_on_few_cores(plan, cores, history)),
     )
@@ -131,7 +132,8 @@ def _on_few_cores(plan: Plan, cores: float, history: History) -> Iterator[str]:
         )
 
 
-def _shown(measured: Measured) -> MeasuredCondition:
+def _shown(measured: Measured, crowd: float) -> MeasuredCondition:
+    """Return what is known of a condition's steps, with all places taken."""
     return MeasuredCondition(
         measured.condition,
         measured.match,
@@ -139,9 +141,9 @@ def _shown(measured: Measured) -> MeasuredCondition:
         measured.differs,
         measured.runs,
         measured.steps,
-        measured.median_step_time_s,
-        measured.cost.seconds,
-        measured.cost.permit_s,
+        crowd * measured.median_step_time_s,
+        crowd * measured.cost.seconds,
+        crowd * measured.cost.permit_s,
         measured.max_token_hit_rate,
     )
 

@@ -6,6 +6,8 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from retrain.plan.crowding import ALONE, Crowding
+
 ALL = ""  # the one condition of runs that name none
 
 
@@ -20,7 +22,7 @@ class RunWork:
 
 @dataclass(frozen=True, slots=True)
 class StepCost:
-    """What one step of a condition takes when nobody else wants a permit."""
+    """What one step of a condition takes when no other run is alive."""
 
     seconds: float  # the mean: a run's length is a sum
     permit_s: float = 0.0  # permit-seconds of its API calls; more than `seconds` if calls overlap
@@ -51,6 +53,7 @@ class Launching:
     closing_s: float = 0.0  # from the last step to the place's being free
     permits: int | None = None  # API calls in flight over all runs; None if not limited
     failures: Failures = field(default_factory=Failures)
+    crowding: Crowding = ALONE  # how much longer all of this takes beside other runs
 
     def __post_init__(self) -> None:
         if self.workers < 1 or (self.permits is not None and self.permits < 1):
@@ -69,6 +72,11 @@ class Workload:
     runs: tuple[RunWork, ...]
     costs: Mapping[str, StepCost]  # by condition
     launching: Launching
+
+    @property
+    def full_crowding(self) -> float:
+        """How many times as long as alone a step takes with all places taken."""
+        return self.launching.crowding.of(min(self.launching.workers, len(self.runs)))
 
     def __post_init__(self) -> None:
         if not all(math.isfinite(number) and number >= 0 for number in self._numbers()):

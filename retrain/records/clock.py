@@ -18,6 +18,14 @@ def utc_now() -> str:
     return time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(seconds)) + f".{rest_ns // 1_000_000:03d}Z"
 
 
+def posix_s(timestamp: object) -> float | None:
+    """Return a timestamp as seconds since 1970; None if it is none."""
+    try:
+        return datetime.fromisoformat(str(timestamp)).timestamp()
+    except ValueError:
+        return None
+
+
 def seconds_between(earlier: object, later: object) -> float | None:
     """Give the seconds between two timestamps; None if either is none, or the clock was set back."""
     try:

@@ -80,6 +80,7 @@ class Manifest:
     shared_permits: tuple[str, ...] = ()  # directories of permits that other campaigns use too
     workers: int = 0  # runs at a time; 0 if not known
     stagger_s: float = 0.0  # least time between two launches
+    shared_cores: float = 0.0  # on which all runs compute, each keeping one busy; 0 if they do not
     expected: Expectation | None = None  # None while no step time is known
 
 
@@ -197,6 +198,7 @@ def _parse(found: dict[str, Any]) -> Manifest:
         "shared_permits": tuple(str(path) for path in found.get("shared_permits", ())),
         "workers": int(found.get("workers", 0)),
         "stagger_s": float(found.get("stagger_s", 0.0)),
+        "shared_cores": float(found.get("shared_cores", 0.0)),
         "expected": _expectation(found["expected"]) if found.get("expected") else None,
     }
     return Manifest(**known | later | {"git": GitState(**git) if git else None, "runs": runs})

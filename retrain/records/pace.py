@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from retrain.records.attempts import Attempt
-from retrain.records.clock import seconds_between
+from retrain.records.clock import posix_s, seconds_between
 from retrain.records.lines import Row, number_in
 from retrain.records.metrics import MetricsEnds
 
@@ -22,6 +22,8 @@ class Pace:
     step_s: float  # mean, with what lies between steps
     recent_s: tuple[float, ...]  # the last steps' own times
     startup_s: float | None
+    since_s: float | None = None  # seconds since 1970 from and until which it was measured
+    until_s: float | None = None
 
 
 def pace_of(ends: MetricsEnds, attempts: Sequence[Attempt]) -> Pace | None:
@@ -32,11 +34,13 @@ def pace_of(ends: MetricsEnds, attempts: Sequence[Attempt]) -> Pace | None:
         return None
     steps, took_s = len(recent), math.fsum(recent)
     last = ends.last[-1]
+    until_s = posix_s(last.get("timestamp"))
     since = int(last["step"]) - int(number_in(first, "step") or 0)
     whole_s = seconds_between(first.get("timestamp"), last.get("timestamp"))
     if since > 0 and whole_s is not None and first.get("attempt") == last.get("attempt"):
         steps, took_s = since, whole_s  # with what lies between steps
-    return Pace(steps, took_s / steps, recent, _startup_s(first, attempts, recent))
+    since_s = until_s - took_s if until_s is not None else None
+    return Pace(steps, took_s / steps, recent, _startup_s(first, attempts, recent), since_s, until_s)
 
 
 def _startup_s(first: Row, attempts: Sequence[Attempt], recent_s: Sequence[float]) -> float | None:

@@ -75,7 +75,7 @@ def to_json(settled: Settled) -> dict[str, Any]:
     found = {name: value for name, value in vars(settled.summary).items() if value != _DEFAULTS.get(name)}
     pace = settled.summary.pace
     if pace is not None:
-        found["pace"] = [pace.steps, pace.step_s, pace.recent_s, pace.startup_s]
+        found["pace"] = [pace.steps, pace.step_s, pace.recent_s, pace.startup_s, pace.since_s, pace.until_s]
     return {"marks": settled.marks, "summary": found}
 
 
@@ -117,9 +117,10 @@ def _mark_in(found: Any) -> Mark | None:
 
 
 def _pace_in(found: Any) -> Pace:
-    steps, step_s, recent_s, startup_s = found
-    pace = Pace(int(steps), float(step_s), tuple(map(float, recent_s)), startup_s and float(startup_s))
-    times = (pace.step_s, *pace.recent_s, pace.startup_s or 0.0)
+    steps, step_s, recent_s, *rest = found  # earlier records have no times of day
+    more = [None if time is None else float(time) for time in rest]
+    pace = Pace(int(steps), float(step_s), tuple(map(float, recent_s)), *more)
+    times = (pace.step_s, *pace.recent_s, *(time or 0.0 for time in more))
     if pace.steps < 1 or not pace.recent_s or not all(math.isfinite(time) for time in times):
         raise ValueError("a pace that is none")
     return pace

@@ -53,7 +53,8 @@ def time_left(
     """
     if not any(run.state == RunState.RUNNING for run in runs):
         return None
-    from retrain.plan.remaining import RunLeft, remaining  # not at the top: only a live campaign needs it
+    from retrain.plan.crowding import ALONE, on_cores  # not at the top: only a live campaign needs them
+    from retrain.plan.remaining import RunLeft, remaining
 
     left = [
         RunLeft(
@@ -65,8 +66,10 @@ def time_left(
         )
         for run in runs
     ]
-    workers, stagger_s = (manifest.workers, manifest.stagger_s) if manifest else (0, 0.0)
-    return remaining(left, workers, stagger_s)
+    if manifest is None:
+        return remaining(left, 0)
+    crowding = on_cores(manifest.shared_cores) if manifest.shared_cores else ALONE
+    return remaining(left, manifest.workers, manifest.stagger_s, crowding)
 
 
 def _goes_on(run: RunStatus, is_supervised: bool) -> bool:
