@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from statistics import median
 from typing import Any
 
 from benchmarks.suite import Area, Line
@@ -103,6 +104,24 @@ def rate_limiter(found: dict[str, Any]) -> Iterator[Line]:
     yield Line("overlap, equal halves", waits["speedup"], "x", waits["best_possible"], "ideal", at_least=1.7)
 
 
+def staleness_bias(rows: list[dict[str, Any]]) -> Iterator[Line]:
+    by_order: dict[str, list[dict[str, Any]]] = {}
+    for row in rows:
+        by_order.setdefault(row["order"], []).append(row)
+    ours, arrival, deadline = (by_order[order] for order in ("ours", "arrival", "deadline"))
+    for key, what, unit in (
+        ("lost", "prompts sampled and never trained on", ""),
+        ("slowest_lost_percent", "of the slowest tenth", "%"),
+        ("distance", "latencies trained on: distance from the plain loop's", ""),
+    ):
+        worst, theirs = (max(row[key] for row in side) for side in (ours, arrival))
+        yield Line(f"{what}, worst cell", worst, unit, theirs, "in order of arrival", at_most=0.0)
+    speeds = [
+        one["batches_per_s"] / other["batches_per_s"] for one, other in zip(ours, deadline, strict=True)
+    ]
+    yield Line("speed against the least waiting that loses nothing, median", median(speeds), at_least=0.9)
+
+
 def estimator(found: dict[str, Any]) -> Iterator[Line]:
     for row in found["light"]:
         what, bound = row["area"], row["limit"]
@@ -170,6 +189,7 @@ AREAS = (
     Area("numpy backend", "numpy_backend", numpy_backend),
     Area("Back pressure", "backpressure", back_pressure),
     Area("Rate limiter", "rate_limiter", rate_limiter),
+    Area("Staleness bias", "staleness_bias", staleness_bias),
     Area("Throttle", "throttle", throttle, peers=("training_throttle",)),
     Area("Learning-rate scaling", "scaling", scaling),
     Area("Trainers", "trainers", trainers, needs=("torch", "transformers", "peft"), peers=("trl",)),

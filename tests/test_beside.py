@@ -70,6 +70,48 @@ def assert_each_once(trained: list[int], source: Beside) -> None:
     assert sorted([*trained, *to_come]) == sorted(int(stream.at(p).id) for p in range(cursor["taken"]))
 
 
+class SlowFirst:
+    """Samples; the unit of the very first prompt is done once each other unit that may start is."""
+
+    def __init__(self, others: int) -> None:
+        self._slow, self._others, self._lock, self._done = None, others, threading.Lock(), threading.Event()
+
+    def __call__(self, prompts: Sequence[Prompt]) -> list[Group]:
+        with self._lock:
+            is_slow = self._slow in (None, prompts[0])
+            if is_slow:
+                self._slow = prompts[0]
+            else:
+                self._others -= 1
+            if self._others == 0:
+                self._done.set()
+        if is_slow:
+            assert self._done.wait(BOUND_S)
+        return sampled(prompts)
+
+
+@pytest.mark.parametrize(("workers", "staleness"), [(2, 1), (4, 1), (4, 2), (8, 3), (16, 8)])
+def test_a_slow_prompt_is_trained_on_in_its_turn(workers: int, staleness: int) -> None:
+    """It is started once, and as many others are sampled before it as may be under way beside it."""
+    source = opened(SlowFirst(others=staleness), workers, batch=3, unit=3, max_staleness=staleness)
+    trained = train(source, range(12), 3)
+    stream = PromptStream(PROMPTS, seed=1)
+    assert trained == [int(prompt.id) for prompt in stream.take(36)]
+    assert source.row()["rate_dropped"] == 0
+    source.close()
+
+
+def test_what_got_stale_as_batches_shrank_is_counted_and_sampled_again() -> None:
+    source = opened(sampled, workers=1, batch=4, unit=4, max_staleness=1)
+    trained, step = [], 0
+    while source.row()["rate_dropped"] == 0:
+        trained += train(source, range(step, step + 1), 4 if step == 0 else 1)
+        step += 1
+    trained += train(source, range(step, step + 8), 4)
+    source.close()
+    assert_each_once(trained, source)
+
+
 @pytest.mark.parametrize("buffer", ["fifo", "firo"])
 @pytest.mark.parametrize("stop", [1, 2, 5])
 def test_each_prompt_is_trained_on_once_though_units_finish_out_of_order(buffer: str, stop: int) -> None:

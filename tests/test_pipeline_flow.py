@@ -16,16 +16,15 @@ class World:
     def __init__(self, settings, batch_sizes, workers, seed):
         self.flow = Flow(settings, build(settings, seed))
         self.batch_sizes = batch_sizes
-        self.hands = [None] * workers  # None: idle; else [version, samples still to put]
+        self.workers = workers
+        self.sampling = []  # (unit, version) of each, in any order of arrival
         self.is_waiting = False
         self.max_age = 0
 
     def moves(self):
-        for worker, hand in enumerate(self.hands):
-            if hand is None and self.flow.may_start():
-                yield "start", worker
-            elif hand and self.flow.may_put(hand[0]):
-                yield "put", worker
+        if len(self.sampling) < self.workers and self.flow.may_start():
+            yield "start", 0
+        yield from (("arrive", number) for number in range(len(self.sampling)))
         if not self.is_waiting:
             yield from (("ask", size) for size in self.batch_sizes)
         elif self.flow.may_take():
@@ -36,15 +35,12 @@ class World:
         getattr(world, move[0])(move[1])
         return world
 
-    def start(self, worker):
-        self.flow.start()
-        self.flow.arrive(self.flow.settings.unit_size)
-        self.hands[worker] = [self.flow.version, self.flow.settings.unit_size]
+    def start(self, _):
+        self.sampling.append((self.flow.start(), self.flow.version))
 
-    def put(self, worker):
-        version, left = self.hands[worker]
-        self.flow.put("sample", version)
-        self.hands[worker] = [version, left - 1] if left > 1 else None
+    def arrive(self, number):
+        unit, version = self.sampling.pop(number)
+        self.flow.arrive(unit, ["sample"] * self.flow.settings.unit_size, version)
 
     def ask(self, size):
         if self.flow.is_training:
@@ -68,9 +64,9 @@ class World:
             tuple(age(s.version) for s in getattr(flow.buffer, name, ()))
             for name in ("_samples", "_unseen", "_seen")
         ]
-        hands = tuple(sorted((age(h[0]), h[1]) if h else (-1, 0) for h in self.hands))
+        units = [(age(unit.version), unit.has_arrived, unit.samples) for unit in flow._under_way]
         account = (round(flow.account.balance, 6), flow.account.started, flow.account.warming)
-        return str((contents, hands, account, flow.asked, flow.is_training, self.is_waiting))
+        return str((contents, units, account, flow.asked, flow.is_training, self.is_waiting))
 
 
 def reachable(settings, batch_sizes=None, workers=2, most=800):
@@ -173,8 +169,25 @@ def test_without_overlap_no_unit_starts_while_training():
     assert not any(w.flow.may_start() for w in worlds if w.flow.is_training)
 
 
-def test_production_within_its_age_bound_by_one_worker_drops_nothing():
-    worlds = reachable(accepted(max_staleness=1, samples_per_batch=2, unit_size=2), workers=1)
+EVEN = [
+    accepted(max_staleness=0, capacity=8),
+    accepted(max_staleness=1, samples_per_batch=2, unit_size=2),
+    accepted(max_staleness=2, unit_size=1, capacity=2),
+    accepted(max_staleness=2, unit_size=2),
+    accepted(max_staleness=1, unit_size=4),
+    accepted(max_staleness=3, unit_size=2, samples_per_batch=2, watermark=4, capacity=6),
+    accepted(buffer="firo", threshold=2, max_staleness=1),
+    accepted(buffer="firo", threshold=1, max_staleness=2, unit_size=2, capacity=8),
+    accepted(buffer="reservoir", max_staleness=1, capacity=6),
+    accepted(buffer="reservoir", max_staleness=2, samples_per_batch=1, watermark=2, unit_size=2, capacity=6),
+]
+
+
+@pytest.mark.parametrize("workers", [1, 2, 4])
+@pytest.mark.parametrize("settings", EVEN, ids=str)
+def test_nothing_gets_stale_though_units_arrive_in_any_order(settings, workers):
+    worlds = list(reachable(settings, workers=workers, most=200))
+    assert all(list(world.moves()) for world in worlds)
     assert all(world.flow.stale == 0 for world in worlds)
 
 

@@ -39,6 +39,10 @@ class Buffer(Protocol[Item]):
         """How many samples were never read."""
         ...
 
+    def versions(self) -> list[int]:
+        """Return the policy versions of the samples that were never read."""
+        ...
+
     @property
     def has_room(self) -> bool:
         """Whether one more sample may come in."""
@@ -52,12 +56,15 @@ class Buffer(Protocol[Item]):
         """Take a sample in; there must be room."""
         ...
 
-    def take(self, batch_size: int, *, draining: bool = False) -> list[Sample[Item]]:
-        """Read a batch of different samples; all of them are removed when draining."""
+    def take(self, batch_size: int, *, oldest: int = 0, draining: bool = False) -> list[Sample[Item]]:
+        """Read a batch of different samples; all of them are removed when draining.
+
+        So many of the oldest that were never read are among them: they would be stale for the next.
+        """
         ...
 
     def drop_older_than(self, version: int) -> list[Sample[Item]]:
-        """Remove samples of earlier policy versions; gives those of them that were never read."""
+        """Remove samples of earlier policy versions; return those of them that were never read."""
         ...
 
     def state_dict(self) -> dict[str, Any]:
@@ -83,6 +90,9 @@ class Fifo(Generic[Item]):
     def unseen(self) -> int:
         return len(self._samples)
 
+    def versions(self) -> list[int]:
+        return [sample.version for sample in self._samples]
+
     @property
     def has_room(self) -> bool:
         return len(self._samples) < self.capacity
@@ -94,7 +104,7 @@ class Fifo(Generic[Item]):
         _check_room(self.has_room)
         self._samples.append(sample)
 
-    def take(self, batch_size: int, *, draining: bool = False) -> list[Sample[Item]]:
+    def take(self, batch_size: int, *, oldest: int = 0, draining: bool = False) -> list[Sample[Item]]:
         taken, self._samples = self._samples[:batch_size], self._samples[batch_size:]
         return taken
 
@@ -121,8 +131,9 @@ class Firo(Fifo[Item]):
     def needed(self, batch_size: int) -> int:
         return batch_size + self.threshold
 
-    def take(self, batch_size: int, *, draining: bool = False) -> list[Sample[Item]]:
-        return [_swap_pop(self._samples, self._rng) for _ in range(batch_size)]
+    def take(self, batch_size: int, *, oldest: int = 0, draining: bool = False) -> list[Sample[Item]]:
+        taken = _pop_oldest(self._samples, oldest)
+        return taken + [_swap_pop(self._samples, self._rng) for _ in range(batch_size - len(taken))]
 
     def state_dict(self) -> dict[str, Any]:
         return {"rng": self._rng.bit_generator.state}
@@ -151,6 +162,9 @@ class Reservoir(Generic[Item]):
     def unseen(self) -> int:
         return len(self._unseen)
 
+    def versions(self) -> list[int]:
+        return [sample.version for sample in self._unseen]
+
     @property
     def has_room(self) -> bool:
         return len(self._unseen) < self.capacity
@@ -164,8 +178,9 @@ class Reservoir(Generic[Item]):
             _swap_pop(self._seen, self._rng)
         self._unseen.append(sample)
 
-    def take(self, batch_size: int, *, draining: bool = False) -> list[Sample[Item]]:
-        taken = [self._draw() for _ in range(batch_size)]
+    def take(self, batch_size: int, *, oldest: int = 0, draining: bool = False) -> list[Sample[Item]]:
+        taken = _pop_oldest(self._unseen, oldest)
+        taken += [self._draw() for _ in range(batch_size - len(taken))]
         if not draining:
             self._seen.extend(taken)
         return taken
@@ -199,6 +214,16 @@ def build(settings: FlowSettings, seed: int = 0) -> Buffer[Any]:
 def _check_room(has_room: bool) -> None:
     if not has_room:
         raise OverflowError("the buffer is full; ask has_room before putting a sample")
+
+
+def _pop_oldest(samples: list[Sample[Item]], count: int) -> list[Sample[Item]]:
+    """Remove those of the earliest policy versions."""
+    if count == 0:
+        return []
+    samples.sort(key=lambda sample: sample.version)
+    taken = samples[:count]
+    del samples[:count]
+    return taken
 
 
 def _swap_pop(samples: list[Sample[Item]], rng: np.random.Generator) -> Sample[Item]:

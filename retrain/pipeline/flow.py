@@ -1,8 +1,12 @@
 """What may happen next between production and training: pure, so that every order can be tried.
 
 `Flow` joins pace (`RateAccount`), buffer and policy versions. A producer asks `may_start`, starts a
-unit, samples, reports its `arrive`, and asks `may_put` for each sample. The trainer asks for a batch
-(`ask`), waits for `may_take`, takes it, updates the policy and publishes its version.
+unit, samples, and hands it over (`arrive`). The trainer asks for a batch (`ask`), waits for
+`may_take`, takes it, updates the policy and publishes its version.
+
+Units come in in the order in which they were started, whichever was sampled first: a slow one is
+waited for instead of being overtaken until it is stale. So training sees the lengths and prompts that
+were sampled, batch by batch.
 
 Nobody waits for ever: with a batch asked for, production is never held back while the buffer cannot
 serve it, and a batch is never held back while nothing can come in.
@@ -10,12 +14,37 @@ serve it, and a batch is never held back while nothing can come in.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import deque
+from collections.abc import Iterable, Mapping
 from typing import Any, Generic
 
 from retrain.config.flow import FlowSettings
 from retrain.controllers.rate import RateAccount
 from retrain.pipeline.buffers import Buffer, Item, Sample
+
+
+class Unit(Generic[Item]):
+    """A production unit that is being sampled, or waits to come in."""
+
+    def __init__(self, version: int, expected: int) -> None:
+        self.version = version
+        self.has_arrived = False
+        self._expected = expected
+        self._items: deque[Item] = deque()
+
+    @property
+    def samples(self) -> int:
+        """How many it holds, or is expected to yield."""
+        return len(self._items) if self.has_arrived else self._expected
+
+    def arrive(self, items: Iterable[Item], version: int) -> None:
+        """Replace the expected samples by those that it yielded."""
+        self._items.extend(items)
+        self.version, self.has_arrived = version, True
+
+    def take(self) -> Item:
+        """Hand out its next sample."""
+        return self._items.popleft()
 
 
 class Flow(Generic[Item]):
@@ -34,12 +63,17 @@ class Flow(Generic[Item]):
         self.version = 0  # of the policy, as last published
         self.asked = settings.batch_size  # samples of the batch asked for last
         self.is_training = False  # between a batch and its update
-        self.in_flight = 0  # samples being produced or waiting to come in
         self.units = 0  # production units that arrived
         self.batches = 0
         self.stale = 0  # samples dropped for their age
         self.just_dropped: list[Item] = []  # of those, the ones since the last batch
         self.lost = 0  # samples dropped because their process ended
+        self._under_way: deque[Unit[Item]] = deque()  # in the order of their starts
+
+    @property
+    def in_flight(self) -> int:
+        """Samples being produced or waiting to come in."""
+        return sum(unit.samples for unit in self._under_way)
 
     @property
     def ahead(self) -> int:
@@ -47,45 +81,36 @@ class Flow(Generic[Item]):
         return self.buffer.unseen + self.in_flight
 
     def may_start(self) -> bool:
-        """Say whether another unit, started now, would be fresh when its turn comes (or is needed now).
+        """Whether another unit, started now, would be fresh when its turn comes (or is needed now).
 
         The bound is that of AReaL, arXiv:2505.24298, section 5.1, counted in samples.
         """
+        if self._under_way and self._under_way[0].has_arrived:
+            return False  # there is no room, or it is too early, for what is there already
         staleness = self.settings.max_staleness
         if staleness is None:
-            return True
+            waiting = sum(unit.samples for unit in self._under_way if unit.has_arrived)
+            return waiting < self.settings.capacity
         batches_in_time = staleness + 1 - self.is_training
         is_fresh = self.ahead + self.settings.unit_size <= self.asked * batches_in_time
         return is_fresh or (not self.is_training and self._is_short())
 
-    def start(self) -> None:
+    def start(self) -> Unit[Item]:
         """Count a unit's expected samples as on their way."""
-        self.in_flight += self.settings.unit_size
+        unit: Unit[Item] = Unit(self.version, self.settings.unit_size)
+        self._under_way.append(unit)
+        return unit
 
-    def arrive(self, samples: int) -> None:
-        """Replace a unit's expected samples by those it yielded."""
-        self.in_flight += samples - self.settings.unit_size
+    def arrive(self, unit: Unit[Item], items: Iterable[Item], version: int) -> None:
+        """Take over what a unit yielded, sampled with the policy of this version."""
+        unit.arrive(items, version)
         self.units += 1
+        self._let_in()
 
-    def abandon(self) -> None:
+    def abandon(self, unit: Unit[Item]) -> None:
         """Take back a unit that yields nothing because its producer ends."""
-        self.in_flight -= self.settings.unit_size
-
-    def may_put(self, version: int) -> bool:
-        """Say whether a sample of this policy version may come in (a stale one always may: it is dropped)."""
-        if self._is_stale(version):
-            return True
-        share = self.asked / self.settings.batch_size
-        return self.buffer.has_room and self.account.may_produce(asked=share, starved=not self._can_serve())
-
-    def put(self, item: Item, version: int) -> None:
-        """Take a sample in, or drop it if it is stale."""
-        self.in_flight -= 1
-        self.account.add(1)
-        if self._is_stale(version):
-            self._drop([item])
-        else:
-            self.buffer.put(Sample(item, version))
+        self._under_way.remove(unit)
+        self._let_in()
 
     def ask(self, samples: int, version: int) -> None:
         """Ask for a batch for the policy of this version; what is stale for it is dropped.
@@ -100,12 +125,9 @@ class Flow(Generic[Item]):
             raise ValueError(f"a batch of {samples} samples: needs 1 to capacity - threshold = {largest}")
         self.asked = samples
         self.publish(version)
-        if self.settings.max_staleness is not None:
-            old = self.buffer.drop_older_than(self.version - self.settings.max_staleness)
-            self._drop([sample.item for sample in old])
 
     def may_take(self) -> bool:
-        """Say whether the batch asked for is there and due; once production ended, anything is."""
+        """Whether the batch asked for is there and due; once production ended, anything is."""
         if self.account.finished:
             return len(self.buffer) > 0
         share = self.asked / self.settings.batch_size
@@ -117,24 +139,31 @@ class Flow(Generic[Item]):
         self.account.take(samples / self.settings.batch_size)
         self.batches += 1
         self.is_training = True
-        return self.buffer.take(samples, draining=self.account.finished)
+        taken = self.buffer.take(samples, oldest=self._due(samples), draining=self.account.finished)
+        self._let_in()
+        return taken
 
     def take_dropped(self) -> list[Item]:
-        """Give the stale items that were dropped since the last time."""
+        """Return the stale items that were dropped since the last time."""
         dropped, self.just_dropped = self.just_dropped, []
         return dropped
 
     def publish(self, version: int) -> None:
-        """Say which version the policy has; the batch taken is done with."""
+        """Note which version the policy has; the batch taken is done with, and stale samples go."""
         self.version = max(self.version, version)
         self.is_training = False
+        if self.settings.max_staleness is not None:
+            old = self.buffer.drop_older_than(self.version - self.settings.max_staleness)
+            self._drop([sample.item for sample in old])
+        self._let_in()
 
     def finish(self) -> None:
-        """Say that nothing more comes in."""
+        """Note that nothing more is produced."""
         self.account.finished = True
+        self._let_in()
 
     def state_dict(self) -> dict[str, Any]:
-        """Give counts and generators, JSON-able. Samples under way are counted as lost, not saved."""
+        """Return counts and generators, JSON-able. Samples under way are counted as lost, not saved."""
         return {
             "account": self.account.state_dict(),
             "buffer": self.buffer.state_dict(),
@@ -153,14 +182,50 @@ class Flow(Generic[Item]):
         for key in ("version", "units", "batches", "stale", "lost"):
             setattr(self, key, state[key])
 
+    def _let_in(self) -> None:
+        """Move samples of units that arrived into the buffer, oldest unit first, as far as they may."""
+        while self._under_way and (unit := self._under_way[0]).has_arrived:
+            while unit.samples:
+                is_stale = self._is_stale(unit.version)
+                if not is_stale and not self._has_place():
+                    return
+                self.account.add(1)
+                if is_stale:
+                    self._drop([unit.take()])
+                else:
+                    self.buffer.put(Sample(unit.take(), unit.version))
+            self._under_way.popleft()
+
+    def _has_place(self) -> bool:
+        share = self.asked / self.settings.batch_size
+        return self.buffer.has_room and self.account.may_produce(asked=share, starved=not self._can_serve())
+
     def _is_short(self) -> bool:
-        """Say whether a waiting trainer would wait for ever (or needlessly long) without another unit."""
+        """Whether a waiting trainer would wait for ever (or needlessly long) without another unit."""
         needed = max(self.buffer.needed(self.asked), 0 if self.account.started else self.settings.watermark)
         idle = self.in_flight == 0 and not self.may_take()
         return idle or len(self.buffer) + self.in_flight < needed
 
     def _can_serve(self) -> bool:
         return len(self.buffer) >= self.buffer.needed(self.asked)
+
+    def _due(self, samples: int) -> int:
+        """How many of the oldest unread samples this batch must hold, so that later ones are in time.
+
+        Of the samples of each version, and those before, no more may be left than the batches hold
+        that can still use them.
+        """
+        oldest = self.settings.max_staleness
+        if oldest is None:
+            return 0
+        waiting = sorted(
+            [*self.buffer.versions(), *(u.version for u in self._under_way for _ in range(u.samples))]
+        )
+        left = [
+            number - self.asked * max(0, version + oldest - self.version)
+            for number, version in enumerate(waiting, start=1)
+        ]
+        return min(samples, max([0, *left]))
 
     def _is_stale(self, version: int) -> bool:
         oldest = self.settings.max_staleness

@@ -32,9 +32,10 @@ class RolloutPipeline(Generic[Item]):
             pipeline.publish(version + 1)
     ```
 
-    Every item is tagged with the policy version published when its unit was started. Stale ones are
-    dropped before training and counted. With `max_staleness = 0` nothing overlaps: the plain loop
-    does the same for less.
+    Every item is tagged with the policy version published when its unit was started. Units are handed
+    out in the order of their starts: training waits for a slow one instead of leaving it behind until
+    it is stale. What is stale all the same, because batches shrank, is dropped and counted. With
+    `max_staleness = 0` nothing overlaps: the plain loop does the same for less.
 
     Args:
         produce: given the policy version, yields one unit of items, or None to end this producer.
@@ -45,6 +46,8 @@ class RolloutPipeline(Generic[Item]):
             updating must not overlap (shared weights), give a lock here and hold it around the update
             and `publish` too.
         clock: monotonic seconds.
+        begin: gives further arguments of `produce` for the next unit. Called under the pipeline's lock
+            in the order of starts, so that a unit's contents do not depend on which thread is faster.
 
     Raises:
         ValueError: the settings could deadlock or never hold their pace; says which and why.
@@ -52,18 +55,20 @@ class RolloutPipeline(Generic[Item]):
 
     def __init__(
         self,
-        produce: Callable[[int], Sequence[Item] | None],
+        produce: Callable[..., Sequence[Item] | None],
         settings: FlowSettings,
         *,
         workers: int = 1,
         seed: int = 0,
         gate: Callable[[], AbstractContextManager[object]] = nullcontext,
         clock: Callable[[], float] = time.monotonic,
+        begin: Callable[[], tuple[Any, ...]] = tuple,
     ) -> None:
         if workers < 1:
             raise ValueError(f"workers: got {workers}; needs at least 1")
         self._flow: Flow[Item] = Flow(settings, build(settings, seed))
         self._produce = produce
+        self._begin = begin
         self._gate = gate
         self._monitor = Monitor(clock)
         self._waits = Waits(clock, workers)
@@ -186,22 +191,14 @@ class RolloutPipeline(Generic[Item]):
             self._waits.producer_s += self._monitor.wait_until(
                 self._flow.may_start, None, "a unit to be needed"
             )
-            self._flow.start()
+            unit, arguments = self._flow.start(), self._begin()
         with self._gate():
             version = self._flow.version  # read inside the gate: an update there publishes before it leaves
-            items = self._produce(version)
+            items = self._produce(version, *arguments)
         with self._monitor:
             if items is None:
-                self._flow.abandon()
-                return False
-            self._flow.arrive(len(items))
-            for item in items:
-                self._put(item, version)
-        return True
-
-    def _put(self, item: Item, version: int) -> None:
-        self._waits.producer_s += self._monitor.wait_until(
-            lambda: self._flow.may_put(version), None, "room for a sample"
-        )
-        self._flow.put(item, version)
-        self._monitor.wake()
+                self._flow.abandon(unit)
+            else:
+                self._flow.arrive(unit, items, version)
+            self._monitor.wake()
+        return items is not None

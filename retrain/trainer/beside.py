@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
@@ -17,9 +17,9 @@ from retrain.trainer.source import Sample
 class Beside:
     """Samples in threads of its own while the trainer trains.
 
-    Whatever is under way when a run ends is sampled again after a resume, before anything else, so
-    that each prompt of an epoch is trained on once: stopped or not, however many workers finish in
-    whatever order. Only what gets stale is dropped, and a reservoir trains on some again.
+    Each prompt of an epoch is trained on once, however many workers finish in whatever order: what is
+    under way when a run ends is sampled again after a resume, and what gets stale (because the batch
+    shrank) at once, before anything else. A reservoir trains on some again.
     """
 
     def __init__(
@@ -52,9 +52,11 @@ class Beside:
             self._pipeline.start()
             self._is_started = True
         batch = self._pipeline.next_batch(count, version)
+        stale = {position for position, _ in batch.stale}
         with self._order:
             self._last = self._under_way & {position for position, _ in batch.items}
-            self._under_way -= self._last | {position for position, _ in batch.stale}
+            self._under_way -= self._last | stale
+            self._prompts.put_back(stale)
         return [group for _, group in batch.items]
 
     @contextmanager
@@ -69,12 +71,13 @@ class Beside:
         return self._policy
 
     def row(self) -> dict[str, Any]:
-        """Give ratio, waits, ages and drops."""
+        """Return ratio, waits, ages and drops."""
         return self._pipeline.stats().row()
 
     def put_back(self) -> None:
         """Begin anew: a failed producer has ended its pipeline, and the last batch is sampled again."""
         counts = self._pipeline.state_dict()
+        counts["lost"] += len(self._last)
         self.close()
         with self._order:
             self._prompts.put_back(self._under_way | self._last)
@@ -84,10 +87,14 @@ class Beside:
 
     def state_dict(self) -> dict[str, Any]:
         """Give counts, and the data cursor with what is under way put back."""
+        pipeline = self._pipeline.state_dict()  # before the cursor: its lock is the outer one
         with self._order:
             cursor = self._prompts.state_dict()
             again = sorted({*cursor["again"], *self._under_way})
-            return {"prompts": {**cursor, "again": again}, "pipeline": self._pipeline.state_dict()}
+            return {
+                "prompts": {**cursor, "again": again},
+                "pipeline": pipeline,
+            }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from counts and cursor."""
@@ -101,13 +108,22 @@ class Beside:
 
     def _open(self) -> RolloutPipeline[tuple[int, Group]]:
         return RolloutPipeline(
-            self._produce, self._settings, workers=self._workers, seed=self._seed, gate=lambda: self._policy
+            self._produce,
+            self._settings,
+            workers=self._workers,
+            seed=self._seed,
+            gate=lambda: self._policy,
+            begin=self._next_prompts,
         )
 
-    def _produce(self, version: int) -> list[tuple[int, Group]]:
-        del version
+    def _next_prompts(self) -> tuple[list[int], list[Prompt]]:
         with self._order:
             positions = self._prompts.take_positions(self._settings.unit_size)
             self._under_way.update(positions)
-            prompts = [self._prompts.at(position) for position in positions]
+            return positions, [self._prompts.at(position) for position in positions]
+
+    def _produce(
+        self, version: int, positions: Sequence[int], prompts: Sequence[Prompt]
+    ) -> list[tuple[int, Group]]:
+        del version
         return list(zip(positions, self._sample(prompts), strict=True))

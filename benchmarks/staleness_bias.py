@@ -1,0 +1,170 @@
+"""Is what is sampled beside training trained on, slow or not?
+
+`python -m benchmarks.staleness_bias [--full] [--json]`. Real threads sample prompts whose latency is their
+length: one in ten takes 13 times as long (two speeds), or lengths are log-normal (by length). Each
+cell takes steps with so many workers and so large a `max_staleness`, in three orders:
+
+- ours: units come in in the order of their starts, so training waits for a slow one.
+- arrival: units come in as they arrive, and what got stale meanwhile is dropped.
+- deadline: units come in as they arrive, and training waits only when one would get stale: the least
+  that loses nothing. It is the reference for what waiting costs; batches still begin with what is quick.
+
+Reported of each: prompts sampled, and of those whose fate is known how many were lost; the share of the
+slowest tenth that was lost; the mean latency of what was sampled and of what was trained on; the largest
+distance between the distributions of latency (Kolmogorov-Smirnov) of the prompts trained on and of as
+many prompts from the start of the stream, which a loop in turn would have trained on; batches a second.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from itertools import product
+
+import numpy as np
+from numpy.typing import NDArray
+from rich.console import Console
+from rich.table import Table
+
+from retrain.pipeline import FlowSettings, RolloutPipeline
+from retrain.pipeline.buffers import Sample, build
+from retrain.pipeline.flow import Flow, Unit
+
+BATCH_SIZE = 4
+TRAIN_S = 0.002
+FAST_S = 0.0015
+Latencies = NDArray[np.float64]
+
+
+class ByArrival(Flow[int]):
+    """The order that is compared with: who is sampled first comes in first."""
+
+    def arrive(self, unit: Unit[int], items: list[int], version: int) -> None:  # type: ignore[override]
+        self._under_way.remove(unit)
+        self._under_way.insert(sum(other.has_arrived for other in self._under_way), unit)
+        super().arrive(unit, items, version)
+
+
+class ByDeadline(ByArrival):
+    """The least waiting that loses nothing: only what is under way is waited for that would get stale."""
+
+    def may_take(self) -> bool:
+        versions = sorted(unit.version for unit in self._under_way if not unit.has_arrived)
+        left = [version + (self.settings.max_staleness or 0) - self.version for version in versions]
+        is_safe = all(number <= self.asked * max(0, age) for number, age in enumerate(left, start=1))
+        return is_safe and super().may_take()
+
+    def take(self) -> list[Sample[int]]:
+        self.buffer._samples.sort(key=lambda sample: sample.version)  # type: ignore[attr-defined]
+        return super().take()
+
+
+ORDERS: dict[str, type[Flow[int]]] = {"ours": Flow, "arrival": ByArrival, "deadline": ByDeadline}
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    latency: str
+    order: str
+    workers: int
+    staleness: int
+    sampled: int
+    trained: int
+    lost: int
+    slowest_lost_percent: float
+    sampled_mean_ms: float
+    trained_mean_ms: float
+    distance: float
+    batches_per_s: float
+
+
+def two_speeds(count: int) -> Latencies:
+    slow = np.random.default_rng(0).random(count) < 0.1
+    return np.where(slow, 13 * FAST_S, FAST_S)
+
+
+def by_length(count: int) -> Latencies:
+    return FAST_S * np.random.default_rng(0).lognormal(0.0, 1.0, count)
+
+
+def distance(ones: Latencies, others: Latencies) -> float:
+    """Return the largest difference of the two empirical distribution functions."""
+    places = np.sort(np.concatenate([ones, others]))
+    shares = [np.searchsorted(np.sort(some), places, side="right") / len(some) for some in (ones, others)]
+    return float(np.max(np.abs(shares[0] - shares[1])))
+
+
+def measure(latency: str, order: str, workers: int, staleness: int, steps: int) -> Row:
+    latencies = KINDS[latency](steps * BATCH_SIZE * 4 + 1000)
+    sampled: list[int] = []
+    numbers = iter(range(len(latencies)))
+
+    def produce(version: int, number: int) -> list[int]:
+        time.sleep(latencies[number])
+        sampled.append(number)
+        return [number]
+
+    settings = FlowSettings(BATCH_SIZE, capacity=BATCH_SIZE * (staleness + 1), max_staleness=staleness)
+    pipeline = RolloutPipeline(produce, settings, workers=workers, begin=lambda: (next(numbers),))
+    pipeline._flow = ORDERS[order](settings, build(settings))
+    trained: list[int] = []
+    lost: list[int] = []
+    with pipeline:
+        started_s = time.monotonic()
+        for version in range(steps):
+            batch = pipeline.next_batch(BATCH_SIZE, version, timeout_s=60)
+            trained += batch.items
+            lost += batch.stale
+            time.sleep(TRAIN_S)
+            pipeline.publish(version + 1)
+        elapsed_s = time.monotonic() - started_s
+    settled = np.array(trained + lost)
+    is_slow = latencies[settled] > SLOW_S[latency]
+    was_lost = np.arange(len(settled)) >= len(trained)
+    return Row(
+        latency=latency,
+        order=order,
+        workers=workers,
+        staleness=staleness,
+        sampled=len(sampled),
+        trained=len(trained),
+        lost=len(lost),
+        slowest_lost_percent=100 * float(was_lost[is_slow].mean()) if is_slow.any() else 0.0,
+        sampled_mean_ms=1000 * float(latencies[sampled].mean()),
+        trained_mean_ms=1000 * float(latencies[trained].mean()),
+        distance=distance(latencies[trained], latencies[: len(trained)]),
+        batches_per_s=steps / elapsed_s,
+    )
+
+
+SLOW_S = {"two speeds": FAST_S, "by length": FAST_S * float(np.exp(1.2816))}  # about one in ten is slower
+KINDS: dict[str, Callable[[int], Latencies]] = {"two speeds": two_speeds, "by length": by_length}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--json", action="store_true", help="print rows as JSON")
+    parser.add_argument("--full", action="store_true", help="more workers, ages and steps")
+    arguments = parser.parse_args()
+    workers, ages = ((1, 2, 4, 8, 16), (1, 2, 4, 8)) if arguments.full else ((1, 4, 16), (1, 2, 8))
+    steps = 200 if arguments.full else 80
+    cells = product(KINDS, workers, ages, ORDERS)
+    rows = [measure(latency, order, count, age, steps) for latency, count, age, order in cells]
+    if arguments.json:
+        print(json.dumps([asdict(row) for row in rows], indent=2))
+        return
+    table = Table(title=f"{steps} steps of {BATCH_SIZE} prompts, training {1000 * TRAIN_S:g} ms")
+    for name in asdict(rows[0]):
+        table.add_column(name, justify="right")
+    for row in rows:
+        table.add_row(*(f"{v:.2f}" if isinstance(v, float) else str(v) for v in asdict(row).values()))
+    Console(width=150).print(table)
+
+
+if __name__ == "__main__":
+    main()
