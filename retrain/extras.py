@@ -1,6 +1,6 @@
 """What a plugin needs beyond the core: packages of an extra, keys in the environment, programs.
 
-A built-in plugin's file says so in constants, which are read from its source without importing it:
+Its file says so in constants, which are read from the source of a built-in plugin without importing it:
 `EXTRA = "math"` (its name in pyproject.toml), `PACKAGES = ("math_verify",)` (what must be
 importable), `KEYS = ("OPENAI_API_KEY",)` (environment variables, one of which must hold a secret) and
 `COMMANDS = ("sbatch",)` (programs that must be on PATH; the first one knows `--version`).
@@ -8,13 +8,11 @@ importable), `KEYS = ("OPENAI_API_KEY",)` (environment variables, one of which m
 
 from __future__ import annotations
 
-import ast
 import importlib
 import importlib.util
 import os
 import shutil
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from retrain import registry
@@ -50,25 +48,21 @@ class Needs:
 
 
 def needs(kind: str, name: str) -> Needs:
-    """Say what a plugin needs; a plugin that is not built in looks after itself."""
-    if name not in registry.built_in_names(kind):
+    """Return what a plugin needs; nothing for one that cannot be loaded."""
+    try:
+        found = registry.plugin(kind, name)
+    except ConfigError:
         return Needs()
-    found = {
-        node.targets[0].id: ast.literal_eval(node.value)
-        for node in _source(kind, name).body
-        if isinstance(node, ast.Assign)
-        and isinstance(node.targets[0], ast.Name)
-        and node.targets[0].id in ("EXTRA", "PACKAGES", "KEYS", "COMMANDS")
-    }
-    named = (found.get(name, ()) for name in ("PACKAGES", "KEYS", "COMMANDS"))
-    return Needs(found.get("EXTRA", ""), *named)
+    extra = found.constant("EXTRA", "") if isinstance(found, registry.BuiltIn) else ""  # extras are ours
+    return Needs(extra, *(tuple(found.constant(key, ())) for key in ("PACKAGES", "KEYS", "COMMANDS")))
 
 
 def summary(kind: str, name: str) -> str:
-    """Give the first line of a built-in plugin's description; nothing for others."""
-    if name not in registry.built_in_names(kind):
-        return ""
-    return (ast.get_docstring(_source(kind, name)) or "").partition("\n")[0]
+    """Return the first line of a plugin's description, or why it cannot be loaded."""
+    try:
+        return registry.plugin(kind, name).summary()
+    except ConfigError as error:
+        return str(error)
 
 
 def missing_problem(kind: str, name: str) -> str | None:
@@ -91,14 +85,13 @@ def load(module: str, extra: str, who: str) -> Any:
         raise ConfigError(_problem(who, [module], extra)) from error
 
 
-def _source(kind: str, name: str) -> ast.Module:
-    return ast.parse((Path(__file__).parent / kind / f"{name}.py").read_text(encoding="utf-8"))
-
-
 def _is_installed(package: str) -> bool:
     spec = importlib.util.find_spec(package)
     return spec is not None and spec.origin is not None  # a mere folder of that name has no origin
 
 
 def _problem(who: str, packages: list[str], extra: str) -> str:
-    return f"{who!r} needs the extra {extra!r} ({', '.join(packages)} not found): {install_command(extra)}"
+    missing = f"{', '.join(packages)} not found"
+    if not extra:
+        return f"{who!r} needs packages: {missing}; install them beside retrain"
+    return f"{who!r} needs the extra {extra!r} ({missing}): {install_command(extra)}"

@@ -36,7 +36,7 @@ def checks(answer: subprocess.CompletedProcess[str]) -> dict[str, dict[str, str]
 
 def test_plugins_lists_every_kind_and_what_each_plugin_needs(retrain: Call) -> None:
     rows = json.loads(retrain("plugins", "--json").stdout)
-    assert {row["kind"] for row in rows} == set(registry.ENTRY)
+    assert {row["kind"] for row in rows} == set(registry.KINDS)
     math = next(row for row in rows if (row["kind"], row["name"]) == ("rewards", "math"))
     installed = importlib.util.find_spec("math_verify") is not None
     assert (math["extra"], math["installed"]) == ("math", installed)
@@ -112,7 +112,7 @@ def test_doctor_tells_the_command_for_an_extra_that_a_file_needs(retrain: Call, 
         assert (answer.returncode, check["verdict"]) == (0, "ok")
 
 
-@pytest.mark.parametrize("kind", registry.ENTRY)
+@pytest.mark.parametrize("kind", registry.KINDS)
 def test_every_built_in_plugin_says_what_it_is_and_which_extra_brings_its_packages(kind: str) -> None:
     for name in registry.built_in_names(kind):
         assert extras.summary(kind, name).endswith((".", ":")), name

@@ -1,6 +1,6 @@
 """Advantages: how much better each rollout is than its group's baseline.
 
-A plugin is one file with `estimate(rewards, *, <params>) -> advantages`, both of shape
+A plugin is one file or folder with `estimate(rewards, *, <params>) -> advantages`, both of shape
 (prompts, rollouts). A group whose advantages are all zero carries no signal.
 
 An estimator never sees a rollout that could not be scored. Where a step has some, it is called once for
@@ -14,10 +14,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Protocol, TypeVar
 
+from retrain.registry import PluginSpec
 from retrain.rollouts import Floats
 
 OVER_BATCH = "over_batch"
 F = TypeVar("F", bound=Callable[..., Any])
+
+
+SPEC = PluginSpec("advantage", "estimate", ("rewards",))
 
 
 class Advantage(Protocol):

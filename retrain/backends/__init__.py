@@ -1,6 +1,7 @@
 """Backends: where a policy lives, samples and learns.
 
-A plugin is one file with `connect(spec) -> Backend`. Every method may be a plain function or a
+A plugin is one file or folder with `connect(spec) -> Backend`; keyword-only parameters are the keys of
+`[backend.options]`, which `spec.options` holds as well. Every method may be a plain function or a
 coroutine function; the trainer settles both, so a local numpy policy and a remote asynchronous API
 look the same. A backend that calls an API holds `spec.permit()` (with `with` or `async with`) around
 every call in flight, and tells `spec.observe_call`, if there is one, how each call went.
@@ -15,7 +16,27 @@ from pathlib import Path
 from typing import Any, Protocol, TypeAlias, TypeVar
 
 from retrain.controllers.permits import CallFacts
+from retrain.registry import Hook, PluginSpec
 from retrain.rollouts import Floats, Group, Loss, Prompt, TrainingSample
+
+SPEC = PluginSpec(
+    "backend",
+    "connect",
+    ("spec",),
+    members=("info", "sample", "update", "save", "load", "close"),
+    hooks=(
+        Hook("check_options", ("options",), "problems of [backend.options], as `key: what is wrong`"),
+        Hook("takes_permits", ("options",), "whether calls hold permits; one that does not say is taken to"),
+        Hook("wants_gpu", ("options",), "whether a run takes any GPU that it is given"),
+        Hook("check_run", ("config",), "problems of a run's configuration, as `[section].key: what`"),
+        Hook("check_prompts", ("config", "prompts"), "problems of a task's prompts"),
+        Hook("check_alphabet", ("config", "prompts", "alphabet"), "problems of a task's characters"),
+        Hook("advise_run", ("config",), "what to think about before a run"),
+        Hook("servers", ("config",), "address -> key, of each server that must answer before a run"),
+    ),
+    judge="check_options",
+)
+
 
 T = TypeVar("T")
 MaybeAwaitable: TypeAlias = T | Awaitable[T]

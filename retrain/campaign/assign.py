@@ -19,9 +19,13 @@ NOT_YET = "<id>"  # stands in a script that is shown before the campaign has a d
 
 
 def options_of(campaign: Campaign) -> dict[str, Any]:
-    """Give the table `[campaign.<launcher>]`; empty for a launcher that has none."""
+    """Return the table `[campaign.<launcher>]`; empty for a launcher that has none."""
     table = getattr(campaign, campaign.launcher, None)
-    return asdict(table) if is_dataclass(table) and not isinstance(table, type) else {}
+    return (
+        asdict(table)
+        if is_dataclass(table) and not isinstance(table, type)
+        else dict(campaign.launcher_options)
+    )
 
 
 def assignment_of(
@@ -68,12 +72,12 @@ def assignment_for_stopping(
 
 def takes_permits(config: Config) -> bool:
     """Tell whether a run's backend calls an API under permits; one that does not say is taken to."""
-    says = registry.optional("backends", config.backend.backend, "takes_permits")
+    says = registry.hook("backends", config.backend.backend, "takes_permits")
     return bool(says(config.backend.options)) if says else True
 
 
 def _wants_gpu(config: Config) -> bool:
-    says = registry.optional("backends", config.backend.backend, "wants_gpu")
+    says = registry.hook("backends", config.backend.backend, "wants_gpu")
     return bool(says(config.backend.options)) if says else False
 
 
@@ -83,13 +87,14 @@ def open_launcher(name: str, assignment: Assignment) -> Launcher:
     Raises:
         LaunchError: it cannot work here.
     """
-    launcher: Launcher = registry.find("launchers", name)(assignment)
+    opened = registry.bound("launchers", name, assignment.options)(assignment)
+    launcher: Launcher = registry.check_made("launchers", name, opened)
     return launcher
 
 
 def has_engine(campaign: Campaign) -> bool:
     """Tell whether its launcher submits runs to an engine, whose workers may be on other machines."""
-    return registry.optional("launchers", campaign.launcher, "script") is not None
+    return registry.hook("launchers", campaign.launcher, "script") is not None
 
 
 def check_launch(plan: Plan, source: str) -> None:
@@ -98,7 +103,7 @@ def check_launch(plan: Plan, source: str) -> None:
     Raises:
         ConfigError: every problem found.
     """
-    check = registry.optional("launchers", plan.campaign.launcher, "check_campaign")
+    check = registry.hook("launchers", plan.campaign.launcher, "check_campaign")
     problems = check(_draft(plan)) if check else []
     if problems:
         raise ConfigError([f"{source} {problem}" for problem in problems])
@@ -110,14 +115,14 @@ def check_engine(plan: Plan) -> None:
     Raises:
         LaunchError: it is not there, or would not.
     """
-    check = registry.optional("launchers", plan.campaign.launcher, "check_engine")
+    check = registry.hook("launchers", plan.campaign.launcher, "check_engine")
     if check:
         check(_draft(plan))
 
 
 def as_launched(plan: Plan) -> Plan:
     """Give a plan with as many workers at a time as its launcher will have: permits may allow fewer."""
-    says = registry.optional("launchers", plan.campaign.launcher, "at_a_time")
+    says = registry.hook("launchers", plan.campaign.launcher, "at_a_time")
     if says is None or not plan.campaign.parallel:
         return plan
     return replace(plan, campaign=replace(plan.campaign, max_workers=says(_draft(plan))))
@@ -125,7 +130,7 @@ def as_launched(plan: Plan) -> Plan:
 
 def launch_script(plan: Plan) -> str:
     """Give what the launcher would submit; empty for one that submits nothing."""
-    script = registry.optional("launchers", plan.campaign.launcher, "script")
+    script = registry.hook("launchers", plan.campaign.launcher, "script")
     return str(script(_draft(plan))) if script else ""
 
 

@@ -92,7 +92,7 @@ def used_plugins(configs: Sequence[Config]) -> list[Used]:
 
 def plugin_checks(used: Sequence[Used]) -> Iterator[Check]:
     """Look for extras, keys and programs: those of all plugins, and strictly for those that are used."""
-    known = [*OF_COMMANDS, *(needs(kind, name) for kind in registry.ENTRY for name in registry.names(kind))]
+    known = [*OF_COMMANDS, *(needs(kind, name) for kind in registry.KINDS for name in registry.names(kind))]
     needed = [(one, needs(one.kind, one.name)) for one in used]
     yield from _extra_checks(known, needed)
     yield from _key_checks(known, needed)
@@ -165,7 +165,7 @@ def _key_check(names: tuple[str, ...], user: str) -> Check:
 
 
 def _command_checks(used: Sequence[Used]) -> Iterator[Check]:
-    for kind in registry.ENTRY:
+    for kind in registry.KINDS:
         for name in registry.names(kind):
             wanted = needs(kind, name)
             if wanted.commands:

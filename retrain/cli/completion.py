@@ -16,9 +16,9 @@ def templates(incomplete: str) -> list[str]:
 
 def plugin_kinds(incomplete: str) -> list[str]:
     """Kinds of plugins."""
-    from retrain.registry import ENTRY
+    from retrain.registry import KINDS
 
-    return [kind for kind in ENTRY if kind.startswith(incomplete)]
+    return [kind for kind in KINDS if kind.startswith(incomplete)]
 
 
 def keys(incomplete: str) -> list[str]:

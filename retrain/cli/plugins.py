@@ -43,9 +43,9 @@ def command(
     from retrain.errors import ConfigError
     from retrain.render.tables import console, print_json, table
 
-    if kind and kind not in registry.ENTRY:
-        raise ConfigError(f"{kind!r} is no kind of plugin; known: {', '.join(registry.ENTRY)}")
-    kinds = [kind] if kind else list(registry.ENTRY)
+    if kind and kind not in registry.KINDS:
+        raise ConfigError(f"{kind!r} is no kind of plugin; known: {', '.join(registry.KINDS)}")
+    kinds = [kind] if kind else list(registry.KINDS)
     rows = [plugin_row(k, name) for k in kinds for name in registry.names(k)]
     if as_json:
         print_json(rows)

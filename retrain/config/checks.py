@@ -11,13 +11,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from retrain import extras, registry
+from retrain.config.launcher import launcher_problems
 from retrain.config.resolve import SHORTHANDS
 from retrain.config.schema import (
     LARGEST_SEED,
     Algorithm,
     Backend,
     BackPressure,
-    Campaign,
     Data,
     Reward,
     Training,
@@ -40,8 +40,8 @@ PLUGINS = (
 )
 
 
-def campaign_problems(raw: Mapping[str, Any]) -> Iterator[Problem]:
-    """Check the matrix: seeds, conditions and the launcher's name."""
+def campaign_problems(raw: Mapping[str, Any], try_plugins: bool = True) -> Iterator[Problem]:
+    """Check the matrix: seeds, conditions and the launcher."""
     campaign = raw.get("campaign")
     if not isinstance(campaign, dict):
         return
@@ -51,9 +51,7 @@ def campaign_problems(raw: Mapping[str, Any]) -> Iterator[Problem]:
     if campaign.get("conditions") == []:
         yield ("campaign", "conditions"), "got none, so the matrix is empty; add a condition, or drop the key"
     yield from _condition_problems(campaign.get("conditions"))
-    launcher = campaign.get("launcher", Campaign.launcher)
-    if isinstance(launcher, str) and (what := registry.problem_with_name("launchers", launcher)):
-        yield ("campaign", "launcher"), what
+    yield from launcher_problems(campaign, try_plugins)
 
 
 def logging_problems(raw: Mapping[str, Any], try_plugins: bool = True) -> Iterator[Problem]:
@@ -156,8 +154,6 @@ def _plugin_problems(
         return
     params = table.get(params_key, {})
     if not isinstance(params, dict):
-        return
-    if kind == "backends":  # checks its options itself
         return
     for param, what in registry.problems_with_params(kind, name, params):
         yield (section, params_key, param), what

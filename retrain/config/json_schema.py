@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Any
 
 from retrain import registry
@@ -38,7 +37,9 @@ def for_editors(schema: dict[str, Any]) -> dict[str, Any]:
         properties = definitions[_class_of(schema, section)]["properties"]
         _name_plugins(properties[key], kind)
         _name_parameters(properties[params_key], kind)
-    _name_plugins(definitions["Campaign"]["properties"]["launcher"], "launchers")
+    campaign = definitions["Campaign"]
+    _name_plugins(campaign["properties"]["launcher"], "launchers")
+    campaign["patternProperties"] = {DOTTED["pattern"]: {"type": "object"}}  # [campaign.<launcher>]
     _name_loggers(definitions["Logging"]["properties"])
     condition = definitions["Condition"]["properties"]
     for mode, kind in (("advantage_mode", "advantages"), ("transform_mode", "transforms")):
@@ -84,20 +85,12 @@ def _parameters(kind: str, name: str) -> Iterable[tuple[str, dict[str, Any]]]:
         yield from _backend_options(name)
         return
     for parameter in registry.parameters(kind, name) or ():
-        if kind != "tasks" or parameter.name != "seed":  # a task's seed is a key of [data]
-            yield parameter.name, _value(parameter.annotation)
+        yield parameter.name, _value(parameter.annotation)
 
 
 def _backend_options(name: str) -> Iterable[tuple[str, dict[str, Any]]]:
     """Read a backend's options off the dataclass in the file that its `parse_options` comes from."""
-    folder = Path(registry.__file__).parent / "backends"
-    imports = ast.parse((folder / f"{name}.py").read_text(encoding="utf-8")).body
-    home = next(
-        node.module
-        for node in imports
-        if isinstance(node, ast.ImportFrom) and any(a.name == "parse_options" for a in node.names)
-    )
-    source = (folder / f"{str(home).rpartition('.')[2]}.py").read_text(encoding="utf-8")
+    source = registry.home_of(f"retrain.backends.{name}", "parse_options").read_text(encoding="utf-8")
     options = next(
         node for node in ast.parse(source).body if isinstance(node, ast.ClassDef) and "Options" in node.name
     )

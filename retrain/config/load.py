@@ -23,6 +23,7 @@ from retrain.config.checks import (
 from retrain.config.flow import TABLES, flow_problems
 from retrain.config.json_schema import for_editors
 from retrain.config.labels import label_of, label_of_modes
+from retrain.config.launcher import with_launcher_options
 from retrain.config.problems import explain, key_of, place, quote
 from retrain.config.resolve import merge, overrides_of
 from retrain.config.schema import Config
@@ -130,6 +131,7 @@ def parse(
             else f"{source} {place(location)}"
         )
 
+    raw = with_launcher_options(raw)
     found = (*_problems_of_file(raw, try_plugins), *_without_effect(raw, overridden))
     lines = dict.fromkeys(f"{where(location)}: {what}" for location, what in found)
     for label, condition, location, what in _problems_of_conditions(raw, try_plugins):
@@ -153,7 +155,7 @@ def json_schema() -> dict[str, Any]:
 
 def _problems_of_file(raw: Mapping[str, Any], try_plugins: bool) -> Iterator[Problem]:
     yield from _type_problems(raw)
-    yield from campaign_problems(raw)
+    yield from campaign_problems(raw, try_plugins)
     yield from logging_problems(raw, try_plugins)
     if not _conditions(raw):
         yield from run_problems(raw, try_plugins)

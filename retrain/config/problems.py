@@ -37,7 +37,7 @@ def place(location: Location) -> str:
         here = f"[[campaign.conditions]] #{int(location[2]) + 1}"
         inside = location[3:]
         return here + (f" {place(inside)}" if len(inside) > 1 else "".join(f".{key}" for key in inside))
-    *tables, key = [str(part) for part in location]
+    *tables, key = [f'"{part}"' if "." in str(part) else str(part) for part in location]
     return f"[{'.'.join(tables)}].{key}" if tables else f"[{key}]"
 
 

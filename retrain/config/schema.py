@@ -265,6 +265,7 @@ class Campaign(Section):
     )
     slurm: Slurm = declare(Slurm, 'how launcher = "slurm" asks for its jobs')
     ray: Ray = declare(Ray, 'how launcher = "ray" asks for its jobs')
+    launcher_options: Table = key(dict, "of another launcher; may be written as [campaign.<launcher>]")
     conditions: list[Condition] | None = declare(None, "the conditions; default: one, the file as it is")
 
 

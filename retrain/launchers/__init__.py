@@ -1,6 +1,6 @@
 """Launchers: where workers execute.
 
-A plugin is one file with `open_launcher(assignment) -> Launcher`. Whatever it is, it brings
+A plugin is one file or folder with `open_launcher(assignment) -> Launcher`. Whatever it is, it brings
 `python -m retrain.worker RUN_DIR` to life somewhere and notices its end; the worker does everything
 else itself. What became of a run is read from its directory: the engine's word is only a hint.
 
@@ -10,14 +10,9 @@ admits workers one by one. The other hands runs to an engine with a queue of its
 help of ours, and goes on when the orchestrator is gone. A later orchestrator, possibly on another
 machine, asks `queued` what the engine still has; so the engine must be able to tell from names alone.
 
-A launcher's table `[campaign.<name>]` is a class in `config/engines.py`; its values arrive as
-`assignment.options`. The file may define, beside `open_launcher`, any of these, which are called
-before a campaign's directory exists:
-
-    check_campaign(assignment) -> list of problems    what cannot work whatever the engine says
-    check_engine(assignment)                          ask the engine; raises LaunchError
-    script(assignment) -> str                         what would be submitted, for `retrain explain`
-    at_a_time(assignment) -> int                      its cap, if permits may lower `assignment.workers`
+The keys of a launcher's table `[campaign.<name>]` are the keyword-only parameters of `open_launcher` (those
+of the built-in engines are classes in `config/engines.py`); the table is `assignment.options` as well. The
+hooks in `SPEC` are asked before a campaign's directory exists.
 
 An engine tells its workers through the environment: `RETRAIN_JOB` names the engine's task (see
 `records/locks.py`: such a worker renews a lease in run.lock, because locks may not reach other machines)
@@ -30,6 +25,23 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
+
+from retrain.registry import Hook, PluginSpec
+
+SPEC = PluginSpec(
+    "launcher",
+    "open_launcher",
+    ("assignment",),
+    members=("queues", "describe", "room", "submit", "queued", "adopt", "poll", "wake", "cancel"),
+    hooks=(
+        Hook("check_options", ("options",), "problems of [campaign.<launcher>], as `key: what is wrong`"),
+        Hook("check_campaign", ("assignment",), "problems, whatever the engine says"),
+        Hook("check_engine", ("assignment",), "nothing; asks the engine, and raises LaunchError"),
+        Hook("script", ("assignment",), "what would be submitted; only a launcher with an engine has one"),
+        Hook("at_a_time", ("assignment",), "its cap, if permits may lower `assignment.workers`"),
+    ),
+    judge="check_options",
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,6 @@
 """Loggers: copies of a run's rows for the tools that people already use. metrics.jsonl stays the truth.
 
-A logger is a file `<name>.py` that defines `open_logger(run, *, ...) -> Logger`; its keyword-only
+A logger is a file or folder that defines `open_logger(run, *, ...) -> Logger`; its keyword-only
 parameters are the keys of `[logging.logger_params.<name>]`. Each is called from one thread of its own, so
 that it may be slow, hang or fail without holding up training.
 """
@@ -11,6 +11,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
+
+from retrain.registry import PluginSpec
+
+SPEC = PluginSpec("logger", "open_logger", ("run",), members=("id", "rows", "flush", "close"))
+
 
 Row = Mapping[str, Any]
 

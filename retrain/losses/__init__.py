@@ -1,6 +1,6 @@
 """Policy losses as value and slope, so that every backend trains the same objective.
 
-A plugin is one file with `evaluate(logprobs, sampler_logprobs, advantages, sequence, *, <params>)`.
+A plugin is one file or folder with `evaluate(logprobs, sampler_logprobs, advantages, sequence, *, <params>)`.
 It gives each token's loss and the derivative of their *sum* with respect to each token's new
 log-probability. A backend multiplies both by the token's weight (constant within a sequence) and
 back-propagates `sum(weight * slope.detach() * logprob)`: the exact gradient, written once,
@@ -11,7 +11,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Protocol
 
+from retrain.registry import PluginSpec
 from retrain.rollouts import Floats, LossTerms
+
+SPEC = PluginSpec("loss", "evaluate", ("logprobs", "sampler_logprobs", "advantages", "sequence"))
+
 
 if TYPE_CHECKING:
     import numpy as np

@@ -41,19 +41,20 @@ def preflight(plan: Plan, source: str) -> dict[str, int]:
 
 def _task(run: RunPlan) -> Task:
     data = run.config.data
-    task: Task = registry.find("tasks", data.task)(seed=data.seed, **data.options)
+    built = registry.find("tasks", data.task)(seed=data.seed, **data.options)
+    task: Task = registry.check_made("tasks", data.task, built)
     return task
 
 
 def _backend_problems(config: Config, task: Task) -> list[str]:
     """Ask the backend, as far as it has an opinion: of prompts only if nothing else is wrong."""
     name = config.backend.backend
-    check_run = registry.optional("backends", name, "check_run")
+    check_run = registry.hook("backends", name, "check_run")
     if problems := list(check_run(config)) if check_run else []:
         return problems
     prompts = [*task.train, *task.held_out]
-    check_prompts = registry.optional("backends", name, "check_prompts")
-    check_alphabet = registry.optional("backends", name, "check_alphabet")
+    check_prompts = registry.hook("backends", name, "check_prompts")
+    check_alphabet = registry.hook("backends", name, "check_alphabet")
     return [
         *(check_prompts(config, prompts) if check_prompts else []),
         *(check_alphabet(config, prompts, task.alphabet) if check_alphabet else []),

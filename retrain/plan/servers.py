@@ -36,8 +36,8 @@ def servers_of(configs: Iterable[Config]) -> Iterator[Server]:
     """Ask every server that runs name, each once."""
     named: dict[str, str] = {}
     for config in configs:
-        backend = registry.optional("backends", config.backend.backend, "servers")
-        reward = registry.optional("rewards", config.reward.reward, "servers")
+        backend = registry.hook("backends", config.backend.backend, "servers")
+        reward = registry.hook("rewards", config.reward.reward, "servers")
         named |= backend(config) if backend else {}
         for address, key in (reward(config.reward.params) if reward else {}).items():
             named[address] = f"[reward.params].{key}"

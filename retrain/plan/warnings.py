@@ -20,7 +20,7 @@ def answers_alone(config: Config) -> bool:
 def computes_here(config: Config) -> bool:
     """Tell whether steps are this machine's cores at work; a rehearsed API mostly waits."""
     name = config.backend.backend
-    calls = registry.optional("backends", name, "takes_permits")
+    calls = registry.hook("backends", name, "takes_permits")
     return name in CPU_BACKENDS and not (calls and calls(config.backend.options))
 
 
@@ -102,7 +102,7 @@ def _of_launcher(campaign: Campaign) -> Iterator[str]:
 
 
 def _of_backend(run: RunPlan) -> list[str]:
-    advise = registry.optional("backends", run.config.backend.backend, "advise_run")
+    advise = registry.hook("backends", run.config.backend.backend, "advise_run")
     return list(advise(run.config)) if advise else []
 
 

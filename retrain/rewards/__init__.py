@@ -1,13 +1,12 @@
 """Rewards: how good a completion is, from its text alone.
 
-A plugin is one file with `score(completion, prompt, *, <params>) -> float`, plain or a coroutine
+A plugin is one file or folder with `score(completion, prompt, *, <params>) -> float`, plain or a coroutine
 function. A reward of 1 or more counts as correct. Such a function raises `UnscoredError` or
 TimeoutError where it cannot tell how good a completion is, which is counted and neither rewarded nor
 punished; any other exception is a bug and stops the run.
 
 A plugin that needs processes, connections or the whole batch also defines
-`open_scorer(**params) -> BatchScorer` in the same file. `check_params(params) -> list of problems`
-is optional too, and asked at plan time instead of trying `score` out.
+`open_scorer(**params) -> BatchScorer`, and one whose values need more than a type `check_params`.
 """
 
 from __future__ import annotations
@@ -17,7 +16,20 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Protocol
 
+from retrain.registry import Hook, PluginSpec
 from retrain.rollouts import Prompt
+
+SPEC = PluginSpec(
+    "reward",
+    "score",
+    ("completion", "prompt"),
+    hooks=(
+        Hook("open_scorer", (), "a BatchScorer in the place of `score`; takes the same keys"),
+        Hook("check_params", ("params",), "problems of [reward.params], as `key: what is wrong`"),
+        Hook("servers", ("params",), "address -> key, of each server that must answer before a run"),
+    ),
+    judge="check_params",
+)
 
 
 class UnscoredError(Exception):

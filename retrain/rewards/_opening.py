@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import importlib
 import inspect
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
@@ -26,19 +25,11 @@ def open_scorer(name: str, params: Mapping[str, Any]) -> BatchScorer:
     Raises:
         ConfigError: no such reward, or it refuses its parameters.
     """
-    function = registry.find("rewards", name)
-    opener = companion(function, "open_scorer")
+    opener = registry.hook("rewards", name, "open_scorer")
     if opener is not None:
         scorer: BatchScorer = opener(**params)
         return scorer
-    return CallingScorer(partial(function, **params))
-
-
-def companion(function: Callable[..., Any], name: str) -> Callable[..., Any] | None:
-    """Give the function `name` that a plugin file defines beside its `score`; None if there is none."""
-    if getattr(function, "__name__", "") != registry.ENTRY["rewards"]:
-        return None
-    return getattr(importlib.import_module(function.__module__), name, None)
+    return CallingScorer(partial(registry.find("rewards", name), **params))
 
 
 class CallingScorer:

@@ -32,7 +32,7 @@ from retrain import extras, registry
 from retrain.errors import ConfigError
 from retrain.rewards import Answer, BatchScorer, Outcome, Score
 from retrain.rewards._limits import is_number
-from retrain.rewards._opening import CallingScorer, close_unawaited, companion
+from retrain.rewards._opening import CallingScorer, close_unawaited
 from retrain.rewards._opening import open_scorer as open_part
 from retrain.rewards._pooled import value_of
 from retrain.rollouts import Prompt
@@ -115,7 +115,7 @@ def servers(params: Mapping[str, Any]) -> dict[str, str]:
     tables = params.get("parts")
     for label, table in tables.items() if isinstance(tables, Mapping) else ():
         for part in parts_of({label: table}):  # none if it is not well formed
-            find = registry.optional("rewards", part.reward, "servers")
+            find = registry.hook("rewards", part.reward, "servers")
             found = find(part.params) if find else {}
             named |= {address: f"parts.{label}.params.{key}" for address, key in found.items()}
     return named
@@ -211,6 +211,6 @@ def _part_problems(part: Part) -> Iterator[str]:
         yield f": {problem}"
     found = registry.problems_with_params("rewards", part.reward, part.params)
     yield from (f".params.{key}: {problem}" for key, problem in found)
-    check = companion(registry.find("rewards", part.reward), "check_params")
+    check = registry.hook("rewards", part.reward, "check_params")
     if check is not None and not found:
         yield from (f".params.{problem}" for problem in check(part.params))

@@ -1,6 +1,6 @@
 """Tasks: where prompts come from, with a held-out split that training never sees.
 
-A plugin is one file with `build(*, <options>, seed) -> Task`. Building is deterministic for a
+A plugin is one file or folder with `build(*, <options>, seed) -> Task`. Building is deterministic for a
 seed; the split is too.
 """
 
@@ -9,7 +9,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from retrain.registry import PluginSpec
 from retrain.rollouts import Prompt
+
+SPEC = PluginSpec(
+    "task", "build", given=("seed",), members=("train", "held_out", "alphabet", "longest_answer")
+)
 
 
 @dataclass(frozen=True, slots=True)

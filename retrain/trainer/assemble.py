@@ -35,15 +35,17 @@ def open_trainer(
         ConfigError: a plugin refuses its options.
     """
     data = config.data
-    task: Task = registry.find("tasks", data.task)(seed=data.seed, **data.options)
+    built = registry.find("tasks", data.task)(seed=data.seed, **data.options)
+    task: Task = registry.check_made("tasks", data.task, built)
     gate = open_gate(config, files)
     with ExitStack() as opened:
         scorer = Scorer(config.reward.reward, config.reward.params)
         opened.callback(scorer.close)
         calls = EventLoopThread()
         opened.callback(calls.close)
-        connect = registry.find("backends", config.backend.backend)
-        backend: Backend = calls.settle(connect(_spec(config, task, gate)))
+        name, options = config.backend.backend, config.backend.options
+        connected = registry.bound("backends", name, options)(_spec(config, task, gate))
+        backend: Backend = registry.check_made("backends", name, calls.settle(connected))
         opened.callback(lambda: calls.settle(backend.close()))
         check_prompts = getattr(backend, "check_prompts", None)  # too long ones are better found now
         if check_prompts is not None:

@@ -131,7 +131,8 @@ class _Outlet:
             str(stored.get("id", "")), stored.get("step", 0)
         )  # before a tool begins a run in vain
         run = replace(self._run, stored_id=str(stored.get("id", "")))
-        logger: Logger = registry.find("loggers", self._name)(run, **self._params)
+        opened = registry.find("loggers", self._name)(run, **self._params)
+        logger: Logger = registry.check_made("loggers", self._name, opened)
         step = stored.get("step", 0)
         is_known = logger.id == run.stored_id and isinstance(step, int)
         self._logged_step = self._safe_step = min(step, run.resumed_from_step) if is_known else 0

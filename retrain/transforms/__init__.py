@@ -1,6 +1,6 @@
 """Token transforms: spread one rollout's advantage over its tokens.
 
-A plugin is one file with `reweigh(rollout, advantage, progress, *, <params>) -> advantages`, one
+A plugin is one file or folder with `reweigh(rollout, advantage, progress, *, <params>) -> advantages`, one
 value per completion token; `progress` in [0, 1] is the share of the run's steps already done.
 """
 
@@ -8,7 +8,10 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
+from retrain.registry import PluginSpec
 from retrain.rollouts import Floats, Rollout
+
+SPEC = PluginSpec("token transform", "reweigh", ("rollout", "advantage", "progress"))
 
 
 class Transform(Protocol):

@@ -1,0 +1,235 @@
+"""Finds plugins by name and holds them to the contract that their kind declares.
+
+A name is that of a built-in plugin (`retrain/<kind>/<name>.py`, or a folder of that name), of an entry
+point in the group `retrain.<kind>`, or a dotted path: of a function (`my_pkg.rewards.score`), or of a file or
+folder that defines the kind's entry function (`my_pkg.launcher`).
+"""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+import traceback
+from collections.abc import Callable, Iterable, Mapping
+from functools import cache, partial
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+
+from retrain.errors import ConfigError
+from retrain.registry.code import PACKAGE, BuiltIn, Imported, home_of
+from retrain.registry.contract import KINDS, Hook, PluginSpec, spec_of
+from retrain.registry.parameters import (
+    LARGEST,
+    Fraction,
+    NotNegative,
+    Parameter,
+    Positive,
+    nearest,
+    problem_with,
+)
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
+
+__all__ = [
+    "KINDS",
+    "LARGEST",
+    "BuiltIn",
+    "Fraction",
+    "Hook",
+    "Imported",
+    "NotNegative",
+    "Parameter",
+    "Plugin",
+    "PluginSpec",
+    "Positive",
+    "bound",
+    "built_in_names",
+    "check_made",
+    "find",
+    "find_function",
+    "home_of",
+    "hook",
+    "names",
+    "nearest",
+    "parameters",
+    "plugin",
+    "problem_with_name",
+    "problems_with_params",
+    "spec_of",
+]
+
+T = TypeVar("T")
+Plugin: TypeAlias = BuiltIn | Imported
+
+
+def plugin(kind: str, name: str) -> Plugin:
+    """Find a plugin; a built-in one is not imported.
+
+    Raises:
+        ConfigError: no such plugin, or it cannot be imported; says which names exist.
+    """
+    if name in built_in_names(kind):
+        return BuiltIn(spec_of(kind), f"retrain.{kind}.{name}")
+    if "." in name:
+        return _from_dotted_path(kind, name)
+    for entry in _installed(kind):
+        if entry.name == name:
+            found = _loaded(name, kind, entry.load)
+            return _imported(kind, name, found, importlib.import_module(entry.module), entry.attr)
+    raise ConfigError(_unknown(kind, name))
+
+
+def find(kind: str, name: str) -> Callable[..., Any]:
+    """Return the entry function of a plugin.
+
+    Raises:
+        ConfigError: no such plugin, it cannot be imported, or it cannot be called as its kind is.
+    """
+    return plugin(kind, name).function()
+
+
+def bound(kind: str, name: str, table: Mapping[str, Any]) -> Callable[..., Any]:
+    """Return the entry function of a plugin with those keys of its table that it takes."""
+    found = plugin(kind, name)
+    known = found.parameters()
+    keys = table.keys() if known is None else table.keys() & {p.name for p in known}
+    return partial(found.function(), **{key: table[key] for key in keys})
+
+
+def check_made(kind: str, name: str, made: T) -> T:
+    """Return what an entry function returned, if it is what its kind asks for.
+
+    Raises:
+        ConfigError: it lacks a member.
+    """
+    spec = spec_of(kind)
+    lacking = [member for member in spec.members if not hasattr(made, member)]
+    if lacking:
+        what = f"{name!r} returned a {type(made).__name__} without {', '.join(lacking)}"
+        raise ConfigError(f"{what}; see the page on extending for a {spec.noun}")
+    return made
+
+
+def hook(kind: str, name: str, wanted: str) -> Callable[..., Any] | None:
+    """Return a further function of a plugin that its kind declares; None if the plugin has none.
+
+    Raises:
+        ConfigError: there is one that cannot be called as declared.
+    """
+    return plugin(kind, name).hook(wanted)
+
+
+def find_function(what: str, path: str) -> Callable[..., Any]:
+    """Return the function that a dotted path names; `what` it is, for the error.
+
+    Raises:
+        ConfigError: it cannot be imported.
+    """
+    _, found = _at(what, path)
+    if not callable(found):
+        raise ConfigError(f"{path!r} in {what} is a {type(found).__name__}, not a function")
+    function: Callable[..., Any] = found
+    return function
+
+
+def names(kind: str) -> list[str]:
+    """List the plugins of a kind by TOML name: built-in ones, then installed entry points."""
+    return [*built_in_names(kind), *sorted(entry.name for entry in _installed(kind))]
+
+
+@cache
+def built_in_names(kind: str) -> tuple[str, ...]:
+    """List the built-in plugins of a kind, files and folders, without importing any."""
+    found = pkgutil.iter_modules([str(PACKAGE / kind)])
+    return tuple(sorted(m.name for m in found if not m.name.startswith("_")))
+
+
+def problem_with_name(kind: str, name: str) -> str | None:
+    """Return why a plugin's name cannot be used; None if it can. Built-in plugins are not imported."""
+    try:
+        found = plugin(kind, name)
+        if isinstance(found, Imported):
+            found.function()
+    except ConfigError as error:
+        return str(error)
+    return None
+
+
+def problems_with_params(kind: str, name: str, params: Mapping[str, object]) -> list[tuple[str, str]]:
+    """Check a plugin's table against its entry function's keyword-only parameters: (key, problem) pairs."""
+    found = plugin(kind, name)
+    known = found.parameters()
+    if known is None or (not known and found.spec.judge and found.hook(found.spec.judge)):
+        return []
+    missing = [(p.name, f"is needed by {name!r}") for p in known if p.required and p.name not in params]
+    judged = ((key, problem_with(name, known, key, value)) for key, value in params.items())
+    return missing + [(key, problem) for key, problem in judged if problem]
+
+
+def parameters(kind: str, name: str) -> tuple[Parameter, ...] | None:
+    """Return the keys of a plugin's table; None if it takes any."""
+    return plugin(kind, name).parameters()
+
+
+@cache  # reading the metadata of everything that is installed takes 30 ms
+def _installed(kind: str) -> Iterable[EntryPoint]:
+    from importlib.metadata import entry_points
+
+    return entry_points(group=f"retrain.{kind}")
+
+
+def _unknown(kind: str, name: str) -> str:
+    known = names(kind)
+    near = nearest(name, known)
+    hint = f"did you mean {near!r}?" if near else f"known: {', '.join(known)}, or a dotted path"
+    return f"{name!r} is not one of the {kind}; {hint}"
+
+
+def _from_dotted_path(kind: str, path: str) -> Imported:
+    module, found = _at(kind, path)
+    return _imported(kind, path, found, module, path.rpartition(".")[2])
+
+
+def _imported(kind: str, name: str, found: Any, module: ModuleType, attribute: str) -> Imported:
+    """Return a plugin that was found by its module, or by a function in it."""
+    spec = spec_of(kind)
+    if isinstance(found, ModuleType):
+        if not hasattr(found, spec.entry):
+            raise ConfigError(f"{name!r} in {kind} is a module that defines no function {spec.entry!r}")
+        return Imported(spec, name, getattr(found, spec.entry), found)
+    return Imported(spec, name, found, module if attribute == spec.entry else None)
+
+
+def _at(what: str, path: str) -> tuple[ModuleType, Any]:
+    """Import what a dotted path names: a module, or something in one."""
+    parent, _, last = path.rpartition(".")
+    if not parent or not all(part.isidentifier() for part in path.split(".")):
+        raise ConfigError(f"{path!r} is no dotted path; write it as Python does: my_pkg.my_module.name")
+
+    def load() -> tuple[ModuleType, Any]:
+        module = importlib.import_module(parent)
+        if not hasattr(module, last) and hasattr(module, "__path__"):
+            try:
+                importlib.import_module(path)  # sets the attribute
+            except ModuleNotFoundError as error:
+                if error.name != path:
+                    raise
+        return module, getattr(module, last)
+
+    found: tuple[ModuleType, Any] = _loaded(path, what, load)
+    return found
+
+
+def _loaded(name: str, what: str, load: Callable[[], Any]) -> Any:
+    """Run what somebody else wrote; whatever it raises is told as a problem of the file that names it."""
+    try:
+        return load()
+    except (ImportError, AttributeError) as error:
+        raise ConfigError(
+            f"{name!r} cannot be loaded as {what} ({error}); check the path, and that Python finds it"
+        ) from error
+    except Exception as error:
+        at = error if isinstance(error, SyntaxError) else traceback.extract_tb(error.__traceback__)[-1]
+        raised = f"{type(error).__name__} at {at.filename}:{at.lineno}: {error}"
+        raise ConfigError(f"{name!r} cannot be loaded as {what} ({raised}); mend that code") from error

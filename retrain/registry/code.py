@@ -1,0 +1,157 @@
+"""The code of a plugin: a file or a folder, read without an import (ours), or imported (anybody's).
+
+Names and parameters of built-in plugins are read from their source, so that a plan can be checked without
+importing what the plugins need.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import importlib.util
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from retrain.errors import ConfigError
+from retrain.registry.contract import PluginSpec, call_problem
+from retrain.registry.parameters import Parameter, from_function, from_source
+
+PACKAGE = Path(__file__).parent.parent
+
+
+@dataclass(frozen=True)
+class BuiltIn:
+    """A plugin of ours: `retrain/<kind>/<name>.py`, or a folder of that name."""
+
+    spec: PluginSpec
+    module: str  # retrain.<kind>.<name>
+
+    def function(self) -> Callable[..., Any]:
+        """Import the plugin and return its entry function."""
+        found: Callable[..., Any] = getattr(importlib.import_module(self.module), self.spec.entry)
+        return found
+
+    def hook(self, name: str) -> Callable[..., Any] | None:
+        """Return a hook, imported from where it is defined; None, without an import, if there is none."""
+        homes = _homes(self.module)
+        if self.spec.hook(name).name not in homes:
+            return None
+        found: Callable[..., Any] = getattr(importlib.import_module(homes[name]), name)
+        return found
+
+    def parameters(self) -> tuple[Parameter, ...] | None:
+        """Return the entry function's keyword-only parameters; None if it takes any."""
+        return _keys(from_source(_definition(self.module, self.spec.entry)), self.spec)
+
+    def constant(self, name: str, default: Any) -> Any:
+        """Return a constant that the plugin's file sets."""
+        for node in _tree(self.module).body:
+            if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == name:
+                return ast.literal_eval(node.value)
+        return default
+
+    def summary(self) -> str:
+        """Return the first line of its description."""
+        return (ast.get_docstring(_tree(self.module)) or "").partition("\n")[0]
+
+
+@dataclass(frozen=True)
+class Imported:
+    """Somebody's plugin. The hooks of a module belong to the function that has the entry's name."""
+
+    spec: PluginSpec
+    name: str
+    found: Callable[..., Any]
+    module: ModuleType | None  # where hooks and constants are looked for; None for a function beside them
+
+    def function(self) -> Callable[..., Any]:
+        """Return the entry function.
+
+        Raises:
+            ConfigError: it cannot be called as its kind is.
+        """
+        return self._checked(self.found, self.name, self.spec.arguments, self.spec.given)
+
+    def hook(self, name: str) -> Callable[..., Any] | None:
+        """Return a hook; None if there is none.
+
+        Raises:
+            ConfigError: it is no function, or cannot be called as the contract says.
+        """
+        declared = self.spec.hook(name)
+        found = getattr(self.module, name, None)
+        if found is None:
+            return None
+        return self._checked(found, f"{self.name}: {name}", declared.arguments)
+
+    def parameters(self) -> tuple[Parameter, ...] | None:
+        """Return the entry function's keyword-only parameters; None if it takes any."""
+        return _keys(from_function(self.found), self.spec)
+
+    def constant(self, name: str, default: Any) -> Any:
+        """Return a constant that the plugin's module sets."""
+        return getattr(self.module, name, default)
+
+    def summary(self) -> str:
+        """Return the first line of its description."""
+        return ((self.module and self.module.__doc__) or "").strip().partition("\n")[0]
+
+    def _checked(
+        self, found: Any, what: str, arguments: tuple[str, ...], given: tuple[str, ...] = ()
+    ) -> Callable[..., Any]:
+        if not callable(found):
+            raise ConfigError(f"{what!r} is a {type(found).__name__}, not a function")
+        if problem := call_problem(found, arguments, given):
+            raise ConfigError(f"{what!r} {problem}; see the page on extending for a {self.spec.noun}")
+        function: Callable[..., Any] = found
+        return function
+
+
+def path_of(module: str) -> Path:
+    """Return the file of a module of ours; a folder's is its `__init__.py`."""
+    path = PACKAGE.joinpath(*module.split(".")[1:])
+    return path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
+
+
+def _keys(known: tuple[Parameter, ...] | None, spec: PluginSpec) -> tuple[Parameter, ...] | None:
+    return None if known is None else tuple(p for p in known if p.name not in spec.given)
+
+
+@cache  # asked once per run of a campaign
+def _tree(module: str) -> ast.Module:
+    return ast.parse(path_of(module).read_text(encoding="utf-8"))
+
+
+def home_of(module: str, function: str) -> Path:
+    """Return the file in which a function that a built-in plugin defines or imports is defined."""
+    home = _homes(module)[function]
+    return path_of(module) if home == module else home_of(home, function)
+
+
+@cache
+def _homes(module: str) -> Mapping[str, str]:
+    """Name the functions that a module defines or imports, each with the module that it comes from."""
+    package = module if path_of(module).name == "__init__.py" else module.rpartition(".")[0]
+    homes: dict[str, str] = {}
+    for node in _tree(module).body:
+        if isinstance(node, ast.ImportFrom):
+            source = importlib.util.resolve_name("." * node.level + (node.module or ""), package)
+            homes |= {alias.name: source for alias in node.names if alias.asname is None}
+        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            homes[node.name] = module
+    return homes
+
+
+def _definition(module: str, function: str) -> ast.FunctionDef | ast.AsyncFunctionDef:
+    home = _homes(module)[function]
+    if home != module:
+        return _definition(home, function)
+    return next(
+        node
+        for node in _tree(module).body
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name == function
+    )

@@ -1,0 +1,248 @@
+"""A plugin of somebody else has every right that a built-in one has: keys, checks and hooks."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from retrain import extras, registry
+from retrain.config.load import parse
+from retrain.errors import ConfigError
+from retrain.registry.contract import call_problem
+
+Retrain = Callable[..., subprocess.CompletedProcess[str]]
+LAUNCHER = """
+import sys
+from retrain.launchers.inline import InlineLauncher
+
+def open_launcher(assignment, *, queue: str = "short", hours: int = 1):
+    print(f"opened for {queue}", file=sys.stderr)
+    return InlineLauncher(assignment)
+
+def check_options(options):
+    return ["hours: needs queue = 'long'"] if options.get("hours", 1) > 8 else []
+
+def check_campaign(assignment):
+    return [f"[campaign].name: {assignment.campaign} is taken"] if "taken" in assignment.campaign else []
+
+def script(assignment):
+    return f"submit --queue {assignment.options.get('queue', 'short')} {len(assignment.runs)} runs"
+
+def at_a_time(assignment):
+    return 1
+"""
+BACKEND = """
+from dataclasses import replace
+from retrain.backends.numpy import connect as connect_numpy
+
+def connect(spec, *, width: int = 8):
+    print("width", width)
+    return connect_numpy(replace(spec, options={"hidden": width}))
+
+def check_options(options):
+    return ["width: needs an even number"] if options.get("width", 8) % 2 else []
+
+def takes_permits(options):
+    return False
+
+def advise_run(config):
+    return [f"width {config.backend.options.get('width')} is narrow"]
+"""
+
+
+def problems(tables: dict[str, object]) -> list[str]:
+    with pytest.raises(ConfigError) as caught:
+        parse(tables, "c.toml")
+    return list(caught.value.problems)
+
+
+@pytest.fixture
+def own(here: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, str], str]:
+    """Write a module with a name of its own, which Python finds."""
+    monkeypatch.syspath_prepend(str(here))
+
+    def write(name: str, code: str) -> str:
+        unique = f"{name}_{abs(hash(str(here))):x}"
+        (here / f"{unique}.py").write_text(code)
+        return unique
+
+    return write
+
+
+@pytest.mark.parametrize("kind", registry.KINDS)
+def test_every_built_in_plugin_keeps_the_contract_that_its_kind_declares(kind: str) -> None:
+    spec = registry.spec_of(kind)
+    for name in registry.built_in_names(kind):
+        if extras.missing_problem(kind, name) is None:
+            assert call_problem(registry.find(kind, name), spec.arguments, spec.given) == "", name
+        for hook in spec.hooks:
+            found = registry.hook(kind, name, hook.name)
+            assert found is None or hook.name == "open_scorer" or call_problem(found, hook.arguments) == ""
+
+
+def test_a_launchers_own_hooks_are_asked(retrain: Retrain, campaign_file: Path) -> None:
+    (campaign_file.parent / "own_launcher.py").write_text(LAUNCHER)
+    table = '[campaign."own_launcher.open_launcher"]\nqueue = "long"\n'
+    campaign_file.write_text(campaign_file.read_text() + table)
+    chosen = ("--set", "campaign.launcher=own_launcher.open_launcher")
+    explained = json.loads(retrain("explain", campaign_file, "--json", *chosen).stdout)
+    assert explained["script"] == "submit --queue long 4 runs"
+    assert explained["effective_parallelism"] == 1
+    taken = retrain("explain", campaign_file, *chosen, "--set", "campaign.name=taken")
+    assert (taken.returncode, "is taken" in taken.stderr) == (2, True)
+    done = retrain("run", campaign_file, *chosen, "--set", "campaign.seeds=[0]")
+    assert (done.returncode, done.stderr.count("opened for long")) == (0, 1), done.stderr
+
+
+def test_a_launchers_table_is_checked_like_any_plugins(own: Callable[[str, str], str]) -> None:
+    name = own("launcher", LAUNCHER) + ".open_launcher"
+
+    def with_table(**table: object) -> dict[str, object]:
+        return {"campaign": {"launcher": name, "seeds": [0], name: table}}
+
+    assert problems(with_table(quueue="a")) == [
+        f"c.toml [campaign.\"{name}\"].quueue: unknown parameter of {name!r}; did you mean 'queue'?"
+    ]
+    assert "got 1; needs a string" in problems(with_table(queue=1))[0]
+    assert problems(with_table(hours=9)) == [f"c.toml [campaign.\"{name}\"].hours: needs queue = 'long'"]
+    campaign = parse(with_table(hours=2), "c.toml").campaign
+    assert campaign is not None
+    assert campaign.launcher_options == {"hours": 2}
+
+
+def test_a_launcher_that_takes_nothing_refuses_a_table() -> None:
+    (problem,) = problems({"campaign": {"launcher_options": {"queue": "long"}}})
+    assert "unknown parameter of 'local'; it takes nothing" in problem
+
+
+def test_keyword_only_parameters_are_the_keys_of_a_backends_table(own: Callable[[str, str], str]) -> None:
+    name = own("backend", BACKEND) + ".connect"
+
+    def told(**options: object) -> list[str]:
+        return problems({"backend": {"backend": name, "options": options}})
+
+    assert told(widht=4) == [
+        f"c.toml [backend.options].widht: unknown parameter of {name!r}; did you mean 'width'?"
+    ]
+    assert told(width="4") == ["c.toml [backend.options].width: got '4'; needs a whole number"]
+    assert told(width=3) == ["c.toml [backend.options].width: needs an even number"]
+
+
+def test_a_backend_that_checks_nothing_takes_no_options(own: Callable[[str, str], str]) -> None:
+    name = own("bare", "def connect(spec): ...") + ".connect"
+    (problem,) = problems({"backend": {"backend": name, "options": {"basse": 0.03}}})
+    assert "unknown parameter" in problem
+    assert "it takes nothing" in problem
+
+
+def test_a_backend_gets_its_options_and_its_hooks_are_asked(retrain: Retrain, campaign_file: Path) -> None:
+    (campaign_file.parent / "own_backend.py").write_text(BACKEND)
+    chosen = ["--set", "backend.backend=own_backend.connect", "--set", "backend.options.width=6"]
+    explained = json.loads(retrain("explain", campaign_file, "--json", *chosen).stdout)
+    assert "width 6 is narrow" in explained["warnings"]
+    done = retrain("run", campaign_file, *chosen, "--set", "campaign.seeds=[0]")
+    assert done.returncode == 0, done.stderr
+    (log, *_) = (campaign_file.parent / "logs").glob("*/runs/*/output.log")
+    assert "width 6" in log.read_text()
+
+
+def test_a_folder_is_a_plugin_and_may_define_its_functions_in_files_of_its_own(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(here))
+    folder = here / "folders_of_mine" / "policy"
+    folder.mkdir(parents=True)
+    (folder / "__init__.py").write_text("from .files import check_options, connect\n")
+    (folder / "files.py").write_text(BACKEND)
+    for name in ("folders_of_mine.policy", "folders_of_mine.policy.connect"):
+        (problem,) = problems({"backend": {"backend": name, "options": {"width": 3}}})
+        assert "needs an even number" in problem
+
+
+def test_a_built_in_folder_is_read_without_importing_it() -> None:
+    found = registry.home_of("retrain.semaphore", "lock_sharing_problem")
+    assert found.parts[-2:] == ("semaphore", "filesystems.py")
+
+
+@pytest.mark.parametrize(
+    ("code", "says"),
+    [
+        ("def score(completion): return 0.0", "is (completion), and is called with (completion, prompt)"),
+        ("def score(completion, prompt): ...\ndef check_params(): ...", "check_params' is ()"),
+        ("def score(completion, prompt): ...\nservers = {}", "servers' is a dict, not a function"),
+    ],
+)
+def test_what_cannot_be_called_as_declared_is_refused(
+    code: str, says: str, own: Callable[[str, str], str]
+) -> None:
+    name = own("odd", code) + ".score"
+    found = []
+    for what in (lambda: registry.find("rewards", name), *hooks_of(name)):
+        try:
+            what()
+        except ConfigError as error:
+            found.append(str(error))
+    assert any(says in one for one in found), found
+
+
+def hooks_of(name: str) -> list[Callable[[], object]]:
+    return [lambda h=h: registry.hook("rewards", name, h.name) for h in registry.spec_of("rewards").hooks]
+
+
+def test_a_function_beside_the_entry_function_does_not_get_its_hooks(own: Callable[[str, str], str]) -> None:
+    code = "def score(c, p): ...\ndef short(c, p): ...\ndef open_scorer(): ...\n"
+    name = own("two", code)
+    assert registry.hook("rewards", f"{name}.score", "open_scorer") is not None
+    assert registry.hook("rewards", f"{name}.short", "open_scorer") is None
+
+
+@pytest.mark.parametrize("imports", ["", "from __future__ import annotations\n"])
+def test_bounds_and_choices_hold_however_annotations_are_evaluated(
+    imports: str, own: Callable[[str, str], str]
+) -> None:
+    code = f"{imports}from typing import Literal\nfrom retrain.registry import Fraction\n"
+    code += "def score(c, p, *, share: Fraction = 0.5, mode: Literal['a', 'b'] = 'a'): ...\n"
+    name = own(f"bounds{len(imports)}", code) + ".score"
+    found = problems({"reward": {"reward": name, "params": {"share": 2.0, "mode": "c"}}})
+    assert [one.partition(": ")[2] for one in found] == [
+        "got 2.0; needs a number from 0 to 1",
+        "got 'c'; needs one of 'a', 'b'",
+    ]
+
+
+def test_a_key_without_a_default_must_be_given(own: Callable[[str, str], str]) -> None:
+    name = own("needy", "def score(c, p, *, judge: str): ...") + ".score"
+    assert problems({"reward": {"reward": name}}) == [f"c.toml [reward.params].judge: is needed by {name!r}"]
+
+
+def test_what_a_task_returns_must_be_a_task(retrain: Retrain, campaign_file: Path) -> None:
+    (campaign_file.parent / "own_task.py").write_text("def build(*, seed):\n    return ['1+1=']\n")
+    told = retrain("explain", campaign_file, "--set", "data.task=own_task.build")
+    assert told.returncode == 2
+    assert "'own_task.build' returned a list without train, held_out, alphabet" in told.stderr
+
+
+def test_an_installed_package_offers_plugins_by_name(retrain: Retrain, campaign_file: Path) -> None:
+    site = campaign_file.parent / "site"
+    info = site / "others-1.0.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: others\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text(
+        "[retrain.launchers]\ncluster = others_launcher\n[retrain.backends]\nwide = others_backend:connect\n"
+    )
+    (site / "others_launcher.py").write_text(f'"""Jobs of ours."""\n{LAUNCHER}')
+    (site / "others_backend.py").write_text(BACKEND)
+    campaign_file.write_text(campaign_file.read_text() + '[campaign.cluster]\nqueue = "night"\n')
+    chosen = ["--set", "campaign.launcher=cluster", "--set", "backend.backend=wide"]
+    env = {**os.environ, "PYTHONPATH": str(site)}
+    explained = json.loads(retrain("explain", campaign_file, "--json", *chosen, env=env).stdout)
+    assert explained["script"] == "submit --queue night 4 runs"
+    listed = json.loads(retrain("plugins", "launchers", "--json", env=env).stdout)
+    assert [row["summary"] for row in listed if row["name"] == "cluster"] == ["Jobs of ours."]
+    wrong = retrain("explain", campaign_file, *chosen, "--set", "backend.options.width=3", env=env)
+    assert "backend.options.width: needs an even number" in wrong.stderr
