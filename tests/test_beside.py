@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from retrain.config.flow import FlowSettings
+from retrain.errors import BackendMemoryError
 from retrain.rollouts import Group, Prompt, Rollout
 from retrain.trainer.beside import Beside
 from retrain.trainer.prompts import PromptStream
@@ -162,3 +163,52 @@ def test_prompts_put_back_are_taken_first_and_across_epochs() -> None:
     seen = [prompt.id for prompt in stream.take(510)]
     stream.put_back([505, 3])
     assert [prompt.id for prompt in stream.take(3)] == [seen[3], seen[505], stream.at(510).id]
+
+
+@pytest.mark.parametrize("unit", [4, 6])
+def test_a_unit_that_does_not_fit_is_sampled_in_parts_and_those_after_it_as_well(unit: int) -> None:
+    sizes: list[int] = []
+
+    def sample(prompts: Sequence[Prompt]) -> list[Group]:
+        sizes.append(len(prompts))
+        if len(prompts) > 2:
+            raise BackendMemoryError(f"{len(prompts)} prompts did not fit")
+        return sampled(prompts)
+
+    source = opened(sample, workers=1, batch=2, unit=unit)
+    trained = train(source, range(12), 2)
+    state = source.state_dict()
+    source.close()
+    assert_each_once(trained, source)
+    assert [size for size in sizes if size > 2] == sizes[: len([size for size in sizes if size > 2])]
+    resumed = opened(sample, workers=1, batch=2, unit=unit)
+    resumed.load_state_dict(json.loads(json.dumps(state)))
+    assert resumed.row()["rate_prompts_at_a_time"] <= 2
+    resumed.close()
+
+
+def test_a_step_that_did_not_fit_beside_sampling_halves_what_is_sampled_at_a_time() -> None:
+    sizes: list[int] = []
+
+    def sample(prompts: Sequence[Prompt]) -> list[Group]:
+        sizes.append(len(prompts))
+        return sampled(prompts)
+
+    source = opened(sample, workers=1, batch=4, unit=4)
+    source.next_groups(4, 4, 0)
+    source.put_back()
+    sizes.clear()
+    source.next_groups(2, 2, 0)
+    assert set(sizes) == {2}
+    assert source.row()["rate_lost"] >= 4
+    source.close()
+
+
+def test_a_single_prompt_that_does_not_fit_ends_in_a_memory_error() -> None:
+    def sample(prompts: Sequence[Prompt]) -> list[Group]:
+        raise BackendMemoryError("no room at all")
+
+    source = opened(sample, workers=2, batch=2, unit=4)
+    with pytest.raises(BackendMemoryError, match="no room at all"):
+        source.next_groups(2, 2, 0)
+    source.close()

@@ -12,7 +12,7 @@ import pytest
 
 from retrain.backends import BackendSpec, Optimization, Sampling
 from retrain.backends.numpy import NumpyBackend, check_options, connect
-from retrain.errors import ConfigError, RecordsError
+from retrain.errors import BackendMemoryError, ConfigError, RecordsError
 from retrain.losses import ppo
 from retrain.rollouts import Group, Loss, Prompt, TrainingSample
 
@@ -229,3 +229,8 @@ def test_closing_twice_is_safe():
     backend = policy()
     backend.close()
     backend.close()
+
+
+def test_prompts_that_do_not_fit_in_memory_are_a_memory_error():
+    with pytest.raises(BackendMemoryError, match="did not fit in memory"):
+        policy().sample(PROMPTS, Sampling(10**14, 1, 1.0))

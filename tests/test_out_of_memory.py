@@ -58,6 +58,13 @@ def test_what_did_not_fit_is_remembered_over_a_resume(tmp_path: Path) -> None:
     assert all(failed < min(before) for failed in after)
 
 
+def test_a_unit_sampled_beside_training_shrinks_and_the_batch_stays_whole(tmp_path: Path) -> None:
+    rows = rows_of(tmp_path, small(16, rate_limiter={"max_staleness": 1}))
+    assert {r["batch_size"] for r in rows} == {16}
+    assert {r["rate_prompts_at_a_time"] for r in rows} == {4}  # 16, 8 and then 4
+    assert {r["rate_dropped"] for r in rows} == {0}
+
+
 def test_held_out_prompts_that_do_not_fit_are_evaluated_in_parts(tmp_path: Path) -> None:
     raw = small(2)
     raw["data"] = {**raw["data"], "eval_prompts": 3 * ROOM}

@@ -86,15 +86,21 @@ class NumpyBackend:
         self._work = WorkMeter()
 
     def sample(self, prompts: Sequence[Prompt], sampling: Sampling) -> list[Group]:
-        """Sample each prompt's group, running the prompt itself once."""
+        """Sample each prompt's group, running the prompt itself once.
+
+        Raises:
+            NonFiniteError: the policy's log-probabilities are not finite.
+            BackendMemoryError: out of memory.
+        """
         encoded = [self._characters.encode(p.text) for p in prompts]
         random = self._random if sampling.seed is None else np.random.default_rng(sampling.seed)
         with self._call(), np.errstate(all="ignore"):
             began_s = time.perf_counter()
-            trace = unroll_prompts(self._weights, encoded)
-            states = trace.states[trace.packed.last()].repeat(sampling.group_size, axis=0)
-            prefilled_s = time.perf_counter()
-            completions = complete(self._weights, states, sampling, random)
+            with _fitting(f"{len(prompts)} prompts", "lower group_size or max_tokens"):
+                trace = unroll_prompts(self._weights, encoded)
+                states = trace.states[trace.packed.last()].repeat(sampling.group_size, axis=0)
+                prefilled_s = time.perf_counter()
+                completions = complete(self._weights, states, sampling, random)
             ended_s = time.perf_counter()
         if not self.info.remote:
             lengths = [len(ids) for ids in encoded]
@@ -123,13 +129,8 @@ class NumpyBackend:
             raise ValueError("samples: got none; a step without signal needs no update")
         with self._call(), np.errstate(all="ignore"):
             began_s = time.perf_counter()
-            try:
+            with _fitting(f"{len(samples)} rollouts", "raise micro_batches or lower max_tokens"):
                 totals, gradient, squares, work = self._accumulate(samples, loss, optimization)
-            except MemoryError as error:
-                raise BackendMemoryError(
-                    f"{len(samples)} rollouts did not fit in memory ({error}); "
-                    "raise micro_batches or lower max_tokens"
-                ) from error
             _check_finite(totals, gradient)
             moments = self._compare(gradient.flat, squares) if squares else None
             norm = clip_by_norm(gradient.flat, optimization.max_grad_norm)
@@ -248,6 +249,14 @@ class NumpyBackend:
         if not self._optimizer.is_settled:
             return None
         return GradientMoments(np.array(squares)[:, None], np.array([sqr_norm(mean)]), consecutive)
+
+
+@contextmanager
+def _fitting(what: str, advice: str) -> Iterator[None]:
+    try:
+        yield
+    except MemoryError as error:
+        raise BackendMemoryError(f"{what} did not fit in memory ({error}); {advice}") from error
 
 
 def _costs(weights: Weights) -> ModelCosts:

@@ -8,6 +8,7 @@ from contextlib import contextmanager, nullcontext
 from typing import Any
 
 from retrain.config.flow import FlowSettings
+from retrain.errors import BackendMemoryError
 from retrain.pipeline import RolloutPipeline
 from retrain.rollouts import Group, Prompt
 from retrain.trainer.prompts import PromptStream
@@ -20,6 +21,8 @@ class Beside:
     Each prompt of an epoch is trained on once, however many workers finish in whatever order: what is
     under way when a run ends is sampled again after a resume, and what gets stale (because the batch
     shrank) at once, before anything else. A reservoir trains on some again.
+
+    A unit that does not fit in memory is sampled in halves, and so are those after it.
     """
 
     def __init__(
@@ -41,6 +44,7 @@ class Beside:
         self._order = threading.Lock()
         self._pipeline = self._open()
         self._is_started = False
+        self._at_a_time = settings.unit_size  # prompts
         self._under_way: set[int] = set()  # positions that training has not had yet
         self._last: set[int] = set()  # those that the last batch had for the first time
 
@@ -72,14 +76,15 @@ class Beside:
 
     def row(self) -> dict[str, Any]:
         """Return ratio, waits, ages and drops."""
-        return self._pipeline.stats().row()
+        return {**self._pipeline.stats().row(), "rate_prompts_at_a_time": self._at_a_time}
 
     def put_back(self) -> None:
-        """Begin anew: a failed producer has ended its pipeline, and the last batch is sampled again."""
+        """Begin anew, with less at a time: memory ran out, and the last batch is sampled again."""
         counts = self._pipeline.state_dict()
         counts["lost"] += len(self._last)
         self.close()
         with self._order:
+            self._at_a_time = max(1, self._at_a_time // 2)
             self._prompts.put_back(self._under_way | self._last)
             self._under_way, self._last = set(), set()
         self._pipeline, self._is_started = self._open(), False
@@ -94,11 +99,13 @@ class Beside:
             return {
                 "prompts": {**cursor, "again": again},
                 "pipeline": pipeline,
+                "at_a_time": self._at_a_time,
             }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from counts and cursor."""
         self._prompts.load_state_dict(state["prompts"])
+        self._at_a_time = state.get("at_a_time", self._at_a_time)
         if "pipeline" in state:
             self._pipeline.load_state_dict(state["pipeline"])
 
@@ -126,4 +133,19 @@ class Beside:
         self, version: int, positions: Sequence[int], prompts: Sequence[Prompt]
     ) -> list[tuple[int, Group]]:
         del version
-        return list(zip(positions, self._sample(prompts), strict=True))
+        return list(zip(positions, self._in_parts(prompts), strict=True))
+
+    def _in_parts(self, prompts: Sequence[Prompt]) -> list[Group]:
+        """Sample as many at a time as fit."""
+        at_a_time = min(self._at_a_time, len(prompts))
+        groups: list[Group] = []
+        while len(groups) < len(prompts):
+            try:
+                groups += self._sample(prompts[len(groups) : len(groups) + at_a_time])
+            except BackendMemoryError:
+                if at_a_time == 1:
+                    raise
+                at_a_time //= 2
+                with self._order:
+                    self._at_a_time = min(self._at_a_time, at_a_time)
+        return groups
