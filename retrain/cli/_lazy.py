@@ -29,7 +29,13 @@ COMMANDS = {  # in the order of `retrain --help`, each in the file of its name
     "squeeze": "Make a LoRA adapter smaller.",
     "doctor": "Say what is missing here, and how to get it.",
 }
-CONVERSIONS: Mapping[Any, Callable[[Any], Any]] = {Path: Path, str: str, bool: bool, list[str]: tuple}
+CONVERSIONS: Mapping[Any, Callable[[Any], Any]] = {
+    Path: Path,
+    str: str,
+    bool: bool,
+    list[str]: tuple,
+    list[Path]: lambda values: tuple(map(Path, values)),
+}
 HELP = {"help_option_names": ["-h", "--help"]}
 
 

@@ -8,6 +8,8 @@ from typing import Annotated
 
 import typer
 
+from retrain.cli.options import Force, permission
+
 
 class Format(StrEnum):
     """What rows are written as."""
@@ -35,6 +37,7 @@ def command(
     warmup: Annotated[
         bool, typer.Option("--warmup", help="The supervised updates of warm-ups instead, one row each.")
     ] = False,
+    force: Force = False,
 ) -> None:
     """Write all steps of all runs as one table, each step once, to go on with pandas, R or SQL.
 
@@ -44,13 +47,16 @@ def command(
     from retrain.report.export import ends_of, rows_of, warm_up_of
     from retrain.report.gather import gather_all, left_out
     from retrain.report.outputs import TABLES, chosen_format, write_table
+    from retrain.report.targets import prepare
 
     if runs and warmup:
         raise ConfigError("--runs --warmup: ask for one of them at a time")
+    chosen = chosen_format(output, form, TABLES)
+    if output is not None:
+        prepare([output], permission(force))
     campaigns = gather_all(directory)
     for line in left_out(run for campaign in campaigns for run in campaign.runs):
         typer.echo(line, err=True)
-    chosen = chosen_format(output, form, TABLES)
     table_of = ends_of if runs else warm_up_of if warmup else rows_of
     content = write_table(table_of(campaigns), chosen, output)
     if output is None:

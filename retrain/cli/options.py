@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
 
@@ -27,6 +29,19 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print the same rows as JSO
 Detach = Annotated[
     bool, typer.Option("--detach", help="Leave it running in the background, and return at once.")
 ]
+
+Force = Annotated[bool, typer.Option("--force", help="Replace a file that retrain did not write.")]
+
+
+def permission(force: bool) -> Callable[[str], bool]:
+    """Return what decides whether somebody else's file may be replaced: --force, or else the user."""
+
+    def may_replace(what: str) -> bool:
+        if force or not (sys.stdin.isatty() and sys.stderr.isatty()):
+            return force
+        return typer.confirm(f"{what}: exists, and retrain did not write it; replace?", err=True)
+
+    return may_replace
 
 
 def duration(text: str, option: str) -> float:

@@ -8,6 +8,8 @@ from typing import Annotated
 
 import typer
 
+from retrain.cli.options import Force, permission
+
 
 class Format(StrEnum):
     """What a report is written as."""
@@ -20,9 +22,12 @@ class Format(StrEnum):
 
 
 def command(
-    directory: Annotated[
-        Path, typer.Argument(metavar="DIR", help="A campaign, a run, or a log directory with one of them.")
-    ] = Path("logs"),
+    directories: Annotated[
+        list[Path] | None,
+        typer.Argument(
+            metavar="[DIR]...", help="Campaigns, runs, or a log directory with one of them; default: logs."
+        ),
+    ] = None,
     output: Annotated[
         Path | None, typer.Option("--output", "-o", metavar="FILE", help="Where to; default: report.FORMAT.")
     ] = None,
@@ -35,20 +40,31 @@ def command(
             "--metric", "-m", metavar="NAME", help="Draw and compare this as well; repeat for more."
         ),
     ] = None,
+    force: Force = False,
 ) -> None:
     """Make one HTML file of a campaign: curves, comparison, failures, configuration, provenance.
 
-    It needs no network to be viewed. png and svg write one file per chart, csv and parquet the rows.
+    It needs no network to be viewed. png and svg write one file per chart, csv and parquet the rows. Of
+    several campaigns, each gets a file of its own, named after it.
 
     Example: retrain report logs/study-20260101T120000Z-1a2b -o study.html
     """
     from retrain.report.gather import gather
-    from retrain.report.outputs import chosen_format, write
+    from retrain.report.outputs import check_target, chosen_format, write
 
-    chosen = chosen_format(output, form)
+    chosen, may_replace = chosen_format(output, form), permission(force)
     target = output or Path(f"report.{chosen}")
-    campaign = gather(directory)
-    for problem in campaign.problems:
-        typer.echo(problem, err=True)
-    for path in write(campaign, target, chosen, metrics or ()):
-        typer.echo(f"{path}  {path.stat().st_size / 1000:,.0f} kB")
+    found = directories or [Path("logs")]
+    targets = [target] if len(found) == 1 else [_named_after(target, directory) for directory in found]
+    for one in targets:
+        check_target(one, chosen, may_replace)
+    for directory, one in zip(found, targets, strict=True):
+        campaign = gather(directory)
+        for problem in campaign.problems:
+            typer.echo(problem, err=True)
+        for path in write(campaign, one, chosen, metrics or (), may_replace):
+            typer.echo(f"{path}  {path.stat().st_size / 1000:,.0f} kB")
+
+
+def _named_after(target: Path, directory: Path) -> Path:
+    return target.with_name(f"{target.stem}-{directory.resolve().name}{target.suffix}")

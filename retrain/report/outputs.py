@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from retrain.errors import ConfigError
@@ -13,9 +13,11 @@ from retrain.report.final import check_metrics, known_metrics
 from retrain.report.gather import CampaignRecord
 from retrain.report.images import render_images
 from retrain.report.page import page
+from retrain.report.targets import marked, prepare
 
 FORMATS = ("html", "png", "svg", "csv", "parquet")
 TABLES = ("csv", "jsonl", "parquet")
+IMAGES = ("png", "svg")
 
 
 def chosen_format(output: Path | None, form: str | None, known: Sequence[str] = FORMATS) -> str:
@@ -47,18 +49,33 @@ def write_table(rows: Table, form: str, target: Path | None) -> bytes:
     return content
 
 
-def write(campaign: CampaignRecord, target: Path, form: str, metrics: Sequence[str]) -> list[Path]:
+def check_target(target: Path, form: str, may_replace: Callable[[str], bool]) -> None:
+    """Refuse a target that must not be written, before anything is computed; see `targets.prepare`."""
+    prepare([target.with_name(f"{target.stem}-chart.{form}") if form in IMAGES else target], may_replace)
+
+
+def write(
+    campaign: CampaignRecord,
+    target: Path,
+    form: str,
+    metrics: Sequence[str],
+    may_replace: Callable[[str], bool] = lambda what: False,
+) -> list[Path]:
     """Write a report.
 
     Returns:
         The files: one, or for images one per chart beside `target`.
 
     Raises:
-        ConfigError: an extra is not installed, a metric is unknown, or there is nothing to draw.
+        ConfigError: an extra is not installed, a metric is unknown, there is nothing to draw, or somebody
+            else's file is in an image's place.
         RecordsError: the disk refused.
     """
     check_metrics(metrics, known_metrics(campaign.runs))
-    return [_write(path, content) for path, content in _files(campaign, target, form, metrics)]
+    files = list(_files(campaign, target, form, metrics))
+    if form in IMAGES:  # whose names are known only now
+        prepare([path for path, _ in files], may_replace)
+    return [_write(path, content) for path, content in files]
 
 
 def _files(
@@ -73,7 +90,7 @@ def _files(
         if not charts:
             raise ConfigError(f"{campaign.directory}: no run has rows yet, so there is nothing to draw")
         for name, image in render_images(charts, "png" if form == "png" else "svg").items():
-            yield target.with_name(f"{target.stem}-{name}.{form}"), image
+            yield target.with_name(f"{target.stem}-{name}.{form}"), marked(image, form)
 
 
 def _table(rows: Table, form: str) -> bytes:

@@ -20,6 +20,7 @@ from retrain.report.markup import NOTHING, Html, data, paragraph, tag, text
 from retrain.report.numbers import rounded
 from retrain.report.sections import Section, headline, sections
 from retrain.report.series import Curve
+from retrain.report.targets import MARK
 
 LABEL = "\0label"  # stands in the template where a metric's name goes; no name can hold it
 SHOWN_FIRST = ("entropy", "tokens_per_second")
@@ -43,6 +44,7 @@ def page(contents: Contents) -> str:
     ]
     head = [
         '<meta charset="utf-8">',
+        f'<meta name="generator" content="{MARK.decode()}">',
         f'<meta http-equiv="Content-Security-Policy" content="{_policy(library, script)}">',
         '<meta name="viewport" content="width=device-width, initial-scale=1">',
         '<meta name="referrer" content="no-referrer">',
