@@ -22,11 +22,15 @@ from tests.recorded import at
 
 @dataclass
 class Worked:
-    """One run: core-seconds of its pieces (start-up, steps, closing), and when each ended."""
+    """One run: core-seconds of its pieces (launch, start-up, steps, closing), and when each ended."""
 
     pieces: list[float]
-    began_s: float = 0.0
     ends_s: list[float] = field(default_factory=list)
+
+    @property
+    def began_s(self) -> float:
+        """When its worker wrote its first record."""
+        return self.ends_s[0]
 
     @property
     def is_over(self) -> bool:
@@ -38,21 +42,22 @@ def simulate(
     cores: float,
     *,
     seed: int = 0,
+    launch_s: float = 0.5,
     startup_s: float = 2.0,
     closing_s: float = 0.5,
     cv: float = 0.1,
 ) -> dict[str, Worked]:
     """Run a plan to its end; steps take a core-second on average."""
     rng = random.Random(seed)
-    waiting = [
-        (run.run_id, Worked([startup_s, *(rng.gauss(1, cv) for _ in range(run.max_steps)), closing_s]))
-        for run in plan.runs
-    ]
+    waiting = []
+    for run in plan.runs:
+        steps = [rng.gauss(1, cv) for _ in range(run.max_steps)]
+        waiting.append((run.run_id, Worked([launch_s, startup_s, *steps, closing_s])))
     runs, alive, now = dict(waiting), dict[str, float](), 0.0  # left of each one's present piece
     while waiting or alive:
         while waiting and len(alive) < plan.workers:
             name, run = waiting.pop(0)
-            alive[name], run.began_s = run.pieces[0], now
+            alive[name] = run.pieces[0]
         share = min(1.0, cores / len(alive))
         first = min(alive, key=lambda name: alive[name])
         done = alive[first]
@@ -105,9 +110,9 @@ def _record_run(files: RunFiles, run: RunPlan, worked: Worked, until_s: float) -
     events = [{"event": "begin", "attempt": 1, "started_at": at(worked.began_s)}]
     rows = []
     for step in range(1, run.max_steps + 1):
-        if len(worked.ends_s) > step and worked.ends_s[step] <= until_s:
-            took_s = worked.ends_s[step] - worked.ends_s[step - 1]
-            row = {"step": step, "attempt": 1, "timestamp": at(worked.ends_s[step]), "step_time_s": took_s}
+        begin, end = worked.ends_s[step : step + 2]
+        if end <= until_s:
+            row = {"step": step, "attempt": 1, "timestamp": at(end), "step_time_s": end - begin}
             rows.append(row | {"mean_reward": 0.5})
     files.metrics.write_text("".join(json.dumps(row) + "\n" for row in rows))
     if worked.ends_s[-1] <= until_s:

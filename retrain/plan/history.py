@@ -11,7 +11,7 @@ from pathlib import Path
 
 from retrain.config.labels import label_of
 from retrain.errors import RecordsError
-from retrain.plan.crowding import Alive, Crowding
+from retrain.plan.crowding import Alive, Crowding, Stretch
 from retrain.plan.measured import MeasuredRun, measure_run
 from retrain.records.clock import posix_s, seconds_between
 from retrain.records.layout import CampaignFiles, find_campaigns, is_single_run
@@ -28,18 +28,20 @@ class History:
 
     runs: tuple[MeasuredRun, ...]  # the newest campaign's first
     campaigns: int  # that they belong to
-    launch_s: float | None  # from a campaign's beginning to its first worker's
+    launches: tuple[Stretch, ...]  # from a campaign's beginning to its first worker's, and workers launched
     expectations: tuple[Expectation, ...]  # of finished campaigns: predicted and actual
 
     def alone(self, crowding: Crowding) -> History:
-        """Return runs as they would be without any beside them."""
-        return replace(self, runs=tuple(run.alone(crowding) for run in self.runs))
+        """Return runs and launches as they would be without any beside them."""
+        launches = tuple((seconds / crowding.of(count), 1) for seconds, count in self.launches)
+        return replace(self, runs=tuple(run.alone(crowding) for run in self.runs), launches=launches)
 
     @property
     def startup_s(self) -> float | None:
         """Median seconds from a launch to the first step."""
         known = [run.startup_s for run in self.runs if run.startup_s is not None]
-        return statistics.median(known) + (self.launch_s or 0.0) if known else None
+        launch_s = statistics.median(seconds for seconds, _ in self.launches) if self.launches else 0.0
+        return statistics.median(known) + launch_s if known else None
 
     @property
     def closing_s(self) -> float | None:
@@ -91,7 +93,7 @@ def learn_from(
             runs.append(replace(_beside(run, used[campaign]), at_a_time=_at_a_time(manifest)))
             counts.update((label, seeds))
     told = [manifest for path, manifest in manifests.items() if path in used]
-    return History(tuple(runs), len(used), _launch_s(told), tuple(_kept_expectations(told)))
+    return History(tuple(runs), len(used), tuple(_launches(told)), tuple(_kept_expectations(told)))
 
 
 def of_runs(directories: Iterable[Path]) -> History:
@@ -102,7 +104,7 @@ def of_runs(directories: Iterable[Path]) -> History:
     """
     runs = tuple(run for directory in directories if (run := measure_run(directory)) is not None)
     alive = Alive(run.span for run in runs if run.span is not None)
-    return History(tuple(_beside(run, alive) for run in runs), 1 if runs else 0, None, ())
+    return History(tuple(_beside(run, alive) for run in runs), 1 if runs else 0, (), ())
 
 
 def _began(directory: Path) -> str:
@@ -162,11 +164,9 @@ def _kept_expectations(manifests: Iterable[Manifest]) -> Iterator[Expectation]:
             yield manifest.expected
 
 
-def _launch_s(manifests: Iterable[Manifest]) -> float | None:
-    known = []
+def _launches(manifests: Iterable[Manifest]) -> Iterator[Stretch]:
     for manifest in manifests:
         begun = min((run.started_at for run in manifest.runs if run.started_at), default="")
         seconds = seconds_between(manifest.started_at, begun)
         if seconds is not None and all(run.attempts <= 1 for run in manifest.runs):
-            known.append(seconds)
-    return statistics.median(known) if known else None
+            yield seconds, 1 if manifest.stagger_s else max(1, _at_a_time(manifest))

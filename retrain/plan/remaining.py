@@ -79,15 +79,16 @@ def remaining(
 def _alone(runs: Sequence[RunLeft], workers: int, crowding: Crowding) -> list[RunLeft]:
     """Return runs with the paces that they would have without others beside them."""
     active = sum(run.is_running for run in runs)
-    alive = Alive([_span(run, pace) for run in runs if (pace := run.pace)], max(workers, active))
+    alive = Alive(map(_span, runs), max(workers, active))
     return [replace(run, pace=run.pace and _pace_alone(run.pace, alive, active, crowding)) for run in runs]
 
 
-def _span(run: RunLeft, pace: Pace) -> tuple[float, float]:
-    """Return from and until when a run was alive, as its rows tell; empty if they do not."""
-    if pace.since_s is None or pace.until_s is None:
-        return math.inf, math.inf
-    return pace.since_s - (pace.startup_s or 0.0), math.inf if run.is_running else pace.until_s
+def _span(run: RunLeft) -> tuple[float, float]:
+    """Return from and until when a run was alive, as its rows tell: all the time if it runs and has none."""
+    end = math.inf if run.is_running else -math.inf
+    if run.pace is None or run.pace.since_s is None or run.pace.until_s is None:
+        return -math.inf, end
+    return run.pace.since_s - (run.pace.startup_s or 0.0), max(end, run.pace.until_s)
 
 
 def _pace_alone(pace: Pace, alive: Alive, active: int, crowding: Crowding) -> Pace:
