@@ -127,6 +127,19 @@ def test_each_prompt_is_trained_on_once_though_units_finish_out_of_order(buffer:
     assert_each_once(trained, resumed)
 
 
+@pytest.mark.parametrize("stop", [1, 2, 5])
+def test_steps_have_the_prompts_of_the_plain_loop_also_after_a_resume(stop: int) -> None:
+    first = opened(FirstIsLast(), workers=4, batch=4, unit=2, max_staleness=2)
+    trained = train(first, range(stop), 4)
+    state = json.loads(json.dumps(first.state_dict()))
+    first.close()
+    resumed = opened(FirstIsLast(), workers=4, batch=4, unit=2, max_staleness=2)
+    resumed.load_state_dict(state)
+    trained += train(resumed, range(stop, 8), 4)
+    resumed.close()
+    assert trained == [int(prompt.id) for prompt in PromptStream(PROMPTS, seed=1).take(32)]
+
+
 @settings(max_examples=30, deadline=None)
 @given(
     workers=st.integers(1, 4),
