@@ -106,6 +106,21 @@ def test_conditions_that_ended_at_different_steps_are_told_and_may_be_compared_a
     assert "--step" not in said(compared(directory, moment=Moment(step=20), metrics=["mean_reward"]))
 
 
+def test_conditions_that_ended_at_different_steps_get_no_verdict(tmp_path):
+    runs = {("grpo", s): flat(0.1 + s / 99, 20) for s in range(3)}
+    runs |= {("longer", s): flat(0.9 + s / 90, 50) for s in range(3)}
+    runs |= {("alike", s): flat(0.8 + s / 95, 20) for s in range(3)}
+    directory = write_campaign(tmp_path, runs)
+    longer, alike = compared(directory, metrics=["mean_reward"]).metrics[0].differences
+    assert (longer.verdict, longer.p_adjusted) == (Verdict.OTHER_STEPS, None)
+    assert (alike.verdict, alike.p_adjusted) == (Verdict.HIGHER, alike.difference.p)  # the only one judged
+    assert "20 and 50 steps cannot be compared" in said(compared(directory, metrics=["mean_reward"]))
+    at_20 = compared(directory, metrics=["mean_reward"], moment=Moment(step=20)).metrics[0]
+    assert [one.verdict for one in at_20.differences] == [Verdict.HIGHER, Verdict.HIGHER]
+    times = compared(directory, metrics=["step_time_s"]).metrics[0]
+    assert Verdict.OTHER_STEPS not in [one.verdict for one in times.differences]
+
+
 def test_runs_that_finished_without_the_metric_are_not_called_unfinished(tmp_path):
     only = {("grpo", s): Simulated([0.5] * 9, more=lambda step: {"gap": 1.0 * step}) for s in range(3)}
     found = compared(write_campaign(tmp_path, only | {("maxrl", 0): flat(0.5, 9)}), metrics=["gap"])

@@ -12,7 +12,7 @@ from retrain.report.compare import Comparison, Judged, MetricComparison, SideRes
 from retrain.report.numbers import interval, significant
 from retrain.report.wording import footnotes, grounds, heading, left_out
 
-STYLES = {Verdict.NOT_ENOUGH: "yellow", Verdict.IDENTICAL: "dim"}
+STYLES = {Verdict.NOT_ENOUGH: "yellow", Verdict.OTHER_STEPS: "yellow", Verdict.IDENTICAL: "dim"}
 COLUMNS = ("", ">mean", ">difference", "95 % interval", ">runs", ">failed")
 MORE_COLUMNS = (">IQM", ">P(higher)", "bootstrap interval")
 

@@ -23,6 +23,7 @@ FAULTS = ("_error_fraction", "_timeout_fraction", "zero_signal_group_fraction", 
 LOWER_IS_BETTER = ("_time_s", "_wait_s", *FAULTS)
 HIGHER_IS_BETTER = ("reward", "correct_rate", "pass_at_", "tokens_per_second")
 SPEED = "step_time_s"
+OF_A_STEP = ("_time_s", "_wait_s", "tokens_per_second")  # metrics that more steps do not improve
 
 
 class Verdict(StrEnum):
@@ -32,6 +33,7 @@ class Verdict(StrEnum):
     LOWER = "lower"
     IDENTICAL = "identical"  # run by run, to the last digit
     NOT_ENOUGH = "not enough seeds to tell"
+    OTHER_STEPS = "no verdict"  # they ran for different numbers of steps
 
 
 @dataclass(frozen=True)
@@ -117,17 +119,24 @@ def is_higher_better(metric: str) -> bool | None:
 def _metric(name: str, sides: Sequence[Side], moment: Moment, *, paired: bool) -> MetricComparison:
     found = [_by_seed(side.runs, name, moment, stranger=-1 - i) for i, side in enumerate(sides)]
     gaps = [difference_of(found[0], other, paired=paired) for other in found[1:]]
-    adjusted = holm([gap.p for gap in gaps])
+    results = tuple(_side(side, values, moment) for side, values in zip(sides, found, strict=True))
+    are_alike = [_ran_alike(name, results[0], other) for other in results[1:]]
+    adjusted = holm([gap.p if alike else None for gap, alike in zip(gaps, are_alike, strict=True)])
     return MetricComparison(
         metric=name,
         how=describe(name, moment),
         higher_is_better=is_higher_better(name),
-        sides=tuple(_side(side, values, moment) for side, values in zip(sides, found, strict=True)),
+        sides=results,
         differences=tuple(
-            Judged(side.label, gap, p, _verdict(gap, p))
-            for side, gap, p in zip(sides[1:], gaps, adjusted, strict=True)
+            Judged(side.label, gap, p, _verdict(gap, p) if alike else Verdict.OTHER_STEPS)
+            for side, gap, p, alike in zip(sides[1:], gaps, adjusted, are_alike, strict=True)
         ),
     )
+
+
+def _ran_alike(metric: str, base: SideResult, other: SideResult) -> bool:
+    """Whether a difference can be the conditions' own: what is learned grows with the number of steps."""
+    return metric.endswith(OF_A_STEP) or not base.steps or not other.steps or base.steps == other.steps
 
 
 def _by_seed(runs: Sequence[RunRecord], metric: str, moment: Moment, stranger: int) -> dict[int, float]:

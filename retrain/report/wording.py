@@ -73,6 +73,8 @@ def grounds(metric: MetricComparison) -> tuple[Ground, ...]:
 
 
 def _because(base: SideResult, side: SideResult, judged: Judged) -> str:
+    if judged.verdict == Verdict.OTHER_STEPS and base.steps and side.steps:
+        return f"{_range(*base.steps)} and {_range(*side.steps)} steps cannot be compared"
     gap = judged.difference
     if too_few := _too_few(base.sample.n, side.sample.n, gap.n):
         return too_few
