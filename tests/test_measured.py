@@ -100,3 +100,14 @@ def test_runs_of_a_condition_that_differ_are_noticed(tmp_path: Path) -> None:
     assert learned is not None
     between = 2 * (0.1**2 + 0.2**2) / 3  # what their steps explain is a twentieth of it
     assert learned.pilot.run_variance == pytest.approx(between, rel=0.06)
+
+
+@pytest.mark.parametrize(("every", "between"), [(0, 0), (5, 1), (3, 3), (10, 0)])
+def test_the_evaluation_of_the_last_step_is_counted_once(tmp_path: Path, every: int, between: int) -> None:
+    plan = plan_of(tmp_path, steps=10, training={**SMOKE, "eval_every": every, "save_every": 0})
+    record_campaign(plan, "c-20250131T120000Z-0a1b", closing_s=4.0, eval_time_s=4.0)
+    learned = learned_for(plan, learn(tmp_path), cores=64.0)
+    assert learned is not None
+    assert learned.closing_s is not None
+    took_s = 10 * learned.conditions["a"].cost.seconds + learned.closing_s
+    assert took_s == pytest.approx(10 * 1.0 + between * 4.0 + 4.0)

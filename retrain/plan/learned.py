@@ -174,15 +174,18 @@ def _permits_borne(plan: Plan, history: History) -> int | None:
 def _cost(run: RunPlan, runs: Sequence[MeasuredRun], times: Sequence[float]) -> StepCost:
     training = run.config.training
     beside_s = statistics.fmean(r.between_s for r in runs)
-    if training.eval_every:
-        beside_s += statistics.fmean(r.evaluation_s for r in runs) / training.eval_every
-    if training.save_every:
-        beside_s += statistics.fmean(r.checkpoint_s for r in runs) / training.save_every
+    beside_s += statistics.fmean(r.evaluation_s for r in runs) * _share(training.eval_every, run.max_steps)
+    beside_s += statistics.fmean(r.checkpoint_s for r in runs) * _share(training.save_every, run.max_steps)
     return StepCost(
         seconds=math.fsum(times) / len(times) + beside_s,
         permit_s=statistics.fmean(r.parts.permit_held_s for r in runs),
         calls_at_once=round(statistics.median(r.parts.calls_at_once for r in runs)),
     )
+
+
+def _share(every: int, steps: int) -> float:
+    """Return how often per step what is done every so many is done; the last time is a part of the end."""
+    return (steps - 1) // every / steps if every and steps else 0.0
 
 
 def _run_variance(conditions: Sequence[Measured]) -> float:
