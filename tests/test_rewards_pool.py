@@ -12,9 +12,12 @@ from pathlib import Path
 
 import psutil
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from retrain.errors import ConfigError, RunFailedError
+from retrain.errors import ConfigError, InfrastructureError, RunFailedError
 from retrain.rewards import Answer, BatchScorer, Outcome, Score, UnscoredError, custom
+from retrain.rewards._pool_message import Message, line_of, only, read_line
 from retrain.rollouts import Prompt
 
 FUNCTIONS = "tests.reward_functions"
@@ -75,6 +78,57 @@ def test_a_process_that_was_killed_while_idle_is_replaced(pool: BatchScorer) -> 
     for pid in {int(s.value or 0) for s in scores(pool, "pid", "pid", "pid", "pid")}:
         os.kill(pid, signal.SIGKILL)
     assert [s.value for s in scores(pool, "right", "right")] == [1.0, 1.0]
+
+
+GARBAGE = [
+    "garbage\n",
+    "\xff\x00\n",
+    "[1, 2]\n",
+    "{}\n",
+    "null\n",
+    '["", "ready", ""]\n',
+    '["", "scored", 1.0]\n',  # of no call
+    '["0123456789abcdef", "scored", 1.0]\n',  # of another one
+    '["0123456789abcdef", "scored", true]\n',
+    '["0123456789abcdef", "nonsense", "x"]\n',
+    f'["0123456789abcdef", "scored", 1{"0" * 400}]\n',
+    "[" * 100_000 + "\n",
+    "no end of line",
+    "x" * 60_000,
+]
+
+
+@pytest.mark.parametrize("line", GARBAGE, ids=lambda line: ascii(line[:36]))
+def test_a_line_of_garbage_costs_its_completion_and_no_other(line: str) -> None:
+    scorer = custom.open_scorer(path=f"{FUNCTIONS}.writing", timeout_s=20, workers=1)
+    first, spoilt, *rest = scores(scorer, "", line, "", "")
+    scorer.close()
+    assert (spoilt.value, spoilt.outcome) == (None, Outcome.ERROR)
+    assert "the process that scores" in spoilt.message
+    assert [s.value for s in (first, *rest)] == [0.25] * 3
+
+
+def test_a_second_answer_is_not_taken_for_the_next_call() -> None:
+    """What comes late is refused as well, since every call has a token of its own."""
+    messages = [read_line(line_of(Message(token, "scored", 1.0)).strip()) for token in ("a", "b")]
+    assert only(messages[:1], "a").content == 1.0
+    assert only(messages, "a").kind == only(messages[1:], "a").kind == "garbage"
+
+
+@given(st.binary())
+def test_no_line_can_break_the_pool(line: bytes) -> None:
+    assert only([read_line(line)], "a token").kind == "garbage"
+
+
+def test_a_process_that_says_nonsense_at_its_start_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "sitecustomize.py").write_text("print('welcome to this cluster')")
+    monkeypatch.syspath_prepend(tmp_path)
+    scorer = custom.open_scorer(path=f"{FUNCTIONS}.by_command", workers=1)
+    with pytest.raises(InfrastructureError, match=r"did not start: .*welcome to this cluster"):
+        scorer.score_all(answers("right"))
+    scorer.close()
 
 
 def test_a_function_may_say_that_it_cannot_tell(pool: BatchScorer) -> None:

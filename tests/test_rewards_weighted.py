@@ -67,7 +67,8 @@ def test_a_part_that_never_ends_keeps_no_process_from_ending() -> None:
     script = """
 import threading
 from contextlib import ExitStack
-from retrain.rewards.weighted import WeightedScorer
+from retrain.rewards._bounds import Bounds
+from retrain.rewards.weighted import OpenPart, WeightedScorer
 
 begun = threading.Event()
 
@@ -76,7 +77,7 @@ class Endless:
         begun.set()
         threading.Event().wait()
 
-WeightedScorer([(1.0, Endless())], ExitStack()).score_all([]).close()
+WeightedScorer([OpenPart(1.0, Endless(), Bounds("endless"))], ExitStack()).score_all([]).close()
 begun.wait()
 """
     subprocess.run([sys.executable, "-c", script], check=True, timeout=60)

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import math
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import numpy as np
 import pytest
 
+from retrain import registry
 from retrain.errors import ConfigError, InfrastructureError, RunFailedError
+from retrain.rewards._bounds import bounds_of
 from retrain.rollouts import Group, Prompt, Rollout
 from retrain.trainer.batch import ScoredBatch
 from retrain.trainer.scoring import Scorer
@@ -88,6 +92,82 @@ def test_a_step_of_which_nothing_can_be_told_is_an_infrastructure_failure() -> N
         InfrastructureError, match=r"none of 2 completions could be scored.*asked not to tell"
     ):
         score(BY_COMMAND, ("late",), ("unscored",))
+
+
+BOUNDED = """
+from retrain.rewards._pool import ProcessPool
+from retrain.rewards._pooled import VerifierScorer
+from tests.reward_functions import a_million as given
+
+RANGE = {range}
+
+def score(completion, prompt):
+    return given(completion, prompt)
+"""
+POOLED = """
+def open_scorer():
+    return VerifierScorer(ProcessPool("tests.reward_functions.a_million", {}, workers=1, timeout_s=30))
+"""
+
+
+@pytest.fixture
+def plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, str], str]:
+    """Write a reward with a RANGE of its own; gives its dotted path."""
+
+    def write(bounds: str, further: str = "") -> str:
+        name = f"bounded_{tmp_path.name}".replace("-", "_")
+        (tmp_path / f"{name}.py").write_text(BOUNDED.replace("{range}", bounds) + further)
+        monkeypatch.syspath_prepend(tmp_path)
+        return f"{name}.score"
+
+    return write
+
+
+@pytest.mark.parametrize("further", ["", POOLED])
+def test_a_reward_that_its_verifier_cannot_give_is_refused_and_counted(
+    plugin: Callable[[str, str], str], further: str
+) -> None:
+    batch = score(plugin("(0.0, 1.0)", further), ("right", "million", "wrong"), ("below", "nan", "right"))
+    assert batch.scored.tolist() == [[True, False, True], [False, False, True]]
+    assert batch.known_rewards.tolist() == [1, 0, 1]
+    assert batch.reward_faults()["reward_error_fraction"] == 0.5
+
+
+def test_so_it_is_inside_a_weighted_sum(plugin: Callable[[str, str], str]) -> None:
+    parts = {plugin("(0.0, 1.0)", ""): 1e-6, "match": 1.0}
+    batch = score("weighted", ("right", "million"), parts=parts)
+    assert batch.scored.tolist() == [[True, False]]
+
+
+def test_a_line_of_garbage_is_counted_and_stops_nothing() -> None:
+    batch = score("custom", ("", "garbage\n"), ("", ""), path=f"{FUNCTIONS}.writing", workers=1)
+    assert batch.scored.tolist() == [[True, False], [True, True]]
+    assert batch.reward_faults()["reward_error_fraction"] == 0.25
+
+
+def test_a_reward_of_somebodys_own_may_be_any_finite_number() -> None:
+    assert score(f"{FUNCTIONS}.a_million", ("right", "below", "million")).rewards.tolist() == [[1, -0.5, 1e6]]
+
+
+@pytest.mark.parametrize("bounds", ["(1.0, 0.0)", "'0..1'", "(0.0, float('inf'))", "(0.0,)"])
+def test_a_range_that_is_none_is_named(plugin: Callable[[str, str], str], bounds: str) -> None:
+    with pytest.raises(ConfigError, match=r"RANGE is .*; needs the lowest"):
+        Scorer(plugin(bounds, ""), {})
+
+
+@pytest.mark.parametrize("name", registry.built_in_names("rewards"))
+def test_every_verifier_of_ours_says_what_it_gives(name: str) -> None:
+    bounds = bounds_of(name)
+    own = {"custom", "weighted"}  # a user's function, and parts that are held to their own bounds
+    assert (bounds.low, bounds.high) == ((-math.inf, math.inf) if name in own else (0.0, 1.0))
+
+
+def test_a_scorer_that_leaves_one_out_is_named(plugin: Callable[[str, str], str]) -> None:
+    lossy = "from retrain.rewards._opening import CallingScorer\n\n"
+    lossy += "class Lossy(CallingScorer):\n    def score_all(self, answers):\n        return []\n\n"
+    name = plugin("(0.0, 1.0)", f"{lossy}def open_scorer():\n    return Lossy(score)\n")
+    with pytest.raises(RunFailedError, match="gave 0 scores for 2 completions"):
+        score(name, ("right", "wrong"))
 
 
 def test_a_weighted_reward_of_processes_and_functions_scores_a_batch() -> None:

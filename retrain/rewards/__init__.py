@@ -6,7 +6,8 @@ TimeoutError where it cannot tell how good a completion is, which is counted and
 punished; any other exception is a bug and stops the run.
 
 A plugin that needs processes, connections or the whole batch also defines
-`open_scorer(**params) -> BatchScorer`, and one whose values need more than a type `check_params`.
+`open_scorer(**params) -> BatchScorer`, and one whose values need more than a type `check_params`. A constant
+`RANGE = (0.0, 1.0)` says which rewards it gives: any other is refused, and its completion unscored.
 """
 
 from __future__ import annotations

@@ -7,6 +7,7 @@ are started when first needed, as fresh interpreters; they end when the run does
 
 from __future__ import annotations
 
+import secrets
 import selectors
 import time
 from collections import deque
@@ -17,6 +18,7 @@ from typing import Any
 
 from retrain.errors import ConfigError, InfrastructureError
 from retrain.rewards import Answer
+from retrain.rewards._pool_message import GARBAGE, Message, only
 from retrain.rewards._pool_process import PoolProcess
 from retrain.system import cpu_capacity
 
@@ -28,7 +30,7 @@ class Ending(StrEnum):
     """How a call ended."""
 
     SCORED = "scored"  # with a number
-    UNSCORED = "unscored"  # raised UnscoredError
+    UNSCORED = "unscored"  # raised UnscoredError, or the answer is no answer
     TIMEOUT = "timeout"  # raised TimeoutError, or was killed at the limit
     RAISED = "raised"  # raised anything else
     DIED = "died"  # took its process with it
@@ -46,6 +48,7 @@ class Reply:
 @dataclass(frozen=True, slots=True)
 class _Call:
     index: int
+    token: str  # the answer repeats it
     deadline: float
 
 
@@ -121,29 +124,32 @@ class ProcessPool:
     def _begin(self, batch: _Batch) -> None:
         process, index = self._idle.pop(), batch.waiting.popleft()
         answer = batch.answers[index]
-        prompt = answer.prompt
-        if process.send([answer.completion, prompt.id, prompt.text, prompt.answer]):
-            self._busy[process] = _Call(index, time.monotonic() + self._timeout_s)
+        prompt, token = answer.prompt, secrets.token_hex(8)
+        if process.send([token, answer.completion, prompt.id, prompt.text, prompt.answer]):
+            self._busy[process] = _Call(index, token, time.monotonic() + self._timeout_s)
         else:  # it died while idle, which is no fault of this answer
             self._drop(process)
             batch.waiting.appendleft(index)
 
     def _hear(self, process: PoolProcess, batch: _Batch) -> None:
-        message = process.receive()
-        if message == {}:
+        messages = process.receive()
+        if messages == []:
             return
         if process in self._starting:
             del self._starting[process]
-            self._greet(process, message)
+            self._greet(process, only(messages, "") if messages else None)
         elif process in self._busy:
-            self._settle(process, self._busy.pop(process).index, message, batch)
+            call = self._busy.pop(process)
+            self._settle(process, call.index, only(messages, call.token) if messages else None, batch)
         else:
             self._idle.remove(process)
             self._drop(process)
 
-    def _settle(
-        self, process: PoolProcess, index: int, message: Mapping[str, Any] | None, batch: _Batch
-    ) -> None:
+    def _settle(self, process: PoolProcess, index: int, message: Message | None, batch: _Batch) -> None:
+        if message is not None and message.kind == GARBAGE:  # whose next line could be anybody's
+            self._drop(process)
+            batch.replies[index] = Reply(Ending.UNSCORED, message=str(message.content))
+            return
         if message is not None:
             batch.replies[index] = _reply(message)
             self._idle.append(process)
@@ -155,14 +161,15 @@ class ProcessPool:
             batch.died.add(index)
             batch.waiting.append(index)
 
-    def _greet(self, process: PoolProcess, message: Mapping[str, Any] | None) -> None:
-        if message is not None and "ready" in message:
+    def _greet(self, process: PoolProcess, message: Message | None) -> None:
+        if message is not None and message.kind == "ready":
             self._idle.append(process)
             return
         ending = self._drop(process)
-        if message is not None:
-            raise ConfigError(str(message["failed"]))
-        raise InfrastructureError(f"a process that scores completions did not start: {ending}")
+        if message is not None and message.kind == "failed":
+            raise ConfigError(str(message.content))
+        what = ending if message is None else str(message.content)
+        raise InfrastructureError(f"a process that scores completions did not start: {what}")
 
     def _expire(self, replies: dict[int, Reply]) -> None:
         now = time.monotonic()
@@ -183,8 +190,7 @@ class ProcessPool:
         return max(0.0, min(deadlines, default=0.0) - time.monotonic())
 
 
-def _reply(message: Mapping[str, Any]) -> Reply:
-    ((ending, content),) = message.items()
-    if ending == Ending.SCORED:
-        return Reply(Ending.SCORED, value=content)
-    return Reply(Ending(ending), message=content)
+def _reply(message: Message) -> Reply:
+    if isinstance(message.content, float):
+        return Reply(Ending.SCORED, value=message.content)
+    return Reply(Ending(message.kind), message=message.content)

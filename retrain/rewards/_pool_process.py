@@ -11,6 +11,8 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
+from retrain.rewards._pool_message import LONGEST_LINE, Message, garbage, read_line
+
 
 class PoolProcess:
     """A process that runs `retrain.rewards._pool_worker`; its first line says that it is ready."""
@@ -45,21 +47,19 @@ class PoolProcess:
             return False
         return True
 
-    def receive(self) -> dict[str, Any] | None:
-        """Give the next line if it is whole, else an empty one; None if the process is gone.
+    def receive(self) -> list[Message] | None:
+        """Return what whole lines say, and garbage for what comes with them; None if the process is gone.
 
         Blocks unless a selector said that there is something to read.
         """
         chunk = os.read(self._stdout.fileno(), 1 << 16)
         if not chunk:
             return None
-        self._received += chunk
-        line, newline, rest = self._received.partition(b"\n")
-        if not newline:
-            return {}
-        self._received = rest
-        message: dict[str, Any] = json.loads(line)
-        return message
+        *lines, self._received = (self._received + chunk).split(b"\n")
+        messages = [read_line(line) for line in lines]
+        if (messages and self._received) or len(self._received) > LONGEST_LINE:
+            messages.append(garbage(self._received))
+        return messages
 
     def kill(self) -> str:
         """End the process and its group now; say how it ended (on its own, if it already had)."""

@@ -23,6 +23,7 @@ from typing import Any, BinaryIO
 from retrain.errors import ConfigError
 from retrain.rewards import UnscoredError
 from retrain.rewards._number import number_of
+from retrain.rewards._pool_message import Message, line_of
 from retrain.rollouts import Prompt
 
 LONGEST_MESSAGE = 2000  # characters of an error that are passed on
@@ -39,14 +40,14 @@ def main() -> None:
     try:
         function = _find(setup["target"])
     except (ImportError, AttributeError, ConfigError) as error:
-        _send(replies, {"failed": f"{setup['target']!r} cannot be loaded: {error}"})
+        replies.write(line_of(Message("", "failed", f"{setup['target']!r} cannot be loaded: {error}")))
         return
-    _send(replies, {"ready": True})
+    replies.write(line_of(Message("", "ready", "")))
     for request in _lines(requests):
         signal.setitimer(signal.ITIMER_REAL, setup["limit_s"])
         reply = _call(function, request, setup["params"])
         signal.setitimer(signal.ITIMER_REAL, 0)
-        _send(replies, reply)
+        replies.write(line_of(reply))
 
 
 def _private_pipes() -> tuple[BinaryIO, BinaryIO]:
@@ -81,19 +82,18 @@ def _find(target: str) -> Callable[..., Any]:
     return function
 
 
-def _call(function: Callable[..., Any], request: bytes, params: Mapping[str, Any]) -> dict[str, Any]:
-    completion, *prompt = json.loads(request)
+def _call(function: Callable[..., Any], request: bytes, params: Mapping[str, Any]) -> Message:
+    token, completion, *prompt = json.loads(request)
     try:
         result = function(completion, Prompt(*prompt), **params)
-        return {
-            "scored": number_of(asyncio.run(_wait_for(result)) if inspect.isawaitable(result) else result)
-        }
+        value = number_of(asyncio.run(_wait_for(result)) if inspect.isawaitable(result) else result)
+        return Message(token, "scored", value)
     except UnscoredError as error:
-        return {"unscored": _text(error)}
+        return Message(token, "unscored", _text(error))
     except TimeoutError as error:
-        return {"timeout": _text(error)}
+        return Message(token, "timeout", _text(error))
     except Exception as error:  # noqa: BLE001 - this process's edge: the run decides what it means
-        return {"raised": f"{type(error).__name__}: {_text(error)}"}
+        return Message(token, "raised", f"{type(error).__name__}: {_text(error)}")
 
 
 async def _wait_for(awaitable: Awaitable[Any]) -> Any:
@@ -102,10 +102,6 @@ async def _wait_for(awaitable: Awaitable[Any]) -> Any:
 
 def _text(error: BaseException) -> str:
     return str(error)[:LONGEST_MESSAGE]
-
-
-def _send(replies: BinaryIO, reply: Mapping[str, Any]) -> None:
-    replies.write(json.dumps(reply).encode() + b"\n")
 
 
 if __name__ == "__main__":

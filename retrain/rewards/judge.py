@@ -23,6 +23,7 @@ from retrain.rewards._verdict import read_score
 from retrain.rollouts import Prompt
 
 KEYS = ("OPENAI_API_KEY",)  # unless key_env names another
+RANGE = (0.0, 1.0)
 RUBRIC = """Grade a response to a problem against the reference answer.
 
 Problem:

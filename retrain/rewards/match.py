@@ -5,6 +5,8 @@ from __future__ import annotations
 from retrain.rewards._boxed import last_boxed
 from retrain.rollouts import Prompt
 
+RANGE = (0.0, 1.0)
+
 
 def score(completion: str, prompt: Prompt) -> float:
     r"""Give 1 if the completion, or what its last `\boxed{...}` holds, is the answer as text.

@@ -19,6 +19,7 @@ from retrain.rollouts import Prompt
 
 EXTRA = "math"
 PACKAGES = ("math_verify",)
+RANGE = (0.0, 1.0)
 MEGABYTE = 1 << 20
 
 

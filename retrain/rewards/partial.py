@@ -7,6 +7,8 @@ import math
 from retrain.registry import Positive
 from retrain.rollouts import Prompt
 
+RANGE = (0.0, 1.0)
+
 
 def score(completion: str, prompt: Prompt, *, power: Positive = 2.0) -> float:
     """Give the share of places at which completion and answer agree, to a power; blanks around are put aside.

@@ -18,6 +18,7 @@ from retrain.rewards._pooled import VerifierScorer, score_one
 from retrain.rollouts import Prompt
 
 MEGABYTE = 1 << 20
+RANGE = (0.0, 1.0)
 CLEANUP_S = 5.0  # the process that watches a program ends it; only if that fails the pool steps in
 
 

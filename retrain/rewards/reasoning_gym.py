@@ -17,6 +17,7 @@ from retrain.rollouts import Prompt
 
 EXTRA = "reasoning-gym"
 PACKAGES = ("reasoning_gym",)
+RANGE = (0.0, 1.0)
 
 
 def score(completion: str, prompt: Prompt, *, timeout_s: float = 10.0, workers: int = 0) -> float:

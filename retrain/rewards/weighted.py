@@ -31,6 +31,7 @@ from typing import Any
 from retrain import extras, registry
 from retrain.errors import ConfigError
 from retrain.rewards import Answer, BatchScorer, Outcome, Score
+from retrain.rewards._bounds import Bounds, bounds_of
 from retrain.rewards._limits import is_number
 from retrain.rewards._opening import CallingScorer, close_unawaited
 from retrain.rewards._opening import open_scorer as open_part
@@ -47,6 +48,15 @@ class Part:
     reward: str
     weight: float
     params: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class OpenPart:
+    """A part that is ready to score."""
+
+    weight: float
+    scorer: BatchScorer
+    bounds: Bounds  # those of the sum follow: each part is held to its own
 
 
 def score(completion: str, prompt: Prompt, *, parts: Mapping[str, Any]) -> float:
@@ -75,12 +85,12 @@ def open_scorer(*, parts: Mapping[str, Any]) -> WeightedScorer:
     """Open every part; parameters as for `score`."""
     if problems := list(check_params({"parts": parts})):
         raise ConfigError(problems)
-    opened: list[tuple[float, BatchScorer]] = []
+    opened: list[OpenPart] = []
     with ExitStack() as stack:
         for part in parts_of(parts):
             scorer = open_part(part.reward, part.params)
             stack.callback(scorer.close)
-            opened.append((part.weight, scorer))
+            opened.append(OpenPart(part.weight, scorer, bounds_of(part.reward)))
         return WeightedScorer(opened, stack.pop_all())
 
 
@@ -124,18 +134,20 @@ def servers(params: Mapping[str, Any]) -> dict[str, str]:
 class WeightedScorer:
     """Scores with all parts at the same time."""
 
-    def __init__(self, parts: Sequence[tuple[float, BatchScorer]], opened: ExitStack) -> None:
+    def __init__(self, parts: Sequence[OpenPart], opened: ExitStack) -> None:
         self._parts = parts
         self._opened = opened
 
     def score_all(self, answers: Sequence[Answer]) -> Coroutine[Any, Any, list[Score]]:
         """Score every completion, in order."""
         # those that wait for processes and servers begin first, then this thread calls functions
-        columns: list[Any] = [_begin(s, answers) if _waits(s) else None for _, s in self._parts]
+        columns: list[Any] = [
+            _begin(part.scorer, answers) if _waits(part.scorer) else None for part in self._parts
+        ]
         try:
-            for at, (_, scorer) in enumerate(self._parts):
+            for at, part in enumerate(self._parts):
                 if columns[at] is None:
-                    columns[at] = scorer.score_all(answers)
+                    columns[at] = part.scorer.score_all(answers)
         except BaseException:
             close_unawaited(columns)
             raise
@@ -146,8 +158,9 @@ class WeightedScorer:
         self._opened.close()
 
     async def _summed(self, columns: Sequence[Any]) -> list[Score]:
-        scores = await asyncio.gather(*map(_column, columns))
-        weights = [weight for weight, _ in self._parts]
+        given = await asyncio.gather(*map(_column, columns))
+        scores = [part.bounds.keep(column) for part, column in zip(self._parts, given, strict=True)]
+        weights = [part.weight for part in self._parts]
         return [_sum(weights, row) for row in zip(*scores, strict=True)]
 
 

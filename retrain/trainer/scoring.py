@@ -14,6 +14,7 @@ import numpy as np
 
 from retrain.errors import InfrastructureError, RunFailedError
 from retrain.rewards import Answer, BatchScorer, Outcome, Score
+from retrain.rewards._bounds import bounds_of
 from retrain.rewards._opening import open_scorer
 from retrain.rollouts import Group
 from retrain.trainer.batch import ScoredBatch
@@ -30,6 +31,7 @@ class Scorer:
             ConfigError: no such reward, or it refuses its parameters.
         """
         self._name = name
+        self._bounds = bounds_of(name)
         self._reward: BatchScorer = open_scorer(name, params)
         self._calls = EventLoopThread()  # not the backend's: a slow reward must not starve its heartbeats
 
@@ -41,7 +43,7 @@ class Scorer:
             InfrastructureError: none could be told.
         """
         answers = [Answer(rollout.text, group.prompt) for group in groups for rollout in group.rollouts]
-        scores = self._calls.settle(self._reward.score_all(answers))
+        scores = self._bounds.keep(self._calls.settle(self._reward.score_all(answers)))
         self._check(answers, scores)
         sizes = np.cumsum([len(group.rollouts) for group in groups])[:-1]
         values = np.array([math.nan if s.value is None else s.value for s in scores])
@@ -58,6 +60,10 @@ class Scorer:
         self._calls.close()
 
     def _check(self, answers: Sequence[Answer], scores: Sequence[Score]) -> None:
+        if len(scores) != len(answers):
+            raise RunFailedError(
+                f"the reward {self._name!r} gave {len(scores)} scores for {len(answers)} completions"
+            )
         for answer, score in zip(answers, scores, strict=True):
             if score.value is not None and not math.isfinite(score.value):
                 raise RunFailedError(

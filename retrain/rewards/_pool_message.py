@@ -1,0 +1,61 @@
+"""What a scoring process sends to its pool: one line of JSON for each call, marked with the call's token.
+
+Code that goes astray may write to the pipe as well. What is not one line of ours is garbage: neither it nor
+what comes with it is taken for a reward.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+LONGEST_LINE = 1 << 16  # bytes; a message is cut at 2,000 characters, each at most six bytes of JSON
+SHOWN = 80  # bytes of garbage that are shown
+GARBAGE = "garbage"
+SCORED = "scored"
+AT_THE_START = ("ready", "failed")
+OF_A_CALL = (SCORED, "unscored", "timeout", "raised")
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """One line: which call it answers ("" for none), how that ended, and the reward or a message."""
+
+    token: str
+    kind: str
+    content: str | float
+
+
+def line_of(message: Message) -> bytes:
+    """Return a message as it is sent."""
+    return json.dumps([message.token, message.kind, message.content]).encode() + b"\n"
+
+
+def read_line(line: bytes) -> Message:
+    """Return what a line says; garbage if it is not one that `line_of` gave."""
+    try:
+        token, kind, content = json.loads(line)
+    except (ValueError, TypeError, RecursionError):
+        return garbage(line)
+    known = AT_THE_START if token == "" else OF_A_CALL
+    wanted = float if kind == SCORED else str
+    if not (isinstance(token, str) and isinstance(kind, str) and kind in known and type(content) is wanted):
+        return garbage(line)
+    return Message(token, kind, content)
+
+
+def garbage(line: bytes) -> Message:
+    """Return a message about something that is none."""
+    return Message("", GARBAGE, f"the process that scores wrote {line[:SHOWN]!r} in the place of a reply")
+
+
+def only(messages: Sequence[Message], token: str) -> Message:
+    """Return the one answer to a call; garbage if there is another line, or another call's."""
+    wrong = next((m for m in messages if m.kind == GARBAGE), None)
+    if wrong is not None:
+        return wrong
+    (first, *more) = messages
+    if more or first.token != token:
+        return Message("", GARBAGE, "the process that scores gave an answer that belongs to no call")
+    return first
