@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from retrain.config.labels import label_of
 from retrain.errors import ConfigError, RecordsError
 from retrain.report.compare import Comparison, Verdict, compare, is_higher_better
 from retrain.report.final import Moment, final_value
@@ -183,6 +184,16 @@ def test_runs_are_compared_by_name_or_by_directory(tmp_path):
     (given,) = choose([str(directory / "runs" / "grpo_s0"), str(directory / "runs" / "maxrl_s1")])
     for match in (named, given):
         assert [(side.label, len(side.runs)) for side in match.sides] == [("grpo_s0", 1), ("maxrl_s1", 1)]
+
+
+def test_a_run_is_compared_by_the_name_that_status_shows(tmp_path):
+    labels = [label_of(name) for name in ("max rl/ü", "b c")]
+    directory = write_campaign(tmp_path, {(label, 0): flat(0.5) for label in labels})
+    manifest = directory / "manifest.json"
+    text = manifest.read_text().replace(f'"condition": "{labels[0]}"', '"condition": "max rl/ü"')
+    manifest.write_text(text)
+    (match,) = choose([str(directory), "max rl/ü_s0", f"{labels[1]}_s0"])
+    assert [len(side.runs) for side in match.sides] == [1, 1]
 
 
 @pytest.mark.parametrize(

@@ -51,6 +51,11 @@ def test_a_log_directory_offers_its_campaigns(campaign):
 def test_a_run_is_found_by_its_conditions_own_name(tmp_path):
     runs = CampaignFiles(write_campaign(tmp_path, {(label_of("Контроль"), 0): flat(0.5)}))
     assert find_run(runs.directory, "Контроль_s0").directory.name == f"{label_of('Контроль')}_s0"
+    slashed = CampaignFiles(write_campaign(tmp_path / "2", {(label_of("max rl/ü"), 0): flat(0.5)}))
+    assert find_run(slashed.directory, "max rl/ü_s0").directory.name == f"{label_of('max rl/ü')}_s0"
+    for name in ("../max_s0", "a/b", "..", "/etc_s0"):
+        with pytest.raises(RecordsError, match="has no run"):
+            find_run(slashed.directory, name)
     with pytest.raises(RecordsError, match="has no run 'Другой_s0'"):
         find_run(runs.directory, "Другой_s0")
 

@@ -84,7 +84,12 @@ def _read(arguments: Sequence[str]) -> list[_Named]:
 
 
 def _names(campaign: CampaignRecord) -> set[str]:
-    return {*campaign.conditions, *(run.run_id for run in campaign.runs)}
+    return {*campaign.conditions, *(name for run in campaign.runs for name in _names_of(run))}
+
+
+def _names_of(run: RunRecord) -> tuple[str, str]:
+    """Return a run's id, and its name as `status` shows it."""
+    return run.run_id, f"{run.condition}_s{run.seed}"
 
 
 def _offer(named: _Named) -> str:
@@ -126,7 +131,7 @@ def _of(named: _Named, tag: str) -> list[Side]:
 
 
 def _side(campaign: CampaignRecord, name: str, tag: str) -> Side:
-    runs = campaign.of_condition(name) or tuple(run for run in campaign.runs if run.run_id == name)
+    runs = campaign.of_condition(name) or tuple(run for run in campaign.runs if name in _names_of(run))
     if not tag:
         return Side(name, runs)
     return Side(tag if tag.startswith(name) else f"{name} ({tag})", runs)  # a run's directory says both

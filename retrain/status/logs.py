@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -65,9 +66,10 @@ def find_run(directory: Path, run_id: str = "") -> RunFiles:
         raise RecordsError(f"{directory}: is a campaign; name one of its runs: {_names(campaign)}")
     condition, _, seed = run_id.rpartition("_s")
     for name in (run_id, f"{label_of(condition)}_s{seed}"):
-        files = campaign.run(name)
-        if files.run_toml.is_file():
-            return files
+        with suppress(RecordsError):  # what is no run's id may be the name of one
+            files = campaign.run(name)
+            if files.run_toml.is_file():
+                return files
     raise RecordsError(f"{directory}: has no run {run_id!r}; it has {_names(campaign)}")
 
 
