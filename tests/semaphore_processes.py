@@ -32,8 +32,9 @@ print("released", flush=True)
 NURSERY = """
 import os, random, signal, sys, time
 from retrain.semaphore import FileSemaphore
-directory, workers, seconds, limits = sys.argv[1], int(sys.argv[2]), float(sys.argv[3]), eval(sys.argv[4])
+directory, workers, kills, limits = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), eval(sys.argv[4])
 log = os.open(sys.argv[5], os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+wanted_bytes = 100 * int(sys.argv[6])  # of the log: more than an entry asks for
 chance = random.Random(7)
 semaphore = FileSemaphore(directory, limits[0])
 
@@ -57,17 +58,17 @@ def fork_worker(seed):
     return pid
 
 alive = [fork_worker(seed) for seed in range(workers)]
-end, kills = time.monotonic() + seconds, 0
-while time.monotonic() < end:
+killed = 0
+while killed < kills or os.fstat(log).st_size < wanted_bytes:
     time.sleep(chance.random() * 0.008)
     victim = alive.pop(chance.randrange(workers))
     say("kill", victim)
     os.kill(victim, signal.SIGKILL)
     os.waitpid(victim, 0)
-    kills += 1
-    alive.append(fork_worker(workers + kills))
-    if len(limits) > 1 and kills % 20 == 0:
-        limit = limits[kills // 20 % len(limits)]
+    killed += 1
+    alive.append(fork_worker(workers + killed))
+    if len(limits) > 1 and killed % 20 == 0:
+        limit = limits[killed // 20 % len(limits)]
         say("resizing", limit)
         semaphore.set_permits(limit)
         say("resized", limit)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 
 import pytest
 
@@ -64,6 +63,4 @@ def test_a_signal_ends_the_wait() -> None:
     asking = Asking("Slurm", 1e6, print)
     asking.asked()
     threading.Timer(0.01, asking.wake).start()
-    began = time.monotonic()
-    assert not asking.wait(60)
-    assert time.monotonic() - began < 30
+    assert not asking.wait(1e5)  # or this test would time out

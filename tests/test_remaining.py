@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -178,7 +179,9 @@ def test_a_resumed_campaign_keeps_what_was_expected_and_counts_no_pause(begun: t
 
 def test_a_finished_campaign_tells_what_was_expected_of_it_and_what_it_took(campaign_file: Path) -> None:
     first = run_campaign(campaign_file)  # its few steps may be over before anything is known
+    began = time.monotonic()
     second = run_campaign(campaign_file)
+    took_s = time.monotonic() - began
     found = read_manifest(CampaignFiles(second.directory).manifest)
     assert first.exit_code == second.exit_code == 0
     assert found is not None
@@ -186,7 +189,7 @@ def test_a_finished_campaign_tells_what_was_expected_of_it_and_what_it_took(camp
     assert found.expected is not None
     assert found.expected.made_from == "4 earlier runs"
     assert found.expected.actual_s is not None
-    assert 0 < found.expected.actual_s < 60
+    assert 0 < found.expected.actual_s <= took_s
 
 
 def test_a_manifest_without_expectations_is_read(tmp_path: Path) -> None:

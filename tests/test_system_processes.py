@@ -1,6 +1,7 @@
 import os
 import subprocess
 import sys
+import time
 from contextlib import contextmanager
 
 import pytest
@@ -70,11 +71,11 @@ def test_time_of_a_child_that_ended_meanwhile_is_ours_once():
     me = {os.getpid()}
     with burner() as child:
         burn(child, 0.3)
-        before = read_processes()
+        before, began_s = read_processes(), time.process_time()
         burn(child, 0.2)
-    after = read_processes()
+    after, own_s = read_processes(), time.process_time() - began_s
     used_s = own_cpu_seconds(before, me | {child.pid}, after, me)
-    assert 0.19 <= used_s < 0.45  # 0.2 and this test's own work, without the 0.3 from before
+    assert used_s - own_s == pytest.approx(0.2, abs=0.1)  # without the 0.3 from before
 
 
 def process(parent=1, cpu_s=0.0, ended_s=0.0, start=1):
