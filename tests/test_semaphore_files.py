@@ -103,12 +103,24 @@ def test_a_planted_pipe_does_not_hang_anybody(tmp_path):
     "text",
     ["", "{", "[]", "4", '{"permits": 0, "slots": 1}', '{"permits": true, "slots": 1}', "[" * 4000, "\xff"],
 )
-def test_a_damaged_number_is_named_with_what_to_do(tmp_path, text):
+def test_a_damaged_number_is_named_and_set_again_by_whoever_opens_the_semaphore(tmp_path, text):
     FileSemaphore(tmp_path, 1)
     (tmp_path / "permits.json").write_text(text, encoding="latin-1")
 
-    with pytest.raises(RecordsError, match=r"permits\.json: damaged; remove it"):
-        FileSemaphore(tmp_path, 1).acquire()
+    with pytest.raises(RecordsError, match=r"permits\.json: damaged; .*`retrain resume`, mends it"):
+        FileSemaphore.inspect(tmp_path)
+
+    assert FileSemaphore(tmp_path, 1).acquire(timeout_s=5)
+
+
+def test_permits_that_are_out_still_count_when_their_number_was_lost(tmp_path):
+    with FileSemaphore(tmp_path, 2):
+        (tmp_path / "permits.json").unlink()
+
+        anew = FileSemaphore(tmp_path, 1)
+
+        assert not anew.acquire(timeout_s=0.1)
+    assert anew.acquire(timeout_s=5)
 
 
 def test_inspecting_shows_who_holds_and_how_many_wait(tmp_path):

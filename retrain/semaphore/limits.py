@@ -8,7 +8,7 @@ from contextlib import closing
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from retrain.errors import RecordsError
+from retrain.errors import DamagedRecordError, RecordsError
 from retrain.records.files import records_error, write_all
 from retrain.semaphore.descriptors import GUARD, Descriptor, LockFile, open_regular
 
@@ -44,8 +44,10 @@ class LimitsFile:
             fields = json.loads(text)
             self.now = Limits(check_permits(fields["permits"]), check_permits(fields["slots"]))
         except (ValueError, TypeError, KeyError, RecursionError):
-            what = "damaged; remove it while no worker runs, then start again"
-            raise RecordsError(f"{self._path}: {what}") from None
+            self.close()
+            raise DamagedRecordError(
+                f"{self._path}: damaged; whoever opens the semaphore anew, such as `retrain resume`, mends it"
+            ) from None
 
     def is_current(self) -> bool:
         """Compare inodes; that of an open file is given to no other, so that equal means the same."""
@@ -64,15 +66,26 @@ def read_limits(directory: Path) -> Limits:
 
 
 def create_limits(directory: Path, permits: int) -> None:
-    """Set the number of permits unless the directory has one.
+    """Set the number of permits unless the directory has one that can be read.
 
     Raises:
         RecordsError: it cannot be written.
     """
     with closing(LockFile(f"{directory}/permits.lock")) as guard:
         guard.lock()
-        if not os.path.lexists(directory / "permits.json"):
-            _replace(directory, Limits(permits, permits))
+        try:
+            if os.path.lexists(directory / "permits.json"):
+                read_limits(directory)
+                return
+        except DamagedRecordError:
+            pass
+        _replace(directory, Limits(permits, max(permits, _slots_there(directory))))
+
+
+def _slots_there(directory: Path) -> int:
+    """Count the slots whose files there are: each may be held, whatever the lost number was."""
+    numbers = [path.name.removeprefix("slot-") for path in directory.glob("slot-*")]
+    return min(max((int(n) + 1 for n in numbers if n.isascii() and n.isdigit()), default=0), MAX_PERMITS)
 
 
 def change_limits(directory: Path, permits: int) -> None:
