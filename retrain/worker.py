@@ -21,6 +21,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from retrain.config.digest import is_as_written
+from retrain.config.files import changed_files
 from retrain.config.resolve import build
 from retrain.config.schema import Config
 from retrain.config.versions import CURRENT, as_meant, run_version
@@ -69,13 +71,24 @@ def read_run(files: RunFiles) -> Config:
     """Read a run's resolved configuration.
 
     Raises:
-        ConfigError: run.toml is missing or not what retrain wrote.
+        ConfigError: run.toml is missing or not what retrain wrote, or a file that it names has changed.
     """
+    advice = f"`retrain resume {as_typed(campaign_of(files.directory).directory)}`"
     try:
         tables = tomllib.loads(files.run_toml.read_text(encoding="utf-8"))
-        return build(Config, as_meant(tables, run_version(tables, CURRENT)))
-    except (OSError, ValueError, TypeError) as error:
-        raise ConfigError(f"{files.run_toml}: cannot be read as a run's configuration ({error})") from error
+        config = build(Config, as_meant(tables, run_version(tables, CURRENT)))
+        is_intact = is_as_written(tables)
+        changed = changed_files(config, config.run.files) if config.run else []
+    except (OSError, ValueError, TypeError, AttributeError) as error:
+        raise ConfigError(
+            f"{files.run_toml}: cannot be read as a run's configuration ({error}); {advice} writes it again"
+        ) from error
+    if not is_intact:
+        raise ConfigError(f"{files.run_toml}: was changed since it was planned; {advice} writes it again")
+    if changed:
+        what = f"put it back, or go on with {advice} --accept-config-change"
+        raise ConfigError([f"{files.run_toml} {line} the run was planned; {what}" for line in changed])
+    return config
 
 
 def run(directory: Path, stop: threading.Event) -> int:
@@ -91,6 +104,8 @@ def run(directory: Path, stop: threading.Event) -> int:
     files = RunFiles(directory)
     try:
         config = read_run(files)
+        if config.run is not None and (where := str(config.run.origin.get("where", ""))):
+            sys.path.append(where)  # plugins beside the campaign's file, wherever this was started
         lock = hold(files.lock)
         if lock is None:
             who = present_holder(files.lock) or "another process"

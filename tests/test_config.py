@@ -11,8 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from retrain.config.digest import digest
 from retrain.config.load import json_schema, load_config, parse
-from retrain.config.resolve import as_tables, build, digest, resolve
+from retrain.config.resolve import as_tables, build, resolve
 from retrain.config.schema import Config
 from retrain.errors import ConfigError
 

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from retrain.campaign.origin import Origin, read_origin, write_origin
 from retrain.errors import RetrainError
+from retrain.plan.origin import Origin, read_origin, write_origin
 from retrain.records.attempts import begin_attempt, end_attempt, read_attempts
 from retrain.records.layout import CampaignFiles, RunFiles
 from retrain.records.locks import hold, holder, is_held

@@ -14,6 +14,7 @@ from retrain.backends._parts import split_by_group
 from retrain.backends.numpy import connect
 from retrain.campaign.run import reopen
 from retrain.config.load import load_config, parse
+from retrain.errors import ConfigError
 from retrain.plan.matrix import plan_runs
 from retrain.records.metrics import read_metrics
 from retrain.rollouts import Prompt, TrainingSample
@@ -190,4 +191,5 @@ def test_a_new_run_says_what_its_keys_mean(tmp_path):
     files = make_run(tmp_path / "r", with_("training", max_steps=1))
     assert worker.read_run(files).algorithm.loss_normalization == "token"
     files.run_toml.write_text(files.run_toml.read_text().replace("version = 2\n", ""))
-    assert worker.read_run(files).algorithm.loss_normalization == "informative_token"
+    with pytest.raises(ConfigError, match="was changed since it was planned"):
+        worker.read_run(files)

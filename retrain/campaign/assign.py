@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from retrain import registry
-from retrain.campaign.origin import Origin
 from retrain.config.schema import Campaign, Config
 from retrain.errors import ConfigError
 from retrain.launchers import Assignment, Launcher
 from retrain.plan.matrix import Plan
+from retrain.plan.origin import Origin
 from retrain.records.layout import CampaignFiles, RunFiles
 
 NOT_YET = "<id>"  # stands in a script that is shown before the campaign has a directory

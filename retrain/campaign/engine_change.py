@@ -10,9 +10,9 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from retrain.campaign.assign import assignment_for_stopping, open_launcher, options_of
-from retrain.campaign.origin import Origin
 from retrain.config.schema import Campaign
 from retrain.errors import LaunchError
+from retrain.plan.origin import Origin
 from retrain.records.layout import CampaignFiles, RunFiles
 from retrain.records.text import as_typed
 

@@ -14,7 +14,6 @@ from retrain.campaign.engine_change import require_left
 from retrain.campaign.events import Observer
 from retrain.campaign.expect import Expecter, looked_at, said, with_launching
 from retrain.campaign.keeper import Keeper
-from retrain.campaign.origin import read_origin
 from retrain.campaign.permits import open_permits, permit_directories
 from retrain.campaign.redo import set_aside_changed
 from retrain.campaign.rollup import RollUp
@@ -30,6 +29,7 @@ from retrain.errors import (
 )
 from retrain.launchers import Launcher
 from retrain.plan.matrix import Plan, RunPlan
+from retrain.plan.origin import known_origin, working_directory
 from retrain.records.atomic import remove_leftovers
 from retrain.records.layout import CampaignFiles, RunFiles
 from retrain.records.locks import HeldLock, hold, present_holder
@@ -157,14 +157,12 @@ class CampaignRun:
 
     def _leave_engine(self) -> None:
         runs = {run.run_id: self.files_of(run.run_id) for run in self._plan.runs}
-        origin = read_origin(self._files)
+        origin, _ = known_origin(self._files)
         require_left(self._files, origin, self._plan.campaign, runs, self._observer.notice)
 
     def _open_launcher(self) -> Launcher:
-        where = Path(read_origin(self._files).where)
-        assignment = assignment_of(
-            self._plan, self._files, where if where.is_dir() else Path.cwd(), self._observer.notice
-        )
+        where = working_directory(self._files, known_origin(self._files)[0])
+        assignment = assignment_of(self._plan, self._files, where, self._observer.notice)
         return open_launcher(self._plan.campaign.launcher, assignment)
 
     def _shares(

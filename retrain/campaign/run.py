@@ -16,19 +16,20 @@ from retrain.campaign.admission import check_memory
 from retrain.campaign.assign import as_launched, check_engine, check_launch, has_engine, options_of
 from retrain.campaign.events import Observer, Silent
 from retrain.campaign.orchestrate import SHOWN_RUNS, CampaignRun, Outcome
-from retrain.campaign.origin import (
-    Origin,
-    changed_keys,
-    digest,
-    hashes_of_runs,
-    read_origin,
-    recorded_hash,
-    write_origin,
-)
+from retrain.campaign.recorded import Reconciled, hashes_of_runs, reconcile
+from retrain.config.digest import is_as_written
 from retrain.config.load import load_config
 from retrain.config.resolve import as_tables
 from retrain.errors import ConfigError, DamagedRecordError
 from retrain.plan.matrix import Plan, RunPlan, plan_runs
+from retrain.plan.origin import (
+    Origin,
+    as_table,
+    digest,
+    known_origin,
+    working_directory,
+    write_origin,
+)
 from retrain.plan.preflight import preflight
 from retrain.plan.servers import check_servers
 from retrain.records.atomic import write_atomic
@@ -36,6 +37,8 @@ from retrain.records.files import make_directory, make_new_directory
 from retrain.records.layout import CampaignFiles, RunFiles, create_directory, open_campaign
 from retrain.records.locks import is_held
 from retrain.records.manifest import read_manifest
+from retrain.records.run_state import rename_done
+from retrain.records.run_toml import recorded_tables
 from retrain.records.stop_request import withdraw_request
 from retrain.records.text import as_typed
 
@@ -65,11 +68,15 @@ def start(config_path: Path, overrides: Sequence[str] = (), observer: Observer |
     seed = plan.runs[0].seed if len(plan.seeds) == 1 else None
     content, where = config_path.read_bytes(), str(Path.cwd())
     launcher, options = plan.campaign.launcher, options_of(plan.campaign)
-    write_origin(files, Origin(plan.name, tuple(overrides), where, seed, launcher, digest(content), options))
+    way_back = os.path.relpath(where, files.directory.absolute())
+    origin = Origin(
+        plan.name, tuple(overrides), where, seed, launcher, digest(content), options, way_back=way_back
+    )
+    write_origin(files, origin)
     write_atomic(files.campaign_toml, content)
     if not plan.is_single_run:
         make_new_directory(files.runs)
-    _write_runs([(campaign.files_of(run.run_id), run) for run in plan.runs], files)
+    _write_runs([(campaign.files_of(run.run_id), _text(run, files, origin)) for run in plan.runs], files)
     return campaign
 
 
@@ -94,29 +101,24 @@ def reopen(
         ConfigError: its campaign.toml is not valid any more, or changed and the change not accepted.
     """
     files = open_campaign(directory.absolute())
-    origin = read_origin(files)
-    is_here = Path(origin.where).is_dir()  # not if it was copied to another machine
-    if is_here and origin.where not in sys.path:
-        sys.path.append(origin.where)  # a plugin's dotted path may name a file there
-    with contextlib.chdir(origin.where if is_here else Path.cwd()):  # relative paths start there
+    origin, lost = known_origin(files)
+    where = working_directory(files, origin)
+    if str(where) not in sys.path:
+        sys.path.append(str(where))  # a plugin's dotted path may name a file there
+    with contextlib.chdir(where):  # relative paths start there
         config = load_config(files.campaign_toml, origin.overrides, version=origin.version)
         plan = plan_runs(config, origin.name, origin.seed)
     check_launch(plan, str(files.campaign_toml))
     if not has_engine(plan.campaign):  # another machine than before may have less
         check_memory(plan, str(files.campaign_toml))
-    plan = as_launched(plan)
-    campaign = CampaignRun(plan, files, observer or Silent())
-    changes = _changes(campaign, plan, files, origin)
-    if changes and not accept_config_change:
-        raise ConfigError(
-            [
-                f"{files.campaign_toml}: results would differ from how this campaign began:",
-                *(f"  {change}" for change in changes),
-                "put it back, start a new campaign with it, or resume with --accept-config-change",
-            ]
-        )
+    observer = observer or Silent()
+    found = _reconciled(CampaignRun(as_launched(plan), files, observer), files, origin)
+    if found.changes and not accept_config_change:
+        raise _refusal(files, found)
     now = replace(
         origin,
+        where=str(where),
+        way_back=os.path.relpath(where, files.directory),
         digest=digest(files.campaign_toml.read_bytes()),
         launcher=plan.campaign.launcher,
         options=options_of(plan.campaign),
@@ -125,12 +127,17 @@ def reopen(
     def catch_up() -> None:
         if not just_started:
             withdraw_request(files)
-        runs = [(campaign.files_of(run.run_id), run) for run in plan.runs]
-        _write_runs([(f, r) for f, r in runs if now != origin or recorded_hash(f) != r.config_hash], files)
-        if now != origin:
+        for run in found.plan.runs:
+            if run.run_id in found.renamed:
+                rename_done(campaign.files_of(run.run_id).done, found.renamed[run.run_id], run.config_hash)
+        _write_what_differs(campaign, files, now, observer)
+        if lost:
+            observer.notice(f"{lost}; it is made again from the runs")
+        if lost or now != origin:
             write_origin(files, now)
 
-    return CampaignRun(plan, files, observer or Silent(), catch_up)
+    campaign = CampaignRun(found.plan, files, observer, catch_up)
+    return campaign
 
 
 def run_campaign(
@@ -150,44 +157,75 @@ def run_campaign(
     return start(Path(path), overrides, observer).execute()
 
 
-def _changes(campaign: CampaignRun, plan: Plan, files: CampaignFiles, origin: Origin) -> list[str]:
-    recorded = _recorded(plan, files, origin)
-    changes = changed_keys(plan, recorded, campaign.files_of)
-    alive = [run_id for run_id in recorded if changes and is_held(campaign.files_of(run_id).lock)]
+def _reconciled(campaign: CampaignRun, files: CampaignFiles, origin: Origin) -> Reconciled:
+    is_same_file = digest(files.campaign_toml.read_bytes()) == origin.digest
+    recorded = _recorded(campaign.plan, files, is_same_file)
+    found = reconcile(campaign.plan, recorded, campaign.files_of, is_same_file=is_same_file)
+    alive = [run_id for run_id in recorded if found.changes and is_held(campaign.files_of(run_id).lock)]
     if alive:
         raise ConfigError(
             f"{files.campaign_toml}: changed while {', '.join(alive[:SHOWN_RUNS])} run as it was; "
             f"put it back, or end them first with `retrain stop {as_typed(files.directory)}`"
         )
-    return changes
+    return found
 
 
-def _recorded(plan: Plan, files: CampaignFiles, origin: Origin) -> dict[str, str]:
+def _refusal(files: CampaignFiles, found: Reconciled) -> ConfigError:
+    return ConfigError(
+        [
+            f"{files.campaign_toml}: results would differ from how this campaign began:",
+            *(f"  {change}" for change in found.changes),
+            "put it back, start a new campaign with it, or resume with --accept-config-change",
+        ]
+    )
+
+
+def _recorded(plan: Plan, files: CampaignFiles, is_same_file: bool) -> dict[str, str]:
     """Give the hash that each run began with, by the manifest, or by the runs if that is gone."""
     with contextlib.suppress(DamagedRecordError):  # the orchestrator sets it aside
         manifest = read_manifest(files.manifest)
         if manifest is not None:
             return {run.run_id: run.config_hash for run in manifest.runs}
-    planned = {run.run_id: run.config_hash for run in plan.runs}
-    recorded = hashes_of_runs(files, planned, plan.is_single_run)
-    if digest(files.campaign_toml.read_bytes()) == origin.digest:  # killed before all runs were made
-        return planned | recorded
+    recorded = hashes_of_runs(files)
+    if is_same_file:  # killed before all runs were made
+        return {run.run_id: run.config_hash for run in plan.runs} | recorded
     return recorded
 
 
-def _write_runs(runs: Sequence[tuple[RunFiles, RunPlan]], files: CampaignFiles) -> None:
+def _write_what_differs(
+    campaign: CampaignRun, files: CampaignFiles, origin: Origin, observer: Observer
+) -> None:
+    """Write every run.toml that is not what its plan says: nobody may obey another."""
+    differing = []
+    for run in campaign.plan.runs:
+        run_files, text = campaign.files_of(run.run_id), _text(run, files, origin)
+        old = run_files.run_toml.read_bytes() if run_files.run_toml.exists() else b""
+        if old == text.encode():
+            continue
+        differing.append((run_files, text))
+        if old and not is_as_written(recorded_tables(run_files)):
+            observer.notice(f"{run_files.run_toml}: was changed or damaged, and is written again")
+    _write_runs(differing, files)
+
+
+def _write_runs(runs: Sequence[tuple[RunFiles, str]], files: CampaignFiles) -> None:
     if len(runs) < MANY_RUNS:
-        for run_files, run in runs:
-            _write_run(run_files, run, files)
+        for run_files, text in runs:
+            _write_run(run_files, text, files)
         return
     with ThreadPoolExecutor(WRITERS) as writers:
         for _ in writers.map(lambda pair: _write_run(pair[0], pair[1], files), runs):
             pass  # raises what a writer raised
 
 
-def _write_run(run_files: RunFiles, run: RunPlan, files: CampaignFiles) -> None:
+def _write_run(run_files: RunFiles, text: str, files: CampaignFiles) -> None:
     if run_files.directory != files.directory:
         make_directory(run_files.directory)
+    write_atomic(run_files.run_toml, text)
+
+
+def _text(run: RunPlan, files: CampaignFiles, origin: Origin) -> str:
+    """Write a run's resolved configuration: it can be repeated from that alone."""
     tables = as_tables(run.config)
-    tables["run"] = {**tables["run"], "campaign": files.directory.name}
-    write_atomic(run_files.run_toml, tomli_w.dumps(tables))
+    tables["run"] = {**tables["run"], "campaign": files.directory.name, "origin": as_table(origin)}
+    return tomli_w.dumps(tables)

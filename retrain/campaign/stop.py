@@ -17,19 +17,18 @@ from pathlib import Path
 
 from retrain.campaign.assign import assignment_for_stopping, open_launcher
 from retrain.campaign.endings import conclude, ended_attempts
-from retrain.campaign.origin import Origin, read_origin, recorded_hash, recorded_tables
 from retrain.errors import LaunchError, RecordsError
 from retrain.launchers import Ended, Launcher
 from retrain.launchers._signals import signal_holder
-from retrain.records.files import records_error
-from retrain.records.layout import CampaignFiles, RunFiles, is_single_run, open_campaign
+from retrain.plan.origin import known_origin
+from retrain.records.layout import CampaignFiles, RunFiles, open_campaign
 from retrain.records.locks import HeldLock, hold, holder, is_held, present_holder
 from retrain.records.manifest import read_manifest, refresh, write_manifest
 from retrain.records.run_state import RunState
+from retrain.records.run_toml import files_of_runs, recorded_hash
 from retrain.records.stop_request import ask_to_stop
 
 PAUSE_S = 0.1
-USUAL_LAUNCHER = "local"
 
 
 @dataclass(frozen=True)
@@ -100,7 +99,7 @@ def _ask_orchestrator(files: CampaignFiles, *, now: bool) -> None:
 def _stop_workers(
     files: CampaignFiles, lock: HeldLock, *, now: bool, on_wait: Callable[[str], None]
 ) -> tuple[str, ...]:
-    runs, origin = _runs(files), _origin(files)
+    runs, (origin, _) = files_of_runs(files), known_origin(files)
     launcher = open_launcher(origin.launcher, assignment_for_stopping(files, runs, origin, on_wait))
     if launcher.queues:  # it could be resumed from another machine meanwhile
         lock.renew()
@@ -127,30 +126,12 @@ def _end(launcher: Launcher, run_ids: Collection[str], *, now: bool) -> None:
         left -= {happened.run_id for happened in launcher.poll(PAUSE_S) if isinstance(happened, Ended)}
 
 
-def _runs(files: CampaignFiles) -> dict[str, RunFiles]:
-    if is_single_run(files.directory):
-        alone = RunFiles(files.directory)
-        return {str(recorded_tables(alone).get("run", {}).get("run_id", files.directory.name)): alone}
-    try:
-        found = sorted(files.runs.iterdir()) if files.runs.is_dir() else []
-    except OSError as error:
-        raise records_error(files.runs, "list", error) from error
-    return {path.name: RunFiles(path) for path in found if path.is_dir()}
-
-
 def _is_alive(run: RunFiles, say: Callable[[str], None]) -> bool:
     try:
         return is_held(run.lock)
     except RecordsError as error:  # one that cannot be looked at is no reason to let the others go on
         say(str(error))
         return False
-
-
-def _origin(files: CampaignFiles) -> Origin:
-    try:
-        return read_origin(files)
-    except RecordsError:
-        return Origin(name="", overrides=(), where="", seed=None, launcher=USUAL_LAUNCHER, digest="")
 
 
 def _whereabouts(run: RunFiles) -> str:

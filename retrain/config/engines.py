@@ -15,7 +15,7 @@ PERMITS = (
 
 
 @dataclass(frozen=True)
-class Slurm(Section):
+class Slurm(Section, affects="schedule"):
     """What each run asks of Slurm; anything left empty is the site's default."""
 
     partition: str = key("", "sbatch --partition")
@@ -33,7 +33,7 @@ class Slurm(Section):
 
 
 @dataclass(frozen=True)
-class Ray(Section):
+class Ray(Section, affects="schedule"):
     """Where the Ray cluster is, and what each run asks of it."""
 
     address: str = key(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import Field, dataclass, field
 from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 
 LARGEST_COUNT = 10**9  # far above any sane count; products of two still fit an int64
@@ -26,7 +26,11 @@ def count(default: int | None, description: str, least: int = 1, **constraints: 
 
 
 def declare(default: Any, description: str, **constraints: Any) -> Any:
-    """Declare a key that must not be marked strict: a choice, or a table (TOML gives dicts)."""
+    """Declare a key that must not be marked strict: a choice, or a table (TOML gives dicts).
+
+    Beside pydantic's constraints: `affects` (see `affects`), `path="file"` or `"directory"` for a value
+    that names one, and `was`, the key's first default, where a later version has another.
+    """
     metadata = {"description": description, **constraints}
     if isinstance(default, type):
         return field(default_factory=default, metadata=metadata)
@@ -48,7 +52,21 @@ class Between:
 Permits: TypeAlias = Annotated[int, Between(1, LARGEST_PERMITS)] | Literal["auto"]
 
 
+Effect: TypeAlias = Literal["result", "time", "schedule", "display"]
+
+
 class Section:
     """A TOML table: unknown keys are errors and nothing is coerced."""
 
     __pydantic_config__: ClassVar[Table] = {"extra": "forbid", "allow_inf_nan": False}
+    __affects__: ClassVar[Effect] = "result"
+
+    def __init_subclass__(cls, affects: Effect = "result") -> None:
+        """Declare what the keys of a table affect that do not say so themselves."""
+        cls.__affects__ = affects
+
+
+def affects(section: Section | type[Section], field: Field[Any]) -> Effect:
+    """Return what a key can change: a run's result, its time, when and where it runs, or what is shown."""
+    found: Effect = field.metadata.get("affects", section.__affects__)
+    return found

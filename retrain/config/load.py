@@ -59,6 +59,18 @@ def load_config(
     return parse(raw, path.name, overridden, try_plugins=try_plugins)
 
 
+def load_types(path: Path, overrides: Sequence[str] = ()) -> Config:
+    """Read a file of which no more than types is checked: for readers of what runs from it already.
+
+    Raises:
+        ConfigError: the file is no TOML, or has a key or type that is none of this version's.
+    """
+    try:
+        return _adapter().validate_python(load_tables(path, overrides))
+    except ValidationError as error:
+        raise ConfigError(f"{path}: {error.error_count()} keys are not as they must be") from error
+
+
 def load_tables(path: Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
     """Read a file's tables as they are, with overrides applied; `load_config` checks them.
 

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
-import json
 from collections.abc import Hashable, Mapping
 from functools import cache
 from typing import Any, TypeVar, cast, get_args, get_type_hints
 
 from retrain.config.schema import Condition, Config
-from retrain.config.versions import in_digest
 
 T = TypeVar("T")
 
@@ -26,8 +23,6 @@ PARAMS_OF = {
 }
 SHORTHANDS = ("advantage_mode", "transform_mode")
 OVERRIDABLE = {f.name for f in dataclasses.fields(Condition)} - {"name", *SHORTHANDS}
-NOT_IN_DIGEST = ("campaign", "logging", "run")  # where a run is written does not change its result
-SCHEDULING = {"training": ("save_every", "keep_checkpoints"), "backend": ("max_concurrent", "throttle_dir")}
 
 
 def overrides_of(condition: Mapping[str, Any]) -> dict[str, Any]:
@@ -67,7 +62,7 @@ def resolve(config: Config, condition: Condition | None, seed: int) -> Config:
 
 def build(kind: type[T], table: Mapping[str, Any]) -> T:
     """Build a section from tables that were checked before (unknown keys are TypeErrors)."""
-    sections = _sections(cast(Hashable, kind))
+    sections = sections_of(cast(Hashable, kind))
     values = {
         key: build(sections[key], value) if key in sections and isinstance(value, dict) else value
         for key, value in table.items()
@@ -76,24 +71,14 @@ def build(kind: type[T], table: Mapping[str, Any]) -> T:
 
 
 @cache  # reading type hints takes longer than all the rest, and a campaign builds a config per run
-def _sections(kind: Any) -> dict[str, type]:
+def sections_of(kind: Any) -> dict[str, Any]:
+    """Map the keys of a table that are tables themselves to their classes."""
     found = {}
     for key, hint in get_type_hints(kind).items():
         section = next((c for c in (hint, *get_args(hint)) if dataclasses.is_dataclass(c)), None)
         if isinstance(section, type):
             found[key] = section
     return found
-
-
-def digest(config: Config) -> str:
-    """Identify everything that decides a run's result: 16 hex digits."""
-    tables = dataclasses.asdict(config)
-    kept = {k: v for k, v in tables.items() if k not in NOT_IN_DIGEST}
-    kept["algorithm"] = in_digest(kept["algorithm"])
-    for section, keys in SCHEDULING.items():
-        kept[section] = {k: v for k, v in kept[section].items() if k not in keys}
-    canonical = json.dumps(kept, sort_keys=True, separators=(",", ":"), default=str)
-    return hashlib.sha256(canonical.encode()).hexdigest()[:16]
 
 
 def as_tables(config: Config) -> dict[str, Any]:

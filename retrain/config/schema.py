@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 from retrain.config.engines import Ray, Slurm
 from retrain.config.keys import LARGEST_PERMITS, Normalization, Permits, Section, Table, count, declare, key
+from retrain.config.run_table import Run
 
 FIRST_PERMITS = 4  # where their number adapts itself: what most APIs bear
 LARGEST_SEED = 2**32 - 1  # what every random generator in use accepts
@@ -21,7 +22,7 @@ LARGEST_SEED = 2**32 - 1  # what every random generator in use accepts
 class Model(Section):
     """Which model is trained, and where it is served."""
 
-    model: str = key("", "hub id or local path; the numpy backend builds its own")
+    model: str = key("", "hub id or local path; the numpy backend builds its own", path="file")
     lora_rank: int = key(32, "rank of the LoRA adapters", ge=1, le=4096)
     base_url: str = key("", "address of a training API (tinker)")
 
@@ -48,8 +49,8 @@ class Training(Section):
     lr_warmup_steps: int = count(0, "steps of progress over which the learning rate rises", least=0)
     max_grad_norm: float = key(1.0, "gradients are clipped to this global norm", gt=0)
     entropy_bonus: float = key(0.0, "weight of the mean token entropy in the objective", ge=0, le=10)
-    save_every: int = count(20, "steps between checkpoints; 0 saves at the end only", least=0)
-    keep_checkpoints: int = count(2, "newest checkpoints to keep")
+    save_every: int = count(20, "steps between checkpoints; 0 saves at the end only", least=0, affects="time")
+    keep_checkpoints: int = count(2, "newest checkpoints to keep", affects="display")
     eval_every: int = count(0, "steps between evaluations; 0 evaluates at the end only", least=0)
 
 
@@ -97,8 +98,11 @@ class Backend(Section):
         4,
         'API calls in flight over all workers (permits); "auto" finds what the API bears',
         json_schema_extra={"needs": f'a whole number from 1 to {LARGEST_PERMITS}, or "auto"'},
+        affects="time",
     )
-    throttle_dir: str = key("", "share permits with other campaigns through this directory")
+    throttle_dir: str = key(
+        "", "share permits with other campaigns through this directory", affects="time", path="directory"
+    )
     options: Table = key(dict, "options of the backend plugin")
 
     @property
@@ -117,7 +121,7 @@ class WarmUp(Section):
     """Learn from written completions before reinforcement learning begins."""
 
     steps: int = count(0, "supervised optimizer updates before the first step; 0 = none", least=0)
-    path: str = key("", "JSONL file: prompt and completion, or messages, in each row")
+    path: str = key("", "JSONL file: prompt and completion, or messages, in each row", path="file")
     batch_size: int = count(8, "rows per update")
     lr: float | None = key(None, "learning rate of these updates; default: training.lr", gt=0, le=10)
 
@@ -196,7 +200,7 @@ class Scaling(Section):
 
 
 @dataclass(frozen=True)
-class Logging(Section):
+class Logging(Section, affects="display"):
     """Where records go."""
 
     log_dir: str = key("logs", "campaigns are written below this directory", min_length=1)
@@ -233,16 +237,17 @@ class Condition(Section):
 
 
 @dataclass(frozen=True)
-class Campaign(Section):
+class Campaign(Section, affects="schedule"):
     """The matrix of conditions x seeds, and how its runs are launched."""
 
     name: str = key("", "prefix of the campaign's directory; default: the file's name", max_length=100)
     seeds: list[Any] | None = key(
         None,
         "one run per condition and seed; default: training.seed",
+        affects="result",
         json_schema_extra={"items": {"type": "integer", "minimum": 0, "maximum": LARGEST_SEED}},
     )
-    max_steps: int | None = count(None, "steps of every run; default: training.max_steps")
+    max_steps: int | None = count(None, "steps of every run; default: training.max_steps", affects="result")
     parallel: bool = key(False, "run several workers at a time")
     max_workers: int = key(0, "workers at a time when parallel; 0 = all runs", ge=0, le=100_000)
     stagger_seconds: float = key(0.0, "wait this long between two launches", ge=0, le=1e6)
@@ -266,18 +271,9 @@ class Campaign(Section):
     slurm: Slurm = declare(Slurm, 'how launcher = "slurm" asks for its jobs')
     ray: Ray = declare(Ray, 'how launcher = "ray" asks for its jobs')
     launcher_options: Table = key(dict, "of another launcher; may be written as [campaign.<launcher>]")
-    conditions: list[Condition] | None = declare(None, "the conditions; default: one, the file as it is")
-
-
-@dataclass(frozen=True)
-class Run(Section):
-    """Which run of which campaign this is; written by retrain into run.toml, never by hand."""
-
-    run_id: str = key("", "name of the run's directory")
-    campaign: str = key("", "id of the campaign")
-    condition: str = key("", "name of the condition")
-    config_hash: str = key("", "digest of all that decides the result")
-    version: int = key(1, "which version's meaning the keys have; 0.1.0's is 1", ge=1)
+    conditions: list[Condition] | None = declare(
+        None, "the conditions; default: one, the file as it is", affects="result"
+    )
 
 
 @dataclass(frozen=True)

@@ -40,14 +40,6 @@ def run_version(tables: Mapping[str, Any], otherwise: int) -> int:
     return version if isinstance(version, int) else otherwise
 
 
-def in_digest(algorithm: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the table as digests hold it: what means the same has the digest that number 1 gave it."""
-    first = {new: old for old, new in OVER_INFORMATIVE.items()}
-    now = {old: f"{old} over all" for old in OVER_INFORMATIVE}
-    value = algorithm["loss_normalization"]
-    return {**algorithm, "loss_normalization": (first | now)[value]}
-
-
 def _renamed(algorithm: Any, default: str | None = None) -> Any:
     if not isinstance(algorithm, Mapping):
         return algorithm  # a mistake, told by whoever checks the file

@@ -8,10 +8,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from retrain.config.digest import digest
+from retrain.config.files import contents_of, with_absolute_paths
 from retrain.config.labels import label_of, label_of_modes
-from retrain.config.resolve import digest, resolve
-from retrain.config.schema import LARGEST_SEED, Campaign, Condition, Config, Run
+from retrain.config.resolve import resolve
+from retrain.config.run_table import Run
+from retrain.config.schema import LARGEST_SEED, Campaign, Condition, Config
 from retrain.config.versions import CURRENT
+from retrain.records.manifest import PlannedRun
 from retrain.records.text import plain
 
 LONGEST_NAME = 64  # characters of a condition's own name that views show
@@ -88,12 +92,10 @@ def plan_runs(config: Config, file_name: str = "campaign", drawn_seed: int | Non
         file_name: names the campaign if the file does not.
         drawn_seed: used where the file gives no seed; None draws one.
     """
-    campaign = config.campaign or Campaign()
-    conditions: Sequence[Condition | None] = campaign.conditions or [None]
-    names = [_name(condition, config) for condition in conditions]
-    seeds = campaign.seeds or [_own_seed(config, drawn_seed)]
-    bases = [_with_absolute_paths(resolve(config, condition, seed=0)) for condition in conditions]
-    runs = [_run(base, name, seed) for seed in seeds for base, name in zip(bases, names, strict=True)]
+    campaign, seeds = config.campaign or Campaign(), _seeds(config, drawn_seed)
+    bases = [(name, with_absolute_paths(base)) for name, base in _conditions(config)]
+    known = [(name, base, contents_of(base)) for name, base in bases]
+    runs = [_run(name, base, contents, seed) for seed in seeds for name, base, contents in known]
     return Plan(
         name=campaign.name or _name_of(file_name),
         campaign=campaign,
@@ -102,6 +104,37 @@ def plan_runs(config: Config, file_name: str = "campaign", drawn_seed: int | Non
         log_dir=Path(config.logging.log_dir),
         config_hash=hashlib.sha256("".join(r.config_hash for r in runs).encode()).hexdigest()[:16],
     )
+
+
+def planned_runs(config: Config, drawn_seed: int | None) -> list[PlannedRun]:
+    """List a file's runs in launch order, without reading what they name; none if it is not known which.
+
+    Args:
+        config: the file, of which no more than types needs to be right.
+        drawn_seed: the seed that was drawn for a file that gives none.
+    """
+    if drawn_seed is None and config.training.seed < 0 and not (config.campaign and config.campaign.seeds):
+        return []
+    conditions, seeds = _conditions(config), _seeds(config, drawn_seed)
+    return [
+        PlannedRun(_run_id(name, seed), name, seed, base.training.max_steps)
+        for seed in seeds
+        for name, base in conditions
+    ]
+
+
+def _conditions(config: Config) -> list[tuple[str, Config]]:
+    """Resolve every condition but for its seed, by name."""
+    found: Sequence[Condition | None] = (config.campaign and config.campaign.conditions) or [None]
+    return [(_name(condition, config), resolve(config, condition, seed=0)) for condition in found]
+
+
+def _seeds(config: Config, drawn_seed: int | None) -> Sequence[int]:
+    return (config.campaign and config.campaign.seeds) or [_own_seed(config, drawn_seed)]
+
+
+def _run_id(condition: str, seed: int) -> str:
+    return f"{label_of(condition)}_s{seed}"
 
 
 def _name(condition: Condition | None, config: Config) -> str:
@@ -128,25 +161,12 @@ def _own_seed(config: Config, drawn_seed: int | None) -> int:
     return secrets.randbelow(LARGEST_SEED + 1)
 
 
-def _run(base: Config, condition: str, seed: int) -> RunPlan:
-    run_id = f"{label_of(condition)}_s{seed}"
+def _run(condition: str, base: Config, contents: dict[str, str], seed: int) -> RunPlan:
+    run_id = _run_id(condition, seed)
     resolved = dataclasses.replace(base, training=dataclasses.replace(base.training, seed=seed))
-    config_hash = digest(resolved)
-    identity = Run(run_id=run_id, condition=condition, config_hash=config_hash, version=CURRENT)
+    config_hash = digest(resolved, contents)
+    identity = Run(run_id, "", condition, config_hash, contents, version=CURRENT)
     return RunPlan(run_id, condition, seed, dataclasses.replace(resolved, run=identity), config_hash)
-
-
-def _with_absolute_paths(config: Config) -> Config:
-    """A run may be resumed from elsewhere, so what is relative to this directory would not be found again."""
-    data, backend, warmup = config.data, config.backend, config.warmup
-    path = data.options.get("path")
-    if isinstance(path, str):
-        data = dataclasses.replace(data, options={**data.options, "path": str(Path(path).absolute())})
-    if backend.throttle_dir:
-        backend = dataclasses.replace(backend, throttle_dir=str(Path(backend.throttle_dir).absolute()))
-    if warmup.path:
-        warmup = dataclasses.replace(warmup, path=str(Path(warmup.path).absolute()))
-    return dataclasses.replace(config, data=data, backend=backend, warmup=warmup)
 
 
 def _name_of(file_name: str) -> str:

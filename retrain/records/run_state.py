@@ -116,6 +116,17 @@ def write_done(path: Path, config_hash: str, result: Mapping[str, Any], seal: Se
     write_json(path, done)
 
 
+def rename_done(path: Path, before: str, now: str) -> None:
+    """Call the config that a run finished by its name of today, if it finished that.
+
+    Raises:
+        RecordsError: not possible.
+    """
+    found = read_json(path)
+    if found is not None and found.get("config_hash") == before:
+        write_json(path, found | {"config_hash": now})
+
+
 def read_done(path: Path) -> Done | None:
     """Read done.json; None if there is none.
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import takewhile
 from typing import Any
 
-from retrain.config.resolve import NOT_IN_DIGEST
+from retrain.config.digest import BESIDE_RESULTS
 from retrain.records.text import plain
 from retrain.report.gather import RunRecord
 
@@ -36,7 +36,7 @@ def differences(sides: Sequence[Sequence[RunRecord]]) -> tuple[KeyDifference, ..
 def flatten(tables: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
     """Give `section.key` and value of all that decides a run's result."""
     for key, value in tables.items():
-        if not prefix and key in NOT_IN_DIGEST:
+        if not prefix and key in BESIDE_RESULTS:
             continue
         if isinstance(value, dict) and value:
             yield from flatten(value, f"{prefix}{key}.")

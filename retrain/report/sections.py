@@ -8,7 +8,7 @@ from itertools import islice
 
 import tomli_w
 
-from retrain.config.resolve import NOT_IN_DIGEST
+from retrain.config.digest import BESIDE_RESULTS
 from retrain.records.text import count_of, plain
 from retrain.report.charts import Chart
 from retrain.report.compare import Judged, MetricComparison, SideResult
@@ -249,7 +249,7 @@ def _line(line: str) -> str:
 
 def _resolved(campaign: CampaignRecord) -> str:
     config = next((run.config for run in campaign.runs if run.config), {})
-    return tomli_w.dumps({key: value for key, value in config.items() if key not in NOT_IN_DIGEST})
+    return tomli_w.dumps({key: value for key, value in config.items() if key not in BESIDE_RESULTS})
 
 
 def headline(campaign: CampaignRecord) -> str:

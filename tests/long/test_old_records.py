@@ -97,3 +97,51 @@ def test_every_view_survives_its_corruption(old, retrain, view):
 def test_json_rows_are_json(old, retrain):
     lines = retrain("status", old, "--watch", "--json").stdout.splitlines()
     assert {json.loads(line)["kind"] for line in lines} == {"run", "campaign", "event"}
+
+
+def reopened(logs, retrain):
+    """Resume the campaign on the command line; its reward works by now."""
+    campaign = only_campaign(logs)
+    result = retrain("resume", campaign.directory)
+    assert result.returncode == 0, result.stderr
+    return campaign, result.stderr
+
+
+def test_it_is_resumed_and_ends(old, retrain):
+    campaign, said = reopened(old, retrain)
+    assert "4 finished runs skipped" in said
+    (seen,) = survey(old)
+    assert {run.state for run in seen.runs} == {"done"}
+    assert len(read_attempts(campaign.run("maxrl_s0").attempts)) == 1
+
+
+@pytest.mark.parametrize("lost", ["origin.json", "manifest.json"])
+def test_it_is_resumed_without(lost, old, retrain):
+    (only_campaign(old).directory / lost).unlink()
+    campaign, said = reopened(old, retrain)
+    assert "4 finished runs skipped" in said
+    assert (campaign.directory / lost).exists()
+
+
+def test_it_is_resumed_after_a_kill_halfway_through_bringing_it_up_to_date(old, retrain):
+    campaign = only_campaign(old)
+    manifest = campaign.manifest.read_bytes()
+    reopened(old, retrain)
+    campaign.manifest.write_bytes(manifest)
+    _, said = reopened(old, retrain)
+    assert "6 finished runs skipped" in said
+
+
+def test_a_changed_file_is_told_key_by_key(old, retrain):
+    campaign = only_campaign(old)
+    campaign.campaign_toml.write_text(campaign.campaign_toml.read_text().replace("lr = 5e-3", "lr = 0.5"))
+    result = retrain("resume", campaign.directory)
+    assert result.returncode == 2
+    assert "training.lr: 0.005 -> 0.5 (baseline_s0, maxrl_s0, broken_s0 and 3 more)" in result.stderr
+
+
+def test_an_edited_run_is_written_again(old, retrain):
+    files = only_campaign(old).run("broken_s0")
+    files.run_toml.write_text(files.run_toml.read_text().replace("lr = 0.005", "lr = 0.5"))
+    reopened(old, retrain)
+    assert {row["lr"] for row in read_metrics(files.directory) if row["attempt"] == 3} == {0.005}

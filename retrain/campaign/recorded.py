@@ -1,0 +1,131 @@
+"""What the runs' own files say of how they began, and how their campaign's file differs now.
+
+A campaign goes on as it began. Whatever would change results must be accepted by the user; how runs
+are launched (workers, retries, timeouts) may change freely. A run.toml whose digest is not that of its
+configuration was changed by hand: nothing in it is believed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from retrain.config.digest import decides, digest, is_as_written, is_current, laid_over
+from retrain.config.files import changed_files
+from retrain.config.resolve import as_tables
+from retrain.config.versions import CURRENT, as_meant, run_version
+from retrain.plan.matrix import Plan, RunPlan
+from retrain.records.layout import CampaignFiles, RunFiles
+from retrain.records.run_toml import files_of_runs, recorded_hash, recorded_tables
+from retrain.records.text import plain
+
+SHOWN_RUNS = 3  # named in a line of a diff
+
+
+@dataclass(frozen=True)
+class Reconciled:
+    """A plan as its campaign goes on with it."""
+
+    plan: Plan
+    changes: tuple[str, ...]  # what would make results differ, one line each
+    renamed: Mapping[str, str]  # run id -> its former hash, of runs that are the same under another
+
+
+def hashes_of_runs(files: CampaignFiles) -> dict[str, str]:
+    """Return every run's hash as its own run.toml has it, for a campaign without a manifest."""
+    found = {run_id: recorded_hash(run) for run_id, run in files_of_runs(files).items()}
+    return {run_id: config_hash for run_id, config_hash in found.items() if config_hash}
+
+
+def reconcile(
+    plan: Plan, recorded: Mapping[str, str], files_of: Callable[[str], RunFiles], *, is_same_file: bool
+) -> Reconciled:
+    """Compare a plan with how its campaign began.
+
+    Args:
+        plan: what the campaign's file asks for now.
+        recorded: the hash that each run began with.
+        files_of: where a run's files lie.
+        is_same_file: the campaign's file is as it was, so that runs go on as they were resolved then,
+            whatever this version's defaults are.
+    """
+    planned = {run.run_id for run in plan.runs}
+    lines = [f"run {run.run_id}: is new" for run in plan.runs if run.run_id not in recorded]
+    lines += [f"run {name}: is gone" for name in recorded if name not in planned]
+    changes: dict[str, list[str]] = {}
+    runs, renamed = [], {}
+    for run in plan.runs:
+        before, files = recorded.get(run.run_id, run.config_hash), files_of(run.run_id)
+        same = run if before == run.config_hash else _as_begun(run, before, files, is_same_file)
+        runs.append(same or run)
+        if same and before != same.config_hash:
+            renamed[run.run_id] = before
+        for change in () if same else _differences(recorded_tables(files), run):
+            changes.setdefault(change, []).append(run.run_id)
+    lines += [f"{change} ({_names(run_ids)})" for change, run_ids in changes.items()]
+    return Reconciled(replace(plan, runs=tuple(runs)), tuple(lines), renamed)
+
+
+def _as_begun(run: RunPlan, before: str, files: RunFiles, is_same_file: bool) -> RunPlan | None:
+    """Return the run as it goes on without a change of its results; None if there is none."""
+    tables, now = recorded_tables(files), recorded_hash(files)
+    is_intact = is_as_written(tables)
+    if is_intact and now == run.config_hash:  # killed between writing that and the manifest
+        return run
+    if now != before or not is_intact:  # nothing left to compare with
+        return run if is_same_file and not is_current(before) else None
+    identity = run.config.run
+    contents = identity.files if identity else {}
+    try:
+        begun = laid_over(as_meant(tables, run_version(tables, CURRENT)), run.config, contents)
+    except TypeError:  # a key that this version has no more
+        return None
+    config_hash = digest(begun, contents)
+    if is_current(before) and config_hash != before:  # its files hold something else
+        return None
+    if config_hash == run.config_hash:
+        return run
+    if not (is_same_file and identity):
+        return None
+    named = replace(begun, run=replace(identity, config_hash=config_hash))
+    return replace(run, config=named, config_hash=config_hash)
+
+
+def _differences(before: Mapping[str, Any], run: RunPlan) -> Iterator[str]:
+    if not before or not is_as_written(before):
+        yield "how it began is not known, because its run.toml is damaged or gone"
+        return
+    old = dict(_flat(as_meant(before, run_version(before, CURRENT))))
+    new = dict(_flat(as_tables(run.config)))
+    changed = [
+        f"{key}: {_shown(old, key)} -> {_shown(new, key)}"
+        for key in sorted(old.keys() | new.keys())
+        if old.get(key) != new.get(key)
+    ]
+    changed += changed_files(run.config, before["run"].get("files", {}))
+    yield from changed or ["its configuration is another"]
+
+
+def _flat(tables: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    for section, table in tables.items():
+        for key, value in table.items() if isinstance(table, dict) else ():
+            if decides(section, key):
+                yield from _leaves(value, f"{section}.{key}")
+
+
+def _leaves(value: Any, key: str) -> Iterator[tuple[str, Any]]:
+    if not isinstance(value, dict):
+        yield key, value
+        return
+    for name, inner in value.items():
+        yield from _leaves(inner, f"{key}.{name}")
+
+
+def _shown(tables: Mapping[str, Any], key: str) -> str:
+    return plain(repr(tables[key]), 80) if key in tables else "(absent)"
+
+
+def _names(runs: Sequence[str]) -> str:
+    more = f" and {len(runs) - SHOWN_RUNS} more" if len(runs) > SHOWN_RUNS else ""
+    return ", ".join(runs[:SHOWN_RUNS]) + more

@@ -1,0 +1,150 @@
+"""The identity of a run's configuration: all that was set and decides its result, and nothing else.
+
+Defaults are left out, so that a key which a later version adds changes no digest. Files count by what
+they hold, so that a project which was moved is the same experiment, and changed prompts are another.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from retrain.config.files import contents_of
+from retrain.config.keys import affects
+from retrain.config.resolve import as_tables, build, sections_of
+from retrain.config.schema import Config
+from retrain.config.versions import CURRENT, as_meant, run_version
+from retrain.errors import ConfigError
+
+VERSION = "v2:"
+SECTIONS = sections_of(Config)
+BESIDE_RESULTS = tuple(name for name, kind in SECTIONS.items() if kind.__affects__ != "result")
+_LEFT_OUT_BY_0_1 = {  # by section; None: all of it
+    "campaign": None,
+    "logging": None,
+    "run": None,
+    "training": ("save_every", "keep_checkpoints"),
+    "backend": ("max_concurrent", "throttle_dir"),
+}
+
+
+def digest(config: Config, contents: Mapping[str, str] | None = None) -> str:
+    """Identify everything that decides a run's result: "v2:" and 16 hex digits.
+
+    Args:
+        config: a run's.
+        contents: fingerprints of the files that it names, by dotted key; None reads the files.
+    """
+    contents = contents_of(config) if contents is None else contents
+    decides = {
+        f"{section}.{field.name}": _normal(getattr(table, field.name), f"{section}.{field.name}", contents)
+        for section, table in _sections(config)
+        for field in dataclasses.fields(table)
+        if affects(table, field) == "result" and getattr(table, field.name) != _left_out(field)
+    }
+    return VERSION + _hash(decides)
+
+
+def decides(section: str, key: str) -> bool:
+    """Whether a key of a run's configuration can change its result."""
+    kind = SECTIONS.get(section)
+    fields = {field.name: field for field in dataclasses.fields(kind)} if kind else {}
+    return affects(kind, fields[key]) == "result" if kind and key in fields else kind is None
+
+
+def is_current(config_hash: str) -> bool:
+    """Whether a digest is of this version's kind."""
+    return config_hash.startswith(VERSION)
+
+
+def is_as_written(tables: Mapping[str, Any]) -> bool:
+    """Whether a run.toml still has the configuration that its own digest is of.
+
+    Raises:
+        ConfigError: a later retrain wrote it.
+    """
+    run = tables.get("run")
+    known = run.get("config_hash") if isinstance(run, dict) else None
+    if not isinstance(run, dict) or not isinstance(known, str):
+        return False
+    if is_current(known):
+        try:
+            config = build(Config, as_meant(tables, run_version(tables, CURRENT)))
+            return digest(config, run.get("files", {})) == known
+        except (TypeError, AttributeError):
+            return False
+    if ":" in known:
+        raise ConfigError(f"config_hash = {known!r}: a later retrain wrote this; upgrade retrain")
+    return _digest_of_0_1(tables) == known
+
+
+def laid_over(recorded: Mapping[str, Any], planned: Config, contents: Mapping[str, str]) -> Config:
+    """Take what decides the result from a recorded run.toml, and all else from a plan.
+
+    Files of the same name are the plan's: they may have moved.
+    """
+    tables = as_tables(planned)
+    for section, table in _sections(planned):
+        old = recorded.get(section, {})
+        for field in dataclasses.fields(table):
+            if affects(table, field) != "result":
+                continue
+            key = f"{section}.{field.name}"
+            if field.name in old:
+                now = tables[section].get(field.name)
+                tables[section][field.name] = _moved(old[field.name], now, key, contents)
+            else:  # absent, or not a key then
+                tables[section].pop(field.name, None)
+    return build(Config, tables)
+
+
+def _moved(old: Any, new: Any, key: str, contents: Mapping[str, str]) -> Any:
+    if isinstance(old, dict) and isinstance(new, dict):
+        return {name: _moved(inner, new.get(name), f"{key}.{name}", contents) for name, inner in old.items()}
+    if isinstance(old, list) and isinstance(new, list) and len(old) == len(new):
+        return [_moved(a, b, f"{key}.{n}", contents) for n, (a, b) in enumerate(zip(old, new, strict=True))]
+    is_file = key in contents and isinstance(old, str) and isinstance(new, str)
+    return new if is_file and Path(old).name == Path(new).name else old
+
+
+def _sections(config: Config) -> list[tuple[str, Any]]:
+    found = [(field.name, getattr(config, field.name)) for field in dataclasses.fields(config)]
+    return [(name, table) for name, table in found if table is not None]
+
+
+def _left_out(field: dataclasses.Field[Any]) -> Any:
+    """Return the value that goes without saying: the default, as it was when the key came to be."""
+    if "was" in field.metadata:
+        return field.metadata["was"]
+    return field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
+
+
+def _normal(value: Any, key: str, contents: Mapping[str, str]) -> Any:
+    """Write a value in one way only: 1 for 1.0, and a file as what it holds."""
+    if key in contents:
+        return {"file": contents[key]}
+    if isinstance(value, dict):
+        return {name: _normal(inner, f"{key}.{name}", contents) for name, inner in value.items()}
+    if isinstance(value, list):
+        return [_normal(inner, f"{key}.{number}", contents) for number, inner in enumerate(value)]
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+def _digest_of_0_1(tables: Mapping[str, Any]) -> str:
+    """Identify a run.toml as 0.1.0 did: every value that it holds, defaults and paths too."""
+    kept: dict[str, Any] = {}
+    for section, table in tables.items():
+        left_out = _LEFT_OUT_BY_0_1.get(section, ())
+        if left_out is not None and isinstance(table, dict):
+            kept[section] = {key: value for key, value in table.items() if key not in left_out}
+    kept.setdefault("warmup", {}).setdefault("lr", None)  # the one value that TOML cannot hold
+    return _hash(kept)
+
+
+def _hash(tables: Mapping[str, Any]) -> str:
+    canonical = json.dumps(tables, sort_keys=True, separators=(",", ":"), default=str)
+    return hashlib.sha256(canonical.encode()).hexdigest()[:16]

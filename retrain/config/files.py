@@ -1,0 +1,124 @@
+"""Files that a run's configuration names: found from any directory, and known by what they hold.
+
+A value names a file if its field says so, or, in a plugin's table, if its key is `path` or ends in
+`_path`; and if a file or directory of that name exists. Anything else (a hub id, a dotted path) is text.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import os
+from collections.abc import Iterator, Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from retrain.config.keys import affects
+from retrain.config.resolve import as_tables, build, sections_of
+from retrain.config.schema import Config
+
+LARGEST_WHOLE = 256 * 2**20  # bytes; of a larger file (weights) samples are read, or each start would wait
+SAMPLES = 256
+SAMPLE_BYTES = 64 * 2**10
+
+
+def with_absolute_paths(config: Config) -> Config:
+    """Spell out the files of a configuration: its run may go on from any directory."""
+    tables = as_tables(config)
+    for section, field in _fields(config):
+        table = tables[section]
+        if field.name in table:
+            table[field.name] = _spelled_out(table[field.name], field.metadata.get("path", ""))
+    return build(Config, tables)
+
+
+def contents_of(config: Config) -> dict[str, str]:
+    """Fingerprint every file that decides results, by the dotted key that names it."""
+    return {key: fingerprint(path) for key, path in _files(config)}
+
+
+def changed_files(config: Config, before: Mapping[str, str]) -> list[str]:
+    """Say which files no longer hold what they did, one line each."""
+    now = dict(_files(config))
+    return [
+        f"{key}: {now[key]} has changed since" if key in now else f"{key}: the file is not there any more"
+        for key, known in before.items()
+        if key not in now or fingerprint(now[key]) != known
+    ]
+
+
+def fingerprint(path: str) -> str:
+    """Identify what a file or a directory of files holds: 16 hex digits, the same wherever it lies.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    if not Path(path).is_dir():
+        return _of_file(path, _state(path))
+    whole = hashlib.sha256()
+    for inside in sorted(inside for inside in Path(path).rglob("*") if inside.is_file()):
+        held = _of_file(str(inside), _state(str(inside)))
+        whole.update(os.fsencode(f"{inside.relative_to(path)}\0{held}\n"))
+    return whole.hexdigest()[:16]
+
+
+def _state(path: str) -> tuple[int, int, int]:
+    found = os.stat(path)  # noqa: PTH116
+    return found.st_ino, found.st_size, found.st_mtime_ns
+
+
+@cache  # all runs of a campaign name the same files
+def _of_file(path: str, state: tuple[int, int, int]) -> str:
+    size = state[1]
+    with open(path, "rb") as file:  # noqa: PTH123
+        if size <= LARGEST_WHOLE:
+            return hashlib.file_digest(file, "sha256").hexdigest()[:16]
+        found = hashlib.sha256(str(size).encode())
+        for number in range(SAMPLES):
+            file.seek((size - SAMPLE_BYTES) * number // (SAMPLES - 1))
+            found.update(file.read(SAMPLE_BYTES))
+        return found.hexdigest()[:16]
+
+
+def _files(config: Config) -> Iterator[tuple[str, str]]:
+    """Iterate over (dotted key, path) of the files that decide results."""
+    for section, field in _fields(config):
+        table = getattr(config, section)
+        if affects(table, field) == "result":
+            kind = field.metadata.get("path", "")
+            yield from _named(getattr(table, field.name), f"{section}.{field.name}", kind)
+
+
+def _fields(config: Config) -> Iterator[tuple[str, dataclasses.Field[Any]]]:
+    for section, kind in sections_of(Config).items():
+        if getattr(config, section) is not None:
+            yield from ((section, field) for field in dataclasses.fields(kind))
+
+
+def _named(value: Any, key: str, kind: str) -> Iterator[tuple[str, str]]:
+    if isinstance(value, dict):
+        for name, inner in value.items():
+            yield from _named(inner, f"{key}.{name}", _kind_of(name))
+    elif isinstance(value, list):
+        for number, inner in enumerate(value):
+            yield from _named(inner, f"{key}.{number}", kind)
+    elif kind and _exists(value):
+        yield key, value
+
+
+def _spelled_out(value: Any, kind: str) -> Any:
+    if isinstance(value, dict):
+        return {name: _spelled_out(inner, _kind_of(name)) for name, inner in value.items()}
+    if isinstance(value, list):
+        return [_spelled_out(inner, kind) for inner in value]
+    is_made = kind == "directory" and value  # where it is missing
+    return str(Path(value).absolute()) if is_made or (kind and _exists(value)) else value
+
+
+def _kind_of(key: str) -> str:
+    return "file" if key == "path" or key.endswith("_path") else ""
+
+
+def _exists(value: Any) -> bool:
+    return isinstance(value, str) and bool(value) and "\0" not in value and os.path.exists(value)  # noqa: PTH110

@@ -1,0 +1,156 @@
+"""A campaign goes on as it was planned, whatever was edited, damaged, moved or deleted of its records."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from retrain import worker
+from retrain.campaign.endings import Ending
+from retrain.campaign.events import Silent
+from retrain.campaign.run import reopen, start
+from retrain.errors import EXIT_CONFIG, ConfigError
+from retrain.plan.matrix import RunPlan
+from retrain.records.attempts import read_attempts
+from retrain.records.layout import RunFiles
+from retrain.records.metrics import read_metrics
+from retrain.semaphore import FileSemaphore
+
+SET = ["campaign.launcher=inline", "training.temperature=0.5"]
+SINGLE = '[training]\nlr = 5e-3\nmax_steps = 3\nbatch_size = 2\ngroup_size = 4\n[data]\ntask = "successor"\n'
+
+
+class Notes(Silent):
+    def __init__(self) -> None:
+        self.notices: list[str] = []
+
+    def notice(self, text: str) -> None:
+        self.notices.append(text)
+
+
+class DieAfterOne(Silent):
+    """Ends the orchestrator as a kill would, when a run has ended."""
+
+    def ended(self, run: RunPlan, ending: Ending, tail: Sequence[str]) -> None:
+        raise KeyboardInterrupt
+
+
+@pytest.fixture
+def begun(campaign_file: Path) -> Path:
+    """A campaign of 4 runs whose orchestrator died after the first."""
+    campaign = start(campaign_file, SET, DieAfterOne())
+    with pytest.raises(KeyboardInterrupt):
+        campaign.execute()
+    return campaign.directory.absolute()
+
+
+def edit(path: Path, pattern: str, replacement: str) -> str:
+    before = path.read_text()
+    after = re.sub(pattern, replacement, before, flags=re.MULTILINE)
+    assert after != before
+    path.write_text(after)
+    return before
+
+
+def learning_rates(directory: Path) -> set[float]:
+    return {row["lr"] for path in (directory / "runs").iterdir() for row in read_metrics(path)}
+
+
+def test_an_edited_run_is_written_again_and_not_obeyed(begun: Path) -> None:
+    path, notes = begun / "runs" / "maxrl_s1" / "run.toml", Notes()
+    before = edit(path, "^lr = .*", "lr = 0.09")
+    assert reopen(begun, notes).execute().exit_code == 0
+    assert path.read_text() == before
+    assert learning_rates(begun) == {5e-3}
+    assert [text for text in notes.notices if "maxrl_s1" in text and "written again" in text]
+
+
+def test_a_worker_refuses_an_edited_run_before_it_begins(
+    begun: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    files = RunFiles(begun / "runs" / "maxrl_s1")
+    edit(files.run_toml, "^lr = .*", "lr = 0.09")
+    assert worker.run(files.directory, threading.Event()) == EXIT_CONFIG
+    assert "was changed since it was planned; `retrain resume" in capfd.readouterr().err
+    assert read_attempts(files.attempts) == ()
+
+
+def test_an_edited_single_run_is_not_obeyed(here: Path) -> None:
+    file = here / "one.toml"
+    file.write_text(SINGLE)
+    directory = start(file).directory.absolute()
+    edit(directory / "run.toml", "^lr = .*", "lr = 0.09")
+    assert worker.run(directory, threading.Event()) == EXIT_CONFIG
+    assert reopen(directory).execute().exit_code == 0
+    assert {row["lr"] for row in read_metrics(directory)} == {5e-3}
+
+
+@pytest.mark.parametrize("content", [None, "", "{}", '{"name": 1', "[1]"])
+def test_a_lost_origin_is_made_again_from_the_runs(begun: Path, content: str | None) -> None:
+    path, notes = begun / "origin.json", Notes()
+    before = json.loads(path.read_text())
+    path.unlink()
+    if content is not None:
+        path.write_text(content)
+    assert reopen(begun, notes).execute().exit_code == 0
+    after = json.loads(path.read_text())
+    assert after == before
+    assert [text for text in notes.notices if "origin.json" in text and "made again from the runs" in text]
+
+
+@pytest.mark.parametrize("content", [None, "", "{", '{"permits": 0, "slots": 0}'])
+def test_a_lost_number_of_permits_is_set_again(begun: Path, content: str | None) -> None:
+    path = begun / "permits" / "permits.json"
+    path.unlink()
+    if content is not None:
+        path.write_text(content)
+    assert reopen(begun).execute().exit_code == 0
+    assert FileSemaphore.inspect(begun / "permits").permits == 4
+
+
+def with_prompts(campaign_file: Path) -> Path:
+    """A campaign on prompts and held-out prompts of one's own, whose orchestrator died after a run."""
+    for name in "ab":
+        lines = [f'{{"prompt": "{name}{number}", "answer": "b"}}\n' for number in range(20)]
+        (campaign_file.parent / f"{name}.jsonl").write_text("".join(lines))
+    options = 'task = "jsonl"\noptions.path = "a.jsonl"\noptions.held_out_path = "b.jsonl"'
+    campaign_file.write_text(campaign_file.read_text().replace('task = "successor"', options))
+    campaign = start(campaign_file, SET, DieAfterOne())
+    with pytest.raises(KeyboardInterrupt):
+        campaign.execute()
+    return campaign.directory.absolute()
+
+
+def test_a_project_that_was_moved_is_the_same_experiment(
+    campaign_file: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    directory = with_prompts(campaign_file)
+    elsewhere = tmp_path_factory.mktemp("elsewhere")
+    monkeypatch.chdir(elsewhere)
+    moved = Path(shutil.move(campaign_file.parent, elsewhere / "project"))
+    assert reopen(moved / "logs" / directory.name).execute().exit_code == 0
+    assert len(list(moved.glob("logs/*/runs/*/done.json"))) == 4
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "b.jsonl"])
+def test_changed_prompts_are_another_experiment(campaign_file: Path, name: str) -> None:
+    directory = with_prompts(campaign_file)
+    edit(campaign_file.parent / name, '7"', '77"')
+    with pytest.raises(ConfigError, match=rf"path: .*{name} has changed since"):
+        reopen(directory)
+    assert worker.run(directory / "runs" / "maxrl_s1", threading.Event()) == EXIT_CONFIG
+    assert reopen(directory, accept_config_change=True).execute().exit_code == 0
+
+
+def test_a_worker_finds_its_files_from_any_directory(
+    campaign_file: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    directory = with_prompts(campaign_file)
+    monkeypatch.chdir(tmp_path_factory.mktemp("elsewhere"))
+    assert worker.run(directory / "runs" / "maxrl_s1", threading.Event()) == 0
