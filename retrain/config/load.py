@@ -66,7 +66,7 @@ def load_types(path: Path, overrides: Sequence[str] = ()) -> Config:
         ConfigError: the file is no TOML, or has a key or type that is none of this version's.
     """
     try:
-        return _adapter().validate_python(load_tables(path, overrides))
+        return _adapter().validate_python(with_launcher_options(load_tables(path, overrides)))
     except ValidationError as error:
         raise ConfigError(f"{path}: {error.error_count()} keys are not as they must be") from error
 

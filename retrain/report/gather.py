@@ -7,13 +7,14 @@ still shown. Texts are safe to print on a line; whoever writes HTML escapes them
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from retrain.errors import ConfigError, RecordsError
-from retrain.records.atomic import read_json
+from retrain.plan.order import entries_without_manifest
+from retrain.plan.origin import known_origin
 from retrain.records.attempts import Attempt
 from retrain.records.files import read_small
 from retrain.records.layout import CampaignFiles, RunFiles, find_campaigns, is_campaign, is_single_run
@@ -152,21 +153,20 @@ def _manifest(files: CampaignFiles, problems: list[str]) -> Manifest | None:
 def _planned(
     files: CampaignFiles, manifest: Manifest | None, problems: list[str]
 ) -> list[tuple[RunFiles, RunEntry]]:
-    known = {entry.run_id: entry for entry in manifest.runs} if manifest else {}
-    if is_single_run(files.directory):
-        name = files.directory.resolve().name
-        alone = next(iter(known.values())) if len(known) == 1 else entry_from_name(name)
-        return [(RunFiles(files.directory), known.get(name, alone))]
     try:
-        entries = known.values() or [
-            entry_from_name(path.name) for path in sorted(files.runs.iterdir()) if path.is_dir()
-        ]
+        entries = manifest.runs if manifest else entries_without_manifest(files)
+        if is_single_run(files.directory):
+            return [(RunFiles(files.directory), _own(entries, files.directory.resolve().name))]
         return [(files.run(entry.run_id), entry) for entry in entries]
-    except FileNotFoundError:
-        return []
-    except (OSError, RecordsError) as error:
+    except RecordsError as error:
         problems.append(str(error))
         return []
+
+
+def _own(entries: Sequence[RunEntry], name: str) -> RunEntry:
+    """Find a single run's entry: its campaign's manifest has others too."""
+    known = {entry.run_id: entry for entry in entries}
+    return known.get(name, entries[0] if len(entries) == 1 else entry_from_name(name))
 
 
 def _run(files: RunFiles, entry: RunEntry) -> RunRecord:
@@ -227,11 +227,7 @@ def _tables(path: Path) -> dict[str, Any]:
 
 
 def _overrides(files: CampaignFiles) -> tuple[str, ...]:
-    try:
-        found = (read_json(files.origin) or {}).get("overrides")
-    except RecordsError:
-        return ()
-    return tuple(plain(str(one)) for one in found) if isinstance(found, list) else ()
+    return tuple(plain(one) for one in known_origin(files)[0].overrides)
 
 
 def _text(path: Path) -> str:

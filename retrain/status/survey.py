@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from retrain.errors import RecordsError
+from retrain.plan.order import entries_without_manifest
 from retrain.records.layout import (
     CampaignFiles,
     RunFiles,
@@ -14,7 +15,7 @@ from retrain.records.layout import (
     permits_directory,
 )
 from retrain.records.locks import is_held
-from retrain.records.manifest import Manifest, RunEntry, entry_from_name, read_manifest
+from retrain.records.manifest import Manifest, RunEntry, read_manifest
 from retrain.records.run_state import UNREADABLE
 from retrain.records.text import as_typed, plain
 from retrain.status.rows import CampaignStatus, PermitHolder, PermitStatus, RunStatus
@@ -111,26 +112,15 @@ def _runs(files: CampaignFiles, manifest: Manifest | None, problems: list[str]) 
 
 
 def runs_of(files: CampaignFiles, manifest: Manifest | None) -> tuple[tuple[RunFiles, RunEntry], ...]:
-    """List a campaign's runs as they were planned, or as the names of their directories tell.
+    """List a campaign's runs as they were planned, by its manifest or its file.
 
     Raises:
         RecordsError: an id would lead out of the campaign, or its directories cannot be listed.
     """
+    entries = manifest.runs if manifest else entries_without_manifest(files)
     if is_single_run(files.directory):
-        planned = manifest.runs[:1] if manifest else ()
-        entry = planned[0] if planned else entry_from_name(files.directory.resolve().name)
-        return ((RunFiles(files.directory), entry),)
-    entries = manifest.runs if manifest else tuple(entry_from_name(name) for name in _run_names(files))
+        return tuple((RunFiles(files.directory), entry) for entry in entries[:1])
     return tuple((files.run(entry.run_id), entry) for entry in entries)
-
-
-def _run_names(files: CampaignFiles) -> list[str]:
-    try:
-        return sorted(path.name for path in files.runs.iterdir() if path.is_dir())
-    except FileNotFoundError:
-        return []
-    except OSError as error:
-        raise RecordsError(f"{files.runs}: cannot be listed ({error.strerror})") from error
 
 
 def _is_supervised(files: CampaignFiles, problems: list[str]) -> bool:
