@@ -54,6 +54,13 @@ def status_at_scale(found: dict[str, Any]) -> Iterator[Line]:
     yield Line("its memory", ours["peak_rss_mb"], "MB", naive["peak_rss_mb"], "reading every row", at_most=60)
 
 
+def memory_at_scale(found: dict[str, Any]) -> Iterator[Line]:
+    by_name = {row["what"]: row["peak_rss_mb"] for row in found["measured"]}
+    libraries = by_name.pop("libraries alone")
+    for what, peak_mb in by_name.items():
+        yield Line(what, peak_mb, "MB", libraries, "libraries alone", at_most=200)
+
+
 def records(rows: list[dict[str, Any]]) -> Iterator[Line]:
     by_name = {row["what"]: row for row in rows}
     for what in ("rows and status", "and checkpoints"):
@@ -184,6 +191,7 @@ AREAS = (
     Area("Campaign overhead", "campaign_overhead", campaign_overhead),
     Area("Semaphore", "semaphore", semaphore, peers=("portalocker",)),
     Area("Status at scale", "status_at_scale", status_at_scale),
+    Area("Memory at scale", "memory_at_scale", memory_at_scale),
     Area("Records", "journal_overhead", records),
     Area("Resume", "resume_decision", resume),
     Area("numpy backend", "numpy_backend", numpy_backend),

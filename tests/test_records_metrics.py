@@ -10,7 +10,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from retrain.errors import RecordsError
-from retrain.records.metrics import MetricsWriter, read_ends, read_metrics, scan_metrics, tail_rows
+from retrain.records.metrics import (
+    MetricsWriter,
+    read_ends,
+    read_metrics,
+    scan_metrics,
+    stream_rows,
+    tail_rows,
+)
 
 
 def _write(directory, attempt, steps, **values):
@@ -181,3 +188,12 @@ def test_no_acknowledged_row_is_lost_by_kill_9(tmp_path):
         steps = [row["step"] for row in read_metrics(tmp_path)]
         assert steps == list(range(len(steps)))
         assert len(steps) > acknowledged
+
+
+def test_rows_that_are_streamed_are_those_that_are_read(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    with MetricsWriter(path, attempt=1) as writer:
+        for step in (1, 2, 3, 4, 3, 4, 5):
+            writer.append({"step": step, "nested": {"step": 9}})
+    path.write_bytes(b"\n" + path.read_bytes() + b'{"step": 6, "torn')
+    assert list(stream_rows(path)) == read_metrics(tmp_path)

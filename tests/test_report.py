@@ -8,6 +8,7 @@ import json
 import math
 from collections.abc import Callable
 from subprocess import CompletedProcess
+from typing import BinaryIO
 
 import numpy as np
 import pytest
@@ -16,7 +17,7 @@ from hypothesis import strategies as st
 
 from retrain.report.charts.curves import domain
 from retrain.report.contents import contents
-from retrain.report.export import Table, as_csv, as_jsonl, ends_of, rows_of
+from retrain.report.export import Table, ends_of, rows_of, write_csv, write_jsonl
 from retrain.report.failures import failures
 from retrain.report.gather import CampaignRecord, gather
 from retrain.report.markup import data, text
@@ -186,24 +187,31 @@ def exported(campaign: CampaignRecord) -> Table:
     return rows_of([campaign])
 
 
+def written(write: Callable[[Table, BinaryIO], None], table: Table) -> str:
+    out = io.BytesIO()
+    write(table, out)
+    return out.getvalue().decode()
+
+
 def test_an_export_holds_every_step_of_every_run_once(tmp_path):
     directory = write_campaign(tmp_path, {(c, s): flat(0.5) for c in ("grpo", "maxrl") for s in range(3)})
     found = exported(gather(directory))
     assert found.columns[:6] == ("campaign", "run", "condition", "seed", "state", "step")
-    assert len({(row["run"], row["step"]) for row in found.rows}) == len(found.rows) == 120
+    rows = list(found.read())
+    assert len({(row["run"], row["step"]) for row in rows}) == len(rows) == 120
 
 
 def test_csv_gives_back_what_the_rows_say(tmp_path):
     odd = Simulated([0.1, 0.25], more=lambda step: {"bp_reason": 'a "quoted",\nline', "nested": {"k": [1]}})
     found = exported(gather(write_campaign(tmp_path, {("grpo", 0): odd}, steps=2)))
-    first, second = csv.DictReader(io.StringIO(as_csv(found)))
+    first, second = csv.DictReader(io.StringIO(written(write_csv, found)))
     assert (first["mean_reward"], second["step"], first["bp_reason"]) == ("0.1", "2", 'a "quoted",\nline')
     assert json.loads(first["nested"]) == {"k": [1]}
 
 
 def test_json_lines_are_the_rows(tmp_path):
     found = exported(gather(write_campaign(tmp_path, {("grpo", 0): flat(0.5)})))
-    assert [json.loads(line) for line in as_jsonl(found).splitlines()] == found.rows
+    assert [json.loads(line) for line in written(write_jsonl, found).splitlines()] == list(found.read())
 
 
 @given(st.text())
@@ -222,7 +230,7 @@ def test_numbers_are_shown_with_three_digits(value, shown):
 
 def test_an_export_of_ends_holds_final_values_and_configuration(tmp_path):
     runs = {("grpo", 0): flat(0.5), ("maxrl", 0): flat(0.25, 5, ending="failed", message="no\nroom")}
-    done, failed = ends_of([gather(write_campaign(tmp_path, runs))]).rows
+    done, failed = ends_of([gather(write_campaign(tmp_path, runs))]).read()
     assert (done["state"], done["final.eval_reward"], done["algorithm.advantage_mode"]) == (
         "done",
         0.5,

@@ -54,12 +54,10 @@ def command(
     chosen = chosen_format(output, form, TABLES)
     if output is not None:
         prepare([output], permission(force))
-    campaigns = gather_all(directory)
+    campaigns = gather_all(directory, with_rows=runs)
     for line in left_out(run for campaign in campaigns for run in campaign.runs):
         typer.echo(line, err=True)
     table_of = ends_of if runs else warm_up_of if warmup else rows_of
-    content = write_table(table_of(campaigns), chosen, output)
-    if output is None:
-        typer.echo(content, nl=False)
-    else:
+    write_table(table_of(campaigns), chosen, output)
+    if output is not None:
         typer.echo(f"{output}  {output.stat().st_size / 1000:,.0f} kB", err=True)

@@ -8,7 +8,9 @@ own or a later step.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from array import array
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -120,16 +122,38 @@ def count_steps(path: Path) -> int:
     return len(_steps(path))
 
 
-def _steps(path: Path) -> list[int]:
-    rows = (pick(line, ("step",)) for line in read_lines(path))
-    kept: list[int] = []
-    for row in rows:
+def stream_rows(path: Path) -> Iterator[Row]:
+    """Iterate over a file's rows in step order, each step once, with one row at a time in memory.
+
+    Raises:
+        RecordsError: it cannot be read.
+    """
+    kept = iter(_kept_lines(path)[1])  # in step order is in the file's order
+    wanted = next(kept, None)
+    for number, line in enumerate(read_lines(path)):
+        if number == wanted:
+            wanted = next(kept, None)
+            row = parse_line(line)
+            if row is not None:
+                yield row
+
+
+def _steps(path: Path) -> array[int]:
+    return _kept_lines(path)[0]
+
+
+def _kept_lines(path: Path) -> tuple[array[int], array[int]]:
+    """Find what was told last of each step: step numbers, ascending, and the numbers of their lines."""
+    steps, lines = array("q"), array("q")
+    for number, line in enumerate(read_lines(path)):
+        row = pick(line, ("step",))
         step = row.get("step") if row is not None else None
         if is_step(step):
-            while kept and kept[-1] >= step:
-                kept.pop()
-            kept.append(step)
-    return kept
+            since = bisect_left(steps, step)
+            del steps[since:], lines[since:]
+            steps.append(step)
+            lines.append(number)
+    return steps, lines
 
 
 def scan_rows(path: Path) -> MetricsScan:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import math
+import sys
+from array import array
+from bisect import bisect_left
 from dataclasses import dataclass
 from datetime import datetime
+from itertools import repeat
 from pathlib import Path
 
 import numpy as np
@@ -12,8 +16,8 @@ from numpy.typing import NDArray
 
 from retrain.errors import RecordsError
 from retrain.records.layout import RunFiles
-from retrain.records.lines import Row
-from retrain.records.metrics import MetricsScan, scan_metrics, scan_rows
+from retrain.records.lines import Row, parse_line, read_lines
+from retrain.records.metrics import is_step
 
 FloatArray = NDArray[np.float64]
 
@@ -55,7 +59,7 @@ def read_columns(run_dir: Path) -> Columns:
     Raises:
         RecordsError: the file cannot be read.
     """
-    return _columns(scan_metrics(run_dir))
+    return _columns(RunFiles(run_dir).metrics)
 
 
 def read_warm_up(run_dir: Path) -> Columns:
@@ -64,20 +68,78 @@ def read_warm_up(run_dir: Path) -> Columns:
     They are a side note, and what is wrong with a run's directory is said of its rows.
     """
     try:
-        return _columns(scan_rows(RunFiles(run_dir).warmup))
+        return _columns(RunFiles(run_dir).warmup)
     except RecordsError:
         return NO_ROWS
 
 
-def _columns(scan: MetricsScan) -> Columns:
-    names = _names(scan.rows)
-    return Columns(
-        steps=np.array([min(row["step"], 2**62) for row in scan.rows], dtype=np.int64),
-        ends_s=np.array([unix_seconds(row.get("timestamp")) for row in scan.rows], dtype=float),
-        metrics={name: np.array([number(row.get(name)) for row in scan.rows]) for name in names},
-        regimes=tuple(str(row.get("bp_regime") or "") for row in scan.rows),
-        skipped_lines=scan.skipped_lines,
-    )
+def _columns(path: Path) -> Columns:
+    reading = _Reading()
+    for line in read_lines(path):
+        row = parse_line(line)
+        if row is not None and is_step(step := row.get("step")):
+            reading.add(step, row)
+        else:
+            reading.skipped_lines += 1
+    return reading.columns()
+
+
+class _Reading:
+    """Rows as they are read: one at a time, since as dictionaries they need ten times the room."""
+
+    def __init__(self) -> None:
+        self.skipped_lines = 0
+        self._steps = array("q")
+        self._ends_s = array("d")
+        self._regimes: list[str] = []
+        self._metrics: dict[str, array[float]] = {}  # may be shorter than the steps: then the rest is unknown
+
+    def add(self, step: int, row: Row) -> None:
+        """Add a row; it takes back all from its step on."""
+        if self._steps and self._steps[-1] >= step:
+            since = bisect_left(self._steps, step)
+            del self._steps[since:], self._ends_s[since:], self._regimes[since:]
+            for metric in self._metrics.values():
+                del metric[since:]
+        rows = len(self._steps)
+        self._steps.append(step)
+        self._ends_s.append(unix_seconds(row.get("timestamp")))
+        self._regimes.append(sys.intern(str(row.get("bp_regime") or "")))
+        for name, value in row.items():
+            self._add_value(name, number(value), rows)
+
+    def _add_value(self, name: str, value: float, rows: int) -> None:
+        metric = self._metrics.get(name)
+        if metric is None:
+            if value != value or name in NOT_METRICS or len(self._metrics) >= MOST_METRICS:
+                return
+            metric = self._metrics[name] = array("d")
+        _fill(metric, rows)
+        metric.append(value)
+
+    def columns(self) -> Columns:
+        """Give what was read; a metric that only rows taken back had is none."""
+        metrics: dict[str, FloatArray] = {}
+        for name in list(self._metrics):
+            metric = self._metrics.pop(name)  # freed one by one
+            _fill(metric, len(self._steps))
+            values = np.frombuffer(metric, dtype=np.float64)
+            if not np.isnan(values).all():
+                metrics[name] = _packed(values)
+        steps, ends_s = np.array(self._steps, dtype=np.int64), np.array(self._ends_s, dtype=np.float64)
+        return Columns(steps, ends_s, metrics, tuple(self._regimes), self.skipped_lines)
+
+
+def _fill(metric: array[float], rows: int) -> None:
+    if len(metric) < rows:
+        metric.extend(repeat(math.nan, rows - len(metric)))
+
+
+def _packed(values: FloatArray) -> FloatArray:
+    """Keep values in as little room as they need: many of a row's numbers never change."""
+    if (values == values[0]).all():
+        return np.broadcast_to(values[0], values.shape)
+    return values.copy()
 
 
 def number(value: object) -> float:
@@ -93,14 +155,3 @@ def unix_seconds(timestamp: object) -> float:
         return datetime.fromisoformat(str(timestamp)).timestamp()
     except (ValueError, OverflowError):
         return float("nan")
-
-
-def _names(rows: Sequence[Row]) -> Iterable[str]:
-    names: dict[str, None] = {}
-    for row in rows:
-        for name, value in row.items():
-            if name not in names and name not in NOT_METRICS and number(value) == number(value):
-                names[name] = None
-        if len(names) >= MOST_METRICS:
-            break
-    return names

@@ -2,25 +2,32 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import io
 import json
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from retrain import extras
 from retrain.errors import RecordsError
 from retrain.records.layout import RunFiles
 from retrain.records.lines import Row
-from retrain.records.metrics import scan_rows
+from retrain.records.metrics import stream_rows
 from retrain.records.run_state import UNREADABLE
 from retrain.report.differences import SEED, flatten
 from retrain.report.final import Moment, final_value, known_metrics
 from retrain.report.gather import CampaignRecord, RunRecord
 
 FIRST = ("campaign", "run", "condition", "seed", "state", "step")
+PART_ROWS = 1000  # that are in memory as dictionaries
+GROUP_PARTS = 8  # in a group of Parquet's, which is slow to read if it is small
+
+
+Kinds = Mapping[str, frozenset[type]]
 
 
 @dataclass(frozen=True)
@@ -28,10 +35,11 @@ class Table:
     """Columns and rows; a row lacks the columns that it has no value for."""
 
     columns: tuple[str, ...]
-    rows: list[Row]
+    read: Callable[[], Iterator[Row]]  # anew at each call: all rows together may not fit in memory
+    kinds: Kinds  # of values, by column
 
 
-def rows_of(campaigns: Iterable[CampaignRecord]) -> Table:
+def rows_of(campaigns: Sequence[CampaignRecord]) -> Table:
     """Give every step of every run, each once: all that its row says, and which run it was.
 
     Runs whose records are damaged have no rows.
@@ -39,32 +47,35 @@ def rows_of(campaigns: Iterable[CampaignRecord]) -> Table:
     return _all_rows(campaigns, lambda run: RunFiles(run.directory).metrics)
 
 
-def warm_up_of(campaigns: Iterable[CampaignRecord]) -> Table:
+def warm_up_of(campaigns: Sequence[CampaignRecord]) -> Table:
     """Give every supervised update of every run's warm-up in the same way; `step` counts updates."""
     return _all_rows(campaigns, lambda run: RunFiles(run.directory).warmup)
 
 
-def ends_of(campaigns: Iterable[CampaignRecord]) -> Table:
+def ends_of(campaigns: Sequence[CampaignRecord]) -> Table:
     """Give one row a run: what became of it, every metric's final value, every key of its configuration."""
-    return _table([_end(campaign, run) for campaign in campaigns for run in campaign.runs])
+    return _table(lambda: (_end(campaign, run) for campaign in campaigns for run in campaign.runs))
 
 
-def as_csv(table: Table) -> str:
+def write_csv(table: Table, out: BinaryIO) -> None:
     """Write CSV; what is no number or text stands as JSON."""
-    buffer = io.StringIO()
-    writer = csv.writer(buffer, lineterminator="\n")
-    writer.writerow(table.columns)
-    for row in table.rows:
-        writer.writerow([_cell(row.get(name)) for name in table.columns])
-    return buffer.getvalue()
+    text = io.TextIOWrapper(out, encoding="utf-8", errors="replace", newline="", write_through=True)
+    writer = csv.writer(text, lineterminator="\n")
+    try:
+        writer.writerow(table.columns)
+        for row in table.read():
+            writer.writerow([_cell(row.get(name)) for name in table.columns])
+    finally:
+        text.detach()  # the file is not this function's to close
 
 
-def as_jsonl(table: Table) -> str:
+def write_jsonl(table: Table, out: BinaryIO) -> None:
     """Write one JSON object per line."""
-    return "".join(json.dumps(row) + "\n" for row in table.rows)
+    for row in table.read():
+        out.write(json.dumps(row).encode() + b"\n")
 
 
-def as_parquet(table: Table) -> bytes:
+def write_parquet(table: Table, out: BinaryIO) -> None:
     """Write Parquet: numbers as doubles or integers, all else as text.
 
     Raises:
@@ -72,32 +83,49 @@ def as_parquet(table: Table) -> bytes:
     """
     arrow = extras.load("pyarrow", "parquet", "parquet files")
     parquet = extras.load("pyarrow.parquet", "parquet", "parquet files")
-    columns = {name: arrow.array(_column([row.get(name) for row in table.rows])) for name in table.columns}
-    sink = arrow.BufferOutputStream()
-    parquet.write_table(arrow.table(columns), sink)
-    return bytes(sink.getvalue())
+    types = {bool: arrow.bool_(), str: arrow.string(), int: arrow.int64(), float: arrow.float64()}
+    kinds = {name: _one_kind(table.kinds[name]) for name in table.columns}
+    schema = arrow.schema([(name, types[kind] if kind else arrow.null()) for name, kind in kinds.items()])
+    rows = table.read()
+
+    def parts() -> Iterator[Any]:
+        while part := list(islice(rows, PART_ROWS)):
+            columns = [_column([row.get(name) for row in part], kind) for name, kind in kinds.items()]
+            yield arrow.table(columns, schema=schema)
+
+    made = parts()
+    with parquet.ParquetWriter(out, schema) as writer:
+        while group := list(islice(made, GROUP_PARTS)):
+            writer.write_table(arrow.concat_tables(group))
 
 
-def _table(rows: list[Row]) -> Table:
-    names = dict.fromkeys(name for row in rows for name in row)
-    return Table((*FIRST, *(name for name in names if name not in FIRST)), rows)
+def _table(read: Callable[[], Iterator[Row]]) -> Table:
+    kinds: dict[str, set[type]] = {name: set() for name in FIRST}
+    for row in read():
+        for name, value in row.items():
+            if name not in kinds:
+                kinds[name] = set()
+            if value is not None:
+                kinds[name].add(_kind_of(value))
+    return Table(tuple(kinds), read, {name: frozenset(found) for name, found in kinds.items()})
 
 
-def _all_rows(campaigns: Iterable[CampaignRecord], file_of: Callable[[RunRecord], Path]) -> Table:
-    found = ((campaign, run) for campaign in campaigns for run in campaign.runs)
-    return _table([row for campaign, run in found for row in _rows(campaign, run, file_of(run))])
+def _all_rows(campaigns: Sequence[CampaignRecord], file_of: Callable[[RunRecord], Path]) -> Table:
+    def read() -> Iterator[Row]:
+        for campaign in campaigns:
+            for run in campaign.runs:
+                yield from _rows(campaign, run, file_of(run))
+
+    return _table(read)
 
 
 def _rows(campaign: CampaignRecord, run: RunRecord, path: Path) -> Iterator[Row]:
-    known = _identity(campaign, run)
     if run.state == UNREADABLE:
         return
-    try:
-        rows = scan_rows(path).rows
-    except RecordsError:
-        return
-    for row in rows:
-        yield {**row, **known}
+    known = _identity(campaign, run)
+    with contextlib.suppress(RecordsError):
+        for row in stream_rows(path):
+            yield {**row, **known}
 
 
 def _end(campaign: CampaignRecord, run: RunRecord) -> Row:
@@ -124,17 +152,23 @@ def _cell(value: Any) -> Any:
     return value if isinstance(value, str | int | float) else json.dumps(value)
 
 
-def _column(values: Sequence[Any]) -> Sequence[Any]:
-    """Make values of one type, as a Parquet column asks for."""
-    kinds = {type(value) for value in values if value is not None}
-    if kinds <= {bool} or kinds <= {str} or (kinds <= {int} and _fit_64_bits(values)):
+def _kind_of(value: Any) -> type:
+    return float if type(value) is int and abs(value) >= 2**63 else type(value)
+
+
+def _one_kind(kinds: frozenset[type]) -> type | None:
+    """Choose one type for a column, as Parquet asks for; None for a column without values."""
+    if len(kinds) <= 1:
+        kind = next(iter(kinds), None)
+        return kind if kind in (None, bool, str, int, float) else str
+    return float if kinds <= {int, float} else str
+
+
+def _column(values: Sequence[Any], kind: type | None) -> Sequence[Any]:
+    if kind not in (float, str):
         return values
-    convert = float if kinds <= {int, float} else _as_text
+    convert = float if kind is float else _as_text
     return [None if value is None else convert(value) for value in values]
-
-
-def _fit_64_bits(values: Sequence[int | None]) -> bool:
-    return all(value is None or abs(value) < 2**63 for value in values)
 
 
 def _as_text(value: Any) -> str:

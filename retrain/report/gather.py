@@ -101,13 +101,17 @@ def gather(directory: Path) -> CampaignRecord:
     return _read(found[0])
 
 
-def gather_all(directory: Path) -> tuple[CampaignRecord, ...]:
+def gather_all(directory: Path, *, with_rows: bool = True) -> tuple[CampaignRecord, ...]:
     """Read every campaign and single run below a directory, or the one that it is.
+
+    Args:
+        directory: of campaigns, or one's own.
+        with_rows: read what runs measured, and not only what became of them.
 
     Raises:
         RecordsError: there is no such directory.
     """
-    return tuple(_read(path) for path in find_campaigns(directory))
+    return tuple(_read(path, with_rows=with_rows) for path in find_campaigns(directory))
 
 
 def left_out(runs: Iterable[RunRecord]) -> list[str]:
@@ -115,11 +119,12 @@ def left_out(runs: Iterable[RunRecord]) -> list[str]:
     return [f"{run.run_id} is left out: {run.message}" for run in runs if run.state == UNREADABLE]
 
 
-def _read(directory: Path) -> CampaignRecord:
+def _read(directory: Path, *, with_rows: bool = True) -> CampaignRecord:
     files = CampaignFiles(directory)
     problems: list[str] = []
     manifest = _manifest(files, problems)
-    runs = tuple(_run(files_of, entry) for files_of, entry in _planned(files, manifest, problems))
+    planned = _planned(files, manifest, problems)
+    runs = tuple(_run(files_of, entry, with_rows=with_rows) for files_of, entry in planned)
     problems += left_out(runs)
     problems += [
         f"{run.run_id}: {run.columns.skipped_lines} lines of metrics.jsonl could not be read and are left out"
@@ -169,12 +174,11 @@ def _own(entries: Sequence[RunEntry], name: str) -> RunEntry:
     return known.get(name, entries[0] if len(entries) == 1 else entry_from_name(name))
 
 
-def _run(files: RunFiles, entry: RunEntry) -> RunRecord:
+def _run(files: RunFiles, entry: RunEntry, *, with_rows: bool) -> RunRecord:
     config = _tables(files.run_toml)
     state, message, attempts, result = _became(files, entry)
-    is_readable = state != UNREADABLE and files.directory.is_dir()
     try:
-        columns = read_columns(files.directory) if is_readable else NO_ROWS
+        columns = read_columns(files.directory) if with_rows and state != UNREADABLE else NO_ROWS
     except RecordsError as error:
         columns, state, message = NO_ROWS, UNREADABLE, str(error)
     return RunRecord(

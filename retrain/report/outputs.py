@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import sys
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 
 from retrain.errors import ConfigError
 from retrain.records.files import records_error
 from retrain.report.contents import contents
-from retrain.report.export import Table, as_csv, as_jsonl, as_parquet, rows_of
+from retrain.report.export import Table, rows_of, write_csv, write_jsonl, write_parquet
 from retrain.report.final import check_metrics, known_metrics
 from retrain.report.gather import CampaignRecord
 from retrain.report.images import render_images
@@ -16,11 +17,11 @@ from retrain.report.page import page
 from retrain.report.targets import marked, prepare
 
 FORMATS = ("html", "png", "svg", "csv", "parquet")
-TABLES = ("csv", "jsonl", "parquet")
+TABLES = {"csv": write_csv, "jsonl": write_jsonl, "parquet": write_parquet}
 IMAGES = ("png", "svg")
 
 
-def chosen_format(output: Path | None, form: str | None, known: Sequence[str] = FORMATS) -> str:
+def chosen_format(output: Path | None, form: str | None, known: Collection[str] = FORMATS) -> str:
     """Give the format that was asked for, or that the file's name says, or the first that is known.
 
     Raises:
@@ -29,24 +30,28 @@ def chosen_format(output: Path | None, form: str | None, known: Sequence[str] = 
     if form is not None:
         return str(form)
     if output is None:
-        return known[0]
+        return next(iter(known))
     ending = output.suffix.lstrip(".").lower()
     if ending not in known:
         raise ConfigError(f"{output}: ends in no known format; add --format {', '.join(known)}")
     return ending
 
 
-def write_table(rows: Table, form: str, target: Path | None) -> bytes:
-    """Write a table to a file, or give its bytes only.
+def write_table(table: Table, form: str, target: Path | None) -> None:
+    """Write a table to a file, or to standard output, row by row.
 
     Raises:
         ConfigError: pyarrow is not installed.
         RecordsError: the disk refused.
     """
-    content = _table(rows, form)
-    if target is not None:
-        _write(target, content)
-    return content
+    if target is None:
+        TABLES[form](table, sys.stdout.buffer)
+        return
+    try:
+        with target.open("wb") as out:
+            TABLES[form](table, out)
+    except OSError as error:
+        raise records_error(target, "write", error) from error
 
 
 def check_target(target: Path, form: str, may_replace: Callable[[str], bool]) -> None:
@@ -72,6 +77,9 @@ def write(
         RecordsError: the disk refused.
     """
     check_metrics(metrics, known_metrics(campaign.runs))
+    if form in TABLES:
+        write_table(rows_of([campaign]), form, target)
+        return [target]
     files = list(_files(campaign, target, form, metrics))
     if form in IMAGES:  # whose names are known only now
         prepare([path for path, _ in files], may_replace)
@@ -81,9 +89,7 @@ def write(
 def _files(
     campaign: CampaignRecord, target: Path, form: str, metrics: Sequence[str]
 ) -> Iterator[tuple[Path, bytes]]:
-    if form in TABLES:
-        yield target, _table(rows_of([campaign]), form)
-    elif form == "html":
+    if form == "html":
         yield target, page(contents(campaign, metrics)).encode("utf-8", "replace")
     else:
         charts = contents(campaign, metrics).charts
@@ -91,12 +97,6 @@ def _files(
             raise ConfigError(f"{campaign.directory}: no run has rows yet, so there is nothing to draw")
         for name, image in render_images(charts, "png" if form == "png" else "svg").items():
             yield target.with_name(f"{target.stem}-{name}.{form}"), marked(image, form)
-
-
-def _table(rows: Table, form: str) -> bytes:
-    if form == "parquet":
-        return as_parquet(rows)
-    return (as_jsonl(rows) if form == "jsonl" else as_csv(rows)).encode("utf-8", "replace")
 
 
 def _write(path: Path, content: bytes) -> Path:

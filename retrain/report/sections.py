@@ -27,7 +27,6 @@ Section = tuple[str, str, Html, tuple[Chart, ...]]  # anchor, title, what stands
 
 MOST_RUNS = 300  # rows of the table of runs
 MOST_TOML = 20_000  # characters
-MOST_PROBLEMS = 20  # that the campaign's own files have
 MOST_REASONS = 20  # sentences under a comparison
 MANY_CONDITIONS = 6  # whose values would not stand side by side
 
@@ -60,10 +59,9 @@ def _or(charts: tuple[Chart, ...], nothing: str) -> Html:
 
 
 def _summary(contents: Contents) -> Html:
-    problems = [paragraph(one, class_="bad") for one in contents.campaign.problems[:MOST_PROBLEMS]]
     if not contents.sides:
-        return join([*problems, paragraph("This campaign has no runs yet.", class_="note")])
-    return join([*problems, _conditions(contents), _runs(contents.campaign)])
+        return paragraph("This campaign has no runs yet.", class_="note")
+    return join([_conditions(contents), _runs(contents.campaign)])
 
 
 def _conditions(contents: Contents) -> Html:

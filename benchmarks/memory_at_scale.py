@@ -1,0 +1,121 @@
+"""How much memory do `compare`, `report` and `export` take on a large campaign?
+
+Writes a campaign of 400 runs x 500 rows (177 MB, removed afterwards) with rows as retrain writes them, then
+asks the kernel for the peak resident memory of each command, beside that of an interpreter with the libraries
+that any of them needs. `--runs 1 --rows 200000` has all rows in one file.
+
+    python -m benchmarks.memory_at_scale
+    python -m benchmarks.memory_at_scale --runs 1 --rows 200000
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import sys
+import tempfile
+import time
+from dataclasses import asdict
+from pathlib import Path
+
+from benchmarks.status_at_scale import Measured, measure
+from retrain.records.attempts import begin_attempt, end_attempt
+from retrain.records.layout import CampaignFiles, RunFiles, create_directory
+from retrain.records.manifest import PlannedRun, new_manifest, refresh, write_manifest
+from retrain.records.metrics import MetricsWriter
+from retrain.records.run_state import RunState, write_done
+from retrain.records.seal import seal_of
+
+CONDITIONS = 4
+MEASURED = (
+    "step_time_s sample_time_s reward_time_s train_time_s permit_wait_s permit_held_s loss mean_reward "
+    "reward_std correct_rate zero_signal_group_fraction max_token_hit_rate completion_tokens_mean grad_norm "
+    "tokens_per_second entropy lr_factor bp_p_star bp_sigma bp_kappa bp_utilization"
+).split()
+LIBRARIES = "import numpy, scipy.stats, pydantic, typer, rich"
+COMMANDS = {
+    "libraries alone": LIBRARIES,
+    "compare": "compare",
+    "report (html)": "report -o {out}/report.html",
+    "export (csv)": "export -o {out}/rows.csv",
+    "export (jsonl)": "export -o {out}/rows.jsonl",
+    "export (parquet)": "export -o {out}/rows.parquet",
+    "export --runs (csv)": "export --runs -o {out}/runs.csv",
+}
+CALL = "import sys; from retrain.__main__ import main; sys.argv = ['retrain', *{arguments!r}]; main()"
+
+
+def make_campaign(log_dir: Path, runs: int, rows: int) -> int:
+    """Write a finished campaign with our own writers; gives the bytes of its rows."""
+    campaign = CampaignFiles(create_directory(log_dir, "scale"))
+    campaign.campaign_toml.write_text("")
+    campaign.runs.mkdir()
+    planned = [
+        PlannedRun(f"c{i % CONDITIONS}_s{i // CONDITIONS}", f"c{i % CONDITIONS}", i // CONDITIONS, rows)
+        for i in range(runs)
+    ]
+    for run in planned:
+        _make_run(campaign.run(run.run_id), run)
+    write_manifest(campaign.manifest, refresh(new_manifest("scale", "0", planned, log_dir), campaign))
+    return sum(path.stat().st_size for path in campaign.directory.rglob("metrics.jsonl"))
+
+
+def _make_run(files: RunFiles, run: PlannedRun) -> None:
+    files.directory.mkdir()
+    files.run_toml.write_text(f'[run]\nrun_id = "{run.run_id}"\ncondition = "{run.condition}"\n')
+    begin_attempt(files.attempts)
+    rng = random.Random(run.run_id)
+    base = {"run": run.run_id, "condition": run.condition, "seed": run.seed}
+    base |= {"batch_size": 8, "group_size": 16, "lr": 4e-5}
+    with MetricsWriter(files.metrics, attempt=1) as metrics:
+        for step in range(1, run.max_steps + 1):
+            minutes, seconds = divmod(step % 86400, 60)
+            when = f"2025-01-31T{minutes // 60 % 24:02d}:{minutes % 60:02d}:{seconds:02d}.000Z"
+            figures = {name: rng.random() for name in MEASURED}
+            metrics.append(base | {"step": step, "timestamp": when, "bp_regime": "optimal"} | figures)
+    end_attempt(files.attempts, 1, RunState.DONE, exit_code=0, duration_s=500.0)
+    write_done(files.done, "", {"eval_reward": rng.random()}, seal_of(files.metrics))
+
+
+def program(command: str, log_dir: Path, out: Path) -> str:
+    """Give what an interpreter is to run."""
+    if command == LIBRARIES:
+        return command
+    name, *rest = command.format(out=out).split()
+    (campaign,) = log_dir.iterdir()
+    return CALL.format(arguments=[name, str(campaign), *rest])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--runs", type=int, default=400)
+    parser.add_argument("--rows", type=int, default=500)
+    parser.add_argument("--json", action="store_true")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="retrain-memory-") as name:
+        log_dir, out = Path(name) / "logs", Path(name) / "out"
+        log_dir.mkdir()
+        out.mkdir()
+        begin = time.perf_counter()
+        size = make_campaign(log_dir, options.runs, options.rows)
+        print(
+            f"{options.runs} runs x {options.rows} rows, {size / 1e6:.0f} MB, "
+            f"written in {time.perf_counter() - begin:.0f} s",
+            file=sys.stderr,
+        )
+        measured: list[Measured] = [
+            measure(what, program(command, log_dir, out), log_dir, 1) for what, command in COMMANDS.items()
+        ]
+    if options.json:
+        print(json.dumps({"bytes": size, "measured": [asdict(m) for m in measured]}))
+        return
+    print(f"{'':24}{'peak MB':>10}{'cpu s':>10}")
+    for m in measured:
+        print(f"{m.what:24}{m.peak_rss_mb:10.0f}{m.cpu_s:10.1f}")
+
+
+if __name__ == "__main__":
+    main()
