@@ -17,7 +17,7 @@ import threading
 import time
 import tomllib
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -51,6 +51,7 @@ from retrain.streams import fill_closed
 
 if TYPE_CHECKING:
     from retrain.trainer.checkpoint import Checkpoint
+    from retrain.trainer.journal import Journal
     from retrain.trainer.outlets import Outlets
 
 SURROUNDINGS = frozenset(
@@ -132,13 +133,21 @@ def _unless_finished(config: Config, files: RunFiles, stop: threading.Event) -> 
 
 def _attempt(config: Config, files: RunFiles, stop: threading.Event) -> int:
     from retrain.trainer import checkpoint
+    from retrain.trainer.journal import Journal
 
     started = time.monotonic()
     found = checkpoint.newest(files.checkpoints, _say_damaged)
     number = begin_attempt(files.attempts, resumed_from_step=found.step if found else 0)
-    code, message, came_out = _train(config, files, number, stop, found)
-    if came_out is not None:
-        write_done(files.done, config.run.config_hash if config.run else "", *came_out)
+    journal = Journal(
+        files, number, config.training.max_steps, _outlets(config, files, number, found, stop.is_set)
+    )
+    try:
+        code, message, came_out = _train(config, files, journal, stop, found)
+        if came_out is not None:  # before the loggers end, which may take long
+            write_done(files.done, config.run.config_hash if config.run else "", *came_out)
+    finally:
+        lacking = journal.close()
+    message = lacking if code == EXIT_DONE else message
     ending = ENDINGS.get(code, RunState.FAILED)
     end_attempt(
         files.attempts, number, ending, exit_code=code, message=message, duration_s=time.monotonic() - started
@@ -147,13 +156,11 @@ def _attempt(config: Config, files: RunFiles, stop: threading.Event) -> int:
 
 
 def _train(
-    config: Config, files: RunFiles, attempt: int, stop: threading.Event, found: Checkpoint | None
+    config: Config, files: RunFiles, journal: Journal, stop: threading.Event, found: Checkpoint | None
 ) -> tuple[int, str, tuple[dict[str, Any], Seal] | None]:
     """Train; return the exit code, the message, and what came out with the seal of its rows."""
     from retrain.trainer.assemble import open_trainer
-    from retrain.trainer.journal import Journal
 
-    journal = Journal(files, attempt, config.training.max_steps, _outlets(config, files, attempt, found))
     step = 0
     try:
         require_steps(files.metrics, found.step if found else 0)
@@ -180,16 +187,16 @@ def _train(
         with contextlib.suppress(RecordsError):  # for display only: it must not hide what happened
             journal.phase("", step, state=ENDINGS.get(code, RunState.FAILED), message=message)
         return code, message, None
-    finally:
-        journal.close()
 
 
-def _outlets(config: Config, files: RunFiles, attempt: int, found: Checkpoint | None) -> Outlets | None:
+def _outlets(
+    config: Config, files: RunFiles, attempt: int, found: Checkpoint | None, is_leaving: Callable[[], bool]
+) -> Outlets | None:
     if not config.logging.loggers:
         return None
     from retrain.trainer.outlets import Outlets
 
-    return Outlets(config, files, attempt, found.step if found else 0)
+    return Outlets(config, files, attempt, found.step if found else 0, is_leaving)
 
 
 def _say_damaged(directory: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 
 NEVER = threading.Event()
 
@@ -74,3 +75,49 @@ class Leaving(Recorder):
 
 def leaving(run):
     return Leaving(run, "leaving.jsonl")
+
+
+class Slow(Recorder):
+    """Takes its time for each row."""
+
+    def rows(self, rows):
+        for row in rows:
+            time.sleep(0.02)
+            super().rows([row])
+
+
+def slow(run):
+    return Slow(run, "slow.jsonl")
+
+
+class Away(Recorder):
+    """Refuses rows until a file `back` is beside the campaign."""
+
+    def __init__(self, run, name):
+        super().__init__(run, name)
+        self._back = run.directory.parent.parent / "back"
+
+    def rows(self, rows):
+        if not self._back.exists():
+            raise ConnectionError("away")
+        super().rows(rows)
+
+
+def away(run):
+    return Away(run, "away.jsonl")
+
+
+class Hiccup(Recorder):
+    """Refuses the first call."""
+
+    has_refused = False
+
+    def rows(self, rows):
+        if not self.has_refused:
+            self.has_refused = True
+            raise ConnectionError("a hiccup")
+        super().rows(rows)
+
+
+def hiccup(run):
+    return Hiccup(run, "hiccup.jsonl")

@@ -8,10 +8,18 @@ import threading
 import pytest
 
 from retrain import worker
+from retrain.campaign.run import reopen, run_campaign
 from retrain.errors import ConfigError
 from retrain.loggers._public import without_secrets
+from retrain.records.attempts import read_attempts
+from retrain.records.layout import CampaignFiles
 from retrain.records.metrics import read_metrics
-from retrain.trainer import outlets
+from retrain.records.run_state import read_done
+from retrain.records.run_summary import summarize_run
+from retrain.status.survey import survey
+from retrain.trainer import logger_thread
+from tests import logger_plugins
+from tests.semaphore_processes import wait_until
 from tests.test_samples import _stop_after
 from tests.test_trainer import SMALL, make_run, parse, train
 
@@ -57,7 +65,7 @@ def test_several_loggers_with_parameters_get_the_same(tmp_path):
 
 @pytest.mark.parametrize("name", ["unwilling", "failing"])
 def test_a_logger_that_fails_stops_nothing_and_says_so(tmp_path, monkeypatch, capfd, name):
-    monkeypatch.setattr(outlets, "PAUSE_S", 0.0)
+    monkeypatch.setattr(logger_thread, "PAUSE_S", 0.0)
     files = train(tmp_path / "run", with_loggers(name))
     assert len(read_metrics(files.directory)) == SMALL["training"]["max_steps"]
     said = capfd.readouterr().err
@@ -67,7 +75,7 @@ def test_a_logger_that_fails_stops_nothing_and_says_so(tmp_path, monkeypatch, ca
 
 @pytest.mark.parametrize("name", ["unwilling", "failing", "unflushable", "leaving"])
 def test_a_failing_logger_says_its_reason_once_in_one_line(tmp_path, monkeypatch, capfd, name):
-    monkeypatch.setattr(outlets, "PAUSE_S", 0.0)
+    monkeypatch.setattr(logger_thread, "PAUSE_S", 0.0)
     train(tmp_path / "run", with_loggers(name, max_steps=12, save_every=2))
     said = [line for line in capfd.readouterr().err.splitlines() if line]
     assert [line.split()[2] for line in said] == ["cannot", "is"]
@@ -76,7 +84,7 @@ def test_a_failing_logger_says_its_reason_once_in_one_line(tmp_path, monkeypatch
 
 
 def test_a_tool_begins_no_run_whose_id_could_not_be_kept(tmp_path, monkeypatch, capfd):
-    monkeypatch.setattr(outlets, "PAUSE_S", 0.0)
+    monkeypatch.setattr(logger_thread, "PAUSE_S", 0.0)
     files = make_run(tmp_path / "run", with_loggers("recording"))
     (files.directory / "loggers").write_text("no directory")
     assert worker.run(files.directory, threading.Event()) == 0
@@ -100,13 +108,92 @@ def test_a_logger_that_hangs_is_left_behind(tmp_path):
     assert told(files)[-1]["closed"] == "done"
 
 
-def test_a_slow_logger_costs_rows_and_no_time(tmp_path, monkeypatch, capfd):
-    monkeypatch.setattr(outlets, "MOST_WAITING", 2)
-    monkeypatch.setattr(outlets, "CLOSING_S", 0.1)
-    monkeypatch.setattr(outlets, "LEAVING_S", 0.1)
+def test_a_slow_logger_has_every_row_before_the_run_ends(tmp_path):
+    files = train(tmp_path / "run", with_loggers("slow", max_steps=60))
+    rows = [line["step"] for line in told(files, "slow.jsonl") if "step" in line]
+    assert rows == list(range(1, 61))
+    assert told(files, "slow.jsonl")[-1]["closed"] == "done"
+    assert read_attempts(files.attempts)[-1].message == ""
+
+
+def test_a_run_is_done_before_its_loggers_are(tmp_path):
+    files = make_run(tmp_path / "run", with_loggers("hanging"))
+    worker_thread = threading.Thread(target=worker.run, args=(files.directory, stop := threading.Event()))
+    worker_thread.start()
+    wait_until(files.done.exists)
+    assert worker_thread.is_alive()
+    logger_plugins.NEVER.set()
+    worker_thread.join()
+    logger_plugins.NEVER.clear()
+    assert not stop.is_set()
+
+
+def test_what_a_logger_lacks_at_the_end_is_written_down(tmp_path, monkeypatch):
+    monkeypatch.setattr(logger_thread, "SILENT_S", 0.1)
     files = train(tmp_path / "run", with_loggers("hanging"))
-    assert len(read_metrics(files.directory)) == SMALL["training"]["max_steps"]
-    assert "is too slow" in capfd.readouterr().err
+    assert read_attempts(files.attempts)[-1].message == (
+        f"{OWN}.hanging lacks 6 of 6 rows; `retrain resume` logs them"
+    )
+    assert summarize_run(files).message.startswith(f"{OWN}.hanging lacks 6")
+
+
+def test_a_run_that_is_asked_to_leave_does_not_wait_for_its_loggers(tmp_path, monkeypatch):
+    monkeypatch.setattr(logger_thread, "LEAVING_S", 0.1)
+    files, stop = make_run(tmp_path / "run", with_loggers("hanging")), threading.Event()
+    worker_thread = threading.Thread(target=worker.run, args=(files.directory, stop))
+    worker_thread.start()
+    wait_until(files.done.exists)
+    stop.set()
+    worker_thread.join(60)
+    assert not worker_thread.is_alive()
+
+
+def test_a_batch_that_failed_is_handed_over_again_whole(tmp_path, monkeypatch):
+    monkeypatch.setattr(logger_thread, "PAUSE_S", 0.0)
+    files = train(tmp_path / "run", with_loggers("hiccup"))
+    assert [line["step"] for line in told(files, "hiccup.jsonl") if "step" in line] == list(range(1, 7))
+
+
+CAMPAIGN = """
+[training]
+batch_size = 2
+group_size = 4
+max_tokens = 3
+[data]
+task = "successor"
+[logging]
+loggers = ["tests.logger_plugins.away"]
+[campaign]
+name = "study"
+seeds = [0]
+max_steps = 6
+launcher = "inline"
+[[campaign.conditions]]
+name = "maxrl"
+"""
+
+
+def test_resume_logs_what_the_loggers_of_finished_runs_lack(tmp_path, monkeypatch, capfd):
+    monkeypatch.setattr(logger_thread, "PAUSE_S", 0.0)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "study.toml").write_text(CAMPAIGN)
+    directory = run_campaign(tmp_path / "study.toml").directory
+    files = CampaignFiles(directory).run("maxrl_s0")
+    ended_at = read_attempts(files.attempts)[-1].ended_at
+    assert "away lacks 6 of 6 rows; `retrain resume` logs them" in str(survey(directory))
+
+    (directory / "back").touch()
+    assert reopen(directory).execute().exit_code == 0
+
+    assert [line["step"] for line in told(files, "away.jsonl") if "step" in line] == [1, 2, 3, 4, 5, 6]
+    closed, result = told(files, "away.jsonl")[-1], read_done(files.done).result
+    assert closed["closed"] == "done"
+    assert closed["result"].keys() == result.keys() - {"steps", "resumed_from_step"}
+    assert "lacks" not in str(survey(directory))
+    assert read_attempts(files.attempts)[-1].ended_at == ended_at
+    before = (files.directory / "away.jsonl").read_text()
+    assert reopen(directory).execute().exit_code == 0
+    assert (files.directory / "away.jsonl").read_text() == before
 
 
 def resumed(tmp_path, *names, stop_at=5):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from retrain.errors import EXIT_INFRASTRUCTURE, EXIT_INTERRUPTED, RecordsError, RetrainError
@@ -80,6 +81,11 @@ def conclude(
     if last is not None and ending != told:
         end_attempt(files.attempts, last.number, ending.state, exit_code=exit_code, message=ending.message)
     return ending
+
+
+def traceless(states: Mapping[str, RunState], endings: Mapping[str, Ending]) -> dict[str, RunState]:
+    """Return the ends of runs whose workers never came to write one."""
+    return {run_id: e.state for run_id, e in endings.items() if states[run_id] is RunState.PENDING}
 
 
 def log_tail(files: RunFiles, lines: int = TAIL_LINES) -> list[str]:

@@ -9,7 +9,8 @@ from pathlib import Path
 
 from retrain.campaign.admission import Planned, admission_of
 from retrain.campaign.assign import assignment_of, open_launcher
-from retrain.campaign.endings import Ending
+from retrain.campaign.deliver import Undelivered
+from retrain.campaign.endings import traceless
 from retrain.campaign.engine_change import require_left
 from retrain.campaign.events import Observer
 from retrain.campaign.expect import Expecter, looked_at, said, with_launching
@@ -129,6 +130,7 @@ class CampaignRun:
             if launcher.queues:  # it can be resumed from another machine
                 lock.renew()
             todo, alive = self._shares(states, launcher.queued(), retry_failed)
+            undelivered = Undelivered(self._plan.runs, states, self.files_of)
             self._say_what_is_left_alone(roll_up.manifest.runs, todo, alive)
             if not launcher.queues:
                 open_permits(self._plan, self._files, self._observer.notice)
@@ -141,8 +143,9 @@ class CampaignRun:
                 self._write_last(roll_up, ended=supervisor.is_over)
                 raise
             self._require_in_place(lock)
+            undelivered.deliver(roll_up, self._observer.notice, lambda: self._asked_to_stop > 0)
             states = self._states(roll_up)
-            states |= _traceless(states, supervisor.endings)
+            states |= traceless(states, supervisor.endings)
             took = expecter.ended() if set(states.values()) == {RunState.DONE} else None
             if took is not None:
                 roll_up.expect(took)
@@ -280,11 +283,6 @@ class CampaignRun:
                 f"manifest.json was damaged and is made again from the runs; it is kept as {aside.name}"
             )
             return None
-
-
-def _traceless(states: Mapping[str, RunState], endings: Mapping[str, Ending]) -> dict[str, RunState]:
-    """Give the ends of runs whose workers never came to write one."""
-    return {run_id: e.state for run_id, e in endings.items() if states[run_id] is RunState.PENDING}
 
 
 def _is_wanted(state: RunState, retry_failed: bool) -> bool:

@@ -71,8 +71,9 @@ def end_attempt(
     exit_code: int | None = None,
     message: str = "",
     duration_s: float | None = None,
+    ended_at: str | None = None,
 ) -> None:
-    """Write down how an attempt ended; the last ending written is the one that counts.
+    """Write down how an attempt ended, now unless said; the last ending written is the one that counts.
 
     Raises:
         RecordsError: the file cannot be written.
@@ -80,7 +81,7 @@ def end_attempt(
     end = {
         "event": "end",
         "attempt": number,
-        "ended_at": utc_now(),
+        "ended_at": ended_at or utc_now(),
         "ending": ending,
         "exit_code": exit_code,
         "message": message,

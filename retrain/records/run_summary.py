@@ -52,7 +52,7 @@ class RunSummary:
     bp_p_star: float | None = None
     bp_utilization: float | None = None
     throttle_level: str = ""  # what the machine's load allowed in the last step; "" without a throttle
-    message: str = ""  # why it ended badly: the last line of the error
+    message: str = ""  # why it ended badly: the last line of the error; or what loggers lack
     pace: Pace | None = None
 
 
@@ -118,7 +118,9 @@ def progress_of(status: Path) -> tuple[Progress | None, str]:
 
 
 def why(files: RunFiles, seen: Inspection) -> str:
-    """Say why a run ended badly: the last line of its error, or of its output."""
+    """Return why a run ended badly, the last line of its error or output; or what a finished one lacks."""
+    if seen.state == RunState.DONE and seen.attempts:
+        return seen.attempts[-1].message
     if seen.state not in _BAD_ENDS:
         return ""
     lines = seen.attempts[-1].message.strip().splitlines()

@@ -51,15 +51,15 @@ def show(campaign: CampaignStatus, console: Console) -> None:
 
 
 def _failures(runs: Sequence[RunStatus]) -> Iterator[Text]:
-    """Say what went wrong, once for all runs that say the same."""
+    """Say what went wrong or is missing, once for all runs that say the same."""
     alike: dict[tuple[str, str], list[RunStatus]] = {}
     for run in runs:
-        if run.message and run.state in BAD_STATES:
+        if run.message and (run.state in BAD_STATES or run.state == "done"):
             alike.setdefault((run.state, run.message), []).append(run)
     for (how, message), found in list(alike.items())[:MOST_MESSAGES]:
         names = ", ".join(map(run_name, found[:NAMED_RUNS]))
         more = f" and {len(found) - NAMED_RUNS} more" if len(found) > NAMED_RUNS else ""
-        yield Text.assemble((f"{names}{more} {how}: ", BAD), message)
+        yield Text.assemble((f"{names}{more} {how}: ", BAD if how in BAD_STATES else ""), message)
     if len(alike) > MOST_MESSAGES:
         yield Text(f"and {len(alike) - MOST_MESSAGES} other messages: --json has them all", style="dim")
 

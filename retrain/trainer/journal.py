@@ -25,6 +25,8 @@ class Journal:
         self._outlets = outlets
         self._ending: tuple[str, Mapping[str, Any]] = (RunState.DIED, {})
         self._metrics = MetricsWriter(files.metrics, attempt)
+        if outlets is not None:
+            outlets.begin()
         self._warmup_file = files.warmup
         self._samples = SamplesWriter(files.samples, attempt)
         self._status = files.status
@@ -43,7 +45,7 @@ class Journal:
         except ValueError as error:
             raise NonFiniteError(f"step {row.get('step')}: {error}") from error
         if self._outlets is not None:
-            self._outlets.row(row)
+            self._outlets.recorded(row["step"])
 
     def warm_up_writer(self) -> MetricsWriter:
         """Open warmup.jsonl, which has one row per supervised update."""
@@ -75,9 +77,8 @@ class Journal:
         """Say how the attempt ended, and what came out, for the loggers."""
         self._ending = (state, result)
 
-    def close(self) -> None:
-        """Let go of the files, then of the loggers."""
+    def close(self) -> str:
+        """Let go of the files, then of the loggers; return what those lack, "" if nothing."""
         self._metrics.close()
         self._samples.close()
-        if self._outlets is not None:
-            self._outlets.close(*self._ending)
+        return "" if self._outlets is None else self._outlets.close(*self._ending)

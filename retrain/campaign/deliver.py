@@ -1,0 +1,70 @@
+"""Logs what the loggers of finished runs lack, because a tool was away or too slow when they ended."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+from retrain.campaign.rollup import RollUp
+from retrain.plan.matrix import RunPlan
+from retrain.records.attempts import end_attempt, read_attempts
+from retrain.records.layout import RunFiles
+from retrain.records.locks import hold
+from retrain.records.run_state import RunState, read_done
+from retrain.records.text import count_of
+
+
+class Undelivered:
+    """The finished runs of a campaign whose loggers lack rows; for the holder of its lock."""
+
+    def __init__(
+        self,
+        runs: Sequence[RunPlan],
+        states: Mapping[str, RunState],
+        files_of: Callable[[str], RunFiles],
+    ) -> None:
+        self._files_of = files_of
+        self._runs = [
+            run
+            for run in runs
+            if run.config.logging.loggers and states[run.run_id] is RunState.DONE and self._is_behind(run)
+        ]
+
+    def deliver(self, roll_up: RollUp, say: Callable[[str], None], is_leaving: Callable[[], bool]) -> None:
+        """Log what is missing, one run after the other.
+
+        Raises:
+            RecordsError: a run's files cannot be read or written.
+        """
+        if self._runs:
+            say(f"logging what the loggers of {count_of(len(self._runs), 'finished run')} lack")
+        for run in self._runs:
+            if is_leaving():
+                return
+            self._deliver(run, is_leaving)
+            roll_up.changed(run.run_id)
+
+    def _is_behind(self, run: RunPlan) -> bool:
+        from retrain.trainer.outlets import is_behind
+
+        done = read_done(self._files_of(run.run_id).done)
+        return done is not None and is_behind(run.config, self._files_of(run.run_id), done.result)
+
+    def _deliver(self, run: RunPlan, is_leaving: Callable[[], bool]) -> None:
+        from retrain.trainer.outlets import deliver
+
+        files = self._files_of(run.run_id)
+        lock, done, attempts = hold(files.lock), read_done(files.done), read_attempts(files.attempts)
+        if lock is None or done is None or not attempts:
+            return  # its worker is still at it
+        with lock:
+            last = attempts[-1]
+            lacking = deliver(run.config, files, last.number, done.result, is_leaving)
+            end_attempt(
+                files.attempts,
+                last.number,
+                RunState.DONE,
+                exit_code=last.exit_code,
+                message=lacking,
+                duration_s=last.duration_s,
+                ended_at=last.ended_at,
+            )
