@@ -6,20 +6,24 @@ import json
 import re
 import shutil
 import threading
+import tomllib
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+import tomli_w
 
 from retrain import worker
 from retrain.campaign.endings import Ending
 from retrain.campaign.events import Silent
 from retrain.campaign.run import reopen, start
+from retrain.config.digest import _digest_of_0_1
 from retrain.errors import EXIT_CONFIG, ConfigError
 from retrain.plan.matrix import RunPlan
 from retrain.records.attempts import read_attempts
 from retrain.records.layout import RunFiles
 from retrain.records.metrics import read_metrics
+from retrain.report.gather import gather
 from retrain.semaphore import FileSemaphore
 
 SET = ["campaign.launcher=inline", "training.temperature=0.5"]
@@ -81,6 +85,13 @@ def test_a_worker_refuses_an_edited_run_before_it_begins(
     assert read_attempts(files.attempts) == ()
 
 
+def test_an_edited_run_is_named_and_not_shown(begun: Path) -> None:
+    edit(begun / "runs" / "maxrl_s1" / "run.toml", "^lr = .*", "lr = 0.09")
+    found = gather(begun)
+    assert [problem for problem in found.problems if problem.startswith("maxrl_s1: run.toml was changed")]
+    assert [run.run_id for run in found.runs if not run.config] == ["maxrl_s1"]
+
+
 def test_an_edited_single_run_is_not_obeyed(here: Path) -> None:
     file = here / "one.toml"
     file.write_text(SINGLE)
@@ -136,6 +147,36 @@ def test_a_project_that_was_moved_is_the_same_experiment(
     moved = Path(shutil.move(campaign_file.parent, elsewhere / "project"))
     assert reopen(moved / "logs" / directory.name).execute().exit_code == 0
     assert len(list(moved.glob("logs/*/runs/*/done.json"))) == 4
+
+
+def test_a_project_of_the_first_version_may_have_moved_too(
+    campaign_file: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    directory = with_prompts(campaign_file)
+    for path in (directory / "runs").iterdir():
+        as_of_0_1_0(RunFiles(path))
+    (directory / "manifest.json").unlink()
+    origin = json.loads((directory / "origin.json").read_text())
+    kept = {key: value for key, value in origin.items() if key not in ("version", "way_back")}
+    (directory / "origin.json").write_text(json.dumps(kept))
+    elsewhere = tmp_path_factory.mktemp("elsewhere")
+    monkeypatch.chdir(elsewhere)
+    moved = Path(shutil.move(campaign_file.parent, elsewhere / "project")) / "logs" / directory.name
+    notes = Notes()
+    assert reopen(moved, notes).execute().exit_code == 0
+    assert "1 finished run skipped" in notes.notices
+
+
+def as_of_0_1_0(files: RunFiles) -> None:
+    """Write a run.toml and done.json as 0.1.0 did: no fingerprints, a relative second path."""
+    tables = tomllib.loads(files.run_toml.read_text())
+    tables["run"] = {key: tables["run"][key] for key in ("run_id", "campaign", "condition")}
+    tables["data"]["options"]["held_out_path"] = "b.jsonl"
+    tables["run"]["config_hash"] = _digest_of_0_1(tables)
+    files.run_toml.write_text(tomli_w.dumps(tables))
+    if files.done.exists():
+        done = json.loads(files.done.read_text()) | {"config_hash": tables["run"]["config_hash"]}
+        files.done.write_text(json.dumps(done))
 
 
 @pytest.mark.parametrize("name", ["a.jsonl", "b.jsonl"])

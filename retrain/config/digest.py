@@ -82,6 +82,15 @@ def is_as_written(tables: Mapping[str, Any]) -> bool:
     return _digest_of_0_1(tables) == known
 
 
+def is_edited(tables: Mapping[str, Any]) -> bool:
+    """Whether a run.toml names a digest, and not that of its configuration."""
+    run = tables.get("run")
+    try:
+        return isinstance(run, dict) and bool(run.get("config_hash")) and not is_as_written(tables)
+    except ConfigError:  # a later version's, which cannot be judged
+        return False
+
+
 def laid_over(recorded: Mapping[str, Any], planned: Config, contents: Mapping[str, str]) -> Config:
     """Take what decides the result from a recorded run.toml, and all else from a plan.
 

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from retrain.config.digest import is_edited
 from retrain.errors import ConfigError, RecordsError
 from retrain.plan.order import entries_without_manifest
 from retrain.plan.origin import known_origin
@@ -40,7 +41,7 @@ class RunRecord:
     attempts: tuple[Attempt, ...]
     columns: Columns
     result: Mapping[str, Any]  # of done.json; empty unless it is done
-    config: Mapping[str, Any]  # tables of run.toml; empty if it cannot be read
+    config: Mapping[str, Any]  # tables of run.toml; empty if it cannot be read or was edited
     message: str  # why it failed or cannot be read
     directory: Path
 
@@ -125,6 +126,9 @@ def _read(directory: Path, *, with_rows: bool = True) -> CampaignRecord:
     manifest = _manifest(files, problems)
     planned = _planned(files, manifest, problems)
     runs = tuple(_run(files_of, entry, with_rows=with_rows) for files_of, entry in planned)
+    edited = [run.run_id for run in runs if is_edited(run.config)]
+    runs = tuple(replace(run, config={}) if run.run_id in edited else run for run in runs)
+    problems += [f"{run_id}: run.toml was changed after it was planned, and is left out" for run_id in edited]
     problems += left_out(runs)
     problems += [
         f"{run.run_id}: {run.columns.skipped_lines} lines of metrics.jsonl could not be read and are left out"
