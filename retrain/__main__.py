@@ -23,7 +23,7 @@ def main() -> None:
     if first is not None and _names_a_file(arguments[first]):
         arguments = [*arguments[:first], "run", *arguments[first:]]
     with contextlib.suppress(FileNotFoundError):  # the current directory may have been deleted
-        sys.path.append(str(Path.cwd()))  # a plugin's dotted path may name a file beside the campaign
+        sys.path.append(str(Path.cwd()))  # a plugin's dotted path may name a file there
     try:
         code = _run(arguments)
     except KeyboardInterrupt:  # while modules are imported; what runs has a handler of its own
@@ -45,11 +45,22 @@ def _run(arguments: list[str]) -> int:
             raise
         print(error, file=sys.stderr)
         return error.exit_code
-    except OSError as error:
+    except Exception as error:
         if "--debug" in arguments and not isinstance(error, BrokenPipeError):
             raise
-        return _told(error)
+        if fault := _fault_of(error):
+            print(fault, file=sys.stderr)
+            return EXIT_CONFIG
+        if isinstance(error, OSError):
+            return _told(error)
+        raise
     return code
+
+
+def _fault_of(error: BaseException) -> str:
+    """Return where a user's own code raised an error; "" if it did not."""
+    found = sys.modules.get("retrain.registry")  # without it, no plugin was looked for
+    return f"{found.fault_of(error)}; --debug shows all" if found and found.fault_of(error) else ""
 
 
 def _answer(arguments: list[str]) -> int:
@@ -60,6 +71,9 @@ def _answer(arguments: list[str]) -> int:
     except SystemExit as leaving:
         if isinstance(leaving.__context__, BrokenPipeError):
             raise leaving.__context__ from None
+        if fault := _fault_of(leaving):
+            print(fault, file=sys.stderr)
+            return EXIT_CONFIG
         return int(leaving.code or EXIT_DONE)
     return EXIT_DONE
 
@@ -82,4 +96,6 @@ def _told(error: OSError) -> int:
 
 
 if __name__ == "__main__":
+    if not sys.flags.safe_path:  # as the installed command: the current directory is looked in last
+        del sys.path[0]
     main()

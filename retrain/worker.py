@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from retrain import registry
 from retrain.config.digest import is_as_written
 from retrain.config.files import changed_files
 from retrain.config.resolve import build
@@ -106,7 +107,8 @@ def run(directory: Path, stop: threading.Event) -> int:
     try:
         config = read_run(files)
         if config.run is not None and (where := str(config.run.origin.get("where", ""))):
-            sys.path.append(where)  # plugins beside the campaign's file, wherever this was started
+            sys.path.append(where)  # plugins of the campaign, wherever this was started
+            registry.look_beside(Path(where) / str(config.run.origin.get("beside", ".")))
         lock = hold(files.lock)
         if lock is None:
             who = present_holder(files.lock) or "another process"
@@ -179,10 +181,11 @@ def _train(
             return EXIT_DONE, "", ({"steps": step, "resumed_from_step": first, **result}, seal)
     except Exception as error:  # noqa: BLE001 - the worker's edge: whatever it was is recorded
         code = _exit_code(error)
-        message = str(error) if isinstance(error, RetrainError) else f"{type(error).__name__}: {error}"
+        message = str(error) if isinstance(error, RetrainError) else _message(error)
         if code != EXIT_INTERRUPTED:
             # a configuration's problem is in its message, and nothing in this program's lines
-            _say(error if isinstance(error, ConfigError) else traceback.format_exc().rstrip(), code)
+            is_told = isinstance(error, ConfigError) or registry.names_place(message)
+            _say(message if is_told else traceback.format_exc().rstrip(), code)
         journal.ended(ENDINGS.get(code, RunState.FAILED), {})
         with contextlib.suppress(RecordsError):  # for display only: it must not hide what happened
             journal.phase("", step, state=ENDINGS.get(code, RunState.FAILED), message=message)
@@ -197,6 +200,10 @@ def _outlets(
     from retrain.trainer.outlets import Outlets
 
     return Outlets(config, files, attempt, found.step if found else 0, is_leaving)
+
+
+def _message(error: Exception) -> str:
+    return registry.fault_of(error) or f"{type(error).__name__}: {error}"
 
 
 def _say_damaged(directory: Path) -> None:

@@ -65,12 +65,11 @@ def retrain(here: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
     def call(*arguments: object, **options: object) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
             [sys.executable, "-m", "retrain", *map(str, arguments)],
-            cwd=here,
             capture_output=True,
             text=True,
             timeout=100,
             check=False,
-            **options,  # type: ignore[call-overload]
+            **{"cwd": here, **options},  # type: ignore[call-overload]
         )
 
     return call

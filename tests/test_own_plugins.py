@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+import subprocess
 import zlib
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from retrain import registry
-from retrain.config.load import parse
+from retrain.config.load import load_config, parse
 from retrain.errors import ConfigError
+
+Retrain = Callable[..., subprocess.CompletedProcess[str]]
 
 
 @pytest.mark.parametrize(
     ("code", "says"),
     [
-        ("def score(:", "(SyntaxError at {file}:1: invalid syntax"),
-        ("\nscore = 1 / 0", "(ZeroDivisionError at {file}:2: division by zero); mend that code"),
+        ("def score(:", "({shown}:1: SyntaxError: invalid syntax"),
+        ("\nscore = 1 / 0", "({shown}:2: ZeroDivisionError: division by zero); mend that code"),
         ("from .other import score", "(attempted relative import with no known parent package); check"),
+        ("raise SystemExit('no licence')", "({shown}:1: SystemExit: no licence)"),
         ("pass", "has no attribute 'score'); check the path"),
         ("score = 3", "is a int, not a function"),
     ],
@@ -32,9 +37,115 @@ def test_what_cannot_be_imported_is_told_with_its_place(
         parse({"reward": {"reward": f"{name}.score"}}, "c.toml")
     (found,) = caught.value.problems
     assert found.startswith("c.toml [reward].reward: ")
-    assert says.format(file=here / f"{name}.py") in found
+    assert says.format(shown=f"{name}.py") in found
 
 
 def test_a_function_without_a_module_is_no_path() -> None:
     with pytest.raises(ConfigError, match="is no dotted path"):
         registry.find_function("throttle.load_fn", "load")
+
+
+@pytest.mark.parametrize(
+    ("file", "code", "chosen", "says"),
+    [
+        (
+            "my_tasks",
+            "def build(*, seed):\n    n = 3\n    return len(n)\n",
+            "data.task=my_tasks.build",
+            "my_tasks.py:3: TypeError: object of type 'int' has no len(); raised by the task 'my_tasks.build",
+        ),
+        (
+            "my_backend",
+            "def connect(spec): ...\ndef advise_run(config):\n    return config.backend.options['kind']\n",
+            "backend.backend=my_backend.connect",
+            "my_backend.py:3: KeyError: 'kind'; raised by the backend 'my_backend.connect'",
+        ),
+        (
+            "my_launcher",
+            "def open_launcher(assignment): ...\ndef check_campaign(assignment):\n    exit('no')\n",
+            "campaign.launcher=my_launcher.open_launcher",
+            "my_launcher.py:3: SystemExit: no; raised by the launcher 'my_launcher.open_launcher'",
+        ),
+        (
+            "my_files",
+            "def build(*, seed):\n    open('/no/such/file')\n",
+            "data.task=my_files.build",
+            "my_files.py:2: FileNotFoundError: [Errno 2] No such file or directory: '/no/such/file'; "
+            "raised by the task",
+        ),
+    ],
+)
+def test_what_own_code_raises_in_explain_names_its_line(
+    file: str, code: str, chosen: str, says: str, retrain: Retrain, campaign_file: Path
+) -> None:
+    (campaign_file.parent / f"{file}.py").write_text(code)
+    told = retrain("explain", campaign_file, "--set", chosen)
+    assert told.returncode == 2
+    assert told.stderr.startswith(says), told.stderr
+    assert "Traceback" not in told.stderr
+    debugged = retrain("--debug", "explain", campaign_file, "--set", chosen).stderr
+    assert ("Traceback" in debugged) == ("SystemExit" not in says)
+
+
+REWARD = """
+from my_parts import letters
+
+
+def score(completion, prompt):
+    return letters({"a": 1}, completion)
+"""
+PARTS = """
+def letters(known, completion):
+    return sum(known[letter] for letter in "ab")
+"""
+
+
+@pytest.mark.parametrize("reward", ["my_reward.score", "custom"])
+def test_a_raising_reward_is_named_once_for_all_runs(
+    reward: str, retrain: Retrain, campaign_file: Path
+) -> None:
+    (campaign_file.parent / "my_reward.py").write_text(REWARD)
+    (campaign_file.parent / "my_parts.py").write_text(PARTS)
+    own = f'[reward]\nreward = "{reward}"\n'
+    own += '[reward.params]\npath = "my_reward.score"\n' if reward == "custom" else ""
+    campaign_file.write_text(campaign_file.read_text() + own)
+    done = retrain("run", campaign_file)
+    assert done.returncode == 4
+    told = [line for line in done.stderr.splitlines() if "KeyError" in line]
+    assert len(told) == 4, done.stderr  # the event of each run
+    assert all("my_parts.py:3: KeyError: 'b'; raised by the " in line for line in told)
+    assert "my_reward.score" in told[0]
+    assert "Traceback" not in done.stderr + done.stdout
+    assert done.stdout.count("KeyError") == len({line.partition("raised by")[2] for line in told})
+
+
+def test_a_dotted_path_is_looked_up_beside_the_file_wherever_one_is(
+    retrain: Retrain, campaign_file: Path
+) -> None:
+    project = campaign_file.parent / "project"
+    project.mkdir()
+    (project / "beside_reward.py").write_text("def score(completion, prompt):\n    return 0.5\n")
+    (campaign_file.parent / "beside_reward.py").write_text("raise ImportError('the wrong one')\n")
+    file = campaign_file.rename(project / campaign_file.name)
+    file.write_text(file.read_text() + '[reward]\nreward = "beside_reward.score"\n')
+    assert retrain("explain", file).returncode == 0
+    done = retrain("run", file, "--set", "campaign.seeds=[0]")
+    assert done.returncode == 0, done.stderr
+    (campaign,) = (campaign_file.parent / "logs").glob("tiny-*")
+    for run in (campaign / "runs").iterdir():
+        (run / "done.json").unlink()
+    resumed = retrain("resume", campaign.absolute(), cwd=project)
+    assert resumed.returncode == 0, resumed.stderr
+    repeated = retrain("explain", campaign / "runs" / "grpo_s0" / "run.toml")
+    assert repeated.returncode == 0, repeated.stderr
+
+
+def test_two_campaigns_in_one_process_each_have_the_file_beside_theirs(here: Path) -> None:
+    for number in (1, 2):
+        directory = here / f"project{number}"
+        directory.mkdir()
+        (directory / "twice_written.py").write_text(f"def score(c, p): return {number}.0")
+        (directory / "c.toml").write_text('[reward]\nreward = "twice_written.score"\n')
+    for number in (1, 2, 1):
+        config = load_config(here / f"project{number}" / "c.toml")
+        assert registry.find("rewards", config.reward.reward)("", None) == number

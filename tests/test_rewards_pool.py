@@ -138,7 +138,9 @@ def test_a_function_may_say_that_it_cannot_tell(pool: BatchScorer) -> None:
 
 
 def test_a_function_that_raises_stops_the_run_and_names_the_prompt(pool: BatchScorer) -> None:
-    with pytest.raises(RunFailedError, match="prompt 7 raised RuntimeError: asked to raise"):
+    with pytest.raises(
+        RunFailedError, match=r"functions.py:\d+: RuntimeError: asked to raise; .*, for prompt 7"
+    ):
         pool.score_all(answers("right", "raise"))
 
 

@@ -91,7 +91,7 @@ class Calibrator:
             RecordsError: the directory cannot be written.
         """
         directory = create_directory(Path(self.plan.log_dir) / FOLDER, self.plan.name)
-        session = Session(directory, budget_s, observe)
+        session = Session(directory, budget_s, observe, self._path.parent)
         opened(session)
         done: dict[str, Trialled] = {}
         left_out: list[str] = []

@@ -45,8 +45,11 @@ class Trialled:
 class Session:
     """One calibration's trials. `interrupt` may be called from a signal handler."""
 
-    def __init__(self, directory: Path, budget_s: float, observe: Callable[[], Observer]) -> None:
+    def __init__(
+        self, directory: Path, budget_s: float, observe: Callable[[], Observer], beside: Path | None = None
+    ) -> None:
         self._directory = directory
+        self._beside = beside  # the directory of the user's file, where dotted paths are looked for
         self._ends_at = time.monotonic() + budget_s
         self._observe = observe
         self._current: CampaignRun | None = None
@@ -77,7 +80,7 @@ class Session:
         """
         path = self._directory / f"{trial.name}.toml"
         path.write_text(tomli_w.dumps(trial.tables), encoding="utf-8")
-        campaign = self._current = start(path, (), self._observe())
+        campaign = self._current = start(path, (), self._observe(), beside=self._beside)
         began = time.monotonic()
         try:
             with self._stopped_in_time(campaign), _watched_memory() as memory:

@@ -46,15 +46,27 @@ MANY_RUNS = 32
 WRITERS = 16  # a disk takes the syncs of many at once: 2,000 runs in a second instead of half a minute
 
 
-def start(config_path: Path, overrides: Sequence[str] = (), observer: Observer | None = None) -> CampaignRun:
+def start(
+    config_path: Path,
+    overrides: Sequence[str] = (),
+    observer: Observer | None = None,
+    beside: Path | None = None,
+) -> CampaignRun:
     """Check a file, make its campaign's directory and every run's run.toml.
+
+    Args:
+        config_path: the TOML file.
+        overrides: `section.key=value` each.
+        observer: is told what happens.
+        beside: where dotted paths are looked for before the current directory; default: the file's own.
 
     Raises:
         ConfigError: every problem of the file; nothing was created.
         LaunchError: a server that runs need, or the launcher's engine, is not there; nothing was created.
         RecordsError: the directory cannot be written.
     """
-    config = load_config(config_path, overrides)
+    beside = beside or config_path.parent
+    config = load_config(config_path, overrides, beside=beside)
     plan = plan_runs(config, config_path.name)
     preflight(plan, config_path.name)
     check_launch(plan, config_path.name)
@@ -70,7 +82,9 @@ def start(config_path: Path, overrides: Sequence[str] = (), observer: Observer |
     launcher, options = plan.campaign.launcher, options_of(plan.campaign)
     way_back = os.path.relpath(where, files.directory.absolute())
     origin = Origin(
-        plan.name, tuple(overrides), where, seed, launcher, digest(content), options, way_back=way_back
+        *(plan.name, tuple(overrides), where, seed, launcher, digest(content), options),
+        way_back=way_back,
+        beside=os.path.relpath(beside),
     )
     write_origin(files, origin)
     write_atomic(files.campaign_toml, content)
@@ -106,7 +120,8 @@ def reopen(
     if str(where) not in sys.path:
         sys.path.append(str(where))  # a plugin's dotted path may name a file there
     with contextlib.chdir(where):  # relative paths start there
-        config = load_config(files.campaign_toml, origin.overrides, version=origin.version)
+        beside = Path(origin.beside)
+        config = load_config(files.campaign_toml, origin.overrides, version=origin.version, beside=beside)
         plan = plan_runs(config, origin.name, origin.seed)
     check_launch(plan, str(files.campaign_toml))
     if not has_engine(plan.campaign):  # another machine than before may have less

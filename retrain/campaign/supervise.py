@@ -21,6 +21,7 @@ from retrain.records.files import may_pass
 from retrain.records.layout import RunFiles
 from retrain.records.locks import is_held
 from retrain.records.run_state import RunState
+from retrain.registry import names_place
 
 ENGINE_AGAIN_S = 10.0  # an engine that did not take runs is asked again after this
 LOOK_S = 1.0  # how often a request to stop is looked for; everything else wakes the loop by itself
@@ -249,7 +250,8 @@ class Supervisor:
     def _end(self, run: RunPlan, ending: Ending) -> None:
         self.endings[run.run_id] = ending
         went_wrong = ending.state not in (RunState.DONE, RunState.INTERRUPTED)
-        self._observer.ended(run, ending, log_tail(self._files_of(run.run_id)) if went_wrong else ())
+        is_unclear = went_wrong and not names_place(ending.message)
+        self._observer.ended(run, ending, log_tail(self._files_of(run.run_id)) if is_unclear else ())
         if went_wrong and self._campaign.on_failure == "stop" and not self._asked_to_stop:
             self._observer.notice('on_failure = "stop": the other runs are asked to save and leave')
             self._asked_to_stop, self._gave_up = 1, True

@@ -10,6 +10,7 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
+from retrain import registry
 from retrain.config.checks import (
     Location,
     Problem,
@@ -39,7 +40,12 @@ ONE_FOR_ALL = ("campaign", "logging", "run")  # sections that a condition cannot
 
 
 def load_config(
-    path: str | Path, overrides: Sequence[str] = (), *, try_plugins: bool = True, version: int = CURRENT
+    path: str | Path,
+    overrides: Sequence[str] = (),
+    *,
+    try_plugins: bool = True,
+    version: int = CURRENT,
+    beside: Path | None = None,
 ) -> Config:
     """Read and check a campaign file.
 
@@ -49,14 +55,23 @@ def load_config(
             what the file says outside its conditions.
         try_plugins: also build tasks and ask plugins what they think of their options.
         version: what the file's keys mean; a run.toml says it itself.
+        beside: where dotted paths are looked for before the current directory; default: the file's own.
 
     Raises:
         ConfigError: every problem of the file and the overrides, one line each.
     """
     path = Path(path)
     raw, overridden = _overridden(path, overrides)
+    registry.look_beside(beside or _place_of_origin(raw) or path.parent)
     raw = as_meant(raw, run_version(raw, version))
     return parse(raw, path.name, overridden, try_plugins=try_plugins)
+
+
+def _place_of_origin(raw: Mapping[str, Any]) -> Path | None:
+    """Return where the dotted paths of a run.toml are looked for; None for any other file."""
+    run = raw.get("run")
+    origin = run.get("origin") if isinstance(run, dict) else None
+    return Path(str(origin["where"])) / str(origin.get("beside", ".")) if origin else None
 
 
 def load_types(path: Path, overrides: Sequence[str] = ()) -> Config:

@@ -36,6 +36,7 @@ class Origin:
     options: Mapping[str, Any] = field(default_factory=dict)  # of the launcher
     version: int = CURRENT  # what the file's keys mean
     way_back: str = "../.."  # from the campaign's directory to `where`: both may have moved
+    beside: str = "."  # from `where` to the file's directory, in which dotted paths are looked for first
 
 
 def digest(content: bytes) -> str:
@@ -139,4 +140,5 @@ def _parse(found: Mapping[str, Any]) -> Origin:
         options=dict(found.get("options", {})),
         version=int(found.get("version", 1)),
         way_back=str(found.get("way_back", "../..")),
+        beside=str(found.get("beside", ".")),
     )

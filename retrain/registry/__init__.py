@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
-import traceback
 from collections.abc import Callable, Iterable, Mapping
 from functools import cache, partial
 from types import ModuleType
@@ -18,6 +17,14 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 from retrain.errors import ConfigError
 from retrain.registry.code import PACKAGE, BuiltIn, Imported, home_of
 from retrain.registry.contract import KINDS, Hook, PluginSpec, spec_of
+from retrain.registry.own_code import (
+    fault_of,
+    import_module,
+    look_beside,
+    names_place,
+    place_of,
+    remember,
+)
 from retrain.registry.parameters import (
     LARGEST,
     Fraction,
@@ -46,11 +53,14 @@ __all__ = [
     "bound",
     "built_in_names",
     "check_made",
+    "fault_of",
     "find",
     "find_function",
     "home_of",
     "hook",
+    "look_beside",
     "names",
+    "names_place",
     "nearest",
     "parameters",
     "plugin",
@@ -126,7 +136,8 @@ def find_function(what: str, path: str) -> Callable[..., Any]:
     Raises:
         ConfigError: it cannot be imported.
     """
-    _, found = _at(what, path)
+    module, found = _at(what, path)
+    remember(module, found, f"function {path!r}")
     if not callable(found):
         raise ConfigError(f"{path!r} in {what} is a {type(found).__name__}, not a function")
     function: Callable[..., Any] = found
@@ -197,7 +208,9 @@ def _imported(kind: str, name: str, found: Any, module: ModuleType, attribute: s
     if isinstance(found, ModuleType):
         if not hasattr(found, spec.entry):
             raise ConfigError(f"{name!r} in {kind} is a module that defines no function {spec.entry!r}")
+        remember(found, getattr(found, spec.entry), f"{spec.noun} {name!r}")
         return Imported(spec, name, getattr(found, spec.entry), found)
+    remember(module, found, f"{spec.noun} {name!r}")
     return Imported(spec, name, found, module if attribute == spec.entry else None)
 
 
@@ -208,7 +221,7 @@ def _at(what: str, path: str) -> tuple[ModuleType, Any]:
         raise ConfigError(f"{path!r} is no dotted path; write it as Python does: my_pkg.my_module.name")
 
     def load() -> tuple[ModuleType, Any]:
-        module = importlib.import_module(parent)
+        module = import_module(parent)
         if not hasattr(module, last) and hasattr(module, "__path__"):
             try:
                 importlib.import_module(path)  # sets the attribute
@@ -229,7 +242,7 @@ def _loaded(name: str, what: str, load: Callable[[], Any]) -> Any:
         raise ConfigError(
             f"{name!r} cannot be loaded as {what} ({error}); check the path, and that Python finds it"
         ) from error
-    except Exception as error:
-        at = error if isinstance(error, SyntaxError) else traceback.extract_tb(error.__traceback__)[-1]
-        raised = f"{type(error).__name__} at {at.filename}:{at.lineno}: {error}"
+    except (Exception, SystemExit) as error:
+        said = error.msg if isinstance(error, SyntaxError) else error
+        raised = f"{place_of(error)}: {type(error).__name__}: {said}"
         raise ConfigError(f"{name!r} cannot be loaded as {what} ({raised}); mend that code") from error

@@ -8,7 +8,6 @@ interpreter to itself) is ended by a timer of the kernel.
 from __future__ import annotations
 
 import asyncio
-import importlib
 import inspect
 import json
 import os
@@ -21,6 +20,7 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping
 from typing import Any, BinaryIO
 
 from retrain.errors import ConfigError
+from retrain.registry import fault_of, find_function
 from retrain.rewards import UnscoredError
 from retrain.rewards._number import number_of
 from retrain.rewards._pool_message import Message, line_of
@@ -77,9 +77,7 @@ def _lines(requests: BinaryIO) -> Iterator[bytes]:
 
 
 def _find(target: str) -> Callable[..., Any]:
-    module, _, name = target.rpartition(".")
-    function: Callable[..., Any] = getattr(importlib.import_module(module), name)
-    return function
+    return find_function("rewards", target)
 
 
 def _call(function: Callable[..., Any], request: bytes, params: Mapping[str, Any]) -> Message:
@@ -93,7 +91,8 @@ def _call(function: Callable[..., Any], request: bytes, params: Mapping[str, Any
     except TimeoutError as error:
         return Message(token, "timeout", _text(error))
     except Exception as error:  # noqa: BLE001 - this process's edge: the run decides what it means
-        return Message(token, "raised", f"{type(error).__name__}: {_text(error)}")
+        told = fault_of(error) or f"{type(error).__name__}: {error}"
+        return Message(token, "raised", told[:LONGEST_MESSAGE])
 
 
 async def _wait_for(awaitable: Awaitable[Any]) -> Any:

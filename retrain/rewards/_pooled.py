@@ -39,7 +39,7 @@ class FunctionScorer(VerifierScorer):
         replies = self._pool.run(answers)
         for answer, reply in zip(answers, replies, strict=True):
             if reply.ending is Ending.RAISED:
-                raise RunFailedError(f"the reward of prompt {answer.prompt.id} raised {reply.message}")
+                raise RunFailedError(f"{reply.message}, for prompt {answer.prompt.id}")
         return [
             _score_of(reply)
             if reply.ending is Ending.SCORED

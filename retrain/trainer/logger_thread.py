@@ -222,7 +222,7 @@ class LoggerThread:
             try:
                 return act()
             except (Exception, SystemExit) as error:  # noqa: BLE001 - a logger's edge: nothing of it may reach the training
-                if (what := f"cannot {doing} ({type(error).__name__}: {_in_short(error)})") != said:
+                if (what := f"cannot {doing} ({_in_short(error)})") != said:
                     self._say(said := what)
                 time.sleep(PAUSE_S * (number < TRIES))
         self._say(otherwise)
@@ -244,8 +244,8 @@ def _store(directory: Path, name: str) -> Path:
 
 
 def _in_short(error: BaseException) -> str:
-    first = next(iter(str(error).splitlines()), "")
-    return str(without_secrets(first))[:LONGEST_REASON]
+    whole = registry.fault_of(error) or f"{type(error).__name__}: {error}"
+    return str(without_secrets(whole.splitlines()[0]))[:LONGEST_REASON]
 
 
 def _stored(path: Path) -> Mapping[str, Any]:

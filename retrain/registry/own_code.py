@@ -1,0 +1,102 @@
+"""Code of users' own: found beside the campaign's file, and named when it raises."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import os
+import re
+import sys
+import traceback
+from importlib.machinery import PathFinder
+from pathlib import Path
+from types import ModuleType
+
+PACKAGE = Path(__file__).parent.parent
+STANDARD = str(Path(os.__file__).parent)
+LOCATED = re.compile(r"[^:\n]+\.py:\d+: ")
+
+_beside: list[Path] = []  # the directory of the campaign's file
+_added: set[str] = set()  # what was put on sys.path for it
+_files: dict[str, str] = {}  # file of a plugin that is not built in -> what the plugin is
+
+
+def look_beside(directory: Path) -> None:
+    """Look for dotted paths in the directory of a campaign's file, before the current one."""
+    _beside[:] = [directory.absolute()]
+
+
+def import_module(name: str) -> ModuleType:
+    """Import a module that a dotted path names, from beside the campaign's file if it is there."""
+    top = name.partition(".")[0]
+    for directory in _beside:
+        if PathFinder.find_spec(top, [str(directory)]) is not None:
+            _make_way(top, str(directory))
+    return importlib.import_module(name)
+
+
+def remember(module: ModuleType, found: object, what: str) -> None:
+    """Take note of a plugin's files; `what` it is goes into messages."""
+    code = getattr(inspect.unwrap(found) if callable(found) else found, "__code__", None)
+    for file in (getattr(module, "__file__", None), getattr(code, "co_filename", None)):
+        if file:
+            _files[str(file)] = what
+
+
+def fault_of(error: BaseException) -> str:
+    """Return what somebody's own code raised and where, `file:line: Type: message`; "" for other errors."""
+    frames = [(frame.f_code.co_filename, line) for frame, line in traceback.walk_tb(error.__traceback__)]
+    plugin = next((_files[file] for file, _ in frames if file in _files), "")
+    if not plugin:
+        return ""
+    return f"{place_of(error)}: {_said(error)}; raised by the {plugin}"
+
+
+def place_of(error: BaseException) -> str:
+    """Return `file:line` of the innermost line that is neither a library's nor retrain's."""
+    if isinstance(error, SyntaxError) and error.filename:
+        return f"{_shown(error.filename)}:{error.lineno}"
+    frames = [(frame.f_code.co_filename, line) for frame, line in traceback.walk_tb(error.__traceback__)]
+    own = [at for at in frames if at[0] in _files or not _is_of_a_library(at[0])]
+    file, line = (own or frames)[-1]
+    return f"{_shown(file)}:{line}"
+
+
+def names_place(message: str) -> bool:
+    """Whether a message begins with a file and a line."""
+    return LOCATED.match(message) is not None
+
+
+def _said(error: BaseException) -> str:
+    message = error.msg if isinstance(error, SyntaxError) else str(error)
+    return f"{type(error).__name__}: {message}" if message else type(error).__name__
+
+
+def _make_way(top: str, directory: str) -> None:
+    """Put a directory on Python's path, and forget a module of that name from an earlier campaign's."""
+    loaded = str(getattr(sys.modules.get(top), "__file__", None) or "")
+    if loaded.startswith(directory + os.sep):
+        return
+    if any(loaded.startswith(earlier + os.sep) for earlier in _added):
+        for name in [name for name in sys.modules if name == top or name.startswith(f"{top}.")]:
+            del sys.modules[name]
+    sys.path[:] = [entry for entry in sys.path if entry not in _added]
+    if directory not in sys.path:
+        _added.add(directory)
+        here = [at for at, entry in enumerate(sys.path) if at and entry == str(Path.cwd())]
+        sys.path.insert(here[0] if here else len(sys.path), directory)
+    importlib.invalidate_caches()
+
+
+def _is_of_a_library(file: str) -> bool:
+    inside = ("site-packages", "dist-packages")
+    return file.startswith(("<", STANDARD, f"{PACKAGE}{os.sep}")) or not set(inside).isdisjoint(
+        Path(file).parts
+    )
+
+
+def _shown(file: str) -> str:
+    try:
+        return str(Path(file).relative_to(Path.cwd()))
+    except (ValueError, FileNotFoundError):
+        return file
