@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import itertools
 import json
 import math
 from collections.abc import Callable
@@ -15,7 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from retrain.report.charts.curves import domain
+from retrain.report.charts.curves import describe, domain, line_ends, points, seed_points
 from retrain.report.contents import contents
 from retrain.report.export import Table, ends_of, rows_of, write_csv, write_jsonl
 from retrain.report.failures import failures
@@ -25,7 +26,7 @@ from retrain.report.numbers import MISSING, significant
 from retrain.report.phases import PARTS, step_split
 from retrain.report.provenance import provenance
 from retrain.report.sections import headline
-from retrain.report.series import Bins, bins_for, curve
+from retrain.report.series import Bins, Curve, bins_for, curve
 from retrain.report.sides import Side
 from retrain.report.timeline import timeline
 from tests.simulated import Simulated, flat, side, write_campaign
@@ -35,17 +36,33 @@ ONE_BY_ONE = Bins(width=1, count=20, last_step=20)
 
 
 def test_a_curve_is_the_mean_over_seeds_with_students_interval(tmp_path):
-    found = curve(side(tmp_path, flat(1.0), flat(2.0), flat(3.0)), "mean_reward", ONE_BY_ONE)
-    half = 4.302653 / math.sqrt(3)  # t table, 2 degrees of freedom; deviation 1
-    assert found.mean.tolist() == [2.0] * 20
-    assert found.low == pytest.approx(2 - half, abs=1e-5)
-    assert found.high == pytest.approx(2 + half, abs=1e-5)
+    found = curve(side(tmp_path, *(flat(3.0 + i) for i in range(6))), "mean_reward", ONE_BY_ONE)
+    half = 2.570582 * math.sqrt(3.5 / 6)  # t table, 5 degrees of freedom; variance of 3 to 8
+    assert found.mean.tolist() == [5.5] * 20
+    assert found.low == pytest.approx(5.5 - half, abs=1e-5)
+    assert found.high == pytest.approx(5.5 + half, abs=1e-5)
+    assert (len(found.each), found.is_cut) == (0, False)
 
 
-def test_two_seeds_have_no_band(tmp_path):
-    found = curve(side(tmp_path, flat(1.0), flat(2.0)), "mean_reward", ONE_BY_ONE)
+@pytest.mark.parametrize("seeds", [2, 3, 5])
+def test_so_few_seeds_are_drawn_themselves_and_have_no_band(tmp_path, seeds):
+    found = curve(side(tmp_path, *(flat(float(i)) for i in range(seeds))), "mean_reward", ONE_BY_ONE)
     assert np.isnan(found.low).all()
-    assert found.seeds.tolist() == [2.0] * 20
+    assert found.seeds.tolist() == [float(seeds)] * 20
+    assert found.each[:, 0].tolist() == [float(i) for i in range(seeds)]
+    assert {row["k"] for row in seed_points(found)} == set(range(seeds))
+    assert "Thin lines: the seeds." in describe([found], ONE_BY_ONE)
+
+
+def test_an_interval_ends_where_the_metric_does_and_says_so(tmp_path):
+    found = curve(side(tmp_path, *(flat(i / 5) for i in range(6))), "mean_reward", ONE_BY_ONE)
+    assert float(found.low.min()) >= 0
+    assert curve(side(tmp_path / "2", *[flat(0.0)] * 5, flat(1.0)), "mean_reward", ONE_BY_ONE).low[0] == 0
+    high = curve(side(tmp_path / "3", *[flat(1.0)] * 5, flat(0.0)), "mean_reward", ONE_BY_ONE)
+    assert (high.high[0], high.is_cut) == (1.0, True)
+    assert "cut at the range of the metric" in describe([high], ONE_BY_ONE)
+    unbounded = curve(side(tmp_path / "4", *[flat(9.0)] * 5, flat(0.0)), "mean_reward", ONE_BY_ONE)
+    assert unbounded.high[0] > 9
 
 
 def test_a_run_that_failed_does_not_bend_the_mean(tmp_path):
@@ -53,9 +70,15 @@ def test_a_run_that_failed_does_not_bend_the_mean(tmp_path):
     assert found.mean.tolist() == [1.0] * 20
 
 
-def test_a_condition_whose_runs_all_failed_is_still_drawn(tmp_path):
-    found = curve(side(tmp_path, flat(0.5, 5, ending="failed")), "mean_reward", ONE_BY_ONE)
+def test_a_condition_whose_runs_all_failed_is_drawn_run_by_run_and_in_no_mean(tmp_path):
+    failed = [flat(0.5, 5, ending="failed"), flat(0.7, 5, ending="failed")]
+    found = curve(side(tmp_path, *failed), "mean_reward", ONE_BY_ONE)
     assert found.steps.tolist() == [1, 2, 3, 4, 5]
+    assert np.isnan(found.mean).all()
+    assert found.each[:, 0].tolist() == [0.5, 0.7]
+    assert points(found) == []
+    assert "All runs of grpo failed: no mean." in describe([found], ONE_BY_ONE)
+    assert step_split(side(tmp_path / "2", *failed)) is None
 
 
 def test_bins_average_steps_and_keep_a_seed_one_value(tmp_path):
@@ -80,10 +103,44 @@ def test_all_curves_together_stay_small(conditions, metrics, longest):
     assert bins.width * bins.count >= longest > bins.width * (bins.count - 1)
 
 
-@pytest.mark.parametrize("value", [0.0, 2.4849, -1e6])
-def test_a_metric_that_never_changes_has_an_axis_around_it(tmp_path, value):
-    low, high = domain([curve(side(tmp_path, flat(value)), "mean_reward", ONE_BY_ONE)])
-    assert float(f"{low:.4g}") < value < float(f"{high:.4g}")
+@pytest.mark.parametrize(
+    ("value", "axis"), [(0.0, [0, 1]), (16.0, [0, 20]), (2.4849, [0, 3.106125]), (-1e6, [-1.25e6, 0])]
+)
+def test_a_metric_that_never_changes_has_an_axis_from_zero(tmp_path, value, axis):
+    found = [curve(side(tmp_path, flat(value)), "mean_reward", ONE_BY_ONE)]
+    assert domain(found) == pytest.approx(axis)
+
+
+@given(values=st.lists(st.floats(0, 1), min_size=8, max_size=24))
+def test_names_at_the_ends_of_lines_are_never_on_each_other(values):
+    one = np.ones(1)
+    found = [
+        Curve(str(i), one, one * value, one * np.nan, one * np.nan, one) for i, value in enumerate(values)
+    ]
+    places = sorted(row["e"] for row in line_ends(found, [0.0, 1.0], 400))
+    assert len(places) == len(values)
+    assert all(b - a >= 0.9 * 13 / 400 for a, b in itertools.pairwise(places))
+    assert places[-1] <= 1
+
+
+def test_final_values_that_are_equal_have_an_axis_and_intervals_end_with_the_metric(tmp_path):
+    equal = {(c, s): flat(0.5) for c in "ab" for s in range(3)}
+    found = contents(gather(write_campaign(tmp_path, equal))).final[0].spec
+    (seeds,) = [layer for layer in found["layer"] if layer["mark"]["type"] == "point"]
+    assert seeds["encoding"]["x"]["scale"]["domain"] == [0, 0.625]
+    spread = {(c, s): flat(s / 2) for c in "ab" for s in range(3)}
+    found = contents(gather(write_campaign(tmp_path / "2", spread))).final[0].spec
+    (intervals,) = [layer for layer in found["layer"] if layer["mark"]["type"] == "rule"]
+    assert [(row["l"], row["h"]) for row in intervals["data"]["values"]] == [(0, 1), (0, 1)]
+    assert "cut at the range of the metric" in " ".join(found["title"]["subtitle"])
+
+
+def test_ten_conditions_are_named_at_their_lines(tmp_path):
+    runs = {(f"condition-{i}", seed): flat(i / 10) for i in range(10) for seed in (0, 1)}
+    learning = contents(gather(write_campaign(tmp_path, runs))).learning[0].spec
+    (ends,) = [layer for layer in learning["layer"] if layer.get("name") == "ends"]
+    assert [row["c"] for row in ends["data"]["values"]] == [f"condition-{i}" for i in range(10)]
+    assert learning["encoding"]["color"]["legend"] is None
 
 
 def test_attempts_are_laid_into_as_few_lanes_as_hold_them(tmp_path):

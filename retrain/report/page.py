@@ -13,7 +13,16 @@ from importlib import resources
 from typing import Any
 
 from retrain.report.charts import Chart
-from retrain.report.charts.curves import Plot, axis_title, curve_chart, describe, domain, has_band, is_sparse
+from retrain.report.charts.curves import (
+    Plot,
+    axis_title,
+    curve_chart,
+    describe,
+    domain,
+    has_band,
+    is_sparse,
+    line_ends,
+)
 from retrain.report.contents import Contents, Explored
 from retrain.report.images import bundle
 from retrain.report.markup import NOTHING, Html, data, paragraph, tag, text
@@ -144,6 +153,7 @@ def _explored(explored: Explored, contents: Contents, number: dict[str, int]) ->
         "domain": [rounded(limit) for limit in domain(explored.curves)],
         "sparse": is_sparse(explored.curves),
         "curves": [_columns(one, number[one.condition]) for one in explored.curves],
+        "ends": line_ends(explored.curves, domain(explored.curves)),
     }
 
 
@@ -156,4 +166,5 @@ def _columns(one: Curve, condition: int) -> dict[str, Any]:
         "l": [rounded(x) for x in one.low.tolist()] if has_band else [],
         "h": [rounded(x) for x in one.high.tolist()] if has_band else [],
         "n": [int(x) for x in one.seeds.tolist()] if one.seeds.max() > 1 else [],
+        "e": [[rounded(x) for x in values] for values in one.each.tolist()],
     }

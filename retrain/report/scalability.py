@@ -48,7 +48,7 @@ class Stretch:
 
 def scalability(side: Side) -> Scalability | None:
     """Fit a condition's steps; None without back pressure."""
-    runs = [run for run in counted(side.runs) if any(run.columns.regimes)]
+    runs = [run for run in counted(side.runs) or side.runs if any(run.columns.regimes)]
     p = np.concatenate([_concurrency(run) for run in runs] or [np.empty(0)])
     x = np.concatenate([run.columns.metric("tokens_per_second") for run in runs] or [np.empty(0)])
     measured = np.isfinite(p) & np.isfinite(x) & (p > 0) & (x > 0)
@@ -78,7 +78,7 @@ def best_concurrency(side: Side, bins: Bins) -> Curve | None:
 
     A median, because one seed without crosstalk in sight has no finite p*, and a mean would have none then.
     """
-    runs = [run for run in counted(side.runs) if any(run.columns.regimes)]
+    runs = [run for run in counted(side.runs) or side.runs if any(run.columns.regimes)]
     if not any(np.isfinite(run.columns.metric("bp_p_star")).any() for run in runs):
         return None
     steps = np.concatenate([run.columns.steps[_has_regime(run)] for run in runs])

@@ -1,14 +1,15 @@
-"""A metric over steps: per condition the mean over seeds, with a confidence band, at few enough points.
+"""A metric over steps: per condition the mean over seeds, with the seeds or a band, at few enough points.
 
 Steps are put into equal bins, a run's values averaged in each; then seeds count as one value each. Runs
-that failed are left out (they would bend the mean where they end), unless a condition has no others.
+that failed are in no mean, which they would bend where they end; if a condition has no others, they are
+shown one by one.
 """
 
 from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -19,6 +20,8 @@ from retrain.report.statistics import FEWEST_SEEDS, LEVEL, scipy_stats
 
 MOST_POINTS = 100  # of a curve: more would be one per pixel's noise, fewer would hide bends
 FEWEST_POINTS = 20
+MOST_SEEDS_DRAWN = 5  # as lines of their own; of so few, an interval says less than the seeds themselves
+BOUNDED = ("reward", "_rate", "_fraction")  # metrics that end at 1 if no value is above it
 NUMBERS = 400_000  # of all curves of a page: about 2.5 MB
 
 
@@ -28,9 +31,11 @@ class Curve:
 
     Attributes:
         steps: mean step of each bin that has values, shape (points,).
-        mean: over seeds, shape (points,).
-        low, high: 95 % t interval of that mean; NaN where fewer than three seeds have values.
+        mean: over seeds, shape (points,); NaN if all runs failed.
+        low, high: 95 % t interval of that mean; NaN if there are at most `MOST_SEEDS_DRAWN` runs.
         seeds: how many those are, shape (points,).
+        each: the values of each of a few runs, shape (runs, points); no runs where there are many, or one.
+        is_cut: the interval went beyond the values that the metric can have, and was cut there.
     """
 
     condition: str
@@ -39,6 +44,8 @@ class Curve:
     low: FloatArray
     high: FloatArray
     seeds: FloatArray
+    each: FloatArray = field(default_factory=lambda: np.empty((0, 0)))
+    is_cut: bool = False
 
 
 @dataclass(frozen=True)
@@ -61,7 +68,8 @@ def bins_for(sides: Sequence[Side], metrics: int) -> Bins:
 
 def curve(side: Side, metric: str, bins: Bins) -> Curve:
     """Sum up a metric of a condition."""
-    binned = [_binned(run, metric, bins) for run in counted(side.runs)]
+    runs = counted(side.runs)
+    binned = [_binned(run, metric, bins) for run in runs or side.runs]
     values = np.array([one[0] for one in binned]).reshape(len(binned), bins.count)
     steps = np.array([one[1] for one in binned]).reshape(len(binned), bins.count)
     seeds = np.isfinite(values).sum(axis=0)
@@ -70,7 +78,32 @@ def curve(side: Side, metric: str, bins: Bins) -> Curve:
     if not len(seeds):
         return Curve(side.label, *(np.empty(0),) * 5)
     mean, half = np.nanmean(values, axis=0), _half_width(values, seeds)
-    return Curve(side.label, np.nanmean(steps, axis=0), mean, mean - half, mean + half, seeds.astype(float))
+    if not runs:
+        mean, half = np.full((2, len(seeds)), np.nan)
+    drawn = 0 if runs and not 1 < len(values) <= MOST_SEEDS_DRAWN else MOST_SEEDS_DRAWN
+    found = Curve(
+        side.label,
+        np.nanmean(steps, axis=0),
+        mean,
+        mean - half,
+        mean + half,
+        seeds.astype(float),
+        values[:drawn],
+    )
+    return _within_range(found, metric, float(np.nanmin(values)), float(np.nanmax(values)))
+
+
+def range_of(metric: str, least: float, most: float) -> tuple[float, float]:
+    """Return where values of a metric can be: from 0 if none is below, to 1 if a share or reward."""
+    is_bounded = most <= 1 and ("pass_at_" in metric or metric.endswith(BOUNDED))
+    return 0.0 if least >= 0 else -np.inf, 1.0 if is_bounded else np.inf
+
+
+def _within_range(found: Curve, metric: str, least: float, most: float) -> Curve:
+    """Cut an interval where no value can be."""
+    low, high = (np.clip(ends, *range_of(metric, least, most)) for ends in (found.low, found.high))
+    is_cut = bool((low > found.low).any() or (high < found.high).any())
+    return replace(found, low=low, high=high, is_cut=is_cut)
 
 
 def curves(sides: Sequence[Side], metric: str, bins: Bins) -> tuple[Curve, ...]:
@@ -80,8 +113,8 @@ def curves(sides: Sequence[Side], metric: str, bins: Bins) -> tuple[Curve, ...]:
 
 
 def counted(runs: Sequence[RunRecord]) -> Sequence[RunRecord]:
-    """Leave out runs that failed, unless there are no others."""
-    return [run for run in runs if not run.has_failed] or runs
+    """Leave out runs that failed."""
+    return [run for run in runs if not run.has_failed]
 
 
 def _binned(run: RunRecord, metric: str, bins: Bins) -> tuple[FloatArray, FloatArray]:
@@ -96,7 +129,7 @@ def _binned(run: RunRecord, metric: str, bins: Bins) -> tuple[FloatArray, FloatA
 
 
 def _half_width(values: FloatArray, seeds: FloatArray) -> FloatArray:
-    enough = seeds >= FEWEST_SEEDS
+    enough = (seeds >= FEWEST_SEEDS) & (len(values) > MOST_SEEDS_DRAWN)
     half = np.full(len(seeds), np.nan)
     if enough.any():
         n = seeds[enough]

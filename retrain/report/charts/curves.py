@@ -8,7 +8,19 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from retrain.report.charts.look import HEIGHT, Chart, Spec, by_condition, chart, hints, quantity, zoom
+from retrain.report.charts.look import (
+    COLOURS,
+    HEIGHT,
+    LEGEND_CONDITIONS,
+    Chart,
+    Spec,
+    by_condition,
+    chart,
+    hints,
+    quantity,
+    zoom,
+)
+from retrain.report.columns import FloatArray
 from retrain.report.numbers import rounded
 from retrain.report.series import Bins, Curve
 
@@ -29,8 +41,10 @@ NAMES = {
 MARKED_POINTS = 40  # so few are drawn as dots too
 OVERSHOOT = 0.12  # of the means' range: a band may leave the chart beyond it
 NARROWEST = 0.002  # of the values' size: numbers are drawn with four digits, and an axis needs some between
-BAND = "Band: its 95 % confidence interval (Student's t)."
-NO_BAND = "No band: a confidence interval needs at least three seeds."
+BAND = "Band: its 95 % confidence interval (Student's t)"
+FLAT_ROOM = 1.25  # of a value that never changes: its axis runs from 0 to so much of it
+LABEL_GAP = 13  # pixels between the names of two lines at their ends
+LABEL_WIDTH = 130
 
 
 def axis_title(metric: str) -> str:
@@ -70,19 +84,50 @@ def curve_chart(
     label = axis_title(plot.metric)
     low, high = domain(found, plot.target)
     limits = [low, max(low, min(high, plot.most))]
+    is_labelled = len(COLOURS) < len(conditions if is_all else found) <= LEGEND_CONDITIONS
     shared: Spec = {
         "x": quantity("s", "step", scale=_steps(plot.last_step)),
-        **by_condition(conditions, listed, dashed=True),
+        **by_condition(conditions, [] if is_labelled else listed, dashed=True),
     }
+    height = max(plot.height, LABEL_GAP * len(conditions)) if is_labelled else plot.height
+    ends = [_names(line_ends(found, limits, height), label, plot.last_step)] if is_labelled else []
+    rows = [row for one in found for row in points(one)]
+    seeds = _seeds(label, found)
+    layers = [
+        *([seeds] if is_all or seeds["data"]["values"] else []),
+        *([*_band(label, found), _line(label, found, limits), _hover(label)] if rows or is_all else []),
+    ]
     return chart(
         plot.name,
         plot.title,
         plot.subtitle,
-        height=plot.height,
-        data={"values": [row for one in found for row in points(one)]},
+        height=height,
+        room_right=LABEL_WIDTH if is_labelled else 0,
+        data={"values": rows},
         encoding=shared,
-        layer=[*_band(label, found), _line(label, found, limits), _hover(label), *_target(plot.target)],
+        layer=[*layers, *_target(plot.target), *ends],
     )
+
+
+def line_ends(found: Sequence[Curve], limits: Sequence[float], height: int = HEIGHT) -> list[Spec]:
+    """Return where the name of each line stands, beside its end but never over another name."""
+    low, high = limits
+    gap = LABEL_GAP * (high - low) / height
+    ends = sorted((float(known[-1]), one.condition) for one in found if len(known := _known(one)))
+    places: list[float] = []
+    for value, _ in ends:
+        places.append(max([value, *(place + gap for place in places[-1:])]))
+    ceiling = high
+    for number in reversed(range(len(places))):  # back below the top, where they were pushed over it
+        places[number] = min(places[number], ceiling)
+        ceiling = places[number] - gap
+    return [{"c": name, "e": rounded(place)} for place, (_, name) in zip(places, ends, strict=True)]
+
+
+def _known(one: Curve) -> FloatArray:
+    """Return a curve's values: of the mean, or of the first run where there is none."""
+    values = one.mean if has_mean(one) or not len(one.each) else one.each[0]
+    return values[np.isfinite(values)]
 
 
 def points(one: Curve) -> list[Spec]:
@@ -94,12 +139,28 @@ def points(one: Curve) -> list[Spec]:
         if low == low:
             row |= {"l": rounded(low), "h": rounded(high)}
         rows.append(row)
-    return rows
+    return rows if has_mean(one) else []
+
+
+def has_mean(one: Curve) -> bool:
+    """Whether there is a mean: no run that did not fail, no mean."""
+    return bool(np.isfinite(one.mean).any())
+
+
+def seed_points(one: Curve) -> list[Spec]:
+    """Return the data of a curve's runs: s step, c condition, v value, k which run."""
+    return [
+        {"s": round(step, 1), "c": one.condition, "v": rounded(value), "k": number}
+        for number, values in enumerate(one.each.tolist())
+        for step, value in zip(one.steps.tolist(), values, strict=True)
+        if value == value
+    ]
 
 
 def domain(found: Sequence[Curve], target: float | None = None) -> list[float]:
-    """Show every mean, and of the bands what does not dwarf them."""
-    means = np.concatenate([*(one.mean for one in found), [np.nan if target is None else target]])
+    """Return an axis that shows every line, and of the bands what does not dwarf them."""
+    lines = [line for one in found for line in (one.mean, one.each.ravel())]
+    means = np.concatenate([*lines, [np.nan if target is None else target]])
     means = means[np.isfinite(means)]
     least, most = (float(means.min()), float(means.max())) if len(means) else (0.0, 1.0)
     size = max(abs(least), abs(most))
@@ -108,8 +169,15 @@ def domain(found: Sequence[Curve], target: float | None = None) -> list[float]:
     highs = np.concatenate([np.fmax(one.high, one.mean) for one in found])
     lowest, highest = np.nanmin(lows, initial=least), np.nanmax(highs, initial=most)
     low, high = max(float(lowest), least - room), min(float(highest), most + room)
-    narrow = high - low <= NARROWEST * max(abs(low), abs(high))
-    return [low - room, high + room] if narrow else [low, high]
+    return axis(low, high)
+
+
+def axis(low: float, high: float) -> list[float]:
+    """Return the ends of an axis; of values that hardly differ, one that begins or ends at zero."""
+    size = max(abs(low), abs(high))
+    if high - low > NARROWEST * size:
+        return [low, high]
+    return [min(0.0, FLAT_ROOM * low), max(0.0, FLAT_ROOM * high)] if size else [0.0, 1.0]
 
 
 def describe(found: Sequence[Curve], bins: Bins) -> str:
@@ -117,7 +185,21 @@ def describe(found: Sequence[Curve], bins: Bins) -> str:
     seeds = int(max((one.seeds.max() for one in found), default=0))
     line = f"Line: mean over {seeds} seeds" if seeds > 1 else "Line: one seed"
     each = f", each point over {bins.width} steps" if bins.width > 1 and not is_sparse(found) else ""
-    return f"{line}{each}. {BAND if has_band(found) else NO_BAND if seeds > 1 else ''}".strip()
+    thin = " Thin lines: the seeds." if any(len(one.each) for one in found) else ""
+    failed = ", ".join(one.condition for one in found if len(one.each) and not has_mean(one))
+    none = f" All runs of {failed} failed: no mean." if failed else ""
+    return f"{line}{each}.{thin}{_about_bands(found)}{none}"
+
+
+def _about_bands(found: Sequence[Curve]) -> str:
+    if not has_band(found):
+        return ""
+    low, high = domain(found)
+    beyond = any(
+        np.nanmin(one.low, initial=low) < low or np.nanmax(one.high, initial=high) > high for one in found
+    )
+    cut = ", cut at the range of the metric" if any(one.is_cut for one in found) else ""
+    return f" {BAND}{cut}{'; it goes on beyond the axis' if beyond else ''}."
 
 
 def has_band(found: Sequence[Curve]) -> bool:
@@ -139,6 +221,7 @@ def _band(label: str, found: Sequence[Curve]) -> list[Spec]:
         return []
     return [
         {
+            "name": "band",
             "transform": [{"filter": "isValid(datum.l)"}],
             "mark": {"type": "area", "opacity": 0.16, "clip": True, "line": False},
             "encoding": {"y": quantity("l", label), "y2": {"field": "h"}, "strokeDash": None},
@@ -146,11 +229,37 @@ def _band(label: str, found: Sequence[Curve]) -> list[Spec]:
     ]
 
 
+def _seeds(label: str, found: Sequence[Curve]) -> Spec:
+    return {
+        "name": "seeds",
+        "data": {"values": [row for one in found for row in seed_points(one)]},
+        "mark": {"type": "line", "strokeWidth": 1, "opacity": 0.45, "clip": True},
+        "encoding": {"y": quantity("v", label), "detail": {"field": "k"}},
+    }
+
+
+def _names(rows: Sequence[Spec], label: str, last_step: int | None) -> Spec:
+    return {
+        "name": "ends",
+        "data": {"values": [{**row, "s": last_step or 0} for row in rows]},
+        "mark": {
+            "type": "text",
+            "align": "left",
+            "dx": 6,
+            "fontSize": 11,
+            "limit": LABEL_WIDTH - 8,
+            "clip": False,
+        },
+        "encoding": {"y": quantity("e", label), "text": {"field": "c"}, "strokeDash": None},
+    }
+
+
 def _line(label: str, found: Sequence[Curve], limits: list[float]) -> Spec:
     dots: Spec | bool = {"filled": True, "size": 28} if is_sparse(found) else False
     scale = {"domain": [rounded(limit) for limit in limits], "zero": False, "nice": True}
     return {
-        "mark": {"type": "line", "strokeWidth": 1.8, "clip": True, "point": dots},
+        "name": "line",
+        "mark": {"type": "line", "strokeWidth": 2.2, "clip": True, "point": dots},
         "params": [zoom("x", "y")],
         "encoding": {"y": quantity("m", label, scale=scale)},
     }

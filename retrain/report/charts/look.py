@@ -70,14 +70,16 @@ class Chart:
     spec: Spec
 
 
-def chart(name: str, title: str, subtitle: str, *, height: int = HEIGHT, **spec: Any) -> Chart:
-    """Frame a spec: title, size, look."""
+def chart(
+    name: str, title: str, subtitle: str, *, height: int = HEIGHT, room_right: int = 0, **spec: Any
+) -> Chart:
+    """Frame a spec: title, size, look; `room_right` is left free beside the plot."""
     lines = textwrap.wrap(subtitle, SUBTITLE_WIDTH)
     heading: Spec = {"text": textwrap.wrap(title, TITLE_WIDTH), **({"subtitle": lines} if lines else {})}
     size = {
         "width": WIDTH,
         "height": height,
-        "padding": 8,
+        "padding": {"left": 8, "top": 8, "bottom": 8, "right": 8 + room_right},
         "autosize": {"type": "fit-x", "contains": "padding"},
     }
     return Chart(name, {"$schema": SCHEMA, "title": heading, **size, "config": CONFIG, **spec})
