@@ -82,3 +82,13 @@ def test_a_command_says_that_its_current_directory_was_deleted(
         EXIT_CONFIG,
         "the current directory was deleted; change to another one",
     )
+
+
+def test_a_worker_finds_your_own_reward_from_any_directory(campaign_file: Path, here: Path) -> None:
+    (here / "reward_beside_it.py").write_text("def score(completion, prompt):\n    return 0.5\n")
+    with campaign_file.open("a") as file:
+        file.write('[reward]\nreward = "reward_beside_it.score"\n')
+    python("-c", START, campaign_file, where=here)
+    (run_dir,) = here.glob("logs/*/runs/grpo_s0")
+    ended = python("-m", "retrain.worker", run_dir, where=Path("/"))
+    assert ended.returncode == 0, ended.stderr
