@@ -62,6 +62,7 @@ SURROUNDINGS = frozenset(
         *(errno.ENOMEM, errno.EAGAIN, errno.EMFILE, errno.ENFILE),  # no memory, process or open file left
     }
 )
+LOOK_S = 1.0  # how often somebody's request to stop is looked for
 ENDINGS = {
     EXIT_DONE: RunState.DONE,
     EXIT_INFRASTRUCTURE: RunState.INFRASTRUCTURE,
@@ -143,18 +144,38 @@ def _attempt(config: Config, files: RunFiles, stop: threading.Event) -> int:
     journal = Journal(
         files, number, config.training.max_steps, _outlets(config, files, number, found, stop.is_set)
     )
-    try:
-        code, message, came_out = _train(config, files, journal, stop, found)
-        if came_out is not None:  # before the loggers end, which may take long
-            write_done(files.done, config.run.config_hash if config.run else "", *came_out)
-    finally:
-        lacking = journal.close()
+    with _hearing_a_stop(files, stop):
+        try:
+            code, message, came_out = _train(config, files, journal, stop, found)
+            if came_out is not None:  # before the loggers end, which may take long
+                write_done(files.done, config.run.config_hash if config.run else "", *came_out)
+        finally:
+            lacking = journal.close()
     message = lacking if code == EXIT_DONE else message
     ending = ENDINGS.get(code, RunState.FAILED)
     end_attempt(
         files.attempts, number, ending, exit_code=code, message=message, duration_s=time.monotonic() - started
     )
     return code
+
+
+@contextlib.contextmanager
+def _hearing_a_stop(files: RunFiles, stop: threading.Event) -> Iterator[None]:
+    """Look for the campaign's stop.json: signals come from an orchestrator or engine that may be away."""
+    campaign, is_over = campaign_of(files.directory), threading.Event()
+
+    def look() -> None:
+        while not is_over.wait(LOOK_S):
+            if asked_to_stop(campaign):
+                stop.set()
+
+    looking = threading.Thread(target=look, name="stop request", daemon=True)
+    looking.start()
+    try:
+        yield
+    finally:
+        is_over.set()
+        looking.join()
 
 
 def _train(

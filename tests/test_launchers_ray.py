@@ -19,7 +19,7 @@ from retrain.errors import (
     RecordsError,
 )
 from retrain.launchers import Begun, Ended
-from retrain.launchers._ray_client import BY_COMMAND, NO_ROOM, Job
+from retrain.launchers._ray_client import BY_COMMAND, NO_ROOM, Job, _why_silent
 from retrain.launchers._ray_local import Local
 from retrain.launchers._ray_marks import Taken
 from retrain.launchers._ray_queue import Queue
@@ -27,6 +27,7 @@ from retrain.launchers._ray_watch import Watch
 from retrain.launchers.ray import RayLauncher
 from retrain.records.layout import RunFiles
 from retrain.records.locks import hold
+from retrain.records.run_state import write_done
 from tests.remembering_ray import Jobs, assignment, launcher, look
 
 Retrain = Callable[..., subprocess.CompletedProcess[str]]
@@ -206,6 +207,33 @@ def test_a_job_that_succeeded_waits_for_its_files(tmp_path: Path) -> None:
     assert watch.look("r", files, over, Taken(1, "camp.r.1")) == [Begun("r")]
     files.done.touch()
     assert [type(event) for event in watch.look("r", files, over, Taken(1, "camp.r.1"))] == [Ended]
+
+
+def test_a_finished_run_is_done_whatever_ray_still_says(tmp_path: Path) -> None:
+    files, at_work = RunFiles(tmp_path), Job("camp.r.1", "RUNNING")
+    files.run_toml.write_text('[run]\nconfig_hash = "ab"\n')
+    write_done(files.done, "ab", {})
+    assert Watch(1).look("r", files, at_work, Taken(1, "camp.r.1")) == [Begun("r"), Ended("r", 0)]
+
+
+@pytest.mark.parametrize(
+    ("said", "short"),
+    [
+        (
+            "HTTPConnectionPool(host='head', port=8265): Max retries exceeded with url: /api/ (Caused by "
+            "NewConnectionError(\"HTTPConnection(host='head', port=8265): Failed to establish a new "
+            'connection: [Errno 111] Connection refused"))',
+            "Connection refused",
+        ),
+        ("HTTPConnectionPool(host='head', port=8265): Read timed out. (read timeout=60.0)", "timed out"),
+        (
+            "Could not find any running Ray instance. Please specify the one",
+            "Could not find any running Ray instance",
+        ),
+    ],
+)
+def test_a_silent_cluster_is_told_of_in_the_networks_own_words(said: str, short: str) -> None:
+    assert _why_silent(said) == short
 
 
 @pytest.mark.parametrize("order", [1, -1])  # Ray's own line is written beside the job's, and may come later

@@ -21,6 +21,8 @@ from retrain.launchers._slurm_queue import Names, Task, array_of, is_script, par
 from retrain.launchers._slurm_script import render
 from retrain.launchers._slurm_watch import Watch, held_back
 from retrain.records.layout import CampaignFiles, RunFiles
+from retrain.records.locks import hold
+from retrain.records.run_state import write_done
 from retrain.records.stop_request import asked_to_stop
 from tests.slurm_pieces import assignment, expand
 
@@ -166,6 +168,18 @@ def test_a_completed_task_waits_for_its_files(files: RunFiles) -> None:
     assert [type(event).__name__ for event in watch.look("r", files, over)] == ["Begun", "Ended"]
 
 
+def test_a_finished_run_is_done_whatever_slurm_still_says(files: RunFiles) -> None:
+    files.run_toml.write_text('[run]\nconfig_hash = "ab"\n')
+    write_done(files.done, "another", {})
+    assert Watch(job=7).look("r", files, task(7, 0)) == [Begun("r")]
+    write_done(files.done, "ab", {})
+    lock = hold(files.lock)
+    assert lock is not None
+    with lock:
+        assert Watch(job=7).look("r", files, task(7, 0)) == [Begun("r")]
+    assert Watch(job=7).look("r", files, task(7, 0)) == [Begun("r"), Ended("r", 0)]
+
+
 def test_the_end_of_an_earlier_job_says_nothing(files: RunFiles) -> None:
     assert Watch(job=8).look("r", files, task(7, 0, "FAILED")) == []
 
@@ -260,7 +274,7 @@ def test_a_stop_where_the_engine_is_not_says_what_holds_anyway(
     done = retrain("stop", campaign)
     assert done.returncode == EXIT_LAUNCH
     assert "not found" in done.stderr
-    assert "Runs that have not started will not" in done.stderr
+    assert "runs that have not started will not" in done.stderr
     assert asked_to_stop(CampaignFiles(campaign))
 
 

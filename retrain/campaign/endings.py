@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from retrain.errors import EXIT_INFRASTRUCTURE, EXIT_INTERRUPTED, RecordsError, RetrainError
 from retrain.records.attempts import Attempt, end_attempt, read_attempts
@@ -26,6 +26,7 @@ class Ending:
     state: RunState
     message: str = ""
     is_lasting: bool = False  # until somebody does what the message says
+    took_s: float | None = field(default=None, compare=False)  # the attempt, as its worker measured it
 
     @property
     def is_worth_retrying(self) -> bool:
@@ -68,14 +69,14 @@ def conclude(
         RecordsError: a file cannot be read or written.
     """
     done = read_done(files.done)
-    if done is not None and done.config_hash == config_hash:
-        return Ending(RunState.DONE)
     last = next((a for a in reversed(read_attempts(files.attempts)) if a.number > before), None)
+    if done is not None and done.config_hash == config_hash:
+        return Ending(RunState.DONE, took_s=last.duration_s if last else None)
     told = _told_by_worker(last)
     if told is None:
         ending = Ending(cancelled) if cancelled else _from_exit_code(files, exit_code, why)
-    elif told.state is RunState.INTERRUPTED and cancelled:
-        ending = Ending(cancelled, told.message)  # the worker knows that it was asked to leave, not why
+    elif told.state is RunState.INTERRUPTED and cancelled:  # the worker knows that it was asked, not why
+        ending = Ending(cancelled, told.message, took_s=told.took_s)
     else:
         ending = told
     if last is not None and ending != told:
@@ -103,7 +104,8 @@ def log_tail(files: RunFiles, lines: int = TAIL_LINES) -> list[str]:
 def _told_by_worker(attempt: Attempt | None) -> Ending | None:
     if attempt is None or attempt.ending not in ENDINGS:
         return None
-    return Ending(RunState(attempt.ending), plain(attempt.message, LONGEST_MESSAGE))
+    message = plain(attempt.message, LONGEST_MESSAGE)
+    return Ending(RunState(attempt.ending), message, took_s=attempt.duration_s)
 
 
 def _from_exit_code(files: RunFiles, exit_code: int | None, why: str) -> Ending:

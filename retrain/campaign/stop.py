@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 
 from retrain.campaign.assign import assignment_for_stopping, open_launcher
@@ -29,6 +30,7 @@ from retrain.records.run_toml import files_of_runs, recorded_hash
 from retrain.records.stop_request import ask_to_stop
 
 PAUSE_S = 0.1
+SHOWN_RUNS = 5  # that are named one by one
 
 
 @dataclass(frozen=True)
@@ -82,8 +84,8 @@ def _what_holds_anyway(files: CampaignFiles, error: LaunchError) -> str:
     if not files.stop_request.exists():
         return str(error)
     return (
-        f"{error}. Runs that have not started will not: that is written down. Those that have go on "
-        "until `retrain stop` reaches their engine"
+        f"{error}. The request to stop is written down all the same: runs that have not started will not, "
+        "and those that have save and leave at their next step, as soon as they see it"
     )
 
 
@@ -106,15 +108,21 @@ def _stop_workers(
     queued = launcher.queued()
     alive = {run_id: run for run_id, run in runs.items() if run_id in queued or _is_alive(run, on_wait)}
     before = {run_id: ended_attempts(run) for run_id, run in alive.items()}
-    for run_id, run in alive.items():
-        who = _whereabouts(run) if is_held(run.lock) else launcher.describe()
-        on_wait(f"no orchestrator lives; stopping {run_id}, {who}")
+    _announce(alive, launcher, on_wait)
     _end(launcher, alive, now=now)
     for run_id, run in alive.items():
         conclude(run, recorded_hash(run), None, RunState.INTERRUPTED, before[run_id])
     if alive:
         _keep_manifest(files)
     return tuple(alive)
+
+
+def _announce(alive: Mapping[str, RunFiles], launcher: Launcher, on_wait: Callable[[str], None]) -> None:
+    for run_id, run in islice(alive.items(), SHOWN_RUNS):
+        who = _whereabouts(run) if is_held(run.lock) else launcher.describe()
+        on_wait(f"no orchestrator lives; stopping {run_id}, {who}")
+    if len(alive) > SHOWN_RUNS:
+        on_wait(f"and {len(alive) - SHOWN_RUNS} more: {len(alive)} runs in all")
 
 
 def _end(launcher: Launcher, run_ids: Collection[str], *, now: bool) -> None:

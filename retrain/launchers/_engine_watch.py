@@ -1,6 +1,7 @@
 """What a run's files say of it while it is in an engine's hands, whatever the engine.
 
-The engine's word is a hint. A run whose lock is held goes on, whatever became of its task; a task that
+The engine's word is a hint. A run that has finished is over, though the engine may show its task for minutes
+more. A run whose lock is held goes on, whatever became of its task; a task that
 the engine has forgotten is looked for twice; one that ended well has a moment for its files to arrive.
 """
 
@@ -14,6 +15,8 @@ from retrain.errors import RecordsError
 from retrain.launchers import Begun, Ended
 from retrain.records.layout import RunFiles
 from retrain.records.locks import is_held
+from retrain.records.run_state import read_done
+from retrain.records.run_toml import recorded_hash
 
 FORGOTTEN = 2  # looks without a task: an answer may be older than its submission, or lack some at a restart
 ARRIVAL_S = 60.0  # how long a network file system may show a directory as it was
@@ -58,6 +61,15 @@ class EngineWatch:
             return True
         self._over_since = self._over_since or time.monotonic()
         return time.monotonic() - self._over_since > ARRIVAL_S
+
+
+def is_finished(files: RunFiles) -> bool:
+    """Whether a run has finished its configuration and its worker has left."""
+    try:
+        done = read_done(files.done) if files.done.exists() else None
+        return done is not None and done.config_hash == recorded_hash(files) and not is_held(files.lock)
+    except (RecordsError, OSError):
+        return False  # whoever concludes says so
 
 
 def is_alive(files: RunFiles) -> bool:

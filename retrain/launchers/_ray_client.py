@@ -22,6 +22,7 @@ OVER = frozenset({"STOPPED", "SUCCEEDED", "FAILED"})
 USED = re.compile(r"submission_id \S+ already exists")
 REFUSED = re.compile(r"status code 4\d\d")  # the head wraps what its agent refused in an error of its own
 REASON = re.compile(r"^\s*(?:\w+\.)*(\w*(?:Error|Exception)): (.+)$", re.MULTILINE)
+NETWORK = re.compile(r"\[Errno -?\d+\] ([\w ]+)|(timed out)")
 NO_ROOM = "JOB_SUPERVISOR_ACTOR_START_TIMEOUT"  # Ray's kinds of errors: it waited too long
 BY_COMMAND = "JOB_ENTRYPOINT_COMMAND_ERROR"  # the job's own exit code
 HEADING = "Running entrypoint for job"  # Ray's own line of a job's output, which may come after the job's
@@ -143,8 +144,16 @@ class Client:
         if isinstance(error, RuntimeError) and REFUSED.search(text):
             return LaunchError(f"Ray refuses: {_reason(text)}; see [campaign.ray]")
         self._connected = None
-        where = f" at {self._address}" if isinstance(self._address, str) and self._address else ""
-        return EngineDownError(f"no Ray cluster answers{where} ({_reason(text)}); see [campaign.ray].address")
+        return EngineDownError(
+            f"no Ray cluster answers {self._where()} ({_why_silent(text)}); "
+            '[campaign.ray].address is that of its dashboard, such as "http://HEAD:8265"'
+        )
+
+    def _where(self) -> str:
+        if not isinstance(self._address, str):
+            return "on this machine"
+        known = self._address or next(filter(None, map(os.environ.get, ENVIRONMENT)), "")
+        return f"at {plain(known, 100)}" if known else "on this machine"
 
 
 def check_environment(environment: Mapping[str, Any]) -> None:
@@ -201,6 +210,14 @@ def said_of(job: Job) -> str:
     # the job's own exit codes come with the last lines of its output
     last = f": {plain(lines[-1], 300)}" if job.error == BY_COMMAND and len(lines) > 1 else ""
     return f"Ray says {job.status} of {job.id} ({plain(lines[0], 200).rstrip(':')}{last})"
+
+
+def _why_silent(text: str) -> str:
+    """Return what the network said, of the many names that libraries wrap it in."""
+    found = NETWORK.search(text)
+    if found:
+        return found[1] or found[2]
+    return plain(_reason(text).partition(". ")[0], 100)
 
 
 def _reason(text: str) -> str:

@@ -9,7 +9,7 @@ from contextlib import suppress
 
 from retrain.errors import EXIT_DONE, RecordsError
 from retrain.launchers import Begun, Ended
-from retrain.launchers._engine_watch import EngineWatch, is_alive, why_without_a_word
+from retrain.launchers._engine_watch import EngineWatch, is_alive, is_finished, why_without_a_word
 from retrain.launchers._ray_client import BY_COMMAND, Job, said_of
 from retrain.launchers._ray_marks import Taken
 from retrain.records.atomic import write_atomic
@@ -35,6 +35,9 @@ class Watch(EngineWatch):
             job: the one that works on it; None if Ray knows none.
             taken: by whom it was taken on; None if nobody has.
         """
+        if is_finished(files):
+            self.has_place = True
+            return [*self.begin(run_id), Ended(run_id, EXIT_DONE)]
         if taken is not None and taken.is_settled and not is_alive(files):
             return self._settled(run_id, files, taken)
         if job is None:

@@ -8,8 +8,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterable
 
+from retrain.errors import EXIT_DONE
 from retrain.launchers import Begun, Ended
-from retrain.launchers._engine_watch import EngineWatch, is_alive, why_without_a_word
+from retrain.launchers._engine_watch import EngineWatch, is_alive, is_finished, why_without_a_word
 from retrain.launchers._slurm_queue import LOST, USUAL_REASONS, Task
 from retrain.records.layout import RunFiles
 
@@ -26,6 +27,8 @@ class Watch(EngineWatch):
         self, run_id: str, files: RunFiles, task: Task | None, cancelled: Collection[int] = ()
     ) -> list[Begun | Ended]:
         """Give what has happened, from the run's newest task and the jobs that were cancelled as a whole."""
+        if is_finished(files):
+            return [*self.begin(run_id), Ended(run_id, EXIT_DONE)]
         if task is None or task.job < self.job:
             if self.job in cancelled:
                 return [Ended(run_id, None, f"Slurm ended job {self.job}: CANCELLED", taken_back=True)]

@@ -16,10 +16,7 @@ from retrain import worker
 from retrain.errors import LaunchError
 from retrain.launchers import Assignment, Ended
 from retrain.records.files import open_log
-from retrain.records.layout import CampaignFiles, RunFiles
-from retrain.records.stop_request import asked_to_stop
-
-LOOK_S = 0.5  # how often somebody's request to stop is looked for while a worker runs
+from retrain.records.layout import RunFiles
 
 
 def open_launcher(assignment: Assignment) -> InlineLauncher:
@@ -40,7 +37,6 @@ class InlineLauncher:
 
     def __init__(self, assignment: Assignment) -> None:
         self._runs = assignment.runs
-        self._campaign = CampaignFiles(assignment.directory)
         self._ended: list[Ended] = []
         self._stop = threading.Event()
 
@@ -56,7 +52,7 @@ class InlineLauncher:
         """Run workers to their ends; the output of each goes to its run's output.log."""
         for run_id in run_ids:
             directory = self._runs[run_id]
-            with _output_in(RunFiles(directory).output_log), self._hearing_a_stop():
+            with _output_in(RunFiles(directory).output_log):
                 self._ended.append(Ended(run_id, worker.run(directory, self._stop)))
         return run_ids
 
@@ -84,24 +80,6 @@ class InlineLauncher:
         """Stop the run at its next step boundary."""
         del run_ids, now
         self._stop.set()
-
-    @contextlib.contextmanager
-    def _hearing_a_stop(self) -> Iterator[None]:
-        """Look for a request while the orchestrator, whose thread the worker has, cannot."""
-        is_over = threading.Event()
-
-        def look() -> None:
-            while not is_over.wait(LOOK_S):
-                if asked_to_stop(self._campaign):
-                    self._stop.set()
-
-        looking = threading.Thread(target=look, name="stop request", daemon=True)
-        looking.start()
-        try:
-            yield
-        finally:
-            is_over.set()
-            looking.join()
 
 
 @contextlib.contextmanager

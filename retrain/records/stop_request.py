@@ -1,8 +1,8 @@
 """stop.json: somebody's wish that a campaign ends. It stands until the next orchestrator begins.
 
 It needs nobody's process id and reaches other machines that share the directory. The orchestrator
-looks for it, and so does every worker that begins: one whose orchestrator died while starting it
-would otherwise outlive a stop that could not see it yet.
+looks for it, and so does every worker, when it begins and while it runs: one whose orchestrator or engine
+is away would otherwise outlive the stop.
 """
 
 from __future__ import annotations

@@ -47,7 +47,10 @@ class EventLines:
         """Say how a run ended, with its last words if it went wrong."""
         self._done += 1
         started = self._started.get(run.run_id)
-        took = f" after {duration(time.monotonic() - started)}" if started is not None else ""
+        took_s = ending.took_s  # not what was seen: an engine is asked only now and then
+        if took_s is None and started is not None:
+            took_s = time.monotonic() - started
+        took = f" after {duration(took_s)}" if took_s is not None else ""
         line = Text(ending.state.value, style=STYLES.get(ending.state.value, BAD))
         line.append(f" {run.title}{took} ({self._done} of {self._total})", style="default")
         if ending.message:

@@ -1,0 +1,74 @@
+"""A request to stop reaches whoever runs, with nobody there to pass it on."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import pytest
+
+from retrain import worker
+from retrain.campaign.endings import Ending
+from retrain.campaign.events import Silent
+from retrain.campaign.run import start
+from retrain.campaign.stop import SHOWN_RUNS, _announce
+from retrain.errors import EXIT_INTERRUPTED
+from retrain.launchers import Assignment
+from retrain.launchers.local import LocalLauncher
+from retrain.plan.matrix import RunPlan
+from retrain.records.attempts import read_attempts
+from retrain.records.layout import RunFiles
+from retrain.records.metrics import read_metrics
+from retrain.records.run_state import RunState
+
+ASKING = """
+from pathlib import Path
+from retrain.records.layout import CampaignFiles
+from retrain.records.stop_request import ask_to_stop
+def score(completion, prompt):
+    ask_to_stop(CampaignFiles(Path(Path("asked.txt").read_text())), now=False)
+    return 0.0
+"""
+
+
+def test_a_worker_reads_the_request_while_it_runs(
+    campaign_file: Path, here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(here)
+    monkeypatch.setattr(worker, "LOOK_S", 0.01)
+    (here / "asking.py").write_text(ASKING)
+    (here / "asked.txt").touch()
+    steps = 3000
+    campaign = start(campaign_file, ["reward.reward=asking.score", f"campaign.max_steps={steps}"])
+    (here / "asked.txt").write_text(str(campaign.directory))
+    run = campaign.files_of("grpo_s0")
+    assert worker.run(run.directory, threading.Event()) == EXIT_INTERRUPTED
+    assert len(read_metrics(run.directory)) < steps
+    assert read_attempts(run.attempts)[-1].ending == RunState.INTERRUPTED
+
+
+class Endings(Silent):
+    """Keeps how runs ended."""
+
+    def __init__(self) -> None:
+        self.seen: dict[str, Ending] = {}
+
+    def ended(self, run: RunPlan, ending: Ending, tail: object) -> None:
+        del tail
+        self.seen[run.run_id] = ending
+
+
+def test_how_long_a_run_took_is_what_its_worker_measured(campaign_file: Path) -> None:
+    endings = Endings()
+    campaign = start(campaign_file, ["campaign.launcher=inline"], endings)
+    campaign.execute()
+    for run_id, ending in endings.seen.items():
+        assert ending.took_s == read_attempts(campaign.files_of(run_id).attempts)[-1].duration_s
+
+
+def test_a_stop_of_many_runs_names_a_few_and_counts_all(tmp_path: Path) -> None:
+    said: list[str] = []
+    alive = {f"r{n}": RunFiles(tmp_path / f"r{n}") for n in range(200)}
+    _announce(alive, LocalLauncher(Assignment("c", tmp_path, {}, 1, None, tmp_path)), said.append)
+    assert len(said) == SHOWN_RUNS + 1
+    assert said[-1] == f"and {200 - SHOWN_RUNS} more: 200 runs in all"
