@@ -149,6 +149,17 @@ def test_a_project_that_was_moved_is_the_same_experiment(
     assert len(list(moved.glob("logs/*/runs/*/done.json"))) == 4
 
 
+def test_a_campaign_that_was_moved_without_its_project_finds_it_in_the_current_directory(
+    campaign_file: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    directory = with_prompts(campaign_file)
+    elsewhere = tmp_path_factory.mktemp("elsewhere")
+    monkeypatch.chdir(elsewhere)
+    moved = shutil.move(directory, elsewhere / "a" / "b" / "copy")
+    monkeypatch.chdir(shutil.move(campaign_file.parent, elsewhere / "project"))
+    assert reopen(Path(moved)).execute().exit_code == 0
+
+
 def test_a_project_of_the_first_version_may_have_moved_too(
     campaign_file: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:

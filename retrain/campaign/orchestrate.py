@@ -30,7 +30,7 @@ from retrain.errors import (
 )
 from retrain.launchers import Launcher
 from retrain.plan.matrix import Plan, RunPlan
-from retrain.plan.origin import known_origin, working_directory
+from retrain.plan.origin import known_origin, working_directories
 from retrain.records.atomic import remove_leftovers
 from retrain.records.layout import CampaignFiles, RunFiles
 from retrain.records.locks import HeldLock, hold, present_holder
@@ -164,7 +164,7 @@ class CampaignRun:
         require_left(self._files, origin, self._plan.campaign, runs, self._observer.notice)
 
     def _open_launcher(self) -> Launcher:
-        where = working_directory(self._files, known_origin(self._files)[0])
+        where = working_directories(self._files, known_origin(self._files)[0])[0]
         assignment = assignment_of(self._plan, self._files, where, self._observer.notice)
         return open_launcher(self._plan.campaign.launcher, assignment)
 

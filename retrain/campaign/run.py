@@ -27,7 +27,7 @@ from retrain.plan.origin import (
     as_table,
     digest,
     known_origin,
-    working_directory,
+    working_directories,
     write_origin,
 )
 from retrain.plan.preflight import preflight
@@ -116,13 +116,7 @@ def reopen(
     """
     files = open_campaign(directory.absolute())
     origin, lost = known_origin(files)
-    where = working_directory(files, origin)
-    if str(where) not in sys.path:
-        sys.path.append(str(where))  # a plugin's dotted path may name a file there
-    with contextlib.chdir(where):  # relative paths start there
-        beside = Path(origin.beside)
-        config = load_config(files.campaign_toml, origin.overrides, version=origin.version, beside=beside)
-        plan = plan_runs(config, origin.name, origin.seed)
+    plan, where = _planned_anew(files, origin)
     check_launch(plan, str(files.campaign_toml))
     if not has_engine(plan.campaign):  # another machine than before may have less
         check_memory(plan, str(files.campaign_toml))
@@ -170,6 +164,24 @@ def run_campaign(
         LaunchError: nothing could be started.
     """
     return start(Path(path), overrides, observer).execute()
+
+
+def _planned_anew(files: CampaignFiles, origin: Origin) -> tuple[Plan, Path]:
+    """Plan a campaign's file from the first directory where all that it names is found."""
+    problem: ConfigError | None = None
+    for where in working_directories(files, origin):
+        if str(where) not in sys.path:
+            sys.path.append(str(where))  # a plugin's dotted path may name a file there
+        with contextlib.chdir(where):  # relative paths start there
+            beside = Path(origin.beside)
+            try:
+                config = load_config(
+                    files.campaign_toml, origin.overrides, version=origin.version, beside=beside
+                )
+                return plan_runs(config, origin.name, origin.seed), where
+            except ConfigError as error:
+                problem = problem or error
+    raise problem or ConfigError(f"{files.directory}: no directory is left that its paths start from")
 
 
 def _reconciled(campaign: CampaignRun, files: CampaignFiles, origin: Origin) -> Reconciled:

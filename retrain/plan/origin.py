@@ -79,11 +79,15 @@ def known_origin(files: CampaignFiles) -> tuple[Origin, str]:
         return replace(found, options=options if isinstance(options, dict) else {}), str(error)
 
 
-def working_directory(files: CampaignFiles, origin: Origin) -> Path:
-    """Find the directory that a campaign's relative paths start from, which may have moved with it."""
-    near = files.directory.absolute() / origin.way_back
-    candidates = [Path(origin.where)] if origin.where else []
-    return next((path for path in (*candidates, near.resolve()) if path.is_dir()), Path.cwd())
+def working_directories(files: CampaignFiles, origin: Origin) -> list[Path]:
+    """List where a campaign's relative paths may start from, the likeliest first.
+
+    That is where it was started; if that is gone, the project has moved, with the campaign or without.
+    """
+    if origin.where and Path(origin.where).is_dir():
+        return [Path(origin.where)]
+    near = (files.directory.absolute() / origin.way_back).resolve()
+    return [path for path in (near, Path.cwd()) if path.is_dir()]
 
 
 def as_table(origin: Origin) -> dict[str, Any]:
