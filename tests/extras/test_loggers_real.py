@@ -66,7 +66,8 @@ def count(connection, cursor, statement, *rest):
     upgrades.extend([statement] * statement.startswith("UPDATE alembic_version"))
     if sys.argv[2] == "die" and len(upgrades) == 2:
         os.kill(os.getpid(), 9)
-mlflow.open_logger(LoggedRun("c", "r_s0", "r", 0, 1, 0, Path(sys.argv[1]), {}, ""))
+run = LoggedRun("c", "r_s0", "r", 0, 1, 0, Path(sys.argv[1]), {}, "")
+mlflow.open_here(run, tracking_uri="", experiment="")
 """
 
 
@@ -178,7 +179,8 @@ def test_mlflow_draws_each_step_once_although_some_were_taken_twice(killed, key)
 def test_a_call_to_mlflow_that_fails_half_way_repeats_no_step(tmp_path, monkeypatch):
     from retrain.loggers import LoggedRun, mlflow
 
-    logger = mlflow.open_logger(LoggedRun("c", "r_s0", "r", 0, 1, 0, tmp_path, {}, ""))
+    run = LoggedRun("c", "r_s0", "r", 0, 1, 0, tmp_path, {}, "")
+    logger = mlflow.open_here(run, tracking_uri="", experiment="")
     monkeypatch.setattr(mlflow, "AT_ONCE", 4)
     real, calls = logger._client.log_batch, []
 
@@ -214,7 +216,9 @@ def test_mlflow_makes_the_folder_of_its_file(tmp_path):
     from retrain.loggers import LoggedRun, mlflow
 
     run = LoggedRun("c", "r_s0", "r", 0, 1, 0, tmp_path, {}, "")
-    assert mlflow.open_logger(run, tracking_uri=f"sqlite:///{tmp_path}/new/folder/m.db").id
+    logger = mlflow.open_logger(run, tracking_uri=f"sqlite:///{tmp_path}/new/folder/m.db")
+    assert logger.id
+    logger.close("done", {})
     assert (tmp_path / "new" / "folder" / "m.db").stat().st_size > 0
 
 
