@@ -12,10 +12,11 @@ from collections.abc import Collection, Mapping, Sequence
 
 from retrain.config.engines import Slurm
 from retrain.config.resolve import build
-from retrain.errors import EngineDownError, LaunchError
+from retrain.errors import EXIT_DONE, EngineDownError, LaunchError
 from retrain.launchers import Assignment, Begun, Ended
 from retrain.launchers import _slurm_commands as commands
 from retrain.launchers._asking import Asking
+from retrain.launchers._engine_watch import is_finished
 from retrain.launchers._lock_verdict import is_proved
 from retrain.launchers._permit_split import SHARED, workers_at_a_time
 from retrain.launchers._signals import signal_worker
@@ -229,7 +230,7 @@ class SlurmLauncher:
             self._seen = self._ask()
         except EngineDownError as error:
             self._asking.unanswered(error)
-            return []
+            return self._finished()
         self._asking.answered()
         self._say_what_is_held_back()
         self._cancel_wanted()
@@ -242,6 +243,16 @@ class SlurmLauncher:
                 del self._watched[run_id]
                 self._to_cancel.pop(run_id, None)
         self._caps.lift(self._cap())
+        return happened
+
+    def _finished(self) -> list[Begun | Ended]:
+        """Conclude, while Slurm does not answer, the runs whose records say that they have finished."""
+        happened: list[Begun | Ended] = []
+        for run_id, watch in list(self._watched.items()):
+            if is_finished(RunFiles(self._assignment.runs[run_id])):
+                happened += [*watch.begin(run_id), Ended(run_id, EXIT_DONE)]
+                del self._watched[run_id]
+                self._to_cancel.pop(run_id, None)
         return happened
 
     def _say_what_is_held_back(self) -> None:

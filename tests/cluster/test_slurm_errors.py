@@ -61,16 +61,31 @@ def test_a_controller_that_is_away_at_the_start_is_named(slurm: Cluster, retrain
     assert not (file.parent / "logs").exists()
 
 
-def test_a_controller_that_goes_away_is_waited_for(slurm: Cluster, retrain: Start, file: Path) -> None:
+def test_a_campaign_whose_runs_finish_needs_no_controller_to_end(
+    slurm: Cluster, retrain: Start, file: Path
+) -> None:
     directory = in_the_background(retrain, file)
     await_that("workers", lambda: len(slurm.workers()) == 2)
     slurm.kill_controller()
     await_that("the notice", lambda: "Slurm does not answer" in (directory / "campaign.log").read_text())
-    await_that("the runs' end", lambda: len(list(directory.glob("runs/*/done.json"))) == 2)
-    slurm.start_controller()
     await_that("the end", lambda: not is_held(directory / "campaign.lock"))
-    assert "Slurm answers again" in (directory / "campaign.log").read_text()
     assert {state for state, _ in results(directory).values()} == {"done"}
+
+
+def test_a_stop_reaches_workers_while_the_controller_is_away(
+    slurm: Cluster, retrain: Start, file: Path
+) -> None:
+    campaign = retrain("run", file, *SLURM)
+    await_that("workers", lambda: len(slurm.workers()) == 2)
+    campaign.send_signal(signal.SIGKILL)
+    finish(campaign)
+    slurm.kill_controller()
+    directory = only_campaign(file.parent / "logs")
+    code, said = finish(retrain("stop", directory))
+    assert code == EXIT_LAUNCH, said
+    assert "save and leave at their next step" in said
+    await_that("the workers' end", lambda: not slurm.workers())
+    assert "interrupted" in {state for state, _ in results(directory).values()}
 
 
 def test_a_controller_that_forgets_the_queue_costs_no_run(slurm: Cluster, retrain: Start, file: Path) -> None:
