@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from retrain.errors import RecordsError
+from retrain.errors import ConfigError, RecordsError
 from retrain.records.files import make_directory
 from retrain.records.layout import CampaignFiles, create_directory, find_campaigns, permits_directory
 
@@ -14,6 +14,15 @@ def test_a_new_directory_is_private_and_named_after_campaign_and_time(tmp_path):
     assert stat.S_IMODE(directory.stat().st_mode) == 0o700
     assert directory.parent == tmp_path / "logs"
     assert len(directory.name) == len("grpo-20250131T120000Z-0a1b")
+
+
+def test_what_belongs_in_a_log_directory_is_no_sign_of_another_one(tmp_path):
+    for name in ("calibrations", "permits", ".gitkeep", "study-20250131T120000Z-0a1b"):
+        (tmp_path / name).mkdir()
+    assert find_campaigns(tmp_path) == ()
+    (tmp_path / "hosts").touch()
+    with pytest.raises(ConfigError, match="holds no campaign"):
+        find_campaigns(tmp_path)
 
 
 def test_names_created_at_once_never_collide(tmp_path):

@@ -20,10 +20,9 @@ from retrain.config.load import load_config, load_tables, parse
 from retrain.errors import ConfigError, LaunchError
 from retrain.plan.matrix import Plan, plan_runs
 from retrain.plan.preflight import preflight
-from retrain.records.layout import create_directory
+from retrain.records.layout import TRIALS, create_directory
 from retrain.system import cpu_capacity, memory_available_bytes
 
-FOLDER = "calibrations"  # below the log directory: trials are never among results
 MOST_PROBE_STEPS = 2000
 RETROGRADE = 0.9  # of the best throughput: more workers are not tried beyond this
 
@@ -90,7 +89,7 @@ class Calibrator:
             LaunchError: the pilot could not be started.
             RecordsError: the directory cannot be written.
         """
-        directory = create_directory(Path(self.plan.log_dir) / FOLDER, self.plan.name)
+        directory = create_directory(Path(self.plan.log_dir) / TRIALS, self.plan.name)
         session = Session(directory, budget_s, observe, self._path.parent)
         opened(session)
         done: dict[str, Trialled] = {}

@@ -16,6 +16,7 @@ from pathlib import Path
 from retrain.errors import ConfigError, RecordsError
 from retrain.records.files import make_directory, make_new_directory, records_error
 
+TRIALS = "calibrations"  # below a log directory: trials of `retrain calibrate` are never among results
 _MAX_NAME = 64
 _ID = re.compile(r"-\d{8}T\d{6}Z-[0-9a-f]{4}$")  # ends the name of a campaign, also of one just being made
 _MAX_TRIES = 1000  # 65,536 ids a second and name: this many collisions in a row are no accident
@@ -197,10 +198,15 @@ def find_campaigns(log_dir: Path) -> tuple[Path, ...]:
     except OSError as error:
         raise RecordsError(f"{log_dir}: cannot be listed ({error.strerror})") from error
     campaigns = tuple(path for path in found if is_single_run(path) or is_campaign(path))
-    strangers = [path for path in found if not path.name.startswith(".") and not _ID.search(path.name)]
-    if strangers and not campaigns:
+    if not campaigns and any(_is_strange(path) for path in found):
         raise ConfigError(f"{log_dir}: holds no campaign; name a log directory, or one campaign")
     return campaigns
+
+
+def _is_strange(path: Path) -> bool:
+    """Whether something in a log directory is none of ours: no campaign, trials of one, or shared permits."""
+    is_ours = path.name in (TRIALS, "permits") or _ID.search(path.name) or path.name.startswith(".")
+    return not is_ours
 
 
 def campaign_of(run_dir: Path) -> CampaignFiles:
