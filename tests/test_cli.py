@@ -109,7 +109,7 @@ def test_status_shows_failures_as_text_without_control_characters(retrain: Call,
 
 def test_status_json_has_every_run(retrain: Call, campaign_file: Path) -> None:
     retrain(campaign_file.name)
-    (campaign,) = json.loads(retrain("status", "--json").stdout)
+    (campaign,) = json.loads(retrain("status", "--json").stdout)["campaigns"]
     assert {(run["run_id"], run["state"], run["step"]) for run in campaign["runs"]} == {
         ("grpo_s0", "done", 4),
         ("grpo_s1", "done", 4),

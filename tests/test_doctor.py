@@ -31,7 +31,7 @@ params = { base_url = "http://127.0.0.1:9/v1", model = "tiny", key_env = "JUDGE_
 
 
 def checks(answer: subprocess.CompletedProcess[str]) -> dict[str, dict[str, str]]:
-    return {check["what"]: check for check in json.loads(answer.stdout)}
+    return {check["what"]: check for check in json.loads(answer.stdout)["checks"]}
 
 
 def test_plugins_lists_every_kind_and_what_each_plugin_needs(retrain: Call) -> None:

@@ -39,7 +39,7 @@ def command(
     retrain compare logs/monday grpo logs/tuesday grpo
     """
     from retrain.render.comparison import show
-    from retrain.render.tables import console, print_json
+    from retrain.render.tables import console, print_result
     from retrain.report.compare import compare
     from retrain.report.final import Moment, check_metrics, known_metrics
     from retrain.report.gather import left_out
@@ -54,6 +54,6 @@ def command(
     moment = Moment(step=step, last=last)
     found = [compare(match, metrics or (), moment, paired=not unpaired) for match in matches]
     if as_json:
-        print_json(found)
+        print_result(found, "comparisons")
     else:
         show(found, console())

@@ -38,7 +38,7 @@ def command(
         used_plugins,
     )
     from retrain.errors import EXIT_CONFIG
-    from retrain.render.tables import console, print_json, table
+    from retrain.render.tables import console, print_result, table
 
     configs = _configs(file)
     checks = [
@@ -48,7 +48,7 @@ def command(
         *server_checks(configs),
     ]
     if as_json:
-        print_json(checks)
+        print_result(checks, "checks")
     else:
         cells = [(c.what, Text(c.verdict, STYLES[c.verdict]), c.found, c.fix) for c in checks]
         console().print(table("", ("check", "verdict", "found", "what to do"), cells))

@@ -43,7 +43,7 @@ def command(
     from retrain.plan.matrix import plan_runs
     from retrain.plan.preflight import preflight
     from retrain.render.explanation import show
-    from retrain.render.tables import console, print_json
+    from retrain.render.tables import console, print_result
     from retrain.system import cpu_capacity
 
     budget_s = duration(budget, "--budget") if budget else None
@@ -62,7 +62,7 @@ def command(
         script=launch_script(plan),
     )
     if as_json:
-        print_json(explanation)
+        print_result(explanation)
     else:
         show(explanation, console())
     if check and any(line.state == "warn" for line in explanation.checklist):

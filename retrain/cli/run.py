@@ -84,13 +84,13 @@ def carry_out(campaign: CampaignRun, *, retry_failed: bool = False) -> Outcome:
 def finish(outcome: Outcome, *, as_json: bool) -> None:
     """Print the result table and leave with the campaign's exit code."""
     from retrain.render.overview import show
-    from retrain.render.tables import console, messages, print_json, reader_may_leave
+    from retrain.render.tables import console, messages, print_result, reader_may_leave
     from retrain.status.survey import survey
 
     result = survey(outcome.directory)
     with reader_may_leave():
         if as_json:
-            print_json(result)
+            print_result(result, "campaigns")
         else:
             show(result[0], console())
     hint = _next_command(outcome.directory, outcome)

@@ -28,12 +28,12 @@ def command(
     if watching:
         raise typer.Exit(_watch(directory, as_json=as_json))
     from retrain.render.overview import show_all
-    from retrain.render.tables import console, print_json
+    from retrain.render.tables import console, print_result
     from retrain.status.survey import survey
 
     campaigns = survey(directory)
     if as_json:
-        print_json(campaigns)
+        print_result(campaigns, "campaigns")
     elif campaigns:
         show_all(campaigns, console())
     else:

@@ -26,6 +26,7 @@ STYLES = {
     "interrupted": "yellow",
 }
 BAD = "bold red"
+JSON_VERSION = 1  # raised when a field of docs/json.md goes or changes its meaning; others may be added
 PIPE_WIDTH = 200
 LONGEST_CELL = 500  # characters
 LEAST_COLUMNS = 3  # of a fitted table
@@ -35,6 +36,17 @@ GAP = 3  # characters between two columns
 def print_json(value: Any) -> None:
     """Print dataclasses as JSON; what is not finite becomes a string, since JSON has no infinity."""
     print(json.dumps(plain_value(value), indent=2))
+
+
+def print_result(value: Any, rows: str = "") -> None:
+    """Print a documented result as one JSON object that says its version.
+
+    Args:
+        value: a dataclass, or a sequence of them.
+        rows: the key that a sequence stands under.
+    """
+    plain_one = plain_value(value)
+    print(json.dumps({"version": JSON_VERSION} | ({rows: plain_one} if rows else plain_one), indent=2))
 
 
 class _Console(Console):

@@ -37,7 +37,7 @@ def on(ray: Cluster) -> tuple[str, ...]:
 def states(status: subprocess.Popen[str]) -> set[str]:
     """Give the states that `retrain status` shows."""
     out, _ = status.communicate(timeout=60)
-    return {run["state"] for run in json.loads(out)[0]["runs"]}
+    return {run["state"] for run in json.loads(out)["campaigns"][0]["runs"]}
 
 
 def test_a_harmed_cluster_gives_what_one_machine_gives(ray: Cluster, retrain: Start, tmp_path: Path) -> None:

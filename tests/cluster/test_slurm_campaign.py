@@ -147,4 +147,4 @@ def test_status_and_logs_need_no_slurm(slurm: Cluster, retrain: Start, tmp_path:
     slurm.kill_controller()
     shown = retrain("status", campaign, "--json")
     out, _ = shown.communicate(timeout=60)
-    assert {run["state"] for run in json.loads(out)[0]["runs"]} == {"done"}
+    assert {run["state"] for run in json.loads(out)["campaigns"][0]["runs"]} == {"done"}

@@ -34,7 +34,7 @@ def there(stranger: Cluster, *arguments: object) -> subprocess.Popen[str]:
 
 def state_there(stranger: Cluster, campaign: Path) -> str:
     shown, _ = there(stranger, "status", campaign, "--json").communicate(timeout=60)
-    return str(json.loads(shown)[0]["runs"][0]["state"])
+    return str(json.loads(shown)["campaigns"][0]["runs"][0]["state"])
 
 
 def test_where_locks_are_not_shared_a_lease_keeps_a_second_worker_and_orchestrator_away(

@@ -12,7 +12,7 @@ from rich.console import Console
 
 from retrain.errors import EXIT_DONE, EXIT_INTERRUPTED
 from retrain.render.overview import show_all, time_left
-from retrain.render.tables import plain_value
+from retrain.render.tables import JSON_VERSION, plain_value
 from retrain.render.watch.frame import event_line
 from retrain.render.watch.pace import Pace
 from retrain.render.watch.terminal import Asked, Inbox
@@ -46,7 +46,7 @@ class JsonLines:
                     )
                 self._said[name, run_id] = run
             if self._said.get((name, "")) != watched.status:
-                yield {"kind": "campaign"} | _without_runs(watched.status)
+                yield {"kind": "campaign", "version": JSON_VERSION} | _without_runs(watched.status)
             self._said[name, ""] = watched.status
         for added in view.added:
             yield {"kind": "event", "campaign": added.campaign} | {

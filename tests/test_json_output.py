@@ -1,0 +1,61 @@
+"""What `--json` prints has a version, and every field of it is documented."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from subprocess import CompletedProcess
+
+import pytest
+
+from retrain.cli import _checks
+from retrain.plan import checklist, explain, limits, wall_time
+from retrain.records.manifest import Expectation
+from retrain.records.pace import Pace
+from retrain.report import compare, differences, statistics
+from retrain.status import rows
+from tests.simulated import flat, write_campaign
+
+PAGE = Path(__file__).parent.parent / "docs" / "json.md"
+DOCUMENTED = {
+    **{kind.__name__: kind for kind in (rows.CampaignStatus, rows.ConditionStatus, rows.RunStatus, Pace)},
+    **{kind.__name__: kind for kind in (rows.PermitStatus, rows.PermitHolder, Expectation)},
+    **{kind.__name__: kind for kind in (explain.Explanation, explain.ConditionPlan, wall_time.WallTime)},
+    **{kind.__name__: kind for kind in (wall_time.MeasuredCondition, limits.Change)},
+    **{kind.__name__: kind for kind in (compare.Comparison, compare.MetricComparison, compare.SideResult)},
+    **{kind.__name__: kind for kind in (compare.Judged, statistics.Sample, statistics.Difference)},
+    "KeyDifference": differences.KeyDifference,
+    "ChecklistLine": checklist.Check,
+    "Check": _checks.Check,
+}
+
+
+def sections() -> Iterator[tuple[str, list[str]]]:
+    for section in PAGE.read_text().split("\n### ")[1:]:
+        yield (
+            section.splitlines()[0],
+            re.findall(r"^\| `(\w+)` \| [^|]+ \| [^|\s][^|]* \|$", section, re.MULTILINE),
+        )
+
+
+def test_every_field_is_documented_and_no_other() -> None:
+    assert dict(sections()) == {
+        name: [field.name for field in dataclasses.fields(kind)] for name, kind in DOCUMENTED.items()
+    }
+
+
+@pytest.mark.parametrize(
+    ("command", "key"),
+    [("status", "campaigns"), ("compare", "comparisons"), ("doctor", "checks"), ("explain", "conditions")],
+)
+def test_results_say_their_version(
+    command: str, key: str, retrain: Callable[..., CompletedProcess[str]], campaign_file: Path
+) -> None:
+    logs = campaign_file.parent / "logs"
+    write_campaign(logs, {(c, s): flat(0.5) for c in ("grpo", "maxrl") for s in (0, 1)})
+    about = {"status": logs, "compare": logs, "doctor": campaign_file.name, "explain": campaign_file.name}
+    found = json.loads(retrain(command, about[command], "--json").stdout)
+    assert (found["version"], isinstance(found[key], list)) == (1, True)
