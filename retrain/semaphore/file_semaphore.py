@@ -201,12 +201,13 @@ class FileSemaphore:
             return self._signed(slots.take(), description)
 
     def _wait(self, patience: Patience, description: str) -> LockFile | None:
-        with closing(_take_seat(self._directory)):
+        with closing(_take_seat(self._directory)), closing(Slots(self._directory)) as slots:
+            slots.prepare()
             inside = self._turnstile.enter(patience)
             if inside is None:
                 return None
-            with closing(inside):
-                return self._signed(self._watch(patience), description)
+            with closing(inside):  # left before the slots are closed: somebody waits for it
+                return self._signed(self._watch(slots, patience), description)
 
     def _signed(self, slot: LockFile | None, description: str) -> LockFile | None:
         """Say who holds a slot while still inside the turnstile: the next one in reads whom to follow."""
@@ -219,10 +220,10 @@ class FileSemaphore:
             raise
         return slot
 
-    def _watch(self, patience: Patience) -> LockFile | None:
-        with closing(Slots(self._directory)) as slots, closing(Ear(self._bell)) as ear:
-            if (slot := slots.take()) is not None:
-                return slot
+    def _watch(self, slots: Slots, patience: Patience) -> LockFile | None:
+        if (slot := slots.take()) is not None:
+            return slot
+        with closing(Ear(self._bell)) as ear:
             ear.follow(slots.holders(FOLLOWED))
             while (slot := slots.take()) is None:
                 if (left_s := patience.left_s()) <= 0:

@@ -9,6 +9,8 @@ from retrain.semaphore.descriptors import LockFile
 from retrain.semaphore.limits import Limits, LimitsFile
 from retrain.semaphore.state import read_holder, slot_path
 
+OPEN_EARLY = 8  # files for each waiter; many threads of a process may wait
+
 
 class Slots:
     """The slot files, kept open from one look to the next."""
@@ -17,6 +19,11 @@ class Slots:
         self._directory = directory
         self._files: dict[int, LockFile] = {}
         self._limits = LimitsFile(directory)
+
+    def prepare(self) -> None:
+        """Open what the first look needs, while others still hold the turnstile."""
+        for number in range(min(self._limits.now.slots, OPEN_EARLY)):
+            self._file(number)
 
     def take(self) -> LockFile | None:
         """Lock a free slot, or give None if all permits are out."""
