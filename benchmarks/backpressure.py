@@ -4,6 +4,7 @@
     python -m benchmarks.backpressure --full     20 seeds, 250 random worlds
     python -m benchmarks.backpressure --quick    1 seed, 12 random worlds
 
+Hard worlds, as many as random ones: stronger and heavy-tailed noise, later peaks, stalls of up to 30 times.
 Late jumps: 16 worlds a seed in which a small optimum becomes a very large one.
 
 Regret is the mean over all 300 steps, warm-up included and every step weighing the same, of
@@ -38,6 +39,7 @@ from benchmarks.backpressure_worlds import (
     STATIONARY,
     STEPS,
     World,
+    hard_worlds,
     late_jumps,
     named_worlds,
     random_worlds,
@@ -184,6 +186,20 @@ def with_telemetry(seeds: int) -> dict[str, float]:
     }
 
 
+def in_hard_worlds(count: int, seed: int) -> dict[str, float]:
+    """Return figures of our controller, at its defaults, in harder worlds."""
+    worlds = list(hard_worlds(count, seed))
+    outcomes = [simulate(world, Ours()) for world in worlds]
+    regrets = [outcome.regret for outcome in outcomes]
+    short = [o.out_of_memory for o, world in zip(outcomes, worlds, strict=True) if world.memory_limit < 65]
+    return {
+        "hard_regret": float(np.mean(regrets)),
+        "hard_p95": float(np.percentile(regrets, 95)),
+        "hard_worst": max(regrets),
+        "hard_out_of_memory_mean": float(np.mean(short)) if short else 0.0,
+    }
+
+
 def print_tables(rows: list[Row], details: dict[str, dict[str, float]], more: dict[str, float]) -> None:
     print(
         "regret %            mean  worst (scenario)           still  random   p95  late jump   p95   wall "
@@ -216,7 +232,7 @@ def main() -> None:
     arguments = parser.parse_args()
     seeds, worlds = (1, 12) if arguments.quick else (20, 250) if arguments.full else (4, 60)
     rows, details = compare(seeds, worlds, arguments.seed)
-    more = with_telemetry(seeds)
+    more = with_telemetry(seeds) | in_hard_worlds(worlds, arguments.seed)
     if arguments.json:
         print(json.dumps({"rows": [asdict(r) for r in rows], "scenarios": details, "more": more}))
     else:

@@ -185,3 +185,48 @@ def late_jumps(seeds: int, first_seed: int = 0) -> Iterator[World]:
                 for seed in range(first_seed, first_seed + seeds):
                     factor = noise_factor(np.random.default_rng([index, seed]), noise)
                     yield World("late jump", noise, jump, factor)
+
+
+def _hard_noise(rng: np.random.Generator) -> tuple[float, Array]:
+    """Noise that is stronger, heavy-tailed or in bursts; at times a tenth of the steps stalls."""
+    noise = float(np.exp(rng.uniform(np.log(0.02), np.log(0.3))))
+    kind = rng.random()
+    drawn: Array = rng.normal(0.0, 1.0, STEPS)
+    if kind < 0.3:
+        drawn = rng.standard_t(3, STEPS) / np.sqrt(3.0)
+    elif kind < 0.5:  # each step's is half the one before's
+        for step in range(1, STEPS):
+            drawn[step] = 0.5 * drawn[step - 1] + np.sqrt(0.75) * drawn[step]
+    factor: Array = np.exp(noise * drawn)
+    stalled = rng.random(STEPS) < (rng.uniform(0.02, 0.1) if rng.random() < 0.3 else 0.0)
+    return noise, np.where(stalled, factor / rng.uniform(3.0, 30.0, STEPS), factor)
+
+
+def _hard_curve(rng: np.random.Generator) -> Array:
+    """The best size may lie at four times the largest, or among the smallest ones; sharp or flat."""
+    return usl(float(np.exp(rng.uniform(np.log(1.5), np.log(256)))), float(np.exp(rng.uniform(-4, 3))))
+
+
+def hard_world(rng: np.random.Generator) -> World:
+    """A world harder than `random_world`'s: other noise, later peaks, heavier stalls, less memory."""
+    noise, factor = _hard_noise(rng)
+    kind = rng.random()
+    if kind < 0.35:
+        return World("hard: still", noise, still(_hard_curve(rng)), factor)
+    if kind < 0.55:
+        return World("hard: memory", noise, still(_hard_curve(rng)), factor, int(rng.integers(3, 64)))
+    if kind < 0.7:
+        after = _hard_curve(rng) * rng.uniform(0.5, 2.0)
+        return World(
+            "hard: jump", noise, stepped(_hard_curve(rng), after, int(rng.integers(40, 260))), factor
+        )
+    if kind < 0.8:
+        return World("hard: contention", noise, _random_contention(rng), factor)
+    if kind < 0.9:
+        return World("hard: drift", noise, _random_drift(rng), factor)
+    return World("hard: shape", noise, _random_shape(rng), factor)
+
+
+def hard_worlds(count: int, seed: int) -> Iterator[World]:
+    for index in range(count):
+        yield hard_world(np.random.default_rng([seed, index, 7]))

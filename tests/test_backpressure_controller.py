@@ -144,6 +144,39 @@ def test_holding_says_why_and_learns_nothing():
     assert controller.state_dict() == before
 
 
+def test_stalls_in_a_row_that_differ_change_nothing():
+    controller = BackPressure(8, GROUP)
+    before = drive(controller, lambda batch: usl_throughput(batch, 16), 50, 0.02)[-1].batch_size
+    for factor in (4.0, 9.0, 25.0):
+        decision = controller.observe(observation(before, usl_throughput(before, 16) / factor))
+        assert "the curve changed" not in decision.reason
+    assert decision.batch_size == before
+
+
+def test_a_machine_that_became_slow_is_believed_by_the_third_step():
+    controller = BackPressure(8, GROUP)
+    before = drive(controller, lambda batch: usl_throughput(batch, 16), 50, 0.02)[-1].batch_size
+    slow = [controller.observe(observation(before, usl_throughput(before, 16) / 9.0)) for _ in range(3)]
+    assert ["measured again" in decision.reason for decision in slow][::2] == [True, False]
+
+
+def test_a_pair_of_stalls_at_a_size_that_is_new_condemns_no_size():
+    controller = BackPressure(8, GROUP)
+    for factor in (1.0, 1.0, 10.0, 10.0):
+        batch = controller.batch_size
+        controller.observe(observation(batch, usl_throughput(batch, 60) / factor))
+    decisions = drive(controller, lambda batch: usl_throughput(batch, 60), 20)
+    assert decisions[-1].batch_size >= 40
+
+
+def test_a_configured_size_that_never_fitted_costs_no_exploring():
+    controller = BackPressure(8, GROUP)
+    while controller.batch_size > 3:
+        controller.observe(observation(controller.batch_size, 1.0, out_of_memory=True))
+    decisions = drive(controller, lambda batch: usl_throughput(batch, 60), 10)
+    assert decisions[-1].batch_size == 3  # 4 did not fit; after 8, 4 and 2 there is one size left to try
+
+
 def test_one_stalled_step_changes_nothing():
     controller = BackPressure(8, GROUP)
     before = drive(controller, lambda batch: usl_throughput(batch, 16), 50, 0.02)[-1].batch_size

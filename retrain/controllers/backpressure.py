@@ -33,6 +33,7 @@ from retrain.controllers.usl_online import StepTimeFitter
 __all__ = ["BackPressure", "Decision", "StepObservation"]
 
 STATE_VERSION = 1
+KNOWN = 3.0  # observations of a size from which a stall there is told from a slower machine by the next step
 
 
 class BackPressure:
@@ -152,7 +153,8 @@ class BackPressure:
         surprise = value - float(self._belief.expected[index])
         open_ = float(self._belief.shape_variance[index] + self._belief.own_variance[index])
         deviation = math.sqrt(self._observed.noise_variance + open_)
-        verdict = self._change.judge(surprise, deviation, self._observed.noise)
+        is_known = float(self._observed.count[index]) > KNOWN
+        verdict = self._change.judge(surprise, deviation, self._observed.noise, is_known=is_known)
         if verdict != "stall":
             self._observed.learn_noise(index, surprise)
         if verdict == "changed":

@@ -16,7 +16,7 @@ FloatArray = NDArray[np.float64]
 
 SHAPES_BEST = 16  # hypotheses for the best size, log-spaced, and one without a best
 SHAPES_KNEE = 9  # hypotheses for the size at which load equals lead, and one without load
-MODEL_DEVIATION = 0.03  # how far, in logs, real curves stray from the law at a single size
+MODEL_DEVIATION = 0.05  # how far, in logs, real curves stray from the law at a single size
 
 
 class Belief:

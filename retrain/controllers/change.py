@@ -10,9 +10,13 @@ from dataclasses import dataclass
 from typing import Literal
 
 DRIFT = 0.5  # standard deviations per step that are ignored
-ALARM = 6.0  # accumulated standard deviations; about one false alarm in 1000 steps of pure noise
+ALARM = 7.0  # accumulated standard deviations; under one false alarm in 1000 steps of pure noise
 CLIP = 3.0  # what a single step can add, so that one stall raises no alarm
 IMPLAUSIBLE = 0.7  # log of 2: halving or doubling the batch explains no larger jump
+SAME_STALL = 0.2  # logs; slow steps nearer than this to each other are one change, not several stalls
+CONFIRMING = 1  # slow steps before that confirm one at a size that is known
+CONFIRMING_NEW = 2  # likewise at another: one pair of stalls there cost 45 % of a whole run
+MOST_STALLS = 4  # in a row, however they differ
 
 Verdict = Literal["usual", "stall", "changed"]
 
@@ -23,18 +27,21 @@ class ChangeDetector:
 
     faster: float = 0.0
     slower: float = 0.0
-    stalls: int = 0
+    stalls: int = 0  # in a row
+    stalled: float = 0.0  # surprise of the last one
 
-    def judge(self, surprise: float, deviation: float, noise: float) -> Verdict:
+    def judge(self, surprise: float, deviation: float, noise: float, *, is_known: bool = True) -> Verdict:
         """Classify one observation.
 
         Args:
             surprise: log of measured over predicted throughput.
             deviation: the prediction's standard deviation, noise included.
             noise: standard deviation of the noise alone.
+            is_known: whether this size was measured often enough for a slow step to mean a change.
         """
-        if surprise < -(IMPLAUSIBLE + 2.0 * noise) and self.stalls == 0:
-            self.stalls = 1
+        is_slow = surprise < -(IMPLAUSIBLE + 2.0 * noise)
+        if is_slow and not self._is_confirmed(surprise, noise, is_known=is_known):
+            self.stalls, self.stalled = self.stalls + 1, surprise
             return "stall"
         self.stalls = 0
         scaled = max(-CLIP, min(CLIP, surprise / deviation))
@@ -45,3 +52,9 @@ class ChangeDetector:
             self.faster = self.slower = 0.0
             return "changed"
         return "usual"
+
+    def _is_confirmed(self, surprise: float, noise: float, *, is_known: bool) -> bool:
+        """Whether steps before were as slow: stalls differ in length, steps of a slower machine do not."""
+        agrees = abs(surprise - self.stalled) < SAME_STALL + 2.0 * noise
+        enough = CONFIRMING if is_known else CONFIRMING_NEW
+        return self.stalls >= (enough if agrees else MOST_STALLS)

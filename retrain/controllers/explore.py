@@ -26,7 +26,7 @@ SHAPE_OPTIMISM, OWN_OPTIMISM = 0.5, 0.3  # standard deviations granted for explo
 INCREASE_GAIN, THROTTLE_GAIN = 0.02, 0.01  # log gain worth a change of batch; less is churn
 PROBE_OPTIMISM = 2.0
 PROBE_LOSS = 0.3  # log loss that a single probing step may be expected to cost
-PROBE_FIRST, PROBE_GROWTH, PROBE_LAST = 10.0, 1.5, 80.0  # steps between probes: often after a change
+PROBE_FIRST, PROBE_GROWTH, PROBE_LAST = 10.0, 1.5, 40.0  # steps between probes: often after a change
 
 
 @dataclass(frozen=True)

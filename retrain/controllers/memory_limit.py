@@ -13,7 +13,8 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 GROWTH = 2  # never more than this times the largest success: memory grows at most in proportion
-FAILURES = 2  # that exploring may cost
+FAILURES = 2  # that exploring may cost, counted from the first success on
+WIDE = 1.25  # times the largest success: a gap that is worth one more
 CEILING = 0.95  # memory fraction to stay under; allocators fragment
 RETREAT = 0.8  # of a size that used to fit and no longer does
 FIRST_RETREAT = 0.5  # of a configured size that never did
@@ -46,7 +47,7 @@ class MemoryLimit:
 
     def exhausted(self, size: int) -> None:
         """A step of this size ran out of memory."""
-        self.failures += 1
+        self.failures += self.succeeded
         self.failed = size if self.failed is None else min(self.failed, size)
         if size <= self.largest:
             self.largest = max(1, int((RETREAT if self.succeeded else FIRST_RETREAT) * size))
@@ -59,10 +60,10 @@ class MemoryLimit:
     def _reach(self, sizes: tuple[int, ...]) -> float:
         if self.failed is None:
             return GROWTH * self.largest
-        if self.failures >= FAILURES:
+        following = sizes[min(bisect_right(sizes, self.largest), len(sizes) - 1)]
+        if self.failures >= FAILURES and following < WIDE * self.largest:
             return min(self.largest, self.failed - 1)
-        following = min(bisect_right(sizes, self.largest), len(sizes) - 1)
-        return min(sizes[following], self.failed - 1)
+        return min(following, self.failed - 1)
 
     def _predicted(self) -> float:
         """Where the memory fraction would reach the ceiling; proportional growth is the worst case."""

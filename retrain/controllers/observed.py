@@ -18,7 +18,7 @@ FloatArray = NDArray[np.float64]
 
 WINDOW = 100.0  # a mean never counts more observations than this, so it follows a slow drift
 KEPT_PER_STEP = 0.993  # other sizes' observations lose half their weight in 100 steps
-NOISE_PRIOR = 0.1  # standard deviation of log throughput before anything was repeated
+NOISE_PRIOR = 0.15  # standard deviation of log throughput before anything was repeated
 NOISE_PRIOR_COUNT = 6.0
 NOISE_WINDOW = 60.0
 NOISE_FLOOR = 0.01  # nothing real is quieter; below it every wiggle would look like a change
