@@ -46,6 +46,7 @@ from retrain.records.locks import hold, present_holder
 from retrain.records.metrics import require_steps
 from retrain.records.run_state import RunState, read_done, write_done
 from retrain.records.seal import Seal, seal_of
+from retrain.records.step_row import columns
 from retrain.records.stop_request import asked_to_stop
 from retrain.records.text import as_typed
 from retrain.streams import fill_closed
@@ -192,7 +193,7 @@ def _train(
                 trainer.resume(found)
             first = step = trainer.step
             try:
-                result = trainer.train()
+                result = columns(trainer.train())
             finally:
                 step = trainer.step
             require_steps(files.metrics, step)

@@ -98,14 +98,14 @@ def test_a_slow_prompt_is_trained_on_in_its_turn(workers: int, staleness: int) -
     trained = train(source, range(12), 3)
     stream = PromptStream(PROMPTS, seed=1)
     assert trained == [int(prompt.id) for prompt in stream.take(36)]
-    assert source.row()["rate_dropped"] == 0
+    assert source.stats().dropped == 0
     source.close()
 
 
 def test_what_got_stale_as_batches_shrank_is_counted_and_sampled_again() -> None:
     source = opened(sampled, workers=1, batch=4, unit=4, max_staleness=1)
     trained, step = [], 0
-    while source.row()["rate_dropped"] == 0:
+    while source.stats().dropped == 0:
         trained += train(source, range(step, step + 1), 4 if step == 0 else 1)
         step += 1
     trained += train(source, range(step, step + 8), 4)
@@ -196,7 +196,7 @@ def test_a_unit_that_does_not_fit_is_sampled_in_parts_and_those_after_it_as_well
     assert [size for size in sizes if size > 2] == sizes[: len([size for size in sizes if size > 2])]
     resumed = opened(sample, workers=1, batch=2, unit=unit)
     resumed.load_state_dict(json.loads(json.dumps(state)))
-    assert resumed.row()["rate_prompts_at_a_time"] <= 2
+    assert resumed.stats().prompts_at_a_time <= 2
     resumed.close()
 
 
@@ -213,7 +213,7 @@ def test_a_step_that_did_not_fit_beside_sampling_halves_what_is_sampled_at_a_tim
     sizes.clear()
     source.next_groups(2, 2, 0)
     assert set(sizes) == {2}
-    assert source.row()["rate_lost"] >= 4
+    assert source.stats().lost >= 4
     source.close()
 
 

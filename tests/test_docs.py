@@ -14,6 +14,7 @@ import typer.main
 from retrain.cli import app
 from retrain.config import reference
 from retrain.config.load import parse
+from retrain.records import step_row
 
 ROOT = Path(__file__).parent.parent
 PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md")])
@@ -29,6 +30,11 @@ BLOCKS = [
 def test_the_configuration_page_is_what_the_schema_says() -> None:
     page = (ROOT / "docs" / "configuration.md").read_text()
     assert page == reference.markdown(), "run: retrain schema --markdown > docs/configuration.md"
+
+
+def test_the_metrics_page_is_what_the_row_declares() -> None:
+    page = (ROOT / "docs" / "metrics.md").read_text()
+    assert page == step_row.markdown(), "run: retrain schema --metrics > docs/metrics.md"
 
 
 def test_every_page_is_in_the_table_of_contents() -> None:

@@ -251,8 +251,8 @@ def test_a_reservoir_holds_its_pace_over_any_hundred_batches(pace):
 def test_stats_tell_what_a_calibration_needs():
     pipeline = RolloutPipeline(counting(unit=8, end=32), settings())
     batches_until_the_end(pipeline)
-    row = pipeline.stats().row()
-    assert (row["rate_units"], row["rate_batches"], row["rate_batches_per_unit"]) == (4, 8, 2)
+    stats = pipeline.stats()
+    assert (stats.units, stats.batches, stats.batches_per_unit) == (4, 8, 2)
 
 
 def test_idle_fractions_lie_between_zero_and_one():

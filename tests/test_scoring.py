@@ -50,7 +50,7 @@ def score(name: str, *completions: tuple[str, ...], **params: object) -> ScoredB
 def test_rewards_have_the_shape_of_prompts_and_rollouts(name: str) -> None:
     batch = score(name, ("right", "wrong", "wrong"), ("wrong", "right", "right"))
     assert batch.rewards.tolist() == [[1, 0, 0], [0, 1, 1]]
-    assert batch.reward_faults() == {"reward_error_fraction": 0.0, "reward_timeout_fraction": 0.0}
+    assert (batch.error_fraction, batch.timeout_fraction) == (0, 0)
 
 
 @pytest.mark.parametrize("name", [BY_COMMAND, f"{FUNCTIONS}.by_command_later"])
@@ -58,8 +58,7 @@ def test_what_is_unscored_has_no_reward_and_is_counted(name: str) -> None:
     batch = score(name, ("right", "unscored", "right", "wrong"), ("unscored", "late", "unscored", "late"))
     assert batch.scored.tolist() == [[True, False, True, True], [False] * 4]
     assert batch.known_rewards.tolist() == [1, 1, 0]
-    faults = {"eval_reward_error_fraction": 3 / 8, "eval_reward_timeout_fraction": 2 / 8}
-    assert batch.reward_faults("eval_") == faults
+    assert (batch.error_fraction, batch.timeout_fraction) == (3 / 8, 2 / 8)
 
 
 def test_a_policy_is_judged_by_the_rewards_that_are_known() -> None:
@@ -130,7 +129,7 @@ def test_a_reward_that_its_verifier_cannot_give_is_refused_and_counted(
     batch = score(plugin("(0.0, 1.0)", further), ("right", "million", "wrong"), ("below", "nan", "right"))
     assert batch.scored.tolist() == [[True, False, True], [False, False, True]]
     assert batch.known_rewards.tolist() == [1, 0, 1]
-    assert batch.reward_faults()["reward_error_fraction"] == 0.5
+    assert batch.error_fraction == 0.5
 
 
 def test_so_it_is_inside_a_weighted_sum(plugin: Callable[[str, str], str]) -> None:
@@ -142,7 +141,7 @@ def test_so_it_is_inside_a_weighted_sum(plugin: Callable[[str, str], str]) -> No
 def test_a_line_of_garbage_is_counted_and_stops_nothing() -> None:
     batch = score("custom", ("", "garbage\n"), ("", ""), path=f"{FUNCTIONS}.writing", workers=1)
     assert batch.scored.tolist() == [[True, False], [True, True]]
-    assert batch.reward_faults()["reward_error_fraction"] == 0.25
+    assert batch.error_fraction == 0.25
 
 
 def test_a_reward_of_somebodys_own_may_be_any_finite_number() -> None:

@@ -11,8 +11,9 @@ from retrain.backends import Optimization, Sampling, SamplingWork, Work
 from retrain.backends._work import ModelCosts, WorkMeter
 from retrain.config.schema import BackPressure
 from retrain.losses import ppo
+from retrain.records.step_row import columns
 from retrain.rollouts import Loss
-from retrain.trainer.hardware import roofline_row
+from retrain.trainer.hardware import roofline
 from tests.test_numpy_backend import ALPHABET, PROMPTS, policy, samples_of
 
 LLM = ModelCosts(body=1000, head=200, weight_bytes=2, kv_bytes_per_token=8)
@@ -101,7 +102,7 @@ def test_every_phase_gets_its_own_bound_and_utilisations():
     decode = Work(flops=10e9, bytes_moved=16e9, time_s=2.0)  # 5 % and 80 %
     train = Work(flops=20e9, bytes_moved=2e9, time_s=1.0)  # 20 % and 20 %
 
-    row = roofline_row(table, SamplingWork(prefill, decode), train)
+    row = columns(roofline(table, SamplingWork(prefill, decode), train))
 
     assert row == {
         "roofline_prefill": "compute_bound",
@@ -117,10 +118,10 @@ def test_every_phase_gets_its_own_bound_and_utilisations():
 
 
 def test_a_phase_without_work_is_unknown_and_its_keys_stay():
-    row = roofline_row(BackPressure(peak_gflops=1.0, peak_bw_gb_s=1.0), None, None)
+    row = columns(roofline(BackPressure(peak_gflops=1.0, peak_bw_gb_s=1.0), None, None))
     assert set(row.values()) == {"unknown", None}
     assert len(row) == 9
 
 
 def test_without_peaks_a_row_says_nothing_of_hardware():
-    assert roofline_row(BackPressure(), SamplingWork(Work(), Work()), Work()) == {}
+    assert roofline(BackPressure(), SamplingWork(Work(), Work()), Work()) is None

@@ -14,6 +14,9 @@ def command(
     markdown: Annotated[
         bool, typer.Option("--markdown", help="The configuration reference, as a page.")
     ] = False,
+    metrics: Annotated[
+        bool, typer.Option("--metrics", help="The fields of metrics.jsonl, as a page.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Print the JSON Schema of a campaign file, or a table of its keys.
@@ -24,10 +27,11 @@ def command(
     Example: retrain schema > retrain.schema.json
     """
     from retrain.config import reference
+    from retrain.records import step_row
     from retrain.render.tables import console, print_json, table
 
-    if markdown:
-        typer.echo(reference.markdown(), nl=False)
+    if markdown or metrics:
+        typer.echo(step_row.markdown() if metrics else reference.markdown(), nl=False)
         return
     if keys and as_json:
         print_json(reference.sections())

@@ -14,7 +14,8 @@ from retrain.errors import RetrainError
 from retrain.pipeline.buffers import Item, build
 from retrain.pipeline.flow import Flow
 from retrain.pipeline.monitor import ClosedError, Monitor
-from retrain.pipeline.stats import Batch, PipelineStats, Waits
+from retrain.pipeline.stats import Batch, Waits
+from retrain.records.step_row import PipelineStats
 
 
 class EndOfStreamError(RetrainError):

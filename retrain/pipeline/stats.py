@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, Generic
 
 from retrain.pipeline.buffers import Item
 from retrain.pipeline.flow import Flow
+from retrain.records.step_row import PipelineStats
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,30 +24,6 @@ class Batch(Generic[Item]):
     def dropped(self) -> int:
         """How many samples were dropped for their age since the batch before."""
         return len(self.stale)
-
-
-@dataclass(frozen=True, slots=True)
-class PipelineStats:
-    """What happened so far; waits and idle fractions are those of this process, counts the whole run's."""
-
-    ratio: float | None  # realised samples per batch over the target; None before a batch or without a pace
-    producer_wait_s: float  # summed over producers: for room, for the pace, or for fresher weights
-    consumer_wait_s: float
-    producer_idle_fraction: float
-    consumer_idle_fraction: float
-    sample_age_mean: float  # policy versions, over the latest batch
-    sample_age_max: int
-    dropped: int  # for their age
-    lost: int  # under way when a process ended
-    outstanding: int  # in the buffer unseen, or on their way
-    produced: int  # samples
-    units: int  # production units
-    batches: int
-    batches_per_unit: float | None  # what the pace of an unlimited run would have to be set to
-
-    def row(self) -> dict[str, float | int | None]:
-        """Give the metrics row's part: every field with its `rate_` prefix."""
-        return {f"rate_{key}": value for key, value in asdict(self).items()}
 
 
 class Waits:

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from retrain import registry
 from retrain.backends import UpdateStats
 from retrain.config.schema import Config
+from retrain.records.step_row import RolloutSummary
 from retrain.rollouts import Floats, Group, Loss, Rollout, TrainingSample
 from retrain.trainer.advantage import open_advantage
 
@@ -57,18 +58,37 @@ class ScoredBatch:
         """The share of right ones among completions whose reward is known."""
         return float(np.mean(self.known_rewards >= CORRECT))
 
-    def lengths(self) -> dict[str, float]:
-        """Give a row's tokens per completion: median, 95th percentile, longest."""
-        lengths = [len(rollout.tokens) for rollout in self.rollouts]
-        median, high = np.percentile(lengths, [50, 95])
-        return {"length_p50": float(median), "length_p95": float(high), "length_max": max(lengths)}
+    @property
+    def error_fraction(self) -> float:
+        """The share of rollouts whose scoring failed."""
+        return self.errors / self.rewards.size
 
-    def reward_faults(self, prefix: str = "") -> dict[str, float]:
-        """Give a row's shares of rollouts whose scoring failed or took too long."""
-        return {
-            f"{prefix}reward_error_fraction": self.errors / self.rewards.size,
-            f"{prefix}reward_timeout_fraction": self.timeouts / self.rewards.size,
-        }
+    @property
+    def timeout_fraction(self) -> float:
+        """The share of rollouts whose scoring took too long."""
+        return self.timeouts / self.rewards.size
+
+    def summary(self, informative_groups: int, step_time_s: float) -> RolloutSummary:
+        """Return a row's part about rollouts and rewards."""
+        rollouts, groups = self.rollouts, len(self.groups)
+        lengths = [len(rollout.tokens) for rollout in rollouts]
+        median, high = np.percentile(lengths, [50, 95])
+        return RolloutSummary(
+            batch_size=groups,
+            group_size=self.rewards.shape[1],
+            mean_reward=float(self.known_rewards.mean()),
+            reward_std=float(self.known_rewards.std()),
+            correct_rate=self.correct_rate,
+            zero_signal_group_fraction=1.0 - informative_groups / groups,
+            max_token_hit_rate=float(np.mean([rollout.truncated for rollout in rollouts])),
+            length_p50=float(median),
+            length_p95=float(high),
+            length_max=max(lengths),
+            tokens_per_step=sum(lengths),
+            tokens_per_second=sum(lengths) / step_time_s,
+            reward_error_fraction=self.error_fraction,
+            reward_timeout_fraction=self.timeout_fraction,
+        )
 
 
 @dataclass(frozen=True, slots=True)

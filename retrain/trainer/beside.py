@@ -5,11 +5,13 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from typing import Any
 
 from retrain.config.flow import FlowSettings
 from retrain.errors import BackendMemoryError
 from retrain.pipeline import RolloutPipeline
+from retrain.records.step_row import PipelineStats
 from retrain.rollouts import Group, Prompt
 from retrain.trainer.prompts import PromptStream
 from retrain.trainer.source import Sample
@@ -74,9 +76,9 @@ class Beside:
         """Keep sampling out, unless the backend takes calls beside each other."""
         return self._policy
 
-    def row(self) -> dict[str, Any]:
+    def stats(self) -> PipelineStats:
         """Return ratio, waits, ages and drops."""
-        return {**self._pipeline.stats().row(), "rate_prompts_at_a_time": self._at_a_time}
+        return replace(self._pipeline.stats(), prompts_at_a_time=self._at_a_time)
 
     def put_back(self) -> None:
         """Begin anew, with less at a time: memory ran out, and the last batch is sampled again."""

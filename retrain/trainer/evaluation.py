@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
 import numpy as np
@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from retrain.backends import Sampling
 from retrain.config.schema import Config
 from retrain.errors import BackendMemoryError
+from retrain.records.step_row import Evaluation
 from retrain.rollouts import Group, Prompt
 from retrain.trainer.batch import CORRECT, ScoredBatch
 
@@ -38,15 +39,14 @@ class HeldOut:
         self._config_hash = config.run.config_hash if config.run else ""
         self._newest: dict[str, Any] = {}
 
-    def row(self, step: int) -> dict[str, Any]:
-        """Return the `eval_*` fields of the policy after `step` steps; each policy is measured once."""
+    def evaluate(self, step: int) -> Evaluation | None:
+        """Evaluate the policy after `step` steps, each policy once; None without held-out prompts."""
         if not self._prompts:
-            return {}
+            return None
         of = {"step": step, "config_hash": self._config_hash}
         if not self._newest.items() >= of.items():
-            self._newest = {**of, "row": self._measured(step)}
-        row: dict[str, Any] = self._newest["row"]
-        return row
+            self._newest = {**of, "evaluation": asdict(self._measured(step))}
+        return Evaluation(**self._newest["evaluation"])
 
     def state_dict(self) -> dict[str, Any]:
         """Return the newest evaluation, so that a resumed run does not pay for it again."""
@@ -56,21 +56,23 @@ class HeldOut:
         """Go on from what `state_dict` returned; another configuration's evaluation is not used."""
         self._newest = dict(state)
 
-    def _measured(self, step: int) -> dict[str, Any]:
+    def _measured(self, step: int) -> Evaluation:
         started = time.perf_counter()
         greedy = self._scored(step, samples=1, temperature=0.0)
-        row: dict[str, float | None] = {
-            "eval_reward": float(greedy.known_rewards.mean()),
-            "eval_correct_rate": greedy.correct_rate,
-            "eval_prompts": len(self._prompts),
-            **greedy.reward_faults("eval_"),
-        }
+        pass_at: dict[str, float | None] = {}
         if self._samples > 1:
             sampled = self._scored(step, self._samples, self._training.temperature)
             correct = sampled.rewards >= CORRECT
-            tries = (1, self._samples)
-            row |= {f"eval_pass_at_{k}": pass_at_k(correct, k, sampled.scored) for k in tries}
-        return {**row, "eval_time_s": time.perf_counter() - started}
+            pass_at = {str(k): pass_at_k(correct, k, sampled.scored) for k in (1, self._samples)}
+        return Evaluation(
+            reward=float(greedy.known_rewards.mean()),
+            correct_rate=greedy.correct_rate,
+            prompts=len(self._prompts),
+            reward_error_fraction=greedy.error_fraction,
+            reward_timeout_fraction=greedy.timeout_fraction,
+            pass_at=pass_at,
+            time_s=time.perf_counter() - started,
+        )
 
     def _scored(self, step: int, samples: int, temperature: float) -> ScoredBatch:
         how = Sampling(group_size=samples, max_tokens=self._training.max_tokens, temperature=temperature)

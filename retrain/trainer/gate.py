@@ -12,6 +12,7 @@ from typing import TypeAlias
 from retrain.backends import Permit
 from retrain.controllers.permits import CallFacts
 from retrain.errors import RecordsError
+from retrain.records.step_row import PermitUse
 from retrain.semaphore import FileSemaphore
 from retrain.semaphore.adaptive import SharedPermits
 
@@ -66,24 +67,13 @@ class PermitGate:
             self._waited_s += waited_s
             self._held_s += held_s
 
-    def take_waited_s(self) -> float:
-        """Give the seconds waited since this was last asked, over all calls."""
+    def take_use(self) -> PermitUse:
+        """Return the waits and holds since the last call, and how many permits there are if that changes."""
+        permits = self.open().permits if self.observe_call is not None else None
         with self._lock:
-            waited, self._waited_s = self._waited_s, 0.0
-        return waited
-
-    def take_held_s(self) -> float:
-        """Give the seconds that permits were held since this was last asked, over all calls that ended."""
-        with self._lock:
-            held, self._held_s = self._held_s, 0.0
-        return held
-
-    def row(self) -> dict[str, float]:
-        """Give a step's fields: permits waited for and held, and how many there are if that changes."""
-        row: dict[str, float] = {"permit_wait_s": self.take_waited_s(), "permit_held_s": self.take_held_s()}
-        if self.observe_call is not None:
-            row["permits"] = self.open().permits
-        return row
+            use = PermitUse(wait_s=self._waited_s, held_s=self._held_s, permits=permits)
+            self._waited_s = self._held_s = 0.0
+        return use
 
     def _observe(self, call: CallFacts) -> None:
         semaphore = self.open()

@@ -11,6 +11,7 @@ from retrain.records.layout import RunFiles
 from retrain.records.metrics import MetricsWriter
 from retrain.records.run_state import Progress, RunState, write_progress
 from retrain.records.samples import SamplesWriter
+from retrain.records.step_row import StepRow
 
 if TYPE_CHECKING:
     from retrain.trainer.outlets import Outlets
@@ -30,26 +31,26 @@ class Journal:
         self._warmup_file = files.warmup
         self._samples = SamplesWriter(files.samples, attempt)
         self._status = files.status
-        self._attempt = attempt
+        self.attempt = attempt
         self._max_steps = max_steps
         self._written_at = -PROGRESS_EVERY_S
 
-    def row(self, row: Mapping[str, Any]) -> None:
+    def row(self, row: StepRow) -> None:
         """Write a step's row.
 
         Raises:
             NonFiniteError: a value is NaN or infinite; names the key.
         """
         try:
-            self._metrics.append(row)
+            self._metrics.append(row.columns())
         except ValueError as error:
-            raise NonFiniteError(f"step {row.get('step')}: {error}") from error
+            raise NonFiniteError(f"step {row.identity.step}: {error}") from error
         if self._outlets is not None:
-            self._outlets.recorded(row["step"])
+            self._outlets.recorded(row.identity.step)
 
     def warm_up_writer(self) -> MetricsWriter:
         """Open warmup.jsonl, which has one row per supervised update."""
-        return MetricsWriter(self._warmup_file, self._attempt)
+        return MetricsWriter(self._warmup_file, self.attempt)
 
     def samples(self, step: int, rows: Sequence[Mapping[str, Any]]) -> None:
         """Write what was chosen of a step's rollouts."""
@@ -63,7 +64,7 @@ class Journal:
         self._written_at = now
         write_progress(
             self._status,
-            Progress(state, phase, step, self._max_steps, self._attempt, message=message),
+            Progress(state, phase, step, self._max_steps, self.attempt, message=message),
         )
 
     def sync(self) -> None:

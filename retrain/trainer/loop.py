@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
@@ -14,18 +14,19 @@ from retrain.config.schema import Config
 from retrain.errors import BackendMemoryError, InterruptedRunError, NonFiniteError
 from retrain.records.clock import utc_now
 from retrain.records.layout import RunFiles
+from retrain.records.step_row import Evaluation, Identity, StepRow, Timing, UpdateSummary
 from retrain.rollouts import Group, Prompt, TrainingSample
 from retrain.tasks import Task
 from retrain.trainer import checkpoint
 from retrain.trainer.batch import Algorithm, ScoredBatch, entropy_of
 from retrain.trainer.evaluation import HeldOut
 from retrain.trainer.gate import PermitGate
-from retrain.trainer.hardware import roofline_row, take_sampling_work
+from retrain.trainer.hardware import roofline, take_sampling_work
 from retrain.trainer.journal import Journal
 from retrain.trainer.settle import EventLoopThread
 from retrain.trainer.showing import choose
 from retrain.trainer.source import open_source
-from retrain.trainer.steering import Steering, StepFacts, StepSize
+from retrain.trainer.steering import Observed, Steering, StepFacts, StepSize
 from retrain.trainer.stopwatch import Stopwatch
 
 if TYPE_CHECKING:
@@ -57,7 +58,7 @@ class Parts:
 class TakenStep:
     """What is to be written down of a step."""
 
-    row: dict[str, Any]
+    row: StepRow
     shown: list[dict[str, Any]]  # some of its rollouts
 
 
@@ -77,11 +78,11 @@ class Trainer:
         self._warmed = 0  # complete supervised updates before them
         self._saved = (0, 0)
 
-    def train(self) -> dict[str, Any]:
+    def train(self) -> Evaluation | None:
         """Run until max_steps.
 
         Returns:
-            The final evaluation on held-out prompts.
+            The final evaluation on held-out prompts; None without any.
 
         Raises:
             InterruptedRunError: asked to stop; a checkpoint was saved.
@@ -89,19 +90,65 @@ class Trainer:
         """
         self._warm_up()
         while self.step < self._training.max_steps:
-            load = self._yield_to_others()
-            self._leave_if_asked()
+            load = self._wait_for_machine()
+            self._stop_if_asked()
             taken = self._next_step(load)
-            row = taken.row
             self.step += 1
-            if self._is_due(self._training.eval_every, self.step):
-                row |= self.evaluate()
-            self._parts.journal.row(row)
+            evaluation = self.evaluate() if self._is_due(self._training.eval_every, self.step) else None
+            self._parts.journal.row(replace(taken.row, evaluation=evaluation))
             self._parts.journal.samples(self.step, taken.shown)
             if self._is_due(self._training.save_every, self.step):
                 self.save()
         self.save()
         return self.evaluate()
+
+    def _next_step(self, load: ThrottleState | None) -> TakenStep:
+        """Take one step; a step that does not fit in memory is taken again, smaller."""
+        while True:
+            size = self._steering.next_size(load)
+            try:
+                return self._take_step(size)
+            except BackendMemoryError:
+                if not self._steering.out_of_memory(size):
+                    raise
+                self._source.put_back()
+
+    def _take_step(self, size: StepSize) -> TakenStep:
+        """Sample, reward, estimate advantages, transform them, update, observe; return what to record."""
+        watch, algorithm = self._watch.restart(), self._parts.algorithm
+        take_sampling_work(self._parts.backend)  # an evaluation's or a failed attempt's is not this step's
+        with watch.part("sample", self._parts.journal, self.step):
+            groups = self._source.next_groups(size.batch_size, size.at_a_time, self.step)
+        with watch.part("reward", self._parts.journal, self.step):
+            batch = algorithm.reward(groups)
+        with watch.part("train", self._parts.journal, self.step):
+            advantages = algorithm.estimate(batch.rewards)
+            samples = algorithm.samples(batch, advantages, self.step / self._training.max_steps)
+            with self._source.updating(self.step + 1):
+                stats = self._update(samples, size)
+        timing = watch.timing()
+        facts = StepFacts.of(batch, advantages, samples, stats, timing.step_time_s)
+        observed = self._steering.observe(size, facts)
+        shown = choose(batch, advantages, self._parts.config.logging.samples_per_step)
+        return TakenStep(self._row(size, facts, batch, timing, observed), shown)
+
+    def _update(self, samples: Sequence[TrainingSample], size: StepSize) -> UpdateStats:
+        if not samples:
+            return NO_UPDATE
+        how = Optimization(
+            lr=self._training.lr * size.lr_factor,
+            max_grad_norm=self._training.max_grad_norm,
+            entropy_bonus=self._training.entropy_bonus,
+            kl_coef=self._parts.config.algorithm.kl_coef,
+            micro_batches=size.parts,
+            temperature=self._training.temperature,
+            gpu_fraction=size.gpu_fraction,
+            wants_moments=size.wants_moments,
+        )
+        stats = self._settle(self._parts.backend.update(samples, self._parts.algorithm.loss, how))
+        if not np.all(np.isfinite([stats.loss, stats.grad_norm])):
+            raise NonFiniteError(f"step {self.step + 1}: loss {stats.loss}, gradient norm {stats.grad_norm}")
+        return stats
 
     def resume(self, found: checkpoint.Checkpoint) -> None:
         """Go on from a checkpoint; later steps are those of an undisturbed run."""
@@ -137,10 +184,10 @@ class Trainer:
             )
         self._saved = (self.step, self._warmed)
 
-    def evaluate(self) -> dict[str, Any]:
-        """Return the `eval_*` fields of the policy as it is; none without held-out prompts."""
+    def evaluate(self) -> Evaluation | None:
+        """Evaluate the policy as it is; None without held-out prompts."""
         self._parts.journal.phase("evaluate", self.step)
-        return self._held_out.row(self.step)
+        return self._held_out.evaluate(self.step)
 
     def close(self) -> None:
         """Stop sampling; the backend is its owner's to close."""
@@ -156,8 +203,8 @@ class Trainer:
         warmup = WarmUp(self._parts.config, self._parts.backend, self._warmed, self._settle)
         with self._parts.journal.warm_up_writer() as rows:
             while self._warmed < steps:
-                self._yield_to_others()
-                self._leave_if_asked()
+                self._wait_for_machine()
+                self._stop_if_asked()
                 self._parts.journal.phase(f"warm-up {self._warmed + 1} of {steps}", 0)
                 rows.append(warmup.step(self._warmed + 1))
                 self._warmed += 1
@@ -168,86 +215,39 @@ class Trainer:
         warmup.finish()
         self.save()
 
-    def _next_step(self, load: ThrottleState | None) -> TakenStep:
-        """Take one step; a step that does not fit in memory is taken again, smaller."""
-        while True:
-            size = self._steering.next_size(load)
-            try:
-                return self._take_step(size)
-            except BackendMemoryError:
-                if not self._steering.out_of_memory(size):
-                    raise
-                self._source.put_back()
-
-    def _take_step(self, size: StepSize) -> TakenStep:
-        watch, algorithm = self._watch.restart(), self._parts.algorithm
-        take_sampling_work(self._parts.backend)  # an evaluation's or a failed attempt's is not this step's
-        with watch.part("sample", self._parts.journal, self.step):
-            groups = self._source.next_groups(size.batch_size, size.at_a_time, self.step)
-        with watch.part("reward", self._parts.journal, self.step):
-            batch = algorithm.reward(groups)
-        with watch.part("train", self._parts.journal, self.step):
-            advantages = algorithm.estimate(batch.rewards)
-            samples = algorithm.samples(batch, advantages, self.step / self._training.max_steps)
-            with self._source.updating(self.step + 1):
-                stats = self._update(samples, size)
-        informative = int(np.any(advantages != 0, axis=1).sum())
-        trained = len({sample.group for sample in samples})
-        facts = StepFacts(batch.tokens, watch.elapsed_s(), stats, informative, trained)
-        row = self._row(size, facts, batch) | watch.row() | self._source.row()
+    def _row(
+        self, size: StepSize, facts: StepFacts, batch: ScoredBatch, timing: Timing, observed: Observed
+    ) -> StepRow:
+        run, stats = self._parts.config.run, facts.stats
         sampled = take_sampling_work(self._parts.backend)
-        row |= roofline_row(self._parts.config.backpressure, sampled, stats.work)
-        row |= self._steering.observe(size, facts)
-        return TakenStep(row, choose(batch, advantages, self._parts.config.logging.samples_per_step))
-
-    def _update(self, samples: Sequence[TrainingSample], size: StepSize) -> UpdateStats:
-        if not samples:
-            return NO_UPDATE
-        how = Optimization(
-            lr=self._training.lr * size.lr_factor,
-            max_grad_norm=self._training.max_grad_norm,
-            entropy_bonus=self._training.entropy_bonus,
-            kl_coef=self._parts.config.algorithm.kl_coef,
-            micro_batches=size.parts,
-            temperature=self._training.temperature,
-            gpu_fraction=size.gpu_fraction,
-            wants_moments=size.wants_moments,
+        return StepRow(
+            identity=Identity(
+                step=self.step + 1,
+                run=run.run_id if run else "",
+                condition=run.condition if run else "",
+                seed=self._training.seed,
+                attempt=self._parts.journal.attempt,
+                timestamp=utc_now(),
+            ),
+            timing=timing,
+            permits=self._parts.gate.take_use(),
+            rollouts=batch.summary(facts.informative_groups, timing.step_time_s),
+            update=UpdateSummary(
+                loss=stats.loss,
+                lr=self._training.lr * size.lr_factor,
+                grad_norm=stats.grad_norm,
+                clip_fraction=stats.clip_fraction,
+                entropy=entropy_of(batch, stats),
+                reference_kl=stats.reference_kl,
+            ),
+            control=observed.control,
+            back_pressure=observed.back_pressure,
+            throttle=observed.throttle,
+            scaling=observed.scaling,
+            roofline=roofline(self._parts.config.backpressure, sampled, stats.work),
+            pipeline=self._source.stats(),
+            evaluation=None,
         )
-        stats = self._settle(self._parts.backend.update(samples, self._parts.algorithm.loss, how))
-        if not np.all(np.isfinite([stats.loss, stats.grad_norm])):
-            raise NonFiniteError(f"step {self.step + 1}: loss {stats.loss}, gradient norm {stats.grad_norm}")
-        return stats
-
-    def _row(self, size: StepSize, facts: StepFacts, batch: ScoredBatch) -> dict[str, Any]:
-        run = self._parts.config.run
-        stats, groups = facts.stats, len(batch.groups)
-        rollouts = batch.rollouts
-        return {
-            "step": self.step + 1,
-            "run": run.run_id if run else "",
-            "condition": run.condition if run else "",
-            "seed": self._training.seed,
-            "timestamp": utc_now(),
-            "step_time_s": facts.step_time_s,
-            **self._parts.gate.row(),
-            "batch_size": groups,
-            "group_size": self._training.group_size,
-            "loss": stats.loss,
-            "mean_reward": float(batch.known_rewards.mean()),
-            "reward_std": float(batch.known_rewards.std()),
-            "correct_rate": batch.correct_rate,
-            "zero_signal_group_fraction": 1.0 - facts.informative_groups / groups,
-            "max_token_hit_rate": float(np.mean([r.truncated for r in rollouts])),
-            **batch.lengths(),
-            "tokens_per_step": batch.tokens,
-            "tokens_per_second": batch.tokens / facts.step_time_s,
-            "lr": self._training.lr * size.lr_factor,
-            "grad_norm": stats.grad_norm,
-            "clip_fraction": stats.clip_fraction,
-            "entropy": entropy_of(batch, stats),
-            **({} if stats.reference_kl is None else {"reference_kl": stats.reference_kl}),
-            **batch.reward_faults(),
-        }
 
     def _sample(self, prompts: Sequence[Prompt], how: Sampling) -> list[Group]:
         return self._settle(self._parts.backend.sample(prompts, how))
@@ -267,15 +267,15 @@ class Trainer:
         training = self._training
         return self._sample(prompts, Sampling(training.group_size, training.max_tokens, training.temperature))
 
-    def _yield_to_others(self) -> ThrottleState | None:
-        """Give what the machine's load allows; waits here, between two steps, while it is nothing."""
+    def _wait_for_machine(self) -> ThrottleState | None:
+        """Return what the machine's load allows; wait, between two steps, while it allows nothing."""
         if self._parts.machine is None:
             return None
         return self._parts.machine.allowed(
             lambda state: self._parts.journal.phase(f"paused: {state.reason}", self.step)
         )
 
-    def _leave_if_asked(self) -> None:
+    def _stop_if_asked(self) -> None:
         if self._parts.stop.is_set():
             self.save()
             raise InterruptedRunError(f"stopped after step {self.step}; a checkpoint was saved")

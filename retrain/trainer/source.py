@@ -9,6 +9,7 @@ from typing import Any, Protocol
 from retrain.backends import BackendInfo
 from retrain.config.flow import flow_settings
 from retrain.config.schema import Config
+from retrain.records.step_row import PipelineStats
 from retrain.rollouts import Group, Prompt
 from retrain.tasks import Task
 from retrain.trainer.prompts import PromptStream
@@ -31,8 +32,8 @@ class Source(Protocol):
         """Hold while something else needs the backend to itself (a context manager)."""
         ...
 
-    def row(self) -> dict[str, Any]:
-        """Give the source's part of the step's row."""
+    def stats(self) -> PipelineStats | None:
+        """Return the source's part of a step's row; None if nothing overlaps."""
         ...
 
     def put_back(self) -> None:
@@ -95,9 +96,8 @@ class InTurn:
         """The backend is never shared."""
         return nullcontext()
 
-    def row(self) -> dict[str, Any]:
-        """Nothing to tell."""
-        return {}
+    def stats(self) -> None:
+        """Nothing overlaps."""
 
     def put_back(self) -> None:
         """Take the last prompts again."""

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+
+import numpy as np
 
 from retrain.backends import UpdateStats
 from retrain.config.schema import Config
@@ -18,6 +20,9 @@ from retrain.controllers.scaling import ScalingDecision
 from retrain.controllers.schedule import schedule_factor
 from retrain.controllers.step import Decision, StepObservation
 from retrain.controllers.throttle import ThrottleState
+from retrain.records.step_row import BackPressureSummary, ControlSummary, ScalingSummary, ThrottleSummary
+from retrain.rollouts import Floats, TrainingSample
+from retrain.trainer.batch import ScoredBatch
 from retrain.trainer.rules import scaling_of
 
 MOMENT_PARTS = 4  # parts of a step whose gradients are compared, where the noise scale is wanted
@@ -47,9 +52,32 @@ class StepFacts:
     informative_groups: int  # those that carried a signal
     trained_groups: int  # those that had a gradient: also the others, for a KL term or an entropy bonus
 
+    @classmethod
+    def of(
+        cls,
+        batch: ScoredBatch,
+        advantages: Floats,
+        samples: Sequence[TrainingSample],
+        stats: UpdateStats,
+        step_time_s: float,
+    ) -> StepFacts:
+        """Count what a step sampled and trained on."""
+        informative = int(np.any(advantages != 0, axis=1).sum())
+        return cls(batch.tokens, step_time_s, stats, informative, len({sample.group for sample in samples}))
+
     @property
     def was_update(self) -> bool:
         return self.trained_groups > 0
+
+
+@dataclass(frozen=True, slots=True)
+class Observed:
+    """The controllers' parts of a step's row."""
+
+    control: ControlSummary
+    back_pressure: BackPressureSummary | None
+    throttle: ThrottleSummary | None
+    scaling: ScalingSummary | None
 
 
 class Steering:
@@ -99,27 +127,24 @@ class Steering:
             load=load,
         )
 
-    def observe(self, size: StepSize, facts: StepFacts) -> dict[str, Any]:
-        """Tell the controllers of a finished step.
-
-        Returns:
-            Their part of the step's row.
-        """
-        row: dict[str, Any] = {
-            "lr_factor": size.lr_factor,
-            "prompts_at_a_time": size.at_a_time,
-            "out_of_memory_at": min(self._too_large, default=None),
-        }
+    def observe(self, size: StepSize, facts: StepFacts) -> Observed:
+        """Tell the controllers of a finished step; return their parts of its row."""
+        control = ControlSummary(
+            lr_factor=size.lr_factor,
+            prompts_at_a_time=size.at_a_time,
+            out_of_memory_at=min(self._too_large, default=None),
+        )
         self._too_large.clear()
         self._scaling.count_groups(facts.trained_groups, size.batch_size)
         learned = facts.was_update and self._learn_noise(size, facts)
-        if self._back_pressure is not None:
-            row |= _back_pressure_row(self._pressed(self._back_pressure, size, facts, learned))
-        if size.load is not None:
-            row |= _load_row(size.load)
-        if self._config.scaling.rule != "none" or self._wants_noise:
-            row |= _scaling_row(size.scaling)
-        return row
+        pressure = self._back_pressure
+        scales = self._config.scaling.rule != "none" or self._wants_noise
+        return Observed(
+            control,
+            _back_pressure_summary(self._pressed(pressure, size, facts, learned)) if pressure else None,
+            _throttle_summary(size.load) if size.load else None,
+            _scaling_summary(size.scaling) if scales else None,
+        )
 
     def out_of_memory(self, size: StepSize) -> bool:
         """Tell the controllers that a step did not fit; True if the next one is smaller."""
@@ -206,35 +231,36 @@ def _back_pressure(config: Config) -> BackPressure | None:
     return BackPressure(config.training.batch_size, config.training.group_size, **keys)
 
 
-def _back_pressure_row(decision: Decision) -> dict[str, Any]:
-    return {
-        "bp_action": decision.action,
-        "bp_regime": decision.regime,
-        "bp_batch_size": decision.batch_size,
-        "bp_p_star": decision.p_star if math.isfinite(decision.p_star) else None,
-        "bp_sigma": decision.sigma,
-        "bp_kappa": decision.kappa,
-        "bp_utilization": decision.utilization,
-        "bp_throughput": decision.throughput,
-        "bp_reason": decision.reason,
-    }
+def _back_pressure_summary(decision: Decision) -> BackPressureSummary:
+    return BackPressureSummary(
+        action=decision.action,
+        regime=decision.regime,
+        batch_size=decision.batch_size,
+        p_star=_finite(decision.p_star),
+        sigma=decision.sigma,
+        kappa=decision.kappa,
+        utilization=decision.utilization,
+        throughput=decision.throughput,
+        reason=decision.reason,
+    )
 
 
-def _load_row(load: ThrottleState) -> dict[str, Any]:
-    return {
-        "throttle_level": load.level.value,
-        "throttle_load": load.load,
-        "throttle_batch_multiplier": load.batch_multiplier,
-        "throttle_reason": load.reason,
-    }
+def _throttle_summary(load: ThrottleState) -> ThrottleSummary:
+    return ThrottleSummary(
+        level=load.level.value, load=load.load, batch_multiplier=load.batch_multiplier, reason=load.reason
+    )
 
 
-def _scaling_row(decision: ScalingDecision) -> dict[str, Any]:
-    return {
-        "scaling_scale": decision.scale,
-        "scaling_effective_scale": decision.effective_scale,
-        "scaling_gain": decision.gain,
-        "scaling_progress": decision.progress,
-        "scaling_noise_scale": decision.noise_scale if math.isfinite(decision.noise_scale) else None,
-        "scaling_reason": decision.reason,
-    }
+def _scaling_summary(decision: ScalingDecision) -> ScalingSummary:
+    return ScalingSummary(
+        scale=decision.scale,
+        effective_scale=decision.effective_scale,
+        gain=decision.gain,
+        progress=decision.progress,
+        noise_scale=_finite(decision.noise_scale),
+        reason=decision.reason,
+    )
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None

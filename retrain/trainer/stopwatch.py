@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from retrain.records.step_row import Timing
 from retrain.trainer.journal import Journal
 
 
@@ -29,10 +30,6 @@ class Stopwatch:
         yield
         self._parts_s[f"{name}_time_s"] = time.perf_counter() - started
 
-    def elapsed_s(self) -> float:
-        """Seconds since the step began; never zero."""
-        return max(time.perf_counter() - self._started, 1e-9)
-
-    def row(self) -> dict[str, float]:
-        """Give the parts' times."""
-        return dict(self._parts_s)
+    def timing(self) -> Timing:
+        """Return the seconds since the step began, never zero, and those of its parts."""
+        return Timing(step_time_s=max(time.perf_counter() - self._started, 1e-9), **self._parts_s)

@@ -1,0 +1,295 @@
+"""A row of metrics.jsonl: every field, its unit, its meaning and which part of the program writes it.
+
+Each contributor to a row returns one of the dataclasses below; a `StepRow` holds them, and `columns` returns
+the flat keys of the file. `docs/metrics.md` is generated from here (`retrain schema --metrics`). Rows are
+read as mappings (`read_metrics`), because other versions write other keys.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any, ClassVar, NamedTuple, TypeAlias, get_args, get_type_hints
+
+Value: TypeAlias = str | int | float | None
+
+PREFACE = """\
+# Metrics
+
+Every field of `metrics.jsonl`, which has one row per step. `retrain schema --metrics` prints this page.
+`null` means that a value is unknown or not finite. `read_metrics(run_dir)` returns the rows as mappings in
+step order, each step once. Rows that other versions wrote may lack some fields.
+"""
+
+
+def measured(unit: str, meaning: str, *, key: str = "", is_optional: bool = False) -> Any:
+    """Declare a field of a row.
+
+    Args:
+        unit: of its value; "" for names and texts.
+        meaning: one line for the page of metrics.
+        key: its name in the file, the part's prefix included; "" for the prefix and the attribute's name. A
+            mapping has one key per item, `key_item`, and shows the item's name in capitals.
+        is_optional: whether the key is left out, rather than null, where the value is None.
+    """
+    return field(metadata={"unit": unit, "meaning": meaning, "key": key, "is_optional": is_optional})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Identity:
+    """Which step of which run."""
+
+    step: int = measured("", "number of the optimizer step, from 1")
+    run: str = measured("", "the run's id, `<condition>_s<seed>`")
+    condition: str = measured("", "its condition; empty outside a campaign")
+    seed: int = measured("", "its seed; -1 is none")
+    attempt: int = measured("", "which process life of the run took this step, from 1")
+    timestamp: str = measured("", "when the step ended, UTC")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timing:
+    """How long the step and its parts took. Evaluation and checkpoints are not part of it."""
+
+    step_time_s: float = measured("s", "the whole step")
+    sample_time_s: float = measured("s", "sampling, or waiting for samples where `[rate_limiter]` is on")
+    reward_time_s: float = measured("s", "scoring completions")
+    train_time_s: float = measured("s", "advantages, transform and the optimizer's update")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PermitUse:
+    """Waiting for and holding permits, summed over concurrent calls."""
+
+    wait_s: float = measured("s", "waiting for permits", key="permit_wait_s")
+    held_s: float = measured("s", "holding permits, of calls that ended in this step", key="permit_held_s")
+    permits: int | None = measured(
+        "permits", 'how many there are; with `max_concurrent = "auto"`', is_optional=True
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RolloutSummary:
+    """The rollouts of the step and their rewards."""
+
+    batch_size: int = measured("prompts", "prompts of the step")
+    group_size: int = measured("rollouts", "rollouts per prompt")
+    mean_reward: float = measured("reward", "mean reward of scored rollouts")
+    reward_std: float = measured("reward", "their standard deviation")
+    correct_rate: float = measured("fraction", "share of scored rollouts with a reward of 1")
+    zero_signal_group_fraction: float = measured("fraction", "share of groups whose advantages are all 0")
+    max_token_hit_rate: float = measured("fraction", "share of completions cut off at `max_tokens`")
+    length_p50: float = measured("tokens", "median length of completions")
+    length_p95: float = measured("tokens", "their 95th percentile")
+    length_max: int = measured("tokens", "the longest one")
+    tokens_per_step: int = measured("tokens", "sampled tokens, informative or not")
+    tokens_per_second: float = measured("tokens/s", "sampled tokens over `step_time_s`")
+    reward_error_fraction: float = measured("fraction", "share of rollouts whose scoring failed")
+    reward_timeout_fraction: float = measured("fraction", "share of rollouts whose scoring took too long")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UpdateSummary:
+    """The optimizer's update; zeros in a step without a gradient."""
+
+    loss: float = measured("", "normalised loss, see `loss_normalization`")
+    lr: float = measured("", "learning rate used, all factors included")
+    grad_norm: float = measured("", "norm of the gradient before clipping")
+    clip_fraction: float = measured("fraction", "share of tokens whose gradient the loss clipped")
+    entropy: float = measured("nats/token", "mean of the sampler, else of the updated policy")
+    reference_kl: float | None = measured(
+        "nats/token", "distance from the policy before training; with `kl_coef`", is_optional=True
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ControlSummary:
+    """What the controllers made of the configured step size."""
+
+    lr_factor: float = measured("", "factor on `lr` from schedule and scaling rule")
+    prompts_at_a_time: int = measured("prompts", "prompts sampled and trained on at a time")
+    out_of_memory_at: int | None = measured(
+        "prompts", "the smallest size that did not fit in memory before this step was taken; null if none"
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BackPressureSummary:
+    """The back-pressure controller's decision after the step."""
+
+    PREFIX: ClassVar[str] = "bp_"
+    action: str = measured("", "`hold`, `throttle` or `increase`")
+    regime: str = measured("", "`warmup`, `retrograde`, `memory_bound`, `compute_bound` or `optimal`")
+    batch_size: int = measured("prompts", "size of the next step; with micro-batches, prompts at a time")
+    p_star: float | None = measured("rollouts", "concurrency of the fitted peak; null if there is none")
+    sigma: float = measured("", "fitted contention; 0 until three sizes are known")
+    kappa: float = measured("", "fitted crosstalk; likewise")
+    utilization: float = measured("fraction", "throughput over the best that the bounds allow; 0 if unknown")
+    throughput: float = measured("tokens/s", "moving average over steps with an update")
+    reason: str = measured("", "why, in a few words")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ThrottleSummary:
+    """The load of the machine before the step, and what it allowed."""
+
+    PREFIX: ClassVar[str] = "throttle_"
+    level: str = measured("", "`full`, `reduced`, `minimal` or `paused`")
+    load: float | None = measured("fraction", "load of the machine, of its busiest resource")
+    batch_multiplier: float = measured("", "factor on the batch")
+    reason: str = measured("", "why, in a few words")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScalingSummary:
+    """The learning-rate rule's decision for the step."""
+
+    PREFIX: ClassVar[str] = "scaling_"
+    scale: float = measured("", "batch of the step over the configured one, in prompts")
+    effective_scale: float = measured("", "the same, in groups that had a gradient")
+    gain: float = measured("", "steps at the configured batch that this step is worth")
+    progress: float = measured("steps", "sum of the gains of all steps before")
+    noise_scale: float | None = measured("prompts", "where gradient noise equals signal; null if unknown")
+    reason: str = measured("", "why, in a few words")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RooflineSummary:
+    """What limits each phase (`prefill`, `decode`, `train`) on this hardware."""
+
+    bounds: Mapping[str, str] = measured(
+        "", "`compute_bound`, `memory_bound`, `overhead_bound` or `unknown`", key="roofline_PHASE"
+    )
+    mfu: Mapping[str, float | None] = measured("fraction", "share of peak arithmetic used", key="mfu_PHASE")
+    mbu: Mapping[str, float | None] = measured("fraction", "share of memory bandwidth used", key="mbu_PHASE")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PipelineStats:
+    """Asynchronous sampling so far: counts of the whole run, waits and idle fractions of this attempt."""
+
+    PREFIX: ClassVar[str] = "rate_"
+    ratio: float | None = measured("", "realised samples per batch over the target; null without a pace")
+    producer_wait_s: float = measured("s", "producers waiting for room, pace or fresher weights; summed")
+    consumer_wait_s: float = measured("s", "training waiting for samples")
+    producer_idle_fraction: float = measured("fraction", "share of the producers' time spent waiting")
+    consumer_idle_fraction: float = measured("fraction", "share of training's time spent waiting")
+    sample_age_mean: float = measured("updates", "mean age of the latest batch in policy versions")
+    sample_age_max: int = measured("updates", "greatest age in it")
+    dropped: int = measured("samples", "dropped because they were too old")
+    lost: int = measured("samples", "under way when a process ended; sampled again")
+    outstanding: int = measured("samples", "in the buffer unseen, or on their way")
+    produced: int = measured("samples", "produced")
+    units: int = measured("units", "production units")
+    batches: int = measured("batches", "batches trained on")
+    batches_per_unit: float | None = measured("", "batches over units; the pace an unlimited run settles at")
+    prompts_at_a_time: int | None = field(
+        default=None,
+        metadata={"unit": "prompts", "meaning": "prompts sampled at a time", "key": "", "is_optional": True},
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evaluation:
+    """The policy on held-out prompts, in steps that are evaluated."""
+
+    PREFIX: ClassVar[str] = "eval_"
+    reward: float = measured("reward", "mean reward of greedy completions")
+    correct_rate: float = measured("fraction", "share of them with a reward of 1")
+    prompts: int = measured("prompts", "held-out prompts")
+    reward_error_fraction: float = measured("fraction", "share of completions whose scoring failed")
+    reward_timeout_fraction: float = measured("fraction", "share of completions whose scoring took too long")
+    pass_at: Mapping[str, float | None] = measured(
+        "fraction",
+        "chance that one of K samples is right; with `eval_samples`",
+        key="eval_pass_at_K",
+    )
+    time_s: float = measured("s", "how long it took; not part of `step_time_s`")
+
+
+def _by(writer: str, when: str = "always") -> dict[str, str]:
+    return {"by": writer, "when": when}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepRow:
+    """Everything that is recorded of one step; None is a part that is off."""
+
+    identity: Identity = field(metadata=_by("the trainer's loop"))
+    timing: Timing = field(metadata=_by("the stopwatch"))
+    permits: PermitUse = field(metadata=_by("the run's permits"))
+    rollouts: RolloutSummary = field(metadata=_by("the scored batch"))
+    update: UpdateSummary = field(metadata=_by("the trainer's loop"))
+    control: ControlSummary = field(metadata=_by("the controllers"))
+    back_pressure: BackPressureSummary | None = field(
+        metadata=_by("the controllers", "with `[backpressure]`")
+    )
+    throttle: ThrottleSummary | None = field(metadata=_by("the controllers", "with `[throttle]`"))
+    scaling: ScalingSummary | None = field(metadata=_by("the controllers", "with `[scaling]` or goodput"))
+    roofline: RooflineSummary | None = field(
+        metadata=_by("the backend's work", "with `peak_gflops` or `peak_bw_gb_s`")
+    )
+    pipeline: PipelineStats | None = field(metadata=_by("the async source", "with `[rate_limiter]`"))
+    evaluation: Evaluation | None = field(metadata=_by("the evaluation", "every `eval_every` steps"))
+
+    def columns(self) -> dict[str, Value]:
+        """Return the row as metrics.jsonl has it."""
+        parts = (getattr(self, part.name) for part in dataclasses.fields(self))
+        return {key: value for part in parts for key, value in columns(part).items()}
+
+
+class _Field(NamedTuple):
+    name: str  # the attribute's
+    key: str  # in the file
+    is_mapping: bool
+    is_optional: bool
+    unit: str
+    meaning: str
+
+
+def columns(part: Any) -> dict[str, Value]:
+    """Return one part's keys and values as metrics.jsonl has them; none of a part that is None."""
+    row: dict[str, Value] = {}
+    kind: Any = type(part)  # hashable, which mypy does not know of a dataclass's type
+    for declared in () if part is None else _fields(kind):
+        value = getattr(part, declared.name)
+        if declared.is_mapping:
+            stem = declared.key.rpartition("_")[0]
+            row |= {f"{stem}_{name}": item for name, item in value.items()}
+        elif value is not None or not declared.is_optional:
+            row[declared.key] = value
+    return row
+
+
+@cache
+def _fields(kind: Any) -> tuple[_Field, ...]:
+    prefix, hints = getattr(kind, "PREFIX", ""), get_type_hints(kind)
+    return tuple(
+        _Field(
+            name=declared.name,
+            key=declared.metadata["key"] or prefix + declared.name,
+            is_mapping="Mapping" in str(hints[declared.name]),
+            is_optional=declared.metadata["is_optional"],
+            unit=declared.metadata["unit"],
+            meaning=declared.metadata["meaning"],
+        )
+        for declared in dataclasses.fields(kind)
+    )
+
+
+def markdown() -> str:
+    """Return the page of metrics: one heading per part, one table row per field."""
+    return PREFACE + "".join(line for part in dataclasses.fields(StepRow) for line in _section(part))
+
+
+def _section(part: dataclasses.Field[Any]) -> Iterator[str]:
+    hint = get_type_hints(StepRow)[part.name]
+    kind: Any = next(kind for kind in (hint, *get_args(hint)) if dataclasses.is_dataclass(kind))
+    title = part.name.replace("_", " ").capitalize()
+    written = f"Written by {part.metadata['by']}, {part.metadata['when']}."
+    yield f"\n## {title}\n\n{inspect.getdoc(kind)} {written}\n\n| field | unit | meaning |\n|---|---|---|\n"
+    for declared in _fields(kind):
+        yield f"| `{declared.key}` | {declared.unit} | {declared.meaning} |\n"

@@ -1,0 +1,58 @@
+"""A step's row: typed where it is written, flat in the file, every field declared once."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from retrain.records.metrics import read_metrics
+from retrain.records.step_row import Evaluation, PermitUse, columns, markdown
+from tests.test_trainer import SMALL, train
+
+EVERYTHING_ON = {
+    "algorithm": {"kl_coef": 0.1},
+    "data": {"eval_prompts": 2, "eval_samples": 2},
+    "backend": {"max_concurrent": "auto"},
+    "backpressure": {"enabled": True, "max_batch_size": 4, "peak_gflops": 100.0, "peak_bw_gb_s": 10.0},
+    "throttle": {"enabled": True, "load_fn": "tests.plugins.idle"},
+    "scaling": {"rule": "adascale"},
+    "rate_limiter": {"max_staleness": 1, "buffer": "reservoir", "rate_limit_speed_batch_per_sim": 1},
+}
+
+
+def declared_keys() -> set[str]:
+    """The keys of the generated page, its capitals filled in as this run fills them."""
+    keys = set(re.findall(r"^\| `(\w+)` \|", markdown(), re.MULTILINE))
+    for placeholder, names in {"PHASE": ("prefill", "decode", "train"), "K": ("1", "2")}.items():
+        filled = {key for key in keys if key.endswith(f"_{placeholder}")}
+        keys = keys - filled | {key.replace(placeholder, name) for key in filled for name in names}
+    return keys
+
+
+def test_a_run_with_everything_on_writes_exactly_the_declared_fields(tmp_path: Path) -> None:
+    raw = {name: {**SMALL.get(name, {}), **keys} for name, keys in {**SMALL, **EVERYTHING_ON}.items()}
+    raw["training"] = {**raw["training"], "eval_every": 1}
+    row = read_metrics(train(tmp_path / "r", raw).directory)[0]
+    assert set(row) == declared_keys()
+
+
+def test_an_optional_field_is_left_out_and_an_unknown_one_is_null() -> None:
+    assert columns(PermitUse(wait_s=1.0, held_s=2.0, permits=None)) == {
+        "permit_wait_s": 1,
+        "permit_held_s": 2,
+    }
+    evaluation = Evaluation(
+        reward=0.5,
+        correct_rate=0.5,
+        prompts=2,
+        reward_error_fraction=0.0,
+        reward_timeout_fraction=0.0,
+        pass_at={"1": 0.5, "4": None},
+        time_s=1.0,
+    )
+    row = columns(evaluation)
+    assert (row["eval_pass_at_1"], row["eval_pass_at_4"]) == (0.5, None)
+
+
+def test_a_part_that_is_off_has_no_fields() -> None:
+    assert columns(None) == {}
