@@ -17,8 +17,18 @@ from pathlib import Path
 
 import numpy as np
 
+from retrain.records.clock import utc_now
 from retrain.records.files import make_directory
 from retrain.records.layout import RunFiles
+from retrain.records.step_row import (
+    BackPressureSummary,
+    ControlSummary,
+    Identity,
+    PermitUse,
+    StepRow,
+    Timing,
+    UpdateSummary,
+)
 from retrain.rollouts import Group, Prompt, Rollout
 from retrain.trainer import checkpoint
 from retrain.trainer.batch import ScoredBatch
@@ -29,7 +39,6 @@ PHASES = ("sample", "reward", "train")
 SAVE_EVERY = 20
 WEIGHTS = bytes(200_000)
 COMPLETION = "So 17 * 24 = 408; therefore the answer is 408.\n" * 200  # 9,400 characters
-COLUMNS = 45  # of a row with back pressure and the other controllers on
 
 
 def batch() -> ScoredBatch:
@@ -114,8 +123,33 @@ def timed(call, *arguments) -> float:
     return time.perf_counter() - started
 
 
-def row_of(step: int) -> dict[str, object]:
-    return {"step": step, **{f"some_metric_{number}": step / (number + 3) for number in range(COLUMNS)}}
+def row_of(step: int) -> StepRow:
+    """Return a row with back pressure on."""
+    x = step / 3
+    return StepRow(
+        identity=Identity(step=step, run="r_s0", condition="r", seed=0, attempt=1, timestamp=utc_now()),
+        timing=Timing(step_time_s=x, sample_time_s=x, reward_time_s=x, train_time_s=x),
+        permits=PermitUse(wait_s=x, held_s=x, permits=None),
+        rollouts=BATCH.summary(8, x),
+        update=UpdateSummary(loss=x, lr=x, grad_norm=x, clip_fraction=x, entropy=x, reference_kl=x),
+        control=ControlSummary(lr_factor=x, prompts_at_a_time=8, out_of_memory_at=None),
+        back_pressure=BackPressureSummary(
+            action="hold",
+            regime="optimal",
+            batch_size=8,
+            p_star=x,
+            sigma=x,
+            kappa=x,
+            utilization=x,
+            throughput=x,
+            reason="near the peak of the fitted curve",
+        ),
+        throttle=None,
+        scaling=None,
+        roofline=None,
+        pipeline=None,
+        evaluation=None,
+    )
 
 
 def show(journal: Journal, step: int) -> None:
