@@ -7,6 +7,7 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from retrain.config.digest import digest
 from retrain.config.files import contents_of, with_absolute_paths
@@ -15,8 +16,10 @@ from retrain.config.resolve import resolve
 from retrain.config.run_table import Run
 from retrain.config.schema import LARGEST_SEED, Campaign, Condition, Config
 from retrain.config.versions import CURRENT
-from retrain.records.manifest import PlannedRun
 from retrain.records.text import plain
+
+if TYPE_CHECKING:
+    from retrain.records.manifest import PlannedRun
 
 LONGEST_NAME = 64  # characters of a condition's own name that views show
 
@@ -115,6 +118,8 @@ def planned_runs(config: Config, drawn_seed: int | None) -> list[PlannedRun]:
     """
     if drawn_seed is None and config.training.seed < 0 and not (config.campaign and config.campaign.seeds):
         return []
+    from retrain.records.manifest import PlannedRun  # not at the top: `explain` needs no manifest
+
     conditions, seeds = _conditions(config), _seeds(config, drawn_seed)
     return [
         PlannedRun(_run_id(name, seed), name, seed, base.training.max_steps)
