@@ -219,7 +219,7 @@ class StepRow:
     """Everything that is recorded of one step; None is a part that is off."""
 
     identity: Identity = field(metadata=_by("the trainer's loop"))
-    timing: Timing = field(metadata=_by("the stopwatch"))
+    timing: Timing = field(metadata=_by("the step's cost meter"))
     permits: PermitUse = field(metadata=_by("the run's permits"))
     rollouts: RolloutSummary = field(metadata=_by("the scored batch"))
     update: UpdateSummary = field(metadata=_by("the trainer's loop"))
@@ -230,7 +230,7 @@ class StepRow:
     throttle: ThrottleSummary | None = field(metadata=_by("the controllers", "with `[throttle]`"))
     scaling: ScalingSummary | None = field(metadata=_by("the controllers", "with `[scaling]` or goodput"))
     roofline: RooflineSummary | None = field(
-        metadata=_by("the backend's work", "with `peak_gflops` or `peak_bw_gb_s`")
+        metadata=_by("the step's cost meter", "with `peak_gflops` or `peak_bw_gb_s`")
     )
     pipeline: PipelineStats | None = field(metadata=_by("the async source", "with `[rate_limiter]`"))
     evaluation: Evaluation | None = field(metadata=_by("the evaluation", "every `eval_every` steps"))

@@ -21,13 +21,12 @@ from retrain.trainer import checkpoint
 from retrain.trainer.batch import Algorithm, ScoredBatch, entropy_of
 from retrain.trainer.evaluation import HeldOut
 from retrain.trainer.gate import PermitGate
-from retrain.trainer.hardware import roofline, take_sampling_work
 from retrain.trainer.journal import Journal
 from retrain.trainer.settle import EventLoopThread
 from retrain.trainer.showing import choose
 from retrain.trainer.source import open_source
 from retrain.trainer.steering import Observed, Steering, StepFacts, StepSize
-from retrain.trainer.stopwatch import Stopwatch
+from retrain.trainer.step_cost import StepCost
 
 if TYPE_CHECKING:
     from retrain.throttle import ThrottleState
@@ -73,7 +72,7 @@ class Trainer:
         self._held_out = HeldOut(
             parts.config, parts.task.held_out, self._sample_undisturbed, parts.algorithm.reward
         )
-        self._watch = Stopwatch()
+        self._cost = StepCost(parts.backend, parts.config.backpressure, parts.journal)
         self.step = 0  # complete steps
         self._warmed = 0  # complete supervised updates before them
         self._saved = (0, 0)
@@ -115,18 +114,17 @@ class Trainer:
 
     def _take_step(self, size: StepSize) -> TakenStep:
         """Sample, reward, estimate advantages, transform them, update, observe; return what to record."""
-        watch, algorithm = self._watch.restart(), self._parts.algorithm
-        take_sampling_work(self._parts.backend)  # an evaluation's or a failed attempt's is not this step's
-        with watch.part("sample", self._parts.journal, self.step):
+        cost, algorithm = self._cost.begin(self.step), self._parts.algorithm
+        with cost.part("sample"):
             groups = self._source.next_groups(size.batch_size, size.at_a_time, self.step)
-        with watch.part("reward", self._parts.journal, self.step):
+        with cost.part("reward"):
             batch = algorithm.reward(groups)
-        with watch.part("train", self._parts.journal, self.step):
+        with cost.part("train"):
             advantages = algorithm.estimate(batch.rewards)
             samples = algorithm.samples(batch, advantages, self.step / self._training.max_steps)
             with self._source.updating(self.step + 1):
                 stats = self._update(samples, size)
-        timing = watch.timing()
+        timing = cost.timing()
         facts = StepFacts.of(batch, advantages, samples, stats, timing.step_time_s)
         observed = self._steering.observe(size, facts)
         shown = choose(batch, advantages, self._parts.config.logging.samples_per_step)
@@ -219,7 +217,6 @@ class Trainer:
         self, size: StepSize, facts: StepFacts, batch: ScoredBatch, timing: Timing, observed: Observed
     ) -> StepRow:
         run, stats = self._parts.config.run, facts.stats
-        sampled = take_sampling_work(self._parts.backend)
         return StepRow(
             identity=Identity(
                 step=self.step + 1,
@@ -244,7 +241,7 @@ class Trainer:
             back_pressure=observed.back_pressure,
             throttle=observed.throttle,
             scaling=observed.scaling,
-            roofline=roofline(self._parts.config.backpressure, sampled, stats.work),
+            roofline=self._cost.roofline(stats.work),
             pipeline=self._source.stats(),
             evaluation=None,
         )

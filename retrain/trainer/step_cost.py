@@ -1,0 +1,80 @@
+"""What a step cost: the time of its parts, and what limited each phase on this hardware."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from retrain.backends import Backend, SamplingWork, Work
+from retrain.config.schema import BackPressure
+from retrain.controllers.roofline import Phase, PhaseHint, PhaseWork, classify
+from retrain.records.step_row import RooflineSummary, Timing
+from retrain.trainer.journal import Journal
+
+
+class StepCost:
+    """Measures one step at a time."""
+
+    def __init__(self, backend: Backend, table: BackPressure, journal: Journal) -> None:
+        """Prepare; the peaks of `table` are what utilisation is measured against."""
+        self._backend = backend
+        self._table = table
+        self._journal = journal
+
+    def begin(self, step: int) -> StepCost:
+        """Start the clock after `step` complete steps; earlier sampling (an evaluation's) does not count."""
+        self._step = step
+        self._parts_s: dict[str, float] = {}
+        self._take_sampling_work()
+        self._started = time.perf_counter()
+        return self
+
+    @contextmanager
+    def part(self, name: str) -> Iterator[None]:
+        """Time a part of the step and show its name in status.json."""
+        self._journal.phase(name, self._step)
+        started = time.perf_counter()
+        yield
+        self._parts_s[f"{name}_time_s"] = time.perf_counter() - started
+
+    def timing(self) -> Timing:
+        """Return the seconds since the step began, never zero, and those of its parts."""
+        return Timing(step_time_s=max(time.perf_counter() - self._started, 1e-9), **self._parts_s)
+
+    def roofline(self, training: Work | None) -> RooflineSummary | None:
+        """Return what limited each phase, given the update's work; see `roofline`."""
+        return roofline(self._table, self._take_sampling_work(), training)
+
+    def _take_sampling_work(self) -> SamplingWork | None:
+        take = getattr(self._backend, "take_sampling_work", None)
+        return take() if take is not None else None
+
+
+def roofline(
+    table: BackPressure, sampling: SamplingWork | None, training: Work | None
+) -> RooflineSummary | None:
+    """Return what limited each phase and how much of the peaks it used; None where no peak is configured.
+
+    A phase is unknown if its work is (None), or if there was none on this machine in this step.
+    """
+    if not (table.peak_gflops or table.peak_bw_gb_s):
+        return None
+    phases: dict[Phase, Work | None] = {
+        "prefill": sampling.prefill if sampling else None,
+        "decode": sampling.decode if sampling else None,
+        "train": training,
+    }
+    hints = {
+        phase: classify(
+            PhaseWork(phase, work.flops, work.bytes_moved, work.time_s), table.peak_gflops, table.peak_bw_gb_s
+        )
+        if work is not None and work.time_s > 0.0
+        else PhaseHint(phase, "unknown", None, None, "no work in this step")
+        for phase, work in phases.items()
+    }
+    return RooflineSummary(
+        bounds={phase: hint.bound for phase, hint in hints.items()},
+        mfu={phase: hint.mfu for phase, hint in hints.items()},
+        mbu={phase: hint.mbu for phase, hint in hints.items()},
+    )
