@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -31,13 +32,21 @@ def command(
             metavar="KIND", help="Only these, such as rewards.", autocompletion=completion.plugin_kinds
         ),
     ] = "",
+    check: Annotated[
+        str,
+        typer.Option("--check", metavar="NAME", help="Try a plugin of yours out, such as my_rewards.score."),
+    ] = "",
+    overrides: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="With --check: a key of the plugin's table."),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """List tasks, rewards, backends and so on, and what each of them needs.
+    """List tasks, rewards, backends and so on, and what each of them needs; or try one out.
 
     A dotted path to a function of yours works wherever a name does.
 
-    Example: retrain plugins rewards
+    Example: retrain plugins --check my_rewards.score --set bonus=0.1
     """
     from retrain import registry
     from retrain.errors import ConfigError
@@ -45,6 +54,9 @@ def command(
 
     if kind and kind not in registry.KINDS:
         raise ConfigError(f"{kind!r} is no kind of plugin; known: {', '.join(registry.KINDS)}")
+    if check:
+        _try_out(check, kind, overrides or (), as_json)
+        return
     kinds = [kind] if kind else list(registry.KINDS)
     rows = [plugin_row(k, name) for k in kinds for name in registry.names(k)]
     if as_json:
@@ -53,6 +65,33 @@ def command(
     for k in kinds:
         cells = [(row.name, row.summary, _needs(row)) for row in rows if row.kind == k]
         console().print(table(k, ("name", "what it is", "needs"), cells))
+
+
+def _try_out(name: str, kind: str, overrides: Sequence[str], as_json: bool) -> None:
+    from retrain.config.load import value_of
+    from retrain.conformance import check_plugin, kinds_of
+    from retrain.errors import EXIT_CONFIG, ConfigError
+    from retrain.render.tables import console, print_json
+
+    wrong = [one for one in overrides if "=" not in one]
+    if wrong:
+        raise ConfigError(f"--set {wrong[0]}: not of the form key=value")
+    table = {key.strip(): value_of(value) for key, _, value in (one.partition("=") for one in overrides)}
+    found = []
+    for each in [kind] if kind else kinds_of(name):
+        for finding in check_plugin(each, name, table):
+            found.append(finding)
+            if not as_json:
+                told = (
+                    f"FAILED  {finding.check}: {finding.problem}"
+                    if finding.problem
+                    else f"ok  {finding.check}"
+                )
+                console().print(told, markup=False, highlight=False, soft_wrap=True)
+    if as_json:
+        print_json(found)
+    if any(finding.problem for finding in found):
+        raise typer.Exit(EXIT_CONFIG)
 
 
 def plugin_row(kind: str, name: str) -> PluginRow:

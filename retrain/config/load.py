@@ -268,7 +268,7 @@ def _apply_overrides(raw: dict[str, Any], overrides: Sequence[str]) -> frozenset
         keys = tuple(k.strip() for k in path.split("."))
         if not equals or len(keys) < 2 or not all(keys):
             problems.append(f"--set {text}: not of the form section.key=value; write --set training.lr=1e-4")
-        elif not _set(raw, keys, _toml_value(value)):
+        elif not _set(raw, keys, value_of(value)):
             problems.append(f"--set {text}: {place(keys[:-1])} is not a table that holds {keys[-1]!r}")
         else:
             done.add(keys)
@@ -286,7 +286,8 @@ def _set(table: dict[str, Any], keys: Sequence[str], value: object) -> bool:
     return True
 
 
-def _toml_value(text: str) -> object:
+def value_of(text: str) -> object:
+    """Return an override's value, as in TOML; a bare word is a string."""
     try:
         found = tomllib.loads(f"value = {text}")
     except (ValueError, RecursionError):

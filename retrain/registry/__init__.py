@@ -56,6 +56,7 @@ __all__ = [
     "fault_of",
     "find",
     "find_function",
+    "find_module",
     "home_of",
     "hook",
     "look_beside",
@@ -142,6 +143,19 @@ def find_function(what: str, path: str) -> Callable[..., Any]:
         raise ConfigError(f"{path!r} in {what} is a {type(found).__name__}, not a function")
     function: Callable[..., Any] = found
     return function
+
+
+def find_module(path: str) -> ModuleType:
+    """Return the module that a dotted path names, or that holds what it names.
+
+    Raises:
+        ConfigError: it cannot be imported.
+    """
+    if "." not in path and path.isidentifier():
+        module: ModuleType = _loaded(path, "a plugin", lambda: import_module(path))
+        return module
+    parent, found = _at("a plugin", path)
+    return found if isinstance(found, ModuleType) else parent
 
 
 def names(kind: str) -> list[str]:

@@ -1,0 +1,274 @@
+"""Tries a plugin out against the contract of its kind, as its author does before a campaign depends on it.
+
+Every check runs the plugin itself: rewards score, losses are differentiated, backends train, launchers start
+and end processes. A check that raises has failed; the others go on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tomli_w
+
+from retrain import registry
+from retrain.backends import BackendSpec, Optimization, Sampling
+from retrain.campaign.orchestrate import CampaignRun
+from retrain.campaign.run import start
+from retrain.errors import ConfigError, RetrainError
+from retrain.loggers import LoggedRun
+from retrain.records.layout import CampaignFiles
+from retrain.records.run_state import RunState
+from retrain.records.stop_request import ask_to_stop
+from retrain.rewards import Answer
+from retrain.rewards._bounds import bounds_of
+from retrain.rewards._opening import open_scorer
+from retrain.rollouts import Loss, Prompt, Rollout, TrainingSample
+from retrain.trainer.settle import EventLoopThread
+
+Table = Mapping[str, Any]
+PROMPTS = (Prompt(0, "12+3=", "15"), Prompt(1, "40+2=", "42"))
+COMPLETIONS = ("15", "42", "", "7", "no idea", "1" * 500, "\\boxed{15}", "é\n")
+STEP = 1e-6  # of the finite difference
+PATIENCE_S = 600.0  # for an engine to begin a run
+LOOK_S = 0.1
+PATIENT_STEPS = 100_000  # of a run that is to be ended: more than it will take
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One check of a plugin; no problem if it holds."""
+
+    kind: str
+    check: str
+    problem: str
+
+
+def kinds_of(name: str) -> list[str]:
+    """Return which kinds of plugin a name may be, by the function that it names or the module defines.
+
+    Raises:
+        ConfigError: there is nothing of that name, or nothing that tells the kind.
+    """
+    last = name.rpartition(".")[2]
+    found = [kind for kind in registry.KINDS if name in registry.names(kind)]
+    found = found or [kind for kind in registry.KINDS if registry.spec_of(kind).entry == last]
+    if not found:
+        entries = {registry.spec_of(kind).entry: kind for kind in registry.KINDS}
+        module = registry.find_module(name)
+        found = [kind for entry, kind in entries.items() if hasattr(module, entry)]
+    if not found:
+        raise ConfigError(f"{name!r} does not tell its kind; write: retrain plugins KIND --check {name}")
+    return found
+
+
+def check_plugin(kind: str, name: str, table: Table) -> Iterator[Finding]:
+    """Try a plugin out; `table` holds the keys that a campaign file would give it."""
+    yield Finding(kind, "its functions can be called as declared", _tried(lambda: _form(kind, name)))
+    yield Finding(kind, "its table is valid", _tried(lambda: _of_table(kind, name, table)))
+    for check in CHECKS[kind]:
+        yield Finding(kind, str(check.__doc__), _tried(lambda check=check: check(name, table)))  # type: ignore[misc]
+
+
+def _tried(check: Callable[[], str]) -> str:
+    try:
+        return check()
+    except RetrainError as error:
+        return str(error)
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - somebody's plugin: what it raises is the finding
+        return registry.fault_of(error) or f"{type(error).__name__}: {error}"
+
+
+def _form(kind: str, name: str) -> str:
+    spec, found = registry.spec_of(kind), registry.plugin(kind, name)
+    found.function()
+    hooks = [hook.name for hook in spec.hooks if found.hook(hook.name) is None]
+    if isinstance(found, registry.Imported) and found.module is None:
+        module = registry.find_module(name.rpartition(".")[0])
+        lost = [hook for hook in hooks if hasattr(module, hook)]
+        if lost:
+            return f"{', '.join(lost)} belong to a function called {spec.entry!r}, which this one is not"
+    return ""
+
+
+def _of_table(kind: str, name: str, table: Table) -> str:
+    problems = [f"{key}: {what}" for key, what in registry.problems_with_params(kind, name, table)]
+    judge = registry.spec_of(kind).judge
+    check = registry.hook(kind, name, judge) if judge else None
+    return "; ".join(problems or (check(table) if check else []))
+
+
+def _scores(name: str, table: Table) -> str:
+    """it scores right, wrong, empty, long and odd completions within its range"""
+    scorer, calls = open_scorer(name, table), EventLoopThread()
+    answers = [Answer(text, prompt) for prompt in PROMPTS for text in COMPLETIONS]
+    try:
+        scores = bounds_of(name).keep(calls.settle(scorer.score_all(answers)))
+    finally:
+        scorer.close()
+        calls.close()
+    unknown = [answer for answer, score in zip(answers, scores, strict=True) if score.value is None]
+    odd = [s.value for s in scores if s.value is not None and not np.isfinite(s.value)]
+    if odd:
+        return f"gave {odd[0]}; a reward is a finite number"
+    return f"could score none of {len(answers)} completions" if len(unknown) == len(answers) else ""
+
+
+def _estimates(name: str, table: Table) -> str:
+    """its advantages are finite, of the rewards' shape, and rank rollouts as the rewards do"""
+    rewards = np.random.default_rng(0).random((3, 8))
+    rewards[2] = 0.5  # a tied group
+    before = rewards.copy()
+    found = np.asarray(registry.find("advantages", name)(rewards, **table))
+    if found.shape != rewards.shape or not np.isfinite(found).all():
+        return f"gave shape {found.shape}, finite: {bool(np.isfinite(found).all())}; needs {rewards.shape}"
+    if not np.array_equal(rewards, before):
+        return "changed the rewards that it was given"
+    falls = [row for row in range(2) if (np.diff(found[row, np.argsort(rewards[row])]) < -1e-9).any()]
+    return "a better rollout of a group got a smaller advantage" if falls else ""
+
+
+def _reweighs(name: str, table: Table) -> str:
+    """it gives a finite advantage for each token, at every progress"""
+    rollout = Rollout(PROMPTS[0], "15", (1, 5, 9), np.array([-0.5, -1.0, -0.1]), ("1", "5", ""), False)
+    for progress in (0.0, 0.5, 1.0):
+        found = np.asarray(registry.find("transforms", name)(rollout, 0.7, progress, **table))
+        if found.shape != (3,) or not np.isfinite(found).all():
+            return f"gave {found} at progress {progress}; needs 3 finite numbers for 3 tokens"
+    return ""
+
+
+def _slopes(name: str, table: Table) -> str:
+    """the slope is the derivative of the summed loss (or the loss is slope times log-probability)"""
+    random = np.random.default_rng(0)
+    before, advantages = -random.random(12) - 0.1, random.normal(size=12)
+    now, sequence = before + random.normal(scale=0.1, size=12), np.repeat(np.arange(3), 4)
+
+    def evaluate(logprobs: Any) -> Any:
+        return registry.find("losses", name)(logprobs, before, advantages, sequence, **table)
+
+    terms = evaluate(now)
+    if np.allclose(terms.value, terms.slope * now):  # a weight that is held constant
+        return ""
+    steps = np.eye(12) * STEP
+    slopes = [float(np.sum(evaluate(now + s).value - evaluate(now - s).value)) / (2 * STEP) for s in steps]
+    worst = float(np.max(np.abs(np.array(slopes) - terms.slope)))
+    return f"differs by {worst:.2g} from the finite difference" if worst > 1e-4 else ""
+
+
+def _builds(name: str, table: Table) -> str:
+    """it gives the same prompts for the same seed, held-out ones apart, within its alphabet"""
+    made = [registry.find("tasks", name)(seed=0, **table) for _ in range(2)]
+    task = registry.check_made("tasks", name, made[0])
+    if made[0] != made[1]:
+        return "gave another task for the same seed"
+    prompts = [*task.train, *task.held_out]
+    if not task.train or len({prompt.id for prompt in prompts}) < len(prompts):
+        return f"{len(task.train)} prompts to train on; needs some, each with an id of its own"
+    if {prompt.text for prompt in task.train} & {prompt.text for prompt in task.held_out}:
+        return "trains on prompts that are held out"
+    outside = {c for p in prompts for c in p.text + p.answer} - set(task.alphabet)
+    return f"its alphabet lacks {''.join(sorted(outside))!r}" if task.alphabet and outside else ""
+
+
+def _trains(name: str, table: Table) -> str:
+    """it samples, takes a step, saves, and goes on from what it saved"""
+    spec = BackendSpec(seed=0, alphabet="0123456789+=", options=table)
+    calls = EventLoopThread()
+    with contextlib.closing(calls), tempfile.TemporaryDirectory() as home:
+
+        def connect() -> Any:
+            return registry.check_made(
+                "backends", name, calls.settle(registry.bound("backends", name, table)(spec))
+            )
+
+        backend, other = connect(), connect()
+        groups = calls.settle(backend.sample(PROMPTS, Sampling(2, 8, 1.0)))
+        if [len(group.rollouts) for group in groups] != [2, 2]:
+            return f"gave {len(groups)} groups; needs a group of 2 rollouts for each of 2 prompts"
+        rollouts = [rollout for group in groups for rollout in group.rollouts]
+        if any(len(r.tokens) != len(r.logprobs) or not 0 < len(r.tokens) <= 8 for r in rollouts):
+            return "a rollout needs 1 to max_tokens tokens, each with a log-probability"
+        loss = Loss("ppo", registry.find("losses", "ppo"))
+        samples = [TrainingSample(r, np.ones(len(r.tokens)), 0.1, i // 2) for i, r in enumerate(rollouts)]
+        stats = calls.settle(backend.update(samples, loss, Optimization(lr=1e-3)))
+        if not np.isfinite([stats.loss, stats.grad_norm]).all():
+            return f"the step's loss is {stats.loss}, its gradient's norm {stats.grad_norm}"
+        calls.settle(backend.save(Path(home)))
+        calls.settle(other.load(Path(home)))
+        texts = [
+            [r.text for g in calls.settle(b.sample(PROMPTS, Sampling(2, 8, 1.0))) for r in g.rollouts]
+            for b in (backend, other)
+        ]
+        for one in (backend, other, backend):
+            calls.settle(one.close())
+    return "samples otherwise after a load" if backend.info.deterministic and texts[0] != texts[1] else ""
+
+
+def _logs(name: str, table: Table) -> str:
+    """it takes rows, keeps them, ends, and goes on for a second attempt"""
+    with tempfile.TemporaryDirectory() as home:
+        known = ""
+        for attempt in (1, 2):
+            run = LoggedRun("check", "a_s0", "a", 0, attempt, attempt - 1, Path(home), {}, known)
+            logger = registry.check_made("loggers", name, registry.find("loggers", name)(run, **table))
+            known = str(logger.id)
+            logger.rows([{"step": attempt, "mean_reward": 0.5, "timestamp": "2026-01-01T00:00:00Z"}])
+            logger.flush()
+            logger.close("done", {"mean_reward": 0.5})
+    return "" if known else "its id is empty, so the next attempt could not go on with it"
+
+
+def _finishes(name: str, table: Table) -> str:
+    """it brings the workers of a small campaign to their end"""
+    return _launched(name, table, 2, RunState.DONE)
+
+
+def _ends(name: str, table: Table) -> str:
+    """it ends a worker that is asked to leave"""
+    return _launched(name, table, PATIENT_STEPS, RunState.INTERRUPTED)
+
+
+def _launched(name: str, table: Table, steps: int, wanted: RunState) -> str:
+    with tempfile.TemporaryDirectory(dir=Path.cwd()) as home:  # which the engine's machines may see
+        file = Path(home) / "check.toml"
+        tables = {
+            "training": {"batch_size": 1, "group_size": 2, "max_tokens": 2, "max_steps": steps},
+            "data": {"task": "successor"},
+            "logging": {"log_dir": home},
+            "campaign": {"seeds": [0], "launcher": name, **({name: dict(table)} if table else {})},
+        }
+        file.write_text(tomli_w.dumps(tables))
+        campaign = start(file, (), None, Path.cwd())
+        if wanted is not RunState.DONE:
+            threading.Thread(target=_stop_when_trained, args=(campaign,), daemon=True).start()
+        states = set(campaign.execute().states.values())
+    return "" if states == {wanted} else f"its run is {', '.join(sorted(states))}; it should be {wanted}"
+
+
+def _stop_when_trained(campaign: CampaignRun) -> None:
+    """Ask a single run to leave once it has taken a step."""
+    begun_s = time.monotonic()
+    metrics = campaign.files_of(campaign.plan.runs[0].run_id).metrics
+    while not metrics.exists() and time.monotonic() < begun_s + PATIENCE_S:
+        time.sleep(LOOK_S)
+    ask_to_stop(CampaignFiles(campaign.directory), now=False)
+
+
+CHECKS: Mapping[str, tuple[Callable[[str, Table], str], ...]] = {
+    "rewards": (_scores,),
+    "advantages": (_estimates,),
+    "transforms": (_reweighs,),
+    "losses": (_slopes,),
+    "tasks": (_builds,),
+    "backends": (_trains,),
+    "loggers": (_logs,),
+    "launchers": (_finishes, _ends),
+}

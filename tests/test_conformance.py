@@ -1,0 +1,43 @@
+"""`retrain plugins --check`: built-in plugins pass, and what breaks the contract is told."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from retrain.conformance import check_plugin
+
+Retrain = Callable[..., subprocess.CompletedProcess[str]]
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [("rewards", "match"), ("advantages", "maxrl"), ("losses", "gspo"), ("losses", "cispo"),
+     ("transforms", "gtpo_sepa"), ("tasks", "addition"), ("backends", "numpy"), ("launchers", "local")],
+)  # fmt: skip
+def test_built_in_plugins_pass(kind: str, name: str, here: Path) -> None:
+    assert [finding for finding in check_plugin(kind, name, {}) if finding.problem] == []
+
+
+@pytest.mark.parametrize(
+    ("code", "name", "says"),
+    [
+        ("def score(c, p): return float('nan')", "own.score", "FAILED  it scores"),
+        (
+            "def estimate(rewards): return -rewards",
+            "own.estimate",
+            "got a smaller advantage",
+        ),
+        ("def score(c): return 0.0", "own.score", "is called with (completion, prompt)"),
+        ("def score(c, p): return {}['b']", "own.score", "own.py:1: KeyError: 'b'"),
+    ],
+)
+def test_what_breaks_the_contract_is_told(
+    code: str, name: str, says: str, retrain: Retrain, here: Path
+) -> None:
+    (here / "own.py").write_text(code)
+    told = retrain("plugins", "--check", name)
+    assert (told.returncode, says in told.stdout) == (2, True), told.stdout + told.stderr
