@@ -144,14 +144,14 @@ def _measure(slurm: SimulatedSlurm, home: Path, runs: int, at_a_time: int, statu
 
 
 def _first_round(calls: Sequence[Call]) -> list[Call]:
-    """Give the submissions before anything else was asked."""
+    """Return the submissions before anything else was asked."""
     begin = next(n for n, call in enumerate(calls) if call.tasks)
     rest = [n for n, call in enumerate(calls) if n > begin and call.name == "squeue"]
     return [call for call in calls[begin : rest[0]] if call.tasks]
 
 
 def _spent(process: psutil.Popen) -> tuple[float, int, int] | None:
-    """Give processor seconds, bytes that it wrote, and how many writes; None once it is gone."""
+    """Return processor seconds, bytes that it wrote, and how many writes; None once it is gone."""
     try:
         times, io = process.cpu_times(), process.io_counters()
     except psutil.Error:

@@ -24,7 +24,7 @@ from dataclasses import asdict, dataclass, replace
 
 from benchmarks.estimator_reference import Reference, World
 from retrain.plan.estimate import estimate
-from retrain.plan.workload import Failures, Launching, Pilot, RunWork, StepCost, Workload
+from retrain.plan.estimate.workload import Failures, Launching, Pilot, RunWork, StepCost, Workload
 
 LIGHT: dict[str, Callable[[random.Random], Callable[[random.Random], float]]] = {
     "gamma": lambda rng: _gamma(rng.uniform(0.05, 0.35)),

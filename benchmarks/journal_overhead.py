@@ -33,7 +33,7 @@ from retrain.rollouts import Group, Prompt, Rollout
 from retrain.trainer import checkpoint
 from retrain.trainer.batch import ScoredBatch
 from retrain.trainer.journal import Journal
-from retrain.trainer.showing import choose
+from retrain.trainer.sample_selection import choose
 
 PHASES = ("sample", "reward", "train")
 SAVE_EVERY = 20
@@ -42,7 +42,7 @@ COMPLETION = "So 17 * 24 = 408; therefore the answer is 408.\n" * 200  # 9,400 c
 
 
 def batch() -> ScoredBatch:
-    """Give a step of 8 prompts x 16 rollouts."""
+    """Return a step of 8 prompts x 16 rollouts."""
     prompts = [Prompt(number, "What is 17 * 24?\n" * 20, "408") for number in range(8)]
     rollout = [Rollout(prompt, COMPLETION, (1,) * 10, np.zeros(10), ("a",) * 10, False) for prompt in prompts]
     groups = [Group(prompt, (one,) * 16) for prompt, one in zip(prompts, rollout, strict=True)]

@@ -33,14 +33,14 @@ poll_seconds = 2
 
 
 def campaign_of(runs: int, workers: int, launcher: str, log_dir: Path, keys: str = "") -> str:
-    """Give the file of such a campaign; `keys` are more of the launcher's."""
+    """Return the file of such a campaign; `keys` are more of the launcher's."""
     return TOML.format(
         seeds=list(range(runs)), workers=workers, launcher=launcher, log_dir=log_dir, keys=keys
     )
 
 
 def status_cost(campaign: Path, environment: Mapping[str, str] | None = None) -> tuple[float, float]:
-    """Give its seconds, and those of them on a processor: the rest is waiting for other work."""
+    """Return its seconds, and those of them on a processor: the rest is waiting for other work."""
     before, begin = os.times(), time.perf_counter()
     command = [sys.executable, "-m", "retrain", "status", str(campaign)]
     subprocess.run(command, env=environment, stdout=subprocess.DEVNULL, check=True)

@@ -79,7 +79,7 @@ def _make_run(files: RunFiles, run: PlannedRun) -> None:
 
 
 def program(command: str, log_dir: Path, out: Path) -> str:
-    """Give what an interpreter is to run."""
+    """Return what an interpreter is to run."""
     if command == LIBRARIES:
         return command
     name, *rest = command.format(out=out).split()

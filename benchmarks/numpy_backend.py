@@ -18,7 +18,8 @@ import numpy as np
 
 from retrain.advantages import grpo, maxrl
 from retrain.backends import BackendSpec, Optimization, Sampling
-from retrain.backends.numpy import NumpyBackend, connect
+from retrain.backends.numpy import connect
+from retrain.backends.numpy.policy import NumpyBackend
 from retrain.losses import ppo
 from retrain.rewards import partial
 from retrain.rollouts import Group, Loss, Prompt, TrainingSample
@@ -81,7 +82,7 @@ def take_step(backend: NumpyBackend, prompts: list[Prompt], run: Learning) -> No
 
 
 def weighted(groups: list[Group], advantages: np.ndarray) -> list[TrainingSample]:
-    """Give the samples of groups with signal, every token weighing the same."""
+    """Return the samples of groups with signal, every token weighing the same."""
     chosen = [
         (rollout, advantages[g, i], g)
         for g in np.flatnonzero((advantages != 0).any(axis=1)).tolist()

@@ -61,7 +61,7 @@ class OverlapRow:
 
 
 def rough_producer(speed_change: float, half: int) -> Callable[[int], list[int]]:
-    """Give a producer with log-normal jitter, a stall now and then, and another speed after `half`."""
+    """Return a producer with log-normal jitter, a stall now and then, and another speed after `half`."""
     rng, number = random.Random(0), count()
 
     def produce(_: int) -> list[int]:
@@ -101,7 +101,7 @@ def measure_pace(pace: float | None, speed_change: float, batches: int) -> PaceR
 
 @contextmanager
 def slow_server(answer_s: float) -> Iterator[Callable[[int], list[int]]]:
-    """Give a `produce` that asks a server on loopback and waits `answer_s` for each batch."""
+    """Return a `produce` that asks a server on loopback and waits `answer_s` for each batch."""
     listener = socket.create_server(("127.0.0.1", 0))
 
     def serve() -> None:

@@ -22,8 +22,8 @@ from pathlib import Path
 from retrain.campaign.events import Silent
 from retrain.campaign.run import reopen, start
 from retrain.errors import EXIT_LAUNCH
+from retrain.locks.held import is_held
 from retrain.records.attempts import begin_attempt, end_attempt
-from retrain.records.locks import is_held
 from retrain.records.metrics import MetricsWriter
 from retrain.records.run_state import write_done
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from retrain.controllers.scaling import RULES, ScalingRule
+from retrain.controllers.scaling.rules import RULES, ScalingRule
 from retrain.rollouts import Floats
 
 GROWTH = 8
@@ -17,7 +17,7 @@ WINDOW = 5  # scores averaged before a level counts as reached
 
 
 def continuations(*names: str) -> dict[str, tuple[ScalingRule, int]]:
-    """Give each way to go on after the change: a rule and the batch's growth."""
+    """Return each way to go on after the change: a rule and the batch's growth."""
     return {SMALL: (RULES["none"](), 1)} | {name: (RULES[name](), GROWTH) for name in names}
 
 
@@ -66,7 +66,7 @@ def compare(problem: str, curves: Curves) -> list[Row]:
 
 
 def verdicts(problem: str, curves: Curves, rule: str, margin: float) -> list[str]:
-    """Say whether `rule` stays with "small", and the unscaled and the linear learning rate do not."""
+    """Return whether `rule` stays with "small", and the unscaled and the linear learning rate do not."""
     lines = []
     for name in (rule, "none", "linear"):
         gap = last_gap(curves, name, SMALL)
@@ -107,7 +107,7 @@ def last_gap(curves: Curves, rule: str, other: str) -> Estimate:
 
 
 def quarters(runs: Sequence[Curve]) -> Floats:
-    """Give the mean score of each run in each quarter: shape (runs, 4)."""
+    """Return the mean score of each run in each quarter: shape (runs, 4)."""
     return np.array([[part.mean() for part in np.array_split(np.array(run.scores), 4)] for run in runs])
 
 

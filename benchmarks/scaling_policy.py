@@ -19,8 +19,9 @@ import numpy as np
 from benchmarks.scaling_compare import Curve, continuations
 from retrain.advantages import grpo
 from retrain.backends import BackendSpec, Optimization, Sampling
-from retrain.backends.numpy import NumpyBackend, connect
-from retrain.controllers.scaling import RULES, LearningRateScaling, ScalingDecision, ScalingRule
+from retrain.backends.numpy import connect
+from retrain.backends.numpy.policy import NumpyBackend
+from retrain.controllers.scaling.rules import RULES, LearningRateScaling, ScalingDecision, ScalingRule
 from retrain.errors import NonFiniteError
 from retrain.losses import ppo
 from retrain.rewards import partial as partial_credit
@@ -55,7 +56,7 @@ ADAM = Setting("adam", ("none", "sqrt", "linear", "adamscale"), 2, 8, 4e-3, 800,
 
 
 def sorting_curves(setting: Setting, seed: int) -> dict[str, Curve]:
-    """Give each rule's curve."""
+    """Return each rule's curve."""
     with tempfile.TemporaryDirectory() as folder:
         start = SmallBatchRun(setting, seed, Path(folder))
         rules = continuations(*setting.rules)

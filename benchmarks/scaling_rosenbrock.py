@@ -12,7 +12,7 @@ import math
 import numpy as np
 
 from benchmarks.scaling_compare import Curve, continuations
-from retrain.controllers.scaling import LearningRateScaling, ScalingRule
+from retrain.controllers.scaling.rules import LearningRateScaling, ScalingRule
 from retrain.rollouts import Floats
 
 BATCH, PARTS = 8, 8  # samples of the small batch; each step's gradient is measured in 8 parts
@@ -24,7 +24,7 @@ RULES = ("none", "sqrt", "linear", "adascale")  # adamscale is for Adam
 
 
 def rosenbrock_curves(seed: int) -> dict[str, Curve]:
-    """Give each rule's curve."""
+    """Return each rule's curve."""
     return {name: descend(rule, growth, seed) for name, (rule, growth) in continuations(*RULES).items()}
 
 

@@ -18,9 +18,9 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from retrain.locks.held import HeldLock, hold
 from retrain.records.attempts import begin_attempt, end_attempt
 from retrain.records.layout import RunFiles
-from retrain.records.locks import HeldLock, hold
 from retrain.records.metrics import MetricsWriter
 from retrain.records.run_state import Progress, RunState, write_done, write_progress
 from retrain.records.run_toml import recorded_hash
@@ -113,7 +113,7 @@ class SimulatedSlurm:
         self._writers.shutdown()
 
     def answer(self, words: list[str]) -> tuple[int, str, str]:
-        """Give a command's exit code, what it says and its output."""
+        """Return a command's exit code, what it says and its output."""
         with self._lock:
             began = time.time()
             code, said, out, tasks = getattr(self, f"_{words[0]}")(words[1:])

@@ -28,7 +28,7 @@ import psutil
 
 from benchmarks.many_runs import campaign_of, status_cost
 from retrain.launchers.slurm import COMMANDS
-from retrain.records.locks import is_held
+from retrain.locks.held import is_held
 from tests.cluster.slurm_cluster import Cluster
 
 ROOT = Path(__file__).parent.parent
@@ -166,7 +166,7 @@ def _calls(home: Path) -> list[tuple[float, float, str]]:
 
 
 def _submitted_at(home: Path, arrays: int) -> float | None:
-    """Tell when the last array was taken."""
+    """Return when the last array was taken."""
     ends = [end for _, end, name in _calls(home) if name == "sbatch"]
     return ends[arrays] if len(ends) > arrays else None  # the first one judged the script
 

@@ -24,9 +24,9 @@ import time
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
+from retrain.locks.held import hold
 from retrain.records.attempts import begin_attempt, end_attempt
 from retrain.records.layout import CampaignFiles, RunFiles, create_directory
-from retrain.records.locks import hold
 from retrain.records.manifest import PlannedRun, new_manifest, read_manifest, refresh, write_manifest
 from retrain.records.metrics import MetricsWriter
 from retrain.records.run_state import Progress, RunState, write_done, write_progress

@@ -12,8 +12,8 @@ if TYPE_CHECKING:
     from retrain.campaign.run import run_campaign as run_campaign
     from retrain.config.load import load_config as load_config
     from retrain.controllers.backpressure import BackPressure as BackPressure
-    from retrain.controllers.noise_scale import GradientNoiseScale as GradientNoiseScale
-    from retrain.controllers.step import StepObservation as StepObservation
+    from retrain.controllers.backpressure.step import StepObservation as StepObservation
+    from retrain.controllers.scaling.noise_scale import GradientNoiseScale as GradientNoiseScale
     from retrain.controllers.usl import UslFit as UslFit
     from retrain.controllers.usl import fit_usl as fit_usl
     from retrain.pipeline import RateLimiter as RateLimiter
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 _HOME = {
     "FileSemaphore": "retrain.semaphore",
     "BackPressure": "retrain.controllers.backpressure",
-    "StepObservation": "retrain.controllers.step",
+    "StepObservation": "retrain.controllers.backpressure.step",
     "fit_usl": "retrain.controllers.usl",
     "UslFit": "retrain.controllers.usl",
     "TrainingThrottle": "retrain.throttle",
@@ -46,7 +46,7 @@ _HOME = {
     "LinearScale": "retrain.torch_scaling",
     "ScalingRuleBase": "retrain.torch_scaling",
     "SqrtScale": "retrain.torch_scaling",
-    "GradientNoiseScale": "retrain.controllers.noise_scale",
+    "GradientNoiseScale": "retrain.controllers.scaling.noise_scale",
     "estimate_makespan": "retrain.plan.estimate",
     "load_config": "retrain.config.load",
     "run_campaign": "retrain.campaign.run",

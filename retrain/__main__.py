@@ -79,7 +79,7 @@ def _answer(arguments: list[str]) -> int:
 
 
 def _told(error: OSError) -> int:
-    """Say which place could not be read or written, and give the exit code."""
+    """Return which place could not be read or written, and give the exit code."""
     if error.filename is not None:  # one that nobody thought of, such as the shell's own files
         print(f"{error.filename}: {error.strerror}; --debug shows where", file=sys.stderr)
         return EXIT_RECORDS

@@ -28,10 +28,10 @@ from retrain.records.layout import CampaignFiles
 from retrain.records.run_state import RunState
 from retrain.records.stop_request import ask_to_stop
 from retrain.rewards import Answer
-from retrain.rewards._bounds import bounds_of
-from retrain.rewards._opening import open_scorer
+from retrain.rewards.bounds import bounds_of
+from retrain.rewards.opening import open_scorer
 from retrain.rollouts import Loss, Prompt, Rollout, TrainingSample
-from retrain.trainer.settle import EventLoopThread
+from retrain.trainer.event_loop import EventLoopThread
 
 Table = Mapping[str, Any]
 PROMPTS = (Prompt(0, "12+3=", "15"), Prompt(1, "40+2=", "42"))
@@ -110,7 +110,7 @@ def _scores(name: str, table: Table) -> str:
     scorer, calls = open_scorer(name, table), EventLoopThread()
     answers = [Answer(text, prompt) for prompt in PROMPTS for text in COMPLETIONS]
     try:
-        scores = bounds_of(name).keep(calls.settle(scorer.score_all(answers)))
+        scores = bounds_of(name).keep(calls.wait_for(scorer.score_all(answers)))
     finally:
         scorer.close()
         calls.close()
@@ -186,11 +186,11 @@ def _trains(name: str, table: Table) -> str:
 
         def connect() -> Any:
             return registry.check_made(
-                "backends", name, calls.settle(registry.bound("backends", name, table)(spec))
+                "backends", name, calls.wait_for(registry.bound("backends", name, table)(spec))
             )
 
         backend, other = connect(), connect()
-        groups = calls.settle(backend.sample(PROMPTS, Sampling(2, 8, 1.0)))
+        groups = calls.wait_for(backend.sample(PROMPTS, Sampling(2, 8, 1.0)))
         if [len(group.rollouts) for group in groups] != [2, 2]:
             return f"gave {len(groups)} groups; needs a group of 2 rollouts for each of 2 prompts"
         rollouts = [rollout for group in groups for rollout in group.rollouts]
@@ -198,17 +198,17 @@ def _trains(name: str, table: Table) -> str:
             return "a rollout needs 1 to max_tokens tokens, each with a log-probability"
         loss = Loss("ppo", registry.find("losses", "ppo"))
         samples = [TrainingSample(r, np.ones(len(r.tokens)), 0.1, i // 2) for i, r in enumerate(rollouts)]
-        stats = calls.settle(backend.update(samples, loss, Optimization(lr=1e-3)))
+        stats = calls.wait_for(backend.update(samples, loss, Optimization(lr=1e-3)))
         if not np.isfinite([stats.loss, stats.grad_norm]).all():
             return f"the step's loss is {stats.loss}, its gradient's norm {stats.grad_norm}"
-        calls.settle(backend.save(Path(home)))
-        calls.settle(other.load(Path(home)))
+        calls.wait_for(backend.save(Path(home)))
+        calls.wait_for(other.load(Path(home)))
         texts = [
-            [r.text for g in calls.settle(b.sample(PROMPTS, Sampling(2, 8, 1.0))) for r in g.rollouts]
+            [r.text for g in calls.wait_for(b.sample(PROMPTS, Sampling(2, 8, 1.0))) for r in g.rollouts]
             for b in (backend, other)
         ]
         for one in (backend, other, backend):
-            calls.settle(one.close())
+            calls.wait_for(one.close())
     return "samples otherwise after a load" if backend.info.deterministic and texts[0] != texts[1] else ""
 
 

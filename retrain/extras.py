@@ -31,7 +31,7 @@ class Needs:
 
     @property
     def command(self) -> str:
-        """Give the command that installs the extra, or nothing."""
+        """Return the command that installs the extra, or nothing."""
         return install_command(self.extra) if self.extra else ""
 
     def missing(self) -> list[str]:
@@ -43,7 +43,7 @@ class Needs:
         return [name for name in self.commands if shutil.which(name) is None]
 
     def has_key(self) -> bool:
-        """Tell whether the environment holds a key, or none is needed."""
+        """Whether the environment holds a key, or none is needed."""
         return not self.keys or any(os.environ.get(key, "").strip() for key in self.keys)
 
 
@@ -66,7 +66,7 @@ def summary(kind: str, name: str) -> str:
 
 
 def missing_problem(kind: str, name: str) -> str | None:
-    """Say what must be installed before a plugin can be used; None if nothing."""
+    """Return what must be installed before a plugin can be used; None if nothing."""
     wanted = needs(kind, name)
     return _problem(name, wanted.missing(), wanted.extra) if wanted.missing() else None
 

@@ -38,11 +38,11 @@ from retrain.errors import (
     RecordsError,
     RetrainError,
 )
+from retrain.locks.held import hold, present_holder
 from retrain.records.atomic import remove_leftovers
 from retrain.records.attempts import begin_attempt, end_attempt
 from retrain.records.files import may_pass
 from retrain.records.layout import RunFiles, campaign_of
-from retrain.records.locks import hold, present_holder
 from retrain.records.metrics import require_steps
 from retrain.records.run_state import RunState, read_done, write_done
 from retrain.records.seal import Seal, seal_of
@@ -54,7 +54,7 @@ from retrain.streams import fill_closed
 if TYPE_CHECKING:
     from retrain.trainer.checkpoint import Checkpoint
     from retrain.trainer.journal import Journal
-    from retrain.trainer.outlets import Outlets
+    from retrain.trainer.logger_threads import LoggerThreads
 
 SURROUNDINGS = frozenset(
     {
@@ -143,7 +143,7 @@ def _attempt(config: Config, files: RunFiles, stop: threading.Event) -> int:
     found = checkpoint.newest(files.checkpoints, _say_damaged)
     number = begin_attempt(files.attempts, resumed_from_step=found.step if found else 0)
     journal = Journal(
-        files, number, config.training.max_steps, _outlets(config, files, number, found, stop.is_set)
+        files, number, config.training.max_steps, _loggers(config, files, number, found, stop.is_set)
     )
     with _hearing_a_stop(files, stop):
         try:
@@ -214,14 +214,14 @@ def _train(
         return code, message, None
 
 
-def _outlets(
+def _loggers(
     config: Config, files: RunFiles, attempt: int, found: Checkpoint | None, is_leaving: Callable[[], bool]
-) -> Outlets | None:
+) -> LoggerThreads | None:
     if not config.logging.loggers:
         return None
-    from retrain.trainer.outlets import Outlets
+    from retrain.trainer.logger_threads import LoggerThreads
 
-    return Outlets(config, files, attempt, found.step if found else 0, is_leaving)
+    return LoggerThreads(config, files, attempt, found.step if found else 0, is_leaving)
 
 
 def _message(error: Exception) -> str:
@@ -241,7 +241,7 @@ def _exit_code(error: Exception) -> int:
 
 
 def _behind(error: BaseException | None) -> Iterator[BaseException]:
-    """Give an error and those that it came from: libraries wrap a lost connection in errors of their own."""
+    """Iterate over an error and its causes: libraries wrap a lost connection in errors of their own."""
     while error is not None:
         yield error
         error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)

@@ -19,9 +19,9 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 
 from retrain.errors import RecordsError
+from retrain.locks.held import holder, is_held
 from retrain.records.attempts import read_attempts
 from retrain.records.layout import RunFiles
-from retrain.records.locks import holder, is_held
 from retrain.records.manifest import read_manifest
 from retrain.records.metrics import scan_metrics
 from retrain.semaphore import FileSemaphore

@@ -34,7 +34,7 @@ MOMENTS = ("before", "half", "after", "intrude")
 
 
 def deaths_at(operation: int, disk: Disk) -> tuple[str, ...]:
-    """Give the ways to die at an operation that leave different disks, by a life that did not.
+    """Return the ways to die at an operation that leave different disks, by a life that did not.
 
     To die before an operation is to die after the one before it, and only a write ends half-way.
     """

@@ -17,7 +17,8 @@ from pathlib import Path
 
 from retrain.campaign.endings import conclude, ended_attempts
 from retrain.errors import RecordsError
-from retrain.records import atomic, attempts, locks, metrics, run_state, samples
+from retrain.locks import held as locks
+from retrain.records import atomic, attempts, metrics, run_state, samples
 from retrain.records.files import FILE_MODE, make_directory, write_all
 from retrain.records.layout import CampaignFiles, RunFiles
 from retrain.records.manifest import (
@@ -178,7 +179,7 @@ def _manifest() -> Manifest:
 
 
 def undisturbed(root: Path) -> Disk:
-    """Give the disk of a life that nothing ends."""
+    """Return the disk of a life that nothing ends."""
     manifest, disk = fresh(root), Disk(root)
     with disk.installed():
         live(root, manifest)

@@ -7,8 +7,8 @@ from typing import Any
 
 from retrain.config.load import parse
 from retrain.plan.checklist import Check
+from retrain.plan.estimate.history import History
 from retrain.plan.explain import Explanation, explain_plan
-from retrain.plan.history import History
 from retrain.plan.matrix import Plan, plan_runs
 from retrain.plan.preflight import preflight
 

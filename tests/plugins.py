@@ -28,7 +28,7 @@ def slow(completion: str, prompt: Prompt) -> float:
 
 
 def held(completion: str, prompt: Prompt, *, gate: str) -> float:
-    """Give no answer before somebody has made a file."""
+    """Return no answer before somebody has made a file."""
     while not Path(gate).exists():
         time.sleep(0.05)
     return float(completion == prompt.answer)

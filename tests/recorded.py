@@ -21,7 +21,7 @@ EPOCH = datetime(2025, 1, 31, 12, tzinfo=UTC)
 
 
 def at(seconds: float) -> str:
-    """Give a timestamp so many seconds after the beginning of the world."""
+    """Return a timestamp so many seconds after the beginning of the world."""
     return (EPOCH + timedelta(seconds=seconds)).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 

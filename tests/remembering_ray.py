@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from retrain.config.engines import Ray
-from retrain.launchers import Assignment, Begun, Ended, _asking
+from retrain.launchers import Assignment, Begun, Ended
+from retrain.launchers import asking as _asking
 from retrain.launchers._ray_client import Client, Job
 from retrain.launchers.ray import RayLauncher
 

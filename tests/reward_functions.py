@@ -74,7 +74,7 @@ def a_million(completion: str, prompt: Prompt) -> float:
 
 
 def odd(completion: str, prompt: Prompt) -> object:
-    """Give what no reward should."""
+    """Return what no reward should."""
     return {"none": None, "text": "0.5", "list": [1.0], "true": True}[completion]
 
 

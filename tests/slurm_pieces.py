@@ -9,7 +9,7 @@ from retrain.launchers import Assignment
 
 
 def assignment(directory: Path, runs: int = 3, **changes: object) -> Assignment:
-    """Give what a launcher is opened for: so many runs, all at a time."""
+    """Return what a launcher is opened for: so many runs, all at a time."""
     named = {f"r{n}": directory / "runs" / f"r{n}" for n in range(runs)}
     plain = Assignment(directory.name, directory, named, workers=runs, permits=None, where=Path("/"))
     return replace(plain, **changes)  # type: ignore[arg-type]

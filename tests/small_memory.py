@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from retrain.backends import BackendSpec, Sampling
-from retrain.backends.numpy import NumpyBackend
 from retrain.backends.numpy import connect as connect_policy
+from retrain.backends.numpy.policy import NumpyBackend
 from retrain.errors import BackendMemoryError
 from retrain.rollouts import Group, Prompt
 

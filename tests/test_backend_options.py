@@ -6,7 +6,9 @@ from dataclasses import asdict
 
 import pytest
 
-from retrain.backends import _numpy_options, _tinker_options, _torch_options
+from retrain.backends.local import options as _torch_options
+from retrain.backends.numpy import options as _numpy_options
+from retrain.backends.tinker import options as _tinker_options
 
 BACKENDS = [
     (_numpy_options, _numpy_options.NumpyOptions()),

@@ -17,10 +17,10 @@ from retrain.campaign.endings import Ending
 from retrain.campaign.events import Silent
 from retrain.campaign.run import Outcome, reopen, run_campaign, start
 from retrain.errors import ConfigError, LaunchError
+from retrain.locks.held import hold, is_held
 from retrain.plan.matrix import RunPlan
 from retrain.records.attempts import read_attempts
 from retrain.records.layout import RunFiles, create_directory
-from retrain.records.locks import hold, is_held
 from retrain.records.manifest import read_manifest
 from retrain.records.metrics import read_metrics
 from retrain.records.run_state import RunState

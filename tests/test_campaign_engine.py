@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from retrain.campaign import retries, stop, supervise
+from retrain.campaign import retry as retries
+from retrain.campaign import stop, supervise
 from retrain.campaign.admission import Planned
 from retrain.campaign.endings import Ending
 from retrain.campaign.events import Silent
@@ -18,10 +19,10 @@ from retrain.campaign.supervise import Supervisor
 from retrain.config.schema import Campaign
 from retrain.errors import EngineDownError, LaunchError, RecordsError
 from retrain.launchers import Begun, Ended
+from retrain.locks.held import holder
 from retrain.plan.matrix import RunPlan
 from retrain.records.attempts import begin_attempt, end_attempt
 from retrain.records.layout import CampaignFiles, RunFiles
-from retrain.records.locks import holder
 from retrain.records.run_state import Progress, RunState, write_done, write_progress
 
 

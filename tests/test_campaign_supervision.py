@@ -13,7 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from retrain.campaign import retries, supervise
+from retrain.campaign import retry as retries
+from retrain.campaign import supervise
 from retrain.campaign.admission import ByMemory, Planned
 from retrain.campaign.endings import Ending
 from retrain.campaign.events import Silent
@@ -22,11 +23,11 @@ from retrain.campaign.supervise import Supervisor
 from retrain.config.schema import Campaign
 from retrain.errors import EXIT_RECORDS
 from retrain.launchers import Ended
+from retrain.locks.held import hold
 from retrain.plan.matrix import RunPlan
 from retrain.records.attempts import begin_attempt, read_attempts
 from retrain.records.files import records_error
 from retrain.records.layout import RunFiles
-from retrain.records.locks import hold
 from retrain.records.run_state import RunState, write_done
 
 ROOT = Path(__file__).parent.parent
@@ -206,7 +207,7 @@ def test_a_waiting_run_takes_the_place_of_one_that_is_delayed_which_then_comes_b
     campaign = start(campaign_file)
     first, second, third, _ = runs = campaign.plan.runs
     now_s = 0.0
-    monkeypatch.setattr("retrain.campaign.retries.time.monotonic", lambda: now_s)
+    monkeypatch.setattr("retrain.campaign.retry.time.monotonic", lambda: now_s)
 
     def ends(run: RunPlan, exit_code: int) -> Callable[[], Sequence[Ended]]:
         def happening() -> Sequence[Ended]:

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from retrain.records import atomic, files, lines, locks
+from retrain.locks import held as locks
+from retrain.records import atomic, files, lines
 from retrain.records.metrics import MetricsWriter
 from retrain.trainer import checkpoint
 from tests.crash_run import every_point, losses_after_kills, power_losses, random_kills

@@ -12,14 +12,14 @@ from retrain.calibrate.forecast import Forecast
 from retrain.config.load import parse
 from retrain.plan.crowding import ALONE, Alive, Crowding, on_cores
 from retrain.plan.estimate import estimate
-from retrain.plan.history import learn
-from retrain.plan.learned import learned_for, workload_of
+from retrain.plan.estimate.history import learn
+from retrain.plan.estimate.learned import learned_for, workload_of
+from retrain.plan.estimate.measured import measure_run
+from retrain.plan.estimate.remaining import RunLeft, remaining
+from retrain.plan.estimate.schedule import list_schedule
+from retrain.plan.estimate.wall_time import wall_time
+from retrain.plan.estimate.workload import Launching, RunWork, StepCost, Workload
 from retrain.plan.matrix import Plan, plan_runs
-from retrain.plan.measured import measure_run
-from retrain.plan.remaining import RunLeft, remaining
-from retrain.plan.schedule import list_schedule
-from retrain.plan.wall_time import wall_time
-from retrain.plan.workload import Launching, RunWork, StepCost, Workload
 from retrain.records.attempts import read_attempts
 from retrain.records.layout import CampaignFiles
 from retrain.records.metrics import read_ends

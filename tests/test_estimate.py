@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from retrain.plan.bootstrap import spread_of
-from retrain.plan.closed_queue import ClosedQueue
 from retrain.plan.estimate import estimate, estimate_makespan, rule_of_thumb_s
-from retrain.plan.schedule import list_schedule
-from retrain.plan.workload import Failures, Launching, Pilot, RunWork, StepCost, Workload
+from retrain.plan.estimate.bootstrap import spread_of
+from retrain.plan.estimate.closed_queue import ClosedQueue
+from retrain.plan.estimate.schedule import list_schedule
+from retrain.plan.estimate.workload import Failures, Launching, Pilot, RunWork, StepCost, Workload
 
 
 def _campaign(conditions: dict[str, float], seeds: int, steps: int, **launching: object) -> Workload:

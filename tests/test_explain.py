@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from retrain.plan.estimate.history import learn
+from retrain.plan.estimate.learned import learned_for
 from retrain.plan.explain import explain_plan
-from retrain.plan.history import learn
-from retrain.plan.learned import learned_for
 from retrain.plan.preflight import preflight
 from retrain.records.manifest import Expectation
 from tests.explained import SMOKE, explained, line_of, plan_of

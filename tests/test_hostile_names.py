@@ -18,9 +18,9 @@ from hypothesis import strategies as st
 from retrain.campaign.run import start
 from retrain.config.load import load_config
 from retrain.errors import ConfigError, LaunchError, RetrainError
+from retrain.locks.held import hold
 from retrain.plan.matrix import plan_runs
 from retrain.records.layout import CampaignFiles, RunFiles, create_directory
-from retrain.records.locks import hold
 from retrain.worker import run as run_worker
 from tests.conftest import TINY
 

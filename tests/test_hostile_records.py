@@ -11,16 +11,16 @@ from typing import Any
 import pytest
 
 from retrain.errors import RetrainError
-from retrain.plan.origin import Origin, read_origin, write_origin
+from retrain.locks.descriptors import LockFile
+from retrain.locks.held import hold, holder, is_held
+from retrain.plan.provenance import Provenance, read_provenance, write_provenance
 from retrain.records.attempts import begin_attempt, end_attempt, read_attempts
 from retrain.records.layout import CampaignFiles, RunFiles
-from retrain.records.locks import hold, holder, is_held
 from retrain.records.manifest import PlannedRun, new_manifest, read_manifest, write_manifest
 from retrain.records.metrics import MetricsWriter, scan_rows, tail_rows
 from retrain.records.run_state import Progress, read_done, read_progress, write_done, write_progress
 from retrain.records.samples import SamplesWriter, read_samples
 from retrain.semaphore import FileSemaphore
-from retrain.semaphore.descriptors import LockFile
 from retrain.semaphore.state import read_holder
 
 ODD = (None, True, -1, 0, 10**400, 1e308, float("nan"), float("inf"), "x", [], [1], {}, {"a": []})
@@ -32,7 +32,7 @@ READERS: dict[str, Callable[[Path], object]] = {
     "metrics.jsonl": lambda path: (scan_rows(path), tail_rows(path, 2)),
     "samples.jsonl": read_samples,
     "manifest.json": read_manifest,
-    "origin.json": lambda path: read_origin(CampaignFiles(path.parent)),
+    "origin.json": lambda path: read_provenance(CampaignFiles(path.parent)),
     "permits.json": lambda path: FileSemaphore.inspect(path.parent),
     "slot-0000": lambda path: read_holder(LockFile(str(path), read_only=True)),
 }
@@ -52,7 +52,7 @@ def written(tmp_path: Path) -> Path:
     samples.close()
     planned = PlannedRun("a_s0", "a", 0, 4)
     write_manifest(campaign.manifest, new_manifest("c", "abc", [planned], tmp_path))
-    write_origin(campaign, Origin("c", (), str(tmp_path), None, "local", "abc"))
+    write_provenance(campaign, Provenance("c", (), str(tmp_path), None, "local", "abc"))
     lock = hold(run.lock)
     assert lock is not None
     lock.release()
@@ -62,7 +62,7 @@ def written(tmp_path: Path) -> Path:
 
 
 def spoilt(record: Any) -> Iterator[Any]:
-    """Give a record with each of its values, at any depth, replaced or left out in turn."""
+    """Return a record with each of its values, at any depth, replaced or left out in turn."""
     for key in list(record) if isinstance(record, dict) else range(len(record)):
         value = record[key]
         if isinstance(value, dict | list):

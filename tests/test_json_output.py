@@ -12,7 +12,8 @@ from subprocess import CompletedProcess
 import pytest
 
 from retrain.cli import _checks
-from retrain.plan import checklist, explain, limits, wall_time
+from retrain.plan import checklist, explain
+from retrain.plan.estimate import limits, wall_time
 from retrain.records.manifest import Expectation
 from retrain.records.pace import Pace
 from retrain.report import compare, differences, statistics

@@ -6,8 +6,8 @@ import threading
 
 import pytest
 
-from retrain.launchers import _asking
-from retrain.launchers._asking import Asking
+from retrain.launchers import asking as _asking
+from retrain.launchers.asking import Asking
 
 
 @pytest.fixture

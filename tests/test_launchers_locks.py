@@ -14,10 +14,10 @@ import pytest
 
 from retrain.config.engines import Ray
 from retrain.errors import LaunchError
-from retrain.launchers._lock_verdict import directories_of, read_verdict
 from retrain.launchers._ray_client import Job
 from retrain.launchers._ray_proof import LockTest
 from retrain.launchers._ray_queue import Queue
+from retrain.launchers.lock_verdict import directories_of, read_verdict
 from retrain.launchers.ray import RayLauncher
 from retrain.records.layout import CampaignFiles
 from retrain.records.stop_request import ask_to_stop
@@ -28,7 +28,7 @@ SHARED = Ray(permits="shared")
 
 def part(directory: Path, rank: int, node: str) -> subprocess.Popen[str]:
     """Start one part of a test."""
-    test = [sys.executable, "-m", "retrain.launchers._lock_proof", directory / "verdict.json"]
+    test = [sys.executable, "-m", "retrain.launchers.lock_proof", directory / "verdict.json"]
     command = [*test, directory / "permits", str(rank), "mark", node]
     return subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
 
@@ -97,7 +97,7 @@ class Nodes(Jobs):
 
 
 def sharing(directory: Path, nodes: Nodes, table: Ray = SHARED, **changes: Any) -> RayLauncher:
-    """Give a launcher of five runs that are to share two permits."""
+    """Return a launcher of five runs that are to share two permits."""
     made = RayLauncher(assignment(directory, 5, permits=2, workers=3, **changes), table)
     made._client = nodes
     return made

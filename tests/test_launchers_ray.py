@@ -25,8 +25,8 @@ from retrain.launchers._ray_marks import Taken
 from retrain.launchers._ray_queue import Queue
 from retrain.launchers._ray_watch import Watch
 from retrain.launchers.ray import RayLauncher
+from retrain.locks.held import hold
 from retrain.records.layout import RunFiles
-from retrain.records.locks import hold
 from retrain.records.run_state import write_done
 from tests.remembering_ray import Jobs, assignment, launcher, look
 

@@ -15,9 +15,9 @@ from retrain.launchers._ray_marks import Marks, Taken
 from retrain.launchers._ray_queue import Queue, Terms
 from retrain.launchers._ray_repair import MOST_LOST, replace_lost
 from retrain.launchers.ray import RayLauncher
+from retrain.locks.held import hold
 from retrain.records.attempts import begin_attempt
 from retrain.records.layout import CampaignFiles, RunFiles
-from retrain.records.locks import hold
 from tests.remembering_ray import Jobs, assignment, launcher, look
 from tests.test_trainer import SMALL, make_run
 

@@ -12,9 +12,9 @@ import pytest
 from retrain.config.engines import Ray
 from retrain.errors import EXIT_INFRASTRUCTURE
 from retrain.launchers import ray as plugin
-from retrain.launchers._permit_split import workers_at_a_time
 from retrain.launchers._ray_queue import Queue, Terms
 from retrain.launchers._ray_script import ask_of, render, terms_of
+from retrain.launchers.permit_split import workers_at_a_time
 from tests.remembering_ray import assignment
 
 

@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from retrain.launchers._signals import signal_holder
+from retrain.launchers.signals import signal_holder
 from retrain.records.processes import start_mark
 
 HOLDER = """
 import sys
 from pathlib import Path
-from retrain.records.locks import hold
+from retrain.locks.held import hold
 lock = hold(Path(sys.argv[1]))
 print("held", flush=True)
 sys.stdin.read()
@@ -48,7 +48,7 @@ def test_a_process_that_got_a_dead_holders_id_is_left_alone(
     held: tuple[Path, subprocess.Popen[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lock, process = held
-    monkeypatch.setattr("retrain.launchers._signals.TRIES", 2)
+    monkeypatch.setattr("retrain.launchers.signals.TRIES", 2)
     text = lock.read_text()
     lock.write_text(text.replace(start_mark(process.pid), "another boot:1"))
     assert not signal_holder(lock, signal.SIGKILL)

@@ -16,12 +16,12 @@ from retrain.config.engines import Slurm
 from retrain.errors import EXIT_CONFIG, EXIT_LAUNCH
 from retrain.launchers import Assignment, Begun, Ended
 from retrain.launchers import slurm as plugin
-from retrain.launchers._permit_split import workers_at_a_time
-from retrain.launchers._slurm_queue import Names, Task, array_of, is_script, parse, read_queue
-from retrain.launchers._slurm_script import render
-from retrain.launchers._slurm_watch import Watch, held_back
+from retrain.launchers.permit_split import workers_at_a_time
+from retrain.launchers.slurm.queue import Names, Task, array_of, is_script, parse, read_queue
+from retrain.launchers.slurm.script import render
+from retrain.launchers.slurm.watch import Watch, held_back
+from retrain.locks.held import hold
 from retrain.records.layout import CampaignFiles, RunFiles
-from retrain.records.locks import hold
 from retrain.records.run_state import write_done
 from retrain.records.stop_request import asked_to_stop
 from tests.slurm_pieces import assignment, expand

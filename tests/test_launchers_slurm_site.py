@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 
 from retrain.config.engines import Slurm
 from retrain.errors import LaunchError
-from retrain.launchers import _slurm_commands
 from retrain.launchers import slurm as plugin
-from retrain.launchers._slurm_commands import QueueFullError, list_tasks, submit
-from retrain.launchers._slurm_queue import Names, job_name, parse
+from retrain.launchers.slurm import commands as _slurm_commands
+from retrain.launchers.slurm.commands import QueueFullError, list_tasks, submit
+from retrain.launchers.slurm.queue import Names, job_name, parse
 from tests.slurm_pieces import assignment, command, expand
 
 Retrain = Callable[..., subprocess.CompletedProcess[str]]

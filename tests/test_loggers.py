@@ -10,7 +10,7 @@ import pytest
 from retrain import worker
 from retrain.campaign.run import reopen, run_campaign
 from retrain.errors import ConfigError
-from retrain.loggers._public import without_secrets
+from retrain.loggers.public import without_secrets
 from retrain.records.attempts import read_attempts
 from retrain.records.layout import CampaignFiles
 from retrain.records.metrics import read_metrics
@@ -95,7 +95,7 @@ def test_a_tool_begins_no_run_whose_id_could_not_be_kept(tmp_path, monkeypatch, 
 def test_a_logger_that_hangs_is_left_behind(tmp_path):
     files = make_run(tmp_path / "run", with_loggers("hanging", "recording"))
     program = (
-        "import sys; from retrain.trainer import outlets; outlets.CLOSING_S = 0.5;"
+        "import sys; from retrain.trainer import logger_threads; logger_threads.CLOSING_S = 0.5;"
         "import runpy; sys.argv = ['worker', sys.argv[1]];"
         "runpy.run_module('retrain.worker', run_name='__main__')"
     )

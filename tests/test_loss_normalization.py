@@ -9,9 +9,9 @@ import pytest
 
 from retrain import worker
 from retrain.backends import BackendSpec, Optimization, Sampling
-from retrain.backends._objective import loss_gradient
-from retrain.backends._parts import split_by_group
 from retrain.backends.numpy import connect
+from retrain.backends.objective import loss_gradient
+from retrain.backends.parts import split_by_group
 from retrain.campaign.run import reopen
 from retrain.config.load import load_config, parse
 from retrain.errors import ConfigError

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from retrain.plan.history import learn, of_runs
-from retrain.plan.learned import learned_for
-from retrain.plan.measured import measure_run
+from retrain.plan.estimate.history import learn, of_runs
+from retrain.plan.estimate.learned import learned_for
+from retrain.plan.estimate.measured import measure_run
 from retrain.records.layout import CampaignFiles, RunFiles
 from tests.explained import SMOKE, explained, plan_of
 from tests.recorded import record_campaign, record_run

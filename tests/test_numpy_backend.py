@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from retrain.backends import BackendSpec, Optimization, Sampling
-from retrain.backends.numpy import NumpyBackend, check_options, connect
+from retrain.backends.numpy import check_options, connect
+from retrain.backends.numpy.policy import NumpyBackend
 from retrain.errors import BackendMemoryError, ConfigError, RecordsError
 from retrain.losses import ppo
 from retrain.rollouts import Group, Loss, Prompt, TrainingSample

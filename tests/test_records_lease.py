@@ -14,9 +14,9 @@ import pytest
 from retrain.campaign.run import start
 from retrain.errors import EXIT_DONE, EXIT_INFRASTRUCTURE
 from retrain.launchers import Assignment, Ended, local
-from retrain.records import locks
+from retrain.locks import held as locks
+from retrain.locks.held import hold, holder, is_held
 from retrain.records.layout import RunFiles
-from retrain.records.locks import hold, holder, is_held
 from retrain.records.processes import start_mark
 from retrain.worker import run as run_worker
 from tests.semaphore_processes import wait_until

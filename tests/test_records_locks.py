@@ -9,12 +9,12 @@ import threading
 import pytest
 
 from retrain.errors import RecordsError
-from retrain.records.locks import _write_holder, hold, holder, is_held, present_holder
+from retrain.locks.held import _write_holder, hold, holder, is_held, present_holder
 from retrain.records.workers import worker_pids
 
 HOLD = """
 import sys, pathlib
-from retrain.records.locks import hold
+from retrain.locks.held import hold
 lock = hold(pathlib.Path(sys.argv[1]))
 print("held" if lock else "refused", flush=True)
 sys.stdin.read()
@@ -84,7 +84,7 @@ def test_watching_a_lock_never_keeps_a_worker_from_taking_it(tmp_path):
 
 FORK_AND_DIE = """
 import os, sys, pathlib
-from retrain.records.locks import hold
+from retrain.locks.held import hold
 lock = hold(pathlib.Path(sys.argv[1]))
 if os.fork() == 0:
     print("forked", flush=True)

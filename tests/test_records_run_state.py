@@ -3,9 +3,9 @@ import os
 import pytest
 
 from retrain.errors import RecordsError
+from retrain.locks.held import hold
 from retrain.records.attempts import begin_attempt, end_attempt, read_attempts
 from retrain.records.layout import RunFiles
-from retrain.records.locks import hold
 from retrain.records.run_state import (
     Progress,
     RunState,

@@ -9,15 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from retrain.campaign.expect import Expecter, union_s
+from retrain.campaign.forecast import Forecaster, union_s
 from retrain.campaign.run import run_campaign
 from retrain.config.load import parse
 from retrain.errors import RecordsError
+from retrain.locks.held import hold
+from retrain.plan.estimate.remaining import RunLeft, remaining
 from retrain.plan.matrix import Plan, plan_runs
-from retrain.plan.remaining import RunLeft, remaining
 from retrain.records.attempts import read_attempts
 from retrain.records.layout import CampaignFiles, RunFiles
-from retrain.records.locks import hold
 from retrain.records.manifest import Expectation, PlannedRun, new_manifest, read_manifest, write_manifest
 from retrain.records.metrics import MetricsEnds, read_ends
 from retrain.records.pace import Pace, pace_of
@@ -120,7 +120,7 @@ class _Clock:
 
 
 @pytest.fixture
-def begun(tmp_path: Path) -> tuple[Plan, CampaignFiles, _Clock, Expecter]:
+def begun(tmp_path: Path) -> tuple[Plan, CampaignFiles, _Clock, Forecaster]:
     plan = _plan(tmp_path)
     files = CampaignFiles(tmp_path / "c-20250201T120000Z-0a1b")
     files.runs.mkdir(parents=True)
@@ -129,7 +129,7 @@ def begun(tmp_path: Path) -> tuple[Plan, CampaignFiles, _Clock, Expecter]:
     clock = _Clock()
     manifest = new_manifest("c", "", planned, tmp_path)
     write_manifest(files.manifest, manifest)
-    return plan, files, clock, Expecter(plan, files.directory, files.run, manifest, clock)
+    return plan, files, clock, Forecaster(plan, files.directory, files.run, manifest, clock)
 
 
 def test_a_campaign_is_expected_to_take_what_earlier_ones_of_its_name_say(begun: tuple) -> None:
@@ -172,7 +172,7 @@ def test_a_resumed_campaign_keeps_what_was_expected_and_counts_no_pause(begun: t
     assert manifest is not None
     expected = Expectation(70.0, 75.0, 0.0, "a pilot")
     again = replace(manifest, expected=expected, runs=tuple(replace(r, attempts=1) for r in manifest.runs))
-    expecter = Expecter(plan, files.directory, files.run, again, clock)
+    expecter = Forecaster(plan, files.directory, files.run, again, clock)
     assert expecter.look() is None
     assert expecter.ended() == replace(expected, actual_s=80.0)
 

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from retrain.errors import ConfigError, InfrastructureError, RunFailedError
 from retrain.rewards import Answer, BatchScorer, Outcome, Score, UnscoredError, custom
-from retrain.rewards._pool_message import Message, line_of, only, read_line
+from retrain.rewards.pool.message import Message, line_of, only, read_line
 from retrain.rollouts import Prompt
 
 FUNCTIONS = "tests.reward_functions"

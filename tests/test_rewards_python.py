@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from retrain.rewards import Answer, BatchScorer, Outcome, Score, python
-from retrain.rewards._program import program_of
+from retrain.rewards.python.program import program_of
 from retrain.rollouts import Prompt
 
 ASSERTS = "assert add(2, 3) == 5\nassert add(-1, 1) == 0"

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from retrain.controllers.goodput import (
+from retrain.controllers.scaling.goodput import (
     Goodput,
     MeasuredStep,
     StepTimes,

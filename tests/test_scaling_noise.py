@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from retrain.controllers.noise_scale import GradientNoiseScale, adam_preconditioner, squared_norms
-from retrain.controllers.scaling import AdamScaleRule, AdaScaleRule
+from retrain.controllers.scaling.noise_scale import GradientNoiseScale, adam_preconditioner, squared_norms
+from retrain.controllers.scaling.rules import AdamScaleRule, AdaScaleRule
 
 PUBLISHED = json.loads((Path(__file__).parent / "data" / "scaling_rules.json").read_text())
 

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from retrain.controllers.informative import InformativeGroups
-from retrain.controllers.scaling import (
+from retrain.controllers.scaling.informative import InformativeGroups
+from retrain.controllers.scaling.rules import (
     RULES,
     AdamScaleRule,
     AdaScaleRule,

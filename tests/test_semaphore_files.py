@@ -9,7 +9,7 @@ import pytest
 
 from retrain.errors import LaunchError, RecordsError
 from retrain.semaphore import FileSemaphore, lock_sharing_problem
-from retrain.semaphore.bell import Ear, bell_address, ring
+from retrain.semaphore.wakeup import WakeupListener, wake, wakeup_address
 from tests.semaphore_processes import HOLD, running, wait_until
 
 MOUNTS = """\
@@ -222,13 +222,13 @@ def test_the_module_needs_only_the_standard_library():
 @pytest.mark.parametrize("in_file_system", [sys.platform != "linux", True])
 def test_a_bell_wakes_the_watcher_also_after_one_was_killed(tmp_path, in_file_system):
     (tmp_path / "turnstile.lock").touch()
-    address = bell_address(tmp_path / "turnstile.lock", in_file_system=in_file_system)
-    ring(address)  # nobody listens
-    killed, ear = Ear(address), None
+    address = wakeup_address(tmp_path / "turnstile.lock", in_file_system=in_file_system)
+    wake(address)  # nobody listens
+    killed, ear = WakeupListener(address), None
     killed._socket.close()  # leaves the file behind, as a kill does
-    ear = Ear(address)
+    ear = WakeupListener(address)
     try:
-        ring(address)
+        wake(address)
         ear.wait(timeout_s=600)
     finally:
         ear.close()

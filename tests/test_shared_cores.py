@@ -9,11 +9,11 @@ import pytest
 from retrain.calibrate.facts import WorkersMeasured
 from retrain.calibrate.forecast import Forecast
 from retrain.config.load import parse
-from retrain.plan.history import learn
-from retrain.plan.learned import learned_for
+from retrain.plan.estimate.history import learn
+from retrain.plan.estimate.learned import learned_for
+from retrain.plan.estimate.measured import measure_run
+from retrain.plan.estimate.wall_time import WallTime, wall_time
 from retrain.plan.matrix import Plan, plan_runs
-from retrain.plan.measured import measure_run
-from retrain.plan.wall_time import WallTime, wall_time
 from retrain.records.manifest import Expectation
 from tests.recorded import record_campaign
 

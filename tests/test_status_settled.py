@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from retrain.locks.held import hold
 from retrain.records.attempts import begin_attempt, end_attempt
 from retrain.records.layout import CampaignFiles, RunFiles
-from retrain.records.locks import hold
 from retrain.records.manifest import (
     Manifest,
     PlannedRun,

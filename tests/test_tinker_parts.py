@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 
 from retrain.backends import BackendSpec
-from retrain.backends._tinker_datums import check_advantages, datum_arrays
-from retrain.backends._tinker_files import read_state, write_state
-from retrain.backends._tinker_losses import ApiLoss, api_loss
-from retrain.backends._tinker_options import check_options
-from retrain.backends._tinker_permits import Permits
 from retrain.backends.tinker import advise_run, check_run, connect
+from retrain.backends.tinker.datums import check_advantages, datum_arrays
+from retrain.backends.tinker.files import read_state, write_state
+from retrain.backends.tinker.losses import ApiLoss, api_loss
+from retrain.backends.tinker.options import check_options
+from retrain.backends.tinker.permits import Permits
 from retrain.blocking import in_thread
 from retrain.config.schema import Algorithm, Config, Model, Training
 from retrain.distribution import install_command

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from retrain.locks.held import hold
 from retrain.records.attempts import begin_attempt, end_attempt
 from retrain.records.growing import LONGEST_LINE_BYTES, WHOLE_BYTES, GrowingFile
 from retrain.records.layout import CampaignFiles, RunFiles
-from retrain.records.locks import hold
 from retrain.records.manifest import PlannedRun, new_manifest, write_manifest
 from retrain.records.metrics import MetricsWriter
 from retrain.records.notices import NoticeBook

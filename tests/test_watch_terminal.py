@@ -15,8 +15,8 @@ import time
 
 import pytest
 
+from retrain.locks.held import hold
 from retrain.records.attempts import begin_attempt, end_attempt
-from retrain.records.locks import hold
 from retrain.records.run_state import write_done
 from tests.test_watch_reading import PLANNED, make_campaign, rows
 

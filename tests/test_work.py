@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from retrain.backends import Optimization, Sampling, SamplingWork, Work
-from retrain.backends._work import ModelCosts, WorkMeter
+from retrain.backends.work import ModelCosts, WorkMeter
 from retrain.config.schema import BackPressure
 from retrain.losses import ppo
 from retrain.records.step_row import columns

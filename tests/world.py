@@ -15,9 +15,9 @@ from pathlib import Path
 
 from retrain.errors import EXIT_DONE, EXIT_INFRASTRUCTURE, EXIT_INTERRUPTED, RecordsError
 from retrain.launchers import Assignment, Ended
+from retrain.locks.held import HeldLock, hold
 from retrain.records.attempts import begin_attempt, end_attempt
 from retrain.records.layout import RunFiles
-from retrain.records.locks import HeldLock, hold
 from retrain.records.metrics import MetricsWriter
 from retrain.records.run_state import write_done
 from retrain.trainer import checkpoint
@@ -191,6 +191,6 @@ WORLDS: list[World] = []
 
 
 def open_launcher(assignment: Assignment) -> World:
-    """Give the orchestrator the world that the test made last."""
+    """Return the orchestrator the world that the test made last."""
     WORLDS[-1].directories = assignment.runs
     return WORLDS[-1]

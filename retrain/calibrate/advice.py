@@ -14,7 +14,7 @@ from retrain.calibrate.facts import OUT_OF_MEMORY, BatchFound, Lengths, StepSpli
 from retrain.calibrate.trials import POINTS_FOR_A_LAW
 from retrain.config.schema import RateLimiter
 from retrain.controllers.usl import UslFit, fit_usl
-from retrain.plan.durations import about, format_duration
+from retrain.plan.estimate.durations import about, format_duration
 from retrain.plan.matrix import Plan
 
 MOST_HITS = 0.02  # of completions cut off: more, and rewards are lost to the limit
@@ -41,7 +41,7 @@ class Advice:
 
     @property
     def is_change(self) -> bool:
-        """Tell whether it differs."""
+        """Whether it differs."""
         return self.value != self.now
 
 
@@ -56,7 +56,7 @@ class Memory:
 
 
 def worst_of(found: Sequence[Lengths]) -> Lengths:
-    """Give the condition with most cause for more tokens, with the longest completion of any."""
+    """Return the condition with most cause for more tokens, with the longest completion of any."""
     worst = max(found, key=lambda one: (not _why_no_more(one), one.hit_fraction, one.longest))
     return replace(worst, longest=max(one.longest for one in found), p95=max(one.p95 for one in found))
 
@@ -91,7 +91,7 @@ def max_tokens(key: str, found: Lengths, split: Sequence[StepSplit]) -> Advice:
 
 
 def _why_no_more(found: Lengths) -> str:
-    """Say what speaks against more tokens for completions that are cut off; "" if nothing does."""
+    """Return what speaks against more tokens for completions that are cut off; "" if nothing does."""
     if 0 < found.enough <= found.allowed:
         return f"no answer takes more than {found.enough}: the policy has yet to learn where to end"
     if not found.has_signal:
@@ -122,7 +122,7 @@ def max_workers(
     memory: Memory,
     makespans_s: Mapping[int, float],
 ) -> Iterator[Advice]:
-    """Give the fewest that end the campaign about as early as any, and no later than now.
+    """Return the fewest that end the campaign about as early as any, and no later than now.
 
     Args:
         plan: the campaign.
@@ -151,7 +151,7 @@ def max_workers(
 
 
 def _reasons(measured: Sequence[WorkersMeasured], fit: UslFit | None, value: int, now: int) -> Iterator[str]:
-    """Say what so many workers were seen to do."""
+    """Return what so many workers were seen to do."""
     alone = measured[0]
     chosen = min(measured, key=lambda m: abs(m.workers - value))
     if chosen.workers > 1:
@@ -201,7 +201,7 @@ def stagger(plan: Plan, split: Sequence[StepSplit], is_remote: bool, workers: in
 
 
 def batch_size(now: int, found: BatchFound, follows: bool) -> Advice:
-    """Say where throughput is best; written only if the file lets back pressure decide anyway.
+    """Return where throughput is best; written only if the file lets back pressure decide anyway.
 
     Where the law and the size that was settled on point different ways, nothing is advised.
     """

@@ -18,9 +18,9 @@ from retrain.calibrate.session import Trialled, read_gpus
 from retrain.campaign.assign import takes_permits
 from retrain.controllers.usl import UslFit
 from retrain.errors import ConfigError
+from retrain.plan.estimate.measured import MeasuredRun
+from retrain.plan.estimate.wall_time import WallTime
 from retrain.plan.matrix import Plan
-from retrain.plan.measured import MeasuredRun
-from retrain.plan.wall_time import WallTime
 from retrain.plan.warnings import answers_alone
 from retrain.system import memory_available_bytes
 
@@ -40,17 +40,17 @@ class Evidence:
 
     @cached_property
     def runs(self) -> list[MeasuredRun]:
-        """Give the pilot's runs that took two whole steps."""
+        """Return the pilot's runs that took two whole steps."""
         return facts.measured_runs(self.done["pilot"]) if "pilot" in self.done else []
 
     @cached_property
     def steps(self) -> list[StepSplit]:
-        """Give where each condition's mean step goes."""
+        """Return where each condition's mean step goes."""
         return facts.step_splits(self.runs)
 
     @cached_property
     def lengths(self) -> list[Lengths]:
-        """Give how long each condition's completions were."""
+        """Return how long each condition's completions were."""
         if "pilot" not in self.done:
             return []
         alone = {c for c, run in self.plan.first_runs().items() if answers_alone(run.config)}
@@ -59,17 +59,17 @@ class Evidence:
 
     @cached_property
     def side(self) -> list[WorkersMeasured]:
-        """Give what so many workers did side by side."""
+        """Return what so many workers did side by side."""
         return facts.side_by_side(self.done)
 
     @cached_property
     def fit(self) -> UslFit | None:
-        """Give the law across workers."""
+        """Return the law across workers."""
         return advice.scaling_of(self.side)
 
     @cached_property
     def memory(self) -> Memory:
-        """Give what the heaviest worker took, and what is free now that none runs."""
+        """Return what the heaviest worker took, and what is free now that none runs."""
         heaviest = max((trial.worker_bytes for trial in self.done.values()), default=0)
         on_gpus = max((trial.worker_gpu_bytes for trial in self.done.values()), default=0)
         free = sum(gpu.memory_total_bytes - gpu.memory_used_bytes for gpu in read_gpus())
@@ -77,13 +77,13 @@ class Evidence:
 
     @cached_property
     def batch(self) -> BatchFound | None:
-        """Give what back pressure found: in its own trial, or in the pilot if the file enables it."""
+        """Return what back pressure found: in its own trial, or in the pilot if the file enables it."""
         trial = self.done.get("batch") or (self.done.get("pilot") if self._is_pressed else None)
         return facts.batch_found(trial) if trial else None
 
     @cached_property
     def scaling(self) -> Scaling | None:
-        """Give throughput across workers, with the law if it could be fitted."""
+        """Return throughput across workers, with the law if it could be fitted."""
         if not self.side:
             return None
         side, fit = tuple(self.side), self.fit
@@ -96,7 +96,7 @@ class Evidence:
         return Scaling(side, fit.sigma, fit.kappa, star, fit.reason)
 
     def disk(self) -> Disk | None:
-        """Give what the whole campaign would write."""
+        """Return what the whole campaign would write."""
         if "pilot" not in self.done:
             return None
         saved, logged = facts.disk_bytes(self.done["pilot"])
@@ -105,7 +105,7 @@ class Evidence:
         return Disk(saved * kept * len(self.plan.runs), logged * self.plan.total_steps, free)
 
     def advised(self) -> tuple[list[Advice], list[str]]:
-        """Give what follows, and why some of it does not: a file with all of it must be valid."""
+        """Return what follows, and why some of it does not: a file with all of it must be valid."""
         kept: list[Advice] = []
         refused: list[str] = []
         for one in self._advice():

@@ -12,7 +12,7 @@ from typing import Any
 from retrain.calibrate.session import Trialled
 from retrain.config.schema import Backend
 from retrain.errors import RecordsError
-from retrain.plan.measured import MeasuredRun, measure_run
+from retrain.plan.estimate.measured import MeasuredRun, measure_run
 from retrain.records.clock import seconds_between
 from retrain.records.lines import number_in
 from retrain.records.metrics import read_metrics
@@ -73,12 +73,12 @@ class BatchFound:
 
     @property
     def is_telling(self) -> bool:
-        """Tell whether it saw enough steps to judge any."""
+        """Whether it saw enough steps to judge any."""
         return set(self.regimes) != {"warmup"}
 
 
 def measured_runs(trial: Trialled) -> list[MeasuredRun]:
-    """Give the times of a trial's runs; those without two whole steps are left out."""
+    """Return the times of a trial's runs; those without two whole steps are left out."""
     found = []
     for directory in trial.runs:
         try:
@@ -112,12 +112,12 @@ def _split(condition: str, runs: Sequence[MeasuredRun]) -> StepSplit:
 
 
 def _whole_steps(run: MeasuredRun) -> list[float]:
-    """Give the steps that were measured, with their waits for permits."""
+    """Return the steps that were measured, with their waits for permits."""
     return [float(row["step_time_s"]) for row in _rows(run.directory)[-len(run.step_times_s) :]]
 
 
 def permit_wait_fraction(runs: Iterable[MeasuredRun]) -> float:
-    """Give how much of their steps went by waiting for permits."""
+    """Return how much of their steps went by waiting for permits."""
     known = list(runs)
     whole = math.fsum(seconds for run in known for seconds in _whole_steps(run))
     alone = math.fsum(seconds for run in known for seconds in run.step_times_s)
@@ -166,7 +166,7 @@ def _lengths(condition: str, allowed: int, enough: int, rows: Rows) -> Lengths:
 
 
 def side_by_side(done: Mapping[str, Trialled]) -> list[WorkersMeasured]:
-    """Give what so many workers did together, for each number of them that got going."""
+    """Return what so many workers did together, for each number of them that got going."""
     probes = (trial for name, trial in done.items() if name.startswith("workers-"))
     return [measured for trial in probes if (measured := workers_measured(trial)) is not None]
 
@@ -215,27 +215,27 @@ def batch_found(trial: Trialled) -> BatchFound | None:
 
 
 def _telling(reasons: Sequence[str]) -> str:
-    """Give the reason that says most: what did not fit, else the last one of a step that counted."""
+    """Return the reason that says most: what did not fit, else the last one of a step that counted."""
     too_much = [reason for reason in reasons if OUT_OF_MEMORY in reason]
     counted = [reason for reason in reasons if not reason.startswith("not counted")]
     return (too_much or counted or reasons)[-1]
 
 
 def out_of_memory_at(trial: Trialled) -> int | None:
-    """Give the fewest prompts at a time that did not fit; None if all did."""
+    """Return the fewest prompts at a time that did not fit; None if all did."""
     sizes = [number_in(row, "out_of_memory_at") for directory in trial.runs for row in _rows(directory)]
     return min((int(size) for size in sizes if size), default=None)
 
 
 def batches_per_unit(trial: Trialled) -> float | None:
-    """Give the pace of an unlimited run."""
+    """Return the pace of an unlimited run."""
     return next(
         (n for row in reversed(_rows(trial.runs[0])) if (n := number_in(row, "rate_batches_per_unit"))), None
     )
 
 
 def disk_bytes(trial: Trialled) -> tuple[float, float]:
-    """Give the bytes of one checkpoint, and of the records of one step, as means over runs."""
+    """Return the bytes of one checkpoint, and of the records of one step, as means over runs."""
     saved, logged = [], []
     for directory in trial.runs:
         checkpoints = [path for path in directory.glob("checkpoints/step-*") if path.is_dir()]

@@ -8,11 +8,11 @@ from dataclasses import replace
 
 from retrain.calibrate.facts import WorkersMeasured
 from retrain.plan.crowding import ALONE, Crowding
-from retrain.plan.history import of_runs
-from retrain.plan.learned import learned_for
+from retrain.plan.estimate.history import of_runs
+from retrain.plan.estimate.learned import learned_for
+from retrain.plan.estimate.measured import MeasuredRun
+from retrain.plan.estimate.wall_time import WallTime, wall_time
 from retrain.plan.matrix import Plan
-from retrain.plan.measured import MeasuredRun
-from retrain.plan.wall_time import WallTime, wall_time
 from retrain.plan.warnings import shares_cores
 
 
@@ -41,7 +41,7 @@ class Forecast:
         return wall_time(plan, learned, history, self._cores)
 
     def by_workers(self, plan: Plan) -> Mapping[int, float]:
-        """Give P50 in seconds for each number of workers that was tried, and for the plan's own.
+        """Return P50 in seconds for each number of workers that was tried, and for the plan's own.
 
         More workers than cores win nothing where each keeps one busy, whatever a short probe says.
         """

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from retrain.calibrate.advice import Advice, Memory
 from retrain.calibrate.facts import BatchFound, Lengths, StepSplit, WorkersMeasured
-from retrain.plan.wall_time import WallTime
+from retrain.plan.estimate.wall_time import WallTime
 
 
 @dataclass(frozen=True)

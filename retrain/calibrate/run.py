@@ -46,7 +46,7 @@ class Calibrator:
         self._cores = cpu_capacity()
 
     def trials(self, log_dir: Path, done: Mapping[str, Trialled] | None = None) -> Iterator[Trial]:
-        """Give the trials to run, the most telling first.
+        """Return the trials to run, the most telling first.
 
         Args:
             log_dir: of their campaigns.
@@ -163,7 +163,7 @@ class Calibrator:
 
 
 def _enough_steps(effort: Effort, done: Mapping[str, Trialled]) -> int:
-    """Give steps for which workers are at it together for long, although they start one after another."""
+    """Return steps for which workers are at it together for long, although they start one after another."""
     runs = facts.measured_runs(done["pilot"]) if "pilot" in done else []
     if not runs:
         return effort.probe_steps

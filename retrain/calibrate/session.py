@@ -62,7 +62,7 @@ class Session:
 
     @property
     def is_over(self) -> bool:
-        """Tell whether no further trial should begin."""
+        """Whether no further trial should begin."""
         return self.interrupted or self.left_s == 0
 
     def interrupt(self, *, now: bool = False) -> None:
@@ -130,7 +130,7 @@ class _Memory:
 
 
 def heaviest_on(found: Iterable[Gpu], workers: Collection[int]) -> int:
-    """Give the most bytes of GPU memory that one of these processes holds, over all GPUs."""
+    """Return the most bytes of GPU memory that one of these processes holds, over all GPUs."""
     held: Counter[int] = Counter()
     for gpu in found:
         held.update({pid: size for pid, size in gpu.process_memory_bytes.items() if pid in workers})

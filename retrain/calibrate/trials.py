@@ -54,7 +54,7 @@ def pilot(tables: Tables, effort: Effort, conditions: int, log_dir: Path) -> Tri
 
 
 def worker_counts(configured: int, cores: float, runs: int, most: int) -> list[int]:
-    """Give numbers of workers to try: 1, 2, 4, ... past what is configured and what there are cores for."""
+    """Return numbers of workers to try: 1, 2, 4, ... past what is configured and what there are cores for."""
     highest = min(max(configured, round(2 * cores), 2), runs, most)
     doubled = {1 << power for power in range(highest.bit_length())}
     tried = {n for n in doubled if n <= highest} | {min(configured, highest)}

@@ -21,7 +21,7 @@ MOST_READ = 1000  # bytes of a line
 
 
 def calibrated(tables: Mapping[str, Any], advice: Sequence[Advice]) -> dict[str, Any]:
-    """Give the tables with the advised values; comments of the original cannot be kept."""
+    """Return the tables with the advised values; comments of the original cannot be kept."""
     changed = deepcopy(dict(tables))
     for one in _changes(advice):
         section, _, key = one.key.partition(".")
@@ -82,7 +82,7 @@ def check_target(target: Path, source: Path) -> None:
 
 
 def schema_line(source: Path) -> str:
-    """Give the line that tells editors the schema, if a file begins with it."""
+    """Return the line that tells editors the schema, if a file begins with it."""
     first = _first_lines(source)[0].decode("utf-8-sig", "replace").strip()
     return plain(first) if first.startswith(DIRECTIVE.partition(" ")[0]) else ""
 

@@ -13,8 +13,8 @@ from retrain import registry
 from retrain.config.schema import Throttle
 from retrain.controllers.breaker import CircuitBreaker
 from retrain.errors import ConfigError
+from retrain.locks.held import RENEW_S
 from retrain.plan.matrix import Plan
-from retrain.records.locks import RENEW_S
 from retrain.records.run_state import RunState
 from retrain.records.workers import worker_pids
 from retrain.system import memory_available_bytes, memory_limit_bytes
@@ -55,7 +55,7 @@ class Planned:
         self._places = Places(workers, ask_again_s=None)
 
     def places(self) -> Places:
-        """Give the planned number."""
+        """Return the planned number."""
         return self._places
 
 
@@ -124,7 +124,7 @@ class WhileRunsSucceed:
         return self._inner.places()
 
     def tries_one(self) -> bool:
-        """Tell whether one run is to be started before any others."""
+        """Whether one run is to be started before any others."""
         return self._breaker.ask(self._clock()).is_probe
 
     def started(self) -> None:
@@ -155,7 +155,7 @@ class WhileRunsSucceed:
 
 
 def admission_of(plan: Plan, runs: Path) -> Admission:
-    """Give the admission that a plan asks for: its workers, the load, the memory.
+    """Return the admission that a plan asks for: its workers, the load, the memory.
 
     Args:
         runs: the directory of the campaign's runs; what their workers use is not foreign to it.

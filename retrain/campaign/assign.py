@@ -12,7 +12,7 @@ from retrain.config.schema import Campaign, Config
 from retrain.errors import ConfigError
 from retrain.launchers import Assignment, Launcher
 from retrain.plan.matrix import Plan
-from retrain.plan.origin import Origin
+from retrain.plan.provenance import Provenance
 from retrain.records.layout import CampaignFiles, RunFiles
 
 NOT_YET = "<id>"  # stands in a script that is shown before the campaign has a directory
@@ -31,7 +31,7 @@ def options_of(campaign: Campaign) -> dict[str, Any]:
 def assignment_of(
     plan: Plan, files: CampaignFiles, where: Path, say: Callable[[str], None] = lambda text: None
 ) -> Assignment:
-    """Give what the launcher of a plan is opened for.
+    """Return what the launcher of a plan is opened for.
 
     Args:
         plan: what is to run.
@@ -59,9 +59,9 @@ def assignment_of(
 
 
 def assignment_for_stopping(
-    files: CampaignFiles, runs: Mapping[str, RunFiles], origin: Origin, say: Callable[[str], None]
+    files: CampaignFiles, runs: Mapping[str, RunFiles], origin: Provenance, say: Callable[[str], None]
 ) -> Assignment:
-    """Give what a launcher must know to find and end what it runs; campaign.toml may be damaged by now."""
+    """Return what a launcher must know to find and end what it runs; campaign.toml may be damaged by now."""
     directories = {run_id: found.directory.absolute() for run_id, found in runs.items()}
     directory = files.directory.absolute()
     options, workers = dict(origin.options), len(runs)
@@ -71,7 +71,7 @@ def assignment_for_stopping(
 
 
 def takes_permits(config: Config) -> bool:
-    """Tell whether a run's backend calls an API under permits; one that does not say is taken to."""
+    """Whether a run's backend calls an API under permits; one that does not say is taken to."""
     says = registry.hook("backends", config.backend.backend, "takes_permits")
     return bool(says(config.backend.options)) if says else True
 
@@ -93,7 +93,7 @@ def open_launcher(name: str, assignment: Assignment) -> Launcher:
 
 
 def has_engine(campaign: Campaign) -> bool:
-    """Tell whether its launcher submits runs to an engine, whose workers may be on other machines."""
+    """Whether its launcher submits runs to an engine, whose workers may be on other machines."""
     return registry.hook("launchers", campaign.launcher, "script") is not None
 
 
@@ -121,7 +121,7 @@ def check_engine(plan: Plan) -> None:
 
 
 def as_launched(plan: Plan) -> Plan:
-    """Give a plan with as many workers at a time as its launcher will have: permits may allow fewer."""
+    """Return a plan with as many workers at a time as its launcher will have: permits may allow fewer."""
     says = registry.hook("launchers", plan.campaign.launcher, "at_a_time")
     if says is None or not plan.campaign.parallel:
         return plan
@@ -129,7 +129,7 @@ def as_launched(plan: Plan) -> Plan:
 
 
 def launch_script(plan: Plan) -> str:
-    """Give what the launcher would submit; empty for one that submits nothing."""
+    """Return what the launcher would submit; empty for one that submits nothing."""
     script = registry.hook("launchers", plan.campaign.launcher, "script")
     return str(script(_draft(plan))) if script else ""
 

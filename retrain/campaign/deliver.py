@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from retrain.campaign.rollup import RollUp
+from retrain.locks.held import hold
 from retrain.plan.matrix import RunPlan
 from retrain.records.attempts import end_attempt, read_attempts
 from retrain.records.layout import RunFiles
-from retrain.records.locks import hold
 from retrain.records.run_state import RunState, read_done
 from retrain.records.text import count_of
 
@@ -44,13 +44,13 @@ class Undelivered:
             roll_up.changed(run.run_id)
 
     def _is_behind(self, run: RunPlan) -> bool:
-        from retrain.trainer.outlets import is_behind
+        from retrain.trainer.logger_threads import is_behind
 
         done = read_done(self._files_of(run.run_id).done)
         return done is not None and is_behind(run.config, self._files_of(run.run_id), done.result)
 
     def _deliver(self, run: RunPlan, is_leaving: Callable[[], bool]) -> None:
-        from retrain.trainer.outlets import deliver
+        from retrain.trainer.logger_threads import deliver
 
         files = self._files_of(run.run_id)
         lock, done, attempts = hold(files.lock), read_done(files.done), read_attempts(files.attempts)

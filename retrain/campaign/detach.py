@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from retrain.errors import EXIT_DONE, LaunchError
+from retrain.locks.held import holder
 from retrain.records.files import open_log
 from retrain.records.layout import CampaignFiles
-from retrain.records.locks import holder
 
 PAUSE_S = 0.02
 

@@ -30,12 +30,12 @@ class Ending:
 
     @property
     def is_worth_retrying(self) -> bool:
-        """Tell whether trying again unchanged may help: a hang is most often a call that nobody answers."""
+        """Whether trying again unchanged may help: a hang is most often a call that nobody answers."""
         return self.state in (RunState.INFRASTRUCTURE, RunState.STALLED) and not self.is_lasting
 
 
 def ending_by(error: RetrainError) -> Ending:
-    """Tell what an error that kept a worker from being started, or its end from being read, comes to."""
+    """Return what an error that kept a worker from being started, or its end from being read, comes to."""
     is_lasting = isinstance(error, RecordsError) and not may_pass(error)
     return Ending(RunState.INFRASTRUCTURE, str(error), is_lasting)
 
@@ -90,7 +90,7 @@ def traceless(states: Mapping[str, RunState], endings: Mapping[str, Ending]) -> 
 
 
 def log_tail(files: RunFiles, lines: int = TAIL_LINES) -> list[str]:
-    """Give the last lines of a run's output, safe to print."""
+    """Return the last lines of a run's output, safe to print."""
     try:
         with files.output_log.open("rb") as log:
             size = log.seek(0, 2)

@@ -11,11 +11,11 @@ from retrain.campaign.admission import Planned, admission_of
 from retrain.campaign.assign import assignment_of, open_launcher
 from retrain.campaign.deliver import Undelivered
 from retrain.campaign.endings import traceless
-from retrain.campaign.engine_change import require_left
 from retrain.campaign.events import Observer
-from retrain.campaign.expect import Expecter, looked_at, said, with_launching
-from retrain.campaign.keeper import Keeper
+from retrain.campaign.forecast import Forecaster, looked_at, said, with_launching
+from retrain.campaign.launcher_switch import require_left
 from retrain.campaign.permits import open_permits, permit_directories
+from retrain.campaign.recording_observer import RecordingObserver
 from retrain.campaign.redo import set_aside_changed
 from retrain.campaign.rollup import RollUp
 from retrain.campaign.supervise import Supervisor
@@ -29,11 +29,11 @@ from retrain.errors import (
     RecordsError,
 )
 from retrain.launchers import Launcher
+from retrain.locks.held import HeldLock, hold, present_holder
 from retrain.plan.matrix import Plan, RunPlan
-from retrain.plan.origin import known_origin, working_directories
+from retrain.plan.provenance import known_origin, working_directories
 from retrain.records.atomic import remove_leftovers
 from retrain.records.layout import CampaignFiles, RunFiles
-from retrain.records.locks import HeldLock, hold, present_holder
 from retrain.records.manifest import (
     Manifest,
     PlannedRun,
@@ -135,8 +135,8 @@ class CampaignRun:
             if not launcher.queues:
                 open_permits(self._plan, self._files, self._observer.notice)
             self._observer.begun(self._files, todo + alive, self._plan.workers)
-            expecter = Expecter(self._plan, self._files.directory, self.files_of, roll_up.manifest)
-            supervisor = self._supervisor = self._supervisor_with(launcher, roll_up, expecter, lock)
+            forecaster = Forecaster(self._plan, self._files.directory, self.files_of, roll_up.manifest)
+            supervisor = self._supervisor = self._supervisor_with(launcher, roll_up, forecaster, lock)
             try:
                 supervisor.supervise(todo, alive)
             except (LaunchError, ConfigError):
@@ -146,7 +146,7 @@ class CampaignRun:
             undelivered.deliver(roll_up, self._observer.notice, lambda: self._asked_to_stop > 0)
             states = self._states(roll_up)
             states |= traceless(states, supervisor.endings)
-            took = expecter.ended() if set(states.values()) == {RunState.DONE} else None
+            took = forecaster.ended() if set(states.values()) == {RunState.DONE} else None
             if took is not None:
                 roll_up.expect(took)
             self._write_last(roll_up, ended=True)
@@ -171,7 +171,7 @@ class CampaignRun:
     def _shares(
         self, states: Mapping[str, RunState], queued: Collection[str], retry_failed: bool
     ) -> tuple[list[RunPlan], list[RunPlan]]:
-        """Give the runs to launch, and those that somebody launched already."""
+        """Return the runs to launch, and those that somebody launched already."""
         alive = [
             run
             for run in self._plan.runs
@@ -191,16 +191,16 @@ class CampaignRun:
             )
 
     def _supervisor_with(
-        self, launcher: Launcher, roll_up: RollUp, expecter: Expecter, lock: HeldLock
+        self, launcher: Launcher, roll_up: RollUp, forecaster: Forecaster, lock: HeldLock
     ) -> Supervisor:
         campaign = self._plan.campaign
-        keeper = Keeper(self._observer, roll_up, NoticeBook(self._files.notices))
+        observer = RecordingObserver(self._observer, roll_up, NoticeBook(self._files.notices))
 
         def look() -> int:
-            expected = looked_at(expecter)
+            expected = looked_at(forecaster)
             if expected is not None:
                 roll_up.expect(expected)
-                keeper.notice(said(expected))
+                observer.notice(said(expected))
             is_lost = not lock.is_in_place  # every second: nothing that runs write now would be found again
             return max(self._asked_to_stop, asked_to_stop(self._files), int(is_lost))
 
@@ -209,7 +209,7 @@ class CampaignRun:
             Planned(self._plan.workers) if launcher.queues else admission_of(self._plan, self._files.runs),
             launcher,
             self.files_of,
-            keeper,
+            observer,
             look,
         )
 
@@ -292,5 +292,5 @@ def _is_wanted(state: RunState, retry_failed: bool) -> bool:
 
 
 def _planned_runs(plan: Plan) -> tuple[PlannedRun, ...]:
-    """Give a plan's runs as a manifest names them."""
+    """Return a plan's runs as a manifest names them."""
     return tuple(PlannedRun(r.run_id, r.condition, r.seed, r.max_steps, r.config_hash) for r in plan.runs)

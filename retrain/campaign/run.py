@@ -21,21 +21,21 @@ from retrain.config.digest import is_as_written
 from retrain.config.load import load_config
 from retrain.config.resolve import as_tables
 from retrain.errors import ConfigError, DamagedRecordError
+from retrain.locks.held import is_held
+from retrain.plan.estimate.servers import check_servers
 from retrain.plan.matrix import Plan, RunPlan, plan_runs
-from retrain.plan.origin import (
-    Origin,
+from retrain.plan.preflight import preflight
+from retrain.plan.provenance import (
+    Provenance,
     as_table,
     digest,
     known_origin,
     working_directories,
-    write_origin,
+    write_provenance,
 )
-from retrain.plan.preflight import preflight
-from retrain.plan.servers import check_servers
 from retrain.records.atomic import write_atomic
 from retrain.records.files import make_directory, make_new_directory
 from retrain.records.layout import CampaignFiles, RunFiles, create_directory, open_campaign
-from retrain.records.locks import is_held
 from retrain.records.manifest import read_manifest
 from retrain.records.run_state import rename_done
 from retrain.records.run_toml import recorded_tables
@@ -81,12 +81,12 @@ def start(
     content, where = config_path.read_bytes(), str(Path.cwd())
     launcher, options = plan.campaign.launcher, options_of(plan.campaign)
     way_back = os.path.relpath(where, files.directory.absolute())
-    origin = Origin(
+    origin = Provenance(
         *(plan.name, tuple(overrides), where, seed, launcher, digest(content), options),
         way_back=way_back,
         beside=os.path.relpath(beside),
     )
-    write_origin(files, origin)
+    write_provenance(files, origin)
     write_atomic(files.campaign_toml, content)
     if not plan.is_single_run:
         make_new_directory(files.runs)
@@ -143,7 +143,7 @@ def reopen(
         if lost:
             observer.notice(f"{lost}; it is made again from the runs")
         if lost or now != origin:
-            write_origin(files, now)
+            write_provenance(files, now)
 
     campaign = CampaignRun(found.plan, files, observer, catch_up)
     return campaign
@@ -166,7 +166,7 @@ def run_campaign(
     return start(Path(path), overrides, observer).execute()
 
 
-def _planned_anew(files: CampaignFiles, origin: Origin) -> tuple[Plan, Path]:
+def _planned_anew(files: CampaignFiles, origin: Provenance) -> tuple[Plan, Path]:
     """Plan a campaign's file from the first directory where all that it names is found."""
     problem: ConfigError | None = None
     for where in working_directories(files, origin):
@@ -184,7 +184,7 @@ def _planned_anew(files: CampaignFiles, origin: Origin) -> tuple[Plan, Path]:
     raise problem or ConfigError(f"{files.directory}: no directory is left that its paths start from")
 
 
-def _reconciled(campaign: CampaignRun, files: CampaignFiles, origin: Origin) -> Reconciled:
+def _reconciled(campaign: CampaignRun, files: CampaignFiles, origin: Provenance) -> Reconciled:
     is_same_file = digest(files.campaign_toml.read_bytes()) == origin.digest
     recorded = _recorded(campaign.plan, files, is_same_file)
     found = reconcile(campaign.plan, recorded, campaign.files_of, is_same_file=is_same_file)
@@ -208,7 +208,7 @@ def _refusal(files: CampaignFiles, found: Reconciled) -> ConfigError:
 
 
 def _recorded(plan: Plan, files: CampaignFiles, is_same_file: bool) -> dict[str, str]:
-    """Give the hash that each run began with, by the manifest, or by the runs if that is gone."""
+    """Return the hash that each run began with, by the manifest, or by the runs if that is gone."""
     with contextlib.suppress(DamagedRecordError):  # the orchestrator sets it aside
         manifest = read_manifest(files.manifest)
         if manifest is not None:
@@ -220,7 +220,7 @@ def _recorded(plan: Plan, files: CampaignFiles, is_same_file: bool) -> dict[str,
 
 
 def _write_what_differs(
-    campaign: CampaignRun, files: CampaignFiles, origin: Origin, observer: Observer
+    campaign: CampaignRun, files: CampaignFiles, origin: Provenance, observer: Observer
 ) -> None:
     """Write every run.toml that is not what its plan says: nobody may obey another."""
     differing = []
@@ -251,7 +251,7 @@ def _write_run(run_files: RunFiles, text: str, files: CampaignFiles) -> None:
     write_atomic(run_files.run_toml, text)
 
 
-def _text(run: RunPlan, files: CampaignFiles, origin: Origin) -> str:
+def _text(run: RunPlan, files: CampaignFiles, origin: Provenance) -> str:
     """Write a run's resolved configuration: it can be repeated from that alone."""
     tables = as_tables(run.config)
     tables["run"] = {**tables["run"], "campaign": files.directory.name, "origin": as_table(origin)}

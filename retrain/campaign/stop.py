@@ -20,10 +20,10 @@ from retrain.campaign.assign import assignment_for_stopping, open_launcher
 from retrain.campaign.endings import conclude, ended_attempts
 from retrain.errors import LaunchError, RecordsError
 from retrain.launchers import Ended, Launcher
-from retrain.launchers._signals import signal_holder
-from retrain.plan.origin import known_origin
+from retrain.launchers.signals import signal_holder
+from retrain.locks.held import HeldLock, hold, holder, is_held, present_holder
+from retrain.plan.provenance import known_origin
 from retrain.records.layout import CampaignFiles, RunFiles, open_campaign
-from retrain.records.locks import HeldLock, hold, holder, is_held, present_holder
 from retrain.records.manifest import read_manifest, refresh, write_manifest
 from retrain.records.run_state import RunState
 from retrain.records.run_toml import files_of_runs, recorded_hash

@@ -8,18 +8,18 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 from retrain.campaign.admission import Admission, Places, WhileRunsSucceed
+from retrain.campaign.attempts import AttemptCounter
 from retrain.campaign.endings import Ending, conclude, ended_attempts, ending_by, log_tail
 from retrain.campaign.events import Observer
-from retrain.campaign.retries import Retries
-from retrain.campaign.tries import Tries
+from retrain.campaign.retry import RetryQueue
 from retrain.campaign.watch import GRACE_S, Active, Patience
 from retrain.config.schema import Campaign
 from retrain.errors import EngineDownError, LaunchError, RecordsError
 from retrain.launchers import Begun, Ended, Launcher
+from retrain.locks.held import is_held
 from retrain.plan.matrix import RunPlan
 from retrain.records.files import may_pass
 from retrain.records.layout import RunFiles
-from retrain.records.locks import is_held
 from retrain.records.run_state import RunState
 from retrain.registry import names_place
 
@@ -58,9 +58,9 @@ class Supervisor:
         self._observer = observer
         self._look_for_stop = asked_to_stop
         self._waiting: deque[RunPlan] = deque()
-        self._retries = Retries()
+        self._retries = RetryQueue()
         self._active: dict[str, Active] = {}
-        self._tries = Tries()
+        self._tries = AttemptCounter()
         self._was_taken = False  # the engine has taken runs of ours, so it is there in principle
         self._before: dict[str, int] = {}  # of runs that wait: the newest attempt that is over
         self._next_launch = 0.0
@@ -75,12 +75,12 @@ class Supervisor:
 
     @property
     def was_stopped(self) -> bool:
-        """Tell whether somebody asked to stop; a stop after a failure is the campaign's own."""
+        """Whether somebody asked to stop; a stop after a failure is the campaign's own."""
         return self._asked_to_stop > 0 and not self._gave_up
 
     @property
     def is_over(self) -> bool:
-        """Tell whether no worker of ours is left."""
+        """Whether no worker of ours is left."""
         return not self._active
 
     def supervise(self, runs: Sequence[RunPlan], alive: Sequence[RunPlan] = ()) -> Mapping[str, Ending]:

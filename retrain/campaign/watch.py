@@ -66,7 +66,7 @@ class Patience:
         return min(self.timeout_at_s, self.look_at_s)
 
     def ended_by(self, now_s: float) -> RunState | None:
-        """Say why a worker's time is over, or None if it is not."""
+        """Return why a worker's time is over, or None if it is not."""
         if now_s >= self.timeout_at_s:
             return RunState.TIMEOUT
         if now_s < self.look_at_s:

@@ -11,7 +11,7 @@ import typer
 from retrain.cli.options import AsJson, ConfigFile, Overrides, duration
 
 if TYPE_CHECKING:
-    from retrain.plan.history import History
+    from retrain.plan.estimate.history import History
     from retrain.plan.matrix import Plan
 
 
@@ -72,6 +72,6 @@ def command(
 def _history(plan: Plan, logs: Path | None) -> History | None:
     if logs is None:
         return None
-    from retrain.plan.history import learn
+    from retrain.plan.estimate.history import learn
 
     return learn(logs, plan.conditions)

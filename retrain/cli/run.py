@@ -100,7 +100,7 @@ def finish(outcome: Outcome, *, as_json: bool) -> None:
 
 
 def observe(stack: ExitStack) -> Observer:
-    """Give bars on a terminal, plain lines elsewhere."""
+    """Return bars on a terminal, plain lines elsewhere."""
     from retrain.render.live import EventLines, LiveView
     from retrain.render.tables import messages
 

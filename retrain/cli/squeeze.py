@@ -80,7 +80,7 @@ def find_adapter(path: Path) -> Path:
 
 
 def summarise(found: Path, adapter: Adapter, spectrum: Spectrum, keep: float, wanted: int | None) -> Squeezed:
-    """Say what halving the rank again and again keeps, what the wanted one does, and which is recommended."""
+    """Return the variance that each halved rank keeps and the wanted one, and the recommended rank."""
     recommended = spectrum.recommended(keep)
     halves = {max(1, spectrum.rank >> shift) for shift in range(spectrum.rank.bit_length())}
     asked = {min(wanted, spectrum.rank)} if wanted else set()

@@ -81,7 +81,7 @@ def _logger_problem(name: str, before: Sequence[str], try_plugins: bool) -> str 
 
 
 def _as_table(value: object) -> Mapping[str, Any]:
-    """Give a table, or an empty one in the place of a value whose wrong type is reported elsewhere."""
+    """Return a table, or an empty one in the place of a value whose wrong type is reported elsewhere."""
     return value if isinstance(value, dict) else {}
 
 

@@ -39,7 +39,7 @@ def contents_of(config: Config) -> dict[str, str]:
 
 
 def changed_files(config: Config, before: Mapping[str, str]) -> list[str]:
-    """Say which files no longer hold what they did, one line each."""
+    """Return which files no longer hold what they did, one line each."""
     now = dict(_files(config))
     return [
         f"{key}: {now[key]} has changed since" if key in now else f"{key}: the file is not there any more"

@@ -26,7 +26,7 @@ KEYS = {  # of the TOML, for what `FlowSettings` calls otherwise
 def samples_per_batch(
     nb_time_steps: float, rate_limit_speed_batch_per_sim: float | None = None
 ) -> float | None:
-    """Give the pace: samples to produce for each batch consumed, or None when the limiter is off.
+    """Return the pace: samples to produce for each batch consumed, or None when the limiter is off.
 
     Args:
         nb_time_steps: samples that one production unit yields (for rollouts: those of one sampling call).
@@ -142,7 +142,7 @@ class FlowSettings:
 
 
 def flow_settings(config: Config) -> FlowSettings | None:
-    """Give the flow of prompts; None if sampling and training take turns (max_staleness = 0).
+    """Return the flow of prompts; None if sampling and training take turns (max_staleness = 0).
 
     An item is one prompt's group; the nominal batch is the largest that back pressure may ask for, at
     the pace of `training.batch_size`.
@@ -169,7 +169,7 @@ def flow_settings(config: Config) -> FlowSettings | None:
 
 
 def flow_problems(config: Config) -> Iterator[tuple[tuple[str, ...], str]]:
-    """Give what is wrong with a run's flow: the key, and why."""
+    """Return what is wrong with a run's flow: the key, and why."""
     settings, pressure = flow_settings(config), config.backpressure
     if settings is None:
         return

@@ -101,7 +101,7 @@ def _overridden(path: Path, overrides: Sequence[str]) -> tuple[dict[str, Any], f
 
 
 def sets_key(path: Path, overrides: Sequence[str], section: str, key: str) -> bool:
-    """Tell whether a file, one of its conditions or an override gives a key: a default was not chosen."""
+    """Whether a file, one of its conditions or an override gives a key: a default was not chosen."""
     raw = read_toml(path)
     campaign = raw.get("campaign", {})
     tables = [raw, *(campaign.get("conditions", []) if isinstance(campaign, dict) else [])]
@@ -176,7 +176,7 @@ def _adapter() -> TypeAdapter[Config]:
 
 
 def json_schema() -> dict[str, Any]:
-    """Give the JSON Schema of a campaign file, for editors."""
+    """Return the JSON Schema of a campaign file, for editors."""
     return for_editors(_adapter().json_schema())
 
 

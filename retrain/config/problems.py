@@ -42,7 +42,7 @@ def place(location: Location) -> str:
 
 
 def explain(error: Mapping[str, Any], location: Location) -> str:
-    """Say what is wrong and how to fix it, for one of pydantic's errors."""
+    """Return what is wrong and how to fix it, for one of pydantic's errors."""
     kind = error["type"]
     if needs := _extra(location).get("needs"):
         return f"got {quote(error['input'])}; needs {needs}"
@@ -94,7 +94,7 @@ def _section_class(tables: Location) -> Any:
 
 
 def key_of(location: Location) -> Location:
-    """Give the key that a problem is about: pydantic also names which of its kinds of value was tried."""
+    """Return the key that a problem is about: pydantic also names which of its kinds of value was tried."""
     return location[:2] if "needs" in _extra(location[:2]) else location
 
 
@@ -104,7 +104,7 @@ def _because(location: Location) -> str:
 
 
 def _extra(location: Location) -> Mapping[str, Any]:
-    """Give what the schema says of a key beyond its type and bounds."""
+    """Return what the schema says of a key beyond its type and bounds."""
     if len(location) < 2 or not (kind := _section_class(location[:-1])):
         return {}
     found = next((f for f in dataclasses.fields(kind) if f.name == location[-1]), None)

@@ -26,7 +26,7 @@ OVERRIDABLE = {f.name for f in dataclasses.fields(Condition)} - {"name", *SHORTH
 
 
 def overrides_of(condition: Mapping[str, Any]) -> dict[str, Any]:
-    """Give a raw condition's overrides as sections, its shorthands spelled out."""
+    """Return a raw condition's overrides as sections, its shorthands spelled out."""
     sections = {k: v for k, v in condition.items() if k in OVERRIDABLE and v != {}}
     modes = {k: condition[k] for k in SHORTHANDS if condition.get(k) is not None}
     algorithm = sections.get("algorithm", {})
@@ -49,7 +49,7 @@ def merge(base: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, An
 
 
 def resolve(config: Config, condition: Condition | None, seed: int) -> Config:
-    """Give the configuration of one run: no campaign, its own seed, every value spelled out."""
+    """Return the configuration of one run: no campaign, its own seed, every value spelled out."""
     tables = dataclasses.asdict(config)
     campaign = tables.pop("campaign") or {}
     if campaign.get("max_steps") is not None:
@@ -82,7 +82,7 @@ def sections_of(kind: Any) -> dict[str, Any]:
 
 
 def as_tables(config: Config) -> dict[str, Any]:
-    """Give a run's configuration as TOML tables: everything but what is absent."""
+    """Return a run's configuration as TOML tables: everything but what is absent."""
     return {name: _present(table) for name, table in dataclasses.asdict(config).items() if table is not None}
 
 

@@ -15,7 +15,7 @@ def templates() -> dict[str, str]:
 
 
 def read_template(name: str) -> str:
-    """Give a template's text.
+    """Return a template's text.
 
     Raises:
         ConfigError: there is none of that name.

@@ -12,7 +12,7 @@ Found = Iterator[tuple[tuple[str | int, ...], str]]
 
 
 def warm_up_problems(table: object, backend: object, read_file: bool) -> Found:
-    """Give (location, problem) pairs; what has a wrong type is passed over.
+    """Return (location, problem) pairs; what has a wrong type is passed over.
 
     `steps = 0` written down is a decision (a condition may leave the warm-up out); forgotten is a mistake.
     """

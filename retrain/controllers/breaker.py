@@ -65,7 +65,7 @@ class CircuitBreaker:
         self._why = ""
 
     def ask(self, now_s: float) -> Admission:
-        """Say whether a run may start.
+        """Return whether a run may start.
 
         Args:
             now_s: the caller's clock, the same in all calls.
@@ -114,7 +114,7 @@ class CircuitBreaker:
         return True
 
     def state_dict(self) -> dict[str, Any]:
-        """Give everything as plain data; times are on the caller's clock."""
+        """Return everything as plain data; times are on the caller's clock."""
         return {
             "failures": self._failures,
             "pause_s": self._pause_s,

@@ -116,7 +116,7 @@ class AdaptivePermits:
         return PermitDecision(self.permits, True, "calls go well and some wait")
 
     def state_dict(self) -> dict[str, Any]:
-        """Give everything as plain data."""
+        """Return everything as plain data."""
         return {
             "permits": self.permits,
             "latencies": {kind: asdict(latency) for kind, latency in self._latencies.items()},

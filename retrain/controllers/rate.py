@@ -70,7 +70,7 @@ class RateAccount:
         return self.counted / (self.paid * self.samples_per_batch)
 
     def may_produce(self, *, asked: float = 1.0, starved: bool = False) -> bool:
-        """Say whether samples may come in.
+        """Whether samples may come in.
 
         Args:
             asked: batches that training asks for; at least one is always allowed for.
@@ -81,7 +81,7 @@ class RateAccount:
         return free or starved or not self._covers(max(1.0, asked))
 
     def may_consume(self, batches: float = 1.0, *, full: bool = False) -> bool:
-        """Say whether `batches` may be taken; a `full` buffer lets nothing in, so it goes first."""
+        """Whether `batches` may be taken; a `full` buffer lets nothing in, so it goes first."""
         if self.finished:
             return True
         return self.started and (full or self.samples_per_batch is None or self._covers(batches))
@@ -117,7 +117,7 @@ class RateAccount:
         self.started, self.finished = self.watermark == 0, False
 
     def state_dict(self) -> JsonState:
-        """Give all counts as JSON-able data; the settings are not part of it."""
+        """Return all counts as JSON-able data; the settings are not part of it."""
         return {key: getattr(self, key) for key in _STATE}
 
     def load_state_dict(self, state: Mapping[str, float | int | bool]) -> None:

@@ -90,7 +90,7 @@ class Launcher(Protocol):
         ...
 
     def room(self) -> int:
-        """Give how many more runs fit without any of them waiting in the engine's queue."""
+        """Return how many more runs fit without any of them waiting in the engine's queue."""
         ...
 
     def submit(self, run_ids: Sequence[str]) -> Collection[str]:
@@ -106,7 +106,7 @@ class Launcher(Protocol):
         ...
 
     def queued(self) -> Collection[str]:
-        """Give the runs that an earlier orchestrator submitted and the engine still has.
+        """Return the runs that an earlier orchestrator submitted and the engine still has.
 
         Raises:
             EngineDownError: the engine does not answer at present.

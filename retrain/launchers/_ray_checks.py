@@ -11,8 +11,8 @@ from retrain.config.resolve import build
 from retrain.errors import LaunchError
 from retrain.extras import missing_problem
 from retrain.launchers import Assignment
-from retrain.launchers._permit_split import sharing_problems
 from retrain.launchers._ray_client import Client, check_environment
+from retrain.launchers.permit_split import sharing_problems
 
 OWN_KEYS = {"CPU": "cpus", "GPU": "gpus", "memory": "memory_gb"}
 
@@ -71,7 +71,7 @@ def require_room(table: Ray, nodes: Sequence[Mapping[str, float]]) -> None:
 
 
 def large_enough(table: Ray, nodes: Sequence[Mapping[str, float]]) -> list[Mapping[str, float]]:
-    """Give the nodes on which a run can be, as `require_room` takes them."""
+    """Return the nodes on which a run can be, as `require_room` takes them."""
     wanted = _wanted(table).items()
     return [node for node in nodes if all(node.get(name, 0.0) >= need for name, need in wanted)]
 

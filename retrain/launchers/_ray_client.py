@@ -44,12 +44,12 @@ class Job:
 
     @property
     def is_over(self) -> bool:
-        """Tell whether it will never run (again)."""
+        """Whether it will never run (again)."""
         return self.status in OVER
 
     @property
     def waits(self) -> bool:
-        """Tell whether its command has not started."""
+        """Whether its command has not started."""
         return self.status == "PENDING"
 
 
@@ -76,7 +76,7 @@ class Client:
             return [_job(found) for found in ray.list_jobs() if found.submission_id]
 
     def job(self, job: str) -> Job:
-        """Give one job; raises as `jobs` does, and LaunchError for one that Ray does not know."""
+        """Return one job; raises as `jobs` does, and LaunchError for one that Ray does not know."""
         with self._asking() as ray:
             return _job(ray.get_job_info(job))
 
@@ -115,7 +115,7 @@ class Client:
             raise LaunchError(f"the cluster has Ray {plain(version, 40)}, and it takes {oldest} or later")
 
     def resources(self) -> list[dict[str, float]]:
-        """Give what each living node has in all. Raises as `jobs` does."""
+        """Return what each living node has in all. Raises as `jobs` does."""
         with self._asking() as ray:
             answer = ray._do_request("GET", f"/api/v0/nodes?limit={MOST_NODES}")
             answer.raise_for_status()
@@ -221,6 +221,6 @@ def _why_silent(text: str) -> str:
 
 
 def _reason(text: str) -> str:
-    """Give the last error that a traceback names, or the text."""
+    """Return the last error that a traceback names, or the text."""
     named = REASON.findall(text)
     return plain(named[-1][1] if named else text.strip() or "no reason given", 300)

@@ -20,9 +20,9 @@ import psutil
 
 from retrain.errors import EngineDownError, LaunchError
 from retrain.launchers._ray_client import Client
+from retrain.locks.held import hold, is_held
 from retrain.records.atomic import read_json, write_json
 from retrain.records.layout import CampaignFiles
-from retrain.records.locks import hold, is_held
 from retrain.records.text import plain
 
 HOST = "127.0.0.1" if sys.platform == "darwin" else "127.0.0.2"  # Ray replaces the first one on Linux
@@ -46,11 +46,11 @@ class Local:
 
     @property
     def is_running(self) -> bool:
-        """Tell whether somebody keeps it."""
+        """Whether somebody keeps it."""
         return is_held(self._lock)
 
     def address(self) -> str:
-        """Give where its Jobs API listens.
+        """Return where its Jobs API listens.
 
         Raises:
             EngineDownError: it does not run.

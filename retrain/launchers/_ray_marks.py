@@ -27,7 +27,7 @@ class Taken:
 
     @property
     def is_settled(self) -> bool:
-        """Tell whether the run is over, though its job may go on with another one."""
+        """Whether the run is over, though its job may go on with another one."""
         return self.exit_code in SETTLED
 
 
@@ -42,7 +42,7 @@ class Marks:
         make_directory(self._directory)
 
     def newest(self) -> dict[str, int]:
-        """Give the newest number under which each run was taken on."""
+        """Return the newest number under which each run was taken on."""
         newest: dict[str, int] = {}
         names = os.listdir(self._directory) if self._directory.is_dir() else ()  # noqa: PTH208
         for name in names:
@@ -79,7 +79,7 @@ class Marks:
             raise records_error(path, "write", error) from error
 
     def read(self, run_id: str, number: int) -> Taken | None:
-        """Say who has taken a run on under a number; None if nobody has, or that cannot be read."""
+        """Return who has taken a run on under a number; None if nobody has, or that cannot be read."""
         if not number:
             return None
         try:

@@ -23,8 +23,8 @@ from retrain.errors import EXIT_INFRASTRUCTURE, EXIT_INTERRUPTED, RetrainError
 from retrain.launchers._ray_client import Client
 from retrain.launchers._ray_marks import SETTLED
 from retrain.launchers._ray_queue import Queue, Terms
+from retrain.locks.held import is_held
 from retrain.records.layout import CampaignFiles, RunFiles
-from retrain.records.locks import is_held
 from retrain.records.stop_request import asked_to_stop
 
 LOOK_S = 1.0  # how often a wish to end the worker at once is looked for

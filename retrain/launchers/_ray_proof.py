@@ -13,12 +13,12 @@ from collections.abc import Callable
 from retrain.config.engines import Ray
 from retrain.errors import LaunchError
 from retrain.launchers import Assignment
-from retrain.launchers._lock_verdict import directories_of, is_proved, read_verdict
-from retrain.launchers._permit_split import SHARED
 from retrain.launchers._ray_checks import large_enough
 from retrain.launchers._ray_client import Client, said_of
 from retrain.launchers._ray_queue import Queue
 from retrain.launchers._ray_script import ask_of, node_of, pin, render_lock_test
+from retrain.launchers.lock_verdict import directories_of, is_proved, read_verdict
+from retrain.launchers.permit_split import SHARED
 from retrain.records.atomic import write_atomic
 from retrain.records.files import make_directory
 
@@ -79,7 +79,7 @@ class LockTest:
             self._client.submit(job, command, {**ask, "entrypoint_resources": pin(node)})
 
     def failure(self) -> str:
-        """Say which job failed, or that Ray ran both on one node."""
+        """Return which job failed, or that Ray ran both on one node."""
         jobs = [job for job in self._client.jobs() if job.id in self._jobs]
         for job in jobs:
             if job.status in ("FAILED", "STOPPED"):

@@ -18,10 +18,10 @@ from typing import Any
 from retrain.errors import LaunchError, RecordsError
 from retrain.launchers._ray_client import Client, Job
 from retrain.launchers._ray_marks import Marks
+from retrain.locks.held import is_held
 from retrain.records.atomic import read_json, write_json
 from retrain.records.files import make_directory
 from retrain.records.layout import CampaignFiles, RunFiles, is_single_run
-from retrain.records.locks import is_held
 
 HOME = "ray"  # below the campaign's directory
 
@@ -56,7 +56,7 @@ class Queue:
         write_json(self._terms, facts)
 
     def terms(self) -> Terms:
-        """Give what holds for all jobs.
+        """Return what holds for all jobs.
 
         Raises:
             RecordsError: the file cannot be read.
@@ -70,7 +70,7 @@ class Queue:
             write_json(self._wanted, {"runs": dict(numbers)})
 
     def wanted(self) -> dict[str, int]:
-        """Give the wanted runs and the numbers of their jobs.
+        """Return the wanted runs and the numbers of their jobs.
 
         Raises:
             RecordsError: the file cannot be read.
@@ -84,7 +84,7 @@ class Queue:
         return dict(runs)
 
     def newest(self, jobs: Iterable[str]) -> dict[str, int]:
-        """Give the newest number that was used for each run, by these ids of jobs or by our own marks."""
+        """Return the newest number that was used for each run, by these ids of jobs or by our own marks."""
         newest = self.marks.newest()
         for run_id, number in filter(None, map(self.parse, jobs)):
             newest[run_id] = max(newest.get(run_id, 0), number)
@@ -100,13 +100,13 @@ class Queue:
         return (taken.job if taken else "") or self.id_of(run_id, number)
 
     def parse(self, job: str) -> tuple[str, int] | None:
-        """Give the run and the number that an id names; None if it is no job of this campaign."""
+        """Return the run and the number that an id names; None if it is no job of this campaign."""
         prefix = f"{self.campaign.name}."
         run_id, _, number = job.removeprefix(prefix).rpartition(".")
         return (run_id, int(number)) if job.startswith(prefix) and run_id and number.isdigit() else None
 
     def is_ours(self, job: Job) -> bool:
-        """Tell whether a job belongs to this campaign, and not to a copy of it."""
+        """Whether a job belongs to this campaign, and not to a copy of it."""
         path = Path(job.metadata.get("retrain_campaign", ""))
         try:
             return path == self.campaign or not path.exists() or path.samefile(self.campaign)
@@ -114,7 +114,7 @@ class Queue:
             return True
 
     def wants(self, job: str) -> bool:
-        """Tell whether a job that starts is to do its work."""
+        """Whether a job that starts is to do its work."""
         named = self.parse(job)
         if named is None:
             return False
@@ -127,7 +127,7 @@ class Queue:
             (self._killed / f"{run_id}.{number}").touch()
 
     def is_killed(self, run_id: str, number: int) -> bool:
-        """Tell whether a job is to end its worker at once."""
+        """Whether a job is to end its worker at once."""
         return (self._killed / f"{run_id}.{number}").exists()
 
     def retire(self, job: str) -> None:
@@ -136,17 +136,17 @@ class Queue:
             (self._retired / job).touch()
 
     def is_retired(self, job: str) -> bool:
-        """Tell whether a job is to take no more runs on."""
+        """Whether a job is to take no more runs on."""
         return (self._retired / job).exists()
 
     def untaken(self) -> Iterator[tuple[str, int]]:
-        """Give the wanted runs that nobody has taken on, in order. Raises as `wanted` does."""
+        """Return the wanted runs that nobody has taken on, in order. Raises as `wanted` does."""
         wanted = self.wanted()
         newest = self.marks.newest() if wanted else {}
         yield from ((run_id, number) for run_id, number in wanted.items() if newest.get(run_id, 0) < number)
 
     def leaves_only_lost(self) -> bool:
-        """Tell whether all runs are taken, and some neither over nor alive. Raises as `wanted` does."""
+        """Whether all runs are taken, and some neither over nor alive. Raises as `wanted` does."""
         if any(self.untaken()):
             return False
         open_runs = [
@@ -157,7 +157,7 @@ class Queue:
         return bool(open_runs) and not any(map(self.is_alive, open_runs))
 
     def is_alive(self, run_id: str) -> bool:
-        """Tell whether a worker holds a run's lock."""
+        """Whether a worker holds a run's lock."""
         return is_held(RunFiles(self.directory_of(run_id)).lock)
 
     def fill(self, client: Client, places: int) -> list[str]:
@@ -191,11 +191,11 @@ class Queue:
             raise
 
     def directory_of(self, run_id: str) -> Path:
-        """Give a run's directory."""
+        """Return a run's directory."""
         alone = is_single_run(self.campaign)
         return self.campaign if alone else CampaignFiles(self.campaign).run(run_id).directory
 
     def entrypoint(self, run_id: str, number: int) -> str:
-        """Give a job's command."""
+        """Return a job's command."""
         run = self.directory_of(run_id)
         return shlex.join(["bash", str(self.home / "job.sh"), str(run), self.id_of(run_id, number)])

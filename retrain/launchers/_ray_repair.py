@@ -14,9 +14,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from retrain.errors import RetrainError
-from retrain.launchers._asking import LEAST_POLL_S
 from retrain.launchers._ray_client import BY_COMMAND, NO_ROOM, Client, Job
 from retrain.launchers._ray_queue import Queue
+from retrain.launchers.asking import LEAST_POLL_S
 from retrain.records.attempts import read_attempts
 from retrain.records.layout import RunFiles
 
@@ -58,7 +58,7 @@ def replace_lost(queue: Queue, client: Client, job: str) -> tuple[list[str], lis
 
 
 def _without_a_worker(queue: Queue, jobs: Mapping[str, Job]) -> Iterator[tuple[str, int, Job]]:
-    """Give the wanted runs that nobody works on though a job has taken them on, with its newest number."""
+    """Return the wanted runs that nobody works on though a job has taken them on, with its newest number."""
     newest = queue.marks.newest()
     for run_id, number in queue.wanted().items():
         last = newest.get(run_id, 0)

@@ -11,9 +11,9 @@ from typing import Any
 
 from retrain.config.engines import Ray
 from retrain.launchers import Assignment
-from retrain.launchers._lock_verdict import directories_of
-from retrain.launchers._permit_split import own_permits, workers_at_a_time
 from retrain.launchers._ray_queue import Terms
+from retrain.launchers.lock_verdict import directories_of
+from retrain.launchers.permit_split import own_permits, workers_at_a_time
 
 # Ray ends a stopped job with SIGKILL after 3 s by default, too soon for a checkpoint; this is a day.
 GRACE = {"RAY_JOB_STOP_WAIT_TIME_S": "86400"}
@@ -22,7 +22,7 @@ NEIGHBOURS_LOOKS = 6  # of an orchestrator: one of a job is a process of its own
 
 
 def terms_of(assignment: Assignment, table: Ray, node: str = "") -> Terms:
-    """Give what holds for all jobs; they keep to a node if one is given."""
+    """Return what holds for all jobs; they keep to a node if one is given."""
     ask = ask_of(assignment, table)
     if node:
         ask["entrypoint_resources"] = {**table.resources, **pin(node)}
@@ -30,18 +30,18 @@ def terms_of(assignment: Assignment, table: Ray, node: str = "") -> Terms:
 
 
 def pin(node: str) -> dict[str, float]:
-    """Give the resource by which Ray runs a job on one node: every node has one of its own address."""
+    """Return the resource by which Ray runs a job on one node: every node has one of its own address."""
     return {f"{NODE}{node}": 0.001}
 
 
 def node_of(resources: Mapping[str, float]) -> str:
-    """Give a node's address by its resources."""
+    """Return a node's address by its resources."""
     named = (name.removeprefix(NODE) for name in resources if name.startswith(NODE))
     return next((address for address in named if not address.startswith("__")), "")
 
 
 def ask_of(assignment: Assignment, table: Ray) -> dict[str, Any]:
-    """Give what each job asks for, as `submit_job` takes it."""
+    """Return what each job asks for, as `submit_job` takes it."""
     ask: dict[str, Any] = {
         "entrypoint_num_cpus": table.cpus,
         "entrypoint_num_gpus": table.gpus,
@@ -76,7 +76,7 @@ def render(assignment: Assignment, table: Ray) -> str:
 
 def render_lock_test(assignment: Assignment, table: Ray, home: Path) -> str:
     """Write the script of the two jobs that test file locks, with rank, mark and node as arguments."""
-    test = [table.python or sys.executable, "-P", "-m", "retrain.launchers._lock_proof"]
+    test = [table.python or sys.executable, "-P", "-m", "retrain.launchers.lock_proof"]
     lines = [
         "#!/bin/bash",
         "umask 077",

@@ -9,9 +9,9 @@ from contextlib import suppress
 
 from retrain.errors import EXIT_DONE, RecordsError
 from retrain.launchers import Begun, Ended
-from retrain.launchers._engine_watch import EngineWatch, is_alive, is_finished, why_without_a_word
 from retrain.launchers._ray_client import BY_COMMAND, Job, said_of
 from retrain.launchers._ray_marks import Taken
+from retrain.launchers.engine_watch import EngineWatch, is_alive, is_finished, why_without_a_word
 from retrain.records.atomic import write_atomic
 from retrain.records.layout import RunFiles
 
@@ -27,7 +27,7 @@ class Watch(EngineWatch):
         self.has_place = number == 0
 
     def look(self, run_id: str, files: RunFiles, job: Job | None, taken: Taken | None) -> list[Begun | Ended]:
-        """Give what has happened.
+        """Return what has happened.
 
         Args:
             run_id: of the run.
@@ -73,7 +73,7 @@ class Watch(EngineWatch):
 
 
 def ended(run_id: str, files: RunFiles, job: Job) -> Ended:
-    """Say how a job ended, in Ray's words where its worker may have left none."""
+    """Return how a job ended, in Ray's words where its worker may have left none."""
     why = said_of(job) + (why_without_a_word(files) if job.status == "FAILED" else "")
     is_lost = job.status == "FAILED" and job.error != BY_COMMAND
     stopped = job.status == "STOPPED"

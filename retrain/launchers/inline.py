@@ -20,12 +20,12 @@ from retrain.records.layout import RunFiles
 
 
 def open_launcher(assignment: Assignment) -> InlineLauncher:
-    """Give a launcher that runs in this process."""
+    """Return a launcher that runs in this process."""
     return InlineLauncher(assignment)
 
 
 def at_a_time(assignment: Assignment) -> int:
-    """Give one: `submit` runs workers to their ends."""
+    """Return one: `submit` runs workers to their ends."""
     del assignment
     return 1
 
@@ -41,11 +41,11 @@ class InlineLauncher:
         self._stop = threading.Event()
 
     def describe(self) -> str:
-        """Say where workers execute."""
+        """Return where workers execute."""
         return "this process, one run at a time"
 
     def room(self) -> int:
-        """Give no limit."""
+        """Return no limit."""
         return sys.maxsize
 
     def submit(self, run_ids: Sequence[str]) -> Collection[str]:
@@ -57,7 +57,7 @@ class InlineLauncher:
         return run_ids
 
     def queued(self) -> Collection[str]:
-        """Give nothing: what this process ran ended with it."""
+        """Return nothing: what this process ran ended with it."""
         return ()
 
     def adopt(self, run_ids: Sequence[str]) -> None:
@@ -67,7 +67,7 @@ class InlineLauncher:
             raise LaunchError(f"{run_dir}: {run_ids[0]} is still running elsewhere; wait for it, or stop it")
 
     def poll(self, timeout_s: float) -> Sequence[Ended]:
-        """Give what ended; there is never anything to wait for."""
+        """Return what ended; there is never anything to wait for."""
         del timeout_s
         ends, self._ended = self._ended, []
         return ends

@@ -20,18 +20,18 @@ from pathlib import Path
 
 from retrain.errors import LaunchError, RecordsError
 from retrain.launchers import Assignment, Ended
-from retrain.launchers._gpu_slots import VISIBLE, GpuSlot, take_slot, visible_gpus
-from retrain.launchers._signals import signal_holder
+from retrain.launchers.gpu_slots import VISIBLE, GpuSlot, take_slot, visible_gpus
+from retrain.launchers.signals import signal_holder
+from retrain.locks.held import is_held
 from retrain.records.files import open_log
 from retrain.records.layout import RunFiles
-from retrain.records.locks import is_held
 from retrain.system.nvidia import gpu_count
 
 LEASE_LOOK_S = 1.0  # how often a lease, which nothing can be waited on, is looked at
 
 
 def open_launcher(assignment: Assignment) -> LocalLauncher:
-    """Give a launcher of local processes."""
+    """Return a launcher of local processes."""
     return LocalLauncher(assignment)
 
 
@@ -50,12 +50,12 @@ class LocalLauncher:
         self._signal: dict[str, Callable[[int], object]] = {}
 
     def describe(self) -> str:
-        """Say where workers execute."""
+        """Return where workers execute."""
         shared = f", which share GPU {', '.join(self._gpus)}" if self._gpus else ""
         return f"processes on this machine{shared}"
 
     def room(self) -> int:
-        """Give no limit: whoever submits decides."""
+        """Return no limit: whoever submits decides."""
         return sys.maxsize
 
     def submit(self, run_ids: Sequence[str]) -> Collection[str]:
@@ -74,7 +74,7 @@ class LocalLauncher:
         self._watch(run_id, process.wait)
 
     def queued(self) -> Collection[str]:
-        """Give nothing: a worker that lives shows by its lock."""
+        """Return nothing: a worker that lives shows by its lock."""
         return ()
 
     def adopt(self, run_ids: Sequence[str]) -> None:

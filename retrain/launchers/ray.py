@@ -15,9 +15,6 @@ from retrain.config.engines import Ray
 from retrain.config.resolve import build
 from retrain.errors import LaunchError, RecordsError
 from retrain.launchers import Assignment, Begun, Ended
-from retrain.launchers._asking import Asking
-from retrain.launchers._engine_watch import is_alive
-from retrain.launchers._permit_split import workers_at_a_time
 from retrain.launchers._ray_checks import check_campaign, check_engine, require_packages
 from retrain.launchers._ray_client import NO_ROOM, Client, Job, check_environment
 from retrain.launchers._ray_local import Local
@@ -26,7 +23,10 @@ from retrain.launchers._ray_proof import LockTest
 from retrain.launchers._ray_queue import Queue
 from retrain.launchers._ray_script import render, shown, terms_of
 from retrain.launchers._ray_watch import Watch, keep_words
-from retrain.launchers._signals import signal_worker
+from retrain.launchers.asking import Asking
+from retrain.launchers.engine_watch import is_alive
+from retrain.launchers.permit_split import workers_at_a_time
+from retrain.launchers.signals import signal_worker
 from retrain.records.atomic import write_atomic
 from retrain.records.layout import RunFiles
 
@@ -37,7 +37,7 @@ PACKAGES = ("ray", "aiohttp")
 
 
 def open_launcher(assignment: Assignment) -> RayLauncher:
-    """Give a launcher of Ray jobs.
+    """Return a launcher of Ray jobs.
 
     Raises:
         LaunchError: the extra is not installed, or refuses the runtime environment.
@@ -49,12 +49,12 @@ def open_launcher(assignment: Assignment) -> RayLauncher:
 
 
 def at_a_time(assignment: Assignment) -> int:
-    """Give the cap."""
+    """Return the cap."""
     return workers_at_a_time(assignment, build(Ray, assignment.options).permits)
 
 
 def script(assignment: Assignment) -> str:
-    """Give what would be submitted."""
+    """Return what would be submitted."""
     return shown(assignment, build(Ray, assignment.options))
 
 
@@ -80,11 +80,11 @@ class RayLauncher:
         self._said: set[str] = set()
 
     def describe(self) -> str:
-        """Say where workers execute."""
+        """Return where workers execute."""
         return f"Ray, {self._workers} at a time"
 
     def room(self) -> int:
-        """Give what the cap leaves; runs in the queue have taken their places already."""
+        """Return what the cap leaves; runs in the queue have taken their places already."""
         return max(0, self._workers - len(self._watched))
 
     def submit(self, run_ids: Sequence[str]) -> Collection[str]:
@@ -198,7 +198,7 @@ class RayLauncher:
         return {name: job for name, job in jobs.items() if self._queue.is_ours(job)}
 
     def _wanted_numbers(self) -> dict[str, int]:
-        """Give the newest number of each wanted run: others replace jobs that were lost."""
+        """Return the newest number of each wanted run: others replace jobs that were lost."""
         newest = self._queue.marks.newest()
         return {r: max(number, newest.get(r, 0)) for r, number in self._queue.wanted().items()}
 

@@ -55,7 +55,7 @@ class Logger(Protocol):
 
 
 def numbers(row: Row) -> dict[str, float]:
-    """Give a row's numbers: what every tool can draw; its step, seed and attempt are no curves."""
+    """Return a row's numbers: what every tool can draw; its step, seed and attempt are no curves."""
     return {
         key: float(value)
         for key, value in row.items()

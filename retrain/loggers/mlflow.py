@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 from retrain import extras
 from retrain.loggers import LoggedRun, Logger, Row, numbers
-from retrain.loggers._process import LoggerProcess
+from retrain.loggers.process import LoggerProcess
 from retrain.loggers.tensorboard import seconds
 
 EXTRA = "mlflow"

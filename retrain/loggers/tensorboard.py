@@ -62,7 +62,7 @@ class _TensorBoard:
 
 
 def seconds(row: Row) -> float:
-    """Give when a row was written, in seconds since 1970; now if it does not say."""
+    """Return when a row was written, in seconds since 1970; now if it does not say."""
     try:
         return calendar.timegm(time.strptime(str(row["timestamp"])[:19], "%Y-%m-%dT%H:%M:%S"))
     except (KeyError, ValueError):

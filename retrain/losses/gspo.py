@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from retrain.losses._ratios import clip_cuts, log_ratios, ratio_bounds
+from retrain.losses.ratios import clip_cuts, log_ratios, ratio_bounds
 from retrain.registry import Fraction, NotNegative
 from retrain.rollouts import Floats, LossTerms
 
@@ -48,7 +48,7 @@ def evaluate(
 
 
 def _mean_by_sequence(values: Floats, sequence: NDArray[np.int64]) -> Floats:
-    """Give each token the mean over its sequence's tokens: shape (tokens,)."""
+    """Return each token the mean over its sequence's tokens: shape (tokens,)."""
     _, number = np.unique(sequence, return_inverse=True)
     lengths = np.bincount(number)
     means: Floats = (np.bincount(number, weights=values) / np.maximum(lengths, 1))[number]

@@ -68,7 +68,7 @@ class Buffer(Protocol[Item]):
         ...
 
     def state_dict(self) -> dict[str, Any]:
-        """Give the generator's state, JSON-able."""
+        """Return the generator's state, JSON-able."""
         ...
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

@@ -104,7 +104,7 @@ class RateLimiter:
         return wait_s
 
     def is_stale(self, sampled_version: int, current_version: int) -> bool:
-        """Say whether a sample is too old to train on; report those dropped with `discard`."""
+        """Whether a sample is too old to train on; report those dropped with `discard`."""
         return self.max_staleness is not None and current_version - sampled_version > self.max_staleness
 
     def discard(self, samples: int) -> None:
@@ -126,7 +126,7 @@ class RateLimiter:
             self._monitor.close()
 
     def stats(self) -> RateStats:
-        """Give counts and waits so far; a wait that is going on counts once it is over."""
+        """Return counts and waits so far; a wait that is going on counts once it is over."""
         with self._monitor:
             account = self._account
             return RateStats(
@@ -140,7 +140,7 @@ class RateLimiter:
             )
 
     def state_dict(self) -> JsonState:
-        """Give the counts, JSON-able; samples that you hold are yours to save."""
+        """Return the counts, JSON-able; samples that you hold are yours to save."""
         with self._monitor:
             return self._account.state_dict()
 
@@ -160,7 +160,7 @@ class RateLimiter:
 
 
 def _whole(name: str, value: int) -> int:
-    """Give a positive whole number, also of numpy's, as a plain one; any other would poison the counts."""
+    """Return a positive whole number, also of numpy's, as a plain one; any other would poison the counts."""
     if not isinstance(value, Integral) or value < 1:
         raise ValueError(f"{name}: got {value!r}; needs a whole number of at least 1")
     return int(value)

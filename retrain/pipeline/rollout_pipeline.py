@@ -133,12 +133,12 @@ class RolloutPipeline(Generic[Item]):
         return not any(thread.is_alive() for thread in self._threads)
 
     def stats(self) -> PipelineStats:
-        """Give what happened so far."""
+        """Return what happened so far."""
         with self._monitor:
             return self._waits.stats(self._flow)
 
     def state_dict(self) -> dict[str, Any]:
-        """Give counts and the buffer's generator, JSON-able.
+        """Return counts and the buffer's generator, JSON-able.
 
         Items are not saved: those in the buffer or on their way would be stale policies' samples by
         the time of a resume. They are counted as lost. What was handed out or dropped is told by each

@@ -6,14 +6,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from retrain.plan.durations import about
+from retrain.plan.estimate.durations import about
 from retrain.plan.matrix import Plan, RunPlan
 from retrain.plan.warnings import GENEROUS, answers_alone, shares_cores
 
 if TYPE_CHECKING:
-    from retrain.plan.learned import Learned
-    from retrain.plan.limits import Change
-    from retrain.plan.wall_time import WallTime
+    from retrain.plan.estimate.learned import Learned
+    from retrain.plan.estimate.limits import Change
+    from retrain.plan.estimate.wall_time import WallTime
 
 State = Literal["pass", "warn", "unknown"]
 
@@ -109,7 +109,7 @@ class Decisions:
         return Check(question, "warn", cut, f"retrain calibrate {self.file_name}")
 
     def _most_cut_off(self) -> tuple[str, float]:
-        """Give whose completions are cut off most often, "" if nobody knows, and what fraction of them."""
+        """Return whose completions are cut off most often, "" if nobody knows, and what fraction of them."""
         measured = self.time.conditions if self.time else ()
         rates = {c.condition: c.max_token_hit_rate or 0.0 for c in measured}
         return max(rates.items(), key=lambda item: item[1], default=("", 0.0))

@@ -14,9 +14,9 @@ from retrain.plan.matrix import Plan, RunPlan
 from retrain.plan.warnings import warnings_of
 
 if TYPE_CHECKING:
-    from retrain.plan.history import History
-    from retrain.plan.learned import Learned
-    from retrain.plan.wall_time import WallTime
+    from retrain.plan.estimate.history import History
+    from retrain.plan.estimate.learned import Learned
+    from retrain.plan.estimate.wall_time import WallTime
 
 SECTIONS = tuple(f.name for f in fields(Config) if f.name not in ("campaign", "logging", "run"))
 
@@ -115,8 +115,10 @@ def explain_plan(
 
 
 def _estimated(plan: Plan, history: History, cores: float) -> tuple[Learned | None, WallTime | None]:
-    from retrain.plan.learned import learned_for  # not at the top: a plan without a pilot is shown at once
-    from retrain.plan.wall_time import wall_time
+    from retrain.plan.estimate.learned import (
+        learned_for,  # not at the top: a plan without a pilot is shown at once
+    )
+    from retrain.plan.estimate.wall_time import wall_time
 
     learned = learned_for(plan, history, cores)
     return learned, wall_time(plan, learned, history, cores)

@@ -63,7 +63,7 @@ class Plan:
         return tuple(dict.fromkeys(run.condition for run in self.runs))
 
     def first_runs(self) -> dict[str, RunPlan]:
-        """Give each condition's first run, by name: seeds change nothing but the seed."""
+        """Return each condition's first run, by name: seeds change nothing but the seed."""
         first: dict[str, RunPlan] = {}
         for run in self.runs:
             first.setdefault(run.condition, run)
@@ -152,7 +152,7 @@ def _name(condition: Condition | None, config: Config) -> str:
 
 
 def _shown(name: str) -> str:
-    """Give a name as it is if nothing of it is hidden, obeyed by terminals or too long, else its label."""
+    """Return a name as it is if nothing of it is hidden, obeyed by terminals or too long, else its label."""
     return name if name == plain(name, LONGEST_NAME) != "" else label_of(name)
 
 

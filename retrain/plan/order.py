@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from retrain.errors import ConfigError, RecordsError
 from retrain.plan.matrix import planned_runs
-from retrain.plan.origin import known_origin
+from retrain.plan.provenance import known_origin
 from retrain.records.layout import CampaignFiles, RunFiles, is_single_run
 from retrain.records.manifest import RunEntry, entry_from_name
 from retrain.records.run_toml import files_of_runs, recorded_tables

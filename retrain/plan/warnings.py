@@ -13,24 +13,24 @@ CPU_BACKENDS = ("numpy",)
 
 
 def answers_alone(config: Config) -> bool:
-    """Tell whether a completion is the answer and no more; a language model thinks before it answers."""
+    """Whether a completion is the answer and no more; a language model thinks before it answers."""
     return config.backend.backend in CPU_BACKENDS
 
 
 def computes_here(config: Config) -> bool:
-    """Tell whether steps are this machine's cores at work; a rehearsed API mostly waits."""
+    """Whether steps are this machine's cores at work; a rehearsed API mostly waits."""
     name = config.backend.backend
     calls = registry.hook("backends", name, "takes_permits")
     return name in CPU_BACKENDS and not (calls and calls(config.backend.options))
 
 
 def shares_cores(plan: Plan) -> bool:
-    """Tell whether a plan's workers compute side by side on this machine."""
+    """Whether a plan's workers compute side by side on this machine."""
     return plan.campaign.launcher == "local" and computes_here(plan.runs[0].config)
 
 
 def warnings_of(plan: Plan, longest_answers: Mapping[str, int], cores: float) -> Iterator[str]:
-    """Give one line each."""
+    """Return one line each."""
     yield from _too_few_cores(plan, cores)
     yield from _room_to_ramble(plan, longest_answers)
     yield from _without_effect(plan)

@@ -12,7 +12,7 @@ from datetime import datetime
 
 
 def utc_now() -> str:
-    """Give the current time as `2025-01-31T12:00:00.123Z`."""
+    """Return the current time as `2025-01-31T12:00:00.123Z`."""
     now_ns = time.time_ns()
     seconds, rest_ns = divmod(now_ns, 1_000_000_000)
     return time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(seconds)) + f".{rest_ns // 1_000_000:03d}Z"
@@ -27,7 +27,7 @@ def posix_s(timestamp: object) -> float | None:
 
 
 def seconds_between(earlier: object, later: object) -> float | None:
-    """Give the seconds between two timestamps; None if either is none, or the clock was set back."""
+    """Return the seconds between two timestamps; None if either is none, or the clock was set back."""
     try:
         span = datetime.fromisoformat(str(later)) - datetime.fromisoformat(str(earlier))
     except (ValueError, TypeError):

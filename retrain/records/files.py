@@ -40,13 +40,13 @@ _LASTING = frozenset(
 
 
 def may_pass(error: RecordsError) -> bool:
-    """Tell whether trying again may help: a disk may have space again, a forbidden file stays forbidden."""
+    """Whether trying again may help: a disk may have space again, a forbidden file stays forbidden."""
     cause = error.__cause__
     return isinstance(cause, OSError) and cause.errno not in _LASTING
 
 
 def records_error(path: Path, doing: str, error: OSError) -> RecordsError:
-    """Say which file, what went wrong and how to fix it."""
+    """Return which file, what went wrong and how to fix it."""
     fix = _FIXES.get(error.errno or 0, "check the path and the disk")
     return RecordsError(f"{path}: cannot {doing} ({error.strerror or error}); {fix}")
 

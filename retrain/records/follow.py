@@ -17,7 +17,7 @@ _LONGEST_LINE = 2000
 
 
 def last_lines(path: Path, count: int) -> tuple[list[str], int]:
-    """Give the last whole lines of a log, safe to print, and where the rest begins; nothing without a file.
+    """Return the last whole lines of a log, safe to print, and where the rest begins; nothing without a file.
 
     Raises:
         RecordsError: it cannot be read.
@@ -29,7 +29,7 @@ def last_lines(path: Path, count: int) -> tuple[list[str], int]:
 
 
 def follow(path: Path, at: int, is_over: Callable[[], bool]) -> Iterator[str]:
-    """Give a log from a place on, line by line, until `is_over` and all has been given.
+    """Return a log from a place on, line by line, until `is_over` and all has been given.
 
     A log that is shorter than what was read of it is another one, and is given from its beginning.
 

@@ -20,7 +20,7 @@ Mark = tuple[int, int, int]  # what changes whenever a file does: inode, size, t
 
 
 def mark_of(path: str) -> Mark | None:
-    """Give what changes whenever a file is appended to or replaced; None if there is none.
+    """Return what changes whenever a file is appended to or replaced; None if there is none.
 
     Raises:
         RecordsError: its directory cannot be looked into.
@@ -54,7 +54,7 @@ class GrowingFile:
         self._at = 0  # every line before this was given
 
     def look(self) -> Growth | None:
-        """Give what is new; None, after a single `stat`, if nothing changed.
+        """Return what is new; None, after a single `stat`, if nothing changed.
 
         Raises:
             RecordsError: it cannot be read.
@@ -91,7 +91,7 @@ class GrowingFile:
 
 
 def _start_of_end(fd: int, size: int) -> int:
-    """Give where the last lines begin: some of them, but at least one, if it is no monster."""
+    """Return where the last lines begin: some of them, but at least one, if it is no monster."""
     length = END_BYTES  # the file is longer
     while os.pread(fd, length, size - length).count(b"\n") < END_LINES and length < LONGEST_LINE_BYTES:
         length = min(2 * length, size)
@@ -99,7 +99,7 @@ def _start_of_end(fd: int, size: int) -> int:
 
 
 def _sample(fd: int, end: int) -> list[bytes]:
-    """Give the first line and others, evenly spaced, of what lies before `end`."""
+    """Return the first line and others, evenly spaced, of what lies before `end`."""
     places = [end * number // SAMPLES for number in range(SAMPLES)]
     lines = [_line_after(fd, place, end) for place in places]
     return [line for line in dict.fromkeys(lines) if line]

@@ -117,7 +117,7 @@ class CampaignFiles:
         return self.directory / "runs"
 
     def run(self, run_id: str) -> RunFiles:
-        """Give a run's files; the id must be a plain name.
+        """Return a run's files; the id must be a plain name.
 
         Raises:
             RecordsError: the id would lead out of the campaign's directory.
@@ -128,7 +128,7 @@ class CampaignFiles:
 
 
 def open_campaign(directory: Path) -> CampaignFiles:
-    """Give the files of a campaign that exists.
+    """Return the files of a campaign that exists.
 
     Raises:
         ConfigError: the directory holds none.
@@ -170,7 +170,7 @@ def create_directory(log_dir: Path, name: str) -> Path:
 
 
 def is_campaign(directory: Path) -> bool:
-    """Tell whether a directory holds a campaign's files (a single run's directory does not count)."""
+    """Whether a directory holds a campaign's files (a single run's directory does not count)."""
     files = CampaignFiles(directory)
     # other tools write a manifest.json too, but not beside runs/
     is_ours = _exists(files.campaign_toml) or (_exists(files.manifest) and _exists(files.runs))
@@ -178,7 +178,7 @@ def is_campaign(directory: Path) -> bool:
 
 
 def is_single_run(directory: Path) -> bool:
-    """Tell whether a directory is itself a run's."""
+    """Whether a directory is itself a run's."""
     return _exists(RunFiles(directory).run_toml)
 
 
@@ -210,7 +210,7 @@ def _is_strange(path: Path) -> bool:
 
 
 def campaign_of(run_dir: Path) -> CampaignFiles:
-    """Give the files of the campaign that a run belongs to; a single run is its own."""
+    """Return the files of the campaign that a run belongs to; a single run is its own."""
     above = run_dir.parent.parent
     return CampaignFiles(above if run_dir.parent.name == "runs" and is_campaign(above) else run_dir)
 

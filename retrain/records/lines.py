@@ -133,7 +133,7 @@ def pick(line: bytes, keys: Sequence[str]) -> Row | None:
 
 
 def number_in(row: Mapping[str, object] | None, key: str) -> float | None:
-    """Give a row's finite number, None if it has none of that name."""
+    """Return a row's finite number, None if it has none of that name."""
     value = row.get(key) if row else None
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
@@ -141,7 +141,7 @@ def number_in(row: Mapping[str, object] | None, key: str) -> float | None:
 
 
 def read_lines(path: Path) -> Iterator[bytes]:
-    """Give the lines of a file that are not blank, nothing if there is no such file.
+    """Return the lines of a file that are not blank, nothing if there is no such file.
 
     Raises:
         RecordsError: it cannot be read.
@@ -158,7 +158,7 @@ def read_lines(path: Path) -> Iterator[bytes]:
 
 
 def read_tail(fd: int, count: int) -> list[bytes]:
-    """Give the last `count` lines of an open file, reading little more than those."""
+    """Return the last `count` lines of an open file, reading little more than those."""
     start = os.fstat(fd).st_size
     block, data = _BLOCK // 2, b""
     while start > 0 and data.count(b"\n") <= count and len(data) < _MAX_TAIL_BYTES:

@@ -220,7 +220,7 @@ def _expectation(found: Mapping[str, Any]) -> Expectation:
 
 
 def entry_from_name(run_id: str) -> RunEntry:
-    """Give what a run's name `<condition>_s<seed>` tells of it, for a campaign without a manifest."""
+    """Return what a run's name `<condition>_s<seed>` tells of it, for a campaign without a manifest."""
     condition, mark, seed = run_id.rpartition("_s")
     if mark and seed.isascii() and seed.isdigit() and len(seed) <= 18:
         return RunEntry(run_id, condition, int(seed), max_steps=0)

@@ -168,7 +168,7 @@ def scan_rows(path: Path) -> MetricsScan:
 
 
 def tail_rows(path: Path, n: int) -> list[Row]:
-    """Give the last rows of a metrics.jsonl, at most `n`, reading only the file's end.
+    """Return the last rows of a metrics.jsonl, at most `n`, reading only the file's end.
 
     Fewer than `n` if a resume has just repeated steps, or lines are torn. Empty without a file.
 
@@ -179,7 +179,7 @@ def tail_rows(path: Path, n: int) -> list[Row]:
 
 
 def read_ends(path: Path, n: int, keys: Sequence[str]) -> MetricsEnds:
-    """Give `step` and scalar `keys` of the first row and the last `n` (as `tail_rows`); rows may hold more.
+    """Return `step` and scalar `keys` of the first row and the last `n` (as `tail_rows`); rows may hold more.
 
     Raises:
         RecordsError: it cannot be read.
@@ -218,5 +218,5 @@ def latest_telling(rows: Iterable[Row]) -> list[Row]:
 
 
 def is_step(step: object) -> TypeGuard[int]:
-    """Tell whether a row's `step` can be one."""
+    """Return whether a row's `step` can be one."""
     return isinstance(step, int) and not isinstance(step, bool) and 0 <= step <= _MOST_STEPS

@@ -27,7 +27,7 @@ class Pace:
 
 
 def pace_of(ends: MetricsEnds, attempts: Sequence[Attempt]) -> Pace | None:
-    """Give a run's pace from the first and the last rows (with `PACE_KEYS`); None before a whole step."""
+    """Return a run's pace from the first and the last rows (with `PACE_KEYS`); None before a whole step."""
     recent = tuple(s for row in ends.last if (s := number_in(row, "step_time_s")) is not None and s >= 0)
     first = ends.first
     if not recent or first is None:

@@ -10,7 +10,7 @@ _START_TIME = 19  # field 22 of /proc/PID/stat, counted after the name, which ma
 
 
 def start_mark(pid: int) -> str:
-    """Give what no other process with this id has: when it started. "" if there is no such process.
+    """Return what no other process with this id has: when it started. "" if there is no such process.
 
     On Linux it counts from this boot and names the boot, so that setting the clock changes nothing.
     """
@@ -29,7 +29,7 @@ def start_mark(pid: int) -> str:
 
 
 def is_of_this_boot(mark: str) -> bool:
-    """Tell whether a process with this mark ran on this kernel since it was started; True if no mark tells.
+    """Whether a process with this mark ran on this kernel since it was started; True if no mark tells.
 
     Machines of one host name are told apart by it, which names and ids in images that were copied are not.
     """

@@ -24,7 +24,7 @@ LONGEST_TEXT = 4000  # characters of a text; of a longer one, the beginning and 
 
 
 def is_kept(step: int, last: int) -> bool:
-    """Tell whether a step's samples are kept once `last` steps are done; what is dropped stays dropped."""
+    """Whether a step's samples are kept once `last` steps are done; what is dropped stays dropped."""
     stride = 1
     while last // stride > BETWEEN:
         stride *= 2
@@ -32,7 +32,7 @@ def is_kept(step: int, last: int) -> bool:
 
 
 def shortened(text: str, limit: int = LONGEST_TEXT) -> str:
-    """Give a text's beginning and end, and how much was left out between; short ones whole."""
+    """Return a text's beginning and end, and how much was left out between; short ones whole."""
     if len(text) <= limit:
         return text
     half = limit // 2
@@ -105,7 +105,7 @@ class _Place:
 
 
 def _kept(path: Path) -> list[tuple[_Place, bytes]]:
-    """Give the lines that count: of each step the latest telling, if the step is one to keep."""
+    """Return the lines that count: of each step the latest telling, if the step is one to keep."""
     told: list[tuple[_Place, bytes]] = []
     for line in read_lines(path):
         place = _place(line)

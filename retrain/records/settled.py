@@ -43,7 +43,7 @@ def marks_of(files: RunFiles) -> Marks:
 
 
 def is_still(settled: Settled, files: RunFiles) -> bool:
-    """Tell whether a run is as it was.
+    """Whether a run is as it was.
 
     Raises:
         RecordsError: the directory cannot be looked into.
@@ -71,7 +71,7 @@ def settle(files: RunFiles, seen: Inspection, marks: Marks, before: Settled | No
 
 
 def to_json(settled: Settled) -> dict[str, Any]:
-    """Give it as JSON holds it, without what is not known."""
+    """Return it as JSON holds it, without what is not known."""
     found = {name: value for name, value in vars(settled.summary).items() if value != _DEFAULTS.get(name)}
     pace = settled.summary.pace
     if pace is not None:

@@ -23,7 +23,7 @@ def ask_to_stop(files: CampaignFiles, *, now: bool) -> None:
 
 
 def asked_to_stop(files: CampaignFiles) -> int:
-    """Give what was asked of a campaign: 0 nothing, 1 save and leave, 2 leave now.
+    """Return what was asked of a campaign: 0 nothing, 1 save and leave, 2 leave now.
 
     A directory that cannot be looked into at present (a file server that is away) asks nothing.
     """

@@ -17,7 +17,7 @@ _READ_AHEAD = 16  # read this many times the limit, so that megabytes of escapes
 
 
 def plain(text: str, limit: int = 200) -> str:
-    """Give `text` on one line without anything that a terminal would obey or hide.
+    """Return `text` on one line without anything that a terminal would obey or hide.
 
     Escape sequences, control characters (C0, C1), bidirectional and zero-width controls, lone
     surrogates and private-use characters are removed; white space becomes a single space. At
@@ -34,18 +34,18 @@ def plain(text: str, limit: int = 200) -> str:
 
 
 def plain_lines(text: str) -> list[str]:
-    """Give text line by line, indentation kept, without anything that a terminal would obey or hide."""
+    """Return text line by line, indentation kept, without anything that a terminal would obey or hide."""
     visible = _ESCAPES.sub("", text).expandtabs(4)
     return ["".join(map(_visible, line)).rstrip() for line in visible.splitlines()]
 
 
 def as_typed(path: Path) -> str:
-    """Give a path as it is typed in a shell, for a command that is to be copied."""
+    """Return a path as it is typed in a shell, for a command that is to be copied."""
     return shlex.quote(str(path))
 
 
 def count_of(number: int, noun: str) -> str:
-    """Give `1 run`, `2 runs`."""
+    """Return `1 run`, `2 runs`."""
     return f"{number} {noun}{'' if number == 1 else 's'}"
 
 

@@ -6,12 +6,12 @@ from contextlib import suppress
 from pathlib import Path
 
 from retrain.errors import RecordsError
+from retrain.locks.held import Holder, holder, is_held
 from retrain.records.layout import RunFiles
-from retrain.records.locks import Holder, holder, is_held
 
 
 def worker_pids(runs: Path) -> set[int]:
-    """Give the process ids that the runs' locks name; a worker outlives the orchestrator that started it.
+    """Return the process ids that the runs' locks name; a worker outlives the orchestrator that started it.
 
     Args:
         runs: the directory of a campaign's runs; without one there are no workers. A lock that cannot be

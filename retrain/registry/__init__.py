@@ -15,7 +15,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from retrain.errors import ConfigError
-from retrain.registry.code import PACKAGE, BuiltIn, Imported, home_of
+from retrain.registry.code import PACKAGE, BuiltIn, Imported, defines, home_of
 from retrain.registry.contract import KINDS, Hook, PluginSpec, spec_of
 from retrain.registry.own_code import (
     fault_of,
@@ -165,9 +165,10 @@ def names(kind: str) -> list[str]:
 
 @cache
 def built_in_names(kind: str) -> tuple[str, ...]:
-    """List the built-in plugins of a kind, files and folders, without importing any."""
+    """List the built-in plugins of a kind, without importing any: files and folders that define its entry."""
     found = pkgutil.iter_modules([str(PACKAGE / kind)])
-    return tuple(sorted(m.name for m in found if not m.name.startswith("_")))
+    entry = spec_of(kind).entry
+    return tuple(sorted(m.name for m in found if defines(f"retrain.{kind}.{m.name}", entry)))
 
 
 def problem_with_name(kind: str, name: str) -> str | None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import importlib
 import importlib.util
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -115,6 +116,12 @@ def path_of(module: str) -> Path:
     """Return the file of a module of ours; a folder's is its `__init__.py`."""
     path = PACKAGE.joinpath(*module.split(".")[1:])
     return path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
+
+
+def defines(module: str, function: str) -> bool:
+    """Whether the file of a module of ours defines a function; the others of its folder serve the plugins."""
+    text = path_of(module).read_text(encoding="utf-8")
+    return re.search(rf"^(?:async )?def {function}\(", text, re.MULTILINE) is not None
 
 
 def _keys(known: tuple[Parameter, ...] | None, spec: PluginSpec) -> tuple[Parameter, ...] | None:

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.text import Text
 
-from retrain.plan.durations import about
+from retrain.plan.estimate.durations import about
 from retrain.plan.explain import Explanation
 from retrain.records.text import count_of, plain
 from retrain.render.tables import fitted
 from retrain.render.text import duration
 
 if TYPE_CHECKING:
-    from retrain.plan.wall_time import WallTime
+    from retrain.plan.estimate.wall_time import WallTime
 
 MOST_SEEDS = 8  # more are abbreviated
 CHECK_STYLES = {"pass": "green", "warn": "yellow", "unknown": "cyan"}

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from rich.console import Console
 from rich.text import Text
 
-from retrain.plan.durations import about
+from retrain.plan.estimate.durations import about
 from retrain.records.manifest import Expectation
 from retrain.records.text import plain
 from retrain.render.tables import BAD, fitted, state, table
@@ -51,7 +51,7 @@ def show(campaign: CampaignStatus, console: Console) -> None:
 
 
 def _failures(runs: Sequence[RunStatus]) -> Iterator[Text]:
-    """Say what went wrong or is missing, once for all runs that say the same."""
+    """Return what went wrong or is missing, once for all runs that say the same."""
     alike: dict[tuple[str, str], list[RunStatus]] = {}
     for run in runs:
         if run.message and (run.state in BAD_STATES or run.state == "done"):
@@ -137,7 +137,7 @@ def what_to_type(campaign: CampaignStatus) -> Iterator[str]:
 
 
 def time_left(campaign: CampaignStatus) -> str:
-    """Say how long a campaign will go on: the middle of what is expected, and how late it may get."""
+    """Return how long a campaign will go on: the middle of what is expected, and how late it may get."""
     if campaign.eta_s is None:
         return ""
     p90 = f" (P90 {about(campaign.eta_p90_s)})" if campaign.eta_p90_s is not None else ""
@@ -145,7 +145,7 @@ def time_left(campaign: CampaignStatus) -> str:
 
 
 def expectation(expected: Expectation) -> str:
-    """Say what was expected of a campaign, and what came of it."""
+    """Return what was expected of a campaign, and what came of it."""
     when = f"after {about(expected.made_after_s)}" if expected.made_after_s else "at the start"
     said = f"expected {when}: {about(expected.p50_s)}, P90 {about(expected.p90_s)}"
     if expected.actual_s is None:

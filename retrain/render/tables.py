@@ -88,14 +88,14 @@ class _Unfailing:
 
 
 def messages() -> Console:
-    """Give a console for what a long work says on the way: none of it is worth ending the work for."""
+    """Return a console for what a long work says on the way: none of it is worth ending the work for."""
     return _as_it_is(
         Console(file=cast(TextIO, _Unfailing(sys.stderr)), markup=False, emoji=False, highlight=False)
     )
 
 
 def console(*, stderr: bool = False) -> Console:
-    """Give a console that takes text as it is: no markup, no emoji, no guessed colours.
+    """Return a console that takes text as it is: no markup, no emoji, no guessed colours.
 
     What is not a terminal has no width, so that lines are whole for the program that reads them.
     """
@@ -137,7 +137,7 @@ def fitted(title: str, columns: Sequence[str], rows: Sequence[Sequence[str | Tex
 
 
 def width_of(columns: Sequence[str], rows: Sequence[Sequence[str | Text]]) -> int:
-    """Give the characters that a table needs to show everything on one line a row."""
+    """Return the characters that a table needs to show everything on one line a row."""
     longest = [
         max([len(name.lstrip(">")), *(_cells(row[number]) for row in rows)])
         for number, name in enumerate(columns)
@@ -155,7 +155,7 @@ def state(name: str) -> Text:
 
 
 def plain_value(value: Any) -> Any:
-    """Give what JSON can say of a value: dataclasses as objects, what is not finite as a string."""
+    """Return what JSON can say of a value: dataclasses as objects, what is not finite as a string."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {f.name: plain_value(getattr(value, f.name)) for f in dataclasses.fields(value)}
     if isinstance(value, dict):

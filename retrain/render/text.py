@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from retrain.plan.durations import format_duration
+from retrain.plan.estimate.durations import format_duration
 
 if TYPE_CHECKING:
     from retrain.status.rows import RunStatus

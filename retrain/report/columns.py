@@ -45,7 +45,7 @@ class Columns:
     skipped_lines: int
 
     def metric(self, name: str) -> FloatArray:
-        """Give a metric's values, all NaN if no row has it."""
+        """Return a metric's values, all NaN if no row has it."""
         found = self.metrics.get(name)
         return np.full(len(self.steps), np.nan) if found is None else found
 
@@ -118,7 +118,7 @@ class _Reading:
         metric.append(value)
 
     def columns(self) -> Columns:
-        """Give what was read; a metric that only rows taken back had is none."""
+        """Return what was read; a metric that only rows taken back had is none."""
         metrics: dict[str, FloatArray] = {}
         for name in list(self._metrics):
             metric = self._metrics.pop(name)  # freed one by one
@@ -143,7 +143,7 @@ def _packed(values: FloatArray) -> FloatArray:
 
 
 def number(value: object) -> float:
-    """Give a number as a float, NaN for anything that cannot be a measurement."""
+    """Return a number as a float, NaN for anything that cannot be a measurement."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not -LARGEST <= value <= LARGEST:
         return float("nan")
     return float(value)

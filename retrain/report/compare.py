@@ -109,7 +109,7 @@ def usual_metrics(runs: Sequence[RunRecord]) -> tuple[str, ...]:
 
 
 def is_higher_better(metric: str) -> bool | None:
-    """Tell which way a metric is good, None if neither."""
+    """Return which way a metric is good, None if neither."""
     if metric.endswith(LOWER_IS_BETTER):
         return False
     is_good = any(part in metric for part in HIGHER_IS_BETTER) and not metric.endswith("_std")

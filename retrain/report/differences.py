@@ -34,7 +34,7 @@ def differences(sides: Sequence[Sequence[RunRecord]]) -> tuple[KeyDifference, ..
 
 
 def flatten(tables: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Give `section.key` and value of all that decides a run's result."""
+    """Return `section.key` and value of all that decides a run's result."""
     for key, value in tables.items():
         if not prefix and key in BESIDE_RESULTS:
             continue
@@ -45,7 +45,7 @@ def flatten(tables: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, 
 
 
 def _values(side: Sequence[Mapping[str, Any]], key: str) -> list[str]:
-    """Give the values that a side's runs have, each once; none if no run's configuration can be read."""
+    """Return the values that a side's runs have, each once; none if no run's configuration can be read."""
     return list(dict.fromkeys(repr(one[key]) if key in one else ABSENT for one in side))
 
 

@@ -40,7 +40,7 @@ class Table:
 
 
 def rows_of(campaigns: Sequence[CampaignRecord]) -> Table:
-    """Give every step of every run, each once: all that its row says, and which run it was.
+    """Return every step of every run, each once: all that its row says, and which run it was.
 
     Runs whose records are damaged have no rows.
     """
@@ -48,12 +48,12 @@ def rows_of(campaigns: Sequence[CampaignRecord]) -> Table:
 
 
 def warm_up_of(campaigns: Sequence[CampaignRecord]) -> Table:
-    """Give every supervised update of every run's warm-up in the same way; `step` counts updates."""
+    """Return every supervised update of every run's warm-up in the same way; `step` counts updates."""
     return _all_rows(campaigns, lambda run: RunFiles(run.directory).warmup)
 
 
 def ends_of(campaigns: Sequence[CampaignRecord]) -> Table:
-    """Give one row a run: what became of it, every metric's final value, every key of its configuration."""
+    """Return one row a run: what became of it, every metric's final value, every key of its configuration."""
     return _table(lambda: (_end(campaign, run) for campaign in campaigns for run in campaign.runs))
 
 

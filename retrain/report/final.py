@@ -37,12 +37,12 @@ class Moment:
     last: int = 0
 
     def has(self, run: RunRecord) -> bool:
-        """Tell whether a run got so far."""
+        """Whether a run got so far."""
         return run.is_done if self.step is None else run.last_step >= self.step
 
 
 def final_value(run: RunRecord, metric: str, moment: Moment) -> float | None:
-    """Give what a run came to; None if it did not get so far or never said."""
+    """Return what a run came to; None if it did not get so far or never said."""
     if not moment.has(run):
         return None
     if metric.startswith(HELD_OUT):
@@ -54,7 +54,7 @@ def final_value(run: RunRecord, metric: str, moment: Moment) -> float | None:
 
 
 def describe(metric: str, moment: Moment) -> str:
-    """Say how a metric's final value was taken."""
+    """Return how a metric's final value was taken."""
     at = "at the end" if moment.step is None else f"at step {moment.step}"
     if metric.startswith(HELD_OUT):
         return f"held-out evaluation {at}"

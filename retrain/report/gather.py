@@ -15,7 +15,7 @@ from typing import Any
 from retrain.config.digest import is_edited
 from retrain.errors import ConfigError, RecordsError
 from retrain.plan.order import entries_without_manifest
-from retrain.plan.origin import known_origin
+from retrain.plan.provenance import known_origin
 from retrain.records.attempts import Attempt
 from retrain.records.files import read_small
 from retrain.records.layout import CampaignFiles, RunFiles, find_campaigns, is_campaign, is_single_run
@@ -47,12 +47,12 @@ class RunRecord:
 
     @property
     def is_done(self) -> bool:
-        """Tell whether it finished its config."""
+        """Whether it finished its config."""
         return self.state == RunState.DONE
 
     @property
     def has_failed(self) -> bool:
-        """Tell whether it ended badly, and would not go on by itself."""
+        """Whether it ended badly, and would not go on by itself."""
         return self.state not in ALIVE
 
     @property
@@ -79,7 +79,7 @@ class CampaignRecord:
         return tuple(dict.fromkeys(run.condition for run in self.runs))
 
     def of_condition(self, condition: str) -> tuple[RunRecord, ...]:
-        """Give a condition's runs."""
+        """Return a condition's runs."""
         return tuple(run for run in self.runs if run.condition == condition)
 
 
@@ -201,7 +201,7 @@ def _run(files: RunFiles, entry: RunEntry, *, with_rows: bool) -> RunRecord:
 
 
 def _became(files: RunFiles, entry: RunEntry) -> tuple[str, str, tuple[Attempt, ...], dict[str, Any]]:
-    """Give state, message, attempts and result; what cannot be read is unreadable, and says why."""
+    """Return state, message, attempts and result; what cannot be read is unreadable, and says why."""
     try:
         seen = inspect_run(files, entry.config_hash)
     except RecordsError as error:

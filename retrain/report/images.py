@@ -29,7 +29,7 @@ def render_images(charts: Sequence[Chart], form: Literal["png", "svg"]) -> dict[
 
 
 def bundle() -> str:
-    """Give the scripts that draw charts in a browser: Vega, Vega-Lite and vega-embed.
+    """Return the scripts that draw charts in a browser: Vega, Vega-Lite and vega-embed.
 
     Made in a process of its own, because the engine that makes them keeps 130 MB to its process's end.
 

@@ -31,7 +31,7 @@ def join(pieces: Iterable[Html]) -> Html:
 
 
 def paragraph(value: str, **attributes: str) -> Html:
-    """Give a paragraph of text."""
+    """Return a paragraph of text."""
     return tag("p", text(value), **attributes)
 
 

@@ -22,7 +22,7 @@ IMAGES = ("png", "svg")
 
 
 def chosen_format(output: Path | None, form: str | None, known: Collection[str] = FORMATS) -> str:
-    """Give the format that was asked for, or that the file's name says, or the first that is known.
+    """Return the format that was asked for, or that the file's name says, or the first that is known.
 
     Raises:
         ConfigError: the name ends in nothing known.

@@ -39,6 +39,6 @@ def step_split(side: Side) -> StepSplit | None:
 
 
 def step_splits(sides: Sequence[Side]) -> tuple[StepSplit, ...]:
-    """Give the split of every condition that has times."""
+    """Return the split of every condition that has times."""
     found = (step_split(side) for side in sides)
     return tuple(one for one in found if one is not None)

@@ -61,7 +61,7 @@ def scalability(side: Side) -> Scalability | None:
 
 
 def thinned(found: Scalability) -> tuple[FloatArray, FloatArray]:
-    """Give at most so many points as a plot needs, spread evenly over the steps."""
+    """Return at most so many points as a plot needs, spread evenly over the steps."""
     keep = np.unique(np.linspace(0, len(found.concurrency) - 1, MOST_POINTS).astype(int))
     return found.concurrency[keep], found.throughput[keep]
 

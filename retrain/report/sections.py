@@ -32,7 +32,7 @@ MANY_CONDITIONS = 6  # whose values would not stand side by side
 
 
 def sections(contents: Contents) -> tuple[Section, ...]:
-    """Give all sections that have something to say."""
+    """Return all sections that have something to say."""
     return tuple(_sections(contents))
 
 

@@ -107,7 +107,7 @@ def _within_range(found: Curve, metric: str, least: float, most: float) -> Curve
 
 
 def curves(sides: Sequence[Side], metric: str, bins: Bins) -> tuple[Curve, ...]:
-    """Give the curves of the conditions that have the metric."""
+    """Return the curves of the conditions that have the metric."""
     found = (curve(side, metric, bins) for side in sides)
     return tuple(one for one in found if len(one.steps))
 

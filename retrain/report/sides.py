@@ -63,7 +63,7 @@ def choose(arguments: Sequence[str]) -> tuple[Match, ...]:
 
 
 def conditions(campaign: CampaignRecord) -> tuple[Side, ...]:
-    """Give a campaign's conditions as sides."""
+    """Return a campaign's conditions as sides."""
     return tuple(Side(label, campaign.of_condition(label)) for label in campaign.conditions)
 
 

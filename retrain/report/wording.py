@@ -16,12 +16,12 @@ MOST_NAMED = 5  # conditions in one sentence
 
 
 def heading(metric: MetricComparison) -> str:
-    """Say how a metric's values were taken, and which way is good."""
+    """Return how a metric's values were taken, and which way is good."""
     return "; ".join(filter(None, (metric.how, DIRECTIONS[metric.higher_is_better])))
 
 
 def left_out(sides: Sequence[SideResult]) -> Iterator[str]:
-    """Say which runs do not count, and which of those that do are judged at other steps."""
+    """Return which runs do not count, and which of those that do are judged at other steps."""
     alike: dict[tuple[str, str], list[str]] = {}
     for side in sides:
         why = {"failed": side.failed, "not finished": side.unfinished, "without this metric": side.silent}
@@ -45,7 +45,7 @@ def _other_steps(sides: Sequence[SideResult]) -> Iterator[str]:
 
 
 def judgement(judged: Judged, metric: MetricComparison) -> str:
-    """Give the verdict, and whether that is good."""
+    """Return the verdict, and whether that is good."""
     if judged.verdict not in (Verdict.HIGHER, Verdict.LOWER) or metric.higher_is_better is None:
         return str(judged.verdict)
     is_better = (judged.verdict == Verdict.HIGHER) == metric.higher_is_better
@@ -63,7 +63,7 @@ class Ground:
 
 
 def grounds(metric: MetricComparison) -> tuple[Ground, ...]:
-    """Say what each verdict rests on."""
+    """Return what each verdict rests on."""
     base, *others = metric.sides
     alike: dict[tuple[Verdict, str, str], list[str]] = {}
     for side, judged in zip(others, metric.differences, strict=True):
@@ -118,7 +118,7 @@ def _range(low: int, high: int) -> str:
 
 
 def footnotes(comparisons: Sequence[Comparison]) -> Iterator[str]:
-    """Say how to read a comparison."""
+    """Return how to read a comparison."""
     metrics = sum(len(comparison.metrics) for comparison in comparisons)
     if metrics:
         yield (

@@ -12,9 +12,9 @@ from typing import Any
 from retrain import registry
 from retrain.errors import ConfigError
 from retrain.rewards import BatchScorer
-from retrain.rewards._limits import limit_problems
-from retrain.rewards._pool import ProcessPool
-from retrain.rewards._pooled import FunctionScorer, score_one
+from retrain.rewards.limits import limit_problems
+from retrain.rewards.pool import ProcessPool
+from retrain.rewards.pool.scorer import FunctionScorer, score_one
 from retrain.rollouts import Prompt
 
 
@@ -27,7 +27,7 @@ def score(
     timeout_s: float = 30.0,
     workers: int = 0,
 ) -> float:
-    """Give what the function at `path` gives.
+    """Return what the function at `path` gives.
 
     Args:
         completion: what the policy wrote.
@@ -55,7 +55,7 @@ def open_scorer(
 
 
 def check_params(params: Mapping[str, Any]) -> Iterator[str]:
-    """Say what is wrong with the parameters; imports the function to see that it is there."""
+    """Return what is wrong with the parameters; imports the function to see that it is there."""
     yield from limit_problems(params)
     path, arguments = params.get("path", ""), params.get("params", {})
     if not isinstance(path, str) or "." not in path:

@@ -2,14 +2,14 @@ r"""All or nothing: 1 for the answer, alone or in the last `\boxed{...}`, 0 for 
 
 from __future__ import annotations
 
-from retrain.rewards._boxed import last_boxed
+from retrain.rewards.math.boxed import last_boxed
 from retrain.rollouts import Prompt
 
 RANGE = (0.0, 1.0)
 
 
 def score(completion: str, prompt: Prompt) -> float:
-    r"""Give 1 if the completion, or what its last `\boxed{...}` holds, is the answer as text.
+    r"""Return 1 if the completion, or what its last `\boxed{...}` holds, is the answer as text.
 
     Blanks around either are put aside. An answer that is boxed itself counts by what it holds.
     """

@@ -11,7 +11,7 @@ RANGE = (0.0, 1.0)
 
 
 def score(completion: str, prompt: Prompt, *, power: Positive = 2.0) -> float:
-    """Give the share of places at which completion and answer agree, to a power; blanks around are put aside.
+    """Return the fraction of positions at which the stripped completion and answer agree, to a power.
 
     The share is of the longer text of the two, so that rambling on costs as much as stopping
     short, and only the answer itself gets 1.

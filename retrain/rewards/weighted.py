@@ -31,11 +31,11 @@ from typing import Any
 from retrain import extras, registry
 from retrain.errors import ConfigError
 from retrain.rewards import Answer, BatchScorer, Outcome, Score
-from retrain.rewards._bounds import Bounds, bounds_of
-from retrain.rewards._limits import is_number
-from retrain.rewards._opening import CallingScorer, close_unawaited
-from retrain.rewards._opening import open_scorer as open_part
-from retrain.rewards._pooled import value_of
+from retrain.rewards.bounds import Bounds, bounds_of
+from retrain.rewards.limits import is_number
+from retrain.rewards.opening import CallingScorer, close_unawaited
+from retrain.rewards.opening import open_scorer as open_part
+from retrain.rewards.pool.scorer import value_of
 from retrain.rollouts import Prompt
 
 PART_KEYS = ("reward", "weight", "params")
@@ -60,7 +60,7 @@ class OpenPart:
 
 
 def score(completion: str, prompt: Prompt, *, parts: Mapping[str, Any]) -> float:
-    """Give the weighted sum of the parts' rewards.
+    """Return the weighted sum of the parts' rewards.
 
     Args:
         completion: what the policy wrote.
@@ -107,7 +107,7 @@ def parts_of(parts: object) -> list[Part]:
 
 
 def check_params(params: Mapping[str, Any]) -> Iterator[str]:
-    """Say what is wrong with the parts and with their parameters."""
+    """Return what is wrong with the parts and with their parameters."""
     parts = params.get("parts")
     if not isinstance(parts, Mapping) or not parts:
         yield f"parts: got {parts!r}; needs a table of rewards with their weights, such as {{ match = 1.0 }}"
@@ -165,7 +165,7 @@ class WeightedScorer:
 
 
 def _waits(scorer: BatchScorer) -> bool:
-    """Tell whether `score_all` is done only when all scores are there."""
+    """Whether `score_all` is done only when all scores are there."""
     at_once = isinstance(scorer, CallingScorer | WeightedScorer)
     return not (at_once or inspect.iscoroutinefunction(scorer.score_all))
 

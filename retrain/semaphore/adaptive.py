@@ -107,7 +107,7 @@ def _file_system_time_s(path: Path) -> float:
 
 
 def last_change(directory: Path) -> PermitChange | None:
-    """Give the last change of a directory's permits, None if they were never adapted.
+    """Return the last change of a directory's permits, None if they were never adapted.
 
     Raises:
         RecordsError: it cannot be read.

@@ -15,9 +15,8 @@ from pathlib import Path
 from types import TracebackType
 
 from retrain.errors import LaunchError
+from retrain.locks.descriptors import GUARD, LockFile
 from retrain.records.files import records_error
-from retrain.semaphore.bell import Ear, bell_address, ring
-from retrain.semaphore.descriptors import GUARD, LockFile
 from retrain.semaphore.filesystems import lock_sharing_problem
 from retrain.semaphore.limits import change_limits, check_permits, create_limits, read_limits
 from retrain.semaphore.patience import Patience
@@ -29,7 +28,8 @@ from retrain.semaphore.state import (
     seat_path,
     write_holder,
 )
-from retrain.semaphore.turnstile import Turnstile
+from retrain.semaphore.wait_queue import WaitQueue
+from retrain.semaphore.wakeup import WakeupListener, wake, wakeup_address
 
 LOOK_AGAIN_S = 0.02  # a hint may be missed; a permit is to be free within 50 ms of its holder's death
 FOLLOWED = 64  # holders whose death wakes the watcher at once; each costs it an open file
@@ -78,10 +78,10 @@ class FileSemaphore:
         except OSError as error:
             raise records_error(self._directory, "make the directory", error) from error
         create_limits(self._directory, permits)
-        turnstile = self._directory / "turnstile.lock"
-        LockFile(str(turnstile)).close()
-        self._bell = bell_address(turnstile)
-        self._turnstile = Turnstile(str(turnstile))
+        wait_queue = self._directory / "turnstile.lock"
+        LockFile(str(wait_queue)).close()
+        self._wakeup_address = wakeup_address(wait_queue)
+        self._wait_queue = WaitQueue(str(wait_queue))
         self._held: list[tuple[object, LockFile]] = []  # who acquired, slot; oldest first; guarded by GUARD
 
     @property
@@ -100,7 +100,7 @@ class FileSemaphore:
             RecordsError: it cannot be written; the old number stays.
         """
         change_limits(self._directory, check_permits(permits))
-        ring(self._bell)
+        wake(self._wakeup_address)
 
     def acquire(self, timeout_s: float | None = None) -> bool:
         """Take a permit, waiting for one in the order of arrival.
@@ -165,7 +165,7 @@ class FileSemaphore:
 
     @staticmethod
     def inspect(directory: Path | str) -> SemaphoreState:
-        """Say who holds permits and how many wait; see `inspect_semaphore`."""
+        """Return who holds permits and how many wait; see `inspect_semaphore`."""
         return inspect_semaphore(Path(directory))
 
     def _taken(self, patience: Patience, *, may_wait: bool = True) -> LockFile | None:
@@ -190,11 +190,11 @@ class FileSemaphore:
 
     def _give_back(self, slot: LockFile) -> None:
         slot.unlock()
-        ring(self._bell)
+        wake(self._wakeup_address)
         slot.close()
 
     def _take_at_once(self, description: str) -> LockFile | None:
-        inside = self._turnstile.try_enter()
+        inside = self._wait_queue.try_enter()
         if inside is None:
             return None
         with closing(inside), closing(Slots(self._directory)) as slots:
@@ -203,14 +203,14 @@ class FileSemaphore:
     def _wait(self, patience: Patience, description: str) -> LockFile | None:
         with closing(_take_seat(self._directory)), closing(Slots(self._directory)) as slots:
             slots.prepare()
-            inside = self._turnstile.enter(patience)
+            inside = self._wait_queue.enter(patience)
             if inside is None:
                 return None
             with closing(inside):  # left before the slots are closed: somebody waits for it
                 return self._signed(self._watch(slots, patience), description)
 
     def _signed(self, slot: LockFile | None, description: str) -> LockFile | None:
-        """Say who holds a slot while still inside the turnstile: the next one in reads whom to follow."""
+        """Return who holds a slot while still inside the turnstile: the next one in reads whom to follow."""
         if slot is None:
             return None
         try:
@@ -223,12 +223,12 @@ class FileSemaphore:
     def _watch(self, slots: Slots, patience: Patience) -> LockFile | None:
         if (slot := slots.take()) is not None:
             return slot
-        with closing(Ear(self._bell)) as ear:
-            ear.follow(slots.holders(FOLLOWED))
+        with closing(WakeupListener(self._wakeup_address)) as listener:
+            listener.follow(slots.holders(FOLLOWED))
             while (slot := slots.take()) is None:
                 if (left_s := patience.left_s()) <= 0:
                     return None
-                ear.wait(min(left_s, LOOK_AGAIN_S))
+                listener.wait(min(left_s, LOOK_AGAIN_S))
             return slot
 
 

@@ -25,7 +25,7 @@ _MOUNTINFO = Path("/proc/self/mountinfo")
 
 
 def lock_sharing_problem(directory: Path | str, mountinfo: str | None = None) -> str | None:
-    """Say why locks in a directory cannot be trusted, or None if they can or nothing is known.
+    """Return why locks in a directory cannot be trusted, or None if they can or nothing is known.
 
     Args:
         directory: need not exist yet.

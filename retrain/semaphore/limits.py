@@ -9,8 +9,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from retrain.errors import DamagedRecordError, RecordsError
+from retrain.locks.descriptors import GUARD, Descriptor, LockFile, open_regular
 from retrain.records.files import records_error, write_all
-from retrain.semaphore.descriptors import GUARD, Descriptor, LockFile, open_regular
 
 MAX_PERMITS = 512  # whoever watches keeps one open file per permit, and 1024 is a usual limit
 _READ_BYTES = 4096  # the file is far smaller; a planted one cannot fill the memory
@@ -100,7 +100,7 @@ def change_limits(directory: Path, permits: int) -> None:
 
 
 def check_permits(permits: object) -> int:
-    """Give `permits` back if it is a number of permits.
+    """Return `permits` back if it is a number of permits.
 
     Raises:
         ValueError: it is no whole number from 1 to `MAX_PERMITS`.

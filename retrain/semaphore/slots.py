@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import islice
 from pathlib import Path
 
-from retrain.semaphore.descriptors import LockFile
+from retrain.locks.descriptors import LockFile
 from retrain.semaphore.limits import Limits, LimitsFile
 from retrain.semaphore.state import read_holder, slot_path
 
@@ -38,7 +38,7 @@ class Slots:
             self._limits = LimitsFile(self._directory)
 
     def holders(self, at_most: int) -> set[int]:
-        """Say which processes hold permits, or did last: so many of the slots that were looked at."""
+        """Return which processes hold permits, or did last: so many of the slots that were looked at."""
         return {read_holder(file).pid for file in islice(self._files.values(), at_most)}
 
     def close(self) -> None:

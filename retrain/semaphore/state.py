@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from retrain.semaphore.bell import bell_address, ring
-from retrain.semaphore.descriptors import LockFile
+from retrain.locks.descriptors import LockFile
 from retrain.semaphore.limits import read_limits
+from retrain.semaphore.wakeup import wake, wakeup_address
 
 MAX_TEXT = 100  # characters of a label or host name: one line of a table
 _RECORD_BYTES = 4096  # two such texts with every character escaped still fit
@@ -91,9 +91,9 @@ def _is_locked(path: str) -> bool:
 
 def _wake_watcher(directory: Path) -> None:
     """Make a watcher that found a free slot locked, because it was being looked at, look again."""
-    turnstile = directory / "turnstile.lock"
-    if turnstile.exists():
-        ring(bell_address(turnstile))
+    wait_queue = directory / "turnstile.lock"
+    if wait_queue.exists():
+        wake(wakeup_address(wait_queue))
 
 
 def _holder_of(slot: str) -> Holder:

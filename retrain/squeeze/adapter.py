@@ -132,7 +132,7 @@ def _layer(
 
 
 def scale_of(config: Mapping[str, Any], alpha: float, rank: int) -> float:
-    """Give what multiplies b @ a; with rsLoRA (arXiv:2312.03732) by the root of the rank."""
+    """Return what multiplies b @ a; with rsLoRA (arXiv:2312.03732) by the root of the rank."""
     return float(alpha / (rank**0.5 if config.get("use_rslora") else rank))
 
 
@@ -164,7 +164,7 @@ def write_adapter(adapter: Adapter, directory: Path) -> None:
 
 
 def _ranks(adapter: Adapter) -> dict[str, Any]:
-    """Give the keys of the config that say rank and alpha: the commonest, and who differs."""
+    """Return the keys of the config that say rank and alpha: the commonest, and who differs."""
     rank = Counter(layer.rank for layer in adapter.layers).most_common(1)[0][0]
     alpha = Counter(layer.alpha for layer in adapter.layers).most_common(1)[0][0]
     return {

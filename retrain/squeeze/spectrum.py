@@ -61,7 +61,7 @@ class Spectrum:
         return max(len(layer.singular_values) for layer in self.layers)
 
     def at(self, rank: int) -> Retained:
-        """Say what `rank` keeps."""
+        """Return what `rank` keeps."""
         shares = {layer.name: layer.retained(rank) for layer in self.trained}
         if not shares:
             return Retained(rank, 1.0, 1.0, "")
@@ -69,7 +69,7 @@ class Spectrum:
         return Retained(rank, math.fsum(shares.values()) / len(shares), shares[worst], worst)
 
     def recommended(self, keep_fraction: float) -> Retained:
-        """Give the smallest rank whose worst layer still keeps so much."""
+        """Return the smallest rank whose worst layer still keeps so much."""
         ranks = (self.at(rank) for rank in range(1, self.rank + 1))
         return next((one for one in ranks if one.worst_fraction >= keep_fraction), self.at(self.rank))
 
@@ -102,7 +102,7 @@ def _cut(adapter: Adapter, layer: Layer, rank: int) -> Layer:
 
 
 def _decomposed(layer: Layer) -> tuple[Any, Any, Any]:
-    """Give U (outputs, rank), S, V (inputs, rank) of b @ a through its r x r core."""
+    """Return U (outputs, rank), S, V (inputs, rank) of b @ a through its r x r core."""
     linalg = extras.load("torch", "local", "squeeze").linalg
     outputs, core_b = linalg.qr(layer.b.double())
     inputs, core_a = linalg.qr(layer.a.double().T)
@@ -111,7 +111,7 @@ def _decomposed(layer: Layer) -> tuple[Any, Any, Any]:
 
 
 def output_error(adapter: Adapter, other: Adapter) -> float:
-    """Give the largest relative error of a layer's outputs, ||y - y'|| / ||y||, on random inputs.
+    """Return the largest relative error of a layer's outputs, ||y - y'|| / ||y||, on random inputs.
 
     Both adapters must have the same layers; inputs are standard normal, the same at every call.
     """

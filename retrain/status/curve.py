@@ -26,7 +26,7 @@ class Curve:
             self._widen()
 
     def values(self) -> tuple[float, ...]:
-        """Give the means, the earliest first."""
+        """Return the means, the earliest first."""
         return tuple(self._means)
 
     def _put(self, number: int, mean: float, count: int) -> None:

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from retrain.config.labels import label_of
 from retrain.errors import RecordsError
+from retrain.locks.held import is_held
 from retrain.records.layout import CampaignFiles, RunFiles, find_campaigns, is_campaign, is_single_run
-from retrain.records.locks import is_held
 from retrain.records.text import plain
 
 SHOWN_RUNS = 10
@@ -27,7 +27,7 @@ class Log:
     beside: tuple[Path, ...] = ()  # what an engine said of the run's tasks
 
     def is_over(self) -> bool:
-        """Tell whether nobody who could write to it lives."""
+        """Whether nobody who could write to it lives."""
         if is_held(self.lock):
             return False
         is_finished = self.end is not None and self.end.exists()
@@ -74,7 +74,7 @@ def find_run(directory: Path, run_id: str = "") -> RunFiles:
 
 
 def _what_it_is(directory: Path) -> str:
-    """Say what a directory is that is neither a campaign nor a run."""
+    """Return what a directory is that is neither a campaign nor a run."""
     if not directory.is_dir():
         return "does not exist; `retrain status` lists campaigns"
     found = sorted(find_campaigns(directory), key=lambda path: path.stat().st_mtime)

@@ -93,5 +93,5 @@ class CampaignStatus:
     resume_with: str = ""  # the command that goes on with it, where work is left and nobody supervises it
 
     def run(self, condition: str, seed: int | None) -> RunStatus | None:
-        """Give the matrix's cell, or None if that run was never planned."""
+        """Return the matrix's cell, or None if that run was never planned."""
         return next((r for r in self.runs if (r.condition, r.seed) == (condition, seed)), None)

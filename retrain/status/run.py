@@ -28,7 +28,7 @@ def read_run(files: RunFiles, planned: RunEntry) -> RunStatus:
 
 
 def unreadable(planned: RunEntry, error: RecordsError) -> RunStatus:
-    """Give the row of a run whose files cannot be read."""
+    """Return the row of a run whose files cannot be read."""
     return row_of(planned, RunSummary(UNREADABLE, message=str(error)))
 
 

@@ -31,7 +31,7 @@ class Sample:
 
 
 def choose(files: RunFiles, step: int | None, which: Which, count: int) -> list[Sample]:
-    """Give samples of a run.
+    """Return samples of a run.
 
     Args:
         files: the run's.

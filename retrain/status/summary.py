@@ -11,7 +11,7 @@ from retrain.records.run_state import UNREADABLE, RunState
 from retrain.status.rows import ConditionStatus, RunStatus
 
 if TYPE_CHECKING:
-    from retrain.plan.remaining import Remaining
+    from retrain.plan.estimate.remaining import Remaining
 
 _UNTOUCHED = (RunState.PENDING, RunState.RUNNING, RunState.DONE, RunState.INTERRUPTED)
 _FINAL = (RunState.DONE, RunState.FAILED, UNREADABLE)  # nobody will take more steps of these
@@ -54,7 +54,7 @@ def time_left(
     if not any(run.state == RunState.RUNNING for run in runs):
         return None
     from retrain.plan.crowding import ALONE, on_cores  # not at the top: only a live campaign needs them
-    from retrain.plan.remaining import RunLeft, remaining
+    from retrain.plan.estimate.remaining import RunLeft, remaining
 
     left = [
         RunLeft(

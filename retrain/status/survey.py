@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from retrain.errors import RecordsError
+from retrain.locks.held import is_held
 from retrain.plan.order import entries_without_manifest
 from retrain.records.layout import (
     CampaignFiles,
@@ -14,7 +15,6 @@ from retrain.records.layout import (
     is_single_run,
     permits_directory,
 )
-from retrain.records.locks import is_held
 from retrain.records.manifest import Manifest, RunEntry, read_manifest
 from retrain.records.run_state import UNREADABLE
 from retrain.records.text import as_typed, plain
@@ -154,7 +154,7 @@ def _permits(path: Path, problems: list[str]) -> PermitStatus | None:
 
 
 def _unreadable(campaign: CampaignStatus) -> str:
-    """Say why nothing of a campaign can be read; "" if something can."""
+    """Return why nothing of a campaign can be read; "" if something can."""
     if any(run.state != UNREADABLE for run in campaign.runs):
         return ""
     return campaign.problem or next((run.message for run in campaign.runs), "")

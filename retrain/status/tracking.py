@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from retrain.errors import RecordsError
+from retrain.locks.held import is_held
 from retrain.records.growing import GrowingFile, mark_of
 from retrain.records.layout import RunFiles
 from retrain.records.lines import Row, number_in, pick
-from retrain.records.locks import is_held
 from retrain.records.manifest import RunEntry
 from retrain.records.metrics import MetricsEnds, is_step, latest_telling
 from retrain.records.run_state import Inspection, Progress, RunState, inspect_run
@@ -68,7 +68,7 @@ class RunTracker:
         return self.now
 
     def take_events(self) -> list[Event]:
-        """Give what happened since this was last asked."""
+        """Return what happened since this was last asked."""
         events, self._events = self._events, []
         return events
 
@@ -140,7 +140,7 @@ class _MetricsTracker:
 
 
 def _plan(entry: RunEntry) -> object:
-    """Give what a manifest says of a run that its directory does not."""
+    """Return what a manifest says of a run that its directory does not."""
     return entry.condition, entry.seed, entry.max_steps, entry.config_hash
 
 

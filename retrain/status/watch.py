@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from retrain.errors import RecordsError
+from retrain.locks.held import is_held
 from retrain.records.growing import GrowingFile, mark_of
 from retrain.records.layout import CampaignFiles, RunFiles, find_campaigns, is_campaign, is_single_run
-from retrain.records.locks import is_held
 from retrain.records.manifest import Manifest, RunEntry
 from retrain.records.notices import parse_notice
 from retrain.records.text import plain
@@ -50,7 +50,7 @@ class View:
 
     @property
     def is_at_work(self) -> bool:
-        """Tell whether any campaign is running."""
+        """Whether any campaign is running."""
         return any(campaign.status.state == "running" for campaign in self.campaigns)
 
 

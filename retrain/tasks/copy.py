@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from retrain.tasks import Task
-from retrain.tasks._symbols import symbol_task
+from retrain.tasks.symbols import symbol_task
 
 
 def build(*, length: int = 3, base: int = 10, count: int = 0, held_out: float = 0.1, seed: int) -> Task:

@@ -11,8 +11,8 @@ from retrain.errors import ConfigError
 from retrain.extras import load
 from retrain.rollouts import Prompt
 from retrain.tasks import Task
-from retrain.tasks._generated import check
-from retrain.tasks._rows import (
+from retrain.tasks.generated import check
+from retrain.tasks.rows import (
     PLACEHOLDER,
     Fields,
     Row,

@@ -12,8 +12,8 @@ from pathlib import Path
 from retrain.json_lines import numbered_lines
 from retrain.rollouts import Prompt
 from retrain.tasks import Task
-from retrain.tasks._generated import check
-from retrain.tasks._rows import (
+from retrain.tasks.generated import check
+from retrain.tasks.rows import (
     PLACEHOLDER,
     Fields,
     Row,

@@ -15,8 +15,8 @@ from retrain.extras import load
 from retrain.registry import nearest
 from retrain.rollouts import Prompt
 from retrain.tasks import Task
-from retrain.tasks._generated import MAX_COUNT, check, whole_number_problem
-from retrain.tasks._rows import PLACEHOLDER, Fields, Row, option_problems, read_prompts, split_by_fraction
+from retrain.tasks.generated import MAX_COUNT, check, whole_number_problem
+from retrain.tasks.rows import PLACEHOLDER, Fields, Row, option_problems, read_prompts, split_by_fraction
 
 EXTRA = "reasoning-gym"
 PACKAGES = ("reasoning_gym",)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from retrain.tasks import Task
-from retrain.tasks._arithmetic import check_arithmetic
-from retrain.tasks._generated import DIGITS, generate, in_base
+from retrain.tasks.arithmetic import check_arithmetic
+from retrain.tasks.generated import DIGITS, generate, in_base
 
 
 def build(*, digits: int = 2, base: int = 10, count: int = 0, held_out: float = 0.1, seed: int) -> Task:

@@ -26,8 +26,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from retrain.controllers.noise_scale import GradientNoiseScale
-from retrain.controllers.scaling import (
+from retrain.controllers.scaling.noise_scale import GradientNoiseScale
+from retrain.controllers.scaling.rules import (
     AdamScaleRule,
     AdaScaleRule,
     Facts,
@@ -169,7 +169,7 @@ class ScalingRuleBase(ScalingRule):
             self._gradients = None
 
     def state_dict(self) -> dict[str, Any]:
-        """Give progress and noise estimate as plain data.
+        """Return progress and noise estimate as plain data.
 
         The last gradient is not kept: with one part per step, the first step after a resume
         teaches nothing.

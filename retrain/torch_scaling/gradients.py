@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from retrain.controllers.noise_scale import FIRST_SETTLED_STEP
+from retrain.controllers.scaling.noise_scale import FIRST_SETTLED_STEP
 from retrain.rollouts import Floats
 
 if TYPE_CHECKING:
@@ -81,7 +81,7 @@ class Gradients:
                     parameter.grad.div_(passes)
 
     def moments(self, scale: float, *, divided: bool) -> tuple[Floats, Floats, bool] | None:
-        """Give (parts' squared norms, their mean's, whether parts are steps in a row).
+        """Return (parts' squared norms, their mean's, whether parts are steps in a row).
 
         None if this step has a single part and the step before had none of the same scale.
         """
@@ -111,7 +111,7 @@ class Gradients:
         return scaled.square().sum()
 
     def _preconditioner(self, number: int, parameter: torch.Tensor) -> torch.Tensor | None:
-        """Give what Adam divides this parameter's update by; None without, or before 5 steps of it."""
+        """Return what Adam divides this parameter's update by; None without, or before 5 steps of it."""
         state, group = self._optimizer.state.get(parameter, {}), self._optimizer.param_groups[number]
         steps = float(state.get("step", 0))
         if "exp_avg_sq" not in state or steps < FIRST_SETTLED_STEP:

@@ -15,11 +15,11 @@ from retrain.config.schema import Config
 from retrain.records.layout import RunFiles, permits_directory
 from retrain.tasks import Task
 from retrain.trainer.batch import Algorithm
-from retrain.trainer.gate import PermitGate
+from retrain.trainer.event_loop import EventLoopThread
 from retrain.trainer.journal import Journal
 from retrain.trainer.loop import Parts, Trainer
+from retrain.trainer.permits import RunPermits
 from retrain.trainer.scoring import Scorer
-from retrain.trainer.settle import EventLoopThread
 
 if TYPE_CHECKING:
     from retrain.trainer.machine import MachineLoad
@@ -37,29 +37,31 @@ def open_trainer(
     data = config.data
     built = registry.find("tasks", data.task)(seed=data.seed, **data.options)
     task: Task = registry.check_made("tasks", data.task, built)
-    gate = open_gate(config, files)
+    permits = open_permits(config, files)
     with ExitStack() as opened:
         scorer = Scorer(config.reward.reward, config.reward.params)
         opened.callback(scorer.close)
         calls = EventLoopThread()
         opened.callback(calls.close)
         name, options = config.backend.backend, config.backend.options
-        connected = registry.bound("backends", name, options)(_spec(config, task, gate))
-        backend: Backend = registry.check_made("backends", name, calls.settle(connected))
-        opened.callback(lambda: calls.settle(backend.close()))
+        connected = registry.bound("backends", name, options)(_spec(config, task, permits))
+        backend: Backend = registry.check_made("backends", name, calls.wait_for(connected))
+        opened.callback(lambda: calls.wait_for(backend.close()))
         check_prompts = getattr(backend, "check_prompts", None)  # too long ones are better found now
         if check_prompts is not None:
             check_prompts([*task.train, *task.held_out])
         algorithm, machine = Algorithm.of(config, scorer.score), _machine(config, files, stop)
-        trainer = Trainer(Parts(config, files, backend, task, algorithm, gate, journal, stop, calls, machine))
+        trainer = Trainer(
+            Parts(config, files, backend, task, algorithm, permits, journal, stop, calls, machine)
+        )
         opened.callback(trainer.close)
         yield trainer
 
 
-def open_gate(config: Config, files: RunFiles) -> PermitGate:
-    """Give the way to permits: the campaign's, or, where an engine split those, the run's own part."""
+def open_permits(config: Config, files: RunFiles) -> RunPermits:
+    """Return the way to permits: the campaign's, or, where an engine split those, the run's own part."""
     own = int(os.environ.get("RETRAIN_OWN_PERMITS") or 0)
-    return PermitGate(
+    return RunPermits(
         files.directory / "permits" if own else permits_of(config, files),
         own or config.backend.first_permits,
         _label(config),
@@ -83,7 +85,7 @@ def _machine(config: Config, files: RunFiles, stop: threading.Event) -> MachineL
     return MachineLoad(config.throttle, files.directory, stop)
 
 
-def _spec(config: Config, task: Task, gate: PermitGate) -> BackendSpec:
+def _spec(config: Config, task: Task, permits: RunPermits) -> BackendSpec:
     return BackendSpec(
         seed=config.training.seed,
         model=config.model.model,
@@ -91,8 +93,8 @@ def _spec(config: Config, task: Task, gate: PermitGate) -> BackendSpec:
         lora_rank=config.model.lora_rank,
         alphabet=task.alphabet,
         options=config.backend.options,
-        permit=gate.permit,
-        observe_call=gate.observe_call,
+        permit=permits.permit,
+        observe_call=permits.observe_call,
         run_name=_label(config),
     )
 

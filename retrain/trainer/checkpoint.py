@@ -66,7 +66,7 @@ def save(
 
 
 def newest(root: Path, on_damaged: Callable[[Path], None] = lambda _: None) -> Checkpoint | None:
-    """Give the newest checkpoint whose files are what was written; None if there is none.
+    """Return the newest checkpoint whose files are what was written; None if there is none.
 
     Its name is made to last: whoever wrote it may have been killed between the two.
 

@@ -14,7 +14,7 @@ from retrain.records.samples import SamplesWriter
 from retrain.records.step_row import StepRow
 
 if TYPE_CHECKING:
-    from retrain.trainer.outlets import Outlets
+    from retrain.trainer.logger_threads import LoggerThreads
 
 PROGRESS_EVERY_S = 0.4  # status.json is for people: twice a second is enough
 
@@ -22,12 +22,14 @@ PROGRESS_EVERY_S = 0.4  # status.json is for people: twice a second is enough
 class Journal:
     """metrics.jsonl, samples.jsonl and status.json of one attempt."""
 
-    def __init__(self, files: RunFiles, attempt: int, max_steps: int, outlets: Outlets | None = None) -> None:
-        self._outlets = outlets
+    def __init__(
+        self, files: RunFiles, attempt: int, max_steps: int, loggers: LoggerThreads | None = None
+    ) -> None:
+        self._loggers = loggers
         self._ending: tuple[str, Mapping[str, Any]] = (RunState.DIED, {})
         self._metrics = MetricsWriter(files.metrics, attempt)
-        if outlets is not None:
-            outlets.begin()
+        if loggers is not None:
+            loggers.begin()
         self._warmup_file = files.warmup
         self._samples = SamplesWriter(files.samples, attempt)
         self._status = files.status
@@ -45,8 +47,8 @@ class Journal:
             self._metrics.append(row.columns())
         except ValueError as error:
             raise NonFiniteError(f"step {row.identity.step}: {error}") from error
-        if self._outlets is not None:
-            self._outlets.recorded(row.identity.step)
+        if self._loggers is not None:
+            self._loggers.recorded(row.identity.step)
 
     def warm_up_writer(self) -> MetricsWriter:
         """Open warmup.jsonl, which has one row per supervised update."""
@@ -71,8 +73,8 @@ class Journal:
         """Make every row and sample so far survive a power loss."""
         self._metrics.sync()
         self._samples.sync()
-        if self._outlets is not None:
-            self._outlets.flush()
+        if self._loggers is not None:
+            self._loggers.flush()
 
     def ended(self, state: str, result: Mapping[str, Any]) -> None:
         """Say how the attempt ended, and what came out, for the loggers."""
@@ -82,4 +84,4 @@ class Journal:
         """Let go of the files, then of the loggers; return what those lack, "" if nothing."""
         self._metrics.close()
         self._samples.close()
-        return "" if self._outlets is None else self._outlets.close(*self._ending)
+        return "" if self._loggers is None else self._loggers.close(*self._ending)

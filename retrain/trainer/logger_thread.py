@@ -16,7 +16,7 @@ from typing import Any
 from retrain import registry
 from retrain.errors import RecordsError
 from retrain.loggers import LoggedRun, Logger, Row
-from retrain.loggers._public import without_secrets
+from retrain.loggers.public import without_secrets
 from retrain.records.atomic import read_json, write_json
 from retrain.records.files import make_directory
 from retrain.records.layout import RunFiles

@@ -19,13 +19,13 @@ from retrain.rollouts import Group, Prompt, TrainingSample
 from retrain.tasks import Task
 from retrain.trainer import checkpoint
 from retrain.trainer.batch import Algorithm, ScoredBatch, entropy_of
+from retrain.trainer.control import Control, Measurements, StepFacts, StepSize
 from retrain.trainer.evaluation import HeldOut
-from retrain.trainer.gate import PermitGate
+from retrain.trainer.event_loop import EventLoopThread
 from retrain.trainer.journal import Journal
-from retrain.trainer.settle import EventLoopThread
-from retrain.trainer.showing import choose
+from retrain.trainer.permits import RunPermits
+from retrain.trainer.sample_selection import choose
 from retrain.trainer.source import open_source
-from retrain.trainer.steering import Observed, Steering, StepFacts, StepSize
 from retrain.trainer.step_cost import StepCost
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ class Parts:
     backend: Backend
     task: Task
     algorithm: Algorithm
-    gate: PermitGate
+    permits: RunPermits
     journal: Journal
     stop: threading.Event  # set: save a checkpoint at the next step boundary and leave
     calls: EventLoopThread
@@ -67,7 +67,7 @@ class Trainer:
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
         self._training = parts.config.training
-        self._steering = Steering(parts.config, len(parts.task.train))
+        self._control = Control(parts.config, len(parts.task.train))
         self._source = open_source(parts.config, parts.backend.info, parts.task, self._sample_to_train)
         self._held_out = HeldOut(
             parts.config, parts.task.held_out, self._sample_undisturbed, parts.algorithm.reward
@@ -104,11 +104,11 @@ class Trainer:
     def _next_step(self, load: ThrottleState | None) -> TakenStep:
         """Take one step; a step that does not fit in memory is taken again, smaller."""
         while True:
-            size = self._steering.next_size(load)
+            size = self._control.next_size(load)
             try:
                 return self._take_step(size)
             except BackendMemoryError:
-                if not self._steering.out_of_memory(size):
+                if not self._control.out_of_memory(size):
                     raise
                 self._source.put_back()
 
@@ -126,7 +126,7 @@ class Trainer:
                 stats = self._update(samples, size)
         timing = cost.timing()
         facts = StepFacts.of(batch, advantages, samples, stats, timing.step_time_s)
-        observed = self._steering.observe(size, facts)
+        observed = self._control.observe(size, facts)
         shown = choose(batch, advantages, self._parts.config.logging.samples_per_step)
         return TakenStep(self._row(size, facts, batch, timing, observed), shown)
 
@@ -143,16 +143,16 @@ class Trainer:
             gpu_fraction=size.gpu_fraction,
             wants_moments=size.wants_moments,
         )
-        stats = self._settle(self._parts.backend.update(samples, self._parts.algorithm.loss, how))
+        stats = self._wait_for(self._parts.backend.update(samples, self._parts.algorithm.loss, how))
         if not np.all(np.isfinite([stats.loss, stats.grad_norm])):
             raise NonFiniteError(f"step {self.step + 1}: loss {stats.loss}, gradient norm {stats.grad_norm}")
         return stats
 
     def resume(self, found: checkpoint.Checkpoint) -> None:
         """Go on from a checkpoint; later steps are those of an undisturbed run."""
-        self._settle(self._parts.backend.load(found.directory))
+        self._wait_for(self._parts.backend.load(found.directory))
         self._source.load_state_dict(found.state["source"])
-        self._steering.load_state_dict(found.state["steering"])
+        self._control.load_state_dict(found.state["steering"])
         self._held_out.load_state_dict(found.state.get("evaluation", {}))
         if self._parts.machine is not None and found.state["machine"] is not None:
             self._parts.machine.load_state_dict(found.state["machine"])
@@ -168,7 +168,7 @@ class Trainer:
             machine = self._parts.machine
             state = {
                 "source": self._source.state_dict(),
-                "steering": self._steering.state_dict(),
+                "steering": self._control.state_dict(),
                 "machine": machine.state_dict() if machine else None,
                 "warmup": self._warmed,
                 "evaluation": self._held_out.state_dict(),
@@ -177,7 +177,7 @@ class Trainer:
                 self._parts.files.checkpoints,
                 self.step,
                 state,
-                lambda directory: self._settle(self._parts.backend.save(directory)),
+                lambda directory: self._wait_for(self._parts.backend.save(directory)),
                 self._training.keep_checkpoints,
             )
         self._saved = (self.step, self._warmed)
@@ -198,7 +198,7 @@ class Trainer:
             return
         from retrain.trainer.warmup import WarmUp
 
-        warmup = WarmUp(self._parts.config, self._parts.backend, self._warmed, self._settle)
+        warmup = WarmUp(self._parts.config, self._parts.backend, self._warmed, self._wait_for)
         with self._parts.journal.warm_up_writer() as rows:
             while self._warmed < steps:
                 self._wait_for_machine()
@@ -214,7 +214,7 @@ class Trainer:
         self.save()
 
     def _row(
-        self, size: StepSize, facts: StepFacts, batch: ScoredBatch, timing: Timing, observed: Observed
+        self, size: StepSize, facts: StepFacts, batch: ScoredBatch, timing: Timing, observed: Measurements
     ) -> StepRow:
         run, stats = self._parts.config.run, facts.stats
         return StepRow(
@@ -227,7 +227,7 @@ class Trainer:
                 timestamp=utc_now(),
             ),
             timing=timing,
-            permits=self._parts.gate.take_use(),
+            permits=self._parts.permits.take_use(),
             rollouts=batch.summary(facts.informative_groups, timing.step_time_s),
             update=UpdateSummary(
                 loss=stats.loss,
@@ -247,14 +247,14 @@ class Trainer:
         )
 
     def _sample(self, prompts: Sequence[Prompt], how: Sampling) -> list[Group]:
-        return self._settle(self._parts.backend.sample(prompts, how))
+        return self._wait_for(self._parts.backend.sample(prompts, how))
 
     def _sample_undisturbed(self, prompts: Sequence[Prompt], how: Sampling) -> list[Group]:
         with self._source.exclusive():
             return self._sample(prompts, how)
 
-    def _settle(self, result: MaybeAwaitable[T]) -> T:
-        return self._parts.calls.settle(result)
+    def _wait_for(self, result: MaybeAwaitable[T]) -> T:
+        return self._parts.calls.wait_for(result)
 
     @staticmethod
     def _is_due(every: int, done: int) -> bool:

@@ -29,7 +29,7 @@ class MachineLoad:
         self._state: ThrottleState | None = None
 
     def allowed(self, on_pause: Callable[[ThrottleState], None]) -> ThrottleState:
-        """Give the present level, waiting while it is `paused` or until somebody asks to stop."""
+        """Return the present level, waiting while it is `paused` or until somebody asks to stop."""
         if self._state is None or self._throttle.should_check():
             self._state = self._throttle.check()
         if not self._state.should_train:
@@ -38,7 +38,7 @@ class MachineLoad:
         return self._state
 
     def state_dict(self) -> dict[str, Any]:
-        """Give the level, and for how long the load has allowed less."""
+        """Return the level, and for how long the load has allowed less."""
         return self._throttle.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

@@ -25,11 +25,11 @@ class PromptStream(Generic[T]):
         self._epoch, self._order = 0, self._shuffled(0)
 
     def take(self, count: int) -> list[T]:
-        """Give the next prompts; an epoch's end is crossed without a gap."""
+        """Return the next prompts; an epoch's end is crossed without a gap."""
         return [self.at(position) for position in self.take_positions(count)]
 
     def take_positions(self, count: int) -> list[int]:
-        """Give the positions of the next prompts: first those put back."""
+        """Return the positions of the next prompts: first those put back."""
         repeated, self._again = self._again[:count], self._again[count:]
         start = self._taken
         self._taken += count - len(repeated)
@@ -40,14 +40,14 @@ class PromptStream(Generic[T]):
         self._again = sorted({*self._again, *positions})
 
     def at(self, position: int) -> T:
-        """Give the prompt at a position of the stream."""
+        """Return the prompt at a position of the stream."""
         epoch, number = divmod(position, len(self._prompts))
         if epoch != self._epoch:
             self._epoch, self._order = epoch, self._shuffled(epoch)
         return self._prompts[self._order[number]]
 
     def state_dict(self) -> dict[str, Any]:
-        """Give the cursor."""
+        """Return the cursor."""
         return {"taken": self._taken, "again": list(self._again)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from retrain.config.schema import Config
-from retrain.controllers.scaling import RULES, LearningRateScaling, LEGWRule, ScalingRule
+from retrain.controllers.scaling.rules import RULES, LearningRateScaling, LEGWRule, ScalingRule
 
 
 def scaling_of(config: Config, data_size: int) -> LearningRateScaling:
-    """Give the run's learning-rate scaling; data_size is the number of training prompts."""
+    """Return the run's learning-rate scaling; data_size is the number of training prompts."""
     table = config.scaling
     return LearningRateScaling(_rule(config, data_size), config.training.batch_size, table.smoothing)
 

@@ -14,11 +14,11 @@ import numpy as np
 
 from retrain.errors import InfrastructureError, RunFailedError
 from retrain.rewards import Answer, BatchScorer, Outcome, Score
-from retrain.rewards._bounds import bounds_of
-from retrain.rewards._opening import open_scorer
+from retrain.rewards.bounds import bounds_of
+from retrain.rewards.opening import open_scorer
 from retrain.rollouts import Group
 from retrain.trainer.batch import ScoredBatch
-from retrain.trainer.settle import EventLoopThread
+from retrain.trainer.event_loop import EventLoopThread
 
 
 class Scorer:
@@ -43,7 +43,7 @@ class Scorer:
             InfrastructureError: none could be told.
         """
         answers = [Answer(rollout.text, group.prompt) for group in groups for rollout in group.rollouts]
-        scores = self._bounds.keep(self._calls.settle(self._reward.score_all(answers)))
+        scores = self._bounds.keep(self._calls.wait_for(self._reward.score_all(answers)))
         self._check(answers, scores)
         sizes = np.cumsum([len(group.rollouts) for group in groups])[:-1]
         values = np.array([math.nan if s.value is None else s.value for s in scores])

@@ -21,7 +21,7 @@ class Source(Protocol):
     """Gives groups to train on."""
 
     def next_groups(self, count: int, at_a_time: int, version: int) -> list[Group]:
-        """Give `count` groups for the policy of this version (complete steps)."""
+        """Return `count` groups for the policy of this version (complete steps)."""
         ...
 
     def updating(self, version: int) -> Any:
@@ -41,7 +41,7 @@ class Source(Protocol):
         ...
 
     def state_dict(self) -> dict[str, Any]:
-        """Give what a resumed run needs."""
+        """Return what a resumed run needs."""
         ...
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -54,14 +54,14 @@ class Source(Protocol):
 
 
 def open_source(config: Config, info: BackendInfo, task: Task, sample: Sample) -> Source:
-    """Give the source that a configuration asks for."""
+    """Return the source that a configuration asks for."""
     prompts = PromptStream(task.train, config.training.seed)
     settings = flow_settings(config)
     if settings is None:
-        return InTurn(prompts, sample)
-    from retrain.trainer.beside import Beside
+        return InTurnSource(prompts, sample)
+    from retrain.trainer.async_source import AsyncSource
 
-    return Beside(
+    return AsyncSource(
         prompts,
         sample,
         settings,
@@ -71,7 +71,7 @@ def open_source(config: Config, info: BackendInfo, task: Task, sample: Sample) -
     )
 
 
-class InTurn:
+class InTurnSource:
     """Samples when asked: the plain loop."""
 
     def __init__(self, prompts: PromptStream[Prompt], sample: Sample) -> None:
@@ -104,7 +104,7 @@ class InTurn:
         self._prompts.load_state_dict(self._before)
 
     def state_dict(self) -> dict[str, Any]:
-        """Give the data cursor."""
+        """Return the data cursor."""
         return {"prompts": self._prompts.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

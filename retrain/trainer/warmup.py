@@ -43,7 +43,7 @@ class WarmUp:
         config: Config,
         backend: Backend,
         done: int,
-        settle: Callable[[MaybeAwaitable[Any]], Any],
+        wait_for: Callable[[MaybeAwaitable[Any]], Any],
     ) -> None:
         """Read the file and give it to the backend; go on after `done` updates.
 
@@ -51,7 +51,7 @@ class WarmUp:
             ConfigError: the file changed, or the backend cannot learn from written completions.
         """
         self._backend: Any = backend  # `reset_optimizer` is optional in the protocol
-        self._settle = settle
+        self._wait_for = wait_for
         self._config = config
         written = getattr(backend, "written", None)
         if written is None:
@@ -59,7 +59,7 @@ class WarmUp:
                 f"[warmup].steps: the backend {config.backend.backend!r} cannot learn from written "
                 "completions; use 0, or give it the methods that retrain.backends.Backend names"
             )
-        rollouts: list[Rollout] = settle(written(read_demonstrations(config.warmup.path)))
+        rollouts: list[Rollout] = wait_for(written(read_demonstrations(config.warmup.path)))
         self._rows = PromptStream(rollouts, max(config.training.seed, 0))
         self._rows.take_positions(done * config.warmup.batch_size)  # what was learned already
 
@@ -80,7 +80,7 @@ class WarmUp:
         lr = self._config.warmup.lr or self._config.training.lr
         how = Optimization(lr, self._config.training.max_grad_norm)
         try:
-            stats = self._settle(self._backend.update(samples, LOSS, how))
+            stats = self._wait_for(self._backend.update(samples, LOSS, how))
         except BackendMemoryError as error:
             raise BackendMemoryError(f"warm-up {number}: {error}; or lower [warmup].batch_size") from error
         if not np.all(np.isfinite([stats.loss, stats.grad_norm])):
@@ -97,4 +97,4 @@ class WarmUp:
 
     def finish(self) -> None:
         """Forget the supervised gradients' moments, whose size means nothing to the policy gradient."""
-        self._settle(self._backend.reset_optimizer())
+        self._wait_for(self._backend.reset_optimizer())

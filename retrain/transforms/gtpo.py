@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from retrain.registry import NotNegative
 from retrain.rollouts import Floats, Rollout
-from retrain.transforms._surprisal import surprisal, weights
+from retrain.transforms.surprisal import surprisal, weights
 
 
 def reweigh(rollout: Rollout, advantage: float, progress: float, *, beta: NotNegative = 0.1) -> Floats:

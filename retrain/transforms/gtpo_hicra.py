@@ -10,7 +10,7 @@ import numpy as np
 from retrain.registry import NotNegative
 from retrain.rollouts import Floats, Rollout
 from retrain.transforms import gtpo
-from retrain.transforms._planning import PHRASES, planning_mask
+from retrain.transforms.planning import PHRASES, planning_mask
 
 
 def reweigh(

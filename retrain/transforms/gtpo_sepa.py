@@ -9,8 +9,8 @@ from numpy.typing import NDArray
 
 from retrain.registry import Fraction, NotNegative
 from retrain.rollouts import Floats, Rollout
-from retrain.transforms._planning import PHRASES, planning_mask
-from retrain.transforms._surprisal import surprisal, weights
+from retrain.transforms.planning import PHRASES, planning_mask
+from retrain.transforms.surprisal import surprisal, weights
 
 
 def reweigh(
@@ -53,7 +53,7 @@ def reweigh(
 
 
 def pooling(progress: float, lambda_max: float, delay_fraction: float, ramp_fraction: float) -> float:
-    """Give lambda at this point of the run, in [0, lambda_max]."""
+    """Return lambda at this point of the run, in [0, lambda_max]."""
     shares = {"lambda_max": lambda_max, "delay_fraction": delay_fraction, "ramp_fraction": ramp_fraction}
     for name, share in shares.items():
         if not 0 <= share <= 1:

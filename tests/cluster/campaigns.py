@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterator, Sized
 from contextlib import contextmanager
 from pathlib import Path
 
+from retrain.locks.held import is_held
 from retrain.records.attempts import read_attempts
 from retrain.records.layout import RunFiles
-from retrain.records.locks import is_held
 from retrain.records.metrics import read_metrics
 from retrain.status.survey import survey
 
@@ -44,19 +44,19 @@ BROKEN = '[[campaign.conditions]]\nname = "broken"\nreward.reward = "tests.plugi
 
 
 def numbers(run_dir: Path) -> list[dict[str, object]]:
-    """Give a run's rows without what no two machines have in common."""
+    """Return a run's rows without what no two machines have in common."""
     rows = read_metrics(run_dir)
     return [{key: value for key, value in row.items() if not key.endswith(TIMES)} for row in rows]
 
 
 def results(campaign: Path) -> dict[str, tuple[str, list[dict[str, object]]]]:
-    """Give each run's state and rows."""
+    """Return each run's state and rows."""
     found = survey(campaign)[0].runs
     return {run.run_id: (run.state, numbers(campaign / "runs" / run.run_id)) for run in found}
 
 
 def only_campaign(log_dir: Path) -> Path:
-    """Give the one campaign in a directory."""
+    """Return the one campaign in a directory."""
     (found,) = log_dir.iterdir()
     return found
 
@@ -96,5 +96,5 @@ def most_at_once(workers: Callable[[], Sized], *campaigns: subprocess.Popen[str]
 
 
 def attempts_of(campaign: Path) -> list[int]:
-    """Give how many attempts each run had."""
+    """Return how many attempts each run had."""
     return [len(read_attempts(RunFiles(run).attempts)) for run in campaign.glob("runs/*")]

@@ -172,7 +172,7 @@ class Cluster:
             pid.unlink()
 
     def as_stranger(self, *command: str) -> list[str]:
-        """Give a command line that runs where the fifth node does."""
+        """Return a command line that runs where the fifth node does."""
         return ["nsenter", "-t", str(self._daemons[STRANGER].pid), "-m", "-u", "--wd=.", *command]
 
     def kill_node(self, node: str) -> list[int]:

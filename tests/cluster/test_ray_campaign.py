@@ -35,7 +35,7 @@ def on(ray: Cluster) -> tuple[str, ...]:
 
 
 def states(status: subprocess.Popen[str]) -> set[str]:
-    """Give the states that `retrain status` shows."""
+    """Return the states that `retrain status` shows."""
     out, _ = status.communicate(timeout=60)
     return {run["state"] for run in json.loads(out)["campaigns"][0]["runs"]}
 

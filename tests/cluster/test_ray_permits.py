@@ -19,7 +19,7 @@ SHARED = (
 
 
 def nodes_of_test(ray: Cluster) -> list[str]:
-    """Give Ray's ids of the nodes on which locks were tested last."""
+    """Return Ray's ids of the nodes on which locks were tested last."""
     return [job.node for job in ray.client.jobs() if ".locks." in job.id][-2:]
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from retrain.errors import EXIT_INTERRUPTED, EXIT_LAUNCH, EXIT_RUN_FAILED
-from retrain.records.locks import holder, is_held
+from retrain.locks.held import holder, is_held
 from tests.cluster.campaigns import Start, attempts_of, finish, most_at_once, only_campaign, results
 from tests.cluster.slurm_cluster import Cluster
 from tests.cluster.test_slurm_campaign import SLURM, SLURM_TOML

@@ -44,17 +44,17 @@ class Browser:
         return dict(states["of"])
 
     def complaints(self) -> list[str]:
-        """Give all that the console says since the page was opened."""
+        """Return all that the console says since the page was opened."""
         return [entry["message"] for entry in self._driver.get_log("browser")]
 
     def fetched(self) -> list[str]:
-        """Give every address that was asked for since the page was opened."""
+        """Return every address that was asked for since the page was opened."""
         events = [json.loads(entry["message"])["message"] for entry in self._driver.get_log("performance")]
         asked = [event for event in events if event["method"] == "Network.requestWillBeSent"]
         return [event["params"]["request"]["url"] for event in asked]
 
     def find(self, selector: str) -> WebElement:
-        """Give the first element that matches."""
+        """Return the first element that matches."""
         return self._driver.find_element("css selector", selector)
 
     def run(self, script: str, *arguments: Any) -> Any:

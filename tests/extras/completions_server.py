@@ -14,7 +14,7 @@ import torch
 from peft import set_peft_model_state_dict
 from safetensors.torch import load_file
 
-from retrain.backends._torch_sampling import Drawn, complete
+from retrain.backends.local.sampling import Drawn, complete
 from tests.extras.local_policies import open_backend
 
 

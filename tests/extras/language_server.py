@@ -40,7 +40,7 @@ class Editor:
             self._tell("textDocument/didChange", changed)
 
     def complete(self, text: str) -> set[str]:
-        """Give what is offered at the place marked by `|`."""
+        """Return what is offered at the place marked by `|`."""
         line, column = text[: text.index("|")].count("\n"), len(text[: text.index("|")].rpartition("\n")[2])
         self.open(text.replace("|", ""))
         where = {"textDocument": {"uri": self._uri}, "position": {"line": line, "character": column}}
@@ -49,7 +49,7 @@ class Editor:
         return {item["label"].strip('"') for item in items}
 
     def problems(self, text: str) -> list[str]:
-        """Give what would be underlined."""
+        """Return what would be underlined."""
         self._problems.clear()
         self.open(text)
         self.ask("textDocument/foldingRange", {"textDocument": {"uri": self._uri}})

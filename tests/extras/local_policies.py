@@ -12,8 +12,8 @@ import torch
 
 from retrain import registry
 from retrain.backends import BackendSpec, Optimization, Sampling
-from retrain.backends._torch_backend import LocalBackend
 from retrain.backends.local import connect
+from retrain.backends.local.policy import LocalBackend
 from retrain.rollouts import Group, Loss, Prompt, TrainingSample
 
 UNEVEN = tuple(Prompt(i, text, "1") for i, text in enumerate(["7=", "12+30=", "9=", "abcdefghij=", "q="]))

@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from tokenizers import processors
 
-from retrain.backends import _torch_trial as trial
+from retrain.backends.local import trial
 from retrain.demonstrations import Demonstration
 from retrain.errors import BackendMemoryError, ConfigError
 from retrain.rollouts import Prompt

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from retrain.backends import BackendSpec, Optimization, Sampling
-from retrain.backends import _torch_engine as engine_module
 from retrain.backends.local import connect
+from retrain.backends.local import engine as engine_module
 from retrain.errors import ConfigError, InfrastructureError, RunFailedError
 from retrain.semaphore import FileSemaphore
 from tests.extras.completions_server import CompletionsServer, serve

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from retrain.backends._torch_names import prompts_problem
+from retrain.backends.local.names import prompts_problem
 from retrain.rollouts import Prompt
 from tests.extras.tiny_models import save_tiny_model
 

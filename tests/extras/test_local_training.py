@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from retrain.backends import Optimization, Sampling
-from retrain.backends import _torch_logprobs as logprobs_module
+from retrain.backends.local import logprobs as logprobs_module
 from retrain.errors import BackendMemoryError, NonFiniteError
 from retrain.rollouts import Loss, LossTerms
 from tests.extras.local_policies import (

@@ -20,7 +20,7 @@ DIGITS = "0123456789+="
 
 
 def with_chat(directory: Path | str) -> str:
-    """Give a tokenizer a chat template that shows the last message alone."""
+    """Return a tokenizer a chat template that shows the last message alone."""
     tokenizer = AutoTokenizer.from_pretrained(directory)
     tokenizer.chat_template = "{{ messages[-1].content }}"
     tokenizer.save_pretrained(directory)

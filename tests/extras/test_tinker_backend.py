@@ -18,10 +18,10 @@ from tinker.lib.client_connection_pool_type import ClientConnectionPoolType
 
 from retrain import registry
 from retrain.backends import BackendSpec, Optimization, Sampling, UpdateStats
-from retrain.backends._tinker_calls import Calls
-from retrain.backends._tinker_options import TinkerOptions
-from retrain.backends._tinker_permits import Permits
 from retrain.backends.tinker import TinkerBackend, connect
+from retrain.backends.tinker.calls import Calls
+from retrain.backends.tinker.options import TinkerOptions
+from retrain.backends.tinker.permits import Permits
 from retrain.controllers.permits import CallFacts
 from retrain.errors import ConfigError, InfrastructureError, NonFiniteError, RecordsError, RunFailedError
 from retrain.rollouts import Group, Loss, Prompt, TrainingSample
@@ -312,7 +312,7 @@ def test_a_session_that_was_given_up_ends_with_the_run(spec: BackendSpec, server
 def test_without_a_permit_to_say_goodbye_a_session_falls_silent(
     spec: BackendSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("retrain.backends._tinker_connection.GOODBYE_S", 0.1)
+    monkeypatch.setattr("retrain.backends.tinker.connection.GOODBYE_S", 0.1)
     semaphore = FileSemaphore(tmp_path / "one", 1)
 
     async def story(backend: TinkerBackend) -> list[Any]:

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from retrain import AdamScale, AdaScale, LEGWScale, LinearScale, ScalingRuleBase, SqrtScale
-from retrain.controllers.scaling import AdaScaleRule
+from retrain.controllers.scaling.rules import AdaScaleRule
 
 pytestmark = pytest.mark.extras
 TESTS = Path(__file__).parent.parent

@@ -18,7 +18,7 @@ def offline_runs(directory: Path) -> list[Path]:
 
 
 def read(path: Path) -> tuple[dict[str, Any], list[dict[str, Any]], dict[str, str]]:
-    """Give a file's run (id, group, name, tags), its history rows, and the step axis of each metric."""
+    """Return a file's run (id, group, name, tags), its history rows, and the step axis of each metric."""
     from wandb.proto import wandb_internal_pb2
 
     run: dict[str, Any] = {}

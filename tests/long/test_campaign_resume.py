@@ -16,10 +16,10 @@ from retrain.campaign.endings import Ending, conclude, ended_attempts
 from retrain.campaign.events import Silent
 from retrain.campaign.run import reopen, run_campaign, start
 from retrain.errors import ConfigError, LaunchError
+from retrain.locks.held import hold
 from retrain.plan.matrix import RunPlan
 from retrain.records.attempts import begin_attempt, end_attempt, read_attempts
 from retrain.records.layout import RunFiles
-from retrain.records.locks import hold
 from retrain.records.manifest import read_manifest
 from retrain.records.metrics import read_metrics
 from retrain.records.run_state import RunState

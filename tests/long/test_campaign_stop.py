@@ -16,10 +16,10 @@ import pytest
 from retrain.campaign.run import reopen, start
 from retrain.campaign.stop import PAUSE_S, stop_campaign
 from retrain.errors import EXIT_INTERRUPTED, ConfigError, RecordsError
-from retrain.records import locks
+from retrain.locks import held as locks
+from retrain.locks.held import hold, holder, is_held
 from retrain.records.attempts import read_attempts
 from retrain.records.layout import CampaignFiles, RunFiles
-from retrain.records.locks import hold, holder, is_held
 from retrain.records.metrics import read_metrics
 from retrain.records.run_state import RunState
 from retrain.records.stop_request import asked_to_stop

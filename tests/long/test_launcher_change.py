@@ -11,11 +11,12 @@ import pytest
 
 from retrain.config.engines import Slurm
 from retrain.errors import EXIT_DONE, EXIT_LAUNCH
-from retrain.launchers import Begun, Ended, _asking
+from retrain.launchers import Begun, Ended
+from retrain.launchers import asking as _asking
 from retrain.launchers import slurm as plugin
-from retrain.launchers._slurm_queue import Names
+from retrain.launchers.slurm.queue import Names
+from retrain.locks.held import hold
 from retrain.records.layout import RunFiles
-from retrain.records.locks import hold
 from tests.slurm_pieces import assignment, command
 
 Retrain = Callable[..., subprocess.CompletedProcess[str]]

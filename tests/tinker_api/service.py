@@ -213,7 +213,7 @@ class Service:
 
 
 def routes(service: Service) -> Mapping[str, Callable[[Json], Json]]:
-    """Give what answers a JSON request, by path."""
+    """Return what answers a JSON request, by path."""
     return {
         "client/config": service.config,
         "client/dynamic_config": lambda _: {},

@@ -41,7 +41,7 @@ def read_forward_backward(body: bytes, encoding: str) -> ForwardBackward:
 
 
 def write_forward_backward(logprobs: Sequence[NDArray], metrics: Mapping[str, float]) -> bytes:
-    """Give one record whose only field is the log-probabilities, datum after datum."""
+    """Return one record whose only field is the log-probabilities, datum after datum."""
     message = pb.ForwardBackwardOutput(loss_fn_output_type="ArrayRecord", metrics=metrics)
     record = message.loss_fn_outputs.add(num_datums=len(logprobs))
     field = record.fields["logprobs"]
@@ -53,7 +53,7 @@ def write_forward_backward(logprobs: Sequence[NDArray], metrics: Mapping[str, fl
 
 
 def write_samples(samples: Sequence[tuple[Sequence[int], NDArray, bool]]) -> bytes:
-    """Give sequences of tokens, log-probabilities, and whether each came to an end."""
+    """Return sequences of tokens, log-probabilities, and whether each came to an end."""
     message = pb.SampleResponse()
     for tokens, logprobs, ended in samples:
         message.sequences.add(

@@ -61,7 +61,7 @@ def event_line(watched: WatchedEvent, *, several: bool = False) -> Text:
 
 
 def clock(at: str) -> str:
-    """Give the time of day here of a record's time; blanks if it is none."""
+    """Return the time of day here of a record's time; blanks if it is none."""
     try:
         seconds = calendar.timegm(time.strptime(at[:19], "%Y-%m-%dT%H:%M:%S"))
     except ValueError:
@@ -95,7 +95,7 @@ def _campaigns(view: View, width: int, height: int, where: str, glyphs: Glyphs) 
 
 
 def _chosen(view: View) -> Sequence[WatchedCampaign]:
-    """Give the campaigns to show: those that run, or else the latest."""
+    """Return the campaigns to show: those that run, or else the latest."""
     return [c for c in view.campaigns if c.status.state == "running"] or view.campaigns[-1:]
 
 

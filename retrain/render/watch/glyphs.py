@@ -30,7 +30,7 @@ ASCII = Glyphs("_.-=+*%@", "v", "x", ".", "|", "#> ", "~")
 
 
 def state_cell(run: RunStatus | None, glyphs: Glyphs) -> tuple[str, str]:
-    """Give one character for a run, and its style; a blank for one that was never planned."""
+    """Return one character for a run, and its style; a blank for one that was never planned."""
     if run is None:
         return " ", ""
     calm = {"done": glyphs.done, "pending": glyphs.pending, "interrupted": glyphs.interrupted}
@@ -40,7 +40,7 @@ def state_cell(run: RunStatus | None, glyphs: Glyphs) -> tuple[str, str]:
 
 
 def level(fraction: float, glyphs: Glyphs) -> str:
-    """Give a character for a number from 0 to 1."""
+    """Return a character for a number from 0 to 1."""
     steps = len(glyphs.levels)
     return glyphs.levels[min(steps - 1, max(0, int(fraction * steps)))]
 
@@ -65,7 +65,7 @@ def bar(fraction: float, width: int, glyphs: Glyphs, style: str) -> Text:
 
 
 def legend(glyphs: Glyphs) -> str:
-    """Say what the characters mean, the rarest last."""
+    """Return what the characters mean, the rarest last."""
     return (
         f"{glyphs.done} done {glyphs.levels[1]}{glyphs.levels[5]} running {glyphs.failed} failed "
         f"{glyphs.pending} pending {glyphs.interrupted} interrupted"

@@ -35,7 +35,7 @@ def matrix(campaign: CampaignStatus, width: int, height: int, glyphs: Glyphs) ->
 
 
 def _columns(seeds: Sequence[str], room: int) -> tuple[int, int]:
-    """Give the width of a column, and how many of them there is room for."""
+    """Return the width of a column, and how many of them there is room for."""
     cell = max(map(len, seeds), default=1) + 1
     if cell * len(seeds) <= room:
         return cell, len(seeds)
@@ -57,7 +57,7 @@ def _header(seeds: Sequence[str], shown: int, cell: int, name_width: int, glyphs
 
 
 def shortened(name: str, width: int, glyphs: Glyphs) -> str:
-    """Give a name in exactly so many columns."""
+    """Return a name in exactly so many columns."""
     if cell_len(name) > width > 1:
         return set_cell_size(name, width - 1) + glyphs.more
     return set_cell_size(name, width)

@@ -20,7 +20,7 @@ class Pace:
     _began_s: float = field(default_factory=time.process_time)
 
     def rest_s(self) -> float:
-        """Give how long to rest now, from the processor's time since this was last asked."""
+        """Return how long to rest now, from the processor's time since this was last asked."""
         now_s = time.process_time()
         spent_s, self._began_s = now_s - self._began_s, now_s
         self._looks += 1

@@ -34,7 +34,7 @@ class JsonLines:
             print(json.dumps(line))
 
     def changes(self, view: View) -> Iterator[dict[str, Any]]:
-        """Give what changed since this was last asked."""
+        """Return what changed since this was last asked."""
         for watched in view.campaigns:
             name = watched.status.id
             for run_id, run in watched.runs.items():

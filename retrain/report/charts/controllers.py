@@ -91,7 +91,7 @@ def regime_chart(stretches: Sequence[Stretch], last_step: int) -> Chart:
 
 
 def _regime_colours(stretches: Sequence[Stretch]) -> Spec:
-    """Give the scale of the regimes that occur, in the order of `REGIMES`."""
+    """Return the scale of the regimes that occur, in the order of `REGIMES`."""
     found = {one.regime for one in stretches}
     names = [name for name in REGIMES if name in found] + sorted(found - REGIMES.keys())
     return {

@@ -131,7 +131,7 @@ def _known(one: Curve) -> FloatArray:
 
 
 def points(one: Curve) -> list[Spec]:
-    """Give a curve's data: s step, c condition, m mean, l and h interval, n seeds."""
+    """Return a curve's data: s step, c condition, m mean, l and h interval, n seeds."""
     columns = (one.steps, one.mean, one.low, one.high, one.seeds)
     rows = []
     for step, mean, low, high, seeds in zip(*(column.tolist() for column in columns), strict=True):
@@ -181,7 +181,7 @@ def axis(low: float, high: float) -> list[float]:
 
 
 def describe(found: Sequence[Curve], bins: Bins) -> str:
-    """Say what lines and bands are."""
+    """Return what lines and bands are."""
     seeds = int(max((one.seeds.max() for one in found), default=0))
     line = f"Line: mean over {seeds} seeds" if seeds > 1 else "Line: one seed"
     each = f", each point over {bins.width} steps" if bins.width > 1 and not is_sparse(found) else ""
@@ -203,12 +203,12 @@ def _about_bands(found: Sequence[Curve]) -> str:
 
 
 def has_band(found: Sequence[Curve]) -> bool:
-    """Tell whether any point has an interval."""
+    """Whether any point has an interval."""
     return any(bool(np.isfinite(one.low).any()) for one in found)
 
 
 def is_sparse(found: Sequence[Curve]) -> bool:
-    """Tell whether there are so few points that each is worth a dot."""
+    """Whether there are so few points that each is worth a dot."""
     return max((len(one.steps) for one in found), default=0) <= MARKED_POINTS
 
 

@@ -88,7 +88,7 @@ def chart(
 def by_condition(
     conditions: Sequence[str], shown: Collection[str] | None = None, *, dashed: bool = False
 ) -> Spec:
-    """Give each condition its colour, the same in every chart, and beyond seven its dashes.
+    """Return each condition its colour, the same in every chart, and beyond seven its dashes.
 
     Args:
         conditions: all of the report.

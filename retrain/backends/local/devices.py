@@ -1,0 +1,96 @@
+"""Where tensors live: choosing the device, what memory it has, and recognising that it ran out."""
+
+from __future__ import annotations
+
+import gc
+import os
+import time
+
+import torch
+
+from retrain.errors import ConfigError
+from retrain.system.machine import memory_limit_bytes
+from retrain.system.processes import own_memory_bytes
+
+TINY_PARAMETERS = 20_000_000  # below, a second thread costs more in waking up than it computes
+
+
+def choose_device(name: str) -> torch.device:
+    """Return the device that an option names.
+
+    Raises:
+        ConfigError: there is no such device; says which there are.
+    """
+    count = torch.cuda.device_count()
+    if name == "auto":
+        name = "cuda" if count else "cpu"
+    device = torch.device("cuda:0" if name == "cuda" else name)  # limits and statistics need a number
+    if device.type == "cuda" and device.index >= count:
+        there = f"cuda:0 to cuda:{count - 1}" if count else "no GPU that PyTorch can use"
+        raise ConfigError(f"[backend.options].device: got {name!r}; this process sees {there}")
+    return device
+
+
+def choose_dtype(name: str, device: torch.device) -> torch.dtype:
+    """Return the type of the frozen weights."""
+    if name == "auto":
+        return torch.bfloat16 if device.type == "cuda" else torch.float32
+    return {"float32": torch.float32, "bfloat16": torch.bfloat16}[name]
+
+
+def use_threads(asked: int, parameters: int) -> None:
+    """Set how many threads PyTorch computes with on the CPU; what the environment says if not asked."""
+    if asked or parameters < TINY_PARAMETERS:
+        torch.set_num_threads(asked or 1)
+
+
+def finished_s(device: torch.device) -> float:
+    """Return the time, in seconds of a monotonic clock, at which all work given to the device is done."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter()
+
+
+class DeviceMemory:
+    """What a run may use of its device's memory, and how much of that it did."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._share = 1.0
+        on_gpu = device.type == "cuda"
+        self._total = float(
+            torch.cuda.get_device_properties(device).total_memory if on_gpu else memory_limit_bytes()
+        )
+
+    def limit(self, share: float) -> None:
+        """Let this process use a share of a GPU's memory; other devices have no such limit."""
+        if self._device.type == "cuda" and share != self._share:
+            torch.cuda.set_per_process_memory_fraction(share, self._device)
+            self._share = share
+
+    def begin_peak(self) -> None:
+        """Start to look for a peak."""
+        if self._device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(self._device)
+
+    def peak_fraction(self) -> float:
+        """Largest share in use since `begin_peak`; on the CPU the process's memory now."""
+        if self._device.type == "cuda":
+            used = int(torch.cuda.max_memory_allocated(self._device))
+        else:
+            used = own_memory_bytes([os.getpid()])
+        return min(1.0, used / (self._total * self._share))
+
+    def free(self) -> None:
+        """Give back what no tensor holds, so that a smaller attempt finds whole blocks."""
+        gc.collect()  # an exception's frames may have held tensors in cycles
+        if self._device.type == "cuda":
+            torch.cuda.empty_cache()
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an allocation failed; the CPU's and CUDA's libraries raise a plain RuntimeError."""
+    if isinstance(error, torch.OutOfMemoryError | MemoryError):
+        return True
+    words = ("out of memory", "can't allocate memory", "not enough memory", "STATUS_ALLOC_FAILED")
+    return isinstance(error, RuntimeError) and any(word in str(error) for word in words)

@@ -1,0 +1,160 @@
+"""Keeps a generation engine's adapters those of the policy, and its log-probabilities honest."""
+
+from __future__ import annotations
+
+import re
+import secrets
+import shutil
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from retrain.backends import BackendSpec, Sampling
+from retrain.backends.local.batches import lay_out
+from retrain.backends.local.engine import MISSING, Engine, RefusedError, Request
+from retrain.backends.local.files import ADAPTER, save_weights
+from retrain.backends.local.loading import Policy
+from retrain.backends.local.options import LocalOptions
+from retrain.backends.local.sampling import Drawn
+from retrain.backends.local.training import evaluate
+from retrain.errors import RunFailedError
+from retrain.rollouts import Prompt, Rollout, TrainingSample
+
+TOLERANCE_NATS = 0.2  # mean over tokens; kernels and bfloat16 stay an order of magnitude below
+NOISE_NATS = 0.02  # below, two numbers cannot be told apart
+CHECKED_TOKENS = 256
+
+Ids = tuple[int, ...]
+
+
+class EngineSampler:
+    """Samples by a server, which samples with the policy's latest adapters."""
+
+    def __init__(self, spec: BackendSpec, options: LocalOptions, policy: Policy) -> None:
+        self._engine = Engine(options, spec.permit, spec.observe_call)
+        self._policy = policy
+        self._stop = options.stop
+        self._tokens_at_a_time = options.tokens_per_micro_batch
+        parent = options.engine_adapters or None
+        if parent:
+            Path(parent).mkdir(parents=True, exist_ok=True)
+        self._directory = Path(tempfile.mkdtemp(prefix="retrain-adapters-", dir=parent))
+        # a server refuses a name that it knows, and an earlier attempt may have used ours
+        self._name = f"{re.sub(r'[^A-Za-z0-9._-]', '-', spec.run_name) or 'run'}-{secrets.token_hex(4)}"
+        self._loaded, self._loads, self._version = "", 0, -1
+        self._checked = -1  # version whose log-probabilities were compared
+
+    def complete(
+        self,
+        prompts: Sequence[Ids],
+        end_ids: Ids,
+        sampling: Sampling,
+        version: int,
+        generator: torch.Generator,
+    ) -> list[Drawn]:
+        """Sample each prompt's group, prompt after prompt."""
+        room = self._policy.context - max(map(len, prompts))
+        seed = int(torch.randint(2**31, (1,), generator=generator, device=generator.device))
+        request = Request(
+            prompts=prompts,
+            count=sampling.group_size,
+            max_tokens=min(sampling.max_tokens, room),
+            temperature=sampling.temperature,
+            end_ids=end_ids,
+            stop=self._stop,
+            seed=seed,
+        )
+        drawn = self._ask(request, version)
+        self._check_known(drawn)
+        if self._checked != version and sampling.temperature > 0:
+            rows = [prompt for prompt in prompts for _ in range(sampling.group_size)]
+            self._check(rows, drawn, sampling.temperature, generator.device)
+            self._checked = version
+        return drawn
+
+    def forget(self) -> None:
+        """Have the adapters loaded again before the next call: they were replaced."""
+        self._version = -1
+
+    def close(self) -> None:
+        """Give the server its memory back, and drop the adapters' files."""
+        self._engine.release()
+        shutil.rmtree(self._directory, ignore_errors=True)
+
+    def _ask(self, request: Request, version: int) -> list[Drawn]:
+        self._bring_up_to(version)
+        try:
+            return self._engine.complete(request)
+        except RefusedError as error:
+            if error.code != MISSING:
+                raise
+        self.forget()  # a server that was begun anew lost the adapters
+        self._bring_up_to(version)
+        return self._engine.complete(request)
+
+    def _bring_up_to(self, version: int) -> None:
+        if version == self._version:
+            return
+        self._loads += 1
+        name = f"{self._name}-{self._loads}"
+        directory = self._directory / name
+        directory.mkdir()
+        save_weights(directory, self._policy)
+        self._engine.use_adapter(name, str((directory / ADAPTER).absolute()))
+        if self._loaded:
+            shutil.rmtree(self._directory / self._loaded, ignore_errors=True)
+        self._loaded, self._version = name, version
+
+    def _check_known(self, drawn: Sequence[Drawn]) -> None:
+        """Refuse tokens that the model has no embedding for: a GPU would take the process along."""
+        known = len(self._policy.causal.get_input_embeddings().weight)
+        if unknown := [token for one in drawn for token in one.tokens if not 0 <= token < known]:
+            raise RunFailedError(
+                f"the generation engine sampled token {unknown[0]}, and this model knows {known}; "
+                "check that it serves the same model"
+            )
+
+    def _check(
+        self, prompts: Sequence[Ids], drawn: Sequence[Drawn], temperature: float, device: torch.device
+    ) -> None:
+        """Compare the server's log-probabilities with our own: does it sample with these adapters?"""
+        samples, texts = _first_tokens(prompts, drawn)
+        batches = lay_out(samples, texts, self._tokens_at_a_time, device)
+        theirs = np.concatenate([batch.sampler_logprobs for batch in batches])
+
+        def nats_apart(at: float) -> float:
+            with torch.no_grad():
+                ours = torch.cat([evaluate(self._policy, batch, at).logprobs for batch in batches])
+            return float(np.abs(ours.double().cpu().numpy() - theirs).mean())
+
+        apart = nats_apart(temperature)
+        if apart > NOISE_NATS and nats_apart(1.0) < apart / 2:
+            raise RunFailedError(
+                "the generation engine reports log-probabilities before the temperature is applied; start it "
+                "with processed ones (vLLM: --logprobs-mode processed_logprobs)"
+            )
+        if apart > TOLERANCE_NATS:
+            raise RunFailedError(
+                f"the generation engine's log-probabilities are {apart:.2f} nats per token from "
+                "this model's; check that it serves the same weights and applies the adapters"
+            )
+
+
+def _first_tokens(
+    prompts: Sequence[Ids], drawn: Sequence[Drawn]
+) -> tuple[list[TrainingSample], dict[str, Ids]]:
+    """Return enough completions to compare, and their prompts by text."""
+    samples: list[TrainingSample] = []
+    texts: dict[str, Ids] = {}
+    tokens = 0
+    for number, (ids, one) in enumerate(zip(prompts, drawn, strict=True)):
+        rollout = Rollout(Prompt(number, str(number), ""), "", one.tokens, one.logprobs, (), not one.ended)
+        samples.append(TrainingSample(rollout, np.zeros(len(one.tokens)), 1.0))
+        texts[str(number)] = ids
+        tokens += len(one.tokens)
+        if tokens >= CHECKED_TOKENS:
+            break
+    return samples, texts

@@ -1,0 +1,134 @@
+"""A local policy on disk: adapters in peft's own format, the rest as safetensors and JSON, no pickle.
+
+`adapter/` (or `model/`, if every parameter trains) is what peft (or transformers) loads by itself.
+"""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from peft import set_peft_model_state_dict
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM
+
+from retrain.backends import BackendSpec
+from retrain.backends.local.loading import Policy
+from retrain.backends.local.optimizer import Optimizer
+from retrain.backends.local.options import LocalOptions
+from retrain.errors import RecordsError
+
+FORMAT = 1  # raise it when old checkpoints can no longer be read
+FACTS, OPTIMIZER = "local.json", "optimizer.safetensors"
+ADAPTER, MODEL = "adapter", "model"
+BUDGETS = {"train": "train", "sample": "sample", "evaluate": "sample"}  # tokens at a time: name, earlier name
+
+
+def save_weights(directory: Path, policy: Policy) -> None:
+    """Write what was trained, in the format that peft or transformers reads."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # peft asks the hub about a base model's vocabulary
+        if policy.adapters is not None:
+            policy.adapters.save_pretrained(str(directory / ADAPTER), save_embedding_layers=False)
+        else:
+            policy.causal.save_pretrained(str(directory / MODEL))
+
+
+def save_policy(
+    directory: Path,
+    policy: Policy,
+    optimizer: Optimizer,
+    generator: torch.Generator,
+    identity: Mapping[str, Any],
+    budgets: Mapping[str, int],
+) -> None:
+    """Write everything that a later step depends on, bit for bit."""
+    save_weights(directory, policy)
+    save_file(optimizer.state(), directory / OPTIMIZER)
+    facts = {
+        "format": FORMAT,
+        "identity": dict(identity),
+        "optimizer_steps": optimizer.steps,
+        "generator": generator.get_state().numpy().tobytes().hex(),
+        "tokens_at_a_time": dict(budgets),
+    }
+    (directory / FACTS).write_text(json.dumps(facts, indent=1), encoding="utf-8")
+
+
+def load_policy(
+    directory: Path,
+    policy: Policy,
+    optimizer: Optimizer,
+    generator: torch.Generator,
+    identity: Mapping[str, Any],
+) -> dict[str, int]:
+    """Overwrite the three with what `save_policy` wrote.
+
+    Returns:
+        The tokens at a time that fitted.
+
+    Raises:
+        RecordsError: the files cannot be read, or belong to another model.
+    """
+    try:
+        facts = json.loads((directory / FACTS).read_text(encoding="utf-8"))
+        _check_same(directory, facts, identity)
+        state = torch.frombuffer(bytearray.fromhex(facts["generator"]), dtype=torch.uint8)
+        if len(state) != len(generator.get_state()):
+            raise RecordsError(
+                f"{directory}: this checkpoint is from another kind of device than {generator.device}, "
+                "which draws other numbers; resume it on that kind, see [backend.options].device"
+            )
+        tensors = load_file(directory / OPTIMIZER)
+        _load_weights(directory, policy)
+        optimizer.load(tensors, facts["optimizer_steps"])
+        generator.set_state(state)
+        budgets = facts["tokens_at_a_time"]
+        return {kind: int(budgets.get(kind, budgets[earlier])) for kind, earlier in BUDGETS.items()}
+    except (OSError, ValueError, KeyError, TypeError, RuntimeError, SafetensorError) as error:
+        raise RecordsError(
+            f"{directory}: not a readable checkpoint of the local backend ({error}); use an earlier one"
+        ) from error
+
+
+def _load_weights(directory: Path, policy: Policy) -> None:
+    if policy.adapters is not None:
+        tensors = load_file(directory / ADAPTER / "adapter_model.safetensors")
+        found = set_peft_model_state_dict(policy.adapters, tensors)
+        if found.unexpected_keys:
+            raise ValueError(f"adapters of another model: {found.unexpected_keys[0]}")
+        trained = {name for name, p in policy.adapters.named_parameters() if p.requires_grad}
+        if missing := sorted(trained & {*found.missing_keys}):  # it lists the base model's as well
+            raise ValueError(f"adapters without {missing[0]}")
+        return
+    saved = AutoModelForCausalLM.from_pretrained(
+        directory / MODEL, dtype=policy.causal.dtype, local_files_only=True
+    )
+    policy.causal.load_state_dict(saved.state_dict())
+
+
+def _check_same(directory: Path, facts: Mapping[str, Any], identity: Mapping[str, Any]) -> None:
+    for key, value in {"format": FORMAT, **identity}.items():
+        found = facts["format"] if key == "format" else facts["identity"][key]
+        if found != value:
+            raise RecordsError(
+                f"{directory}: this checkpoint's {key} is {found!r}, the run's is {value!r}; "
+                "resume with the configuration, and on the kind of device, that wrote it"
+            )
+
+
+def identity_of(spec: BackendSpec, options: LocalOptions, policy: Policy) -> Mapping[str, Any]:
+    """Return what a checkpoint and a run must have in common."""
+    return {
+        "model": spec.model,
+        "revision": options.revision,
+        "lora_rank": spec.lora_rank if options.lora else 0,
+        "target_modules": list(options.target_modules) if options.lora else [],
+        "dtype": str(policy.causal.dtype).removeprefix("torch."),
+        "trained_parameters": sum(p.numel() for p in policy.trainable().values()),
+    }

@@ -1,0 +1,195 @@
+"""From a hub id or a path to a policy: transformers loads it, peft puts adapters on it."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from peft import LoraConfig, PeftModel, get_peft_model
+from safetensors import SafetensorError
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+from transformers.utils import logging as transformers_logging
+
+from retrain.backends.local.adapters import shorten_forwards
+from retrain.backends.local.devices import is_out_of_memory
+from retrain.backends.local.names import model_problem
+from retrain.backends.local.options import LocalOptions
+from retrain.errors import BackendMemoryError, ConfigError, InfrastructureError
+
+UNREACHABLE = ("couldn't connect", "offline mode")  # how transformers says that the hub did not answer
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Policy:
+    """A causal language model taken apart where its log-probabilities are made."""
+
+    causal: Any  # transformers' model, adapters included
+    adapters: PeftModel | None  # the same model seen through peft; None if all parameters train
+    body: torch.nn.Module  # token ids -> last hidden states
+    context: int  # most tokens of prompt and completion together
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Return next-token logits in float32: (..., hidden) -> (..., vocabulary)."""
+        config = self.causal.config
+        logits: torch.Tensor = self.causal.get_output_embeddings()(hidden).float()
+        if scale := getattr(config, "logit_scale", None):
+            logits = logits * scale
+        if divisor := getattr(config, "logits_scaling", None):
+            logits = logits / divisor
+        if cap := getattr(config, "final_logit_softcapping", None):
+            logits = torch.tanh(logits / cap) * cap
+        return logits
+
+    def trainable(self) -> dict[str, torch.nn.Parameter]:
+        """Return what the optimizer moves, by name, in a fixed order."""
+        return {name: p for name, p in self.causal.named_parameters() if p.requires_grad}
+
+    @contextmanager
+    def as_reference(self) -> Iterator[None]:
+        """Be the model before training: adapters are switched off, nothing is copied."""
+        with self.adapters.disable_adapter() if self.adapters else nullcontext(), torch.no_grad():
+            yield
+
+
+def load_policy(
+    model: str, rank: int, options: LocalOptions, device: torch.device, dtype: torch.dtype, seed: int
+) -> Policy:
+    """Load a model with fresh adapters (or with every parameter trainable); same seed, same adapters.
+
+    Raises:
+        ConfigError: the model cannot be loaded.
+        InfrastructureError: the hub cannot be reached.
+        BackendMemoryError: the model does not fit on the device.
+    """
+    source = _source(model, options)
+    with (
+        fitting(model),
+        _explained(model, options),
+        torch.random.fork_rng(devices=[]),
+        _quiet(),
+    ):  # drawn on the CPU: no GPU need wake up
+        torch.default_generator.manual_seed(seed)
+        config = AutoConfig.from_pretrained(**source)
+        _remove_dropout(config)
+        causal = AutoModelForCausalLM.from_pretrained(**source, config=config, dtype=dtype)
+        adapters = _with_adapters(causal, rank, options) if options.lora else None
+        if options.gradient_checkpointing:
+            _checkpoint_activations(causal)
+    with fitting(model):
+        causal.to(device)
+        causal.eval()
+    return Policy(causal, adapters, causal.base_model, _context(config))
+
+
+def load_tokenizer(model: str, options: LocalOptions) -> Any:
+    """Load the model's tokenizer.
+
+    Raises:
+        ConfigError: it cannot be loaded.
+        InfrastructureError: the hub cannot be reached.
+    """
+    source = _source(model, options)
+    with _explained(model, options), _quiet():
+        tokenizer = AutoTokenizer.from_pretrained(**source)
+    if not set(tokenizer.get_vocab().values()) - set(tokenizer.all_special_ids):
+        raise ConfigError(
+            f"[model].model: {model!r} has no tokenizer (such as tokenizer.json); save one with it"
+        )
+    return tokenizer
+
+
+def _source(model: str, options: LocalOptions) -> dict[str, Any]:
+    if problem := model_problem(model, local_files_only=options.local_files_only):
+        raise ConfigError(f"[model].model: {problem}")
+    path = Path(model).expanduser()
+    revision = {"revision": options.revision} if options.revision else {}
+    name = str(path) if path.is_dir() else model
+    return {"pretrained_model_name_or_path": name, "local_files_only": options.local_files_only, **revision}
+
+
+@contextmanager
+def fitting(model: str) -> Iterator[None]:
+    """Return which model it is that memory ran out for.
+
+    Raises:
+        BackendMemoryError: it did.
+    """
+    try:
+        yield
+    except (RuntimeError, MemoryError) as error:
+        if not is_out_of_memory(error):
+            raise
+        raise BackendMemoryError(f"[model].model: {model!r} does not fit in memory ({error})") from error
+
+
+@contextmanager
+def _explained(model: str, options: LocalOptions) -> Iterator[None]:
+    try:
+        yield
+    except (OSError, ValueError, KeyError, ImportError, RuntimeError, SafetensorError) as error:
+        if is_out_of_memory(error):
+            raise
+        first = next(iter(str(error).strip().splitlines()), type(error).__name__)
+        if "ignore_mismatched_sizes" in first:  # transformers' advice, which would train random weights
+            first = "its weights do not fit its config.json"
+        message = f"[model].model: {model!r} cannot be loaded ({first})"
+        if not options.local_files_only and any(words in str(error) for words in UNREACHABLE):
+            raise InfrastructureError(f"{message}; use a local path, or check the connection") from error
+        raise ConfigError(f"{message}; check the name, the revision and your access") from error
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep advice for other uses of the libraries out of a run's log."""
+    transformers_logging.disable_progress_bar()
+    level = transformers_logging.get_verbosity()
+    transformers_logging.set_verbosity_error()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        transformers_logging.set_verbosity(level)
+
+
+def _remove_dropout(config: Any) -> None:
+    """The policy that is trained must be the one that sampled."""
+    for name, value in config.to_dict().items():
+        if ("dropout" in name or name.endswith("_pdrop")) and isinstance(value, float):
+            setattr(config, name, 0.0)
+
+
+def _with_adapters(causal: Any, rank: int, options: LocalOptions) -> PeftModel:
+    targets = options.target_modules
+    lora = LoraConfig(
+        revision=options.revision or None,  # of the base model, for whoever loads the adapters
+        r=rank,
+        lora_alpha=2 * rank,
+        target_modules=targets[0] if targets == ("all-linear",) else list(targets),
+        lora_dropout=0.0,
+        bias="none",
+        task_type="CAUSAL_LM",
+    )
+    try:
+        adapted = get_peft_model(causal, lora)
+    except ValueError as error:
+        raise ConfigError(f"[backend.options].target_modules: {list(targets)} ({error})") from error
+    assert isinstance(adapted, PeftModel)
+    shorten_forwards(adapted)
+    return adapted
+
+
+def _checkpoint_activations(causal: Any) -> None:
+    renamed = getattr(causal, "activation_checkpointing_enable", None)  # in transformers 6 the only name
+    (renamed or causal.gradient_checkpointing_enable)({"use_reentrant": False})
+
+
+def _context(config: Any) -> int:
+    text = config.get_text_config()
+    names = ("max_position_embeddings", "n_positions", "max_seq_len")
+    return next((int(n) for name in names if (n := getattr(text, name, None))), 2**31 - 1)

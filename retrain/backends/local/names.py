@@ -1,0 +1,112 @@
+"""What a model's name tells before torch is imported: is it there, and can it end a completion?
+
+Only what is certain is a problem; the rest is found out when the model is loaded.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from retrain.rollouts import Prompt
+
+# these have no end-of-sequence token unless their files name one; others may have it by themselves
+WITHOUT_DEFAULTS = ("PreTrainedTokenizerFast", "TokenizersBackend")
+CONTEXT = ("max_position_embeddings", "n_positions", "max_seq_len")  # as models name it
+YES = ("1", "on", "yes", "true")
+
+
+def model_problem(model: str, *, local_files_only: bool = False) -> str:
+    """Return why a name is no model that could be trained; empty if it may be one."""
+    if not model:
+        return "empty; the local backend needs a hub id or a local path"
+    path = Path(model).expanduser()
+    if path.is_dir():
+        return _directory_problem(model, path)
+    if not path.exists() and (path.is_absolute() or model.startswith((".", "~")) or model.count("/") > 1):
+        return f"{model!r} does not exist; needs a saved model's directory"
+    offline = local_files_only or os.environ.get("HF_HUB_OFFLINE", "").lower() in YES
+    if offline and not (_cache() / f"models--{model.replace('/', '--')}").is_dir():
+        return (
+            f"{model!r} is neither a directory here nor in {_cache()}, and the hub is not to be asked; "
+            "name a directory, or let the hub be asked (local_files_only = false, no HF_HUB_OFFLINE)"
+        )
+    return ""
+
+
+def _directory_problem(model: str, path: Path) -> str:
+    if not (path / "config.json").is_file():
+        return f"{model!r} is a directory without config.json; not a saved model"
+    tokenizer = _read(path / "tokenizer_config.json")
+    ends = [_read(path / name).get("eos_token_id") for name in ("config.json", "generation_config.json")]
+    named = tokenizer.get("eos_token") or _read(path / "special_tokens_map.json").get("eos_token")
+    is_endless = tokenizer.get("tokenizer_class") in WITHOUT_DEFAULTS and not named
+    if is_endless and all(end is None for end in ends):
+        return (
+            f"the tokenizer of {model!r} has no end-of-sequence token, so completions could not end; "
+            "set eos_token in its tokenizer_config.json"
+        )
+    return ""
+
+
+def template_problem(model: str) -> str:
+    """Say that a saved model's tokenizer has no chat template; empty if it has, or may have."""
+    path = Path(model).expanduser()
+    config = path / "tokenizer_config.json"
+    if not config.is_file() or _read(config).get("chat_template") or any(path.glob("*chat_template*")):
+        return ""
+    return f"the tokenizer of {model!r} has none; set it to false"
+
+
+def prompts_problem(model: str, prompts: Sequence[Prompt]) -> str:
+    """Return which prompts surely fill the context of a model in a directory here; empty if none is known to.
+
+    Special tokens and a chat template come on top, so a prompt that just fits is found out at the start.
+    """
+    path = Path(model).expanduser()
+    room = _context(path)
+    long = [
+        prompt for prompt in prompts if len(prompt.text.encode()) >= room
+    ]  # a token spells a byte or more
+    file = path / "tokenizer.json"
+    if not long or "model" not in _read(file) or find_spec("tokenizers") is None:
+        return ""
+    from tokenizers import Tokenizer  # 25 ms, and no torch
+
+    texts = [prompt.text for prompt in long]
+    encoded = Tokenizer.from_file(str(file)).encode_batch(texts, add_special_tokens=False)
+    found = [(p.id, len(e.ids)) for p, e in zip(long, encoded, strict=True) if len(e.ids) >= room]
+    shown = ", ".join(f"prompt {id} has {tokens}" for id, tokens in found[:3])
+    if not found:
+        return ""
+    return (
+        f"{len(found)} prompts fill the model's context of {room} tokens ({shown}); "
+        "shorten them or use a model with a longer context"
+    )
+
+
+def _context(path: Path) -> float:
+    config = _read(path / "config.json")
+    tables = [config, config.get("text_config")]
+    lengths = [t.get(name) for t in tables if isinstance(t, dict) for name in CONTEXT]
+    return next((length for length in lengths if isinstance(length, int)), math.inf)
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _cache() -> Path:
+    """Find where the hub's files are kept, as its own library does."""
+    home = os.environ.get("HF_HOME") or Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "huggingface"
+    named = os.environ.get("HF_HUB_CACHE") or os.environ.get("HUGGINGFACE_HUB_CACHE")
+    return Path(named or Path(home) / "hub").expanduser()

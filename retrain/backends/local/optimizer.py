@@ -1,0 +1,191 @@
+"""AdamW over a policy's trainable parameters, in float32 whatever they are stored in.
+
+Gradients of the parts of a step are added up here, so that parts can be compared and bfloat16 never
+sums them. Source: AdamW, arXiv:1711.05101; clipping, arXiv:1211.5063.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+import numpy as np
+import torch
+
+from retrain.backends import GradientMoments
+from retrain.controllers.scaling.noise_scale import FIRST_SETTLED_STEP
+
+BETAS, EPSILON = (0.9, 0.999), 1e-8  # Adam's, arXiv:1412.6980
+MOMENTS = ("exp_avg", "exp_avg_sq")
+PREVIOUS = "previous_gradient."  # and the parameter's name
+
+
+class Optimizer:
+    """Parameters, their float32 masters, and the running moments of their gradients."""
+
+    def __init__(self, parameters: Mapping[str, torch.nn.Parameter], weight_decay: float) -> None:
+        self._names = list(parameters)
+        self._parameters = list(parameters.values())
+        # a float32 parameter is its own master
+        self._masters = [
+            p if p.dtype == torch.float32 else torch.nn.Parameter(p.detach().float())
+            for p in self._parameters
+        ]
+        self._part: list[torch.Tensor] = []
+        self._sums: list[torch.Tensor] = []
+        self._previous: list[torch.Tensor] = []  # a lone part's gradient, to compare the next step's with
+        self._coming: list[torch.Tensor] = []  # this step's, to be that once the step is taken
+        self._adam = torch.optim.AdamW(
+            self._masters, lr=0.0, betas=BETAS, eps=EPSILON, weight_decay=weight_decay, fused=True
+        )
+        self.steps = 0
+
+    def reset(self) -> None:
+        """Forget moments and step count; parameters stay."""
+        self.begin()
+        self._adam.state.clear()
+        self._previous = []
+        self.steps = 0
+
+    def begin(self) -> None:
+        """Forget all gradients."""
+        self._part, self._sums, self._coming = [], [], []
+        for parameter in (*self._parameters, *self._masters):
+            parameter.grad = None
+
+    def collect(self) -> None:
+        """Take the parameters' gradients, those of one micro-batch, into the part's."""
+        self._part = _add(self._part, [_gradient(p) for p in self._parameters])
+        for parameter in self._parameters:
+            parameter.grad = None
+
+    def end_part(self) -> None:
+        """Add the part's gradient to the step's."""
+        part, self._part = self._part, []
+        self._sums = _add(self._sums, part)
+
+    def part_norm(self) -> float:
+        """Return the squared norm of the part's gradient so far, as Adam sees it."""
+        return self._norm_seen(self._part)
+
+    def moments(self, squares: Sequence[float]) -> GradientMoments | None:
+        """Return the moments of the step's parts; of a lone part, those of it and the update before."""
+        before = self._previous
+        consecutive, mean = len(squares) == 1, self._sums
+        if consecutive:
+            self._coming = [gradient.clone() for gradient in self._sums]
+            if not before:
+                return None
+            squares = [self._norm_seen(before), self._norm_seen(mean)]
+            mean = [(now + then) / 2 for now, then in zip(mean, before, strict=True)]
+        if self.steps < FIRST_SETTLED_STEP:
+            return None
+        return GradientMoments(np.array(squares)[:, None], np.array([self._norm_seen(mean)]), consecutive)
+
+    def squared_norm(self) -> float:
+        """Return the squared norm of the step's gradient so far."""
+        return _squared_norm(self._sums)
+
+    def non_finite(self) -> list[str]:
+        """Name the parameters whose gradient is not finite."""
+        pairs = zip(self._names, self._sums, strict=True)
+        return [name for name, gradient in pairs if not torch.isfinite(gradient).all()]
+
+    def step(self, lr: float, norm: float, max_norm: float) -> None:
+        """Move the parameters downhill; a gradient longer than `max_norm` is shrunk to it first."""
+        if norm > max_norm:
+            torch._foreach_mul_(self._sums, max_norm / norm)
+        self._make_moments()
+        for master, gradient in zip(self._masters, self._sums, strict=True):
+            master.grad = gradient
+        self._adam.param_groups[0]["lr"] = lr
+        self._adam.step()
+        for master in self._masters:
+            master.grad = None
+        self._write_back()
+        self._previous, self._coming = self._coming, []
+        self._sums = []
+        self.steps += 1
+
+    def state(self) -> dict[str, torch.Tensor]:
+        """Return moments, and masters that are not the parameters themselves, by name."""
+        tensors = {}
+        for name, parameter, master in self._named():
+            for moment in MOMENTS:
+                kept = self._adam.state[master].get(moment)
+                tensors[f"{moment}.{name}"] = torch.zeros_like(master.data) if kept is None else kept
+            if master is not parameter:
+                tensors[f"master.{name}"] = master.data
+        if self._previous:
+            tensors |= {PREVIOUS + n: g for n, g in zip(self._names, self._previous, strict=True)}
+        return {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+
+    def load(self, tensors: Mapping[str, torch.Tensor], steps: int) -> None:
+        """Go on from what `state` gave after `steps` steps; the parameters are loaded already.
+
+        Raises:
+            KeyError: a tensor is missing.
+            ValueError: a tensor has not its parameter's shape.
+        """
+        self.steps = steps
+        with torch.no_grad():
+            for name, parameter, master in self._named():
+                moments = {moment: tensors[f"{moment}.{name}"].to(master.device) for moment in MOMENTS}
+                if any(kept.shape != master.shape for kept in moments.values()):
+                    raise ValueError(f"the moments of {name} have another shape than it")
+                self._adam.state[master] = {
+                    "step": torch.tensor(float(steps), device=master.device),
+                    **moments,
+                }
+                if master is not parameter:
+                    master.copy_(tensors[f"master.{name}"])
+        self._previous = []
+        if any(name.startswith(PREVIOUS) for name in tensors):
+            pairs = zip(self._names, self._masters, strict=True)
+            self._previous = [tensors[PREVIOUS + name].to(master.device) for name, master in pairs]
+        self._write_back()
+
+    def _make_moments(self) -> None:
+        """Begin the moments, each parameter's whole or not at all: torch leaves half when memory runs out."""
+        for master in self._masters:
+            if not self._adam.state[master]:
+                self._adam.state[master] = {
+                    "step": torch.zeros((), device=master.device),
+                    **{moment: torch.zeros_like(master) for moment in MOMENTS},
+                }
+
+    def _norm_seen(self, gradients: Sequence[torch.Tensor]) -> float:
+        """Squared norm of a gradient as Adam sees it: each entry over what its update is divided by."""
+        if self.steps < FIRST_SETTLED_STEP:
+            return _squared_norm(list(gradients))
+        correction = 1 - BETAS[1] ** self.steps
+        total = 0.0
+        for master, gradient in zip(self._masters, gradients, strict=True):
+            root = (self._adam.state[master]["exp_avg_sq"] / correction).sqrt_().add_(EPSILON)
+            total += float((gradient / root).double().square().sum())
+        return total
+
+    def _named(self) -> Iterator[tuple[str, torch.nn.Parameter, torch.nn.Parameter]]:
+        return zip(self._names, self._parameters, self._masters, strict=True)
+
+    def _write_back(self) -> None:
+        with torch.no_grad():
+            for parameter, master in zip(self._parameters, self._masters, strict=True):
+                if master is not parameter:
+                    parameter.copy_(master)
+
+
+def _add(sums: list[torch.Tensor], more: list[torch.Tensor]) -> list[torch.Tensor]:
+    if sums:
+        torch._foreach_add_(sums, more)
+    return sums or more
+
+
+def _gradient(parameter: torch.nn.Parameter) -> torch.Tensor:
+    """Return a float32 gradient; zero for a parameter that no token used."""
+    if parameter.grad is None:
+        return torch.zeros_like(parameter, dtype=torch.float32)
+    return parameter.grad.float()
+
+
+def _squared_norm(tensors: list[torch.Tensor]) -> float:
+    return float(torch.stack(torch._foreach_norm(tensors)).double().square().sum())

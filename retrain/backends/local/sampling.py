@@ -1,0 +1,196 @@
+"""Completions drawn from a policy, many sequences at a time, with a key-value cache.
+
+Each distinct prompt runs once, left-padded with the others; its cache is then copied to the rows
+of its group. Log-probabilities come from the very forward pass that a token was drawn from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from transformers import DynamicCache
+
+from retrain.backends.local.cache import growing_cache
+from retrain.backends.local.devices import finished_s
+from retrain.backends.local.loading import Policy
+from retrain.backends.local.logprobs import entropy, log_distribution
+from retrain.backends.local.text import Text
+
+Ids = tuple[int, ...]
+DEAD_SHARE = 0.25  # finished rows are dropped from the cache once they are this share of it
+
+# a float32 uniform is zero once in 2^24 draws; as infinite Gumbel noise that would choose any token
+SMALLEST_NOISE = 2.0**-25
+
+
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """One completion: token ids with the log-probabilities that they were drawn with."""
+
+    tokens: Ids
+    logprobs: NDArray[np.float64]
+    entropy: float  # mean nats of the distributions they were drawn from; NaN if unknown
+    ended: bool  # by an end token or a stop string
+
+
+@dataclass(frozen=True, slots=True)
+class Completed:
+    """Completions in the order of their prompts, and the seconds that each phase took."""
+
+    drawn: list[Drawn]
+    prefill_s: float
+    decode_s: float
+
+
+@dataclass(slots=True, eq=False)
+class Rows:
+    """Sequences that are being continued; `alive` are those that have not ended."""
+
+    number: torch.Tensor  # (rows,) which completion a row is
+    alive: torch.Tensor  # (rows,) bool
+    position: torch.Tensor  # (rows,) of the next token
+    mask: torch.Tensor | None  # (rows, length so far); None if nothing is padded
+    cache: DynamicCache
+
+    def keep(self, kept: torch.Tensor) -> None:
+        """Drop all but the rows numbered in `kept`."""
+        self.cache.reorder_cache(kept)
+        self.number, self.position, self.alive = (t[kept] for t in (self.number, self.position, self.alive))
+        self.mask = None if self.mask is None else self.mask[kept]
+
+
+def complete(
+    policy: Policy,
+    text: Text,
+    prompts: Sequence[Ids],
+    *,
+    max_tokens: int,
+    temperature: float,
+    generator: torch.Generator,
+) -> Completed:
+    """Draw one completion for each prompt; equal neighbours share their prefill.
+
+    At temperature 0 the likeliest token is taken, with its log-probability at temperature 1.
+    """
+    # inference mode would taint what models cache for their training pass
+    with torch.no_grad():
+        began_s = finished_s(generator.device)
+        rows, hidden = prefill(policy, prompts, generator.device)
+        prefilled_s = finished_s(generator.device)  # the first draw would wait for it anyway
+        drawn = _decode(policy, text, rows, hidden, max_tokens, temperature, generator)
+        return Completed(drawn, prefilled_s - began_s, finished_s(generator.device) - prefilled_s)
+
+
+def _decode(
+    policy: Policy,
+    text: Text,
+    rows: Rows,
+    hidden: torch.Tensor,
+    max_tokens: int,
+    temperature: float,
+    generator: torch.Generator,
+) -> list[Drawn]:
+    device = generator.device
+    ends = torch.tensor(text.end_ids, device=device)
+    columns: list[tuple[torch.Tensor, ...]] = []
+    stopped = torch.zeros(len(rows.number), dtype=torch.bool, device=device)
+    tails: list[list[int]] = [[] for _ in rows.number]
+    while True:
+        logp = log_distribution(policy.logits(hidden), temperature)
+        tokens = logp.argmax(-1) if temperature == 0 else _draw(logp, generator)
+        drawn = logp.gather(1, tokens[:, None])[:, 0]
+        columns.append(tuple(t[rows.alive] for t in (rows.number, tokens, drawn, entropy(logp))))
+        over = torch.isin(tokens, ends)
+        if text.stops:
+            over |= _stopped(text, tails, rows, tokens)
+        stopped[rows.number[rows.alive & over]] = True
+        rows.alive &= ~over & (rows.position + 1 < policy.context)
+        living = int(rows.alive.sum())
+        if living == 0 or len(columns) >= max_tokens:
+            return _by_completion(columns, stopped)
+        if living <= (1 - DEAD_SHARE) * len(rows.alive):
+            kept = rows.alive.nonzero()[:, 0]
+            rows.keep(kept)
+            tokens = tokens[kept]
+        hidden = advance(policy, rows, tokens)
+
+
+def prefill(policy: Policy, prompts: Sequence[Ids], device: torch.device) -> tuple[Rows, torch.Tensor]:
+    """Run each distinct prompt once; give a row per completion, and its last hidden state."""
+    distinct = {prompt: number for number, prompt in enumerate(dict.fromkeys(prompts))}
+    longest = max(map(len, distinct))
+    padded = torch.tensor([[0] * (longest - len(ids)) + list(ids) for ids in distinct], device=device)
+    lengths = torch.tensor([len(ids) for ids in distinct], device=device)
+    is_padded = min(map(len, distinct)) < longest
+    mask = (torch.arange(longest, device=device) >= (longest - lengths)[:, None]).long()
+    positions = (mask.cumsum(1) - 1).clamp(min=0)
+    cache = growing_cache(policy.causal.config)
+    hidden = policy.body(
+        input_ids=padded,
+        attention_mask=mask if is_padded else None,
+        position_ids=positions,
+        past_key_values=cache,
+        use_cache=True,
+    ).last_hidden_state[:, -1]
+    owner = torch.tensor([distinct[prompt] for prompt in prompts], device=device)
+    rows = Rows(
+        number=torch.arange(len(prompts), device=device),
+        alive=torch.ones(len(prompts), dtype=torch.bool, device=device),
+        position=lengths[owner],
+        mask=mask[owner] if is_padded else None,
+        cache=cache,
+    )
+    cache.reorder_cache(owner)
+    return rows, hidden[owner]
+
+
+def advance(policy: Policy, rows: Rows, tokens: torch.Tensor) -> torch.Tensor:
+    """Run the drawn tokens; give the hidden states (rows, width) that the next ones are drawn from."""
+    if rows.mask is not None:
+        rows.mask = torch.nn.functional.pad(rows.mask, (0, 1), value=1)
+    output = policy.body(
+        input_ids=tokens[:, None],
+        attention_mask=rows.mask,
+        position_ids=rows.position[:, None],
+        past_key_values=rows.cache,
+        use_cache=True,
+    )
+    rows.position = rows.position + 1
+    hidden: torch.Tensor = output.last_hidden_state[:, -1]
+    return hidden
+
+
+def _draw(logp: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+    """Draw a token of each distribution: the largest of log-probability plus Gumbel noise."""
+    noise = torch.empty_like(logp).exponential_(generator=generator).clamp_(min=SMALLEST_NOISE)
+    return (logp - noise.log_()).argmax(-1)
+
+
+def _stopped(text: Text, tails: list[list[int]], rows: Rows, tokens: torch.Tensor) -> torch.Tensor:
+    over = torch.zeros_like(rows.alive)
+    numbers = rows.number.tolist()
+    living = rows.alive.nonzero()[:, 0].tolist()
+    drawn = tokens.tolist()
+    for row in living:
+        tails[numbers[row]].append(drawn[row])
+    found = text.is_stopped([tails[numbers[row]] for row in living])
+    over[living] = torch.tensor(found, device=over.device)
+    return over
+
+
+def _by_completion(columns: list[tuple[torch.Tensor, ...]], stopped: torch.Tensor) -> list[Drawn]:
+    numbers, tokens, logprobs, entropies = (torch.cat(c).cpu().numpy() for c in zip(*columns, strict=True))
+    order = np.argsort(numbers, kind="stable")
+    lengths = np.bincount(numbers)
+    ends = np.cumsum(lengths)
+    nats = np.add.reduceat(entropies[order].astype(np.float64), ends - lengths) / lengths
+    ids, logprobs = tokens[order].tolist(), logprobs[order].astype(np.float64)
+    facts = zip(lengths.tolist(), ends.tolist(), nats.tolist(), stopped.tolist(), strict=True)
+    return [
+        Drawn(tuple(ids[end - length : end]), logprobs[end - length : end], mean, ended)
+        for length, end, mean, ended in facts
+    ]

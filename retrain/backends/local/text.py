@@ -1,0 +1,128 @@
+"""Prompts to token ids and completions back to text, through the model's own tokenizer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from retrain.backends.local.options import LocalOptions
+from retrain.backends.prompt_tokens import prompt_tokens
+from retrain.demonstrations import Demonstration
+from retrain.errors import ConfigError
+from retrain.rollouts import Prompt, Rollout
+
+SPARE_TOKENS = 4  # looked at beyond a stop string's bytes, as some tokens have no text
+
+
+class Text:
+    """What a model reads and writes: encoding, end tokens, stop strings.
+
+    Raises:
+        ConfigError: the tokenizer has no end-of-sequence token, or no chat template where one is asked for.
+    """
+
+    def __init__(self, model: str, tokenizer: Any, causal: Any, options: LocalOptions) -> None:
+        self._model = model
+        self._tokenizer = tokenizer
+        self._vocabulary = len(causal.get_input_embeddings().weight)
+        self._chat = options.chat_template
+        self._system = options.system_prompt
+        self._stop = options.stop
+        self._pieces: dict[int, str] = {}
+        self.end_ids = _end_ids(model, tokenizer, causal.generation_config)
+        self._special = set(tokenizer.all_special_ids) | set(self.end_ids)
+        self._anchor = self._ordinary_token()
+        self._anchor_length = len(self._decode_all([[self._anchor]])[0])
+        # a token spells at least one byte, so this many surely hold the longest stop string
+        self._window = max((len(stop.encode()) for stop in self._stop), default=0) + SPARE_TOKENS
+        if self._chat and not tokenizer.chat_template:
+            raise ConfigError(
+                f"[backend.options].chat_template: the tokenizer of {model!r} has none; set it to false"
+            )
+
+    @property
+    def stops(self) -> bool:
+        """Whether completions may end at a string."""
+        return bool(self._stop)
+
+    def encode(self, prompt: Prompt) -> tuple[int, ...]:
+        """Return a prompt's token ids.
+
+        Raises:
+            ConfigError: it has none, the chat template fails, or the model does not know a token.
+        """
+        ids = prompt_tokens(self._tokenizer, prompt, self.end_ids, chat=self._chat, system=self._system)
+        self._check_known(ids)
+        return ids
+
+    def written(self, demonstration: Demonstration) -> Rollout:
+        """Return a written completion as a rollout, ended by the tokenizer's own end token.
+
+        Raises:
+            ConfigError: the model does not know a token.
+        """
+        ids = self._tokenizer(demonstration.completion, add_special_tokens=False)["input_ids"]
+        tokens = (*ids, int(self._tokenizer.eos_token_id or self.end_ids[0]))
+        self._check_known(tokens)
+        text, pieces = demonstration.completion, self.pieces(tokens)
+        return Rollout(demonstration.prompt, text, tokens, np.zeros(len(tokens)), pieces, truncated=False)
+
+    def is_stopped(self, tails: Sequence[Sequence[int]]) -> list[bool]:
+        """Tell for each completion so far whether it holds a stop string among its last tokens."""
+        shown = self._decode_all([tail[-self._window :] for tail in tails])
+        return [any(stop in text for stop in self._stop) for text in shown]
+
+    def completions(self, tokens: Sequence[Sequence[int]]) -> list[str]:
+        """Return completions' texts, each without its end token and up to a stop string."""
+        return [self._until_stop(text) for text in self._decode_all(tokens)]
+
+    def pieces(self, tokens: Sequence[int]) -> tuple[str, ...]:
+        """Return each token's text; a special token's is empty."""
+        return tuple([self._pieces[t] if t in self._pieces else self._piece(t) for t in tokens])
+
+    def _check_known(self, ids: Sequence[int]) -> None:
+        if max(ids) >= self._vocabulary:
+            raise ConfigError(
+                f"[model].model: the tokenizer of {self._model!r} gives token {max(ids)}, and the model "
+                f"knows {self._vocabulary}: they do not belong together"
+            )
+
+    def _piece(self, token: int) -> str:
+        # decoded behind another token, because some tokenizers drop the space before the first word
+        (text,) = self._decode_all([[self._anchor, token]])
+        return self._pieces.setdefault(token, text[self._anchor_length :])
+
+    def _ordinary_token(self) -> int:
+        """Find a token that spells letters or digits: part of no character, and not stripped as a blank."""
+        for token in range(len(self._tokenizer)):
+            (text,) = self._decode_all([[token]])
+            if text.isascii() and text.isalnum():
+                return token
+        return 0
+
+    def _until_stop(self, text: str) -> str:
+        cuts = [at for stop in self._stop if (at := text.find(stop)) >= 0]
+        return text[: min(cuts)] if cuts else text
+
+    def _decode_all(self, rows: Sequence[Sequence[int]]) -> list[str]:
+        """Decode rows without special and end tokens."""
+        shown = [[token for token in row if token not in self._special] for row in rows]
+        fast = getattr(self._tokenizer, "backend_tokenizer", None)
+        if fast is not None:  # one call for all rows: an order of magnitude quicker
+            return list(fast.decode_batch(shown, skip_special_tokens=False))
+        return [str(self._tokenizer.decode(ids, clean_up_tokenization_spaces=False)) for ids in shown]
+
+
+def _end_ids(model: str, tokenizer: Any, generation_config: Any) -> tuple[int, ...]:
+    """Return every id that ends a completion: chat models often have two."""
+    listed = getattr(generation_config, "eos_token_id", None)
+    ids = listed if isinstance(listed, list) else [listed]
+    found = sorted({int(i) for i in [tokenizer.eos_token_id, *ids] if i is not None})
+    if not found:
+        raise ConfigError(
+            f"[model].model: the tokenizer of {model!r} has no end-of-sequence token, so completions could "
+            "not end; set eos_token in its tokenizer_config.json"
+        )
+    return tuple(found)

@@ -1,0 +1,89 @@
+"""Tries a loaded policy on a few tokens: does it give the same log-probabilities whichever way it is run?
+
+Sampling runs a model left-padded, with a cache that is copied and cut; training runs it whole, and takes
+its logits apart. A model that minds the difference would be trained on wrong numbers without a word.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+from retrain.backends.local.devices import is_out_of_memory
+from retrain.backends.local.loading import Policy
+from retrain.backends.local.sampling import advance, prefill
+from retrain.errors import ConfigError
+
+LOGITS_TOLERANCE = 1e-3  # of the largest; the two ways to the logits run the same kernels
+# of the logits' standard deviation; a cache is summed in another order, and bfloat16 keeps eight bits
+CACHE_TOLERANCE = {torch.float32: 0.01, torch.bfloat16: 0.1}
+
+SHORT, LONG = (1, 2, 3), (3, 1, 2, 4, 5, 0)
+
+
+def try_out(model: str, policy: Policy, device: torch.device) -> None:
+    """Refuse a policy whose log-probabilities this backend would get wrong.
+
+    Raises:
+        ConfigError: says what is wrong with it.
+    """
+    with _explained(model), torch.no_grad():
+        _check_logits(model, policy, device)
+        _check_cache(model, policy, device)
+
+
+def _check_logits(model: str, policy: Policy, device: torch.device) -> None:
+    """Compare our way to the logits with the model's own, which may scale or cap them."""
+    ids = torch.zeros((1, 2), dtype=torch.long, device=device)
+    whole = policy.causal(input_ids=ids, use_cache=False).logits.float()
+    ours = policy.logits(policy.body(input_ids=ids, use_cache=False).last_hidden_state)
+    if not torch.isfinite(whole).all():
+        raise ConfigError(
+            f"[model].model: {model!r} gives log-probabilities that are not finite: its weights are damaged, "
+            'or too large for their type; try [backend.options].dtype = "float32"'
+        )
+    if ours.shape != whole.shape or not torch.allclose(
+        ours, whole, rtol=LOGITS_TOLERANCE, atol=LOGITS_TOLERANCE * float(whole.abs().max())
+    ):
+        raise ConfigError(
+            f"[model].model: {model!r} changes its logits in a way that this backend does not know, so its "
+            "log-probabilities would be wrong; use another model"
+        )
+
+
+def _check_cache(model: str, policy: Policy, device: torch.device) -> None:
+    """Compare sampling's way, with rows that share a prompt and rows that leave, with training's."""
+    if policy.context < len(LONG) + 2:
+        return
+    rows, _ = prefill(policy, [LONG, SHORT, LONG, LONG], device)
+    advance(policy, rows, torch.tensor([5, 0, 3, 1], device=device))
+    rows.keep(torch.tensor([1, 3], device=device))
+    sampled = policy.logits(advance(policy, rows, torch.tensor([2, 4], device=device)))
+    whole = [torch.tensor([[*SHORT, 0, 2]], device=device), torch.tensor([[*LONG, 1, 4]], device=device)]
+    trained = torch.cat(
+        [policy.logits(policy.body(input_ids=ids, use_cache=False).last_hidden_state[:, -1]) for ids in whole]
+    )
+    apart = float((sampled - trained).abs().mean() / trained.std())
+    if not apart <= CACHE_TOLERANCE[policy.causal.dtype]:
+        raise ConfigError(
+            f"[model].model: {model!r} answers otherwise when it is sampled from with a cache and padding "
+            f"(logits {apart:.0%} of their spread apart), so what was sampled could not be trained on; "
+            "use another model"
+        )
+
+
+@contextmanager
+def _explained(model: str) -> Iterator[None]:
+    try:
+        yield
+    except (AttributeError, LookupError, TypeError, ValueError, RuntimeError) as error:
+        if is_out_of_memory(error) or "CUDA" in str(error):
+            raise
+        first = next(iter(str(error).splitlines()), "")
+        raise ConfigError(
+            f"[model].model: {model!r} cannot be run as this backend does ({type(error).__name__}: {first}); "
+            'adapters on some layers only may help, such as [backend.options].target_modules = ["q_proj", '
+            '"v_proj"], or use another model'
+        ) from error

@@ -1,0 +1,57 @@
+"""Adam with bias correction, and clipping by the global norm.
+
+Source: Adam, arXiv:1412.6980; clipping, arXiv:1211.5063.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from retrain.backends.numpy.weights import Array
+from retrain.controllers.scaling.noise_scale import FIRST_SETTLED_STEP, adam_preconditioner
+
+DECAY_MEAN, DECAY_SQUARE, EPSILON = 0.9, 0.999, 1e-8  # the paper's
+
+
+class Adam:
+    """Running moments of the gradient of one flat vector, and the number of steps taken."""
+
+    def __init__(self, like: Array) -> None:
+        self.mean = np.zeros_like(like)
+        self.square = np.zeros_like(like)
+        self.steps = 0
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether `sqr_norm` is in the unit that it stays in."""
+        return self.steps >= FIRST_SETTLED_STEP
+
+    @property
+    def arrays(self) -> Mapping[str, Array]:
+        """What a checkpoint holds, to be written over in place."""
+        return {"adam_mean": self.mean, "adam_square": self.square}
+
+    def step(self, weights: Array, gradient: Array, lr: float) -> None:
+        """Move `weights` in place, downhill."""
+        self.steps += 1
+        self.mean += (1 - DECAY_MEAN) * (gradient - self.mean)
+        self.square += (1 - DECAY_SQUARE) * (gradient * gradient - self.square)
+        mean = self.mean / (1 - DECAY_MEAN**self.steps)
+        square = self.square / (1 - DECAY_SQUARE**self.steps)
+        weights -= lr * mean / (np.sqrt(square) + EPSILON)
+
+    def sqr_norm(self, gradient: Array) -> float:
+        """Squared norm of a gradient as Adam sees it: each entry over what its update is divided by."""
+        scale = adam_preconditioner(self.square, self.steps, DECAY_SQUARE, EPSILON)
+        seen = gradient / scale
+        return float(np.dot(seen, seen))
+
+
+def clip_by_norm(gradient: Array, max_norm: float) -> float:
+    """Shrink `gradient` in place to at most `max_norm`; give the norm it had."""
+    norm = float(np.sqrt(np.dot(gradient, gradient)))
+    if norm > max_norm:
+        gradient *= max_norm / norm
+    return norm

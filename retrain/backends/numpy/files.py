@@ -1,0 +1,102 @@
+"""A numpy policy on disk: arrays in npz, everything else in JSON, both readable without pickle."""
+
+from __future__ import annotations
+
+import json
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from retrain.backends.numpy.weights import Array, Weights
+from retrain.errors import RecordsError
+
+FORMAT = 2  # of both files; raise it when old ones can no longer be read
+PREVIOUS = "previous_gradient"
+
+
+class Optimizer(Protocol):
+    """What is saved of an optimizer."""
+
+    steps: int
+
+    @property
+    def arrays(self) -> Mapping[str, Array]:
+        """By name, to be written over in place."""
+        ...
+
+
+def save_policy(
+    directory: Path,
+    identity: Mapping[str, object],
+    weights: Weights,
+    optimizer: Optimizer,
+    random: np.random.Generator,
+    previous: Array | None,
+) -> None:
+    """Write everything that a later step depends on, bit for bit."""
+    arrays: dict[str, Any] = {"weights": weights.flat, **optimizer.arrays}
+    if previous is not None:
+        arrays[PREVIOUS] = previous
+    np.savez(directory / "policy.npz", **arrays)
+    facts = {
+        **_identity(identity, weights),
+        "optimizer_steps": optimizer.steps,
+        "random": random.bit_generator.state,
+    }
+    (directory / "policy.json").write_text(json.dumps(facts, indent=1), encoding="utf-8")
+
+
+def load_policy(
+    directory: Path,
+    identity: Mapping[str, object],
+    weights: Weights,
+    optimizer: Optimizer,
+    random: np.random.Generator,
+) -> Array | None:
+    """Overwrite weights, optimizer and generator with what `save_policy` wrote.
+
+    Returns:
+        The gradient that the next step's is compared with, if one was kept.
+
+    Raises:
+        RecordsError: the files cannot be read, or belong to another policy.
+    """
+    try:
+        facts = json.loads((directory / "policy.json").read_text(encoding="utf-8"))
+        _check_same_policy(directory, facts, _identity(identity, weights))
+        # opened here, because np.load leaves a file open that turns out not to be a zip
+        with (directory / "policy.npz").open("rb") as file, np.load(file, allow_pickle=False) as arrays:
+            read = {name: arrays[name] for name in arrays.files}
+        targets = {"weights": weights.flat, **optimizer.arrays}
+        values = {name: read[name] for name in targets}
+        random.bit_generator.state = facts["random"]
+        optimizer.steps = facts["optimizer_steps"]
+        for name, target in targets.items():
+            target[:] = values[name]
+        return read.get(PREVIOUS)
+    except (OSError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile) as error:
+        raise RecordsError(
+            f"{directory}: not a readable checkpoint of the numpy backend ({error}); use an earlier one"
+        ) from error
+
+
+def _check_same_policy(directory: Path, facts: Mapping[str, object], identity: Mapping[str, object]) -> None:
+    for key, value in identity.items():
+        if facts[key] != value:
+            raise RecordsError(
+                f"{directory}: this checkpoint's {key} is {facts[key]!r}, the run's is {value!r}; "
+                "resume with the configuration that wrote it"
+            )
+
+
+def _identity(identity: Mapping[str, object], weights: Weights) -> dict[str, object]:
+    """Return what a checkpoint and a policy must have in common."""
+    return {
+        "format": FORMAT,
+        **identity,
+        "shapes": {name: list(shape) for name, shape in weights.shapes.items()},
+        "dtype": weights.flat.dtype.name,
+    }

@@ -1,0 +1,172 @@
+"""A gated recurrent network over characters, with its gradient written out by hand.
+
+    r, z = sigmoid(x W + b + h U)   n = tanh(x W_n + b_n + r (h U_n + c))   h' = (1 - z) n + z h
+
+r is the reset gate, z the update gate, n the candidate state; logits are h V + d.
+Source: GRU, arXiv:1406.1078, with the reset gate applied after the recurrent product.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import cast
+
+import numpy as np
+
+from retrain.backends.numpy.packed import Packed, pack
+from retrain.backends.numpy.weights import Array, Ints, Weights
+
+OUTPUT_SCALE = 0.01  # first policy is nearly uniform, so it explores
+
+
+def initial_weights(
+    characters: int, embedding: int, hidden: int, dtype: str, random: np.random.Generator
+) -> Weights:
+    """Draw first weights; outputs are the characters and, last, the end of the sequence."""
+    weights = Weights(
+        {
+            "embedding": (characters, embedding),
+            "input": (embedding, 3 * hidden),  # columns: reset, update, candidate
+            "gate_bias": (3 * hidden,),
+            "recurrent": (hidden, 3 * hidden),
+            "candidate_bias": (hidden,),
+            "output": (hidden, characters + 1),
+            "output_bias": (characters + 1,),
+        },
+        dtype,
+    )
+    deviations = {
+        "embedding": 1.0,
+        "input": embedding**-0.5,
+        "recurrent": hidden**-0.5,
+        "output": OUTPUT_SCALE * hidden**-0.5,
+    }
+    for name, deviation in deviations.items():
+        weights[name][:] = deviation * random.standard_normal(weights.shapes[name])
+    return weights
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Step:
+    """One transition of some rows: the new state and what its gradient needs."""
+
+    state: Array  # (rows, hidden)
+    reset: Array
+    update: Array
+    candidate: Array
+    recurrent_candidate: Array  # h U_n + c
+
+
+def input_table(weights: Weights) -> Array:
+    """Return every character's contribution to the gates, shape (characters, 3 hidden)."""
+    return weights["embedding"] @ weights["input"] + weights["gate_bias"]
+
+
+def advance(weights: Weights, drive: Array, state: Array) -> Step:
+    """Move states (rows, hidden) one character on; `drive` is each row of the input table."""
+    hidden = state.shape[1]
+    product = state @ weights["recurrent"]
+    gates = _sigmoid(drive[:, : 2 * hidden] + product[:, : 2 * hidden])
+    reset, update = gates[:, :hidden], gates[:, hidden:]
+    recurrent_candidate = product[:, 2 * hidden :] + weights["candidate_bias"]
+    candidate = np.tanh(drive[:, 2 * hidden :] + reset * recurrent_candidate)
+    return Step(candidate + update * (state - candidate), reset, update, candidate, recurrent_candidate)
+
+
+def _sigmoid(x: Array) -> Array:
+    """Overwrite x with (1 + tanh(x / 2)) / 2, a form that cannot overflow."""
+    x *= 0.5
+    np.tanh(x, out=x)
+    x += 1
+    x *= 0.5
+    return x
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Trace:
+    """Every state of packed sequences, shape (total, hidden), and the steps between them."""
+
+    packed: Packed
+    states: Array
+    steps: tuple[Step, ...]
+
+
+def unroll(weights: Weights, packed: Packed, initial: Array) -> Trace:
+    """Run sequences from their initial states (sequences, hidden), given in the sequences' order."""
+    table = input_table(weights)
+    states = np.empty((len(packed.elements), initial.shape[1]), initial.dtype)
+    states[: len(initial)] = initial[packed.order]
+    steps = []
+    for before, after in packed.steps():
+        step = advance(weights, table[packed.inputs[after]], states[before])
+        states[after] = step.state
+        steps.append(step)
+    return Trace(packed, states, tuple(steps))
+
+
+def unroll_prompts(weights: Weights, prompts: Sequence[Sequence[int]]) -> Trace:
+    """Run prompts, which may be empty, from the zero state."""
+    # the last element of a packed sequence is an input to nothing, so any id serves
+    packed = pack([(*prompt, 0) for prompt in prompts])
+    return unroll(
+        weights, packed, np.zeros((len(prompts), weights.shapes["recurrent"][0]), weights.flat.dtype)
+    )
+
+
+def log_probabilities(weights: Weights, states: Array, temperature: float) -> Array:
+    """Return the next token's log-probabilities, shape (rows, tokens); temperature 0 reads as 1."""
+    logits = states @ weights["output"] + weights["output_bias"]
+    logits /= temperature or 1.0
+    logits -= logits.max(axis=1, keepdims=True)
+    return cast(Array, logits - np.log(np.exp(logits).sum(axis=1, keepdims=True)))
+
+
+def back_propagate(weights: Weights, trace: Trace, state_gradient: Array, gradient: Weights) -> Array:
+    """Add to `gradient` what flows back through the steps.
+
+    Args:
+        weights: those that `trace` was unrolled with.
+        trace: the forward pass.
+        state_gradient: derivative of the loss in each state, shape (total, hidden); overwritten.
+        gradient: where the derivatives in the weights are added.
+
+    Returns:
+        The derivative in the initial states, shape (sequences, hidden), in the sequences' order.
+    """
+    packed = trace.packed
+    characters, dtype = weights.shapes["embedding"][0], weights.flat.dtype.name
+    table_gradient = np.zeros((characters, weights.shapes["input"][1]), dtype)
+    for (before, after), step in zip(reversed(list(packed.steps())), reversed(trace.steps), strict=True):
+        previous, flow = trace.states[before], state_gradient[after]
+        by_gates, by_product = _gate_gradients(step, previous, flow)
+        state_gradient[before] += flow * step.update + by_product @ weights["recurrent"].T
+        gradient["recurrent"][:] += previous.T @ by_product
+        gradient["candidate_bias"][:] += by_product[:, -previous.shape[1] :].sum(axis=0)
+        table_gradient += one_hot(packed.inputs[after], characters, dtype).T @ by_gates
+    gradient["gate_bias"][:] += table_gradient.sum(axis=0)
+    gradient["embedding"][:] += table_gradient @ weights["input"].T
+    gradient["input"][:] += weights["embedding"].T @ table_gradient
+    initial = np.empty_like(state_gradient[: len(packed.order)])
+    initial[packed.order] = state_gradient[: len(packed.order)]
+    return initial
+
+
+def _gate_gradients(step: Step, previous: Array, flow: Array) -> tuple[Array, Array]:
+    """Derivatives in the gates' sums, and in the recurrent product; both (rows, 3 hidden)."""
+    hidden = previous.shape[1]
+    by_gates = np.empty((len(flow), 3 * hidden), flow.dtype)
+    by_candidate = flow * (1 - step.update) * (1 - step.candidate * step.candidate)
+    by_gates[:, :hidden] = by_candidate * step.recurrent_candidate * step.reset * (1 - step.reset)
+    by_gates[:, hidden : 2 * hidden] = flow * (previous - step.candidate) * step.update * (1 - step.update)
+    by_gates[:, 2 * hidden :] = by_candidate
+    by_product = by_gates.copy()
+    by_product[:, 2 * hidden :] *= step.reset
+    return by_gates, by_product
+
+
+def one_hot(numbers: Ints, count: int, dtype: str) -> Array:
+    """Return a matrix (rows, count) whose transpose sums rows by number, as a product."""
+    matrix = np.zeros((len(numbers), count), dtype)
+    matrix[np.arange(len(numbers)), numbers] = 1
+    return matrix

@@ -1,0 +1,142 @@
+"""Calls of the API: each holds a permit, has a time limit, and is tried again within a budget."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import time
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+from retrain.backends.tinker.answers import Answers
+from retrain.backends.tinker.faults import FAULTS, Fault, classify, describe, is_overload
+from retrain.backends.tinker.options import TinkerOptions
+from retrain.backends.tinker.permits import Permits
+from retrain.controllers.permits import WAITED_S, CallFacts
+from retrain.errors import ConfigError, InfrastructureError, RunFailedError
+
+T = TypeVar("T")
+A = TypeVar("A")
+B = TypeVar("B")
+
+LONGEST_RETRY_S = 60.0
+log = logging.getLogger(__name__)
+
+
+class Calls:
+    """How one run calls the API."""
+
+    def __init__(
+        self,
+        permits: Permits,
+        options: TinkerOptions,
+        observe_call: Callable[[CallFacts], None] | None = None,
+    ) -> None:
+        """Set the terms.
+
+        Args:
+            permits: one is held around each call.
+            options: time limits and budget.
+            observe_call: told of each call, if the number of permits adapts.
+        """
+        self._permits = permits
+        self._options = options
+        self._observe_call = observe_call
+        self._answers = Answers()
+        if observe_call is not None:
+            self._answers.open()
+
+    def close(self) -> None:
+        """Stop watching answers."""
+        self._answers.close()
+
+    async def once(self, kind: str, operation: Callable[[], Awaitable[T]]) -> T:
+        """Make one call under a permit.
+
+        Raises:
+            TimeoutError: no result in time.
+        """
+        asked = time.monotonic()
+        async with self._permits.one():
+            return await self._observed(kind, operation, time.monotonic() - asked)
+
+    async def pair(
+        self,
+        kind: str,
+        first: Callable[[], Awaitable[A]],
+        second: Callable[[], Awaitable[B]],
+    ) -> tuple[A, B]:
+        """Submit two calls together, as far as permits allow; the API keeps their order."""
+        return await self._permits.two_in_order(
+            lambda: self._observed(kind, first, 0.0), lambda: self._observed(f"{kind}, end", second, 0.0)
+        )
+
+    async def persist(
+        self,
+        what: str,
+        attempt: Callable[[], Awaitable[T]],
+        repair: Callable[[bool], Awaitable[None]],
+    ) -> T:
+        """Try until it succeeds.
+
+        Args:
+            what: is tried, for messages.
+            attempt: makes calls.
+            repair: makes the next attempt start afresh; called with True if what there is is lost.
+
+        Raises:
+            ConfigError: the API refuses the key.
+            RunFailedError: it refuses what was asked.
+            InfrastructureError: the budget is used up.
+        """
+        failed_at, failures = 0.0, 0
+        while True:
+            try:
+                return await attempt()
+            except FAULTS as error:
+                fault = classify(error)
+                _raise_if_final(what, error, fault)
+                failures += 1
+                failed_at = failed_at or time.monotonic()
+                spent_s = time.monotonic() - failed_at
+                if spent_s >= self._options.retry_budget_s:
+                    raise InfrastructureError(
+                        f"{what}: failed {failures} times in {spent_s:.0f} s, at last with "
+                        f"{describe(error)}; tried again, the run goes on from its last checkpoint"
+                    ) from error
+                pause_s = self._pause_s(failures)
+                log.warning("%s failed (%s); trying again in %.1f s", what, describe(error), pause_s)
+            await asyncio.sleep(pause_s)
+            await repair(fault is Fault.LOST)
+
+    async def _observed(self, kind: str, operation: Callable[[], Awaitable[T]], waited_s: float) -> T:
+        """Run an operation with the time limit, and tell how it went."""
+        started, worked, refused = time.monotonic(), False, False
+        try:
+            async with asyncio.timeout(self._options.call_timeout_s):
+                result = await operation()
+            worked = True
+            return result
+        except FAULTS as error:
+            refused = is_overload(error) or isinstance(error, TimeoutError)
+            raise
+        finally:
+            overloaded = self._answers.take() > 0 or refused
+            if self._observe_call is not None and (worked or overloaded):
+                latency_s = time.monotonic() - started
+                self._observe_call(CallFacts(kind, latency_s, overloaded, waited_s > WAITED_S))
+
+    def _pause_s(self, failures: int) -> float:
+        """Double each time, cut at random so that workers that failed together do not return together."""
+        longest = min(LONGEST_RETRY_S, self._options.first_retry_s * 2.0 ** min(failures - 1, 30))
+        return longest * random.uniform(0.5, 1.0)
+
+
+def _raise_if_final(what: str, error: Exception, fault: Fault) -> None:
+    if fault is Fault.REFUSED:
+        raise ConfigError(
+            f"{what}: the API refuses the key ({describe(error)}); check the environment's TINKER_API_KEY"
+        ) from error
+    if fault is Fault.WRONG:
+        raise RunFailedError(f"{what}: the API refuses it ({describe(error)})") from error

@@ -1,0 +1,117 @@
+"""The SDK's service client: opened without blocking the event loop, and let go without hurting calls."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Awaitable
+from typing import Any, Literal, TypeVar
+
+import tinker
+
+from retrain.backends.tinker.calls import Calls
+from retrain.backends.tinker.faults import FAULTS, Fault, classify, describe
+from retrain.backends.tinker.options import TinkerOptions
+from retrain.backends.tinker.policy import Model
+from retrain.blocking import in_thread
+from retrain.errors import ConfigError, InfrastructureError
+
+T = TypeVar("T")
+
+LEAVING: tuple[type[Exception], ...] = (*FAULTS, InfrastructureError)
+GOODBYE_S = 5.0  # a session that nobody ends is ended by the API when its heartbeat stops
+log = logging.getLogger(__name__)
+
+
+class Connection:
+    """One session with the API at a time."""
+
+    def __init__(self, model: Model, options: TinkerOptions, calls: Calls) -> None:
+        self._model = model
+        self._options = options
+        self._calls = calls
+        self._service: tinker.ServiceClient | None = None
+        self._farewells: set[asyncio.Future[None]] = set()
+        self._over = asyncio.Event()  # no call is in flight, and none will come
+
+    async def try_out(self) -> None:
+        """Open a session, and say in the user's words what is wrong.
+
+        Raises:
+            ConfigError: the key or the address is refused.
+            InfrastructureError: the API cannot be reached.
+        """
+        try:
+            await self.service()
+        except FAULTS as error:
+            where = self._model.base_url or "its default address"
+            if classify(error) in (Fault.REFUSED, Fault.WRONG):
+                raise ConfigError(
+                    f"the Tinker API at {where} refuses the session ({describe(error)}); "
+                    "check the environment's TINKER_API_KEY"
+                ) from error
+            raise InfrastructureError(
+                f"the Tinker API at {where} cannot be reached ({describe(error)}); "
+                "check [model].base_url and the network"
+            ) from error
+
+    async def service(self) -> tinker.ServiceClient:
+        """Return the service client, with a session that is open. May fail as calls do."""
+        if self._service is None:
+            service = tinker.ServiceClient(
+                user_metadata={"run": self._model.run}, base_url=self._model.base_url or None
+            )
+
+            async def connect() -> None:
+                async with asyncio.timeout(self._options.connect_timeout_s):
+                    # in a thread, because the SDK blocks until its session is there
+                    await in_thread(lambda: service.holder, unwanted=_stop)
+
+            await self._calls.once("session", connect)
+            self._service = service
+        return self._service
+
+    def drop(self) -> None:
+        """Have the next use open another session."""
+        service, self._service = self._service, None
+        if service is not None:
+            farewell = asyncio.ensure_future(self._leave(service))
+            self._farewells.add(farewell)
+            farewell.add_done_callback(self._farewells.discard)
+
+    async def close(self) -> None:
+        """End the session, and those that were dropped before."""
+        service, self._service = self._service, None
+        self._over.set()
+        endings = [*self._farewells]
+        if service is not None:
+            endings.append(asyncio.ensure_future(self._end(service, "success")))
+        await asyncio.gather(*endings)
+
+    async def _leave(self, service: tinker.ServiceClient) -> None:
+        """Close a session when every call that began in it must have ended: closing makes calls hang."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self._options.call_timeout_s):
+                await self._over.wait()
+        await self._end(service, "errored")
+
+    async def _end(self, service: tinker.ServiceClient, status: Literal["success", "errored"]) -> None:
+        holder = service.holder
+        try:
+            async with asyncio.timeout(GOODBYE_S):
+                await self._calls.once("goodbye", lambda: result(service.close(status)))
+        except LEAVING as error:
+            log.info("a session ended without goodbye: %s", describe(error))
+        finally:
+            _stop(holder)  # if there was no permit to say goodbye with
+
+
+def _stop(holder: Any) -> None:
+    """Have the SDK end a session's heartbeat and connections, without a call; again is fine."""
+    holder.close()
+
+
+async def result(future: Awaitable[T]) -> T:
+    """Wait for an SDK future; a cancellation reaches the SDK."""
+    return await future

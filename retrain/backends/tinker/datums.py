@@ -1,0 +1,100 @@
+"""Training samples as the API wants them: shifted by one, and checked, because servers do not.
+
+Position i of a datum's input predicts token i + 1 of prompt + completion. Targets, the sampler's
+log-probabilities and advantages stand at the position that predicts their token; on the prompt the
+last two are 0, which makes every loss 0 there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from retrain.backends.tinker.losses import ApiLoss
+from retrain.errors import ConfigError, NonFiniteError, RunFailedError
+from retrain.rollouts import TrainingSample
+
+if TYPE_CHECKING:
+    from tinker.types import Datum
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class DatumArrays:
+    """One rollout; all arrays have shape (prompt tokens + completion tokens - 1,)."""
+
+    inputs: tuple[int, ...]
+    targets: NDArray[np.int64]
+    logprobs: NDArray[np.float32]  # the sampler's, nats
+    advantages: NDArray[np.float32]  # times the token weight
+    completion: NDArray[np.float32]  # 1 where a completion token is predicted, else 0
+
+
+def datum_arrays(prompt: Sequence[int], sample: TrainingSample) -> DatumArrays:
+    """Lay a sample out.
+
+    Raises:
+        ConfigError: the prompt has no token, so that nothing predicts the completion's first one.
+        RunFailedError: the lengths of tokens, log-probabilities and advantages differ.
+        NonFiniteError: one of them is NaN or infinite.
+    """
+    rollout = sample.rollout
+    tokens, number = rollout.tokens, rollout.prompt.id
+    lengths = (len(tokens), len(rollout.logprobs), len(sample.advantages))
+    if not prompt:
+        raise ConfigError(f"[data]: prompt {number} is {rollout.prompt.text!r}, which has no token")
+    if len(set(lengths)) > 1 or not tokens:
+        raise RunFailedError(
+            f"a rollout of prompt {number} has {lengths[0]} tokens, {lengths[1]} log-probabilities and "
+            f"{lengths[2]} advantages; needs as many of each, at least one: look at the transform"
+        )
+    weighted = np.asarray(sample.advantages, dtype=np.float64) * sample.token_weight
+    for name, values in (("log-probabilities", rollout.logprobs), ("weighted advantages", weighted)):
+        with np.errstate(over="ignore"):  # what float32 cannot hold is refused as infinite
+            if not np.isfinite(np.asarray(values, dtype=np.float32)).all():
+                raise NonFiniteError(f"the {name} of a rollout of prompt {number} are not finite")
+    whole = (*prompt, *tokens)
+    return DatumArrays(
+        inputs=whole[:-1],
+        targets=np.array(whole[1:], dtype=np.int64),
+        logprobs=_shifted(len(prompt), rollout.logprobs),
+        advantages=_shifted(len(prompt), weighted),
+        completion=_shifted(len(prompt), np.ones(len(tokens))),
+    )
+
+
+def check_advantages(samples: Sequence[TrainingSample], loss: ApiLoss) -> None:
+    """Refuse what the API would compute otherwise than we do.
+
+    Raises:
+        ConfigError: a loss with one ratio per rollout, and advantages that differ within a rollout.
+    """
+    if loss.is_per_rollout and any(np.ptp(s.advantages) > 0 for s in samples if len(s.advantages)):
+        raise ConfigError(
+            '[algorithm].loss_mode: the Tinker API computes "gspo" for advantages that are equal within a '
+            'rollout only; use transform_mode = "none", or another loss'
+        )
+
+
+def to_datum(arrays: DatumArrays, loss: ApiLoss) -> Datum:
+    """Make the SDK's object."""
+    from tinker import TensorData, types
+
+    inputs: dict[str, Any] = {
+        "target_tokens": TensorData.from_numpy(arrays.targets),
+        "logprobs": TensorData.from_numpy(arrays.logprobs),
+        "advantages": TensorData.from_numpy(arrays.advantages),
+    }
+    if loss.is_supervised:
+        del inputs["logprobs"], inputs["advantages"]
+        inputs["weights"] = TensorData.from_numpy(arrays.advantages)
+    if loss.is_per_rollout:
+        inputs["sequence_ratio_mask"] = TensorData.from_numpy(arrays.completion)
+    return types.Datum(model_input=types.ModelInput.from_ints(list(arrays.inputs)), loss_fn_inputs=inputs)
+
+
+def _shifted(prompt_length: int, values: Any) -> NDArray[np.float32]:
+    return np.concatenate([np.zeros(prompt_length - 1), np.asarray(values)]).astype(np.float32)

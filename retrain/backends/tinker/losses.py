@@ -1,0 +1,65 @@
+"""Which of the API's loss functions is the run's loss, and with which parameters.
+
+The API sums the loss over all tokens it is given and clips ratios at absolute bounds, while ours
+are distances from 1. All these losses are homogeneous in the advantage, L(w A) = w L(A) for w > 0,
+so token weights travel inside the advantages and the API's sum is our normalised loss.
+Formulas: https://tinker-docs.thinkingmachines.ai/losses.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal, cast, get_args
+
+from retrain.errors import ConfigError
+from retrain.rollouts import SUPERVISED, Loss
+
+Name = Literal["importance_sampling", "ppo", "cispo", "gspo", "cross_entropy"]
+KNOWN = tuple(name for name in get_args(Name) if name != "cross_entropy")  # as a run's loss
+UNCLIPPED = ("importance_sampling",)  # the others take two bounds
+
+
+@dataclass(frozen=True, slots=True)
+class ApiLoss:
+    """What to ask the API for."""
+
+    name: Name
+    config: Mapping[str, float]
+
+    @property
+    def is_per_rollout(self) -> bool:
+        """One ratio for a whole rollout: the API is told which tokens are the rollout's."""
+        return self.name == "gspo"
+
+    @property
+    def is_supervised(self) -> bool:
+        """Targets have weights, and there is no sampler."""
+        return self.name == "cross_entropy"
+
+
+def loss_problem(name: str) -> str:
+    """Return why the API cannot compute a loss; empty if it can."""
+    if name in KNOWN:
+        return ""
+    return f"got {name!r}; the Tinker API computes {', '.join(KNOWN)} only"
+
+
+def api_loss(loss: Loss) -> ApiLoss:
+    """Translate a loss; clip bounds not given are those of our own function.
+
+    Raises:
+        ConfigError: the API does not know it.
+    """
+    if loss.name == SUPERVISED:
+        return ApiLoss("cross_entropy", {})
+    problem = loss_problem(loss.name)
+    if problem:
+        raise ConfigError(f"[algorithm].loss_mode: {problem}")
+    name = cast(Name, loss.name)
+    if name in UNCLIPPED:
+        return ApiLoss(name, {})
+    parameters = inspect.signature(loss.evaluate).parameters
+    low, high = (float(parameters[key].default) for key in ("clip_low", "clip_high"))
+    return ApiLoss(name, {"clip_low_threshold": 1.0 - low, "clip_high_threshold": 1.0 + high})

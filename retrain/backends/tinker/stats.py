@@ -1,0 +1,118 @@
+"""What an optimizer step did, from the log-probabilities that the API returns, and whether to believe it.
+
+The API's own loss is compared with ours, computed here from its log-probabilities, and those with the
+sampler's: a server that averages instead of summing, or scores at another temperature than it
+sampled with, is found at the first step and said, once each.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from retrain.backends import UpdateStats
+from retrain.errors import RunFailedError
+from retrain.rollouts import Floats, Loss, TrainingSample
+
+LOSS = "loss:sum"  # the API's name for its loss
+LOSS_TOLERANCE = 0.02  # of the loss; log-probabilities come as float32 or bfloat16
+GAP_NATS = 0.1  # mean difference per token between sampler and trainer; numerics alone stay far below
+log = logging.getLogger(__name__)
+
+
+class Auditor:
+    """Turns the API's answers into statistics; warns of what does not fit, once each."""
+
+    def __init__(self) -> None:
+        self._warned: set[str] = set()
+
+    def read(
+        self,
+        samples: Sequence[TrainingSample],
+        loss: Loss,
+        outputs: Sequence[Mapping[str, Any]],
+        metrics: Mapping[str, float],
+        *,
+        on_policy: bool,
+    ) -> UpdateStats:
+        """Summarise a step.
+
+        `entropy` is estimated by the mean surprisal of the sampled tokens; `grad_norm` is 0 where the
+        API does not tell it. Without log-probabilities in the answer the sampler's stand in.
+
+        Args:
+            samples: what was trained on.
+            loss: the run's own.
+            outputs: one mapping per sample.
+            metrics: of the forward-backward pass and the optimizer step together.
+            on_policy: the samples are from the very policy that was updated.
+
+        Raises:
+            RunFailedError: the answer does not belong to the samples.
+        """
+        sampled = np.concatenate([s.rollout.logprobs for s in samples]).astype(np.float64)
+        scored = _scored(samples, outputs)
+        logprobs = sampled if scored is None else scored
+        advantages = np.concatenate([s.advantages for s in samples])
+        lengths = [len(s.rollout.tokens) for s in samples]
+        terms = loss.evaluate(logprobs, sampled, advantages, np.repeat(np.arange(len(samples)), lengths))
+        weights = np.repeat([s.token_weight for s in samples], lengths)
+        ours, scale = float((weights * terms.value).sum()), float((weights * np.abs(terms.value)).sum())
+        theirs = float(metrics.get(LOSS, ours))
+        if scored is not None:
+            self._compare_losses(loss.name, theirs, ours, LOSS_TOLERANCE * scale)
+        if on_policy:
+            self._compare_logprobs(logprobs, sampled)
+        return UpdateStats(
+            loss=ours if np.isfinite(theirs) else theirs,
+            grad_norm=_grad_norm(metrics),
+            entropy=float(-logprobs.mean()),
+            clip_fraction=float(terms.clipped.mean()),
+        )
+
+    def _compare_losses(self, name: str, theirs: float, ours: float, tolerance: float) -> None:
+        if abs(theirs - ours) > tolerance:
+            ours_is = f"ours of the same log-probabilities {ours:.4g}"
+            self._warn(f"the API's {name} loss is {theirs:.4g}, {ours_is}")
+
+    def _compare_logprobs(self, theirs: Floats, sampled: Floats) -> None:
+        gap = float(np.mean(np.abs(theirs - sampled)))
+        if gap > GAP_NATS:
+            self._warn(
+                f"the API scores its own samples {gap:.2f} nats per token away from its sampler; "
+                "ratios are off, use temperature = 1.0"
+            )
+
+    def _warn(self, text: str) -> None:
+        kind = text[:20]
+        if kind not in self._warned:
+            self._warned.add(kind)
+            log.warning(text)
+
+
+def _scored(samples: Sequence[TrainingSample], outputs: Sequence[Mapping[str, Any]]) -> Floats | None:
+    """Return the trainer's log-probabilities of all completion tokens, None if the API keeps them."""
+    if len(outputs) != len(samples):
+        raise RunFailedError(f"the API answered {len(outputs)} results for {len(samples)} rollouts")
+    if any("logprobs" not in output for output in outputs):
+        return None
+    parts = []
+    for sample, output in zip(samples, outputs, strict=True):
+        values = np.asarray(output["logprobs"].data, dtype=np.float64)
+        if len(values) < len(sample.rollout.tokens):
+            raise RunFailedError(
+                f"the API answered {len(values)} log-probabilities for a rollout of "
+                f"{len(sample.rollout.tokens)} tokens"
+            )
+        parts.append(values[len(values) - len(sample.rollout.tokens) :])
+    return np.concatenate(parts)
+
+
+def _grad_norm(metrics: Mapping[str, float]) -> float:
+    """Find the gradient's norm before clipping among metrics whose names servers choose."""
+    names = [name for name in metrics if "grad" in name and ("norm" in name or "l2" in name)]
+    unclipped = [name for name in names if "unclipped" in name] or names
+    return float(metrics[unclipped[0]]) if unclipped else 0.0

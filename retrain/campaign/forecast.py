@@ -1,0 +1,176 @@
+"""How long a campaign is expected to take: said as soon as it is known, and held against what it took."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from pathlib import Path
+
+from retrain.errors import RecordsError
+from retrain.plan.estimate import estimate
+from retrain.plan.estimate.durations import about
+from retrain.plan.estimate.history import learn_from
+from retrain.plan.estimate.learned import crowding_of, learned_for, workload_of
+from retrain.plan.estimate.remaining import RunLeft, remaining
+from retrain.plan.matrix import Plan, RunPlan
+from retrain.plan.warnings import shares_cores
+from retrain.records.attempts import read_attempts
+from retrain.records.clock import seconds_between
+from retrain.records.layout import RunFiles, find_campaigns
+from retrain.records.manifest import Expectation, Manifest
+from retrain.records.metrics import read_ends
+from retrain.records.pace import PACE_KEYS, pace_of
+from retrain.records.run_state import RunState, inspect_run
+from retrain.system import cpu_capacity
+
+FIRST_LOOK_S = 1.0
+LOOK_EVERY = 1.5  # times as long as until the look before: the cost stays small, however long it takes
+ENOUGH_STEPS = (
+    20  # of each run that goes on, or the share below of its steps: too few look steadier than they are
+)
+ENOUGH_SHARE = 0.05
+LAST_ROWS = 5
+FEW_RUNS = 2  # of each condition, in earlier campaigns
+STAMP = len("-20250131T120000Z-0a1b")  # what follows the name in a campaign's directory
+
+
+class Forecaster:
+    """Foretells one session of a campaign, from earlier campaigns of its name or from its own first steps."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        directory: Path,
+        files_of: Callable[[str], RunFiles],
+        known: Manifest,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Begin.
+
+        Args:
+            plan: what runs.
+            directory: the campaign's own.
+            files_of: a run's files, by its id.
+            known: the manifest as it is; a campaign that goes on keeps what was expected at first.
+            clock: seconds.
+        """
+        self._plan = plan
+        self._directory = directory
+        self._files_of = files_of
+        self._expected = known.expected
+        self._is_new = all(run.attempts == 0 for run in known.runs)
+        self._clock = clock
+        self._began_s = clock()
+        self._asked_history = False
+        self._next_look_s = FIRST_LOOK_S
+
+    def look(self) -> Expectation | None:
+        """Return an expectation once, as soon as there is one. Cheap to call every second."""
+        elapsed_s = self._clock() - self._began_s
+        if self._expected is not None or not self._is_new:
+            return None
+        if not self._asked_history:
+            self._asked_history = True
+            self._expected = self._from_history()
+        elif elapsed_s >= self._next_look_s:
+            self._next_look_s = LOOK_EVERY * elapsed_s
+            self._expected = self._from_steps(elapsed_s)
+        return self._expected
+
+    def ended(self) -> Expectation | None:
+        """Return what was expected, and what it took now that every run is done; None if nothing was."""
+        if self._expected is None:
+            return None
+        own_s = self._clock() - self._began_s
+        with contextlib.suppress(RecordsError):  # then nobody can say what it took
+            return replace(self._expected, actual_s=own_s if self._is_new else self._busy_s())
+        return self._expected
+
+    def _from_history(self) -> Expectation | None:
+        here = self._directory
+        earlier = [
+            path
+            for path in find_campaigns(here.parent)
+            if path.name[:-STAMP] == here.name[:-STAMP] and path.name != here.name
+        ]
+        history = learn_from(earlier, self._plan.conditions, FEW_RUNS)
+        learned = learned_for(self._plan, history, cpu_capacity())
+        if learned is None or any(m.match == "other settings" for m in learned.conditions.values()):
+            return None
+        found = estimate(workload_of(self._plan, learned), learned.pilot)
+        return Expectation(found.p50_s, found.p90_s, 0.0, f"{len(history.runs)} earlier runs")
+
+    def _from_steps(self, elapsed_s: float) -> Expectation | None:
+        runs = [self._left(run) for run in self._plan.runs]
+        active = [run for run in runs if run.is_running]
+        if not active or not all(_is_known(run) for run in active):
+            return None
+        crowding = crowding_of(self._plan, cpu_capacity())
+        left = remaining(runs, self._plan.workers, self._plan.campaign.stagger_seconds, crowding)
+        if left is None:
+            return None
+        return Expectation(elapsed_s + left.p50_s, elapsed_s + left.p90_s, elapsed_s, "its first steps")
+
+    def _left(self, run: RunPlan) -> RunLeft:
+        files = self._files_of(run.run_id)
+        if not files.metrics.exists():
+            return RunLeft(run.run_id, run.condition, run.max_steps, is_running=False, pace=None)
+        seen = inspect_run(files, run.config_hash)
+        ends = read_ends(files.metrics, LAST_ROWS, PACE_KEYS)
+        is_over = seen.state in (RunState.DONE, RunState.FAILED)
+        done = int(ends.last[-1]["step"]) if ends.last else 0
+        left = 0 if is_over else max(0, run.max_steps - done)
+        is_running = seen.state is RunState.RUNNING
+        return RunLeft(run.run_id, run.condition, left, is_running, pace_of(ends, seen.attempts))
+
+    def _busy_s(self) -> float:
+        """Return the time in which any run was alive: a campaign that was stopped did not take its pauses."""
+        spans = [
+            (attempt.started_at, attempt.ended_at)
+            for run in self._plan.runs
+            for attempt in read_attempts(self._files_of(run.run_id).attempts)
+            if attempt.ended_at
+        ]
+        return union_s(spans)
+
+
+def _is_known(run: RunLeft) -> bool:
+    if run.pace is None:
+        return False
+    return run.pace.steps >= min(ENOUGH_STEPS, max(2, ENOUGH_SHARE * (run.pace.steps + run.steps_left)))
+
+
+def union_s(spans: Iterable[tuple[str, str]]) -> float:
+    """Return the seconds that spans of timestamps cover together."""
+    total, until = 0.0, ""
+    for begin, end in sorted(spans):
+        begin = max(begin, until)
+        if end > begin:
+            total += seconds_between(begin, end) or 0.0
+            until = end
+    return total
+
+
+def with_launching(manifest: Manifest, plan: Plan) -> Manifest:
+    """Return a manifest with what its readers need to know for an estimate of the time left."""
+    return replace(
+        manifest,
+        workers=plan.workers,
+        stagger_s=plan.campaign.stagger_seconds,
+        shared_cores=cpu_capacity() if shares_cores(plan) else 0.0,
+    )
+
+
+def said(expected: Expectation) -> str:
+    """Put an expectation into words."""
+    return f"{about(expected.p50_s)} expected, P90 {about(expected.p90_s)} (from {expected.made_from})"
+
+
+def looked_at(forecaster: Forecaster) -> Expectation | None:
+    """Look, and let no record that is damaged, or says what cannot be, end a campaign for it."""
+    try:
+        return forecaster.look()
+    except (RecordsError, ValueError, ArithmeticError):
+        return None

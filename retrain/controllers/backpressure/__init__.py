@@ -1,0 +1,242 @@
+"""Steers the batch size to where throughput (or goodput) is best, and says why.
+
+Each completed step tells (concurrency, throughput); the controller believes a curve, explores it when it
+does not know enough, operates at throttle_margin x p*, stays below what ran out of memory, and starts
+over when the curve changes. Concurrency p is batch_size x group_size. No clock and no I/O: observe steps
+that completed or ran out of memory, and leave out those that were skipped or failed for other reasons.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from retrain.controllers.backpressure.changepoint import ChangeDetector, Verdict
+from retrain.controllers.backpressure.curve import Curve, fit_curve
+from retrain.controllers.backpressure.explore import Explorer, Situation
+from retrain.controllers.backpressure.measurements import Measurements
+from retrain.controllers.backpressure.memory_limit import MemoryLimit
+from retrain.controllers.backpressure.objective import ENOUGH_SAMPLES, NoiseScaleTrack
+from retrain.controllers.backpressure.posterior import Posterior
+from retrain.controllers.backpressure.regime import Action, Regime, classify
+from retrain.controllers.backpressure.settings import Settings
+from retrain.controllers.backpressure.sizes import batch_sizes, nearest
+from retrain.controllers.backpressure.step import Decision, StepObservation
+from retrain.controllers.checks import require
+from retrain.controllers.usl.online import StepTimeFitter
+
+__all__ = ["BackPressure", "Decision", "StepObservation"]
+
+STATE_VERSION = 1
+KNOWN = 3.0  # observations of a size from which a stall there is told from a slower machine by the next step
+
+
+class BackPressure:
+    """The controller; run `batch_size`, then `observe` the step.
+
+    An observed batch need not be the recommended one, nor come in order: it counts at the nearest known
+    size, as the newest measurement. One outside the bounds is ignored, and the decision says so. A size at
+    or above one that ran out of memory is never recommended again, except min_batch_size, below which
+    nothing may be recommended.
+
+    Args:
+        batch_size: prompts of the first step.
+        group_size: rollouts per prompt.
+        sizes: batch sizes to choose among, of those within the bounds; by default about eight per
+            doubling. The bounds and `batch_size` are always among them.
+        keys: see `Settings`.
+
+    Raises:
+        ValueError: naming the key out of range.
+    """
+
+    def __init__(
+        self, batch_size: int = 8, group_size: int = 8, *, sizes: Iterable[int] | None = None, **keys: Any
+    ) -> None:
+        self.settings = Settings(**keys)
+        lowest, highest = self.settings.min_batch_size, self.settings.max_batch_size
+        sizes = None if sizes is None else list(sizes)
+        for name, value in (("batch_size", batch_size), ("group_size", group_size)):
+            require(name, value, type(value) is int, "a whole number")
+        require("sizes", sizes, all(type(size) is int for size in sizes or ()), "whole numbers")
+        bounds = f"min_batch_size {lowest} to max_batch_size {highest}"
+        require("batch_size", batch_size, lowest <= batch_size <= highest, bounds)
+        require("group_size", group_size, group_size >= 1, "at least 1")
+        self.batch_size, self.group_size = batch_size, group_size
+        self._sizes = batch_sizes(lowest, highest, batch_size, sizes)
+        self._concurrency: NDArray[np.float64] = np.array(self._sizes, dtype=float) * group_size
+        self._fitter = StepTimeFitter(self._concurrency)
+        self._measured = Measurements.nothing(len(self._sizes))
+        self._posterior = Posterior(self._sizes)
+        self._curve = Curve()
+        self._change = ChangeDetector()
+        self._memory = MemoryLimit(largest=batch_size)
+        self._explorer = Explorer()
+        self._noise_scale = NoiseScaleTrack()
+        self._throughput = 0.0
+        self._refit()
+
+    def observe(self, step: StepObservation) -> Decision:
+        """Learn from a step and decide the next one's batch size."""
+        size = step.batch_size * step.group_size / self.group_size
+        if not self._sizes[0] <= size <= self._sizes[-1]:
+            bounds = f"{self._sizes[0]}..{self._sizes[-1]}"
+            return self.hold(f"ignored: a batch of {size:g} is outside {bounds}")
+        index = nearest(self._sizes, size)
+        if step.out_of_memory:
+            return self._retreat(index, size)
+        self._memory.fitted(math.floor(size), step.memory_fraction)
+        self._noise_scale.add(step.noise_scale)
+        verdict = self._learn(index, step.tokens / step.step_time_s)
+        if verdict == "stall":
+            return self.hold("far slower than predicted; measured again before it counts")
+        self._choose(index)
+        return self._explained(index, size, verdict)
+
+    def hold(self, reason: str) -> Decision:
+        """Go on as before after a step that measured nothing (skipped, or failed): learns nothing."""
+        return self._decision("hold", "warmup" if self._explorer.warming else "optimal", reason)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything that decides, as plain data for JSON."""
+        return {
+            "version": STATE_VERSION,
+            "sizes": list(self._sizes),
+            "group_size": self.group_size,
+            "batch_size": self.batch_size,
+            "throughput": self._throughput,
+            "observed": self._measured.state(),
+            "change": asdict(self._change),
+            "memory": self._memory.state(),
+            "explorer": asdict(self._explorer),
+            "noise_scale": asdict(self._noise_scale),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from a `state_dict`, decision for decision.
+
+        Raises:
+            ValueError: the state is of another version, other batch sizes or another group size.
+        """
+        missing = sorted(self.state_dict().keys() - set(state))
+        require("state", f"nothing for {missing}", not missing, "everything that `state_dict` gave")
+        expected = {"version": STATE_VERSION, "sizes": list(self._sizes), "group_size": self.group_size}
+        for name, value in expected.items():
+            require(f"state {name}", state.get(name), state.get(name) == value, f"{value}, as configured")
+        self.batch_size = int(state["batch_size"])
+        self._throughput = float(state["throughput"])
+        self._measured = Measurements.from_state(state["observed"])
+        self._change = ChangeDetector(**state["change"])
+        self._memory = MemoryLimit.from_state(state["memory"])
+        self._explorer = Explorer(**state["explorer"])
+        self._noise_scale = NoiseScaleTrack(**state["noise_scale"])
+        self._refit()
+
+    def _learn(self, index: int, throughput: float) -> Verdict:
+        first = self._measured.origin is None
+        decay = 0.0 if first else self.settings.ema_decay
+        self._throughput = decay * self._throughput + (1.0 - decay) * throughput
+        value = self._measured.relative(throughput)
+        verdict = "usual" if first else self._judge(index, value)
+        if verdict != "stall":
+            self._measured.add(index, value)
+            self._refit()
+        return verdict
+
+    def _judge(self, index: int, value: float) -> Verdict:
+        """Compare an observation with its prediction; distrust older ones if the curve changed."""
+        surprise = value - float(self._posterior.expected[index])
+        open_ = float(self._posterior.shape_variance[index] + self._posterior.own_variance[index])
+        deviation = math.sqrt(self._measured.noise_variance + open_)
+        is_known = float(self._measured.count[index]) > KNOWN
+        verdict = self._change.judge(surprise, deviation, self._measured.noise, is_known=is_known)
+        if verdict != "stall":
+            self._measured.learn_noise(index, surprise)
+        if verdict == "changed":
+            self._measured.distrust()
+            self._explorer.restart()
+        return verdict
+
+    def _refit(self) -> None:
+        """Recompute what follows from the measurements."""
+        self._posterior.update(self._measured)
+        self._curve = fit_curve(self._fitter, self._concurrency, self._posterior, self._measured.mean)
+
+    def _retreat(self, index: int, size: float) -> Decision:
+        self._memory.exhausted(math.ceil(size))
+        self._choose(index)
+        reason = f"out of memory at {size:g}"
+        if self.batch_size >= size:
+            return self._decision("hold", "retrograde", f"{reason}, and min_batch_size allows no less")
+        return self._decision("throttle", "retrograde", reason)
+
+    def _choose(self, index: int) -> None:
+        noise_scale = self._goodput_noise_scale()
+        value = self._posterior.expected
+        if noise_scale is not None:
+            value = value - np.log(noise_scale + self._concurrency)
+        situation = Situation(
+            sizes=self._sizes,
+            value=value,
+            highest=self._memory.highest(self._sizes),
+            current=index,
+            best=self._curve.best(noise_scale) / self.group_size,
+            throttle_margin=self.settings.throttle_margin,
+            increase_margin=self.settings.increase_margin,
+        )
+        chosen = self._explorer.choose(self._posterior, self._measured, situation, self.settings.warmup_steps)
+        self.batch_size = self._sizes[chosen]
+
+    def _goodput_noise_scale(self) -> float | None:
+        """The noise scale to weigh samples by; None when maximising throughput."""
+        wanted = self.settings.objective == "goodput" and self.settings.control == "batch"
+        return self._noise_scale.noise_scale if wanted and self._noise_scale.is_known else None
+
+    def _fallback(self) -> str:
+        """Why throughput is maximised although goodput was asked for; empty if it is not."""
+        if self.settings.objective != "goodput" or self._goodput_noise_scale() is not None:
+            return ""
+        if self.settings.control == "microbatch":
+            return " (throughput: micro-batches teach the same at any size)"
+        return f" (throughput: {self._noise_scale.samples} of {ENOUGH_SAMPLES} noise-scale samples so far)"
+
+    def _explained(self, index: int, size: float, verdict: Verdict) -> Decision:
+        excess = self._curve.excess(float(self._concurrency[index]), float(self._measured.mean[index]))
+        action, regime = classify(size, self.batch_size, self._explorer.purpose, excess)
+        changed = "the curve changed; " if verdict == "changed" else ""
+        return self._decision(action, regime, changed + self._intention())
+
+    def _intention(self) -> str:
+        if self._explorer.purpose == "warmup":
+            return f"exploring: {self.batch_size} should pay"
+        if self._explorer.purpose == "probe":
+            return f"probing {self.batch_size}, which may be better than believed"
+        sought = "throughput" if self._goodput_noise_scale() is None else "goodput"
+        return f"best expected {sought} at {self.batch_size}"
+
+    def _decision(self, action: Action, regime: Regime, reason: str) -> Decision:
+        noise_scale = self._goodput_noise_scale()
+        sigma, kappa = self._curve.contention_and_crosstalk
+        return Decision(
+            action=action,
+            regime=regime,
+            batch_size=self.batch_size,
+            p_star=self._curve.best(noise_scale),
+            sigma=sigma,
+            kappa=kappa,
+            utilization=self._utilization(),
+            throughput=self._throughput,
+            reason=reason + self._fallback(),
+        )
+
+    def _utilization(self) -> float:
+        if self._measured.origin is None:
+            return 0.0
+        best = self._curve.highest(float(self._concurrency[0]), float(self._concurrency[-1]))
+        expected = float(self._posterior.expected[nearest(self._sizes, self.batch_size)])
+        return math.exp(expected) / best

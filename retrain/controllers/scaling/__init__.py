@@ -1,0 +1,1 @@
+"""Learning rate and batch size: the rules, the gradient noise scale, and goodput."""

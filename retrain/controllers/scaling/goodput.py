@@ -1,0 +1,265 @@
+"""Goodput: useful samples per second, for choosing a batch that is fast and still learns.
+
+Decides from a throughput model and the gradient noise scale; refuses to measure anything itself.
+
+Source: Pollux, arXiv:2008.12260.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import astuple, dataclass
+from typing import TypeAlias
+
+import numpy as np
+
+from retrain.rollouts import Floats
+
+Numbers: TypeAlias = Floats | float  # arguments that broadcast
+
+TINY = 1e-8  # seconds; a time that was never measured is taken as next to nothing
+GAMMA_LIMITS = (1.0, 10.0)  # 1: compute and network in turn; 10: all but wholly overlapped
+CANDIDATES = 50  # total batches tried, evenly spaced on a log scale: neighbours differ by a few percent
+
+
+@dataclass(frozen=True, slots=True)
+class StepTimes:
+    """Throughput model: seconds of one step from the replicas and samples in it."""
+
+    alpha_c: float  # s, compute of one pass, however few samples
+    beta_c: float  # s per sample of one pass on one replica
+    alpha_n: float  # s, network between nodes
+    beta_n: float  # s per replica above two, between nodes
+    alpha_r: float  # s, network within a node
+    beta_r: float  # s per replica above two, within a node
+    gamma: float  # 1 (no overlap of compute and network) to 10 (nearly full)
+
+    def pass_s(self, atomic_batch: Numbers) -> Floats:
+        """Seconds of one forward and backward pass of `atomic_batch` samples on each replica."""
+        return self.alpha_c + self.beta_c * np.asarray(atomic_batch, dtype=np.float64)
+
+    def network_s(self, nodes: Numbers, replicas: Numbers) -> Floats:
+        """Seconds to average gradients over `replicas` on `nodes`."""
+        base = np.select([np.greater(nodes, 1), np.greater(replicas, 1)], [self.alpha_n, self.alpha_r], TINY)
+        each = np.select([np.greater(nodes, 1), np.greater(replicas, 1)], [self.beta_n, self.beta_r], TINY)
+        seconds: Floats = base + each * np.maximum(np.subtract(replicas, 2), TINY)
+        return seconds
+
+    def last_pass_s(self, nodes: Numbers, replicas: Numbers, atomic_batch: Numbers) -> Floats:
+        """Seconds of a step's last pass, whose network time overlaps its compute."""
+        compute, network = self.pass_s(atomic_batch), self.network_s(nodes, replicas)
+        longest = np.maximum(compute, network)  # factored out, or large powers underflow
+        parts = (compute / longest) ** self.gamma + (network / longest) ** self.gamma
+        seconds: Floats = longest * parts ** (1 / self.gamma)
+        return seconds
+
+    def throughput(
+        self, nodes: Numbers, replicas: Numbers, atomic_batch: Numbers, accumulation_steps: Numbers
+    ) -> Floats:
+        """Samples per second; `accumulation_steps` passes go before the last, without network."""
+        samples = np.multiply(replicas, atomic_batch) * np.add(accumulation_steps, 1)
+        before = accumulation_steps * self.pass_s(atomic_batch)
+        rate: Floats = samples / (before + self.last_pass_s(nodes, replicas, atomic_batch))
+        return rate
+
+
+def phi_from(grad_sqr: float, grad_var: float, init_batch_size: float) -> float:
+    """Return the gradient noise scale in samples from signal and from variance at the initial batch.
+
+    Infinite with noise but no signal; 0 with neither, as then a larger batch averages nothing away.
+    """
+    if grad_sqr > 0:
+        return init_batch_size * grad_var / grad_sqr
+    return math.inf if grad_var > 0 else 0.0
+
+
+def efficiency(batch_size: Numbers, *, phi: float, init_batch_size: float) -> Floats:
+    """Progress per sample at `batch_size`, against the initial batch's: (phi + M0) / (phi + M).
+
+    Args:
+        phi: gradient noise scale in samples (see `phi_from`).
+    """
+    sizes = np.asarray(batch_size, dtype=np.float64)
+    if math.isinf(phi):
+        return np.ones_like(sizes)
+    ratio: Floats = (phi + init_batch_size) / (phi + sizes)
+    return ratio
+
+
+@dataclass(frozen=True, slots=True)
+class BatchSuggestion:
+    """What each replica should run, and the useful samples per second it should give."""
+
+    atomic_batch: int  # samples of one pass on one replica
+    accumulation_steps: int  # passes before the last
+    goodput: float
+
+
+@dataclass(frozen=True, slots=True)
+class Goodput:
+    """Throughput times efficiency."""
+
+    times: StepTimes
+    phi: float  # gradient noise scale, samples
+    init_batch_size: int
+
+    def evaluate(
+        self, nodes: Numbers, replicas: Numbers, atomic_batch: Numbers, accumulation_steps: Numbers
+    ) -> Floats:
+        """Useful samples per second; arguments broadcast."""
+        batch = np.multiply(replicas, atomic_batch) * np.add(accumulation_steps, 1)
+        gained = efficiency(batch, phi=self.phi, init_batch_size=self.init_batch_size)
+        useful: Floats = self.times.throughput(nodes, replicas, atomic_batch, accumulation_steps) * gained
+        return useful
+
+    def suggest(
+        self,
+        nodes: int,
+        replicas: int,
+        *,
+        max_batch_size: int | None = None,
+        atomic_limits: tuple[int, int] | None = None,
+        accumulation: bool = False,
+    ) -> BatchSuggestion:
+        """Find the batch of the highest goodput, at least the initial one.
+
+        A single replica needs two passes to tell noise from signal: it accumulates when it goes
+        beyond the initial batch, and without `accumulation` stays at the initial batch.
+
+        Args:
+            max_batch_size: total samples of a step, rounded up to whole samples per replica;
+                default the initial batch.
+            atomic_limits: fewest and most samples of one pass; default 1 and `max_batch_size`.
+            accumulation: whether a step may take several passes.
+
+        Raises:
+            ValueError: no batch fits the limits.
+        """
+        most = self.init_batch_size if max_batch_size is None else max_batch_size
+        lowest, highest = atomic_limits or (1, most)
+        least = max(self.init_batch_size, lowest * replicas)
+        if not (1 <= lowest <= highest and 1 <= nodes <= replicas and least <= most):
+            raise ValueError(
+                f"max_batch_size={most}, atomic_limits=({lowest}, {highest}), replicas={replicas}, "
+                f"nodes={nodes}: no batch fits; a step needs at least {least} samples and each node a replica"
+            )
+        share = np.geomspace(least, most, CANDIDATES) / replicas
+        atomic, passes = self._split(share, replicas, highest, accumulation)
+        atomic = np.clip(atomic, lowest, highest)
+        useful = self.evaluate(nodes, replicas, atomic, passes - 1)
+        best = int(np.argmax(useful))
+        return BatchSuggestion(int(atomic[best]), int(passes[best]) - 1, float(useful[best]))
+
+    def _split(self, share: Floats, replicas: int, highest: int, accumulation: bool) -> tuple[Floats, Floats]:
+        """Split each replica's share of the batch into passes: samples of one pass, and passes."""
+        rounding = 1e-8  # geomspace may end a hair above a whole number
+        if not accumulation:
+            whole = np.full_like(share, self.init_batch_size) if replicas == 1 else np.ceil(share - rounding)
+            return whole, np.ones_like(share)
+        passes = np.ceil(share / highest - rounding)
+        if replicas == 1:
+            passes = np.where(share > self.init_batch_size + rounding, np.maximum(passes, 2), passes)
+        return np.ceil(share / passes - rounding), passes
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredStep:
+    """Times of one kind of step, averaged."""
+
+    nodes: int
+    replicas: int
+    atomic_batch: int
+    pass_s: float  # a pass without network
+    last_pass_s: float  # the pass that ends in averaging gradients
+
+
+def fit_error(times: StepTimes, steps: Sequence[MeasuredStep]) -> float:
+    """Return how badly `times` explain `steps`: root mean squared log errors, plus mild penalties.
+
+    The penalties prefer little overlap and a network that does not slow down with replicas.
+    """
+    return _error(times, _columns(steps))
+
+
+def fit_step_times(steps: Sequence[MeasuredStep]) -> StepTimes:
+    """Find the throughput model that explains measured steps best.
+
+    What no step shows is assumed cheap, so that a planner is tempted to try it: half of a pass
+    is fixed cost while only one atomic batch was seen, an unseen network costs nothing, and one
+    between nodes costs a tenth more than one within.
+
+    Raises:
+        ImportError: SciPy is not installed.
+        ValueError: no steps, or a time that is not positive.
+    """
+    try:
+        from scipy.optimize import minimize
+    except ImportError as error:
+        raise ImportError("fit_step_times needs SciPy: pip install scipy") from error
+    if not steps or min(min(s.pass_s, s.last_pass_s) for s in steps) <= 0:
+        raise ValueError(f"steps: got {len(steps)}; needs at least one measured step, and times above 0")
+    columns, fixed = _columns(steps), _unseen(steps)
+    free = [i for i in range(7) if i not in fixed]
+    bounds = [GAMMA_LIMITS if i == 6 else (math.log(TINY), math.log(1e6)) for i in free]
+
+    def times_at(point: Floats) -> StepTimes:
+        values = {i: float(x) if i == 6 else math.exp(x) for i, x in zip(free, point, strict=True)}
+        return StepTimes(*((values | fixed)[i] for i in range(7)))
+
+    fits = [
+        minimize(lambda x: _error(times_at(x), columns), start, method="L-BFGS-B", bounds=bounds)
+        for start in _starts(steps, free)
+    ]
+    return _between_nodes_dearer(times_at(min(fits, key=lambda fit: float(fit.fun)).x))
+
+
+def _columns(steps: Sequence[MeasuredStep]) -> Floats:
+    """Shape (5, steps), in the order of `MeasuredStep`'s fields."""
+    return np.array([astuple(step) for step in steps], dtype=np.float64).T
+
+
+def _error(times: StepTimes, columns: Floats) -> float:
+    nodes, replicas, atomic, pass_s, last_s = columns
+    pass_error = np.log(times.pass_s(atomic) / pass_s)
+    last_error = np.log(times.last_pass_s(nodes, replicas, atomic) / last_s)
+    slowdown = (times.beta_n / times.alpha_n) ** 2 + (times.beta_r / times.alpha_r) ** 2
+    error = math.sqrt(np.square(pass_error).mean()) + math.sqrt(np.square(last_error).mean())
+    return error + 1e-3 * (times.gamma - 1) ** 2 + 1e-2 * slowdown
+
+
+def _unseen(steps: Sequence[MeasuredStep]) -> dict[int, float]:
+    """Parameters (by place in `StepTimes`) that no step tells of, with the value assumed."""
+    fixed: dict[int, float] = {}
+    if len({s.atomic_batch for s in steps}) == 1:
+        fixed[0] = sum(s.pass_s for s in steps) / len(steps) / 2
+    fixed |= _unseen_network(2, [s.replicas for s in steps if s.nodes > 1])
+    fixed |= _unseen_network(4, [s.replicas for s in steps if s.nodes == 1 and s.replicas > 1])
+    if max(s.replicas for s in steps) == 1:
+        fixed[6] = 1.0
+    return fixed
+
+
+def _unseen_network(place: int, replicas: Sequence[int]) -> dict[int, float]:
+    """Parameters of a network that so many replicas used: base at `place`, then cost per replica."""
+    if not replicas:
+        return {place: TINY, place + 1: TINY}
+    return {place + 1: TINY} if max(replicas) <= 2 else {}
+
+
+def _starts(steps: Sequence[MeasuredStep], free: Sequence[int]) -> list[Floats]:
+    """Starting points: logs of times, network from slight to heavy, overlap from none to much."""
+    pass_s = float(np.median([s.pass_s for s in steps]))
+    per_sample = pass_s / float(np.median([s.atomic_batch for s in steps]))
+    points = []
+    for network, gamma in ((0.03, 1.1), (0.3, 1.5), (3.0, 3.0)):
+        slow = network * pass_s
+        guess = [*np.log([pass_s / 2, per_sample / 2, slow, slow / 10, slow, slow / 10]), gamma]
+        points.append(np.array([guess[i] for i in free]))
+    return points
+
+
+def _between_nodes_dearer(times: StepTimes) -> StepTimes:
+    values = list(astuple(times))
+    values[2], values[3] = max(values[2], 1.1 * values[4]), max(values[3], 1.1 * values[5])
+    return StepTimes(*values)

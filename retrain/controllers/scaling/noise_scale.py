@@ -1,0 +1,174 @@
+"""Gradient noise scale: how much a step's gradient owes to its samples and how much to the task.
+
+Decides from squared norms alone, so that any framework can measure and this only computes.
+Refuses a single norm, which says nothing of noise.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from retrain.rollouts import Floats
+
+FIRST_SETTLED_STEP = 5  # Adam's second moment is mostly noise before so many steps
+LEAST_VAR = 1e-6  # gradient variance is never quite 0; keeps factors and gains defined
+
+
+def squared_norms(gradients: Sequence[Sequence[Floats]]) -> tuple[Floats, Floats]:
+    """Return what `GradientNoiseScale.update` takes, from gradients as arrays.
+
+    Args:
+        gradients: for each of n parts, its mean gradient for each parameter group (any shape),
+            divided by the optimizer's preconditioner if it has one.
+
+    Returns:
+        The parts' squared norms (n, groups) and that of their mean (groups,).
+    """
+    local = [[np.square(group).sum() for group in part] for part in gradients]
+    mean = [np.square(np.mean(parts, axis=0)).sum() for parts in zip(*gradients, strict=True)]
+    return np.array(local, dtype=np.float64), np.array(mean, dtype=np.float64)
+
+
+def adam_preconditioner(second_moment: Floats, step: int, beta2: float, eps: float) -> Floats:
+    """Return what Adam divides a parameter's update by, its bias corrected: same shape as `second_moment`.
+
+    Args:
+        second_moment: Adam's running mean of squared gradients.
+        step: updates that went into it. Below 5 it is mostly noise, and ones are given.
+    """
+    if step < FIRST_SETTLED_STEP:
+        return np.ones_like(second_moment)
+    return np.sqrt(second_moment / (1 - beta2**step)) + eps
+
+
+class GradientNoiseScale:
+    """Smoothed squared norm of the true gradient and variance of the estimate, per parameter group.
+
+    Units: `sqr` and `var` are squared gradient norms; `var` is the variance of a gradient at
+    the initial batch size, which a batch S times as large divides by S.
+
+    Source: McCandlish et al., arXiv:1812.06162; estimators and smoothing of AdaScale,
+        arXiv:2007.05105, and Pollux, arXiv:2008.12260.
+    """
+
+    def __init__(self, smoothing: float = 0.999) -> None:
+        if not 0 <= smoothing < 1:
+            raise ValueError(f"smoothing: got {smoothing}; needs a number from 0 to below 1")
+        self._smoothing = smoothing
+        self._consecutive = False  # the kind of the estimates averaged so far
+        self._weight = 0.0  # sum of the average's weights; 0 before any estimate
+        self._sqr: Floats = np.zeros(0)
+        self._var: Floats = np.zeros(0)
+
+    @property
+    def is_known(self) -> bool:
+        """Whether any estimate was made."""
+        return self._weight > 0
+
+    @property
+    def is_consecutive(self) -> bool:
+        """Whether what is known comes from steps in a row, not from parts of steps."""
+        return self.is_known and self._consecutive
+
+    @property
+    def sqr(self) -> Floats:
+        """Squared norm of the true gradient, at least 0: (groups,); (1,) holding 1 before any estimate."""
+        return np.maximum(self._sqr / self._weight, 0.0) if self.is_known else np.ones(1)
+
+    @property
+    def var(self) -> Floats:
+        """Variance at the initial batch size, at least 1e-6: (groups,); (1,) before any estimate."""
+        return np.maximum(self._var / self._weight if self.is_known else np.zeros(1), LEAST_VAR)
+
+    @property
+    def noise_scale(self) -> float:
+        """Batch at which noise and signal balance, in initial batches; infinite without signal."""
+        sqr = float(self.sqr.sum())
+        return float(self.var.sum()) / sqr if sqr > 0 else math.inf
+
+    def gain(self, scale: float) -> float:
+        """Return the steps at the initial batch that one step at S times that batch is worth: 1 to S."""
+        sqr, var = float(self.sqr.sum()), float(self.var.sum())
+        return (var + sqr) / (var / scale + sqr)
+
+    def update(
+        self, local_sqr_norms: Floats, mean_sqr_norm: Floats, scale: float, *, consecutive: bool = False
+    ) -> bool:
+        """Average one more estimate in, from the gradients of n parts of a step.
+
+        With L the mean of the parts' squared norms and T that of their mean, the true gradient's
+        squared norm is (n T - L) / (n - 1) and the variance (L - T) S / (n - 1). Estimates of
+        another kind than before (`consecutive` or not) start a new average, as theirs differ by
+        how far the weights moved.
+
+        Args:
+            local_sqr_norms: (n, groups), n at least 2, of parts of equal size.
+            mean_sqr_norm: (groups,), of the mean of the parts' gradients.
+            scale: S, the step's batch over the initial batch.
+            consecutive: the parts are the whole gradients of two steps in a row, each of
+                scale S, because one step has a single part.
+
+        Returns:
+            Whether the estimate was used; one that is not finite is left out.
+
+        Raises:
+            ValueError: shapes do not fit, n is below 2, or `scale` is not positive.
+        """
+        local, mean = _checked(local_sqr_norms, mean_sqr_norm, scale)
+        if not (np.isfinite(local).all() and np.isfinite(mean).all()):
+            return False
+        n, together = len(local), scale * (2 if consecutive else 1)
+        sqr = (n * mean - local.mean(axis=0)) / (n - 1)
+        var = (local.mean(axis=0) - mean) * together / (n - 1)
+        self._average_in(sqr, var, self._smoothing**together, consecutive)
+        return True
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return everything as plain data."""
+        return {
+            "smoothing": self._smoothing,
+            "consecutive": self._consecutive,
+            "weight": self._weight,
+            "sqr": self._sqr.tolist(),
+            "var": self._var.tolist(),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore what `state_dict` gave."""
+        self._smoothing = float(state["smoothing"])
+        self._consecutive = bool(state["consecutive"])
+        self._weight = float(state["weight"])
+        self._sqr = np.array(state["sqr"], dtype=np.float64)
+        self._var = np.array(state["var"], dtype=np.float64)
+
+    def _average_in(self, sqr: Floats, var: Floats, keep: float, consecutive: bool) -> None:
+        if not self.is_known or consecutive != self._consecutive:
+            self._consecutive, self._weight = consecutive, 0.0
+            self._sqr, self._var = np.zeros_like(sqr), np.zeros_like(var)
+        if sqr.shape != self._sqr.shape:
+            raise ValueError(f"local_sqr_norms: got {sqr.size} groups; earlier ones had {self._sqr.size}")
+        self._sqr = keep * self._sqr + (1 - keep) * sqr
+        self._var = keep * self._var + (1 - keep) * var
+        self._weight = keep * self._weight + (1 - keep)
+
+
+def _checked(local_sqr_norms: Floats, mean_sqr_norm: Floats, scale: float) -> tuple[Floats, Floats]:
+    local = np.asarray(local_sqr_norms, dtype=np.float64)
+    mean = np.asarray(mean_sqr_norm, dtype=np.float64)
+    if local.ndim != 2 or local.shape[1:] != mean.shape:
+        raise ValueError(
+            f"local_sqr_norms, mean_sqr_norm: got shapes {local.shape} and {mean.shape}; "
+            "needs (n, groups) and (groups,)"
+        )
+    if len(local) < 2:
+        raise ValueError(
+            f"local_sqr_norms: got {len(local)} part(s); needs at least 2, because one norm says nothing of "
+            "noise; pair the gradient with the step before's and pass consecutive=True"
+        )
+    if not (math.isfinite(scale) and scale > 0):
+        raise ValueError(f"scale: got {scale}; needs a finite number above 0")
+    return local, mean

@@ -1,0 +1,88 @@
+"""Fits the Universal Scalability Law to measured throughputs, and says when they cannot identify it.
+
+Nothing here decides what to do about it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from retrain.controllers.usl.identify import judged
+from retrain.controllers.usl.law import UslFit
+from retrain.controllers.usl.nls import Misfit, fit_least_squares, fit_unbounded, to_coefficients
+from retrain.controllers.usl.online import StepTime, fit_robust
+from retrain.controllers.usl.scaled import Data, leaning, standard_errors
+
+__all__ = ["UslFit", "fit_usl"]
+
+FloatArray = NDArray[np.float64]
+
+
+def fit_usl(
+    p: Sequence[float] | FloatArray,
+    x: Sequence[float] | FloatArray,
+    method: Literal["nls", "online"] = "nls",
+    noise: Literal["relative", "absolute"] = "relative",
+) -> UslFit:
+    """Fit the curve to throughputs `x` measured at concurrencies `p`.
+
+    Args:
+        p: concurrencies, positive, shape (n,); repeats are welcome.
+        x: throughputs, positive, any unit, shape (n,).
+        method: "nls" is least squares with sigma and kappa in [0, 1]. "online" is the controller's fit:
+            squared relative errors of the time per step, non-negative, and deaf to outliers.
+        noise: of "nls". "relative" minimises squared errors of log throughput, as measured throughputs
+            vary by a fraction of themselves. "absolute" minimises squared errors of throughput, as
+            published coefficients do; its intervals hold only if all throughputs vary by the same amount.
+
+    Raises:
+        ValueError: shapes differ, nothing was measured, a value is not positive and finite, or the
+            method or noise is unknown.
+    """
+    if method not in ("nls", "online"):
+        raise ValueError(f"method: got {method!r}; use 'nls' or 'online'")
+    if noise not in ("relative", "absolute"):
+        raise ValueError(f"noise: got {noise!r}; use 'relative' or 'absolute'")
+    data = Data.of(*_checked(p, x))
+    time = fit_robust(data.q, data.y)
+    misfit = Misfit(data, method == "online" or noise == "relative")
+    theta = to_coefficients(time, data) if method == "online" else fit_least_squares(misfit, time)
+    bound = np.where(theta >= data.upper, 1.0, np.where(theta <= 0.0, -1.0, 0.0))
+    free = fit_unbounded(misfit, theta) if method == "nls" and bound.any() else theta
+    errors = standard_errors(misfit.jacobian(free), misfit.rounded_residuals(free))
+    fit = UslFit(
+        *data.plain(theta),
+        sigma_error=float(errors[0]) * data.one,
+        kappa_error=float(errors[1]) * data.one**2,
+        lambda_error=float(errors[2]) * data.plain(theta)[2],
+        freedom=max(0, len(data.q) - len(theta)),
+        unbounded=(float(free[0]) * data.one, float(free[1]) * data.one**2),
+    )
+    lean = leaning(misfit.jacobian(theta), misfit.rounded_residuals(theta), bound)
+    return judged(fit, data.q * data.p_unit, lean[:2])
+
+
+def from_step_time(time: StepTime) -> tuple[float, float, float]:
+    """Turn p / X = lead + load p + crowd p^2 into (sigma, kappa, lambda)."""
+    total = time.lead + time.load + time.crowd
+    return (time.load + time.crowd) / total, time.crowd / total, 1.0 / total
+
+
+def _checked(
+    p: Sequence[float] | FloatArray, x: Sequence[float] | FloatArray
+) -> tuple[FloatArray, FloatArray]:
+    concurrency, throughput = np.asarray(p, dtype=float), np.asarray(x, dtype=float)
+    if concurrency.ndim != 1 or concurrency.shape != throughput.shape or concurrency.size == 0:
+        raise ValueError(
+            f"p and x: got shapes {concurrency.shape} and {throughput.shape}; "
+            "give two equally long, non-empty lists"
+        )
+    for name, values in (("p", concurrency), ("x", throughput)):
+        bad = values[~(np.isfinite(values) & (values > 0.0))]
+        if bad.size:
+            raise ValueError(f"{name}: got {bad[0]}; every value must be positive and finite")
+    return concurrency, throughput

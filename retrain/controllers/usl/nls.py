@@ -1,0 +1,135 @@
+"""Bounded non-linear least squares for the Universal Scalability Law, in numpy alone.
+
+Levenberg-Marquardt with projection onto 0 <= sigma <= 1, 0 <= kappa <= 1; a coefficient on its bound whose
+gradient points outward is held there for the step. It refuses nothing: the caller has checked the data.
+
+Source: Kanzow, Yamashita and Fukushima, projected Levenberg-Marquardt methods (2004).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from retrain.controllers.usl.online import StepTime
+from retrain.controllers.usl.scaled import ROUNDING, TINY, BoolArray, Data, FloatArray
+
+Bounds = tuple[FloatArray, FloatArray]
+
+LOWER = np.array([0.0, 0.0, TINY])  # contention, crosstalk, level
+MAX_STEPS = 500  # published data sets need 5 to 30
+GAIN_TOLERANCE = 1e-15  # relative fall of the squared error below which a step changes nothing
+
+
+@dataclass(frozen=True)
+class Misfit:
+    """How far a curve is from the data: in log throughput if noise is relative, else in throughput."""
+
+    data: Data
+    is_relative: bool
+
+    def residuals(self, theta: FloatArray) -> FloatArray:
+        """Return measured minus fitted, shape (n,)."""
+        curve = self.data.curve(theta)
+        return np.log(self.data.y / curve) if self.is_relative else self.data.y - curve
+
+    def rounded_residuals(self, theta: FloatArray) -> FloatArray:
+        """Return residuals without what rounding leaves of data without noise, shape (n,)."""
+        residuals = self.residuals(theta)
+        return np.where(np.abs(residuals) < ROUNDING, 0.0, residuals)
+
+    def jacobian(self, theta: FloatArray) -> FloatArray:
+        """Return derivatives of what is fitted in contention, crosstalk and log level, shape (n, 3)."""
+        jacobian = self.data.log_jacobian(theta)
+        return jacobian if self.is_relative else self.data.curve(theta)[:, None] * jacobian
+
+    def squared(self, theta: FloatArray) -> float:
+        """Return the sum of squares; infinite where the curve is not positive (p below 1, large kappa)."""
+        if not np.all(self.data.slowdown(theta) > 0.0):
+            return math.inf
+        residuals = self.residuals(theta)
+        return float(residuals @ residuals)
+
+    @property
+    def rounding(self) -> float:
+        """Sum of squares that rounding alone leaves."""
+        size = float(len(self.data.y)) if self.is_relative else float(self.data.y @ self.data.y)
+        return ROUNDING**2 * size
+
+    @property
+    def linear(self) -> FloatArray:
+        """Coefficients of the best curve without contention or crosstalk."""
+        q, y = self.data.q, self.data.y
+        level = np.exp(np.log(y / q).mean()) if self.is_relative else (q @ y) / (q @ q)
+        return np.array([0.0, 0.0, float(level)])
+
+
+def fit_least_squares(misfit: Misfit, guess: StepTime) -> FloatArray:
+    """Return the coefficients (contention, crosstalk, level) of least squared error.
+
+    Several starts guard against a local minimum; the simpler curve wins a tie, so that exactly linear
+    data give exactly 0.
+    """
+    data = misfit.data
+    highest = float((data.y / data.q).max())
+    starts = [to_coefficients(guess, data), np.array([0.1, 0.01, highest])]
+    saturating = _descend(misfit, np.array([0.1, 0.0, highest]), held=np.array([False, True, False]))
+    best = misfit.linear
+    for theta in (saturating, *[_descend(misfit, start) for start in starts]):
+        if misfit.squared(theta) < misfit.squared(best) * (1.0 - 1e-9) - misfit.rounding:
+            best = theta
+    return best
+
+
+def fit_unbounded(misfit: Misfit, theta: FloatArray) -> FloatArray:
+    """Return the coefficients that fit best if contention and crosstalk may have any sign."""
+    return _descend(misfit, theta, bounds=(np.array([-np.inf, -np.inf, TINY]), np.full(3, np.inf)))
+
+
+def to_coefficients(time: StepTime, data: Data) -> FloatArray:
+    """Turn q / y = lead + load q + crowd q^2 into (contention, crosstalk, level)."""
+    total = time.lead + time.load * data.one + time.crowd * data.one**2
+    return np.array([(time.load + time.crowd * data.one) / total, time.crowd / total, 1.0 / total])
+
+
+def _descend(
+    misfit: Misfit, start: FloatArray, held: BoolArray | None = None, bounds: Bounds | None = None
+) -> FloatArray:
+    bounds = bounds or (LOWER, misfit.data.upper)
+    theta, damping = np.clip(start, *bounds), 1e-3
+    error = misfit.squared(theta)
+    if math.isinf(error):
+        return theta
+    for _ in range(MAX_STEPS):
+        trial = np.clip(theta + _step(misfit, theta, damping, bounds, held), *bounds)
+        trial_error = misfit.squared(trial)
+        if not trial_error < error:
+            damping *= 4.0
+            if damping > 1e12:
+                break
+            continue
+        settled = error - trial_error <= GAIN_TOLERANCE * error
+        theta, error, damping = trial, trial_error, max(damping / 5.0, 1e-12)
+        if settled:
+            break
+    return theta
+
+
+def _step(
+    misfit: Misfit, theta: FloatArray, damping: float, bounds: Bounds, held: BoolArray | None
+) -> FloatArray:
+    jacobian = misfit.jacobian(theta)
+    jacobian[:, 2] /= theta[2]
+    descent = jacobian.T @ misfit.residuals(theta)
+    stuck = ((theta <= bounds[0]) & (descent < 0.0)) | ((theta >= bounds[1]) & (descent > 0.0))
+    free = ~stuck if held is None else ~(stuck | held)
+    step: NDArray[np.float64] = np.zeros(3)
+    lengths = np.linalg.norm(jacobian, axis=0)
+    free &= lengths > 0.0
+    columns = jacobian[:, free] / lengths[free]
+    normal = columns.T @ columns + damping * np.eye(int(free.sum()))
+    step[free] = np.linalg.solve(normal, descent[free] / lengths[free]) / lengths[free]
+    return step

@@ -1,0 +1,102 @@
+"""Which GPU a worker gets: the one with the fewest workers, over all campaigns of this user on this machine.
+
+A slot is a locked file whose descriptor the worker inherits. The kernel frees it when the worker's
+last process ends, however it ends; nothing has to be given back, and a launcher that is started again
+finds taken what is taken. A GPU has as many slots as are asked for: with more workers than GPUs they
+share, evenly.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import re
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from retrain.errors import LaunchError
+from retrain.system.nvidia import gpu_uuids, visible
+
+VISIBLE = "CUDA_VISIBLE_DEVICES"
+
+
+@dataclass(frozen=True, slots=True)
+class GpuSlot:
+    """A share of a GPU, ours while a descriptor is open."""
+
+    environment: Mapping[str, str]  # to add to the worker's
+    descriptors: tuple[int, ...]  # to pass to the worker
+
+    def close(self) -> None:
+        """Let go here; the worker that inherited the slot keeps it."""
+        for descriptor in self.descriptors:
+            os.close(descriptor)
+
+
+def visible_gpus(setting: str | None, count: int) -> list[str]:
+    """List GPUs as CUDA names them: what CUDA_VISIBLE_DEVICES says, else all `count` of the machine.
+
+    As CUDA does, entries after a negative one are ignored.
+    """
+    if setting is None:
+        return [str(number) for number in range(count)]
+    gpus: list[str] = []
+    for entry in (part.strip() for part in setting.split(",")):
+        if not entry or entry.startswith("-"):
+            break
+        gpus.append(entry)
+    return list(dict.fromkeys(gpus))
+
+
+def take_slot(
+    gpus: Sequence[str], directory: Path | None = None, uuids: Sequence[str] | None = None
+) -> GpuSlot:
+    """Take a share of the least taken GPU; of none, if there is none.
+
+    Args:
+        gpus: as from `visible_gpus`.
+        directory: of the locks; default: one per user of this machine.
+        uuids: of this machine's GPUs, by number, so that one GPU is one whatever it is called;
+            default: what the driver says.
+
+    Raises:
+        LaunchError: the directory cannot be used.
+    """
+    if not gpus:
+        return GpuSlot({}, ())
+    names = _lock_names(gpus, gpu_uuids() if uuids is None else uuids)
+    directory = directory or Path(tempfile.gettempdir()) / f"retrain-gpus-{os.getuid()}"
+    try:
+        directory.mkdir(mode=0o700, exist_ok=True)
+        round_ = 0
+        while True:  # ends: every round tries locks that fewer workers hold
+            for gpu, name in names.items():
+                descriptor = _try_lock(directory / f"{name}.{round_}.lock")
+                if descriptor is not None:
+                    return GpuSlot({VISIBLE: gpu}, (descriptor,))
+            round_ += 1
+    except OSError as error:
+        raise LaunchError(f"{directory}: no GPU can be reserved here ({error.strerror})") from error
+
+
+def _lock_names(gpus: Sequence[str], uuids: Sequence[str]) -> dict[str, str]:
+    """Return each entry's name, the same for every way to write one GPU."""
+    named = {gpu: next(iter(visible(uuids, gpu)), gpu) for gpu in gpus}
+    full = {gpu: uuids[name] if isinstance(name, int) else name for gpu, name in named.items()}
+    return {gpu: re.sub(r"[^A-Za-z0-9-]", "_", name) for gpu, name in full.items()}
+
+
+def _try_lock(path: Path) -> int | None:
+    # no-follow: the default directory lies where others can write
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(descriptor)
+        return None
+    except OSError:
+        os.close(descriptor)
+        raise
+    return descriptor

@@ -1,0 +1,111 @@
+"""Do two machines see each other's file locks? Run on two nodes before permits are shared by a directory.
+
+`python -m retrain.launchers.lock_proof VERDICT DIRECTORY ... RANK MARK NODE` runs on two nodes at once: rank
+0 and 1, each with its node's name, and a mark that no other test has. The first locks a file and says so; the
+second must find it locked, and free again once the first has let go. Both answers are needed: there are file
+systems on which every lock is granted, and others on which none is. `_lock_verdict` waits for the answer.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from retrain.errors import EXIT_DONE, EXIT_LAUNCH, LaunchError, RecordsError
+from retrain.records.atomic import read_json, write_json
+from retrain.records.files import make_directory
+
+PATIENCE_S = 120.0  # what a network file system may take to show a new file
+PAUSE_S = 0.2
+SIGNS = ("held", "looked", "freed")
+
+
+def hold_first(directory: Path, mark: str, node: str) -> None:
+    """Be the first node: lock, say so, let go when the other has looked, say so."""
+    with _opened(directory, mark) as fd:
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        write_json(_sign(directory, mark, "held"), {"node": node})
+        _await(_sign(directory, mark, "looked"))
+    write_json(_sign(directory, mark, "freed"), {"node": node})
+
+
+def look_second(directory: Path, mark: str, node: str) -> str:
+    """Be the second node, who clears up; gives why locks are not shared, or nothing if they are."""
+    other = str(_await(_sign(directory, mark, "held")).get("node"))
+    was_free = _can_lock(directory, mark)
+    write_json(_sign(directory, mark, "looked"), {"node": node})
+    _await(_sign(directory, mark, "freed"))
+    is_free = _can_lock(directory, mark)
+    for path in (_lock(directory, mark), *(_sign(directory, mark, sign) for sign in SIGNS)):
+        path.unlink(missing_ok=True)
+    if other == node:
+        return f"both parts of the test ran on {node}, which proves nothing; it needs two nodes"
+    if was_free:
+        return f"{node} could lock a file in {directory} that {other} had locked"
+    return "" if is_free else f"{node} still found a file in {directory} locked that {other} had let go"
+
+
+def _sign(directory: Path, mark: str, sign: str) -> Path:
+    return directory / f"proof-{mark}-{sign}.json"
+
+
+def _lock(directory: Path, mark: str) -> Path:
+    return directory / f"proof-{mark}.lock"
+
+
+@contextmanager
+def _opened(directory: Path, mark: str) -> Iterator[int]:
+    fd = os.open(_lock(directory, mark), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        yield fd
+    finally:
+        os.close(fd)
+
+
+def _can_lock(directory: Path, mark: str) -> bool:
+    with _opened(directory, mark) as fd:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+    return True
+
+
+def _await(path: Path) -> dict[str, object]:
+    until = time.monotonic() + PATIENCE_S
+    while time.monotonic() < until:
+        found = read_json(path)
+        if found is not None:
+            return found
+        time.sleep(PAUSE_S)
+    raise LaunchError(f"{path}: did not appear within {PATIENCE_S:g} s; do both nodes see that directory?")
+
+
+def main(verdict: Path, directories: Sequence[Path], rank: int, mark: str, node: str) -> int:
+    """Be one of the two nodes, for every directory in turn; gives an exit code.
+
+    The second writes the verdict; the first does if it cannot go on, since the other would wait in vain.
+    """
+    problem = ""
+    try:
+        for directory in directories:
+            make_directory(directory)
+            if rank == 0:
+                hold_first(directory, mark, node)
+            else:
+                problem = problem or look_second(directory, mark, node)
+    except (LaunchError, RecordsError, OSError) as error:
+        problem = str(error)
+    if rank == 1 or problem:
+        write_json(verdict, {"problem": problem, "by": node, "directories": list(map(str, directories))})
+    return EXIT_LAUNCH if problem else EXIT_DONE
+
+
+if __name__ == "__main__":
+    answer, *tested, number, name, here = sys.argv[1:]
+    sys.exit(main(Path(answer), list(map(Path, tested)), int(number), name, here))

@@ -1,0 +1,108 @@
+"""Permits are shared by a directory only if two nodes have proved that they see each other's file locks.
+
+The proof is a file in the campaign's directory: given once, it holds for as long as the directories are the
+same. A test that fails is made again when the campaign is resumed. An engine's launcher brings the two nodes
+to run `_lock_proof`, and says when that came to nothing.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Protocol
+
+from retrain.errors import LaunchError
+from retrain.launchers import Assignment
+from retrain.records.atomic import read_json
+from retrain.records.files import remove_file
+from retrain.records.layout import CampaignFiles
+from retrain.records.stop_request import asked_to_stop
+
+LOOK_S = 2.0  # an engine is asked no more often
+PROOF_S = 600.0  # how long two nodes are waited for
+INSTEAD = 'use permits = "split", which needs no locks, or resume, which tests again'
+
+
+class Test(Protocol):
+    """Two nodes that run `_lock_proof`. Its methods raise LaunchError if the engine refuses or is away."""
+
+    def start(self) -> None:
+        """Have an engine start both parts."""
+        ...
+
+    def failure(self) -> str:
+        """Return why there will be no valid answer; "" while one may still come."""
+        ...
+
+    def end(self) -> None:
+        """Take back what has not ended."""
+        ...
+
+
+def directories_of(assignment: Assignment) -> list[Path]:
+    """Return the directories that permits of a campaign may lie in."""
+    return [assignment.directory / "permits", *sorted(assignment.permit_directories)]
+
+
+def read_verdict(path: Path, directories: Sequence[Path]) -> str | None:
+    """Return why locks are not shared; "" if they are; None if no test of these directories has ended.
+
+    Raises:
+        RecordsError: the verdict cannot be read.
+    """
+    found = read_json(path)
+    if found is None or found.get("directories") != list(map(str, directories)):
+        return None
+    return str(found.get("problem", "the test left no answer"))
+
+
+def is_proved(assignment: Assignment, path: Path, test: Test, rest: Callable[[float], bool]) -> bool:
+    """Go on only if two nodes have proved that locks are shared.
+
+    Args:
+        assignment: says which directories permits lie in.
+        path: of the verdict.
+        test: asks the nodes if no verdict is known.
+        rest: waits for some seconds; True if it was woken because somebody wants to leave.
+
+    Returns:
+        False if somebody wants to leave before it is known.
+
+    Raises:
+        LaunchError: they are not shared, or no verdict came.
+    """
+    directories, files = directories_of(assignment), CampaignFiles(assignment.directory)
+    if read_verdict(path, directories) == "":
+        return True
+    remove_file(path)
+    assignment.say("two nodes test whether they see each other's file locks")
+    problem = _ask(path, directories, test, lambda seconds: rest(seconds) or asked_to_stop(files) > 0)
+    if problem:
+        remove_file(path)  # what was found may have been mended when the campaign is resumed
+        raise LaunchError(f"permits cannot be shared through files, because {problem}; {INSTEAD}")
+    return problem is not None
+
+
+def _ask(path: Path, directories: Sequence[Path], test: Test, rest: Callable[[float], bool]) -> str | None:
+    until = time.monotonic() + PROOF_S
+    problem, wants_to_leave, failure = None, False, ""
+    try:
+        test.start()
+        while problem is None and not wants_to_leave and not failure:
+            wants_to_leave = rest(LOOK_S)
+            failure = test.failure()  # before its answer is read, which may have come meanwhile
+            problem = read_verdict(path, directories)
+            if problem is None and time.monotonic() > until:
+                failure = failure or f"none have done so in {PROOF_S:g} s."
+    finally:
+        if problem is None:
+            with suppress(LaunchError):
+                test.end()
+    if failure and not problem:
+        remove_file(path)
+        raise LaunchError(
+            f"two nodes could not test whether they see each other's locks: {failure} Or {INSTEAD}"
+        )
+    return problem

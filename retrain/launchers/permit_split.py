@@ -1,0 +1,33 @@
+"""How permits are kept across machines: a part for each worker, or one semaphore where locks reach all."""
+
+from __future__ import annotations
+
+from retrain.launchers import Assignment
+
+SHARED = "shared"
+
+
+def workers_at_a_time(assignment: Assignment, permits: str) -> int:
+    """Return how many runs there may be at a time: each needs a permit of its own if those are split."""
+    if permits == SHARED or assignment.permits is None or assignment.permits_adapt:
+        return assignment.workers
+    return min(assignment.workers, assignment.permits)
+
+
+def own_permits(assignment: Assignment, permits: str) -> list[str]:
+    """Return the line of a script that tells a worker its part, if it has one."""
+    if permits == SHARED or assignment.permits is None:
+        return []
+    own = max(1, assignment.permits // workers_at_a_time(assignment, permits))
+    return [f"export RETRAIN_OWN_PERMITS={own}"]
+
+
+def sharing_problems(assignment: Assignment, permits: str, table: str) -> list[str]:
+    """Say, for a launcher's table, that permits which are split cannot be shared with other campaigns."""
+    if permits == SHARED or not assignment.permit_directories:
+        return []
+    return [
+        "[backend].throttle_dir: permits shared through a directory may be given out twice by machines "
+        f'that do not see each other\'s file locks; [{table}].permits = "shared" has two nodes '
+        "prove that they do"
+    ]

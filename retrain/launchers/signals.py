@@ -1,0 +1,79 @@
+"""Signals to processes that are no children of ours: only to one that is proven to be the right one."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+from retrain.errors import RecordsError
+from retrain.locks.held import Holder, holder, is_held
+from retrain.records.layout import RunFiles
+from retrain.records.processes import start_mark
+
+TRIES = 100  # a process that has just taken a lock writes itself into it a moment later
+PAUSE_S = 0.01
+
+
+def signal_holder(lock: Path, number: int) -> bool:
+    """Signal the process that holds a lock; SIGKILL goes to everything in its process group as well.
+
+    Returns:
+        False if nobody holds the lock, or its holder is on another machine or cannot be identified.
+    """
+    for _ in range(TRIES):
+        found = holder(lock)
+        if not is_held(lock) or (found is not None and not found.is_here):
+            return False
+        if found is not None and _signal(found, number):
+            return True
+        time.sleep(PAUSE_S)
+    return False
+
+
+def signal_worker(files: RunFiles, *, now: bool, engine: str) -> str:
+    """Ask a worker that an engine has no task of to save and leave, or end it; gives why that cannot be."""
+    try:
+        if signal_holder(files.lock, signal.SIGKILL if now else signal.SIGTERM):
+            return ""
+    except RecordsError as error:
+        return str(error)
+    return f"{engine} has no task of it, and no process here; end it where it runs"
+
+
+def _signal(found: Holder, number: int) -> bool:
+    try:
+        # what is opened stays this process's, even if its id is given to another meanwhile
+        fd = _open_process(found.pid)
+        try:
+            if not found.started or start_mark(found.pid) != found.started:
+                return False
+            _send(found.pid, fd, number)
+            return True
+        finally:
+            if fd is not None:
+                os.close(fd)
+    except ProcessLookupError:
+        return False
+
+
+def _open_process(pid: int) -> int | None:
+    if sys.platform != "linux":
+        return None
+    try:
+        return os.pidfd_open(pid)
+    except ProcessLookupError:
+        raise
+    except OSError:  # too old a kernel, or a sandbox that forbids it
+        return None
+
+
+def _send(pid: int, fd: int | None, number: int) -> None:
+    if number == signal.SIGKILL and os.getpgid(pid) == pid:
+        os.killpg(pid, number)
+    elif sys.platform == "linux" and fd is not None:
+        signal.pidfd_send_signal(fd, number)
+    else:
+        os.kill(pid, number)

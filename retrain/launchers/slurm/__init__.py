@@ -1,0 +1,300 @@
+"""Job arrays of a Slurm cluster: one task per run, at most so many at a time.
+
+Slurm keeps the queue and the cap (`--array=...%K`), so the campaign goes on when this process is gone.
+One squeue answers for all runs. A cap holds within one array only: an array that could run beside
+another one waits for its end.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Collection, Mapping, Sequence
+
+from retrain.config.engines import Slurm
+from retrain.config.resolve import build
+from retrain.errors import EXIT_DONE, EngineDownError, LaunchError
+from retrain.launchers import Assignment, Begun, Ended
+from retrain.launchers.asking import Asking
+from retrain.launchers.engine_watch import is_finished
+from retrain.launchers.lock_verdict import is_proved
+from retrain.launchers.permit_split import SHARED, workers_at_a_time
+from retrain.launchers.signals import signal_worker
+from retrain.launchers.slurm import commands
+from retrain.launchers.slurm.caps import Caps
+from retrain.launchers.slurm.checks import check_campaign, check_engine
+from retrain.launchers.slurm.proof import LockTest
+from retrain.launchers.slurm.queue import Names, Queue, array_of, is_script, job_name, parse, read_queue
+from retrain.launchers.slurm.script import (
+    numbered_runs,
+    render,
+    slurm_directory,
+)
+from retrain.launchers.slurm.watch import Watch, held_back
+from retrain.records.atomic import read_json, write_atomic, write_json
+from retrain.records.files import make_directory
+from retrain.records.layout import RunFiles
+
+__all__ = ["SlurmLauncher", "check_campaign", "check_engine", "open_launcher", "script"]
+
+COMMANDS = ("sbatch", "squeue", "scancel", "scontrol")  # not sacct, which needs a database
+
+
+def open_launcher(assignment: Assignment) -> SlurmLauncher:
+    """Return a launcher of Slurm tasks.
+
+    Raises:
+        LaunchError: Slurm's commands are not here.
+    """
+    commands.require_commands()
+    return SlurmLauncher(assignment, build(Slurm, assignment.options))
+
+
+def at_a_time(assignment: Assignment) -> int:
+    """Return the cap."""
+    return workers_at_a_time(assignment, build(Slurm, assignment.options).permits)
+
+
+def script(assignment: Assignment) -> str:
+    """Return the batch script."""
+    return render(assignment, build(Slurm, assignment.options))
+
+
+class SlurmLauncher:
+    """Submits, watches and cancels a campaign's tasks."""
+
+    queues = True
+
+    def __init__(self, assignment: Assignment, table: Slurm) -> None:
+        self._assignment = assignment
+        self._table = table
+        self._workers = workers_at_a_time(assignment, table.permits)
+        self._home = slurm_directory(assignment)
+        self._script = self._home / "job.sh"
+        self._listed = numbered_runs(assignment)
+        run_ids = {directory: run_id for run_id, directory in assignment.runs.items()}
+        self._run_ids = {n: run_ids[path] for n, path in enumerate(self._listed) if path in run_ids}
+        self._numbers = {run_id: number for number, run_id in self._run_ids.items()}
+        self._names: Names | None = None
+        self._watched: dict[str, Watch] = {}
+        self._seen = Queue({}, frozenset())  # at the last look
+        self._to_cancel: dict[str, bool] = {}  # runs whose end was wanted while Slurm did not answer
+        self._asking = Asking("Slurm", table.poll_seconds, assignment.say)
+        self._is_unsure = False  # an array may have been taken although its sbatch failed
+        self._is_full = False  # the site allows no more jobs for now
+        self._caps = Caps(self._workers, assignment.say)
+        self._part = sys.maxsize  # tasks in one array, as the site has lately allowed
+        self._said: dict[str, int] = {}
+
+    def describe(self) -> str:
+        """Return where workers execute."""
+        return f"Slurm, {self._workers} at a time"
+
+    def room(self) -> int:
+        """Return what the cap leaves; runs in the queue have taken their places already."""
+        return max(0, self._workers - len(self._watched))
+
+    def submit(self, run_ids: Sequence[str]) -> Collection[str]:
+        """Submit an array for every thousand runs or what the site allows."""
+        if self._is_unsure:
+            known = self.queued()
+            self.adopt([run_id for run_id in run_ids if run_id in known])
+            self._is_unsure = False
+        # there is no place while others are alive without a task: of a controller that forgot, or from before
+        if self._prepare() and self._cap() > 0:
+            self._submit_what_fits([run_id for run_id in run_ids if run_id not in self._watched])
+            self._asking.postpone()
+        return {run_id for run_id in run_ids if run_id in self._watched}
+
+    def queued(self) -> Collection[str]:
+        """Ask Slurm for the campaign's tasks that are not over."""
+        self._seen = self._ask()
+        live = (number for number, task in self._seen.tasks.items() if not task.is_over)
+        return {self._run_ids[number] for number in live if number in self._run_ids}
+
+    def adopt(self, run_ids: Sequence[str]) -> None:
+        """Watch tasks that Slurm has, and runs that are alive without one."""
+        for run_id in run_ids:
+            task = self._seen.tasks.get(self._numbers[run_id])
+            self._watched[run_id] = Watch(task.job if task is not None and not task.is_over else 0)
+        self._asking.hold_off()
+
+    def poll(self, timeout_s: float) -> Sequence[Begun | Ended]:
+        """Wait for the next look, and say what it showed."""
+        return self._look() if self._asking.wait(timeout_s) else []
+
+    def wake(self) -> None:
+        """Make `poll` return."""
+        self._asking.wake()
+
+    def cancel(self, run_ids: Sequence[str], *, now: bool) -> None:
+        """Take waiting tasks back; send SIGTERM, or SIGKILL, to the workers of the others."""
+        self._to_cancel |= {run_id: now for run_id in run_ids if run_id in self._watched}
+        self._cancel_wanted()
+        self._asking.hurry()
+
+    # Submitting
+
+    def _prepare(self) -> bool:
+        """Write what tasks need; False if somebody wants to leave before permits are known to be safe."""
+        make_directory(self._home)
+        self._the_names()
+        write_atomic(self._script, render(self._assignment, self._table))
+        write_atomic(self._home / "runs.txt", "".join(f"{path}\n" for path in self._listed))
+        if self._table.permits != SHARED or self._assignment.permits is None:
+            return True
+        test = LockTest(self._assignment, self._table, self._home)
+        return is_proved(self._assignment, self._home / "locks.json", test, self._asking.rest)
+
+    def _arrays(self, run_ids: Sequence[str]) -> dict[int, list[int]]:
+        arrays: dict[int, list[int]] = {}
+        for number in sorted(self._numbers[run_id] for run_id in run_ids):
+            arrays.setdefault(self._the_names().first(number), []).append(number)
+        return arrays
+
+    def _submit_what_fits(self, run_ids: Sequence[str]) -> None:
+        try:
+            for first, numbers in self._arrays(run_ids).items():
+                self._submit_in_parts(first, numbers)
+            self._is_full = False
+        except commands.QueueFullError as error:
+            if not self._watched:
+                raise
+            if not self._is_full:
+                self._assignment.say(f"{error}; the rest is submitted as places become free")
+            self._is_full = True
+        except LaunchError as error:
+            self._is_unsure = isinstance(error, EngineDownError)
+            if not any(run_id in self._watched for run_id in run_ids):
+                raise
+            self._assignment.say(f"{error}; the rest is submitted later")
+
+    def _submit_in_parts(self, first: int, numbers: Sequence[int]) -> None:
+        """Submit an array; on a site that allows so many jobs only, half of what it refused, and so on."""
+        left, was_refused = list(numbers), False
+        while left:
+            part = left[: self._part]
+            try:
+                self._submit_array(first, part)
+            except commands.QueueFullError:
+                self._part = max(1, len(part) // 2)
+                if len(part) == 1 or self._watched:  # asked again when some runs have ended
+                    raise
+                was_refused = True
+                continue
+            left = left[len(part) :]
+            if not was_refused and len(part) == self._part:
+                self._part *= 2
+
+    def _submit_array(self, first: int, numbers: Sequence[int]) -> None:
+        indices = array_of(number - first for number in numbers)
+        jobs = {watch.job for watch in self._watched.values() if watch.job}
+        cap, is_beyond = self._cap(), len(self._watched) + len(numbers) > self._workers
+        after = [f"--dependency=afterany:{':'.join(map(str, sorted(jobs)))}"] if is_beyond and jobs else []
+        name = f"--job-name={self._the_names().of(first)}"
+        arguments = [f"--array={indices}%{cap}", name, *after, str(self._script), str(first)]
+        job = commands.submit(arguments)
+        self._caps.submitted(job, cap)
+        for number in numbers:
+            self._watched[self._run_ids[number]] = Watch(job)
+
+    def _cap(self) -> int:
+        """Return how many tasks there may be at a time beside workers that are alive without one."""
+        return self._workers - sum(not watch.job for watch in self._watched.values())
+
+    def _the_names(self) -> Names:
+        """Keep to the name and the array size of the first submission, by which tasks are found again."""
+        if self._names is None:
+            path = self._home / "arrays.json"
+            kept = (read_json(path) or {}) if self._home.is_dir() else {}
+            size, name = kept.get("size"), kept.get("name")
+            if not isinstance(size, int) or size < 1 or not isinstance(name, str):
+                size = size if isinstance(size, int) and size > 0 else commands.array_limit()
+                name = job_name(self._assignment.campaign)
+                make_directory(self._home)
+                write_json(path, {"size": size, "name": name})
+            self._names = Names(name, size, len(self._listed))
+        return self._names
+
+    # Looking
+
+    def _ask(self) -> Queue:
+        names = self._the_names()
+        try:
+            tasks = parse(commands.list_tasks(names.all()))
+        finally:
+            self._asking.asked()
+        return read_queue(tasks, names, lambda task: is_script(task, self._script))
+
+    def _look(self) -> list[Begun | Ended]:
+        try:
+            self._seen = self._ask()
+        except EngineDownError as error:
+            self._asking.unanswered(error)
+            return self._finished()
+        self._asking.answered()
+        self._say_what_is_held_back()
+        self._cancel_wanted()
+        happened: list[Begun | Ended] = []
+        for run_id, watch in list(self._watched.items()):
+            files = RunFiles(self._assignment.runs[run_id])
+            task = self._seen.tasks.get(self._numbers[run_id])
+            happened += watch.look(run_id, files, task, self._seen.cancelled)
+            if happened and isinstance(happened[-1], Ended) and happened[-1].run_id == run_id:
+                del self._watched[run_id]
+                self._to_cancel.pop(run_id, None)
+        self._caps.lift(self._cap())
+        return happened
+
+    def _finished(self) -> list[Begun | Ended]:
+        """Conclude, while Slurm does not answer, the runs whose records say that they have finished."""
+        happened: list[Begun | Ended] = []
+        for run_id, watch in list(self._watched.items()):
+            if is_finished(RunFiles(self._assignment.runs[run_id])):
+                happened += [*watch.begin(run_id), Ended(run_id, EXIT_DONE)]
+                del self._watched[run_id]
+                self._to_cancel.pop(run_id, None)
+        return happened
+
+    def _say_what_is_held_back(self) -> None:
+        reasons = held_back(self._seen.tasks.values())
+        for reason, count in reasons.items():
+            if reason not in self._said:
+                self._assignment.say(f"Slurm holds {count} runs back: {reason}")
+        self._said = reasons
+
+    # Ending
+
+    def _cancel_wanted(self) -> None:
+        try:
+            for now in (False, True):
+                wanted = [run_id for run_id, at_once in self._to_cancel.items() if at_once is now]
+                self._cancel_tasks(wanted, now=now)
+                for run_id in wanted:
+                    del self._to_cancel[run_id]
+        except EngineDownError as error:
+            self._assignment.say(f"{error}; the runs are asked to stop when it does")
+        except LaunchError as error:
+            self._to_cancel.clear()
+            self._assignment.say(str(error))
+
+    def _cancel_tasks(self, run_ids: Sequence[str], *, now: bool) -> None:
+        waiting: dict[int, list[int]] = {}
+        started: dict[int, list[int]] = {}
+        for run_id in run_ids:
+            number, job = self._numbers[run_id], self._watched[run_id].job
+            if not job:
+                files = RunFiles(self._assignment.runs[run_id])
+                if problem := signal_worker(files, now=now, engine="Slurm"):
+                    self._assignment.say(f"{run_id}: {problem}")
+                continue
+            task = self._seen.tasks.get(number)
+            has_started = task is not None and task.job == job and not task.waits
+            group = started if has_started else waiting
+            group.setdefault(job, []).append(number - self._the_names().first(number))
+        # one that starts at this moment gets SIGTERM first, and time to save a checkpoint
+        commands.cancel(_labels(waiting), [])
+        commands.cancel(_labels(started), ["--batch", f"--signal={'KILL' if now else 'TERM'}"])
+
+
+def _labels(tasks: Mapping[int, list[int]]) -> list[str]:
+    return [f"{job}_[{array_of(indices)}]" for job, indices in tasks.items()]

@@ -1,0 +1,116 @@
+"""File descriptors that a forked child does not keep, and `flock` on them.
+
+A lock belongs to the open file, which a fork shares: a child that kept its copy would hold the
+parent's permit after the parent's death. So every descriptor is known here, and a child closes
+its copies (closing a copy leaves the parent's lock alone; unlocking it would not). `filelock` is not used
+for permits: a slot is locked inside the turnstile and handed on, and waiters sleep in the kernel in order.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import stat
+import threading
+from weakref import WeakSet
+
+from retrain.errors import RecordsError
+
+# Held over a fork and while a descriptor is opened or closed, so that a child sees them all.
+# Re-entrant, because a signal handler or the garbage collector may close one at any point.
+GUARD = threading.RLock()
+_OPEN: WeakSet[Descriptor] = WeakSet()
+
+
+class Descriptor:
+    """Owns one file descriptor; closed when dropped, and in a forked child."""
+
+    _fd = -1  # until it is opened, which may fail
+
+    def __init__(self, fd: int) -> None:
+        """Take over `fd`; call with `GUARD` held since before it was opened."""
+        self._fd = fd
+        _OPEN.add(self)
+
+    def fileno(self) -> int:
+        """Return the descriptor's number, or -1 once closed."""
+        return self._fd
+
+    @property
+    def is_open(self) -> bool:
+        """Whether this process still has it: a forked child does not."""
+        return self._fd >= 0
+
+    def close(self) -> None:
+        """Close it; again is fine."""
+        with GUARD:
+            fd, self._fd = self._fd, -1
+            if fd >= 0:
+                os.close(fd)
+
+    def __del__(self) -> None:
+        self.close()
+
+
+class LockFile(Descriptor):
+    """An open file and its `flock`. Two of them exclude each other, in one process too."""
+
+    def __init__(self, path: str, *, read_only: bool = False) -> None:
+        with GUARD:
+            super().__init__(open_regular(path, os.O_RDONLY if read_only else os.O_RDWR | os.O_CREAT))
+
+    def lock(self) -> None:
+        """Sleep in the kernel, first come first served, until the lock is ours alone."""
+        fcntl.flock(self._fd, fcntl.LOCK_EX)
+
+    def try_lock(self, *, shared: bool = False) -> bool:
+        """Lock without waiting; False if somebody else has it."""
+        try:
+            fcntl.flock(self._fd, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        return True
+
+    def unlock(self) -> None:
+        """Unlock for every copy of the descriptor: one in a careless child cannot keep the lock."""
+        fcntl.flock(self._fd, fcntl.LOCK_UN)
+
+    def close(self) -> None:
+        """Unlock and close; again is fine."""
+        with GUARD:
+            fd, self._fd = self._fd, -1
+            if fd >= 0:
+                fcntl.flock(fd, fcntl.LOCK_UN)
+                os.close(fd)
+
+
+def open_regular(path: str, flags: int) -> int:
+    """Open a file, created with mode 0600 if `flags` say so, without following a symbolic link.
+
+    Raises:
+        FileNotFoundError: it does not exist and is not to be created.
+        RecordsError: it is a link or no regular file, or the system refuses.
+    """
+    try:
+        fd = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o600)
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        is_link = error.errno in (errno.ELOOP, errno.EMLINK)
+        what = "is a symbolic link, which nobody but an intruder puts there" if is_link else error.strerror
+        fix = "remove it" if is_link else "check the directory's owner and free space, and `ulimit -n`"
+        raise RecordsError(f"{path}: {what}; {fix}") from error
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        os.close(fd)
+        raise RecordsError(f"{path}: is not a regular file; remove it")
+    return fd
+
+
+def _forget_in_child() -> None:
+    for descriptor in list(_OPEN):
+        Descriptor.close(descriptor)
+    GUARD.release()
+
+
+os.register_at_fork(before=GUARD.acquire, after_in_parent=GUARD.release, after_in_child=_forget_in_child)

@@ -1,0 +1,147 @@
+"""A logger in a process of its own, for a tool whose calls would take processor time from the training.
+
+The child is told what to do in lines of JSON and answers each with one. It ends with its parent, however
+that ends, and also if a call of the tool hangs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+from retrain.loggers import LoggedRun, Logger, Row
+
+ENDING_S = 10.0  # for the child to leave once everything is logged
+LOOK_S = 1.0  # how often the child looks whether its parent lives
+
+
+class LoggerProcessError(Exception):
+    """What a logger raised in its process, or that the process ended."""
+
+
+class LoggerProcess:
+    """Passes on what a logger is told, and raises what it raises."""
+
+    def __init__(self, module: str, function: str, run: LoggedRun, params: Mapping[str, Any]) -> None:
+        """Open a logger in a child.
+
+        Args:
+            module: where it is.
+            function: opens it, from a run and parameters.
+            run: what is logged.
+            params: of the function; JSON values.
+
+        Raises:
+            LoggerProcessError: it could not be opened.
+        """
+        self._child = subprocess.Popen(
+            [sys.executable, "-P", "-m", "retrain.loggers.process", module, function],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        about = {field.name: getattr(run, field.name) for field in fields(run)}
+        try:
+            opened = self._ask("open", about | {"directory": str(run.directory)}, params)
+        except BaseException:
+            self._end()
+            raise
+        self.id, self.settles_s = str(opened["id"]), float(opened["settles_s"])
+
+    def rows(self, rows: Sequence[Row]) -> None:
+        """Log steps."""
+        self._ask("rows", rows)
+
+    def flush(self) -> None:
+        """Make what was logged last."""
+        self._ask("flush")
+
+    def close(self, state: str, result: Row) -> None:
+        """End the tool's run, and the process."""
+        self._ask("close", state, result)
+        self._end()
+
+    def _ask(self, what: str, *arguments: Any) -> dict[str, Any]:
+        stdin, stdout = self._child.stdin, self._child.stdout
+        assert stdin is not None
+        assert stdout is not None
+        try:
+            stdin.write(json.dumps([what, *arguments]) + "\n")
+            stdin.flush()
+            line = stdout.readline()
+        except (OSError, ValueError):
+            line = ""
+        if not line:
+            raise LoggerProcessError("its process ended")
+        answer: dict[str, Any] = json.loads(line)
+        if "error" in answer:
+            raise LoggerProcessError(answer["error"])
+        return answer
+
+    def _end(self) -> None:
+        for pipe in (self._child.stdin, self._child.stdout):
+            if pipe is not None:
+                with contextlib.suppress(OSError):
+                    pipe.close()
+        try:
+            self._child.wait(ENDING_S)
+        except subprocess.TimeoutExpired:
+            self._child.kill()
+            self._child.wait()
+
+
+class _Child:
+    """The other end."""
+
+    def __init__(self, module: str, function: str) -> None:
+        self._module = module
+        self._function = function
+        self._logger: Logger | None = None
+
+    def obey(self, what: str, *arguments: Any) -> dict[str, Any]:
+        if what == "open":
+            about, params = arguments
+            run = LoggedRun(**about | {"directory": Path(about["directory"])})
+            opener = getattr(importlib.import_module(self._module), self._function)
+            self._logger = opener(run, **params)
+            return {"id": self._logger.id, "settles_s": getattr(self._logger, "settles_s", 0.0)}
+        getattr(self._logger, what)(*arguments)
+        return {}
+
+
+def main(module: str, function: str) -> None:
+    """Obey until the parent closes the pipe or is gone."""
+    answers = os.fdopen(os.dup(sys.stdout.fileno()), "w")
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # a tool that prints must not answer for us
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)  # sent to the whole group; the parent says when to end
+    threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
+    child = _Child(module, function)
+    for line in sys.stdin:
+        try:
+            answer = child.obey(*json.loads(line))
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - told to the parent, whatever it is
+            answer = {"error": f"{type(error).__name__}: {error}"}
+        with contextlib.suppress(OSError):
+            print(json.dumps(answer), file=answers, flush=True)
+
+
+def _end_with(parent: int) -> None:
+    while os.getppid() == parent:
+        time.sleep(LOOK_S)
+    os._exit(1)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,47 @@
+"""Importance ratios and the bounds that losses clip them to."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from numpy.typing import NDArray
+
+from retrain.rollouts import Floats
+
+
+def log_ratios(
+    logprobs: Floats, sampler_logprobs: Floats, advantages: Floats, sequence: NDArray[np.int64]
+) -> Floats:
+    """Return log(new probability / sampler's probability) per token: shape (tokens,).
+
+    Raises:
+        ValueError: the four arrays do not have one and the same shape (tokens,).
+    """
+    shapes = [np.shape(a) for a in (logprobs, sampler_logprobs, advantages, sequence)]
+    if len(shapes[0]) != 1 or len(set(shapes)) > 1:
+        raise ValueError(
+            "logprobs, sampler_logprobs, advantages, sequence: got shapes "
+            f"{', '.join(map(str, shapes))}; needs one shape (tokens,) for all"
+        )
+    difference: Floats = np.subtract(logprobs, sampler_logprobs, dtype=np.float64)
+    return difference
+
+
+def ratio_bounds(clip_low: float, clip_high: float) -> tuple[float, float]:
+    """Return the lowest and highest ratio, 1 - clip_low and 1 + clip_high.
+
+    Raises:
+        ValueError: `clip_low` is not in [0, 1], or `clip_high` is negative or not finite.
+    """
+    if not 0 <= clip_low <= 1:
+        raise ValueError(f"clip_low: got {clip_low}; needs a number from 0 to 1 (1 is no lower bound)")
+    if not (math.isfinite(clip_high) and clip_high >= 0):
+        raise ValueError(f"clip_high: got {clip_high}; needs a number of 0 or more")
+    return 1.0 - clip_low, 1.0 + clip_high
+
+
+def clip_cuts(ratio: Floats, advantages: Floats, low: float, high: float) -> NDArray[np.bool_]:
+    """Return where min(ratio A, clip(ratio) A) is flat: the ratio is past the bound that A pushes it to."""
+    past: NDArray[np.bool_] = ((advantages > 0) & (ratio > high)) | ((advantages < 0) & (ratio < low))
+    return past

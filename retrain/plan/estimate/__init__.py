@@ -1,0 +1,136 @@
+"""How long a campaign takes: the rule of thumb, and a simulation of its events.
+
+The rule of thumb divides total work by parallelism, so it is never more than a lower bound: ten
+runs on four workers take three waves, not two and a half. The simulation launches runs as the
+orchestrator does: in order, onto places, with stagger, start-up, waits for permits and retries.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from retrain.plan.estimate.bootstrap import Tail
+from retrain.plan.estimate.limits import Change, Limit, find_limit
+from retrain.plan.estimate.simulation import Simulation, quantile
+from retrain.plan.estimate.workload import ALL, Launching, Pilot, RunWork, StepCost, Workload
+
+STEPS_GUESSED = 500  # of a run known by its seconds alone
+LENGTH_CLASSES = 8  # runs known by their seconds alone are put together by length
+
+
+@dataclass(frozen=True)
+class Makespan:
+    """Wall time of a campaign and what limits it."""
+
+    p50_s: float
+    p90_s: float
+    waves: int
+    runs: int
+    limited_by: Limit
+    changes: tuple[Change, ...]  # that would make it shorter, the best first
+    rule_of_thumb_s: float  # total work / parallelism; never more than a lower bound
+    permit_wait_fraction: float  # of a step's time with all places taken
+    tail: Tail  # none: no pilot; short or heavy: P90 is not to be relied on
+
+    @property
+    def next_workers(self) -> int:
+        """The least number of workers that would save a wave."""
+        return math.ceil(self.runs / max(1, self.waves - 1))
+
+    @property
+    def is_p90_reliable(self) -> bool:
+        """Whether the pilot was long enough for its own step times."""
+        return self.tail == "light"
+
+
+def rule_of_thumb_s(total_steps: float, median_step_time_s: float, effective_parallelism: int) -> float:
+    """Return total_steps x median_step_time / effective_parallelism, in seconds."""
+    return total_steps * median_step_time_s / effective_parallelism
+
+
+def estimate_makespan(
+    run_seconds: Sequence[float],
+    workers: int,
+    stagger_s: float = 0.0,
+    startup_s: float = 0.0,
+    permits: int | None = None,
+    remote_fraction: float = 0.0,
+    seed: int = 0,
+) -> Makespan:
+    """Simulate launches in order onto `workers` places and give the time until the last run ends.
+
+    Runs are taken to have the same number of steps; `estimate` takes more than that is known.
+
+    Args:
+        run_seconds: how long each run would take alone, in launch order.
+        workers: runs at a time.
+        stagger_s: least time between two launches.
+        startup_s: added to every run.
+        permits: API calls in flight over all runs; None if not limited.
+        remote_fraction: share of a step spent in API calls, in [0, 1].
+        seed: of the simulated queue for permits; without a pilot P50 and P90 are equal.
+
+    Raises:
+        ValueError: a time is negative or not finite, or there is no worker or permit.
+    """
+    if not 0 <= remote_fraction <= 1:
+        raise ValueError(f"remote_fraction = {remote_fraction} is not in [0, 1]")
+    if not all(math.isfinite(t) and t >= 0 for t in run_seconds):
+        raise ValueError("run_seconds must be finite and not negative")
+    runs, costs = _classes(run_seconds, remote_fraction)
+    launching = Launching(workers, stagger_s, startup_s, permits=permits)
+    return estimate(Workload(runs, costs, launching), seed=seed)
+
+
+def estimate(workload: Workload, pilot: Pilot | None = None, seed: int = 0) -> Makespan:
+    """Estimate what a campaign, or the rest of one, takes.
+
+    Args:
+        workload: runs, what their steps cost, how they are launched.
+        pilot: measured step times, which say how uncertain the costs are; without it P50 and P90
+            are equal, unless runs fail.
+        seed: the same seed gives the same estimate.
+    """
+    simulation = Simulation(workload, pilot, seed)
+    times = simulation.sample()
+    expected = simulation.expected_s()
+    limit, changes = find_limit(workload, expected, lambda other: Simulation(other, pilot, seed).expected_s())
+    return Makespan(
+        p50_s=quantile(times, 0.5),
+        p90_s=quantile(times, 0.9),
+        waves=math.ceil(len(workload.runs) / workload.launching.workers),
+        runs=len(workload.runs),
+        limited_by=limit,
+        changes=changes,
+        rule_of_thumb_s=_total_s(workload) / max(1, min(workload.launching.workers, len(workload.runs))),
+        permit_wait_fraction=simulation.permit_wait_fraction(),
+        tail=simulation.tail,
+    )
+
+
+def _classes(
+    run_seconds: Sequence[float], remote_fraction: float
+) -> tuple[tuple[RunWork, ...], dict[str, StepCost]]:
+    """Make conditions of runs of about equal length; their lengths stay what they are."""
+    ordered = sorted(run_seconds)
+    size = max(1, math.ceil(len(ordered) / LENGTH_CLASSES))
+    distinct = sorted(set(ordered))
+    tops = (
+        distinct
+        if len(distinct) <= LENGTH_CLASSES
+        else sorted(set(ordered[size - 1 :: size]) | {ordered[-1]})
+    )
+    costs = {
+        f"{ALL}{top!r}": StepCost(top / STEPS_GUESSED, top / STEPS_GUESSED * remote_fraction) for top in tops
+    }
+    runs = []
+    for seconds in run_seconds:
+        top = next(top for top in tops if seconds <= top)
+        runs.append(RunWork(f"{ALL}{top!r}", STEPS_GUESSED * seconds / top if top else 0.0))
+    return tuple(runs), costs
+
+
+def _total_s(workload: Workload) -> float:
+    return math.fsum(workload.run_seconds(run) for run in workload.runs)

@@ -1,0 +1,174 @@
+"""Draws campaigns that a pilot leaves possible: what the conditions cost, and how long each run is.
+
+Two levels. A condition's mean step time is only known from its pilot's few steps: it is drawn
+again from step times pooled over all conditions as ratios to their own mean, so that each
+condition lends the others its shape. Then each run's own steps are drawn from the same pool; a
+sum of many is drawn at once, from the gamma distribution with the sum's mean and variance. Runs
+that differ by more than their steps explain (a slower machine, a busier hour) do so here too.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import random
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from retrain.plan.estimate.contention import Job
+from retrain.plan.estimate.workload import Failures, Pilot, StepCost, Workload
+
+Tail = Literal["none", "light", "heavy", "short"]
+
+FEW_DRAWS = 64  # fewer ratios are drawn one by one, more as one gamma variate
+TELLING_STEPS = 100  # a shorter pilot may not have seen what happens once in 33 steps
+LEAST_RATIO = 0.1  # a pilot's mean so far below the truth is an accident of a few heavy steps
+HEAVY_RATIO = 4.0  # a step so many times the mean: no light tail of some hundred steps gets there
+FAR_RATIO = 1.5
+HEAVY_PULL = 0.01  # of the mean: that one more such step would move it by so much
+HEAVY_SHARE = 0.5  # of all squared deviations in the largest one: the variance is that step's
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """How steps vary: ratios to their condition's mean, pooled."""
+
+    ratios: tuple[float, ...]
+    counts: Mapping[str, int]  # steps that each condition's mean was measured from
+    variance: float  # of one ratio
+    persistence: float  # variance of a long sum over that of independent steps; at least 1
+    runs: Mapping[str, int]  # that each condition's mean was measured from
+    run_variance: float
+
+    @property
+    def tail(self) -> Tail:
+        """Return what the pilot knows of slow steps."""
+        if not self.ratios:
+            return "none"
+        deviations = [(ratio - 1) ** 2 for ratio in self.ratios]
+        largest = max(self.ratios)
+        is_far = largest > HEAVY_RATIO or (
+            largest > FAR_RATIO and (largest - 1) ** 2 > HEAVY_SHARE * sum(deviations)
+        )
+        if is_far and largest > HEAVY_PULL * len(self.ratios):
+            return "heavy"
+        return "light" if len(self.ratios) >= TELLING_STEPS else "short"
+
+
+def spread_of(pilot: Pilot | None) -> Spread:
+    """Pool a pilot's step times as ratios to their condition's mean."""
+    if pilot is None or not pilot.steps:
+        return Spread((), {}, 0.0, 1.0, {}, 0.0)
+    measured = {c: list(times) for c, times in pilot.step_times_s.items() if len(times)}
+    deviations = {c: _deviations(times) for c, times in measured.items()}
+    ratios = _ratios(deviations.values())
+    variance = math.fsum((ratio - 1) ** 2 for ratio in ratios) / len(ratios)
+    counts = {c: len(times) for c, times in measured.items()} | dict(pilot.behind)
+    persistence = _persistence([row for c, row in deviations.items() if any(measured[c])])
+    return Spread(tuple(ratios), counts, variance, persistence, pilot.runs, pilot.run_variance)
+
+
+def _deviations(times: Sequence[float]) -> list[float]:
+    """Return what each time is above its condition's mean, as a fraction of that."""
+    mean = math.fsum(times) / len(times)
+    return [time / mean - 1 if mean else 0.0 for time in times]
+
+
+def _ratios(deviations: Collection[Sequence[float]]) -> list[float]:
+    """Pool the conditions' deviations; each mean was fitted to its own times, so that they are too small."""
+    total = sum(map(len, deviations))
+    widen = math.sqrt(total / max(1, total - len(deviations)))
+    return [max(0.0, 1 + widen * deviation) for row in deviations for deviation in row]
+
+
+class Bootstrap:
+    """Draws possible campaigns of one workload."""
+
+    def __init__(self, workload: Workload, pilot: Pilot | None, rng: random.Random) -> None:
+        self._workload = workload
+        self._rng = rng
+        self.spread = spread_of(pilot)
+        self._conditions = tuple(workload.costs)
+        self._places = {c: i for i, c in enumerate(self._conditions)}
+
+    @property
+    def is_certain(self) -> bool:
+        """Whether every draw is the same."""
+        return (
+            self.spread.variance == 0
+            and self.spread.run_variance == 0
+            and self._workload.launching.failures.per_hour == 0
+        )
+
+    def expected(self) -> tuple[list[StepCost], list[Job]]:
+        """Return the campaign of means, without failures."""
+        jobs = [Job(self._places[run.condition], (run.steps,)) for run in self._workload.runs]
+        return [self._workload.costs[c] for c in self._conditions], jobs
+
+    def draw(self) -> tuple[list[StepCost], list[Job]]:
+        """Return one possible campaign: costs by condition, jobs in launch order."""
+        costs = [self._cost(condition) for condition in self._conditions]
+        jobs = []
+        for run in self._workload.runs:
+            place = self._places[run.condition]
+            steps = run.steps * self._mean_ratio(run.steps) * self._run_ratio(1)
+            jobs.append(Job(place, self._attempts(steps, costs[place])))
+        return costs, jobs
+
+    def _cost(self, condition: str) -> StepCost:
+        cost = self._workload.costs[condition]
+        known = self.spread.counts or {condition: 0}
+        count = known.get(condition, 0)
+        if not count and self.spread.counts:
+            # not measured itself: as far from the mean as a measured one, drawn at random, may be
+            count = self._rng.choice(sorted(known.values()))
+        # the pilot's mean is the true one times such a ratio, so the true one is the pilot's over it
+        ratio = self._mean_ratio(count) * self._run_ratio(self.spread.runs.get(condition, 1))
+        ratio = max(ratio, LEAST_RATIO)
+        return replace(cost, seconds=cost.seconds / ratio, permit_s=cost.permit_s / ratio)
+
+    def _mean_ratio(self, count: float) -> float:
+        """Draw the mean of `count` ratios."""
+        spread = self.spread
+        if count <= 0 or spread.variance == 0:
+            return 1.0
+        if count <= FEW_DRAWS and spread.persistence == 1.0:
+            drawn = self._rng.choices(spread.ratios, k=max(1, round(count)))
+            return math.fsum(drawn) / len(drawn)
+        variance = spread.variance * spread.persistence / count
+        return self._rng.gammavariate(1 / variance, variance)
+
+    def _run_ratio(self, runs: int) -> float:
+        """Draw the mean of what makes `runs` runs differ."""
+        variance = self.spread.run_variance / max(1, runs)
+        return self._rng.gammavariate(1 / variance, variance) if variance else 1.0
+
+    def _attempts(self, steps: float, cost: StepCost) -> tuple[float, ...]:
+        failures = self._workload.launching.failures
+        if failures.per_hour == 0 or cost.seconds == 0:
+            return (steps,)
+        step_s = self._workload.full_crowding * cost.seconds
+        return tuple(_attempts(steps, failures, failures.per_hour / 3600 * step_s, self._rng))
+
+
+def _attempts(steps: float, failures: Failures, per_step: float, rng: random.Random) -> list[float]:
+    attempts: list[float] = []
+    while len(attempts) < failures.retries:
+        until = rng.expovariate(per_step)
+        if until >= steps:
+            break
+        attempts.append(until)
+        steps -= max(0.0, until - rng.random() * failures.lost_steps)
+    return [*attempts, steps]
+
+
+def _persistence(rows: Sequence[Sequence[float]]) -> float:
+    """Estimate how much slow steps come in rows, from neighbours' correlation; 1 if they do not."""
+    pairs = [(a, b) for row in rows for a, b in itertools.pairwise(row)]
+    if len(pairs) < 2:
+        return 1.0
+    square = math.fsum(a * a for row in rows for a in row) / sum(map(len, rows))
+    correlation = math.fsum(a * b for a, b in pairs) / len(pairs) / square if square else 0.0
+    certain = correlation - 2 / math.sqrt(len(pairs))  # chance alone gives this much
+    return (1 + correlation) / (1 - correlation) if certain > 0 and correlation < 1 else 1.0

@@ -1,0 +1,210 @@
+"""From a history to what a plan's runs cost: which earlier runs tell about which condition."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from retrain.config.labels import label_of
+from retrain.config.problems import quote
+from retrain.config.resolve import as_tables
+from retrain.plan.crowding import ALONE, Crowding, on_cores
+from retrain.plan.estimate.history import History
+from retrain.plan.estimate.measured import MeasuredRun, mean_of_known
+from retrain.plan.estimate.workload import Failures, Launching, Pilot, RunWork, StepCost, Workload
+from retrain.plan.matrix import Plan, RunPlan
+from retrain.plan.warnings import shares_cores
+
+Match = Literal["same", "other condition", "other settings"]
+Compared = tuple[MeasuredRun, Sequence[str]]  # a run, and the settings in which it differs from a plan's
+
+# what decides how long a step takes; () means every key of the table
+DECIDES: Mapping[str, tuple[str, ...]] = {
+    "model": (),
+    "training": ("batch_size", "group_size", "max_tokens"),
+    "data": ("task", "options"),
+    "reward": (),
+    "backend": ("backend", "options"),
+    "backpressure": ("enabled", "max_batch_size"),
+}
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What earlier runs say of one condition's steps."""
+
+    condition: str
+    match: Match
+    from_conditions: tuple[str, ...]
+    differs: tuple[str, ...]  # settings that decide a step's time and were others, "key = theirs, not ours"
+    runs: int
+    is_finished: bool  # whether a run of this condition itself ever was, whatever its settings
+    step_times_s: tuple[float, ...]
+    run_means_s: tuple[float, ...]  # of each run's steps
+    median_step_time_s: float
+    cost: StepCost
+    max_token_hit_rate: float | None
+
+    @property
+    def steps(self) -> int:
+        """Steps measured."""
+        return len(self.step_times_s)
+
+
+@dataclass(frozen=True)
+class Learned:
+    """All that an estimate of a plan needs to know."""
+
+    conditions: Mapping[str, Measured]
+    startup_s: float | None
+    closing_s: float | None
+    failures_per_hour: float
+    permits_borne: int | None  # by the API, where they adapt; None if no earlier run met its limit
+    crowding: Crowding = ALONE  # how much longer than all of this it takes beside other runs
+
+    @property
+    def pilot(self) -> Pilot:
+        """Step times by condition; a condition measured by another's runs has none of its own."""
+        own = {c: m.step_times_s for c, m in self.conditions.items() if m.match != "other condition"}
+        times = own or {c: m.step_times_s for c, m in self.conditions.items()}
+        runs = {c: m.runs for c, m in self.conditions.items()}
+        return Pilot(times, runs=runs, run_variance=_run_variance(list(self.conditions.values())))
+
+
+def crowding_of(plan: Plan, cores: float) -> Crowding:
+    """Return how much longer steps take beside others, from the cores that workers share."""
+    return on_cores(cores) if shares_cores(plan) else ALONE
+
+
+def learned_for(
+    plan: Plan, history: History, cores: float, crowding: Crowding | None = None
+) -> Learned | None:
+    """Match a plan's conditions with earlier runs; None if there are none.
+
+    Steps are taken to be longer beside others by `crowding`; if nothing was measured, where workers share
+    this machine's `cores`, by what those leave time for.
+
+    A condition is measured by runs with the same settings: its own if there are any, else those of
+    other conditions; failing that, by its own runs with other settings; else by all there are.
+    """
+    if not history.runs:
+        return None
+    crowding = crowding or crowding_of(plan, cores)
+    history = history.alone(crowding)
+    return Learned(
+        {label: _measured(run, history.runs) for label, run in plan.first_runs().items()},
+        history.startup_s,
+        history.closing_s,
+        history.failures_per_hour,
+        _permits_borne(plan, history),
+        crowding,
+    )
+
+
+def workload_of(plan: Plan, learned: Learned) -> Workload:
+    """Return a plan as a workload to estimate."""
+    config = plan.runs[0].config
+    failures = Failures(
+        per_hour=learned.failures_per_hour,
+        lost_steps=float(config.training.save_every),
+        retries=plan.campaign.retries,
+    )
+    launching = Launching(
+        plan.workers,
+        plan.campaign.stagger_seconds,
+        learned.startup_s or 0.0,
+        learned.closing_s or 0.0,
+        learned.permits_borne if config.backend.adapts_permits else config.backend.first_permits,
+        failures,
+        learned.crowding,
+    )
+    costs = {label: measured.cost for label, measured in learned.conditions.items()}
+    return Workload(tuple(RunWork(r.condition, r.max_steps) for r in plan.runs), costs, launching)
+
+
+def _measured(run: RunPlan, runs: Sequence[MeasuredRun]) -> Measured:
+    ours = as_tables(run.config)
+    match, compared = _most_alike(run.condition, [(r, list(_differences(ours, r.tables))) for r in runs])
+    chosen, differs = zip(*compared, strict=True)
+    times = tuple(itertools.chain.from_iterable(r.step_times_s for r in chosen))
+    return Measured(
+        condition=run.condition,
+        match=match,
+        from_conditions=tuple(dict.fromkeys(r.condition for r in chosen)),
+        differs=tuple(dict.fromkeys(itertools.chain.from_iterable(differs))),
+        runs=len(chosen),
+        is_finished=any(r.is_finished and _is_named(r, run.condition) for r in runs),
+        step_times_s=times,
+        run_means_s=tuple(statistics.fmean(r.step_times_s) for r in chosen),
+        median_step_time_s=statistics.median(times),
+        cost=_cost(run, chosen, times),
+        max_token_hit_rate=mean_of_known(r.max_token_hit_rate for r in chosen),
+    )
+
+
+def _most_alike(condition: str, runs: Sequence[Compared]) -> tuple[Match, Sequence[Compared]]:
+    """Choose the runs that measure a condition, and say what they have in common with it."""
+    same = [(r, differs) for r, differs in runs if not differs]
+    if own_same := [(r, differs) for r, differs in same if _is_named(r, condition)]:
+        return "same", own_same
+    if same:
+        return "other condition", same
+    return "other settings", [(r, differs) for r, differs in runs if _is_named(r, condition)] or runs
+
+
+def _is_named(run: MeasuredRun, condition: str) -> bool:
+    """Whether a run is a condition's; older records name it by its label."""
+    return label_of(run.condition) == label_of(condition)
+
+
+def _permits_borne(plan: Plan, history: History) -> int | None:
+    backend = plan.runs[0].config.backend.backend
+    known = [
+        run.permits_borne
+        for run in history.runs
+        if run.permits_borne is not None and run.tables.get("backend", {}).get("backend") == backend
+    ]
+    return max(1, round(statistics.median(known))) if known else None
+
+
+def _cost(run: RunPlan, runs: Sequence[MeasuredRun], times: Sequence[float]) -> StepCost:
+    training = run.config.training
+    beside_s = statistics.fmean(r.between_s for r in runs)
+    beside_s += statistics.fmean(r.evaluation_s for r in runs) * _share(training.eval_every, run.max_steps)
+    beside_s += statistics.fmean(r.checkpoint_s for r in runs) * _share(training.save_every, run.max_steps)
+    return StepCost(
+        seconds=math.fsum(times) / len(times) + beside_s,
+        permit_s=statistics.fmean(r.parts.permit_held_s for r in runs),
+        calls_at_once=round(statistics.median(r.parts.calls_at_once for r in runs)),
+    )
+
+
+def _share(every: int, steps: int) -> float:
+    """Return how often per step what is done every so many is done; the last time is a part of the end."""
+    return (steps - 1) // every / steps if every and steps else 0.0
+
+
+def _run_variance(conditions: Sequence[Measured]) -> float:
+    """Estimate how much runs of a condition differ beyond what their steps explain; 0 of single runs."""
+    squares, freedom, explained = 0.0, 0, 0.0
+    for measured in conditions:
+        mean = statistics.fmean(measured.run_means_s)
+        if measured.runs < 2 or not mean:
+            continue
+        squares += math.fsum((own / mean - 1) ** 2 for own in measured.run_means_s)
+        freedom += measured.runs - 1
+        steps = measured.steps / measured.runs
+        explained += (measured.runs - 1) * statistics.pvariance(measured.step_times_s) / mean**2 / steps
+    return max(0.0, (squares - explained) / freedom) if freedom else 0.0
+
+
+def _differences(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> Iterator[str]:
+    for section, keys in DECIDES.items():
+        mine, other = ours.get(section, {}), theirs.get(section, {})
+        for key in keys or sorted(mine):
+            if mine.get(key) != other.get(key):
+                yield f"{section}.{key} = {quote(other.get(key))}, not {quote(mine.get(key))}"

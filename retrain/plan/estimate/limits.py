@@ -1,0 +1,182 @@
+"""What limits a campaign, and which change would help most: found by simulating it without the limit.
+
+Each limit is lifted in turn, and what lifts the most names it. The advice is smaller: the least
+change that a user can make, simulated as well, so that its saving is not a guess.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from retrain.plan.estimate.durations import about
+from retrain.plan.estimate.workload import RunWork, Workload
+from retrain.records.text import count_of
+
+Limit = Literal["workers", "permits", "last wave", "slowest condition", "stagger"]
+Simulate = Callable[[Workload], float]
+
+NAMED = 0.05  # of the makespan: what lifts less is not what limits
+WORTH_SAYING = 0.01  # of the makespan: what saves less is within the estimate's own error
+ROOM = 1.25  # times the demand: with less, calls still wait where step times vary
+
+
+@dataclass(frozen=True)
+class Change:
+    """One change, and what it would save."""
+
+    limit: Limit
+    setting: str  # in the file's words; "" if it is no single key
+    text: str
+    makespan_s: float
+    saves_s: float
+
+
+@dataclass(frozen=True)
+class _Option:
+    """A change that could be made, and the campaign with it."""
+
+    limit: Limit
+    setting: str
+    text: str
+    workload: Workload
+
+
+def find_limit(workload: Workload, expected_s: float, simulate: Simulate) -> tuple[Limit, tuple[Change, ...]]:
+    """Name what limits a campaign, and give the changes worth making, the best first.
+
+    Args:
+        workload: the campaign.
+        expected_s: its makespan.
+        simulate: gives another workload's.
+    """
+    if not workload.runs or expected_s <= 0:
+        return "slowest condition", ()
+    changes = [_simulated(option, expected_s, simulate) for option in _options(workload)]
+    worth = [change for change in changes if change.saves_s > WORTH_SAYING * expected_s]
+    ordered = tuple(sorted(worth, key=lambda change: change.makespan_s))
+    return _limit(workload, expected_s, simulate), ordered
+
+
+def _limit(workload: Workload, expected_s: float, simulate: Simulate) -> Limit:
+    free = _with(workload, permits=None)
+    free_s = simulate(free) if workload.launching.permits is not None else expected_s
+    together_s = simulate(_with(free, stagger_s=0.0)) if workload.launching.stagger_s else free_s
+    idle_s = together_s - _even_s(free)
+    evened = _without_slowest(free)
+    own_idle_s = simulate(_with(evened, stagger_s=0.0)) - _even_s(evened) if evened is not None else idle_s
+    lifted: dict[Limit, float] = {
+        "permits": expected_s - free_s,
+        "stagger": free_s - together_s,
+        "slowest condition": idle_s - own_idle_s,
+        "last wave": own_idle_s if _waves(workload) > 1 else 0.0,
+    }
+    limit = max(lifted, key=lambda name: lifted[name])
+    if lifted[limit] > NAMED * expected_s:
+        return limit
+    return "workers" if _waves(workload) > 1 else "slowest condition"
+
+
+def _options(workload: Workload) -> Iterator[_Option]:
+    yield from _more_workers(workload)
+    yield from _more_permits(workload)
+    yield from _no_stagger(workload)
+    yield from _slowest_first(workload)
+
+
+def _simulated(option: _Option, expected_s: float, simulate: Simulate) -> Change:
+    makespan_s = simulate(option.workload)
+    saves_s = expected_s - makespan_s
+    text = f"{option.text} and save {about(max(0.0, saves_s))}"
+    return Change(option.limit, option.setting, text, makespan_s, saves_s)
+
+
+def _more_workers(workload: Workload) -> Iterator[_Option]:
+    count, workers, waves = len(workload.runs), workload.launching.workers, _waves(workload)
+    if waves > 1:
+        more = math.ceil(count / (waves - 1))
+        text = (
+            f"{count} runs on {count_of(workers, 'worker')} take {waves} waves; "
+            f"{count_of(more, 'worker')} would take {count_of(waves - 1, 'wave')}"
+        )
+        yield _Option("workers", f"campaign.max_workers = {more}", text, _with(workload, workers=more))
+
+
+def _more_permits(workload: Workload) -> Iterator[_Option]:
+    permits = workload.launching.permits
+    active = workload.runs[: workload.launching.workers]
+    costs = [workload.costs[run.condition] for run in active]
+    asked = sum(cost.calls_at_once for cost in costs if cost.permit_s)
+    load = sum(cost.permit_s / cost.seconds for cost in costs if cost.permit_s)
+    more = min(asked, math.ceil(ROOM * load))
+    if permits is not None and more > permits:
+        text = (
+            f"{count_of(len(active), 'run')} ask for {load:.1f} permits on average and have {permits}; "
+            f"{more} would be enough"
+        )
+        yield _Option("permits", f"backend.max_concurrent = {more}", text, _with(workload, permits=more))
+
+
+def _no_stagger(workload: Workload) -> Iterator[_Option]:
+    stagger_s = workload.launching.stagger_s
+    if stagger_s:
+        text = f"each launch waits {about(stagger_s)} for the one before it; none would fill places at once"
+        yield _Option("stagger", "campaign.stagger_seconds = 0", text, _with(workload, stagger_s=0.0))
+
+
+def _slowest_first(workload: Workload) -> Iterator[_Option]:
+    lengths = _lengths(workload)
+    slowest = max(lengths, key=lambda name: lengths[name])
+    ordered = tuple(_by_seed(workload, sorted(lengths, key=lambda name: -lengths[name])))
+    if _waves(workload) > 1 and len(lengths) > 1 and ordered != workload.runs:
+        text = (
+            f"{slowest!r} is the slowest condition; the longest conditions first would fill the places better"
+        )
+        setting = f"first of [[campaign.conditions]]: {slowest}"
+        yield _Option("slowest condition", setting, text, replace(workload, runs=ordered))
+
+
+def _by_seed(workload: Workload, conditions: list[str]) -> Iterator[RunWork]:
+    """Order runs as a file with its conditions in this order would: all of a seed, then the next seed."""
+    yield from (run for run in workload.runs if run.is_started)
+    left = {c: [r for r in workload.runs if r.condition == c and not r.is_started] for c in conditions}
+    for seed in range(max(map(len, left.values()))):
+        yield from (left[c][seed] for c in conditions if seed < len(left[c]))
+
+
+def _without_slowest(workload: Workload) -> Workload | None:
+    """Return the campaign in which the slowest condition takes no longer than the next one."""
+    lengths = _lengths(workload)
+    if len(set(lengths.values())) < 2:
+        return None
+    slowest = max(lengths, key=lambda name: lengths[name])
+    next_s = max(length for name, length in lengths.items() if name != slowest)
+    share = next_s / lengths[slowest]
+    runs = [replace(r, steps=r.steps * share) if r.condition == slowest else r for r in workload.runs]
+    return replace(workload, runs=tuple(runs))
+
+
+def _lengths(workload: Workload) -> dict[str, float]:
+    """Return the longest run of each condition, in seconds."""
+    lengths: dict[str, float] = {}
+    for run in workload.runs:
+        lengths[run.condition] = max(lengths.get(run.condition, 0.0), workload.run_seconds(run))
+    return lengths
+
+
+def _even_s(workload: Workload) -> float:
+    """Return the makespan if work could be cut to fill all places to the end."""
+    how = workload.launching
+    beside = sum(how.closing_s + (0.0 if run.is_started else how.startup_s) for run in workload.runs)
+    work = beside + math.fsum(workload.run_seconds(run) for run in workload.runs)
+    return workload.full_crowding * work / min(how.workers, len(workload.runs))
+
+
+def _waves(workload: Workload) -> int:
+    return math.ceil(len(workload.runs) / workload.launching.workers)
+
+
+def _with(workload: Workload, **changes: object) -> Workload:
+    return replace(workload, launching=replace(workload.launching, **changes))  # type: ignore[arg-type]

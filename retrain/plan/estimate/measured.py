@@ -1,0 +1,230 @@
+"""What one run's records tell about time: its steps, its start, its end, its failures. Reads files only."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import statistics
+import tomllib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from retrain.errors import RecordsError
+from retrain.plan.crowding import Crowding, Stretch
+from retrain.records.attempts import Attempt, read_attempts
+from retrain.records.clock import posix_s, seconds_between
+from retrain.records.layout import RunFiles
+from retrain.records.lines import Row, number_in
+from retrain.records.metrics import MetricsEnds, read_ends
+from retrain.records.run_state import RunState, read_done
+
+MOST_ROWS = 500  # of one run; its last ones, so that a long run costs no more than a short one
+KEYS = (
+    "attempt",
+    "timestamp",
+    "step_time_s",
+    "sample_time_s",
+    "reward_time_s",
+    "train_time_s",
+    "permit_wait_s",
+    "permit_held_s",
+    "permits",
+    "max_token_hit_rate",
+    "eval_time_s",
+)
+RETRIED = (RunState.INFRASTRUCTURE, RunState.STALLED)
+
+
+@dataclass(frozen=True, slots=True)
+class StepParts:
+    """Where a mean step's time went, in seconds."""
+
+    sampling_s: float
+    scoring_s: float
+    training_s: float
+    permit_wait_s: float  # within sampling and training; over all calls, so it may exceed them
+    permit_held_s: float  # likewise
+    calls_at_once: int  # permits held or waited for together, on average
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredRun:
+    """One run's times. The first step of an attempt is not among the steps: what it warms up is start-up."""
+
+    directory: Path
+    condition: str
+    tables: Mapping[str, Any]  # its configuration: run.toml
+    step_times_s: tuple[float, ...]  # without waits for permits, the latest last
+    parts: StepParts
+    between_s: float  # from one step to the next, unless there is a checkpoint or an evaluation
+    startup_s: float | None  # from the attempt's beginning to where steady steps would have begun
+    closing_s: float | None  # from the last row to the attempt's end; None if it did not finish
+    evaluation_s: float  # one; the last is a part of closing_s, and what else that holds is a checkpoint
+    max_token_hit_rate: float | None
+    permits_borne: float | None  # where they adapt: mean from the first decrease on; None if there was none
+    attempts: int
+    failures: int  # of the surroundings
+    active_s: float  # taking steps, over all attempts
+    span: tuple[float, float] | None = None  # of its last attempt, in seconds since 1970
+    alive: tuple[Stretch, ...] = ()  # in that span, with itself; empty if not known
+    at_a_time: int = 0  # runs of its campaign; 0 if not known
+
+    def alone(self, crowding: Crowding) -> MeasuredRun:
+        """Return the run as it would be without others beside it; the same if none are known of."""
+        stretches = self.alive or ((1.0, max(1, self.at_a_time)),)
+        factor = 1 / crowding.over(stretches)
+        if factor == 1.0:
+            return self
+        return replace(
+            self.slowed(factor),
+            startup_s=self.startup_s and factor * self.startup_s,
+            closing_s=self.closing_s and factor * self.closing_s,
+            evaluation_s=factor * self.evaluation_s,
+        )
+
+    def slowed(self, factor: float) -> MeasuredRun:
+        """Return the run as it would be if its steps took so many times as long."""
+        return replace(
+            self,
+            step_times_s=tuple(factor * seconds for seconds in self.step_times_s),
+            between_s=factor * self.between_s,
+            parts=replace(self.parts, permit_held_s=factor * self.parts.permit_held_s),
+        )
+
+    @property
+    def checkpoint_s(self) -> float:
+        """What one checkpoint takes."""
+        return max(0.0, self.closing_s - self.evaluation_s) if self.closing_s is not None else 0.0
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether it ended as it should."""
+        return self.closing_s is not None
+
+
+def measure_run(directory: Path) -> MeasuredRun | None:
+    """Read one run's directory; None if it holds fewer than two whole steps of its last attempt.
+
+    Raises:
+        RecordsError: its files cannot be read.
+    """
+    files = RunFiles(directory)
+    ends = read_ends(files.metrics, MOST_ROWS, KEYS)
+    attempts = read_attempts(files.attempts)
+    if not ends.last or not attempts:
+        return None
+    number = ends.last[-1].get("attempt")
+    attempt = next((a for a in attempts if a.number == number), attempts[-1])
+    whole = _steps_of(ends, number)
+    steady = [row for row in whole.last if row["step"] > attempt.resumed_from_step + 1]
+    if not steady:
+        return None
+    parts = _parts(steady)
+    times = tuple(_alone_s(row, parts.calls_at_once) for row in steady)
+    tables = _tables(files)
+    return MeasuredRun(
+        directory=directory,
+        condition=str(tables.get("run", {}).get("condition", "")),
+        tables=tables,
+        step_times_s=times,
+        parts=parts,
+        between_s=_between_s(whole.last),
+        startup_s=_startup_s(whole.first, attempt, times),
+        closing_s=_closing_s(files, whole.last[-1], attempt),
+        evaluation_s=_evaluation_s(files, whole.last),
+        max_token_hit_rate=mean_of_known(number_in(row, "max_token_hit_rate") for row in steady),
+        permits_borne=_permits_borne(whole.last),
+        attempts=len(attempts),
+        failures=sum(a.ending in RETRIED for a in attempts),
+        active_s=math.fsum(times) / len(times) * int(ends.last[-1]["step"]),
+        span=_span(attempt, whole.last[-1]),
+    )
+
+
+def mean_of_known(values: Iterable[float | None]) -> float | None:
+    """Average the values that are not None; None if there are none."""
+    known = [value for value in values if value is not None]
+    return statistics.fmean(known) if known else None
+
+
+def _steps_of(ends: MetricsEnds, attempt: object) -> MetricsEnds:
+    """Keep one attempt's rows, and of the last ones those that a clock has measured."""
+    first = ends.first if ends.first and ends.first.get("attempt") == attempt else None
+    rows = [row for row in ends.last if row.get("attempt") == attempt and _seconds(row, "step_time_s")]
+    return MetricsEnds(first, rows)
+
+
+def _tables(files: RunFiles) -> Mapping[str, Any]:
+    try:
+        found = tomllib.loads(files.run_toml.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise RecordsError(f"{files.run_toml}: cannot be read ({error})") from error
+    return {name: table for name, table in found.items() if isinstance(table, dict)}
+
+
+def _seconds(row: Row, key: str) -> float:
+    """Return a row's time; 0 if it has none, or one that no clock measured."""
+    return max(0.0, number_in(row, key) or 0.0)
+
+
+def _parts(rows: Sequence[Row]) -> StepParts:
+    def mean(key: str) -> float:
+        return math.fsum(_seconds(row, key) for row in rows) / len(rows)
+
+    waited, held = mean("permit_wait_s"), mean("permit_held_s")
+    sampling, training = mean("sample_time_s"), mean("train_time_s")
+    calling = sampling + training
+    together = round((waited + held) / calling) if calling and held else 1
+    return StepParts(sampling, mean("reward_time_s"), training, waited, held, max(1, together))
+
+
+def _alone_s(row: Row, calls_at_once: int) -> float:
+    """Return a step's time as it would be if permits were never waited for: waits of one moment overlap."""
+    waited = _seconds(row, "permit_wait_s") / calls_at_once
+    step_s = _seconds(row, "step_time_s")
+    return max(step_s - waited, 0.01 * step_s)
+
+
+def _permits_borne(rows: Sequence[Row]) -> float | None:
+    """Return the mean number since an API first bore no more; before, it only grew from where it began."""
+    known = [permits for row in rows if (permits := number_in(row, "permits")) is not None]
+    first = next((i for i, (before, now) in enumerate(itertools.pairwise(known), 1) if now < before), None)
+    return statistics.fmean(known[first:]) if first is not None else None
+
+
+def _between_s(rows: Sequence[Row]) -> float:
+    """Return the median gap: checkpoints and evaluations lie in a few gaps and are counted apart."""
+    gaps = []
+    for before, row in itertools.pairwise(rows):
+        whole = seconds_between(before.get("timestamp"), row.get("timestamp"))
+        if whole is not None:
+            gaps.append(max(0.0, whole - _seconds(row, "step_time_s")))
+    return statistics.median(gaps) if gaps else 0.0
+
+
+def _evaluation_s(files: RunFiles, rows: Sequence[Row]) -> float:
+    done = read_done(files.done)
+    final = number_in(done.result, "eval_time_s") if done else None
+    if final is not None:
+        return final
+    return mean_of_known(number_in(row, "eval_time_s") for row in rows) or 0.0
+
+
+def _startup_s(first: Row | None, attempt: Attempt, times: Sequence[float]) -> float | None:
+    if first is None:
+        return None
+    whole = seconds_between(attempt.started_at, first.get("timestamp"))
+    return max(0.0, whole - statistics.median(times)) if whole is not None else None
+
+
+def _span(attempt: Attempt, last: Row) -> tuple[float, float] | None:
+    begin, end = posix_s(attempt.started_at), posix_s(attempt.ended_at or last.get("timestamp"))
+    return (begin, end) if begin is not None and end is not None and begin < end else None
+
+
+def _closing_s(files: RunFiles, last: Row, attempt: Attempt) -> float | None:
+    if attempt.ending != RunState.DONE or read_done(files.done) is None:
+        return None
+    return seconds_between(last.get("timestamp"), attempt.ended_at)

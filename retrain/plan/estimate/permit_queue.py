@@ -1,0 +1,156 @@
+"""How long a step waits for permits while so many runs want them.
+
+Runs are customers of a closed queue: a step is some time of its own, then calls that each need one
+of the permits, first come first served. Two facts give the wait:
+
+- capacity: all calls together cannot hold more than all permits. With equal waits for all, the
+  wait that just fits is the root of sum(n_c P_c / (t_c + W)) = permits; exact when step times do
+  not vary (the asymptotes of operational analysis, Denning and Buzen 1978, doi:10.1145/356733.356735).
+- the knee: where demand and permits are close, step times that vary cost more than capacity says.
+  The excess is measured once per campaign by short simulations of the queue, and interpolated.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+import statistics
+from collections.abc import Sequence
+from dataclasses import replace
+
+from retrain.plan.crowding import ALONE, Crowding
+from retrain.plan.estimate.closed_queue import ClosedQueue
+from retrain.plan.estimate.workload import StepCost
+
+LOADS = (0.6, 0.8, 0.92, 1.0, 1.1, 1.3, 1.7)  # permits asked for over permits, where the knee is measured
+SATURATED = 2.5  # times the permits in demand: no permit is ever free, so capacity alone decides
+
+
+class PermitQueue:
+    """Waits for permits, by how many runs of each condition are taking steps."""
+
+    def __init__(
+        self,
+        costs: Sequence[StepCost],
+        permits: int,
+        order: Sequence[int],
+        most_active: int,
+        ratios: Sequence[float],
+        rng: random.Random,
+        crowding: Crowding = ALONE,
+    ) -> None:
+        """Measure the knee.
+
+        Args:
+            costs: of each condition.
+            permits: calls in flight over all runs.
+            order: the runs' conditions in launch order: who is active together.
+            most_active: runs at a time.
+            ratios: step times over their mean; how steps vary.
+            rng: draws from them.
+            crowding: how much longer steps take beside each other.
+        """
+        self._crowding = crowding
+        self._permits = permits
+        self._asks = [min(cost.calls_at_once, permits) if cost.permit_s else 0 for cost in costs]
+        self._known: dict[tuple[int, ...], float] = {}
+        shares = [cost.permit_s / cost.seconds if cost.permit_s else 0.0 for cost in costs]
+        self._knee = [
+            self._excess(costs, [order[i % len(order)] for i in range(active)], ratios, rng)
+            for active in self._populations(order, most_active, shares)
+        ]
+
+    def _excess(
+        self, costs: Sequence[StepCost], members: Sequence[int], ratios: Sequence[float], rng: random.Random
+    ) -> tuple[float, float]:
+        """Simulate some runs, given by their conditions.
+
+        Returns:
+            Their load, and by what fraction of a calling run's step, its least wait included, they
+            wait for longer than capacity says.
+        """
+        counts = tuple(members.count(c) for c in range(len(costs)))
+        costs = self._crowded(costs, len(members))
+        simulated = ClosedQueue([costs[c] for c in members], self._permits, ratios, rng).mean_wait_s()
+        calling = statistics.fmean(costs[c].seconds for c in members if self._asks[c])
+        least = _capacity_wait_s(costs, counts, self._permits)
+        return _load(costs, counts, self._permits), (simulated - least) / (calling + least)
+
+    def _crowded(self, costs: Sequence[StepCost], active: int) -> Sequence[StepCost]:
+        """Return what steps cost beside each other."""
+        times = self._crowding.of(active)
+        if times == 1.0:
+            return costs
+        return [replace(c, seconds=times * c.seconds, permit_s=times * c.permit_s) for c in costs]
+
+    @property
+    def can_wait(self) -> bool:
+        """Whether anybody ever waits."""
+        return bool(self._knee)
+
+    def wait_s(self, costs: Sequence[StepCost], counts: tuple[int, ...]) -> float:
+        """Return the mean wait of one step, the same for all conditions that make calls."""
+        known = self._known.get(counts)
+        if known is None:
+            known = self._known[counts] = self._wait_s(costs, counts)
+        return known
+
+    def forget(self) -> None:
+        """Costs have changed."""
+        self._known.clear()
+
+    def _wait_s(self, costs: Sequence[StepCost], counts: tuple[int, ...]) -> float:
+        if sum(n * asks for n, asks in zip(counts, self._asks, strict=True)) <= self._permits:
+            return 0.0
+        costs = self._crowded(costs, sum(counts))
+        least = _capacity_wait_s(costs, counts, self._permits)
+        calling = [(n, cost.seconds) for n, cost in zip(counts, costs, strict=True) if n and cost.permit_s]
+        mean = sum(n * seconds for n, seconds in calling) / sum(n for n, _ in calling)
+        excess = _interpolate(self._knee, _load(costs, counts, self._permits))
+        return max(0.0, least + excess * (mean + least))
+
+    def _populations(self, order: Sequence[int], most_active: int, shares: Sequence[float]) -> list[int]:
+        """Return the numbers of active runs to look at: some must wait, and permits are about to run out."""
+        asked, load = 0, 0.0
+        found: list[int] = []
+        for active in range(1, most_active + 1):
+            condition = order[(active - 1) % len(order)]
+            asked += self._asks[condition]
+            before, load = load, load + shares[condition] / self._permits
+            is_near = any(before < mark <= load for mark in LOADS)
+            if asked > self._permits and load < SATURATED and (not found or is_near or active == most_active):
+                found.append(active)
+        return found
+
+
+def _capacity_wait_s(costs: Sequence[StepCost], counts: Sequence[int], permits: int) -> float:
+    """Solve sum(n P / (t + W)) = permits for W by Newton's method, from below on a convex curve."""
+    calling = [(n * c.permit_s, c.seconds) for n, c in zip(counts, costs, strict=True) if n and c.permit_s]
+    wait_s = 0.0
+    for _ in range(50):
+        excess = slope = 0.0
+        for held, seconds in calling:
+            rate = held / (seconds + wait_s)
+            excess += rate
+            slope += rate / (seconds + wait_s)
+        excess -= permits
+        if excess <= 1e-9 * permits:
+            break
+        wait_s += excess / slope
+    return wait_s
+
+
+def _load(costs: Sequence[StepCost], counts: Sequence[int], permits: int) -> float:
+    return (
+        sum(n * c.permit_s / c.seconds for n, c in zip(counts, costs, strict=True) if n and c.seconds)
+        / permits
+    )
+
+
+def _interpolate(points: Sequence[tuple[float, float]], x: float) -> float:
+    if x <= points[0][0]:
+        return points[0][1] * max(0.0, x / points[0][0])
+    for (x0, y0), (x1, y1) in itertools.pairwise(points):
+        if x <= x1:
+            return y0 + (y1 - y0) * (x - x0) / (x1 - x0) if x1 > x0 else y1
+    return 0.0 if x > SATURATED else points[-1][1]

@@ -1,0 +1,123 @@
+"""The rest of a running campaign, from the pace of its own steps so far."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from retrain.plan.crowding import ALONE, Alive, Crowding
+from retrain.plan.estimate.simulation import Simulation, quantile
+from retrain.plan.estimate.workload import Launching, Pilot, RunWork, StepCost, Workload
+from retrain.records.pace import Pace
+
+MOST_DRAWS, LEAST_DRAWS = 60, 16  # `status` must stay quick; the spread is then known to a fifth or so
+DRAWN_RUNS = 6000  # runs simulated over all draws: some milliseconds
+OWN_PACE_STEPS = 10  # a run goes on at its own pace once that is known from so many steps
+
+
+@dataclass(frozen=True, slots=True)
+class RunLeft:
+    """A run with work left, or one whose pace tells about others."""
+
+    run_id: str
+    condition: str
+    steps_left: int  # 0 of a run that is over
+    is_running: bool
+    pace: Pace | None
+
+
+@dataclass(frozen=True, slots=True)
+class Remaining:
+    """Time until the last run ends."""
+
+    p50_s: float
+    p90_s: float
+
+
+def remaining(
+    runs: Sequence[RunLeft], workers: int, stagger_s: float = 0.0, crowding: Crowding = ALONE
+) -> Remaining | None:
+    """Estimate when the last run ends.
+
+    Args:
+        runs: in launch order.
+        workers: runs at a time; 0 if not known: as many as run now.
+        stagger_s: least time between two launches.
+        crowding: how much longer steps take beside other runs.
+
+    Returns:
+        None if nothing is left, nothing is running, or no pace is known.
+    """
+    if crowding != ALONE:
+        runs = _alone(runs, workers, crowding)
+    left = [run for run in runs if run.steps_left > 0]
+    active = [run for run in left if run.is_running]
+    paces = _paces(runs)
+    if not active or not paces:
+        return None
+    costs, counts = {}, {}
+    works = []
+    for run in sorted(left, key=lambda run: not run.is_running):  # stable: launch order within each
+        key, cost, steps = _cost(run, paces)
+        costs[key], counts[key] = cost, steps
+        works.append(RunWork(key, run.steps_left, run.is_running))
+    startups = [run.pace.startup_s for run in runs if run.pace and run.pace.startup_s is not None]
+    launching = Launching(
+        max(workers, len(active)),
+        stagger_s,
+        statistics.median(startups) if startups else 0.0,
+        crowding=crowding,
+    )
+    recent = {key: pace.recent_s for key, pace in _pooled(runs).items()}
+    simulation = Simulation(Workload(tuple(works), costs, launching), Pilot(recent, counts), seed=0)
+    times = simulation.sample(max(LEAST_DRAWS, min(MOST_DRAWS, DRAWN_RUNS // len(left))))
+    return Remaining(quantile(times, 0.5), quantile(times, 0.9))
+
+
+def _alone(runs: Sequence[RunLeft], workers: int, crowding: Crowding) -> list[RunLeft]:
+    """Return runs with the paces that they would have without others beside them."""
+    active = sum(run.is_running for run in runs)
+    alive = Alive(map(_span, runs), max(workers, active))
+    return [replace(run, pace=run.pace and _pace_alone(run.pace, alive, active, crowding)) for run in runs]
+
+
+def _span(run: RunLeft) -> tuple[float, float]:
+    """Return from and until when a run was alive, as its rows tell: all the time if it runs and has none."""
+    end = math.inf if run.is_running else -math.inf
+    if run.pace is None or run.pace.since_s is None or run.pace.until_s is None:
+        return -math.inf, end
+    return run.pace.since_s - (run.pace.startup_s or 0.0), max(end, run.pace.until_s)
+
+
+def _pace_alone(pace: Pace, alive: Alive, active: int, crowding: Crowding) -> Pace:
+    if pace.since_s is None or pace.until_s is None:
+        times = crowding.of(max(1, active))
+    else:
+        times = crowding.over(alive.between(pace.since_s, pace.until_s))
+    startup_s = None if pace.startup_s is None else pace.startup_s / times
+    return replace(pace, step_s=pace.step_s / times, startup_s=startup_s)
+
+
+def _paces(runs: Sequence[RunLeft]) -> dict[str, tuple[float, int]]:
+    """Return each condition's mean pace and the steps behind it; under "" that of all."""
+    sums: dict[str, tuple[float, int]] = {}
+    for run in runs:
+        if run.pace is not None:
+            for key in (run.condition, ""):
+                seconds, steps = sums.get(key, (0.0, 0))
+                sums[key] = (seconds + run.pace.step_s * run.pace.steps, steps + run.pace.steps)
+    return {key: (seconds / steps, steps) for key, (seconds, steps) in sums.items()}
+
+
+def _cost(run: RunLeft, paces: Mapping[str, tuple[float, int]]) -> tuple[str, StepCost, int]:
+    if run.is_running and run.pace is not None and run.pace.steps >= OWN_PACE_STEPS:
+        return f"run {run.run_id}", StepCost(run.pace.step_s), run.pace.steps
+    key = run.condition if run.condition in paces else ""
+    seconds, steps = paces[key]
+    return f"condition {key}", StepCost(seconds), steps
+
+
+def _pooled(runs: Sequence[RunLeft]) -> dict[str, Pace]:
+    return {run.run_id: run.pace for run in runs if run.pace is not None and len(run.pace.recent_s) > 1}

@@ -1,0 +1,101 @@
+"""Possible campaigns of one workload, drawn and simulated to their last run's end."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Sequence
+
+from retrain.plan.estimate.bootstrap import Bootstrap, Tail
+from retrain.plan.estimate.contention import Job, SharedCampaign
+from retrain.plan.estimate.permit_queue import PermitQueue
+from retrain.plan.estimate.schedule import list_schedule
+from retrain.plan.estimate.workload import Pilot, StepCost, Workload
+
+MOST_DRAWS = 200  # a P90 of so many is off by a tenth of the spread
+LEAST_DRAWS = 24
+DRAWN_RUNS = 24_000  # runs simulated over all draws: well under a second
+STEP_CV_GUESSED = 0.1  # step times over their mean, where nothing was measured
+GUESSED_RATIOS = 32
+
+
+class Simulation:
+    """Possible campaigns of one workload, and how long each takes."""
+
+    def __init__(self, workload: Workload, pilot: Pilot | None, seed: int) -> None:
+        self._workload = workload
+        self._rng = random.Random(seed)
+        self._bootstrap = Bootstrap(workload, pilot, self._rng)
+        self._started = sum(run.is_started for run in workload.runs)
+        self._queue = self._open_queue()
+        self.tail: Tail = self._bootstrap.spread.tail
+
+    def expected_s(self) -> float:
+        """Return the makespan of the campaign of means."""
+        return self._makespan_s(*self._bootstrap.expected())
+
+    def sample(self, most: int = MOST_DRAWS) -> list[float]:
+        """Return makespans of possible campaigns; one if all are the same."""
+        if self._bootstrap.is_certain:
+            return [self.expected_s()]
+        draws = min(most, max(LEAST_DRAWS, min(MOST_DRAWS, DRAWN_RUNS // max(1, len(self._workload.runs)))))
+        return [self._makespan_s(*self._bootstrap.draw()) for _ in range(draws)]
+
+    def permit_wait_fraction(self) -> float:
+        """Return the share of a step's time spent waiting, with the first runs in all places."""
+        costs, jobs = self._bootstrap.expected()
+        active = jobs[: self._workload.launching.workers]
+        counts = tuple(sum(job.condition == c for job in active) for c in range(len(costs)))
+        if self._queue is None:
+            return 0.0
+        self._queue.forget()
+        wait_s = self._queue.wait_s(costs, counts)
+        crowd = self._workload.full_crowding
+        calling = [crowd * costs[job.condition].seconds for job in active if costs[job.condition].permit_s]
+        return wait_s / (wait_s + sum(calling) / len(calling)) if calling else 0.0
+
+    def _makespan_s(self, costs: Sequence[StepCost], jobs: Sequence[Job]) -> float:
+        how = self._workload.launching
+        if self._queue is not None:
+            return SharedCampaign(jobs, costs, how, self._queue, self._started).makespan_s()
+        return list_schedule(
+            [self._attempts_s(job, costs[job.condition].seconds, i) for i, job in enumerate(jobs)],
+            how.workers,
+            stagger_s=how.stagger_s,
+            retry_delay_s=how.failures.delay_s,
+            started=self._started,
+            crowding=how.crowding,
+        )
+
+    def _attempts_s(self, job: Job, step_s: float, place: int) -> list[float]:
+        how = self._workload.launching
+        seconds = [how.startup_s + steps * step_s for steps in job.attempts]
+        seconds[-1] += how.closing_s
+        if place < self._started:
+            seconds[0] -= how.startup_s
+        return seconds
+
+    def _open_queue(self) -> PermitQueue | None:
+        how, runs = self._workload.launching, self._workload.runs
+        costs, jobs = self._bootstrap.expected()
+        if how.permits is None or not any(cost.permit_s for cost in costs):
+            return None
+        ratios = self._bootstrap.spread.ratios or _guessed_ratios()
+        order = [job.condition for job in jobs]
+        most = min(how.workers, len(runs))
+        queue = PermitQueue(costs, how.permits, order, most, ratios, self._rng, how.crowding)
+        return queue if queue.can_wait else None
+
+
+def quantile(values: Sequence[float], q: float) -> float:
+    """Return a quantile, linear between neighbours."""
+    ordered = sorted(values)
+    place = q * (len(ordered) - 1)
+    low = math.floor(place)
+    high = min(low + 1, len(ordered) - 1)
+    return ordered[low] + (place - low) * (ordered[high] - ordered[low])
+
+
+def _guessed_ratios() -> list[float]:
+    width = STEP_CV_GUESSED * math.sqrt(3)  # half the width of a uniform distribution with this deviation
+    return [1 + width * (2 * (i + 0.5) / GUESSED_RATIOS - 1) for i in range(GUESSED_RATIOS)]

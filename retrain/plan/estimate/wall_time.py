@@ -1,0 +1,175 @@
+"""A plan's wall time from earlier runs: the rule of thumb, and beside it the simulated makespan."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from retrain.plan.estimate import Makespan, estimate, rule_of_thumb_s
+from retrain.plan.estimate.bootstrap import Tail
+from retrain.plan.estimate.durations import about
+from retrain.plan.estimate.history import History
+from retrain.plan.estimate.learned import Learned, Match, Measured, workload_of
+from retrain.plan.estimate.limits import Change, Limit
+from retrain.plan.estimate.simulation import quantile
+from retrain.plan.matrix import Plan
+from retrain.plan.warnings import shares_cores
+
+TELLING = 4  # earlier campaigns from which a P90 for what steps do not show can be had
+RULE_OF_THREE = 3  # n steps without an event leave 95 % that it is rarer than 3 in n
+
+
+@dataclass(frozen=True)
+class MeasuredCondition:
+    """What is known of one condition's steps, and from where."""
+
+    condition: str
+    match: Match
+    from_conditions: tuple[str, ...]
+    differs: tuple[str, ...]
+    runs: int
+    steps: int
+    median_step_time_s: float
+    mean_step_time_s: float  # with what happens between steps; without waits for permits
+    permit_held_s: float
+    max_token_hit_rate: float | None
+
+
+@dataclass(frozen=True)
+class WallTime:
+    """An estimate from earlier runs."""
+
+    median_step_time_s: float
+    measured_runs: int
+    measured_steps: int
+    startup_s: float | None
+    closing_s: float | None
+    failures_per_hour: float
+    rule_of_thumb_s: float
+    p50_s: float
+    p90_s: float
+    tail: Tail
+    waves: int
+    limited_by: Limit
+    permit_wait_fraction: float
+    changes: tuple[Change, ...]  # the best first
+    conditions: tuple[MeasuredCondition, ...]
+    actual_over_p50: tuple[float, ...]  # of earlier campaigns that were estimated and ended
+    notes: tuple[str, ...]  # what the estimate does not know
+
+    @property
+    def holds_permits(self) -> bool:
+        """Whether steps make calls that hold permits."""
+        return any(condition.permit_held_s for condition in self.conditions)
+
+
+def wall_time(plan: Plan, learned: Learned | None, history: History, cores: float) -> WallTime | None:
+    """Estimate a plan from what was learned; None if nothing was.
+
+    Args:
+        plan: what would run.
+        learned: what its steps take.
+        history: where that is from.
+        cores: of this machine: more workers than these are no advice to a backend that computes on them.
+    """
+    if learned is None:
+        return None
+    found = estimate(workload_of(plan, learned), learned.pilot)
+    actual = tuple(e.actual_s / e.p50_s for e in history.expectations if e.actual_s and e.p50_s)
+    p90_s = max(found.p90_s, found.p50_s * quantile(actual, 0.9)) if len(actual) >= TELLING else found.p90_s
+    measured = learned.conditions.values()
+    crowd = learned.crowding.of(min(plan.workers, len(plan.runs)))
+    medians = [crowd * learned.conditions[run.condition].median_step_time_s for run in plan.runs]
+    return WallTime(
+        median_step_time_s=statistics.median(medians),
+        measured_runs=len(history.runs),
+        measured_steps=learned.pilot.steps,
+        startup_s=learned.startup_s and crowd * learned.startup_s,
+        closing_s=learned.closing_s and crowd * learned.closing_s,
+        failures_per_hour=learned.failures_per_hour,
+        rule_of_thumb_s=rule_of_thumb_s(plan.total_steps, statistics.median(medians), plan.workers),
+        p50_s=found.p50_s,
+        p90_s=p90_s,
+        tail=found.tail,
+        waves=found.waves,
+        limited_by=found.limited_by,
+        permit_wait_fraction=found.permit_wait_fraction,
+        changes=tuple(_advice(plan, found, cores)),
+        conditions=tuple(_shown(m, crowd) for m in measured),
+        actual_over_p50=actual,
+        notes=(*_notes(plan, learned, found), *_wider(found, p90_s), *_on_few_cores(plan, cores, history)),
+    )
+
+
+def _advice(plan: Plan, found: Makespan, cores: float) -> Iterator[Change]:
+    on_cores = shares_cores(plan)
+    for change in found.changes:
+        if change.limit == "permits" and plan.runs[0].config.backend.adapts_permits:
+            continue  # the API bears no more
+        if change.limit == "workers":
+            if on_cores and found.next_workers > cores:
+                continue  # steps would slow down by more than places are won
+            if not plan.campaign.parallel:
+                change = replace(change, setting=f"campaign.parallel = true, {change.setting}")
+        yield change
+
+
+def _wider(found: Makespan, p90_s: float) -> Iterator[str]:
+    if p90_s > found.p90_s:
+        yield (
+            f"P90 would be {about(found.p90_s)} by the steps alone; earlier campaigns here took longer than "
+            "their steps foretold"
+        )
+
+
+def _on_few_cores(plan: Plan, cores: float, history: History) -> Iterator[str]:
+    measured = {run.at_a_time for run in history.runs if run.at_a_time}
+    if shares_cores(plan) and measured and plan.workers > max(cores, *measured):
+        yield (
+            f"measured with at most {max(measured)} at a time: beside {plan.workers} on {cores:g} CPU cores "
+            "steps are taken to be as much longer as each has less of a core"
+        )
+
+
+def _shown(measured: Measured, crowd: float) -> MeasuredCondition:
+    """Return what is known of a condition's steps, with all places taken."""
+    return MeasuredCondition(
+        measured.condition,
+        measured.match,
+        measured.from_conditions,
+        measured.differs,
+        measured.runs,
+        measured.steps,
+        crowd * measured.median_step_time_s,
+        crowd * measured.cost.seconds,
+        crowd * measured.cost.permit_s,
+        measured.max_token_hit_rate,
+    )
+
+
+def _notes(plan: Plan, learned: Learned, found: Makespan) -> Iterator[str]:
+    steps = learned.pilot.steps
+    if found.tail == "heavy":
+        yield f"single steps take far longer than the mean: {steps} steps are too few for a P90 to rely on"
+    if found.tail == "short":
+        yield (
+            f"{steps} steps were measured: what slows down fewer than 1 step in "
+            f"{max(1, steps // RULE_OF_THREE)} was not seen, so P90 may be too low"
+        )
+    for measured in learned.conditions.values():
+        if measured.match == "other condition":
+            others = ", ".join(measured.from_conditions)
+            yield f"{measured.condition} was never measured itself; its step time is that of {others}"
+        elif measured.match == "other settings":
+            yield f"{measured.condition} was measured with other settings: {'; '.join(measured.differs)}"
+    if plan.runs[0].config.backend.adapts_permits:
+        yield 'max_concurrent = "auto": ' + (
+            "no earlier run met a limit of the API, so waits for permits are left out"
+            if learned.permits_borne is None
+            else f"{learned.permits_borne} permits are taken to last, what the API bore in earlier runs"
+        )
+    if learned.startup_s is None:
+        yield "the start-up of a run is unknown and left out"
+    if learned.closing_s is None:
+        yield "no run ended yet: its last evaluation and checkpoint are left out"

@@ -1,0 +1,213 @@
+"""A language model as judge, behind an OpenAI-compatible endpoint.
+
+The key is read from the environment only. An answer that does not come, or holds no score, leaves the
+completion unscored; it is counted and never taken for a wrong answer.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import urlsplit
+
+from retrain.errors import ConfigError
+from retrain.rewards import Answer, BatchScorer, Outcome, Score, UnscoredError
+from retrain.rewards.judge.chat import Endpoint
+from retrain.rewards.judge.verdict import read_score
+from retrain.rewards.limits import limit_problems, positive_problem
+from retrain.rewards.pool.scorer import score_one
+from retrain.rollouts import Prompt
+
+KEYS = ("OPENAI_API_KEY",)  # unless key_env names another
+RANGE = (0.0, 1.0)
+RUBRIC = """Grade a response to a problem against the reference answer.
+
+Problem:
+{prompt}
+
+Reference answer:
+{answer}
+
+Response:
+{completion}
+
+Say briefly what is right and wrong about the response. Then end with a line of the form "Score: x", \
+where x is a number from 0 (wrong) to 1 (entirely right)."""
+VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+HEADER_VALUE = re.compile(r"[!-~]+")
+PLACEHOLDER = re.compile(r"\{(prompt|answer|completion)\}")
+
+
+def score(
+    completion: str,
+    prompt: Prompt,
+    *,
+    base_url: str,
+    model: str,
+    template: str = RUBRIC,
+    key_env: str = "OPENAI_API_KEY",
+    max_concurrent: int = 8,
+    max_tokens: int = 1024,
+    temperature: float = 0.0,
+    timeout_s: float = 60.0,
+    retries: int = 4,
+    backoff_s: float = 1.0,
+) -> float:
+    """Return the judge's score, from 0 to 1.
+
+    Args:
+        completion: what the policy wrote.
+        prompt: what it was shown, and the reference answer.
+        base_url: address of the endpoint, up to and without `/chat/completions`.
+        model: the judge's name there.
+        template: what the judge is asked; {prompt}, {answer} and {completion} are filled in. Its reply
+            must hold "Score: x" (the last one counts); "x/10" is taken as a tenth.
+        key_env: environment variable that holds the key; "" sends none.
+        max_concurrent: questions in flight.
+        max_tokens: bound on a reply.
+        temperature: the judge's.
+        timeout_s: limit of one attempt.
+        retries: further attempts after overload, failures of the server and of the network.
+        backoff_s: longest first wait between attempts; it doubles each time.
+
+    Raises:
+        ConfigError: there is no key.
+        RunFailedError: the endpoint refuses the request.
+        TimeoutError: no answer in time.
+        UnscoredError: no answer, or none with a score.
+    """
+    return score_one(
+        open_scorer(
+            base_url=base_url,
+            model=model,
+            template=template,
+            key_env=key_env,
+            max_concurrent=max_concurrent,
+            max_tokens=max_tokens,
+            temperature=temperature,
+            timeout_s=timeout_s,
+            retries=retries,
+            backoff_s=backoff_s,
+        ),
+        completion,
+        prompt,
+    )
+
+
+def open_scorer(
+    *,
+    base_url: str,
+    model: str,
+    template: str = RUBRIC,
+    key_env: str = "OPENAI_API_KEY",
+    max_concurrent: int = 8,
+    max_tokens: int = 1024,
+    temperature: float = 0.0,
+    timeout_s: float = 60.0,
+    retries: int = 4,
+    backoff_s: float = 1.0,
+) -> BatchScorer:
+    """Get ready to ask; parameters as for `score`."""
+    endpoint = Endpoint(base_url.rstrip("/"), _key(key_env), timeout_s, retries, backoff_s)
+    fixed = {"model": model, "max_tokens": max_tokens, "temperature": temperature}
+    return JudgeScorer(endpoint, template, fixed, ThreadPoolExecutor(max_concurrent, "judge"))
+
+
+def check_params(params: Mapping[str, Any]) -> Iterator[str]:
+    """Return what is wrong with the parameters; asks nobody."""
+    yield from limit_problems(params)
+    for key in ("max_concurrent", "max_tokens", "backoff_s"):
+        yield from positive_problem(key, params.get(key, 1))
+    if params.get("retries", 0) < 0:
+        yield f"retries: got {params['retries']}; needs 0 or more"
+    if not _is_address(str(params.get("base_url", ""))):
+        yield f"base_url: got {params.get('base_url', '')!r}; needs an address, such as http://localhost:8000/v1"
+    if not params.get("model"):
+        yield "model: got none; needs the judge's name at the endpoint"
+    if "{completion}" not in params.get("template", RUBRIC):
+        yield "template: does not hold {completion}, so the judge would not see what it judges"
+    try:
+        _key(str(params.get("key_env", KEYS[0])))
+    except ConfigError as error:
+        yield str(error)
+
+
+def servers(params: Mapping[str, Any]) -> dict[str, str]:
+    """Name the endpoint, and the parameter that it stands at."""
+    return {str(params.get("base_url", "")): "base_url"}
+
+
+@dataclass(frozen=True, slots=True)
+class JudgeScorer:
+    """Asks the judge about every completion, several at a time."""
+
+    endpoint: Endpoint
+    template: str
+    fixed: Mapping[str, Any]
+    threads: ThreadPoolExecutor
+
+    def score_all(self, answers: Sequence[Answer]) -> list[Score]:
+        """Score every completion, in order.
+
+        Raises:
+            RunFailedError: the endpoint refuses.
+        """
+        futures = [self.threads.submit(self._score, answer) for answer in answers]
+        try:
+            return [future.result() for future in futures]
+        finally:
+            for future in futures:  # after a refusal: the rest would be refused too
+                future.cancel()
+
+    def close(self) -> None:
+        """Ask nothing more."""
+        self.endpoint.given_up.set()
+        self.threads.shutdown(wait=False, cancel_futures=True)
+
+    def _score(self, answer: Answer) -> Score:
+        values = {
+            "prompt": answer.prompt.text,
+            "answer": answer.prompt.answer,
+            "completion": answer.completion,
+        }
+        question = PLACEHOLDER.sub(lambda found: values[found[1]], self.template)
+        try:
+            reply = self.endpoint.ask({**self.fixed, "messages": [{"role": "user", "content": question}]})
+            return Score(read_score(reply))
+        except TimeoutError as error:
+            return Score(None, Outcome.TIMEOUT, str(error))
+        except UnscoredError as error:
+            return Score(None, Outcome.ERROR, str(error))
+
+
+def _is_address(url: str) -> bool:
+    try:
+        parts = urlsplit(url)
+        return bool(
+            parts.scheme in ("http", "https")
+            and parts.hostname
+            and parts.port != 0
+            and HEADER_VALUE.fullmatch(url)
+        )
+    except ValueError:  # no number for a port, or half an IPv6 address
+        return False
+
+
+def _key(variable: str) -> str:
+    if not variable:
+        return ""
+    if not VARIABLE.fullmatch(variable):
+        raise ConfigError("key_env: needs the name of an environment variable, not the key itself")
+    key = os.environ.get(variable, "").strip()
+    if not key:
+        hint = 'export it, or use key_env = "" to send none'
+        raise ConfigError(f"key_env: the environment variable {variable} is not set; {hint}")
+    if not HEADER_VALUE.fullmatch(key):
+        raise ConfigError(
+            f"key_env: what {variable} holds is no key: blanks, lines or characters beyond ASCII are in it"
+        )
+    return key

@@ -1,0 +1,42 @@
+"""Compares two mathematical answers with math-verify; runs in a process of its own, which may be killed."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from retrain.extras import load
+from retrain.rewards import UnscoredError
+from retrain.rewards.math.boxed import last_boxed
+from retrain.rollouts import Prompt
+
+# Its own time limits need SIGALRM and turn a timeout into "not equal"; the pool's limit is used instead.
+_math_verify = load("math_verify", "math", "math")
+logging.getLogger("math_verify").setLevel(logging.ERROR)  # it warns that its time limits are off
+
+
+def check(completion: str, prompt: Prompt) -> float:
+    """Return 1 if the completion's final answer equals the prompt's as mathematics.
+
+    Raises:
+        UnscoredError: the prompt's answer is not mathematics that can be read.
+    """
+    wanted = _parse(_marked(prompt.answer))
+    if not wanted:
+        raise UnscoredError(f"the answer {prompt.answer[:80]!r} cannot be read as mathematics")
+    boxed = last_boxed(completion)
+    given = _parse(completion if boxed is None else f"\\boxed{{{boxed}}}")
+    return float(_math_verify.verify(wanted, given, timeout_seconds=None, raise_on_error=True))
+
+
+def _marked(answer: str) -> str:
+    """Mark a bare answer as LaTeX, which is looked for between signs only."""
+    boxed = last_boxed(answer)
+    if boxed is not None:
+        return f"\\boxed{{{boxed}}}"
+    return answer if "$" in answer or "\\(" in answer or "\\[" in answer else f"${answer}$"
+
+
+def _parse(text: str) -> list[Any]:
+    found: list[Any] = _math_verify.parse(text, parsing_timeout=None, raise_on_error=True)
+    return found

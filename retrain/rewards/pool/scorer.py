@@ -1,0 +1,79 @@
+"""What rewards that run in a process pool share: replies become scores."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from retrain.errors import RunFailedError
+from retrain.rewards import Answer, BatchScorer, Outcome, Score, UnscoredError
+from retrain.rewards.pool import Ending, ProcessPool, Reply
+from retrain.rollouts import Prompt
+
+_OUTCOMES = {Ending.SCORED: Outcome.SCORED, Ending.TIMEOUT: Outcome.TIMEOUT}
+
+
+class VerifierScorer:
+    """Scores with a verifier of ours: a completion that breaks or outlasts it has not shown to be right."""
+
+    def __init__(self, pool: ProcessPool) -> None:
+        self._pool = pool
+
+    def score_all(self, answers: Sequence[Answer]) -> list[Score]:
+        """Score every completion, in order."""
+        return [_score_of(reply) for reply in self._pool.run(answers)]
+
+    def close(self) -> None:
+        """End the processes."""
+        self._pool.close()
+
+
+class FunctionScorer(VerifierScorer):
+    """Scores with somebody's function: what it raises is a bug, where it hangs nothing is known."""
+
+    def score_all(self, answers: Sequence[Answer]) -> list[Score]:
+        """Score every completion, in order.
+
+        Raises:
+            RunFailedError: the function raised; names the prompt.
+        """
+        replies = self._pool.run(answers)
+        for answer, reply in zip(answers, replies, strict=True):
+            if reply.ending is Ending.RAISED:
+                raise RunFailedError(f"{reply.message}, for prompt {answer.prompt.id}")
+        return [
+            _score_of(reply)
+            if reply.ending is Ending.SCORED
+            else Score(None, _OUTCOMES.get(reply.ending, Outcome.ERROR), reply.message)
+            for reply in replies
+        ]
+
+
+def score_one(scorer: BatchScorer, completion: str, prompt: Prompt) -> float:
+    """Score a single completion and close the scorer.
+
+    Raises:
+        TimeoutError: scoring took too long.
+        UnscoredError: nobody can tell.
+    """
+    try:
+        scores = scorer.score_all([Answer(completion, prompt)])
+        assert isinstance(scores, list)
+    finally:
+        scorer.close()
+    return value_of(scores[0])
+
+
+def value_of(score: Score) -> float:
+    """Return a score's value, or raise TimeoutError or UnscoredError if that is how it ended."""
+    if score.outcome is Outcome.TIMEOUT:
+        raise TimeoutError(score.message)
+    if score.value is None or score.outcome is Outcome.ERROR:
+        raise UnscoredError(score.message)
+    return score.value
+
+
+def _score_of(reply: Reply) -> Score:
+    if reply.ending is Ending.SCORED:
+        return Score(reply.value)
+    value = None if reply.ending is Ending.UNSCORED else 0.0
+    return Score(value, _OUTCOMES.get(reply.ending, Outcome.ERROR), reply.message)

@@ -1,0 +1,107 @@
+"""The process behind `retrain.rewards.pool`: calls one function for each line it is sent.
+
+It ends, with everything that it started, as soon as its standard input closes: whatever becomes of
+the run, nothing stays behind. A call that cannot even be interrupted (a C function that keeps the
+interpreter to itself) is ended by a timer of the kernel.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import json
+import os
+import queue
+import resource
+import signal
+import sys
+import threading
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from typing import Any, BinaryIO
+
+from retrain.errors import ConfigError
+from retrain.registry import fault_of, find_function
+from retrain.rewards import UnscoredError
+from retrain.rewards.number import number_of
+from retrain.rewards.pool.message import Message, line_of
+from retrain.rollouts import Prompt
+
+LONGEST_MESSAGE = 2000  # characters of an error that are passed on
+
+
+def main() -> None:
+    """Serve until standard input closes."""
+    requests, replies = _private_pipes()
+    setup = json.loads(requests.readline())
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the run's to decide on
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    if setup["memory_bytes"] and sys.platform == "linux":  # other kernels do not keep this limit
+        resource.setrlimit(resource.RLIMIT_AS, (setup["memory_bytes"], resource.RLIM_INFINITY))
+    try:
+        function = _find(setup["target"])
+    except (ImportError, AttributeError, ConfigError) as error:
+        replies.write(line_of(Message("", "failed", f"{setup['target']!r} cannot be loaded: {error}")))
+        return
+    replies.write(line_of(Message("", "ready", "")))
+    for request in _lines(requests):
+        signal.setitimer(signal.ITIMER_REAL, setup["limit_s"])
+        reply = _call(function, request, setup["params"])
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        replies.write(line_of(reply))
+
+
+def _private_pipes() -> tuple[BinaryIO, BinaryIO]:
+    """Keep the pipes away from code that reads or prints."""
+    requests, replies = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb", buffering=0)
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    os.close(nothing)
+    os.dup2(2, 1)
+    return requests, replies
+
+
+def _lines(requests: BinaryIO) -> Iterator[bytes]:
+    """Read ahead in a thread, so that the end of the input is seen during a call too."""
+    lines: queue.SimpleQueue[bytes] = queue.SimpleQueue()
+
+    def read() -> None:
+        try:
+            for line in iter(requests.readline, b""):
+                lines.put(line)
+        finally:  # the end of input, or no memory for a line: nobody must wait for an answer
+            os.killpg(os.getpgrp(), signal.SIGKILL)  # the pool made this process the leader of its group
+
+    threading.Thread(target=read, daemon=True).start()
+    while True:
+        yield lines.get()
+
+
+def _find(target: str) -> Callable[..., Any]:
+    return find_function("rewards", target)
+
+
+def _call(function: Callable[..., Any], request: bytes, params: Mapping[str, Any]) -> Message:
+    token, completion, *prompt = json.loads(request)
+    try:
+        result = function(completion, Prompt(*prompt), **params)
+        value = number_of(asyncio.run(_wait_for(result)) if inspect.isawaitable(result) else result)
+        return Message(token, "scored", value)
+    except UnscoredError as error:
+        return Message(token, "unscored", _text(error))
+    except TimeoutError as error:
+        return Message(token, "timeout", _text(error))
+    except Exception as error:  # noqa: BLE001 - this process's edge: the run decides what it means
+        told = fault_of(error) or f"{type(error).__name__}: {error}"
+        return Message(token, "raised", told[:LONGEST_MESSAGE])
+
+
+async def _wait_for(awaitable: Awaitable[Any]) -> Any:
+    return await awaitable
+
+
+def _text(error: BaseException) -> str:
+    return str(error)[:LONGEST_MESSAGE]
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,84 @@
+"""Lets one waiter through at a time, in the order of arrival; the others sleep in the kernel.
+
+`flock` has no timeout. A waiter with one lets a thread stand in the queue for it. When time is
+up the thread stays parked, holding nothing: the next wait of this process takes its place in the
+queue over, and if none comes, it lets the turnstile go as soon as it gets it.
+"""
+
+from __future__ import annotations
+
+import signal
+import threading
+
+from retrain.locks.descriptors import GUARD, LockFile
+from retrain.semaphore.patience import Patience
+
+
+class WaitQueue:
+    """A first-come-first-served lock on a file, with timeouts."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._parked: list[_Ticket] = []  # guarded by GUARD
+
+    def try_enter(self) -> LockFile | None:
+        """Enter if nobody is inside; close what it gives to leave."""
+        file = LockFile(self._path)
+        return file if file.try_lock() else None
+
+    def enter(self, patience: Patience) -> LockFile | None:
+        """Enter, or return None when patience is over; close the file to leave."""
+        if not patience.is_endless:
+            return self._enter_in_time(patience)
+        file = LockFile(self._path)
+        file.lock()
+        return file
+
+    def _enter_in_time(self, patience: Patience) -> LockFile | None:
+        ticket = self._take_over(patience) or _Ticket(LockFile(self._path), self._parked, patience)
+        try:
+            patience.wait()
+        except BaseException:
+            if not ticket.park():
+                ticket.file.close()
+            raise
+        return None if ticket.park() else ticket.file
+
+    def _take_over(self, patience: Patience) -> _Ticket | None:
+        with GUARD:
+            self._parked[:] = [ticket for ticket in self._parked if ticket.file.is_open]
+            if not self._parked:
+                return None
+            ticket = self._parked.pop()
+            ticket.patience = patience
+            return ticket
+
+
+class _Ticket:
+    """A place in the queue, stood in by a thread."""
+
+    def __init__(self, file: LockFile, parked: list[_Ticket], patience: Patience) -> None:
+        self.file = file
+        self.patience = patience  # of who waits with it
+        self._is_granted = False
+        self._parked = parked  # the tickets that nobody waits with; this one may be among them
+        threading.Thread(target=self._queue, name="permit-queue", daemon=True).start()
+
+    def park(self) -> bool:
+        """Wait with it no longer; False if the turnstile has been entered meanwhile."""
+        with GUARD:
+            if not self._is_granted:
+                self._parked.append(self)
+            return not self._is_granted
+
+    def _queue(self) -> None:
+        # Signals belong to the main thread; one that interrupts flock costs the place in the queue.
+        signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+        self.file.lock()
+        with GUARD:
+            if self in self._parked:
+                self._parked.remove(self)
+                self.file.close()
+            else:
+                self._is_granted = True
+                self.patience.wake.set()

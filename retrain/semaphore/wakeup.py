@@ -1,0 +1,96 @@
+"""Wakes the waiter that watches the slots, right when a permit comes back.
+
+A hint and nothing more: a watcher that hears nothing looks by itself every few milliseconds.
+It is a datagram socket, not a named pipe in the directory, which would hang or fail whoever
+copies or searches the directory. On Linux its name is in no file system at all.
+
+A holder that is killed rings no bell; there the watcher hears the kernel say that its process ended.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import socket
+import sys
+from collections.abc import Iterable
+from functools import cache
+from pathlib import Path
+
+from retrain.locks.descriptors import GUARD, Descriptor
+
+
+def wakeup_address(wait_queue: Path, *, in_file_system: bool = sys.platform != "linux") -> str:
+    """Name the bell of a semaphore after its turnstile's file, by whatever path it is reached."""
+    status = wait_queue.lstat()
+    name = f"retrain-permits-{status.st_dev:x}-{status.st_ino:x}"
+    return f"/tmp/{name}" if in_file_system else f"\0{name}"
+
+
+def wake(address: str) -> None:
+    """Wake the watcher if there is one; never waits."""
+    with contextlib.suppress(OSError):
+        with GUARD:  # two threads that ring first would both open one
+            sender = _sender()
+        sender.sendto(b"!", address)
+
+
+@cache
+def _sender() -> socket.socket:
+    sender = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    sender.setblocking(False)
+    return sender
+
+
+class WakeupListener:
+    """The watcher's end of the bell. Deaf if the address cannot be had: `wait` then just sleeps."""
+
+    def __init__(self, address: str) -> None:
+        self._address = address
+        self._poll = select.poll()
+        self._socket: Descriptor | None = None
+        self._followed: dict[int, Descriptor] = {}  # processes, by descriptor
+        with GUARD, contextlib.suppress(OSError):
+            self._socket = _bound(address)
+            self._poll.register(self._socket.fileno(), select.POLLIN)
+
+    def follow(self, pids: Iterable[int]) -> None:
+        """Hear these processes end too, where the system tells; a number of no process is passed over."""
+        if sys.platform != "linux":
+            return
+        for pid in pids:
+            with GUARD, contextlib.suppress(OSError, OverflowError):  # a record may hold anything
+                process = Descriptor(os.pidfd_open(pid))
+                self._followed[process.fileno()] = process
+                self._poll.register(process.fileno(), select.POLLIN)
+
+    def wait(self, timeout_s: float) -> None:
+        """Sleep until the bell rings, a process that is followed ends, or the time is over."""
+        for fd, _ in self._poll.poll(timeout_s * 1000):
+            if process := self._followed.pop(fd, None):
+                self._poll.unregister(fd)  # it would wake us for ever
+                process.close()
+            else:
+                os.read(fd, 1)
+
+    def close(self) -> None:
+        """Leave the address to the next watcher."""
+        for process in self._followed.values():
+            process.close()
+        if self._socket is not None:
+            self._socket.close()
+            if not self._address.startswith("\0"):
+                Path(self._address).unlink(missing_ok=True)
+
+
+def _bound(address: str) -> Descriptor:
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    try:
+        if not address.startswith("\0"):
+            Path(address).unlink(missing_ok=True)  # left by a watcher that was killed
+        listener.bind(address)
+    except OSError:
+        listener.close()
+        raise
+    return Descriptor(listener.detach())

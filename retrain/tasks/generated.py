@@ -1,0 +1,109 @@
+"""What every generated task shares: distinct problems drawn by a seed, and the held-out split.
+
+A problem is a whole number below the count of all problems of its kind; the task's own file turns
+the number into a prompt and an answer.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+from collections.abc import Callable, Sequence
+
+from retrain.errors import ConfigError
+from retrain.rollouts import Prompt
+from retrain.tasks import Task
+
+DIGITS = "0123456789abcdefghijklmnopqrstuvwxyz"  # base 36 is the last that these can write
+MAX_COUNT = 1_000_000  # prompts are kept in memory
+DEFAULT_COUNT = 1000
+MAX_LENGTH = 64
+
+
+def whole_number_problem(key: str, value: object, least: int, most: int) -> list[str]:
+    """Return what is wrong with an option that must be a whole number, or nothing."""
+    if isinstance(value, int) and not isinstance(value, bool) and least <= value <= most:
+        return []
+    return [f"{key}: got {value!r}; needs a whole number from {least} to {most}"]
+
+
+def held_out_problem(held_out: object) -> list[str]:
+    """Return what is wrong with the held-out fraction's form, or nothing."""
+    number = isinstance(held_out, int | float) and not isinstance(held_out, bool)
+    if number and 0 <= held_out < 1:  # type: ignore[operator]
+        return []
+    return [f"held_out: got {held_out!r}; needs a fraction of the prompts, 0 to below 1"]
+
+
+def check(problems: Sequence[str]) -> None:
+    """Refuse options with problems, all at once."""
+    if problems:
+        raise ConfigError(problems)
+
+
+def held_out_count(available: int, held_out: float) -> int:
+    """Return how many of the available prompts to hold out.
+
+    Raises:
+        ConfigError: the fraction asks for some, but rounds to none or leaves none to train on.
+    """
+    kept = round(available * held_out)
+    if held_out > 0 and not 0 < kept < available:
+        raise ConfigError(
+            f"held_out: {held_out} of {available} distinct prompts is {kept}; that must leave "
+            "at least one prompt on each side, so use more prompts, or held_out = 0 to hold out none"
+        )
+    return kept
+
+
+def generate(
+    possible: int,
+    write: Callable[[int], tuple[str, str]],
+    *,
+    alphabet: str,
+    count: int,
+    held_out: float,
+    seed: int,
+) -> Task:
+    """Draw distinct problems and split them.
+
+    Args:
+        possible: how many problems there are; `write` gives each a prompt of its own.
+        write: problem number -> (prompt, answer).
+        alphabet: characters that prompts and answers may hold.
+        count: how many to draw; 0 takes all, at most 1000.
+        held_out: fraction of them that training never sees.
+        seed: decides which are drawn, their order and the split.
+
+    Raises:
+        ConfigError: more asked for than exist, or too few to split.
+    """
+    if count > possible:
+        raise ConfigError(
+            f"count: got {count}; these options make only {possible} distinct prompts, "
+            "so lower count (0 takes all) or enlarge the problems"
+        )
+    numbers = _distinct_numbers(possible, count or min(possible, DEFAULT_COUNT), seed)
+    prompts = [Prompt(id, *write(number)) for id, number in enumerate(numbers)]
+    cut = held_out_count(len(prompts), held_out)
+    longest = max(len(prompt.answer) for prompt in prompts)
+    return Task(tuple(prompts[cut:]), tuple(prompts[:cut]), "".join(sorted(set(alphabet))), longest)
+
+
+def in_base(number: int, base: int, width: int = 1) -> str:
+    """Write a whole number in a base, zero-padded to at least `width` digits."""
+    digits: list[str] = []
+    while number or len(digits) < width:
+        number, digit = divmod(number, base)
+        digits.append(DIGITS[digit])
+    return "".join(reversed(digits))
+
+
+def _distinct_numbers(possible: int, count: int, seed: int) -> list[int]:
+    generator = random.Random(seed)
+    if possible <= sys.maxsize:
+        return generator.sample(range(possible), count)
+    numbers: dict[int, None] = {}  # so many that a repetition is a rarity
+    while len(numbers) < count:
+        numbers[generator.randrange(possible)] = None
+    return list(numbers)

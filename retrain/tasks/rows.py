@@ -1,0 +1,171 @@
+"""What tasks made of somebody's rows share: the fields, the template, and the held-out split.
+
+Prompts are plain text here. A backend that has a tokenizer may show them through the model's chat
+template, with a system prompt (`[backend.options]`); a `template` is for the wording of the task.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from retrain.errors import ConfigError
+from retrain.rollouts import Prompt
+from retrain.tasks import Task
+from retrain.tasks.generated import check, held_out_count, held_out_problem
+
+MAX_PROBLEMS = 20  # shown of one source; the rest are likely the same mistake
+PLACEHOLDER = "{prompt}"
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One row and where it stands, such as `rows.jsonl:7`; or what is wrong with it as a whole."""
+
+    number: int  # from 1
+    place: str
+    values: Mapping[str, Any]
+    problem: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Fields:
+    """Which fields of a row are read, and how a prompt is worded."""
+
+    prompt: str
+    answer: str  # "": rows have none
+    template: str
+    text: str = "a text"  # how a reader would write one
+
+
+def option_problems(fields: Fields, held_out: object, **required: object) -> list[str]:
+    """Return what is wrong with the options that all these tasks share, and with texts that must be given."""
+    texts = {**required, "prompt_field": fields.prompt}
+    problems = [
+        f"{key}: got {value!r}; needs a text that is not empty"
+        for key, value in texts.items()
+        if not (isinstance(value, str) and value)
+    ]
+    if not isinstance(fields.answer, str):
+        problems.append(f'answer_field: got {fields.answer!r}; needs a text, or "" where no reward compares')
+    if PLACEHOLDER not in fields.template:
+        problems.append(f"template: got {fields.template!r}; needs {PLACEHOLDER} where the prompt goes")
+    return problems + held_out_problem(held_out)
+
+
+def check_columns(available: Sequence[str], fields: Fields, source: str) -> list[str]:
+    """Return the columns to read.
+
+    Raises:
+        ConfigError: one is not there; says which are.
+    """
+    wanted = {"prompt_field": fields.prompt}
+    if fields.answer:
+        wanted["answer_field"] = fields.answer
+    check(
+        [
+            f"{option}: {source} has no column {name!r}; it has {', '.join(available)}"
+            for option, name in wanted.items()
+            if name not in available
+        ]
+    )
+    return list(dict.fromkeys(wanted.values()))
+
+
+def read_prompts(rows: Iterable[Row], fields: Fields, source: str) -> list[Prompt]:
+    """Turn rows into prompts, numbered as the rows are.
+
+    Raises:
+        ConfigError: rows are wrong, each with its place; or there are none.
+    """
+    prompts: list[Prompt] = []
+    problems: list[str] = []
+    for row in rows:
+        try:
+            prompts.append(_prompt(row, fields))
+        except ValueError as error:
+            problems.append(f"{row.place}: {error}")
+    if len(problems) > MAX_PROBLEMS:
+        hidden = len(problems) - MAX_PROBLEMS
+        problems[MAX_PROBLEMS:] = [f"{source}: {hidden} more lines are wrong"]
+    check(problems)
+    if not prompts:
+        raise ConfigError(
+            f"{source}: no rows; needs at least one with {fields.prompt!r} and {fields.answer!r}"
+        )
+    return prompts
+
+
+def split_by_fraction(prompts: Sequence[Prompt], held_out: float, seed: int) -> Task:
+    """Hold out a fraction of the distinct prompt texts; rows of one prompt stay on one side."""
+    texts = list(dict.fromkeys(prompt.text for prompt in prompts))
+    generator = random.Random(seed)
+    generator.shuffle(texts)
+    shuffled = list(prompts)
+    generator.shuffle(shuffled)
+    kept = set(texts[: held_out_count(len(texts), held_out)])
+    return _task([p for p in shuffled if p.text not in kept], [p for p in shuffled if p.text in kept])
+
+
+def split_as_given(train: Sequence[Prompt], held_out: Sequence[Prompt], seed: int) -> Task:
+    """Train on one source and evaluate on another, whose prompts are numbered after the first one's.
+
+    Raises:
+        ConfigError: a prompt is in both.
+    """
+    both = {prompt.text for prompt in train} & {prompt.text for prompt in held_out}
+    if both:
+        raise ConfigError(
+            f"{len(both)} prompts to train on are held out too, such as {min(both)[:60]!r}; remove them"
+        )
+    generator = random.Random(seed)
+    shuffled = generator.sample(list(train), len(train))
+    after = max(prompt.id for prompt in train)
+    return _task(shuffled, [replace(prompt, id=after + prompt.id) for prompt in held_out])
+
+
+def with_whole_numbers_as_text(row: dict[str, Any]) -> dict[str, Any]:
+    """Write whole numbers out: a column says that all its values are some, so nothing is guessed."""
+    return {name: str(value) if type(value) is int else value for name, value in row.items()}
+
+
+def _task(train: Sequence[Prompt], held_out: Sequence[Prompt]) -> Task:
+    both = [*train, *held_out]
+    return Task(
+        tuple(train),
+        tuple(held_out),
+        "".join(sorted({character for p in both for text in (p.text, p.answer) for character in set(text)})),
+        max(len(prompt.answer) for prompt in both),
+    )
+
+
+def _prompt(row: Row, fields: Fields) -> Prompt:
+    """Return a row's prompt; ValueError says what is wrong with it."""
+    if row.problem:
+        raise ValueError(row.problem)
+    text = _text(row.values, fields.prompt, "prompt_field", fields.text)
+    if not text:
+        raise ValueError(f"{fields.prompt!r} is empty; a policy needs something to go on")
+    answer = _text(row.values, fields.answer, "answer_field", fields.text) if fields.answer else ""
+    if fields.answer and not answer.strip():
+        raise ValueError(
+            f"{fields.answer!r} is empty, which would make an empty completion right; give an answer, "
+            'or set answer_field = "" if the reward needs none'
+        )
+    return Prompt(row.number, fields.template.replace(PLACEHOLDER, text), answer)
+
+
+def _text(row: Mapping[str, Any], field: str, option: str, wanted: str) -> str:
+    if field not in row:
+        raise ValueError(f"no field {field!r}; add it, or name another with {option}")
+    value = row[field]
+    if not isinstance(value, str):
+        raise ValueError(f"{field!r} is {json.dumps(value, default=str)[:40]}; needs {wanted}")
+    try:
+        value.encode()
+    except UnicodeEncodeError as error:
+        raise ValueError(f"{field!r} holds half a surrogate pair; write the whole character") from error
+    return value

@@ -1,0 +1,153 @@
+"""Sampling beside training: producer threads fill a buffer that the trainer takes its steps from."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import replace
+from typing import Any
+
+from retrain.config.flow import FlowSettings
+from retrain.errors import BackendMemoryError
+from retrain.pipeline import RolloutPipeline
+from retrain.records.step_row import PipelineStats
+from retrain.rollouts import Group, Prompt
+from retrain.trainer.prompts import PromptStream
+from retrain.trainer.source import Sample
+
+
+class AsyncSource:
+    """Samples in threads of its own while the trainer trains.
+
+    Each prompt of an epoch is trained on once, however many workers finish in whatever order: what is
+    under way when a run ends is sampled again after a resume, and what gets stale (because the batch
+    shrank) at once, before anything else. A reservoir trains on some again.
+
+    A unit that does not fit in memory is sampled in halves, and so are those after it.
+    """
+
+    def __init__(
+        self,
+        prompts: PromptStream[Prompt],
+        sample: Sample,
+        settings: FlowSettings,
+        *,
+        workers: int,
+        seed: int,
+        overlaps: bool,
+    ) -> None:
+        self._prompts = prompts
+        self._sample = sample
+        self._settings = settings
+        self._workers = workers if overlaps else 1
+        self._seed = seed
+        self._policy = nullcontext() if overlaps else threading.Lock()
+        self._order = threading.Lock()
+        self._pipeline = self._open()
+        self._is_started = False
+        self._at_a_time = settings.unit_size  # prompts
+        self._under_way: set[int] = set()  # positions that training has not had yet
+        self._last: set[int] = set()  # those that the last batch had for the first time
+
+    def next_groups(self, count: int, at_a_time: int, version: int) -> list[Group]:
+        """Take what was sampled, waiting for it if need be."""
+        del at_a_time  # production units have their own size
+        if not self._is_started:
+            self._pipeline.publish(version)
+            self._pipeline.start()
+            self._is_started = True
+        batch = self._pipeline.next_batch(count, version)
+        stale = {position for position, _ in batch.stale}
+        with self._order:
+            self._last = self._under_way & {position for position, _ in batch.items}
+            self._under_way -= self._last | stale
+            self._prompts.put_back(stale)
+        return [group for _, group in batch.items]
+
+    @contextmanager
+    def updating(self, version: int) -> Iterator[None]:
+        """Keep sampling from seeing half-updated weights, then tell it of the new ones."""
+        with self._policy:
+            yield
+            self._pipeline.publish(version)
+
+    def exclusive(self) -> Any:
+        """Keep sampling out, unless the backend takes calls beside each other."""
+        return self._policy
+
+    def stats(self) -> PipelineStats:
+        """Return ratio, waits, ages and drops."""
+        return replace(self._pipeline.stats(), prompts_at_a_time=self._at_a_time)
+
+    def put_back(self) -> None:
+        """Begin anew, with less at a time: memory ran out, and the last batch is sampled again."""
+        counts = self._pipeline.state_dict()
+        counts["lost"] += len(self._last)
+        self.close()
+        with self._order:
+            self._at_a_time = max(1, self._at_a_time // 2)
+            self._prompts.put_back(self._under_way | self._last)
+            self._under_way, self._last = set(), set()
+        self._pipeline, self._is_started = self._open(), False
+        self._pipeline.load_state_dict(counts)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return counts, and the data cursor with what is under way put back."""
+        pipeline = self._pipeline.state_dict()  # before the cursor: its lock is the outer one
+        with self._order:
+            cursor = self._prompts.state_dict()
+            again = sorted({*cursor["again"], *self._under_way})
+            return {
+                "prompts": {**cursor, "again": again},
+                "pipeline": pipeline,
+                "at_a_time": self._at_a_time,
+            }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from counts and cursor."""
+        self._prompts.load_state_dict(state["prompts"])
+        self._at_a_time = state.get("at_a_time", self._at_a_time)
+        if "pipeline" in state:
+            self._pipeline.load_state_dict(state["pipeline"])
+
+    def close(self) -> None:
+        """End the producers."""
+        self._pipeline.close()
+
+    def _open(self) -> RolloutPipeline[tuple[int, Group]]:
+        return RolloutPipeline(
+            self._produce,
+            self._settings,
+            workers=self._workers,
+            seed=self._seed,
+            gate=lambda: self._policy,
+            begin=self._next_prompts,
+        )
+
+    def _next_prompts(self) -> tuple[list[int], list[Prompt]]:
+        with self._order:
+            positions = self._prompts.take_positions(self._settings.unit_size)
+            self._under_way.update(positions)
+            return positions, [self._prompts.at(position) for position in positions]
+
+    def _produce(
+        self, version: int, positions: Sequence[int], prompts: Sequence[Prompt]
+    ) -> list[tuple[int, Group]]:
+        del version
+        return list(zip(positions, self._in_parts(prompts), strict=True))
+
+    def _in_parts(self, prompts: Sequence[Prompt]) -> list[Group]:
+        """Sample as many at a time as fit."""
+        at_a_time = min(self._at_a_time, len(prompts))
+        groups: list[Group] = []
+        while len(groups) < len(prompts):
+            try:
+                groups += self._sample(prompts[len(groups) : len(groups) + at_a_time])
+            except BackendMemoryError:
+                if at_a_time == 1:
+                    raise
+                at_a_time //= 2
+                with self._order:
+                    self._at_a_time = min(self._at_a_time, at_a_time)
+        return groups

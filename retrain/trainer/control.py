@@ -1,0 +1,266 @@
+"""What controllers say about the next step, and what they are told about the last one.
+
+One order: base batch -> back pressure -> load throttle -> learning rate scaled to the batch used.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from retrain.backends import UpdateStats
+from retrain.config.schema import Config
+from retrain.controllers.backpressure import BackPressure
+from retrain.controllers.backpressure.step import Decision, StepObservation
+from retrain.controllers.scaling.rules import ScalingDecision
+from retrain.controllers.scaling.schedule import schedule_factor
+from retrain.controllers.throttle import ThrottleState
+from retrain.records.step_row import BackPressureSummary, ControlSummary, ScalingSummary, ThrottleSummary
+from retrain.rollouts import Floats, TrainingSample
+from retrain.trainer.batch import ScoredBatch
+from retrain.trainer.rules import scaling_of
+
+MOMENT_PARTS = 4  # parts of a step whose gradients are compared, where the noise scale is wanted
+
+
+@dataclass(frozen=True, slots=True)
+class StepSize:
+    """How the next step is run, and why."""
+
+    batch_size: int  # prompts in the optimizer's step
+    at_a_time: int  # prompts sampled, and trained on, at a time
+    parts: int  # micro-batches to train in: at least batch_size / at_a_time
+    lr_factor: float
+    gpu_fraction: float
+    wants_moments: bool  # whether the noise scale is wanted
+    scaling: ScalingDecision
+    load: ThrottleState | None
+
+
+@dataclass(frozen=True, slots=True)
+class StepFacts:
+    """What controllers may know of a finished step."""
+
+    tokens: int
+    step_time_s: float
+    stats: UpdateStats
+    informative_groups: int  # those that carried a signal
+    trained_groups: int  # those that had a gradient: also the others, for a KL term or an entropy bonus
+
+    @classmethod
+    def of(
+        cls,
+        batch: ScoredBatch,
+        advantages: Floats,
+        samples: Sequence[TrainingSample],
+        stats: UpdateStats,
+        step_time_s: float,
+    ) -> StepFacts:
+        """Count what a step sampled and trained on."""
+        informative = int(np.any(advantages != 0, axis=1).sum())
+        return cls(batch.tokens, step_time_s, stats, informative, len({sample.group for sample in samples}))
+
+    @property
+    def was_update(self) -> bool:
+        return self.trained_groups > 0
+
+
+@dataclass(frozen=True, slots=True)
+class Measurements:
+    """The controllers' parts of a step's row."""
+
+    control: ControlSummary
+    back_pressure: BackPressureSummary | None
+    throttle: ThrottleSummary | None
+    scaling: ScalingSummary | None
+
+
+class Control:
+    """The controllers of one run, in their order."""
+
+    def __init__(self, config: Config, data_size: int) -> None:
+        self._config = config
+        self._back_pressure = _back_pressure(config)
+        self._scaling = scaling_of(config, data_size)
+        self._too_large: list[int] = []  # prompts at a time that did not fit, since the last finished step
+        self._largest = (
+            config.training.batch_size if self._keeps_batch else config.backpressure.max_batch_size
+        )
+
+    @property
+    def _keeps_batch(self) -> bool:
+        table = self._config.backpressure
+        return not table.enabled or table.control == "microbatch"
+
+    def next_size(self, load: ThrottleState | None) -> StepSize:
+        """Return how to run the next step, under a load that allows one."""
+        base = self._config.training.batch_size
+        wanted = min(self._back_pressure.batch_size if self._back_pressure else base, self._largest)
+        batch = base if self._keeps_batch else wanted
+        multiplier = load.batch_multiplier if load else 1.0
+        if self._config.throttle.control == "batch":
+            batch = max(1, int(batch * multiplier))
+        else:
+            wanted = max(1, int(wanted * multiplier))
+        at_a_time = math.ceil(batch / math.ceil(batch / min(wanted, batch)))
+        scaling = self._scaling.decide(batch)
+        schedule = schedule_factor(
+            self._config.training.lr_schedule,
+            scaling.progress,
+            self._config.training.max_steps,
+            self._config.training.lr_warmup_steps,
+        )
+        parts = math.ceil(batch / at_a_time)
+        return StepSize(
+            batch_size=batch,
+            at_a_time=at_a_time,
+            parts=max(parts, min(batch, MOMENT_PARTS)) if self._wants_noise else parts,
+            lr_factor=scaling.lr_factor * schedule,
+            gpu_fraction=load.gpu_fraction if load else 1.0,
+            wants_moments=self._wants_noise,
+            scaling=scaling,
+            load=load,
+        )
+
+    def observe(self, size: StepSize, facts: StepFacts) -> Measurements:
+        """Tell the controllers of a finished step; return their parts of its row."""
+        control = ControlSummary(
+            lr_factor=size.lr_factor,
+            prompts_at_a_time=size.at_a_time,
+            out_of_memory_at=min(self._too_large, default=None),
+        )
+        self._too_large.clear()
+        self._scaling.count_groups(facts.trained_groups, size.batch_size)
+        learned = facts.was_update and self._learn_noise(size, facts)
+        pressure = self._back_pressure
+        scales = self._config.scaling.rule != "none" or self._wants_noise
+        return Measurements(
+            control,
+            _back_pressure_summary(self._pressed(pressure, size, facts, learned)) if pressure else None,
+            _throttle_summary(size.load) if size.load else None,
+            _scaling_summary(size.scaling) if scales else None,
+        )
+
+    def out_of_memory(self, size: StepSize) -> bool:
+        """Tell the controllers that a step did not fit; True if the next one is smaller."""
+        self._too_large.append(size.at_a_time)
+        if self._back_pressure is not None:
+            self._back_pressure.observe(
+                StepObservation(size.at_a_time, self._group_size, 0, 0.0, out_of_memory=True)
+            )
+        if self._back_pressure is None or self._back_pressure.batch_size >= size.at_a_time:
+            self._largest = max(1, size.at_a_time // 2)
+        return size.at_a_time > 1
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what a resumed run needs."""
+        return {
+            "back_pressure": self._back_pressure.state_dict() if self._back_pressure else None,
+            "scaling": self._scaling.state_dict(),
+            "largest": self._largest,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from what `state_dict` gave."""
+        if self._back_pressure is not None and state["back_pressure"] is not None:
+            self._back_pressure.load_state_dict(state["back_pressure"])
+        self._scaling.load_state_dict(state["scaling"])
+        self._largest = int(state["largest"])
+
+    @property
+    def _group_size(self) -> int:
+        return self._config.training.group_size
+
+    @property
+    def _wants_noise(self) -> bool:
+        table = self._config.backpressure
+        needs = table.enabled and _seeks_goodput(self._config)
+        return needs or self._config.scaling.rule in ("adascale", "adamscale")
+
+    def _learn_noise(self, size: StepSize, facts: StepFacts) -> bool:
+        moments = facts.stats.moments
+        if moments is None:
+            return self._scaling.observe(size.scaling, None, None)
+        return self._scaling.observe(
+            size.scaling,
+            moments.local_sqr_norms,
+            moments.mean_sqr_norm,
+            informative=facts.trained_groups,
+            consecutive=moments.consecutive,
+        )
+
+    def _pressed(self, control: BackPressure, size: StepSize, facts: StepFacts, learned: bool) -> Decision:
+        """Return how to go on; a step that skipped its update was faster than its batch is."""
+        if not facts.was_update:
+            return control.hold("not counted: no group carried a signal, so nothing was trained")
+        return control.observe(self._observation(size, facts, learned))
+
+    def _observation(self, size: StepSize, facts: StepFacts, learned: bool) -> StepObservation:
+        # in rollouts; a noise scale is told once
+        noise_scale = size.scaling.noise_scale * self._group_size if learned else math.nan
+        return StepObservation(
+            batch_size=size.at_a_time,
+            group_size=self._group_size,
+            tokens=facts.tokens,
+            step_time_s=facts.step_time_s,
+            memory_fraction=facts.stats.memory_fraction,
+            noise_scale=noise_scale if math.isfinite(noise_scale) else None,
+        )
+
+
+def _seeks_goodput(config: Config) -> bool:
+    return config.backpressure.objective == "goodput" and config.backpressure.control == "batch"
+
+
+def _back_pressure(config: Config) -> BackPressure | None:
+    keys = dataclasses.asdict(config.backpressure)
+    if not keys.pop("enabled"):
+        return None
+    if _seeks_goodput(config):  # one prompt's gradient tells nothing of the noise
+        keys["min_batch_size"] = max(keys["min_batch_size"], min(2, keys["max_batch_size"]))
+    if config.backpressure.control == "microbatch":  # what the batch can be cut into, evenly
+        batch, lowest = config.training.batch_size, keys["min_batch_size"]
+        cuts = {math.ceil(batch / parts) for parts in range(1, batch + 1)}
+        lowest = min(cut for cut in cuts if cut >= lowest)
+        keys |= {"sizes": cuts, "min_batch_size": lowest, "max_batch_size": batch}
+    return BackPressure(config.training.batch_size, config.training.group_size, **keys)
+
+
+def _back_pressure_summary(decision: Decision) -> BackPressureSummary:
+    return BackPressureSummary(
+        action=decision.action,
+        regime=decision.regime,
+        batch_size=decision.batch_size,
+        p_star=_finite(decision.p_star),
+        sigma=decision.sigma,
+        kappa=decision.kappa,
+        utilization=decision.utilization,
+        throughput=decision.throughput,
+        reason=decision.reason,
+    )
+
+
+def _throttle_summary(load: ThrottleState) -> ThrottleSummary:
+    return ThrottleSummary(
+        level=load.level.value, load=load.load, batch_multiplier=load.batch_multiplier, reason=load.reason
+    )
+
+
+def _scaling_summary(decision: ScalingDecision) -> ScalingSummary:
+    return ScalingSummary(
+        scale=decision.scale,
+        effective_scale=decision.effective_scale,
+        gain=decision.gain,
+        progress=decision.progress,
+        noise_scale=_finite(decision.noise_scale),
+        reason=decision.reason,
+    )
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None

@@ -1,0 +1,227 @@
+"""Sampling beside training: which prompts are trained on, stopped or not, in whatever order units finish."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from retrain.config.flow import FlowSettings
+from retrain.errors import BackendMemoryError
+from retrain.rollouts import Group, Prompt, Rollout
+from retrain.trainer.async_source import AsyncSource
+from retrain.trainer.prompts import PromptStream
+
+BOUND_S = 30  # only reached if the test fails
+PROMPTS = [Prompt(number, str(number), "") for number in range(500)]
+
+
+def sampled(prompts: Sequence[Prompt]) -> list[Group]:
+    return [Group(prompt, (Rollout(prompt, "", (0,), np.zeros(1), ("",), False, 0),)) for prompt in prompts]
+
+
+class FirstIsLast:
+    """Samples; the first unit is done only after another one, so that units finish out of order."""
+
+    def __init__(self) -> None:
+        self._calls, self._lock, self._other = 0, threading.Lock(), threading.Event()
+
+    def __call__(self, prompts: Sequence[Prompt]) -> list[Group]:
+        with self._lock:
+            self._calls += 1
+            is_first = self._calls == 1
+        if is_first:
+            assert self._other.wait(BOUND_S)
+        else:
+            self._other.set()
+        return sampled(prompts)
+
+
+def opened(sample, workers: int, batch: int, unit: int, **changes: object) -> AsyncSource:
+    flow = {"batch_size": batch, "capacity": 4 * max(batch, unit), "unit_size": unit, "max_staleness": 9}
+    return AsyncSource(
+        PromptStream(PROMPTS, seed=1),
+        sample,
+        FlowSettings(**{**flow, **changes}),
+        workers=workers,
+        seed=0,
+        overlaps=True,
+    )
+
+
+def train(source: AsyncSource, steps: range, batch: int) -> list[int]:
+    """Take steps, and give the prompts trained on."""
+    trained: list[int] = []
+    for step in steps:
+        trained += [int(group.prompt.id) for group in source.next_groups(batch, batch, step)]
+        with source.updating(step + 1):
+            pass
+    return trained
+
+
+def assert_each_once(trained: list[int], source: AsyncSource) -> None:
+    """Every prompt of the stream up to the cursor was trained on once, or is still to come."""
+    cursor, stream = source.state_dict()["prompts"], PromptStream(PROMPTS, seed=1)
+    to_come = [int(stream.at(position).id) for position in cursor["again"]]
+    assert sorted([*trained, *to_come]) == sorted(int(stream.at(p).id) for p in range(cursor["taken"]))
+
+
+class SlowFirst:
+    """Samples; the unit of the very first prompt is done once each other unit that may start is."""
+
+    def __init__(self, others: int) -> None:
+        self._slow, self._others, self._lock, self._done = None, others, threading.Lock(), threading.Event()
+
+    def __call__(self, prompts: Sequence[Prompt]) -> list[Group]:
+        with self._lock:
+            is_slow = self._slow in (None, prompts[0])
+            if is_slow:
+                self._slow = prompts[0]
+            else:
+                self._others -= 1
+            if self._others == 0:
+                self._done.set()
+        if is_slow:
+            assert self._done.wait(BOUND_S)
+        return sampled(prompts)
+
+
+@pytest.mark.parametrize(("workers", "staleness"), [(2, 1), (4, 1), (4, 2), (8, 3), (16, 8)])
+def test_a_slow_prompt_is_trained_on_in_its_turn(workers: int, staleness: int) -> None:
+    """It is started once, and as many others are sampled before it as may be under way beside it."""
+    source = opened(SlowFirst(others=staleness), workers, batch=3, unit=3, max_staleness=staleness)
+    trained = train(source, range(12), 3)
+    stream = PromptStream(PROMPTS, seed=1)
+    assert trained == [int(prompt.id) for prompt in stream.take(36)]
+    assert source.stats().dropped == 0
+    source.close()
+
+
+def test_what_got_stale_as_batches_shrank_is_counted_and_sampled_again() -> None:
+    source = opened(sampled, workers=1, batch=4, unit=4, max_staleness=1)
+    trained, step = [], 0
+    while source.stats().dropped == 0:
+        trained += train(source, range(step, step + 1), 4 if step == 0 else 1)
+        step += 1
+    trained += train(source, range(step, step + 8), 4)
+    source.close()
+    assert_each_once(trained, source)
+
+
+@pytest.mark.parametrize("buffer", ["fifo", "firo"])
+@pytest.mark.parametrize("stop", [1, 2, 5])
+def test_each_prompt_is_trained_on_once_though_units_finish_out_of_order(buffer: str, stop: int) -> None:
+    first = opened(FirstIsLast(), workers=3, batch=4, unit=2, buffer=buffer)
+    trained = train(first, range(stop), 4)
+    state = json.loads(json.dumps(first.state_dict()))
+    first.close()
+    resumed = opened(FirstIsLast(), workers=3, batch=4, unit=2, buffer=buffer)
+    resumed.load_state_dict(state)
+    trained += train(resumed, range(stop, 6), 4)
+    resumed.close()
+    assert_each_once(trained, resumed)
+
+
+@pytest.mark.parametrize("stop", [1, 2, 5])
+def test_steps_have_the_prompts_of_the_plain_loop_also_after_a_resume(stop: int) -> None:
+    first = opened(FirstIsLast(), workers=4, batch=4, unit=2, max_staleness=2)
+    trained = train(first, range(stop), 4)
+    state = json.loads(json.dumps(first.state_dict()))
+    first.close()
+    resumed = opened(FirstIsLast(), workers=4, batch=4, unit=2, max_staleness=2)
+    resumed.load_state_dict(state)
+    trained += train(resumed, range(stop, 8), 4)
+    resumed.close()
+    assert trained == [int(prompt.id) for prompt in PromptStream(PROMPTS, seed=1).take(32)]
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    workers=st.integers(1, 4),
+    batch=st.integers(1, 4),
+    unit=st.integers(1, 4),
+    stops=st.lists(st.integers(1, 4), min_size=1, max_size=3),
+)
+def test_nothing_is_lost_and_nothing_comes_twice_however_often_a_run_is_stopped(
+    workers: int, batch: int, unit: int, stops: list[int]
+) -> None:
+    trained, step, source = [], 0, opened(sampled, workers, batch, unit)
+    for steps in stops:
+        trained += train(source, range(step, step + steps), batch)
+        state, step = json.loads(json.dumps(source.state_dict())), step + steps
+        source.close()
+        source = opened(sampled, workers, batch, unit)
+        source.load_state_dict(state)
+    assert_each_once(trained, source)
+
+
+def test_a_batch_that_did_not_fit_is_sampled_again_before_anything_else() -> None:
+    source = opened(sampled, workers=1, batch=4, unit=4)
+    first = train(source, range(1), 4)
+    failed = [int(group.prompt.id) for group in source.next_groups(4, 4, 1)]
+    source.put_back()
+    again = [int(group.prompt.id) for group in source.next_groups(2, 2, 1)]
+    assert again == failed[:2]
+    assert not set(first) & set(failed)
+    source.close()
+
+
+def test_prompts_put_back_are_taken_first_and_across_epochs() -> None:
+    stream = PromptStream(PROMPTS, seed=1)
+    seen = [prompt.id for prompt in stream.take(510)]
+    stream.put_back([505, 3])
+    assert [prompt.id for prompt in stream.take(3)] == [seen[3], seen[505], stream.at(510).id]
+
+
+@pytest.mark.parametrize("unit", [4, 6])
+def test_a_unit_that_does_not_fit_is_sampled_in_parts_and_those_after_it_as_well(unit: int) -> None:
+    sizes: list[int] = []
+
+    def sample(prompts: Sequence[Prompt]) -> list[Group]:
+        sizes.append(len(prompts))
+        if len(prompts) > 2:
+            raise BackendMemoryError(f"{len(prompts)} prompts did not fit")
+        return sampled(prompts)
+
+    source = opened(sample, workers=1, batch=2, unit=unit)
+    trained = train(source, range(12), 2)
+    state = source.state_dict()
+    source.close()
+    assert_each_once(trained, source)
+    assert [size for size in sizes if size > 2] == sizes[: len([size for size in sizes if size > 2])]
+    resumed = opened(sample, workers=1, batch=2, unit=unit)
+    resumed.load_state_dict(json.loads(json.dumps(state)))
+    assert resumed.stats().prompts_at_a_time <= 2
+    resumed.close()
+
+
+def test_a_step_that_did_not_fit_beside_sampling_halves_what_is_sampled_at_a_time() -> None:
+    sizes: list[int] = []
+
+    def sample(prompts: Sequence[Prompt]) -> list[Group]:
+        sizes.append(len(prompts))
+        return sampled(prompts)
+
+    source = opened(sample, workers=1, batch=4, unit=4)
+    source.next_groups(4, 4, 0)
+    source.put_back()
+    sizes.clear()
+    source.next_groups(2, 2, 0)
+    assert set(sizes) == {2}
+    assert source.stats().lost >= 4
+    source.close()
+
+
+def test_a_single_prompt_that_does_not_fit_ends_in_a_memory_error() -> None:
+    def sample(prompts: Sequence[Prompt]) -> list[Group]:
+        raise BackendMemoryError("no room at all")
+
+    source = opened(sample, workers=2, batch=2, unit=4)
+    with pytest.raises(BackendMemoryError, match="no room at all"):
+        source.next_groups(2, 2, 0)
+    source.close()
