@@ -9,7 +9,6 @@ untouched.
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
 import signal
 import sys
@@ -17,7 +16,8 @@ import threading
 import time
 import tomllib
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,12 +28,10 @@ from retrain.config.resolve import build
 from retrain.config.schema import Config
 from retrain.config.versions import CURRENT, as_meant, run_version
 from retrain.errors import (
-    EXIT_BUG,
     EXIT_CONFIG,
     EXIT_DONE,
     EXIT_INFRASTRUCTURE,
     EXIT_INTERRUPTED,
-    EXIT_RUN_FAILED,
     ConfigError,
     RecordsError,
     RetrainError,
@@ -41,7 +39,6 @@ from retrain.errors import (
 from retrain.locks.held import hold, present_holder
 from retrain.records.atomic import remove_leftovers
 from retrain.records.attempts import begin_attempt, end_attempt
-from retrain.records.files import may_pass
 from retrain.records.layout import RunFiles, campaign_of
 from retrain.records.metrics import require_steps
 from retrain.records.run_state import RunState, read_done, write_done
@@ -50,25 +47,29 @@ from retrain.records.step_row import columns
 from retrain.records.stop_request import asked_to_stop
 from retrain.records.text import as_typed
 from retrain.streams import fill_closed
+from retrain.trainer.failures import exit_code_of
 
 if TYPE_CHECKING:
     from retrain.trainer.checkpoint import Checkpoint
     from retrain.trainer.journal import Journal
     from retrain.trainer.logger_threads import LoggerThreads
 
-SURROUNDINGS = frozenset(
-    {
-        *(errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS, errno.ESTALE),
-        *(errno.ENETDOWN, errno.ENETUNREACH, errno.EHOSTDOWN, errno.EHOSTUNREACH),
-        *(errno.ENOMEM, errno.EAGAIN, errno.EMFILE, errno.ENFILE),  # no memory, process or open file left
-    }
-)
 LOOK_S = 1.0  # how often somebody's request to stop is looked for
 ENDINGS = {
     EXIT_DONE: RunState.DONE,
     EXIT_INFRASTRUCTURE: RunState.INFRASTRUCTURE,
     EXIT_INTERRUPTED: RunState.INTERRUPTED,
 }
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How an attempt ended, and what came out if it finished the run."""
+
+    code: int
+    message: str = ""
+    result: Mapping[str, Any] = field(default_factory=dict)
+    seal: Seal | None = None  # of the rows of a finished run
 
 
 def read_run(files: RunFiles) -> Config:
@@ -120,7 +121,7 @@ def run(directory: Path, stop: threading.Event) -> int:
                 lock.renew()
             return _unless_finished(config, files, stop)
     except (RetrainError, OSError) as error:
-        return _say(error, _exit_code(error))
+        return _say(error, exit_code_of(error))
 
 
 def _unless_finished(config: Config, files: RunFiles, stop: threading.Event) -> int:
@@ -147,17 +148,20 @@ def _attempt(config: Config, files: RunFiles, stop: threading.Event) -> int:
     )
     with _hearing_a_stop(files, stop):
         try:
-            code, message, came_out = _train(config, files, journal, stop, found)
-            if came_out is not None:  # before the loggers end, which may take long
-                write_done(files.done, config.run.config_hash if config.run else "", *came_out)
+            ended = _train(config, files, journal, stop, found)
+            if ended.seal is not None:  # before the loggers end, which may take long
+                write_done(files.done, config.run.config_hash if config.run else "", ended.result, ended.seal)
         finally:
             lacking = journal.close()
-    message = lacking if code == EXIT_DONE else message
-    ending = ENDINGS.get(code, RunState.FAILED)
     end_attempt(
-        files.attempts, number, ending, exit_code=code, message=message, duration_s=time.monotonic() - started
+        files.attempts,
+        number,
+        ENDINGS.get(ended.code, RunState.FAILED),
+        exit_code=ended.code,
+        message=lacking if ended.code == EXIT_DONE else ended.message,
+        duration_s=time.monotonic() - started,
     )
-    return code
+    return ended.code
 
 
 @contextlib.contextmanager
@@ -181,8 +185,8 @@ def _hearing_a_stop(files: RunFiles, stop: threading.Event) -> Iterator[None]:
 
 def _train(
     config: Config, files: RunFiles, journal: Journal, stop: threading.Event, found: Checkpoint | None
-) -> tuple[int, str, tuple[dict[str, Any], Seal] | None]:
-    """Train; return the exit code, the message, and what came out with the seal of its rows."""
+) -> Ended:
+    """Train until the end or a failure, whatever it is."""
     from retrain.trainer.assemble import open_trainer
 
     step = 0
@@ -200,9 +204,9 @@ def _train(
             seal = seal_of(files.metrics)
             journal.ended(RunState.DONE, result)
             journal.phase("", step, state=RunState.DONE)
-            return EXIT_DONE, "", ({"steps": step, "resumed_from_step": first, **result}, seal)
+            return Ended(EXIT_DONE, result={"steps": step, "resumed_from_step": first, **result}, seal=seal)
     except Exception as error:  # noqa: BLE001 - the worker's edge: whatever it was is recorded
-        code = _exit_code(error)
+        code = exit_code_of(error)
         message = str(error) if isinstance(error, RetrainError) else _message(error)
         if code != EXIT_INTERRUPTED:
             # a configuration's problem is in its message, and nothing in this program's lines
@@ -211,7 +215,7 @@ def _train(
         journal.ended(ENDINGS.get(code, RunState.FAILED), {})
         with contextlib.suppress(RecordsError):  # for display only: it must not hide what happened
             journal.phase("", step, state=ENDINGS.get(code, RunState.FAILED), message=message)
-        return code, message, None
+        return Ended(code, message)
 
 
 def _loggers(
@@ -230,33 +234,6 @@ def _message(error: Exception) -> str:
 
 def _say_damaged(directory: Path) -> None:
     _say(f"{directory}: is not what was saved there; an older checkpoint is looked for", EXIT_DONE)
-
-
-def _exit_code(error: Exception) -> int:
-    if isinstance(error, RecordsError) and may_pass(error):
-        return EXIT_INFRASTRUCTURE
-    if isinstance(error, RetrainError):
-        return EXIT_RUN_FAILED if error.exit_code == EXIT_BUG else error.exit_code
-    return EXIT_INFRASTRUCTURE if any(map(_is_the_surroundings, _behind(error))) else EXIT_RUN_FAILED
-
-
-def _behind(error: BaseException | None) -> Iterator[BaseException]:
-    """Iterate over an error and its causes: libraries wrap a lost connection in errors of their own."""
-    while error is not None:
-        yield error
-        error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
-
-
-def _is_the_surroundings(error: BaseException) -> bool:
-    if isinstance(error, (ConnectionError, MemoryError, TimeoutError)):
-        return True
-    return isinstance(error, OSError) and (error.errno in SURROUNDINGS or _is_name_trouble(error))
-
-
-def _is_name_trouble(error: OSError) -> bool:
-    import socket  # here, because few runs fail
-
-    return isinstance(error, socket.gaierror) and error.errno == socket.EAI_AGAIN
 
 
 def _say(what: object, code: int) -> int:

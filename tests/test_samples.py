@@ -160,7 +160,7 @@ def batch_of(rewards, text="text"):
 def test_some_of_one_prompt_the_best_the_worst_and_a_tie_are_chosen():
     batch = batch_of([[0.5, 0.4, 0.5], [0.9, 0.1, 0.5], [0.3, 0.3, 0.3]])
     shown = choose_shown(batch, np.full((3, 3), 0.25), 2)
-    assert [(row["completion"], row["reward"], row["tie"]) for row in shown] == [
+    assert [(row.completion, row.reward, row.tie) for row in shown] == [
         ("text 0.0", 0.5, False),
         ("text 0.1", 0.4, False),
         ("text 1.0", 0.9, False),
@@ -171,17 +171,17 @@ def test_some_of_one_prompt_the_best_the_worst_and_a_tie_are_chosen():
 
 def test_nothing_is_chosen_twice():
     shown = choose_shown(batch_of([[1.0, 1.0]]), np.zeros((1, 2)), 4)
-    assert [row["completion"] for row in shown] == ["text 0.0", "text 0.1"]
+    assert [row.completion for row in shown] == ["text 0.0", "text 0.1"]
 
 
 def test_an_advantage_that_is_no_number_is_null():
-    assert choose_shown(batch_of([[1.0, 0.0]]), np.full((1, 2), np.nan), 1)[0]["advantage"] is None
+    assert choose_shown(batch_of([[1.0, 0.0]]), np.full((1, 2), np.nan), 1)[0].advantage is None
 
 
 def test_an_unscored_rollout_is_shown_as_such_and_is_neither_best_nor_worst():
     batch = batch_of([[np.nan, 0.4], [np.nan, np.nan], [0.9, 0.9]])
     shown = choose_shown(batch, np.zeros((3, 2)), 1)
-    assert [(row["completion"], row["reward"], row["advantage"]) for row in shown] == [
+    assert [(row.completion, row.reward, row.advantage) for row in shown] == [
         ("text 0.0", None, None),
         ("text 2.0", 0.9, 0.0),
         ("text 0.1", 0.4, 0.0),

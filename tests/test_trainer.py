@@ -23,6 +23,7 @@ from retrain.records.metrics import read_metrics
 from retrain.records.run_state import read_done
 from retrain.rollouts import Prompt
 from retrain.trainer import checkpoint
+from retrain.trainer.failures import exit_code_of
 from retrain.trainer.prompts import PromptStream
 from tests.stopping import StopAfterStep
 
@@ -204,7 +205,7 @@ def raising(cause: BaseException) -> Exception:
     ids=str,
 )
 def test_only_what_the_surroundings_did_is_worth_another_try(error: Exception, code: int) -> None:
-    assert worker._exit_code(error) == code
+    assert exit_code_of(error) == code
 
 
 def weights(files: RunFiles) -> dict[str, bytes]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -72,7 +72,7 @@ class AsyncSource:
             yield
             self._pipeline.publish(version)
 
-    def exclusive(self) -> Any:
+    def exclusive(self) -> AbstractContextManager[object]:
         """Keep sampling out, unless the backend takes calls beside each other."""
         return self._policy
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from retrain.errors import NonFiniteError
@@ -15,6 +16,7 @@ from retrain.records.step_row import StepRow
 
 if TYPE_CHECKING:
     from retrain.trainer.logger_threads import LoggerThreads
+    from retrain.trainer.sample_selection import ShownRollout
 
 PROGRESS_EVERY_S = 0.4  # status.json is for people: twice a second is enough
 
@@ -54,9 +56,9 @@ class Journal:
         """Open warmup.jsonl, which has one row per supervised update."""
         return MetricsWriter(self._warmup_file, self.attempt)
 
-    def samples(self, step: int, rows: Sequence[Mapping[str, Any]]) -> None:
+    def samples(self, step: int, rows: Sequence[ShownRollout]) -> None:
         """Write what was chosen of a step's rollouts."""
-        self._samples.append(step, rows)
+        self._samples.append(step, [asdict(row) for row in rows])
 
     def phase(self, phase: str, step: int, *, state: str = RunState.RUNNING, message: str = "") -> None:
         """Say what the run is doing; quick changes are not written one by one."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, TypeVar
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
@@ -24,7 +24,7 @@ from retrain.trainer.evaluation import HeldOut
 from retrain.trainer.event_loop import EventLoopThread
 from retrain.trainer.journal import Journal
 from retrain.trainer.permits import RunPermits
-from retrain.trainer.sample_selection import choose
+from retrain.trainer.sample_selection import ShownRollout, choose
 from retrain.trainer.source import open_source
 from retrain.trainer.step_cost import StepCost
 
@@ -58,7 +58,7 @@ class TakenStep:
     """What is to be written down of a step."""
 
     row: StepRow
-    shown: list[dict[str, Any]]  # some of its rollouts
+    shown: list[ShownRollout]  # some of its rollouts
 
 
 class Trainer:
@@ -204,7 +204,7 @@ class Trainer:
                 self._wait_for_machine()
                 self._stop_if_asked()
                 self._parts.journal.phase(f"warm-up {self._warmed + 1} of {steps}", 0)
-                rows.append(warmup.step(self._warmed + 1))
+                rows.append(asdict(warmup.step(self._warmed + 1)))
                 self._warmed += 1
                 if self._warmed < steps and self._is_due(self._training.save_every, self._warmed):
                     rows.sync()

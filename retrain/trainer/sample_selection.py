@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -14,7 +14,23 @@ from retrain.trainer.batch import ScoredBatch
 LONGEST_ANSWER = 500  # characters
 
 
-def choose(batch: ScoredBatch, advantages: Floats, count: int) -> list[dict[str, Any]]:
+@dataclass(frozen=True, slots=True)
+class ShownRollout:
+    """A row of samples.jsonl."""
+
+    prompt_id: int
+    rollout: int  # number within its group
+    reward: float | None  # None: not scored
+    advantage: float | None
+    tie: bool  # whether all rewards of its group are equal
+    tokens: int
+    truncated: bool
+    prompt: str
+    answer: str
+    completion: str
+
+
+def choose(batch: ScoredBatch, advantages: Floats, count: int) -> list[ShownRollout]:
     """Choose `count` rollouts of the first prompt, the batch's best and worst, and one of a tied group.
 
     The order of prompts is random, so the first one is a fair sample; no other random choice is made,
@@ -29,25 +45,25 @@ def choose(batch: ScoredBatch, advantages: Floats, count: int) -> list[dict[str,
     places += [divmod(int(np.nanargmax(flat)), width), divmod(int(np.nanargmin(flat)), width)]
     places += [(int(group), 0) for group in np.flatnonzero(tied)[:1]]
     return [
-        _row(batch, group, rollout, float(advantages[group, rollout]), is_tied=bool(tied[group]))
+        _shown(batch, group, rollout, float(advantages[group, rollout]), is_tied=bool(tied[group]))
         for group, rollout in dict.fromkeys(places)
     ]
 
 
-def _row(batch: ScoredBatch, group: int, rollout: int, advantage: float, *, is_tied: bool) -> dict[str, Any]:
+def _shown(batch: ScoredBatch, group: int, rollout: int, advantage: float, *, is_tied: bool) -> ShownRollout:
     sampled = batch.groups[group].rollouts[rollout]
     prompt = batch.groups[group].prompt
     reward = float(batch.rewards[group, rollout])
     is_scored = math.isfinite(reward)
-    return {
-        "prompt_id": prompt.id,
-        "rollout": rollout,
-        "reward": reward if is_scored else None,
-        "advantage": advantage if is_scored and math.isfinite(advantage) else None,
-        "tie": is_tied,
-        "tokens": len(sampled.tokens),
-        "truncated": sampled.truncated,
-        "prompt": shortened(prompt.text),
-        "answer": shortened(prompt.answer, LONGEST_ANSWER),
-        "completion": shortened(sampled.text),
-    }
+    return ShownRollout(
+        prompt_id=prompt.id,
+        rollout=rollout,
+        reward=reward if is_scored else None,
+        advantage=advantage if is_scored and math.isfinite(advantage) else None,
+        tie=is_tied,
+        tokens=len(sampled.tokens),
+        truncated=sampled.truncated,
+        prompt=shortened(prompt.text),
+        answer=shortened(prompt.answer, LONGEST_ANSWER),
+        completion=shortened(sampled.text),
+    )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol
 
 from retrain.backends import BackendInfo
@@ -24,11 +24,11 @@ class Source(Protocol):
         """Return `count` groups for the policy of this version (complete steps)."""
         ...
 
-    def updating(self, version: int) -> Any:
+    def updating(self, version: int) -> AbstractContextManager[object]:
         """Hold while the policy is updated to this version (a context manager)."""
         ...
 
-    def exclusive(self) -> Any:
+    def exclusive(self) -> AbstractContextManager[object]:
         """Hold while something else needs the backend to itself (a context manager)."""
         ...
 
@@ -87,12 +87,12 @@ class InTurnSource:
         chunks = [prompts[start : start + at_a_time] for start in range(0, count, at_a_time)]
         return [group for chunk in chunks for group in self._sample(chunk)]
 
-    def updating(self, version: int) -> Any:
+    def updating(self, version: int) -> AbstractContextManager[object]:
         """Nothing runs beside an update."""
         del version
         return nullcontext()
 
-    def exclusive(self) -> Any:
+    def exclusive(self) -> AbstractContextManager[object]:
         """The backend is never shared."""
         return nullcontext()
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import numpy as np
@@ -33,6 +34,19 @@ def cross_entropy(
 
 
 LOSS = Loss(SUPERVISED, cross_entropy)
+
+
+@dataclass(frozen=True, slots=True)
+class WarmUpRow:
+    """A row of warmup.jsonl; units as in metrics.jsonl."""
+
+    step: int  # number of the supervised update, from 1
+    timestamp: str
+    step_time_s: float
+    loss: float
+    lr: float
+    grad_norm: float
+    tokens_per_step: int
 
 
 class WarmUp:
@@ -63,7 +77,7 @@ class WarmUp:
         self._rows = PromptStream(rollouts, max(config.training.seed, 0))
         self._rows.take_positions(done * config.warmup.batch_size)  # what was learned already
 
-    def step(self, number: int) -> dict[str, Any]:
+    def step(self, number: int) -> WarmUpRow:
         """Take one update and give its row.
 
         Raises:
@@ -85,15 +99,15 @@ class WarmUp:
             raise BackendMemoryError(f"warm-up {number}: {error}; or lower [warmup].batch_size") from error
         if not np.all(np.isfinite([stats.loss, stats.grad_norm])):
             raise NonFiniteError(f"warm-up {number}: loss {stats.loss}, gradient norm {stats.grad_norm}")
-        return {
-            "step": number,
-            "timestamp": utc_now(),
-            "step_time_s": time.perf_counter() - started,
-            "loss": stats.loss,
-            "lr": lr,
-            "grad_norm": stats.grad_norm,
-            "tokens_per_step": tokens,
-        }
+        return WarmUpRow(
+            step=number,
+            timestamp=utc_now(),
+            step_time_s=time.perf_counter() - started,
+            loss=stats.loss,
+            lr=lr,
+            grad_norm=stats.grad_norm,
+            tokens_per_step=tokens,
+        )
 
     def finish(self) -> None:
         """Forget the supervised gradients' moments, whose size means nothing to the policy gradient."""
