@@ -194,7 +194,7 @@ def test_a_reward_that_is_no_number_names_the_prompt_and_is_never_guessed(name: 
 
 
 def test_so_does_one_from_a_process_of_its_own() -> None:
-    with pytest.raises(RunFailedError, match="must be a number; got '0.5', for prompt 0"):
+    with pytest.raises(RunFailedError, match=r"must be a number; got '0.5', for prompt 0"):
         score("custom", ("text",), path=f"{FUNCTIONS}.odd")
 
 
