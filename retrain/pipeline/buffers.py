@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 
@@ -29,111 +29,75 @@ class Sample(Generic[Item]):
     version: int
 
 
-class Buffer(Protocol[Item]):
-    """What `Flow` needs of a buffer."""
+class Buffer(Generic[Item]):
+    """What `Flow` needs of a buffer; each kind decides which sample is read next and whether it stays."""
 
-    def __len__(self) -> int: ...
+    def __init__(self, capacity: int) -> None:
+        self.capacity = capacity
+        self._unseen: list[Sample[Item]] = []
+
+    def __len__(self) -> int:
+        return len(self._unseen)
 
     @property
     def unseen(self) -> int:
         """How many samples were never read."""
-        ...
+        return len(self._unseen)
 
     def versions(self) -> list[int]:
         """Return the policy versions of the samples that were never read."""
-        ...
+        return [sample.version for sample in self._unseen]
 
     @property
     def has_room(self) -> bool:
-        """Whether one more sample may come in."""
-        ...
+        """Whether it can take in one more sample."""
+        return len(self._unseen) < self.capacity
 
     def needed(self, batch_size: int) -> int:
-        """How many samples must be there before a batch may be read."""
-        ...
-
-    def put(self, sample: Sample[Item]) -> None:
-        """Take a sample in; there must be room."""
-        ...
-
-    def take(self, batch_size: int, *, oldest: int = 0, draining: bool = False) -> list[Sample[Item]]:
-        """Read a batch of different samples; all of them are removed when draining.
-
-        So many of the oldest that were never read are among them: they would be stale for the next.
-        """
-        ...
-
-    def drop_older_than(self, version: int) -> list[Sample[Item]]:
-        """Remove samples of earlier policy versions; return those of them that were never read."""
-        ...
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the generator's state, JSON-able."""
-        ...
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore the generator's state."""
-        ...
-
-
-class Fifo(Generic[Item]):
-    """Each sample is read once, in the order of arrival."""
-
-    def __init__(self, capacity: int) -> None:
-        self.capacity = capacity
-        self._samples: list[Sample[Item]] = []
-
-    def __len__(self) -> int:
-        return len(self._samples)
-
-    @property
-    def unseen(self) -> int:
-        return len(self._samples)
-
-    def versions(self) -> list[int]:
-        return [sample.version for sample in self._samples]
-
-    @property
-    def has_room(self) -> bool:
-        return len(self._samples) < self.capacity
-
-    def needed(self, batch_size: int) -> int:
+        """Return how many samples it must hold before a batch may be read."""
         return batch_size
 
     def put(self, sample: Sample[Item]) -> None:
-        _check_room(self.has_room)
-        self._samples.append(sample)
+        """Take in a sample; there must be room."""
+        if not self.has_room:
+            raise OverflowError("the buffer is full; ask has_room before putting a sample")
+        self._unseen.append(sample)
 
     def take(self, batch_size: int, *, oldest: int = 0, draining: bool = False) -> list[Sample[Item]]:
-        taken, self._samples = self._samples[:batch_size], self._samples[batch_size:]
-        return taken
+        """Read a batch of different samples; remove all of them when draining.
+
+        `oldest` is how many of the oldest unread samples it must hold: they would be stale for the next.
+        """
+        raise NotImplementedError
 
     def drop_older_than(self, version: int) -> list[Sample[Item]]:
-        dropped = [s for s in self._samples if s.version < version]
-        self._samples = [s for s in self._samples if s.version >= version]
+        """Remove samples of earlier policy versions; return those of them that were never read."""
+        dropped = [s for s in self._unseen if s.version < version]
+        self._unseen = [s for s in self._unseen if s.version >= version]
         return dropped
 
     def state_dict(self) -> dict[str, Any]:
+        """Return the random generator's state, JSON-able."""
         return {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        pass
+        """Restore the random generator's state."""
 
 
-class Firo(Fifo[Item]):
-    """Each sample is read once, in random order, with at least `threshold` left to draw from later."""
-
-    def __init__(self, capacity: int, threshold: int = 0, seed: int = 0) -> None:
-        super().__init__(capacity)
-        self.threshold = threshold
-        self._rng = np.random.default_rng(seed)
-
-    def needed(self, batch_size: int) -> int:
-        return batch_size + self.threshold
+class Fifo(Buffer[Item]):
+    """Each sample is read once, in order of arrival."""
 
     def take(self, batch_size: int, *, oldest: int = 0, draining: bool = False) -> list[Sample[Item]]:
-        taken = _pop_oldest(self._samples, oldest)
-        return taken + [_swap_pop(self._samples, self._rng) for _ in range(batch_size - len(taken))]
+        taken, self._unseen = self._unseen[:batch_size], self._unseen[batch_size:]
+        return taken
+
+
+class _RandomBuffer(Buffer[Item]):
+    """Reads at random, from a seeded generator."""
+
+    def __init__(self, capacity: int, seed: int) -> None:
+        super().__init__(capacity)
+        self._rng = np.random.default_rng(seed)
 
     def state_dict(self) -> dict[str, Any]:
         return {"rng": self._rng.bit_generator.state}
@@ -141,42 +105,46 @@ class Firo(Fifo[Item]):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self._rng.bit_generator.state = state["rng"]
 
+    def _pop_random(self, samples: list[Sample[Item]]) -> Sample[Item]:
+        """Remove one at random in constant time: the last one takes its place."""
+        i = int(self._rng.integers(len(samples)))
+        samples[i], samples[-1] = samples[-1], samples[i]
+        return samples.pop()
 
-class Reservoir(Generic[Item]):
-    """Samples are read at random and stay; a full reservoir makes room by evicting one already seen.
 
-    A batch holds different samples; the next may hold them again. When draining, samples leave as
-    they are read.
+class Firo(_RandomBuffer[Item]):
+    """Each sample is read once, in random order; at least `threshold` samples stay to draw from later."""
+
+    def __init__(self, capacity: int, threshold: int = 0, seed: int = 0) -> None:
+        super().__init__(capacity, seed)
+        self.threshold = threshold
+
+    def needed(self, batch_size: int) -> int:
+        return batch_size + self.threshold
+
+    def take(self, batch_size: int, *, oldest: int = 0, draining: bool = False) -> list[Sample[Item]]:
+        taken = _pop_oldest(self._unseen, oldest)
+        return taken + [self._pop_random(self._unseen) for _ in range(batch_size - len(taken))]
+
+
+class Reservoir(_RandomBuffer[Item]):
+    """Samples are read at random and stay; a full reservoir makes room by evicting one already read.
+
+    The samples of one batch differ; the next batch may hold them again. When draining, samples are
+    removed as they are read.
     """
 
     def __init__(self, capacity: int, seed: int = 0) -> None:
-        self.capacity = capacity
-        self._unseen: list[Sample[Item]] = []
+        super().__init__(capacity, seed)
         self._seen: list[Sample[Item]] = []
-        self._rng = np.random.default_rng(seed)
 
     def __len__(self) -> int:
         return len(self._unseen) + len(self._seen)
 
-    @property
-    def unseen(self) -> int:
-        return len(self._unseen)
-
-    def versions(self) -> list[int]:
-        return [sample.version for sample in self._unseen]
-
-    @property
-    def has_room(self) -> bool:
-        return len(self._unseen) < self.capacity
-
-    def needed(self, batch_size: int) -> int:
-        return batch_size
-
     def put(self, sample: Sample[Item]) -> None:
-        _check_room(self.has_room)
-        if len(self) >= self.capacity:
-            _swap_pop(self._seen, self._rng)
-        self._unseen.append(sample)
+        if self.has_room and len(self) >= self.capacity:
+            self._pop_random(self._seen)
+        super().put(sample)
 
     def take(self, batch_size: int, *, oldest: int = 0, draining: bool = False) -> list[Sample[Item]]:
         taken = _pop_oldest(self._unseen, oldest)
@@ -186,20 +154,12 @@ class Reservoir(Generic[Item]):
         return taken
 
     def drop_older_than(self, version: int) -> list[Sample[Item]]:
-        dropped = [s for s in self._unseen if s.version < version]
-        self._unseen = [s for s in self._unseen if s.version >= version]
         self._seen = [s for s in self._seen if s.version >= version]
-        return dropped
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"rng": self._rng.bit_generator.state}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self._rng.bit_generator.state = state["rng"]
+        return super().drop_older_than(version)
 
     def _draw(self) -> Sample[Item]:
         is_unseen = self._rng.integers(len(self)) < len(self._unseen)
-        return _swap_pop(self._unseen if is_unseen else self._seen, self._rng)
+        return self._pop_random(self._unseen if is_unseen else self._seen)
 
 
 def build(settings: FlowSettings, seed: int = 0) -> Buffer[Any]:
@@ -211,11 +171,6 @@ def build(settings: FlowSettings, seed: int = 0) -> Buffer[Any]:
     return Reservoir(settings.capacity, seed)
 
 
-def _check_room(has_room: bool) -> None:
-    if not has_room:
-        raise OverflowError("the buffer is full; ask has_room before putting a sample")
-
-
 def _pop_oldest(samples: list[Sample[Item]], count: int) -> list[Sample[Item]]:
     """Remove those of the earliest policy versions."""
     if count == 0:
@@ -224,10 +179,3 @@ def _pop_oldest(samples: list[Sample[Item]], count: int) -> list[Sample[Item]]:
     taken = samples[:count]
     del samples[:count]
     return taken
-
-
-def _swap_pop(samples: list[Sample[Item]], rng: np.random.Generator) -> Sample[Item]:
-    """Remove one at random in constant time: the last one takes its place."""
-    i = int(rng.integers(len(samples)))
-    samples[i], samples[-1] = samples[-1], samples[i]
-    return samples.pop()

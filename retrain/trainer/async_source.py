@@ -1,4 +1,4 @@
-"""Sampling beside training: producer threads fill a buffer that the trainer takes its steps from."""
+"""Asynchronous sampling: producer threads fill a buffer from which the trainer takes its batches."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from retrain.pipeline import RolloutPipeline
 from retrain.records.step_row import PipelineStats
 from retrain.rollouts import Group, Prompt
 from retrain.trainer.prompts import PromptStream
-from retrain.trainer.source import Sample
+from retrain.trainer.source import Sample, Source
 
 
-class AsyncSource:
-    """Samples in threads of its own while the trainer trains.
+class AsyncSource(Source):
+    """Samples in its own threads while the trainer trains.
 
-    Each prompt of an epoch is trained on once, however many workers finish in whatever order: what is
-    under way when a run ends is sampled again after a resume, and what gets stale (because the batch
-    shrank) at once, before anything else. A reservoir trains on some again.
+    Each prompt of an epoch is trained on exactly once, in whatever order workers finish (a reservoir trains
+    on some more than once). Prompts under way when a run ends are sampled again after a resume; prompts
+    whose samples became stale because the batch shrank are sampled again before any others.
 
-    A unit that does not fit in memory is sampled in halves, and so are those after it.
+    A unit that does not fit in memory is sampled in halves, and so are later units.
     """
 
     def __init__(
@@ -37,8 +37,7 @@ class AsyncSource:
         seed: int,
         overlaps: bool,
     ) -> None:
-        self._prompts = prompts
-        self._sample = sample
+        super().__init__(prompts, sample)
         self._settings = settings
         self._workers = workers if overlaps else 1
         self._seed = seed
@@ -47,11 +46,11 @@ class AsyncSource:
         self._pipeline = self._open()
         self._is_started = False
         self._at_a_time = settings.unit_size  # prompts
-        self._under_way: set[int] = set()  # positions that training has not had yet
-        self._last: set[int] = set()  # those that the last batch had for the first time
+        self._under_way: set[int] = set()  # positions not yet trained on
+        self._last: set[int] = set()  # positions that the last batch trained on for the first time
 
     def next_groups(self, count: int, at_a_time: int, version: int) -> list[Group]:
-        """Take what was sampled, waiting for it if need be."""
+        """Return sampled groups; wait until there are enough."""
         del at_a_time  # production units have their own size
         if not self._is_started:
             self._pipeline.publish(version)
@@ -67,21 +66,21 @@ class AsyncSource:
 
     @contextmanager
     def updating(self, version: int) -> Iterator[None]:
-        """Keep sampling from seeing half-updated weights, then tell it of the new ones."""
+        """Keep producers from sampling with half-updated weights, then publish the new version."""
         with self._policy:
             yield
             self._pipeline.publish(version)
 
     def exclusive(self) -> AbstractContextManager[object]:
-        """Keep sampling out, unless the backend takes calls beside each other."""
+        """Return the lock that keeps producers out; none if the backend takes concurrent calls."""
         return self._policy
 
     def stats(self) -> PipelineStats:
-        """Return ratio, waits, ages and drops."""
+        """Return the ratio, waits, ages and drops so far."""
         return replace(self._pipeline.stats(), prompts_at_a_time=self._at_a_time)
 
     def put_back(self) -> None:
-        """Begin anew, with less at a time: memory ran out, and the last batch is sampled again."""
+        """Restart with half as many prompts at a time; the last batch is sampled again."""
         counts = self._pipeline.state_dict()
         counts["lost"] += len(self._last)
         self.close()
@@ -93,7 +92,7 @@ class AsyncSource:
         self._pipeline.load_state_dict(counts)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return counts, and the data cursor with what is under way put back."""
+        """Return counts and the data cursor, to which prompts under way are put back."""
         pipeline = self._pipeline.state_dict()  # before the cursor: its lock is the outer one
         with self._order:
             cursor = self._prompts.state_dict()
@@ -105,14 +104,14 @@ class AsyncSource:
             }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from counts and cursor."""
+        """Restore what `state_dict` returned."""
         self._prompts.load_state_dict(state["prompts"])
         self._at_a_time = state.get("at_a_time", self._at_a_time)
         if "pipeline" in state:
             self._pipeline.load_state_dict(state["pipeline"])
 
     def close(self) -> None:
-        """End the producers."""
+        """Stop the producers."""
         self._pipeline.close()
 
     def _open(self) -> RolloutPipeline[tuple[int, Group]]:
@@ -138,7 +137,7 @@ class AsyncSource:
         return list(zip(positions, self._in_parts(prompts), strict=True))
 
     def _in_parts(self, prompts: Sequence[Prompt]) -> list[Group]:
-        """Sample as many at a time as fit."""
+        """Sample as many prompts at a time as fit in memory."""
         at_a_time = min(self._at_a_time, len(prompts))
         groups: list[Group] = []
         while len(groups) < len(prompts):

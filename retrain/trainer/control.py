@@ -1,6 +1,6 @@
-"""What controllers say about the next step, and what they are told about the last one.
+"""Runs the controllers: what they decide for the next step, and what they learn from the last one.
 
-One order: base batch -> back pressure -> load throttle -> learning rate scaled to the batch used.
+Their order: configured batch -> back pressure -> load throttle -> learning rate scaled to the batch used.
 """
 
 from __future__ import annotations
@@ -17,40 +17,39 @@ from retrain.backends import UpdateStats
 from retrain.config.schema import Config
 from retrain.controllers.backpressure import BackPressure
 from retrain.controllers.backpressure.step import Decision, StepObservation
-from retrain.controllers.scaling.rules import ScalingDecision
+from retrain.controllers.scaling.rules import RULES, LearningRateScaling, LEGWRule, ScalingDecision
 from retrain.controllers.scaling.schedule import schedule_factor
 from retrain.controllers.throttle import ThrottleState
 from retrain.records.step_row import BackPressureSummary, ControlSummary, ScalingSummary, ThrottleSummary
 from retrain.rollouts import Floats, TrainingSample
 from retrain.trainer.batch import ScoredBatch
-from retrain.trainer.rules import scaling_of
 
-MOMENT_PARTS = 4  # parts of a step whose gradients are compared, where the noise scale is wanted
+MOMENT_PARTS = 4  # micro-batches whose gradients are compared to estimate the noise scale
 
 
 @dataclass(frozen=True, slots=True)
 class StepSize:
-    """How the next step is run, and why."""
+    """How to run the next step, and why."""
 
-    batch_size: int  # prompts in the optimizer's step
-    at_a_time: int  # prompts sampled, and trained on, at a time
+    batch_size: int  # prompts per optimizer step
+    at_a_time: int  # prompts sampled and trained on at a time
     parts: int  # micro-batches to train in: at least batch_size / at_a_time
     lr_factor: float
     gpu_fraction: float
-    wants_moments: bool  # whether the noise scale is wanted
+    wants_moments: bool  # whether the noise scale is estimated
     scaling: ScalingDecision
     load: ThrottleState | None
 
 
 @dataclass(frozen=True, slots=True)
 class StepFacts:
-    """What controllers may know of a finished step."""
+    """What the controllers learn from a finished step."""
 
     tokens: int
     step_time_s: float
     stats: UpdateStats
-    informative_groups: int  # those that carried a signal
-    trained_groups: int  # those that had a gradient: also the others, for a KL term or an entropy bonus
+    informative_groups: int  # with an advantage other than 0
+    trained_groups: int  # with a gradient; with a KL term or an entropy bonus, tied groups too
 
     @classmethod
     def of(
@@ -71,7 +70,7 @@ class StepFacts:
 
 
 @dataclass(frozen=True, slots=True)
-class Measurements:
+class ControllerRows:
     """The controllers' parts of a step's row."""
 
     control: ControlSummary
@@ -81,13 +80,13 @@ class Measurements:
 
 
 class Control:
-    """The controllers of one run, in their order."""
+    """The controllers of one run."""
 
     def __init__(self, config: Config, data_size: int) -> None:
         self._config = config
         self._back_pressure = _back_pressure(config)
-        self._scaling = scaling_of(config, data_size)
-        self._too_large: list[int] = []  # prompts at a time that did not fit, since the last finished step
+        self._scaling = _scaling(config, data_size)
+        self._too_large: list[int] = []  # sizes that did not fit since the last finished step
         self._largest = (
             config.training.batch_size if self._keeps_batch else config.backpressure.max_batch_size
         )
@@ -98,7 +97,7 @@ class Control:
         return not table.enabled or table.control == "microbatch"
 
     def next_size(self, load: ThrottleState | None) -> StepSize:
-        """Return how to run the next step, under a load that allows one."""
+        """Return how to run the next step; None as load: the load is not watched."""
         base = self._config.training.batch_size
         wanted = min(self._back_pressure.batch_size if self._back_pressure else base, self._largest)
         batch = base if self._keeps_batch else wanted
@@ -127,8 +126,8 @@ class Control:
             load=load,
         )
 
-    def observe(self, size: StepSize, facts: StepFacts) -> Measurements:
-        """Tell the controllers of a finished step; return their parts of its row."""
+    def observe(self, size: StepSize, facts: StepFacts) -> ControllerRows:
+        """Update the controllers with a finished step; return their parts of its row."""
         control = ControlSummary(
             lr_factor=size.lr_factor,
             prompts_at_a_time=size.at_a_time,
@@ -139,15 +138,15 @@ class Control:
         learned = facts.was_update and self._learn_noise(size, facts)
         pressure = self._back_pressure
         scales = self._config.scaling.rule != "none" or self._wants_noise
-        return Measurements(
+        return ControllerRows(
             control,
-            _back_pressure_summary(self._pressed(pressure, size, facts, learned)) if pressure else None,
+            _back_pressure_summary(self._decision(pressure, size, facts, learned)) if pressure else None,
             _throttle_summary(size.load) if size.load else None,
             _scaling_summary(size.scaling) if scales else None,
         )
 
     def out_of_memory(self, size: StepSize) -> bool:
-        """Tell the controllers that a step did not fit; True if the next one is smaller."""
+        """Record that a step did not fit in memory; return whether the next one is smaller."""
         self._too_large.append(size.at_a_time)
         if self._back_pressure is not None:
             self._back_pressure.observe(
@@ -158,7 +157,7 @@ class Control:
         return size.at_a_time > 1
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what a resumed run needs."""
+        """Return the controllers' state, JSON-able."""
         return {
             "back_pressure": self._back_pressure.state_dict() if self._back_pressure else None,
             "scaling": self._scaling.state_dict(),
@@ -166,7 +165,7 @@ class Control:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from what `state_dict` gave."""
+        """Restore what `state_dict` returned."""
         if self._back_pressure is not None and state["back_pressure"] is not None:
             self._back_pressure.load_state_dict(state["back_pressure"])
         self._scaling.load_state_dict(state["scaling"])
@@ -194,23 +193,19 @@ class Control:
             consecutive=moments.consecutive,
         )
 
-    def _pressed(self, control: BackPressure, size: StepSize, facts: StepFacts, learned: bool) -> Decision:
-        """Return how to go on; a step that skipped its update was faster than its batch is."""
-        if not facts.was_update:
+    def _decision(self, control: BackPressure, size: StepSize, facts: StepFacts, learned: bool) -> Decision:
+        if not facts.was_update:  # faster than a step of its size normally is
             return control.hold("not counted: no group carried a signal, so nothing was trained")
-        return control.observe(self._observation(size, facts, learned))
-
-    def _observation(self, size: StepSize, facts: StepFacts, learned: bool) -> StepObservation:
-        # in rollouts; a noise scale is told once
-        noise_scale = size.scaling.noise_scale * self._group_size if learned else math.nan
-        return StepObservation(
+        noise_scale = size.scaling.noise_scale * self._group_size if learned else math.nan  # in rollouts
+        observation = StepObservation(
             batch_size=size.at_a_time,
             group_size=self._group_size,
             tokens=facts.tokens,
             step_time_s=facts.step_time_s,
             memory_fraction=facts.stats.memory_fraction,
-            noise_scale=noise_scale if math.isfinite(noise_scale) else None,
+            noise_scale=_finite(noise_scale),
         )
+        return control.observe(observation)
 
 
 def _seeks_goodput(config: Config) -> bool:
@@ -221,14 +216,20 @@ def _back_pressure(config: Config) -> BackPressure | None:
     keys = dataclasses.asdict(config.backpressure)
     if not keys.pop("enabled"):
         return None
-    if _seeks_goodput(config):  # one prompt's gradient tells nothing of the noise
+    if _seeks_goodput(config):  # the gradient of a single prompt says nothing about the noise
         keys["min_batch_size"] = max(keys["min_batch_size"], min(2, keys["max_batch_size"]))
-    if config.backpressure.control == "microbatch":  # what the batch can be cut into, evenly
+    if config.backpressure.control == "microbatch":  # only sizes that cut the batch evenly
         batch, lowest = config.training.batch_size, keys["min_batch_size"]
         cuts = {math.ceil(batch / parts) for parts in range(1, batch + 1)}
         lowest = min(cut for cut in cuts if cut >= lowest)
         keys |= {"sizes": cuts, "min_batch_size": lowest, "max_batch_size": batch}
     return BackPressure(config.training.batch_size, config.training.group_size, **keys)
+
+
+def _scaling(config: Config, data_size: int) -> LearningRateScaling:
+    table = config.scaling
+    rule = LEGWRule(table.base_warmup_epochs, data_size) if table.rule == "legw" else RULES[table.rule]()
+    return LearningRateScaling(rule, config.training.batch_size, table.smoothing)
 
 
 def _back_pressure_summary(decision: Decision) -> BackPressureSummary:

@@ -19,7 +19,7 @@ from retrain.rollouts import Group, Prompt, TrainingSample
 from retrain.tasks import Task
 from retrain.trainer import checkpoint
 from retrain.trainer.batch import Algorithm, ScoredBatch, entropy_of
-from retrain.trainer.control import Control, Measurements, StepFacts, StepSize
+from retrain.trainer.control import Control, ControllerRows, StepFacts, StepSize
 from retrain.trainer.evaluation import HeldOut
 from retrain.trainer.event_loop import EventLoopThread
 from retrain.trainer.journal import Journal
@@ -214,7 +214,7 @@ class Trainer:
         self.save()
 
     def _row(
-        self, size: StepSize, facts: StepFacts, batch: ScoredBatch, timing: Timing, observed: Measurements
+        self, size: StepSize, facts: StepFacts, batch: ScoredBatch, timing: Timing, observed: ControllerRows
     ) -> StepRow:
         run, stats = self._parts.config.run, facts.stats
         return StepRow(

@@ -1,10 +1,10 @@
-"""Where a step's rollouts come from: sampled in turn with training, or beside it."""
+"""Where a step's rollouts come from: sampled synchronously, when training asks for them."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, Protocol
+from typing import Any
 
 from retrain.backends import BackendInfo
 from retrain.config.flow import flow_settings
@@ -17,40 +17,49 @@ from retrain.trainer.prompts import PromptStream
 Sample = Callable[[Sequence[Prompt]], list[Group]]
 
 
-class Source(Protocol):
-    """Gives groups to train on."""
+class Source:
+    """Samples when asked: the synchronous loop. `AsyncSource` samples while the trainer trains."""
+
+    def __init__(self, prompts: PromptStream[Prompt], sample: Sample) -> None:
+        self._prompts = prompts
+        self._sample = sample
+        self._before = prompts.state_dict()
 
     def next_groups(self, count: int, at_a_time: int, version: int) -> list[Group]:
-        """Return `count` groups for the policy of this version (complete steps)."""
-        ...
+        """Return `count` groups for the policy after `version` steps, sampled `at_a_time` prompts at once."""
+        del version
+        self._before = self._prompts.state_dict()
+        prompts = self._prompts.take(count)
+        chunks = [prompts[start : start + at_a_time] for start in range(0, count, at_a_time)]
+        return [group for chunk in chunks for group in self._sample(chunk)]
 
     def updating(self, version: int) -> AbstractContextManager[object]:
-        """Hold while the policy is updated to this version (a context manager)."""
-        ...
+        """Return a context in which the policy is updated to this version."""
+        del version
+        return nullcontext()
 
     def exclusive(self) -> AbstractContextManager[object]:
-        """Hold while something else needs the backend to itself (a context manager)."""
-        ...
+        """Return a context in which nothing is sampled, for evaluation and checkpoints."""
+        return nullcontext()
 
     def stats(self) -> PipelineStats | None:
-        """Return the source's part of a step's row; None if nothing overlaps."""
-        ...
+        """Return the source's part of a step's row; None if sampling is synchronous."""
+        return None
 
     def put_back(self) -> None:
-        """A step failed for memory: its prompts are to be sampled again."""
-        ...
+        """Sample the last step's prompts again: the step did not fit in memory."""
+        self._prompts.load_state_dict(self._before)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what a resumed run needs."""
-        ...
+        """Return the data cursor, JSON-able."""
+        return {"prompts": self._prompts.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from what `state_dict` gave."""
-        ...
+        """Restore what `state_dict` returned."""
+        self._prompts.load_state_dict(state["prompts"])
 
     def close(self) -> None:
         """Stop sampling."""
-        ...
 
 
 def open_source(config: Config, info: BackendInfo, task: Task, sample: Sample) -> Source:
@@ -58,7 +67,7 @@ def open_source(config: Config, info: BackendInfo, task: Task, sample: Sample) -
     prompts = PromptStream(task.train, config.training.seed)
     settings = flow_settings(config)
     if settings is None:
-        return InTurnSource(prompts, sample)
+        return Source(prompts, sample)
     from retrain.trainer.async_source import AsyncSource
 
     return AsyncSource(
@@ -69,47 +78,3 @@ def open_source(config: Config, info: BackendInfo, task: Task, sample: Sample) -
         seed=config.training.seed,
         overlaps=info.remote or info.overlaps,
     )
-
-
-class InTurnSource:
-    """Samples when asked: the plain loop."""
-
-    def __init__(self, prompts: PromptStream[Prompt], sample: Sample) -> None:
-        self._prompts = prompts
-        self._sample = sample
-        self._before = prompts.state_dict()
-
-    def next_groups(self, count: int, at_a_time: int, version: int) -> list[Group]:
-        """Sample now."""
-        del version
-        self._before = self._prompts.state_dict()
-        prompts = self._prompts.take(count)
-        chunks = [prompts[start : start + at_a_time] for start in range(0, count, at_a_time)]
-        return [group for chunk in chunks for group in self._sample(chunk)]
-
-    def updating(self, version: int) -> AbstractContextManager[object]:
-        """Nothing runs beside an update."""
-        del version
-        return nullcontext()
-
-    def exclusive(self) -> AbstractContextManager[object]:
-        """The backend is never shared."""
-        return nullcontext()
-
-    def stats(self) -> None:
-        """Nothing overlaps."""
-
-    def put_back(self) -> None:
-        """Take the last prompts again."""
-        self._prompts.load_state_dict(self._before)
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the data cursor."""
-        return {"prompts": self._prompts.state_dict()}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go to the data cursor."""
-        self._prompts.load_state_dict(state["prompts"])
-
-    def close(self) -> None:
-        """Nothing to stop."""
