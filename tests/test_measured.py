@@ -10,7 +10,9 @@ import pytest
 from retrain.plan.estimate.history import learn, of_runs
 from retrain.plan.estimate.learned import learned_for
 from retrain.plan.estimate.measured import measure_run
+from retrain.plan.provenance import Provenance, write_provenance
 from retrain.records.layout import CampaignFiles, RunFiles
+from tests import crowded
 from tests.explained import SMOKE, explained, plan_of
 from tests.recorded import record_campaign, record_run
 
@@ -111,3 +113,31 @@ def test_the_evaluation_of_the_last_step_is_counted_once(tmp_path: Path, every: 
     assert learned.closing_s is not None
     took_s = 10 * learned.conditions["a"].cost.seconds + learned.closing_s
     assert took_s == pytest.approx(10 * 1.0 + between * 4.0 + 4.0)
+
+
+def record_launched(logs: Path, name: str, launcher: str, launch_s: float) -> None:
+    plan = plan_of(logs, parallel=True, max_workers=2)
+    runs = crowded.simulate(plan, cores=8.0, launch_s=launch_s, cv=0.0)
+    files = crowded.record(plan, runs, name, crowded.end_s(runs), 8.0)
+    write_provenance(files, Provenance(plan.name, (), "", None, launcher, ""))
+
+
+@pytest.mark.parametrize(("launcher", "launch_s"), [("slurm", 90.0), ("local", 0.5)])
+def test_a_launchers_latency_is_learnt_from_campaigns_of_that_launcher(
+    tmp_path: Path, launcher: str, launch_s: float
+) -> None:
+    record_launched(tmp_path, "c-20250131T120000Z-0a1b", "local", 0.5)
+    record_launched(tmp_path, "c-20250131T130000Z-0a1b", "slurm", 90.0)
+    plan = plan_of(tmp_path, parallel=True, max_workers=2, launcher=launcher)
+    time = explained(plan, learn(tmp_path)).wall_time
+    assert time is not None
+    assert time.startup_s == pytest.approx(launch_s + 2.0)
+    assert time.p50_s == pytest.approx(2 * (launch_s + 2.0 + 40.0 + 0.5), rel=0.02)  # two waves
+
+
+def test_a_launcher_that_was_never_used_has_an_unknown_latency(tmp_path: Path) -> None:
+    record_launched(tmp_path, "c-20250131T120000Z-0a1b", "local", 0.5)
+    time = explained(plan_of(tmp_path, launcher="slurm"), learn(tmp_path)).wall_time
+    assert time is not None
+    assert time.startup_s == pytest.approx(2.0)
+    assert any("from submission to start is not included" in note for note in time.notes)

@@ -5,15 +5,16 @@ from __future__ import annotations
 import math
 import statistics
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from retrain.config.labels import label_of
 from retrain.errors import RecordsError
-from retrain.plan.crowding import Alive, Crowding, Stretch
+from retrain.plan.crowding import Alive, Crowding
 from retrain.plan.estimate.measured import MeasuredRun, measure_run
-from retrain.records.clock import posix_s, seconds_between
+from retrain.plan.provenance import known_origin
+from retrain.records.clock import posix_s
 from retrain.records.layout import CampaignFiles, find_campaigns, is_single_run
 from retrain.records.manifest import Expectation, Manifest, read_manifest
 
@@ -23,25 +24,38 @@ MOST_SEEDS = 3  # of a condition in one campaign: the newest may be a smoke test
 
 
 @dataclass(frozen=True)
+class Launches:
+    """How long a campaign's workers took to start once there was a place for them."""
+
+    launcher: str
+    mean_s: float  # from the campaign's start, or the end of the run before, to a worker's first record
+    alive: int  # runs at a time while they started
+
+
+@dataclass(frozen=True)
 class History:
     """What earlier runs took."""
 
     runs: tuple[MeasuredRun, ...]  # the newest campaign's first
     campaigns: int  # that they belong to
-    launches: tuple[Stretch, ...]  # from a campaign's beginning to its first worker's, and workers launched
+    launches: tuple[Launches, ...]  # of campaigns whose runs took one attempt each
     expectations: tuple[Expectation, ...]  # of finished campaigns: predicted and actual
 
     def alone(self, crowding: Crowding) -> History:
         """Return runs and launches as they would be without any beside them."""
-        launches = tuple((seconds / crowding.of(count), 1) for seconds, count in self.launches)
+        launches = tuple(replace(x, mean_s=x.mean_s / crowding.of(x.alive), alive=1) for x in self.launches)
         return replace(self, runs=tuple(run.alone(crowding) for run in self.runs), launches=launches)
 
     @property
     def startup_s(self) -> float | None:
-        """Median seconds from a launch to the first step."""
+        """Median seconds from a worker's first record to the first step."""
         known = [run.startup_s for run in self.runs if run.startup_s is not None]
-        launch_s = statistics.median(seconds for seconds, _ in self.launches) if self.launches else 0.0
-        return statistics.median(known) + launch_s if known else None
+        return statistics.median(known) if known else None
+
+    def launch_s(self, launcher: str) -> float | None:
+        """Return the median seconds that a launcher takes from a free place to a worker's first record."""
+        known = [launches.mean_s for launches in self.launches if launches.launcher == launcher]
+        return statistics.median(known) if known else None
 
     @property
     def closing_s(self) -> float | None:
@@ -93,7 +107,12 @@ def learn_from(
             runs.append(replace(_beside(run, used[campaign]), at_a_time=_at_a_time(manifest)))
             counts.update((label, seeds))
     told = [manifest for path, manifest in manifests.items() if path in used]
-    return History(tuple(runs), len(used), tuple(_launches(told)), tuple(_kept_expectations(told)))
+    return History(
+        tuple(runs),
+        len(used),
+        tuple(_launches({path: manifests[path] for path in used if path in manifests})),
+        tuple(_kept_expectations(told)),
+    )
 
 
 def of_runs(directories: Iterable[Path]) -> History:
@@ -164,9 +183,27 @@ def _kept_expectations(manifests: Iterable[Manifest]) -> Iterator[Expectation]:
             yield manifest.expected
 
 
-def _launches(manifests: Iterable[Manifest]) -> Iterator[Stretch]:
-    for manifest in manifests:
-        begun = min((run.started_at for run in manifest.runs if run.started_at), default="")
-        seconds = seconds_between(manifest.started_at, begun)
-        if seconds is not None and all(run.attempts <= 1 for run in manifest.runs):
-            yield seconds, 1 if manifest.stagger_s else max(1, _at_a_time(manifest))
+def _launches(manifests: Mapping[Path, Manifest]) -> Iterator[Launches]:
+    for path, manifest in manifests.items():
+        waits = list(_waits_s(manifest)) if all(run.attempts <= 1 for run in manifest.runs) else []
+        if waits:
+            alive = 1 if manifest.stagger_s else max(1, _at_a_time(manifest))
+            yield Launches(known_origin(CampaignFiles(path))[0].launcher, statistics.fmean(waits), alive)
+
+
+def _waits_s(manifest: Manifest) -> Iterator[float]:
+    """Iterate over the seconds from when a place was free to a worker's first record, run by run.
+
+    Staggered launches wait for each other as well, so only the first of them tells.
+    """
+    starts = sorted(start for run in manifest.runs if (start := posix_s(run.started_at)) is not None)
+    ends = sorted(end for run in manifest.runs if (end := posix_s(run.ended_at)) is not None)
+    began = posix_s(manifest.started_at)
+    places = _at_a_time(manifest) or len(starts)
+    free = [began] * places + list(ends)
+    pairs = list(zip(starts, free, strict=False))
+    yield from (
+        max(0.0, start - since)
+        for start, since in pairs[: 1 if manifest.stagger_s else None]
+        if since is not None
+    )

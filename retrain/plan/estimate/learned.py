@@ -60,7 +60,8 @@ class Learned:
     """All that an estimate of a plan needs to know."""
 
     conditions: Mapping[str, Measured]
-    startup_s: float | None
+    launch_s: float | None  # from a free place to a worker's first record; None if the launcher is new here
+    startup_s: float | None  # from there to the first step
     closing_s: float | None
     failures_per_hour: float
     permits_borne: int | None  # by the API, where they adapt; None if no earlier run met its limit
@@ -97,6 +98,7 @@ def learned_for(
     history = history.alone(crowding)
     return Learned(
         {label: _measured(run, history.runs) for label, run in plan.first_runs().items()},
+        history.launch_s(plan.campaign.launcher),
         history.startup_s,
         history.closing_s,
         history.failures_per_hour,
@@ -116,7 +118,7 @@ def workload_of(plan: Plan, learned: Learned) -> Workload:
     launching = Launching(
         plan.workers,
         plan.campaign.stagger_seconds,
-        learned.startup_s or 0.0,
+        (learned.launch_s or 0.0) + (learned.startup_s or 0.0),
         learned.closing_s or 0.0,
         learned.permits_borne if config.backend.adapts_permits else config.backend.first_permits,
         failures,

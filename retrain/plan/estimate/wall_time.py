@@ -16,6 +16,7 @@ from retrain.plan.estimate.simulation import quantile
 from retrain.plan.matrix import Plan
 from retrain.plan.warnings import shares_cores
 
+ON_THIS_MACHINE = ("local", "inline")  # launchers that start a worker at once
 TELLING = 4  # earlier campaigns from which a P90 for what steps do not show can be had
 RULE_OF_THREE = 3  # n steps without an event leave 95 % that it is rarer than 3 in n
 
@@ -85,7 +86,7 @@ def wall_time(plan: Plan, learned: Learned | None, history: History, cores: floa
         median_step_time_s=statistics.median(medians),
         measured_runs=len(history.runs),
         measured_steps=learned.pilot.steps,
-        startup_s=learned.startup_s and crowd * learned.startup_s,
+        startup_s=learned.startup_s and crowd * (learned.startup_s + (learned.launch_s or 0.0)),
         closing_s=learned.closing_s and crowd * learned.closing_s,
         failures_per_hour=learned.failures_per_hour,
         rule_of_thumb_s=rule_of_thumb_s(plan.total_steps, statistics.median(medians), plan.workers),
@@ -168,6 +169,11 @@ def _notes(plan: Plan, learned: Learned, found: Makespan) -> Iterator[str]:
             "no earlier run met a limit of the API, so waits for permits are left out"
             if learned.permits_borne is None
             else f"{learned.permits_borne} permits are taken to last, what the API bore in earlier runs"
+        )
+    if learned.launch_s is None and plan.campaign.launcher not in ON_THIS_MACHINE:
+        yield (
+            f'no earlier campaign ran with launcher = "{plan.campaign.launcher}": '
+            "the time from submission to start is not included"
         )
     if learned.startup_s is None:
         yield "the start-up of a run is unknown and left out"
