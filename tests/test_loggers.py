@@ -70,7 +70,7 @@ def test_a_logger_that_fails_stops_nothing_and_says_so(tmp_path, monkeypatch, ca
     assert len(read_metrics(files.directory)) == SMALL["training"]["max_steps"]
     said = capfd.readouterr().err
     assert "ConnectionError" in said
-    assert f"logger {OWN}.{name} is given up" in said
+    assert f"logger {OWN}.{name} is off for this attempt" in said
 
 
 @pytest.mark.parametrize("name", ["unwilling", "failing", "unflushable", "leaving"])
@@ -89,7 +89,7 @@ def test_a_tool_begins_no_run_whose_id_could_not_be_kept(tmp_path, monkeypatch, 
     (files.directory / "loggers").write_text("no directory")
     assert worker.run(files.directory, threading.Event()) == 0
     assert not (files.directory / "recorded.jsonl").exists()
-    assert "is given up" in capfd.readouterr().err
+    assert "is off for this attempt" in capfd.readouterr().err
 
 
 def test_a_logger_that_hangs_is_left_behind(tmp_path):
@@ -103,7 +103,7 @@ def test_a_logger_that_hangs_is_left_behind(tmp_path):
         [sys.executable, "-c", program, str(files.directory)], capture_output=True, text=True, timeout=60
     )
     assert ended.returncode == 0
-    assert "hanging did not end in time and is left behind" in ended.stderr
+    assert "hanging did not finish in time and was abandoned" in ended.stderr
     assert files.done.exists()
     assert told(files)[-1]["closed"] == "done"
 

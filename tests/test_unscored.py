@@ -104,7 +104,7 @@ def test_a_single_scored_rollout_has_no_baseline_and_no_advantage():
 
 def test_a_mean_that_an_unscored_reward_got_into_stops_the_run_and_says_why():
     estimate = open_advantage("tests.test_unscored.careless", {})
-    with pytest.raises(RunFailedError, match=r"careless' returned nan .* leave rewards that are NaN"):
+    with pytest.raises(RunFailedError, match=r"careless' returned nan .* leave NaN rewards"):
         estimate(np.array([[1.0, NAN]]))
 
 

@@ -1,8 +1,8 @@
-"""Loggers: copies of a run's rows for the tools that people already use. metrics.jsonl stays the truth.
+"""Loggers copy a run's rows to experiment trackers. metrics.jsonl stays the source of truth.
 
-A logger is a file or folder that defines `open_logger(run, *, ...) -> Logger`; its keyword-only
-parameters are the keys of `[logging.logger_params.<name>]`. Each is called from one thread of its own, so
-that it may be slow, hang or fail without holding up training.
+A plugin is one file or folder with `open_logger(run, *, <params>) -> Logger`; its keyword-only parameters are
+the keys of `[logging.logger_params.<name>]`. Each logger is called from its own thread, so it may be slow,
+hang or fail without delaying training.
 """
 
 from __future__ import annotations
@@ -22,40 +22,40 @@ Row = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class LoggedRun:
-    """What a logger may know of a run."""
+    """What a logger is told about a run."""
 
-    campaign: str  # "" for a run of its own
+    campaign: str  # "" for a single run
     run_id: str
     condition: str
     seed: int
     attempt: int
-    resumed_from_step: int  # rows after it are logged again
-    directory: Path  # the run's; a logger's files go below it
-    settings: Mapping[str, Any]  # the configuration without what may be secret
-    stored_id: str  # what `Logger.id` was in an earlier attempt; "" in the first
+    resumed_from_step: int  # rows after it are repeated
+    directory: Path  # of the run; a logger's files go below it
+    settings: Mapping[str, Any]  # the configuration without secrets
+    stored_id: str  # `Logger.id` of an earlier attempt; "" in the first
 
 
 class Logger(Protocol):
-    """An open connection to a tool."""
+    """An open connection to a tracker."""
 
-    id: str  # how the tool knows this run; kept, and given back to the next attempt
-    settles_s: float  # a flushed row is safe from a kill once it is so old; younger ones are logged again
+    id: str  # of the run in the tracker; stored and passed to the next attempt
+    settles_s: float  # age at which a flushed row is safe from a kill; younger rows are logged again
 
     def rows(self, rows: Sequence[Row]) -> None:
-        """Log steps, in order; a step may be one that an earlier attempt logged."""
+        """Log rows in step order; an earlier attempt may have logged some of them."""
         ...
 
     def flush(self) -> None:
-        """Make what was logged last."""
+        """Make logged rows durable."""
         ...
 
     def close(self, state: str, result: Row) -> None:
-        """End: how (a RunState), and what came out."""
+        """End the run with its state (a `RunState`) and its result."""
         ...
 
 
 def numbers(row: Row) -> dict[str, float]:
-    """Return a row's numbers: what every tool can draw; its step, seed and attempt are no curves."""
+    """Return a row's numeric fields, without step, seed and attempt, which are no curves."""
     return {
         key: float(value)
         for key, value in row.items()

@@ -1,8 +1,8 @@
 """Runs in MLflow: a campaign is an experiment; condition and seed are tags.
 
-Without a tracking server (`tracking_uri`, or MLFLOW_TRACKING_URI) everything goes into one SQLite file of
-the campaign: look at it with `mlflow ui --backend-store-uri sqlite:///DIR/mlflow.db`. New versions of MLflow
-refuse its older store of plain files.
+Without a tracking server (`tracking_uri` or MLFLOW_TRACKING_URI) everything goes into one SQLite file per
+campaign; view it with `mlflow ui --backend-store-uri sqlite:///DIR/mlflow.db`. Recent
+versions of MLflow refuse its older file store.
 """
 
 from __future__ import annotations
@@ -19,32 +19,32 @@ from retrain.loggers.process import LoggerProcess
 from retrain.loggers.tensorboard import seconds
 
 EXTRA = "mlflow"
-PACKAGES = ("mlflow", "sqlalchemy", "alembic")  # the last two for its SQLite file
-AT_ONCE = 1000  # metrics in a call; MLflow refuses more
+PACKAGES = ("mlflow", "sqlalchemy", "alembic")  # the last two for SQLite
+AT_ONCE = 1000  # metrics per call; MLflow refuses more
 PARAMETERS_AT_ONCE = 100
 LONGEST_PARAMETER = 500
-IN_EVERY_ROW = "step_time_s"  # tells which steps MLflow holds; it takes a whole row or nothing of it
+IN_EVERY_ROW = "step_time_s"  # shows which steps MLflow has; it takes a row whole or not at all
 SQLITE = "sqlite:///"
-OPENING_TIMEOUT_S = 120.0  # making the tables takes seconds, and one run at a time does it
+OPENING_TIMEOUT_S = 120.0  # creating the tables takes seconds, one run at a time
 STATUS = {"done": "FINISHED", "interrupted": "KILLED"}
 
 T = TypeVar("T")
 
 
 def open_logger(run: LoggedRun, *, tracking_uri: str = "", experiment: str = "") -> Logger:
-    """Begin an MLflow run, or go on with the one that an earlier attempt began.
+    """Start an MLflow run, or continue the one of an earlier attempt.
 
     Args:
-        run: what is logged.
-        tracking_uri: of a server or a database; default: MLFLOW_TRACKING_URI, else in the campaign.
+        run: the run to log.
+        tracking_uri: of a server or database; default: MLFLOW_TRACKING_URI, else a file of the campaign.
         experiment: its name; default: the campaign's.
     """
     params = {"tracking_uri": tracking_uri, "experiment": experiment}
-    return LoggerProcess(__name__, "open_here", run, params)  # a row takes it 10 ms of processor time
+    return LoggerProcess(__name__, "open_here", run, params)  # MLflow takes 10 ms of processor time per row
 
 
 def open_here(run: LoggedRun, *, tracking_uri: str, experiment: str) -> Logger:
-    """Do the same in this process."""
+    """Open the logger in this process."""
     os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
     uri = tracking_uri or os.environ.get("MLFLOW_TRACKING_URI") or SQLITE + str(_home(run) / "mlflow.db")
     return _Mlflow(run, uri, experiment or run.campaign or "retrain")
@@ -67,7 +67,7 @@ class _Mlflow:
         self.id = self.id or self._begun(run, within)
 
     def rows(self, rows: Sequence[Row]) -> None:
-        """Log steps that MLflow does not hold yet: it takes nothing back, and would draw both values."""
+        """Log steps that MLflow lacks: it cannot overwrite a value and would draw both."""
         missing = [row for row in rows if row["step"] not in self._held]
         for part in _whole_rows(missing, AT_ONCE):
             metrics = [
@@ -79,7 +79,7 @@ class _Mlflow:
             self._held.update(row["step"] for row in part)
 
     def flush(self) -> None:
-        """Nothing: each call is a transaction."""
+        """Do nothing: each call is a transaction."""
 
     def close(self, state: str, result: Row) -> None:
         for key, value in numbers(result).items():
@@ -92,7 +92,7 @@ class _Mlflow:
         try:
             self._client.update_run(run.stored_id, status="RUNNING")
         except extras.load("mlflow.exceptions", EXTRA, "mlflow").MlflowException:
-            return ""  # it was deleted, or this is another store
+            return ""  # deleted, or another store
         self._client.set_tag(run.stored_id, "attempt", str(run.attempt))
         return run.stored_id
 
@@ -116,7 +116,7 @@ def _home(run: LoggedRun) -> Path:
 
 @contextmanager
 def _alone(uri: str) -> Iterator[Path | None]:
-    """Keep two runs of this machine from making the tables of one database at once; give its file, if one."""
+    """Hold a lock while a database is opened; yield its file if it is SQLite, else None."""
     if not uri.startswith(SQLITE):
         yield None
         return
@@ -129,14 +129,14 @@ def _alone(uri: str) -> Iterator[Path | None]:
             yield path
     except filelock.Timeout:
         raise TimeoutError(
-            f"another run has been opening the database for {OPENING_TIMEOUT_S:.0f} s"
+            f"another run has held the lock of {path} for {OPENING_TIMEOUT_S:.0f} s while opening it"
         ) from None
 
 
 def _make_tables(path: Path, open_store: Callable[[str], Any]) -> None:
-    """Make a database beside its place, then put it there.
+    """Create the database under another name, then rename it into place.
 
-    MLflow cannot open one again in which a kill left half of the tables.
+    MLflow cannot open a database in which a kill left half of the tables.
     """
     if path.exists() and path.stat().st_size:
         return
@@ -156,7 +156,7 @@ def _flat(tables: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any
 
 
 def _whole_rows(rows: Sequence[Row], most: int) -> Iterator[list[Row]]:
-    """Cut rows into parts of at most so many numbers; a row alone may have more."""
+    """Iterate over parts of whole rows with at most `most` numbers, or one row that has more."""
     part: list[Row] = []
     size = 0
     for row in rows:

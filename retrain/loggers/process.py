@@ -1,7 +1,7 @@
-"""A logger in a process of its own, for a tool whose calls would take processor time from the training.
+"""A logger in its own process, for a tool whose calls would take processor time from training.
 
-The child is told what to do in lines of JSON and answers each with one. It ends with its parent, however
-that ends, and also if a call of the tool hangs.
+The child reads one request per line of JSON and answers with one line. It ends with its parent, however the
+parent ends, even while a call of the tool hangs.
 """
 
 from __future__ import annotations
@@ -22,25 +22,25 @@ from typing import Any
 
 from retrain.loggers import LoggedRun, Logger, Row
 
-ENDING_S = 10.0  # for the child to leave once everything is logged
-LOOK_S = 1.0  # how often the child looks whether its parent lives
+ENDING_S = 10.0  # for the child to exit once everything is logged
+LOOK_S = 1.0  # between the child's checks that its parent lives
 
 
 class LoggerProcessError(Exception):
-    """What a logger raised in its process, or that the process ended."""
+    """The logger raised an error in its process, or the process ended."""
 
 
 class LoggerProcess:
-    """Passes on what a logger is told, and raises what it raises."""
+    """Forwards calls to a logger in a child process and raises its errors."""
 
     def __init__(self, module: str, function: str, run: LoggedRun, params: Mapping[str, Any]) -> None:
-        """Open a logger in a child.
+        """Open a logger in a child process.
 
         Args:
-            module: where it is.
-            function: opens it, from a run and parameters.
-            run: what is logged.
-            params: of the function; JSON values.
+            module: of the logger.
+            function: opens it from a run and parameters.
+            run: the run to log.
+            params: parameters of the function, JSON values.
 
         Raises:
             LoggerProcessError: it could not be opened.
@@ -60,7 +60,7 @@ class LoggerProcess:
         self.id, self.settles_s = str(opened["id"]), float(opened["settles_s"])
 
     def rows(self, rows: Sequence[Row]) -> None:
-        """Log steps."""
+        """Log rows."""
         self._ask("rows", rows)
 
     def flush(self) -> None:
@@ -68,7 +68,7 @@ class LoggerProcess:
         self._ask("flush")
 
     def close(self, state: str, result: Row) -> None:
-        """End the tool's run, and the process."""
+        """End the tracker's run and the process."""
         self._ask("close", state, result)
         self._end()
 
@@ -102,14 +102,14 @@ class LoggerProcess:
 
 
 class _Child:
-    """The other end."""
+    """Answers requests in the child process."""
 
     def __init__(self, module: str, function: str) -> None:
         self._module = module
         self._function = function
         self._logger: Logger | None = None
 
-    def obey(self, what: str, *arguments: Any) -> dict[str, Any]:
+    def answer(self, what: str, *arguments: Any) -> dict[str, Any]:
         if what == "open":
             about, params = arguments
             run = LoggedRun(**about | {"directory": Path(about["directory"])})
@@ -121,17 +121,17 @@ class _Child:
 
 
 def main(module: str, function: str) -> None:
-    """Obey until the parent closes the pipe or is gone."""
+    """Answer requests until the parent closes the pipe or ends."""
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "w")
-    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # a tool that prints must not answer for us
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what a tool prints must not be taken for an answer
     for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_IGN)  # sent to the whole group; the parent says when to end
+        signal.signal(number, signal.SIG_IGN)  # sent to the whole group; the parent decides when to end
     threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
     child = _Child(module, function)
     for line in sys.stdin:
         try:
-            answer = child.obey(*json.loads(line))
-        except (Exception, SystemExit) as error:  # noqa: BLE001 - told to the parent, whatever it is
+            answer = child.answer(*json.loads(line))
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - every error goes to the parent
             answer = {"error": f"{type(error).__name__}: {error}"}
         with contextlib.suppress(OSError):
             print(json.dumps(answer), file=answers, flush=True)

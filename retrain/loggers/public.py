@@ -1,4 +1,4 @@
-"""A configuration as it may leave this machine: without passwords, keys and tokens."""
+"""Removes passwords, keys and tokens from a configuration before it leaves the machine."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _SECRET_IN_URL = re.compile(r"(?i)([?&][^=&]*(?:key|token|secret|password|sig)[^
 
 
 def without_secrets(value: Any, key: str = "") -> Any:
-    """Return a copy in which what may be secret is hidden: by its key, or within an address."""
+    """Return a copy with possible secrets hidden, recognised by key or within a URL."""
     if isinstance(value, Mapping):
         return {str(k): without_secrets(v, str(k)) for k, v in value.items()}
     if isinstance(value, list | tuple):

@@ -1,7 +1,7 @@
 """Curves in TensorBoard's event files, below each run's directory.
 
-Look at a campaign with `tensorboard --logdir DIR/runs`. A resumed attempt tells TensorBoard which steps it
-takes back, so that each is shown once. Only the package `tensorboard` is needed, no torch, no TensorFlow.
+View a campaign with `tensorboard --logdir DIR/runs`. A resumed attempt tells TensorBoard which steps it
+repeats, so that each is shown once. Only the package `tensorboard` is needed, no torch, no TensorFlow.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class _TensorBoard:
         self._writer.flush()
 
     def close(self, state: str, result: Row) -> None:
-        del state, result  # event files know no end; held-out results are in their rows
+        del state, result  # event files have no end; evaluations are in the rows
         self._writer.close()
 
     def _add(self, step: int, at_s: float, **what: Any) -> None:
@@ -62,7 +62,7 @@ class _TensorBoard:
 
 
 def seconds(row: Row) -> float:
-    """Return when a row was written, in seconds since 1970; now if it does not say."""
+    """Return a row's timestamp in seconds since 1970; the current time if it has none."""
     try:
         return calendar.timegm(time.strptime(str(row["timestamp"])[:19], "%Y-%m-%dT%H:%M:%S"))
     except (KeyError, ValueError):

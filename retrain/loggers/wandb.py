@@ -1,8 +1,7 @@
 """Runs in Weights & Biases: a campaign is a group, a condition and a seed are tags.
 
-Whether it works online or offline, and as whom, is W&B's own business: `WANDB_MODE=offline`, `wandb login`.
-The x axis is our own step, because W&B's cannot go back: a resumed run would lose all steps up to where it
-had been.
+W&B decides whether it works online, and as whom: `WANDB_MODE=offline`, `wandb login`. The x axis is our own
+step, because W&B's cannot go back: a resumed run would lose its repeated steps.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from retrain.loggers import LoggedRun, Logger, Row, numbers
 EXTRA = "wandb"
 PACKAGES = ("wandb",)
 DEFAULT_PROJECT = "retrain"
-WRITES_EVERY_S = 5  # W&B's default is 15; what it has not written when a worker is killed is lost to it
+WRITES_EVERY_S = 5  # W&B's default is 15; unwritten rows are lost when a worker is killed
 
 
 def open_logger(
@@ -27,15 +26,15 @@ def open_logger(
     entity: str = "",
     mode: Literal["", "online", "offline", "disabled"] = "",
 ) -> Logger:
-    """Begin a W&B run, or go on with the one that an earlier attempt began.
+    """Start a W&B run, or continue the one of an earlier attempt.
 
     Args:
-        run: what is logged.
+        run: the run to log.
         project: its project; default: WANDB_PROJECT, else "retrain".
         entity: user or team; default: WANDB_ENTITY, else the one logged in.
         mode: online or offline; default: WANDB_MODE, else online.
     """
-    os.environ.setdefault("WANDB_ERROR_REPORTING", "false")  # crash reports to third parties: not from here
+    os.environ.setdefault("WANDB_ERROR_REPORTING", "false")  # no crash reports to third parties
     wandb = extras.load("wandb", EXTRA, "wandb")
     return _Wandb(wandb, run, project or os.environ.get("WANDB_PROJECT", DEFAULT_PROJECT), entity, mode)
 
@@ -55,7 +54,7 @@ class _Wandb:
             resume="allow",
             dir=str(run.directory),
             config=dict(run.settings),
-            reinit="create_new",  # several runs may live in one process
+            reinit="create_new",  # several runs may share a process
             settings=_settings(wandb),
         )
         self.id = str(self._run.id)
@@ -68,7 +67,7 @@ class _Wandb:
             self._run.log({"step": row["step"], "attempt": self._attempt, **numbers(row)})
 
     def flush(self) -> None:
-        """Nothing: W&B has no call for it, and writes every few seconds."""
+        """Do nothing: W&B has no call for it and writes every few seconds."""
 
     def close(self, state: str, result: Row) -> None:
         self._run.summary.update({"state": state, **{f"final_{k}": v for k, v in numbers(result).items()}})
@@ -77,6 +76,6 @@ class _Wandb:
 
 def _settings(wandb: Any) -> Any:
     quiet = {"console": "off", "silent": True, "save_code": False, "disable_git": True}
-    often = "x_transaction_log_flush_interval"  # W&B calls it experimental: it may go
+    often = "x_transaction_log_flush_interval"  # experimental: a later W&B may lack it
     known = hasattr(wandb.Settings(), often)
     return wandb.Settings(**quiet, **({often: WRITES_EVERY_S} if known else {}))

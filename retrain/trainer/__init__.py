@@ -1,1 +1,1 @@
-"""The training loop of one run, its checkpoints, and the controllers that steer it."""
+"""The training loop of one run, its checkpoints and its controllers."""

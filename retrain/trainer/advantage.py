@@ -1,4 +1,4 @@
-"""Calls an advantage plugin such that unscored rollouts are in no mean, no spread and no count."""
+"""Calls an advantage plugin so that unscored rollouts enter no mean, spread or count."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from retrain.advantages import OVER_BATCH
 from retrain.errors import RunFailedError
 from retrain.rollouts import Floats
 
-LEAST_ROLLOUTS = 2  # one alone has no baseline
+LEAST_ROLLOUTS = 2  # a single rollout has no baseline
 
 
 def open_advantage(name: str, params: Mapping[str, Any]) -> Callable[[Floats], Floats]:
-    """Return a function from rewards (prompts, rollouts), NaN where unscored, to advantages.
+    """Return a function from rewards of shape (prompts, rollouts), NaN where unscored, to advantages.
 
-    Advantages are finite, and exactly 0 where there is no reward.
+    Advantages are finite, and exactly 0 for unscored rollouts.
 
     Raises:
-        ConfigError: no such plugin.
+        ConfigError: there is no such plugin.
     """
     function = registry.find("advantages", name)
     bound = partial(function, **params)
@@ -40,7 +40,7 @@ def _estimate(
     counts = scored.sum(axis=1)
     for count in np.unique(counts[counts >= LEAST_ROLLOUTS]).tolist():
         groups = np.flatnonzero(counts == count)
-        places = np.nonzero(scored[groups])  # row after row, `count` of each
+        places = np.nonzero(scored[groups])  # row by row, `count` in each
         known = rewards[groups][places].reshape(len(groups), count)
         estimated = _called(name, function, known, np.ones(known.shape, dtype=np.bool_))
         advantages[groups[places[0]], places[1]] = estimated.ravel()
@@ -48,10 +48,10 @@ def _estimate(
 
 
 def _called(name: str, function: Callable[[Floats], Floats], rewards: Floats, scored: Any) -> Floats:
-    """Call the plugin and check what it returns.
+    """Call the plugin and check its result.
 
     Raises:
-        RunFailedError: another shape, or an advantage of a scored rollout that is not finite.
+        RunFailedError: wrong shape, or a non-finite advantage of a scored rollout.
     """
     advantages = np.asarray(function(rewards.copy()), dtype=np.float64)
     if advantages.shape != rewards.shape:
@@ -61,7 +61,7 @@ def _called(name: str, function: Callable[[Floats], Floats], rewards: Floats, sc
         )
     if not np.isfinite(advantages[scored]).all():
         group, rollout = np.argwhere(scored & ~np.isfinite(advantages))[0]
-        hint = "; leave rewards that are NaN (unscored) out of every mean" if not scored.all() else ""
+        hint = "; leave NaN rewards (unscored) out of every mean" if not scored.all() else ""
         raise RunFailedError(
             f"advantage_mode {name!r} returned {advantages[group, rollout]} for a reward of "
             f"{rewards[group, rollout]:g}; an advantage must be a finite number{hint}"

@@ -1,4 +1,4 @@
-"""Puts a trainer together from a run's configuration."""
+"""Builds a trainer from a run's configuration."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ if TYPE_CHECKING:
 def open_trainer(
     config: Config, files: RunFiles, journal: Journal, stop: threading.Event
 ) -> Iterator[Trainer]:
-    """Build the task, open the reward and connect the backend; everything is let go at the end.
+    """Build the task, open the reward and connect the backend; close everything at the end.
 
     Raises:
-        ConfigError: a plugin refuses its options.
+        ConfigError: a plugin rejects its options.
     """
     data = config.data
     built = registry.find("tasks", data.task)(seed=data.seed, **data.options)
@@ -47,7 +47,9 @@ def open_trainer(
         connected = registry.bound("backends", name, options)(_spec(config, task, permits))
         backend: Backend = registry.check_made("backends", name, calls.wait_for(connected))
         opened.callback(lambda: calls.wait_for(backend.close()))
-        check_prompts = getattr(backend, "check_prompts", None)  # too long ones are better found now
+        check_prompts = getattr(
+            backend, "check_prompts", None
+        )  # finds prompts that are too long before the first step
         if check_prompts is not None:
             check_prompts([*task.train, *task.held_out])
         algorithm, machine = Algorithm.of(config, scorer.score), _machine(config, files, stop)
@@ -59,7 +61,7 @@ def open_trainer(
 
 
 def open_permits(config: Config, files: RunFiles) -> RunPermits:
-    """Return the way to permits: the campaign's, or, where an engine split those, the run's own part."""
+    """Return the campaign's permits, or the run's share where a launcher divided them among runs."""
     own = int(os.environ.get("RETRAIN_OWN_PERMITS") or 0)
     return RunPermits(
         files.directory / "permits" if own else permits_of(config, files),
@@ -71,7 +73,7 @@ def open_permits(config: Config, files: RunFiles) -> RunPermits:
 
 
 def permits_of(config: Config, files: RunFiles) -> Path:
-    """Where a run's permits lie: shared with other campaigns, or its own campaign's."""
+    """Return the directory of a run's permits: shared by campaigns, or its own campaign's."""
     if config.backend.throttle_dir:
         return Path(config.backend.throttle_dir)
     return permits_directory(files.directory)

@@ -1,8 +1,8 @@
 """Rewards -> advantages -> token advantages -> weighted training samples.
 
-Groups whose advantages are all zero carry no signal. They count in the loss's denominator, so that a step
-is not larger for what its other groups failed to teach, unless `loss_normalization` says "informative_".
-Their rollouts are trained on only where a KL term or an entropy bonus has a gradient for them.
+Groups whose advantages are all zero carry no signal. They count in the loss's denominator, so that ties do
+not amplify the other groups, unless `loss_normalization` begins with "informative_". They are trained on
+only if a KL term or an entropy bonus gives them a gradient.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ CORRECT = 1.0 - 1e-9  # a reward of 1, up to rounding
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ScoredBatch:
-    """A step's groups with their rewards, shape (prompts, rollouts), and what went wrong in scoring."""
+    """A step's groups, their rewards of shape (prompts, rollouts), and counts of scoring failures."""
 
     groups: Sequence[Group]
     rewards: Floats  # NaN where a rollout could not be scored
-    errors: int = 0  # rollouts whose scoring failed; a wrong answer is not among them
+    errors: int = 0  # rollouts whose scoring failed, as opposed to wrong answers
     timeouts: int = 0  # rollouts whose scoring took too long
 
     @property
@@ -40,7 +40,7 @@ class ScoredBatch:
 
     @property
     def tokens(self) -> int:
-        """Sampled tokens, informative or not."""
+        """The number of sampled tokens, informative or not."""
         return sum(len(rollout.tokens) for rollout in self.rollouts)
 
     @property
@@ -50,12 +50,12 @@ class ScoredBatch:
 
     @property
     def known_rewards(self) -> Floats:
-        """The rewards of scored rollouts, in one row: what a policy is judged by."""
+        """The rewards of scored rollouts, flattened."""
         return self.rewards[self.scored]
 
     @property
     def correct_rate(self) -> float:
-        """The share of right ones among completions whose reward is known."""
+        """The share of scored rollouts that are right."""
         return float(np.mean(self.known_rewards >= CORRECT))
 
     @property
@@ -69,7 +69,7 @@ class ScoredBatch:
         return self.timeouts / self.rewards.size
 
     def summary(self, informative_groups: int, step_time_s: float) -> RolloutSummary:
-        """Return a row's part about rollouts and rewards."""
+        """Return the rollouts' part of a step's row."""
         rollouts, groups = self.rollouts, len(self.groups)
         lengths = [len(rollout.tokens) for rollout in rollouts]
         median, high = np.percentile(lengths, [50, 95])
@@ -101,11 +101,11 @@ class Algorithm:
     loss: Loss
     normalization: str
     max_tokens: int
-    regularized: bool = False  # a KL term or an entropy bonus has a gradient without a signal, too
+    regularized: bool = False  # a KL term or an entropy bonus trains tied groups too
 
     @classmethod
     def of(cls, config: Config, reward: Callable[[Sequence[Group]], ScoredBatch]) -> Algorithm:
-        """Find the plugins that a configuration names; the reward is opened already."""
+        """Find the plugins that a configuration names, for a reward that is already open."""
         table = config.algorithm
         evaluate = registry.find("losses", table.loss_mode)
         return cls(
@@ -119,7 +119,7 @@ class Algorithm:
         )
 
     def samples(self, batch: ScoredBatch, advantages: Floats, progress: float) -> list[TrainingSample]:
-        """Return the rollouts that have a gradient, their tokens' weights those of the normalised loss."""
+        """Return the rollouts that have a gradient, with the token weights of the normalised loss."""
         scope, _, unit = self.normalization.rpartition("_")
         informative = np.any(advantages != 0, axis=1)
         counted = [
@@ -154,7 +154,7 @@ class Algorithm:
 
 
 def entropy_of(batch: ScoredBatch, stats: UpdateStats) -> float:
-    """Mean nats per sampled token if the sampler knows it, else as the update saw it."""
+    """Return the mean entropy in nats per token: the sampler's if known, else the update's."""
     known = [
         (r.mean_entropy, len(r.tokens)) for r in batch.rollouts if np.isfinite(r.mean_entropy) and r.tokens
     ]

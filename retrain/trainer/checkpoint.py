@@ -1,10 +1,10 @@
-"""Checkpoints: whole or absent, verified when read, the newest valid one wins.
+"""Checkpoints: written atomically, verified when read; the newest valid one is used.
 
-A checkpoint is written into a temporary directory, every file and the directory synced, then renamed
-into place. `digests.json` lists each file's SHA-256; a directory whose files do not match is passed over.
+A checkpoint is written to a temporary directory, synced to disk and renamed into place. `digests.json` lists
+the SHA-256 of each file; a checkpoint whose files do not match is skipped.
 """
 
-# ruff: noqa: PTH102, PTH105 (calls on `os`, because that is where a crash test replaces them)
+# ruff: noqa: PTH102, PTH105 (calls on `os`, where the crash tests replace them)
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ STATE = "trainer.json"
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A verified checkpoint: its step, its directory, and the trainer's own state."""
+    """A verified checkpoint: step, directory and the trainer's own state."""
 
     step: int
     directory: Path
@@ -38,44 +38,44 @@ class Checkpoint:
 def save(
     root: Path, step: int, state: Mapping[str, Any], save_backend: Callable[[Path], object], keep: int
 ) -> Path:
-    """Write a checkpoint of `step`, then drop all but the newest `keep`.
+    """Write the checkpoint of `step`, then delete all but the newest `keep`.
 
     Raises:
-        RecordsError: not possible; earlier checkpoints are untouched.
+        RecordsError: it could not be written; earlier checkpoints are intact.
     """
     make_directory(root)
     final, temporary = root / f"step-{step:06d}", root / f".step-{step:06d}.partial"
     try:
-        _remove(root.glob(".step-*.partial"))  # of workers that were killed
+        _remove(root.glob(".step-*.partial"))  # left by killed workers
         os.mkdir(temporary, DIRECTORY_MODE)
         save_backend(temporary)
         write_json(temporary / STATE, state, durable=False)  # synced with the others
         _seal(temporary)
-        if final.exists():  # it was damaged, or this step would not have been taken again
+        if final.exists():  # damaged, or this step would not have been repeated
             shutil.rmtree(final)
         os.replace(temporary, final)
         sync_directory(root)
     except BaseException as error:
-        _remove([temporary])  # frees its space
+        _remove([temporary])  # free its space
         if isinstance(error, OSError):
             raise records_error(final, "write the checkpoint", error) from error
         raise
-    _remove(_by_step(root, after=step))  # damaged as well
+    _remove(_by_step(root, after=step))  # damaged ones
     _remove(_by_step(root)[keep:])
     return final
 
 
 def newest(root: Path, on_damaged: Callable[[Path], None] = lambda _: None) -> Checkpoint | None:
-    """Return the newest checkpoint whose files are what was written; None if there is none.
+    """Return the newest valid checkpoint; None if there is none.
 
-    Its name is made to last: whoever wrote it may have been killed between the two.
+    Its directory entry is synced: its writer may have been killed after the rename and before the sync.
 
     Args:
-        root: holds the checkpoints.
-        on_damaged: is told of each newer one whose files are not.
+        root: directory of the checkpoints.
+        on_damaged: called with each newer checkpoint that is damaged.
 
     Raises:
-        RecordsError: the directory cannot be looked into.
+        RecordsError: the directory cannot be read.
     """
     try:
         for directory in _by_step(root):

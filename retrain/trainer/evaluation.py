@@ -1,4 +1,4 @@
-"""What held-out prompts say about a policy: its greedy answers, and how often one of k tries is right."""
+"""Evaluation on held-out prompts: greedy accuracy and pass@k."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from retrain.rollouts import Group, Prompt
 from retrain.trainer.batch import CORRECT, ScoredBatch
 
 EVALUATION_BATCH = 256  # prompts sampled at a time
-EVALUATION_STREAM = 0x6576616C  # sets its random numbers apart from everything else that is seeded
+EVALUATION_STREAM = 0x6576616C  # keeps its random numbers apart from all others of the run
 
 
 class HeldOut:
-    """Evaluates a policy on prompts that it is not trained on."""
+    """Evaluates the policy on prompts that it is not trained on."""
 
     def __init__(
         self,
@@ -40,7 +40,7 @@ class HeldOut:
         self._newest: dict[str, Any] = {}
 
     def evaluate(self, step: int) -> Evaluation | None:
-        """Evaluate the policy after `step` steps, each policy once; None without held-out prompts."""
+        """Evaluate the policy after `step` steps, once per step; None without held-out prompts."""
         if not self._prompts:
             return None
         of = {"step": step, "config_hash": self._config_hash}
@@ -49,11 +49,11 @@ class HeldOut:
         return Evaluation(**self._newest["evaluation"])
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the newest evaluation, so that a resumed run does not pay for it again."""
+        """Return the newest evaluation, so that a resumed run does not repeat it."""
         return self._newest
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from what `state_dict` returned; another configuration's evaluation is not used."""
+        """Restore what `state_dict` returned; an evaluation under another configuration is not used."""
         self._newest = dict(state)
 
     def _measured(self, step: int) -> Evaluation:
@@ -82,7 +82,7 @@ class HeldOut:
         return self._reward(groups)
 
     def _in_parts(self, step: int, numbers: range, how: Sampling) -> list[Group]:
-        """Sample halves of what does not fit in memory."""
+        """Sample; halve what does not fit in memory."""
         try:
             own = replace(how, seed=self._seed(step, numbers.start))
             return self._sample([self._prompts[number] for number in numbers], own)
@@ -93,22 +93,22 @@ class HeldOut:
         return self._in_parts(step, numbers[:half], how) + self._in_parts(step, numbers[half:], how)
 
     def _seed(self, step: int, first: int) -> int:
-        """Return a seed that follows from the step: no training random number, the same after a resume."""
+        """Return a seed that depends on the step only: it is the same after a resume."""
         entropy = [EVALUATION_STREAM, self._training.seed % 2**32, step, first]
         return int(np.random.SeedSequence(entropy).generate_state(1)[0])
 
 
 def pass_at_k(correct: NDArray[np.bool_], k: int, scored: NDArray[np.bool_] | None = None) -> float | None:
-    """Estimate, without bias, the chance that at least one of k completions of a prompt is right.
+    """Return an unbiased estimate of the chance that at least one of k completions is right.
 
     Args:
         correct: shape (prompts, samples), whether each completion is right.
-        k: tries, from 1 to the number of samples.
-        scored: same shape, whether it is known; None: all are. One that is not is no try at all.
+        k: completions per try, from 1 to the number of samples.
+        scored: same shape, whether each was scored; None: all were. Unscored ones do not count.
 
     Returns:
-        The mean over prompts of 1 - C(n - c, k) / C(n, k), for c right ones of n scored samples; prompts
-        with fewer than k scored samples are left out. None if that leaves none.
+        The mean over prompts of 1 - C(n - c, k) / C(n, k), with c of n scored samples right; prompts with
+        fewer than k scored samples are left out. None if no prompt is left.
 
     Raises:
         ValueError: there are no prompts, or fewer samples than k.
@@ -126,6 +126,6 @@ def pass_at_k(correct: NDArray[np.bool_], k: int, scored: NDArray[np.bool_] | No
         return None
     tries = known[enough].sum(axis=1)
     wrong = tries - (correct & known)[enough].sum(axis=1)
-    drawn = np.arange(k)  # the chance that k draws without replacement are all wrong
+    drawn = np.arange(k)  # chance that k draws without replacement are all wrong
     all_wrong = np.prod(np.clip(wrong[:, None] - drawn, 0, None) / (tries[:, None] - drawn), axis=1)
     return float(np.mean(1.0 - all_wrong))

@@ -1,4 +1,4 @@
-"""Lets the loop call plain and coroutine methods alike."""
+"""Runs coroutine methods of plugins for synchronous callers."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 from retrain.backends import MaybeAwaitable
 
 if TYPE_CHECKING:
-    import asyncio  # 20 ms that a plain backend does not need
+    import asyncio  # takes 20 ms to import, which a synchronous backend does not need
 
 T = TypeVar("T")
 
-LEAVE_S = 5.0  # what still runs at the end may take so long to clean up; then it is left behind
+LEAVE_S = 5.0  # for tasks that still run at the end to clean up; then the thread is abandoned
 
 
 class EventLoopThread:
-    """An event loop in a thread of its own, started when first needed, shared by all callers of a run."""
+    """An event loop in its own thread, started at the first coroutine and shared by all callers."""
 
     def __init__(self) -> None:
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -26,7 +26,7 @@ class EventLoopThread:
         self._lock = threading.Lock()
 
     def wait_for(self, result: MaybeAwaitable[T]) -> T:
-        """Return a method's result, waiting for it if it is awaitable. Callable from any thread."""
+        """Return the result, after waiting for it if it is awaitable; callable from any thread."""
         if not inspect.isawaitable(result):
             return result
         coroutine = cast(
@@ -38,10 +38,10 @@ class EventLoopThread:
         try:
             return future.result()
         finally:
-            future.cancel()  # of no effect on what is done; the wait was interrupted otherwise
+            future.cancel()  # has no effect unless the wait was interrupted
 
     def close(self) -> None:
-        """Cancel what still runs, and end the loop and its thread; safe to call twice."""
+        """Cancel running tasks and end the loop and its thread; safe to call twice."""
         with self._lock:
             loop, self._loop = self._loop, None
         if loop is not None and self._thread is not None:
@@ -68,13 +68,13 @@ async def _wait_for(awaitable: Any) -> Any:
 def _run(loop: asyncio.AbstractEventLoop) -> None:
     import asyncio
 
-    with asyncio.Runner(loop_factory=lambda: loop) as runner:  # at its end: cancels tasks, closes the loop
+    with asyncio.Runner(loop_factory=lambda: loop) as runner:  # cancels tasks and closes the loop at the end
         while not _ran_until_stopped(runner.get_loop()):
             pass
 
 
 def _ran_until_stopped(loop: asyncio.AbstractEventLoop) -> bool:
-    """Run; False if a task wants the process to end, which is for whoever waits for the task to hear."""
+    """Run the loop; False if a task raised an exit request, which its waiter receives."""
     try:
         loop.run_forever()
     except (SystemExit, KeyboardInterrupt):

@@ -12,13 +12,13 @@ SURROUNDINGS = frozenset(
     {
         *(errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS, errno.ESTALE),
         *(errno.ENETDOWN, errno.ENETUNREACH, errno.EHOSTDOWN, errno.EHOSTUNREACH),
-        *(errno.ENOMEM, errno.EAGAIN, errno.EMFILE, errno.ENFILE),  # no memory, process or open file left
+        *(errno.ENOMEM, errno.EAGAIN, errno.EMFILE, errno.ENFILE),  # out of memory, processes or open files
     }
 )
 
 
 def exit_code_of(error: Exception) -> int:
-    """Return the exit code of a worker that this error ended; 75 if another attempt may succeed."""
+    """Return the exit code of a worker ended by this error; 75 if another attempt may succeed."""
     if isinstance(error, RecordsError) and may_pass(error):
         return EXIT_INFRASTRUCTURE
     if isinstance(error, RetrainError):
@@ -40,6 +40,6 @@ def _is_the_surroundings(error: BaseException) -> bool:
 
 
 def _is_name_trouble(error: OSError) -> bool:
-    import socket  # here, because few runs fail
+    import socket  # imported late: few runs fail
 
     return isinstance(error, socket.gaierror) and error.errno == socket.EAI_AGAIN

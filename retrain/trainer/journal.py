@@ -1,4 +1,4 @@
-"""What a running trainer writes down: rows, samples, and where it is."""
+"""The records of a running trainer: metrics, samples and progress."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from retrain.trainer.logger_threads import LoggerThreads
     from retrain.trainer.sample_selection import ShownRollout
 
-PROGRESS_EVERY_S = 0.4  # status.json is for people: twice a second is enough
+PROGRESS_EVERY_S = 0.4  # status.json is read by people: twice a second is enough
 
 
 class Journal:
@@ -57,11 +57,11 @@ class Journal:
         return MetricsWriter(self._warmup_file, self.attempt)
 
     def samples(self, step: int, rows: Sequence[ShownRollout]) -> None:
-        """Write what was chosen of a step's rollouts."""
+        """Write the rollouts chosen from a step."""
         self._samples.append(step, [asdict(row) for row in rows])
 
     def phase(self, phase: str, step: int, *, state: str = RunState.RUNNING, message: str = "") -> None:
-        """Say what the run is doing; quick changes are not written one by one."""
+        """Write the current phase to status.json, at most every `PROGRESS_EVERY_S` while running."""
         now = time.monotonic()
         if state == RunState.RUNNING and now - self._written_at < PROGRESS_EVERY_S:
             return
@@ -72,18 +72,18 @@ class Journal:
         )
 
     def sync(self) -> None:
-        """Make every row and sample so far survive a power loss."""
+        """Sync every row and sample so far to disk, and flush the loggers."""
         self._metrics.sync()
         self._samples.sync()
         if self._loggers is not None:
             self._loggers.flush()
 
     def ended(self, state: str, result: Mapping[str, Any]) -> None:
-        """Say how the attempt ended, and what came out, for the loggers."""
+        """Set the state and result with which `close` ends the loggers."""
         self._ending = (state, result)
 
     def close(self) -> str:
-        """Let go of the files, then of the loggers; return what those lack, "" if nothing."""
+        """Close the files, then the loggers; return which rows the loggers lack, "" if none."""
         self._metrics.close()
         self._samples.close()
         return "" if self._loggers is None else self._loggers.close(*self._ending)

@@ -1,4 +1,4 @@
-"""One logger in a thread of its own, which reads metrics.jsonl behind the trainer."""
+"""One logger in its own thread, which reads metrics.jsonl behind the trainer."""
 
 from __future__ import annotations
 
@@ -23,21 +23,21 @@ from retrain.records.layout import RunFiles
 from retrain.records.lines import parse_line
 from retrain.records.metrics import is_step, read_metrics
 
-PAUSE_BETWEEN_S = 2.0  # rows of so long are handed over together
-FIRST_AT_ONCE, MOST_AT_ONCE = 32, 512  # rows in a call, doubled and halved to make it take ...
-SHORT_CALL_S, LONG_CALL_S = 1.0, 5.0  # ... between these, so that progress can be seen
+PAUSE_BETWEEN_S = 2.0  # rows of this period are passed on together
+FIRST_AT_ONCE, MOST_AT_ONCE = 32, 512  # rows per call, doubled or halved so that a call takes ...
+SHORT_CALL_S, LONG_CALL_S = 1.0, 5.0  # ... between these, which shows progress
 TRIES = 3
-PAUSE_S = 1.0  # between two tries
-SILENT_S = 60.0  # a tool that takes no row for so long after the run's end is left behind
-LEAVING_S = 20.0  # the same for a run that was asked to leave, and is killed 30 s later
+PAUSE_S = 1.0  # between two attempts
+SILENT_S = 60.0  # after the run's end; a logger that takes no row for longer is abandoned
+LEAVING_S = 20.0  # the same for a run that was asked to stop: it is killed after 30 s
 LONGEST_REASON = 300  # characters; some tools put a whole SQL statement into an error
-GIVEN_UP = "is given up for this attempt; training goes on, and metrics.jsonl has everything"
-LEFT_TO_NEXT = "goes on with this attempt's rows; the next attempt tries the others again"
+GIVEN_UP = "is off for this attempt; training continues, and metrics.jsonl has every row"
+LEFT_TO_NEXT = "continues with this attempt's rows; the next attempt retries the earlier ones"
 
 
 @dataclass(frozen=True)
 class Ending:
-    """How a run ended, and what came out."""
+    """How a run ended, and its result."""
 
     state: str
     result: Row
@@ -55,7 +55,7 @@ class _Rows:
         self._at = self._path.stat().st_size
 
     def pass_on(self, most: int, log: Callable[[list[Row]], object]) -> int:
-        """Log the next rows, and return how many; if that fails, they are the next ones again."""
+        """Log the next rows and return how many; if that fails, the next call starts with the same rows."""
         if self._at is None:
             return 0
         found: list[Row] = []
@@ -82,15 +82,17 @@ class LoggerThread:
         self._store = _store(run.directory, name)
         self._run = run
         self.rows = _Rows(RunFiles(run.directory).metrics, run.attempt)
-        self._news = threading.Condition()  # guards the four below
+        self._news = threading.Condition()  # guards the next four attributes
         self._is_recorded = self._must_flush = False
         self._ending: Ending | None = None
-        self._last_step = run.resumed_from_step  # that was recorded
+        self._last_step = run.resumed_from_step  # the last one in metrics.jsonl
         self._at_once = FIRST_AT_ONCE
-        self._moved_at = time.monotonic()  # when the tool took something last
-        self._logged_step = 0  # every step up to here is logged ...
-        self._safe_step = 0  # ... and up to here not lost by a kill
-        self._unsettled: deque[tuple[float, int]] = deque()  # when, and up to which step
+        self._moved_at = time.monotonic()  # when the tool last took a row
+        self._logged_step = 0  # all steps up to this one are logged ...
+        self._safe_step = 0  # ... and up to this one safe from a kill
+        self._unsettled: deque[tuple[float, int]] = (
+            deque()
+        )  # (time, last step) of calls that are not yet safe
         self._has_gap = False
         self._thread = threading.Thread(target=self._work, name=f"logger {name}", daemon=True)
         self._thread.start()
@@ -107,14 +109,14 @@ class LoggerThread:
             self._news.notify()
 
     def wait(self, ends_at: float, is_leaving: Callable[[], bool]) -> float:
-        """Wait for the thread; return when to leave the next logger behind."""
+        """Wait for the thread; return the time at which to abandon the next logger."""
         began_at, is_cut = time.monotonic(), False
         while self._thread.is_alive():
             now = time.monotonic()
             if is_leaving() and not is_cut:
                 ends_at, is_cut = min(ends_at, now + LEAVING_S), True
             if now > ends_at or now - max(began_at, self._moved_at) > SILENT_S:
-                self._say("did not end in time and is left behind")
+                self._say("did not finish in time and was abandoned")
                 break
             self._thread.join(min(0.5, max(0.0, ends_at - now) + 0.01))
         return ends_at
@@ -136,7 +138,7 @@ class LoggerThread:
     def _open(self) -> Logger:
         known_id = str(_stored(self._store).get("id", ""))
         step = stored_step(self._run.directory, self._name)
-        self._write_down(known_id, step)  # before a tool begins a run in vain
+        self._write_down(known_id, step)  # fails before the tool creates a run
         run = replace(self._run, stored_id=known_id)
         opened = registry.find("loggers", self._name)(run, **self._params)
         logger: Logger = registry.check_made("loggers", self._name, opened)
@@ -169,7 +171,7 @@ class LoggerThread:
                 return
 
     def _next(self) -> tuple[bool, Ending | None]:
-        """Wait for rows, then for more of them, unless something is asked for at once."""
+        """Wait for rows, then for more rows, unless a flush or the end is requested."""
 
         def is_asked() -> bool:
             return self._must_flush or self._ending is not None
@@ -216,12 +218,12 @@ class LoggerThread:
         write_json(self._store, {"id": known_id, "step": step}, durable=False)
 
     def _try(self, doing: str, act: Callable[[], Any], otherwise: str = GIVEN_UP) -> Any:
-        """Do something a few times; None if it failed each time, which is said with each new reason."""
+        """Call `act` up to `TRIES` times; print each new error, and return None if all failed."""
         said = ""
         for number in range(1, TRIES + 1):
             try:
                 return act()
-            except (Exception, SystemExit) as error:  # noqa: BLE001 - a logger's edge: nothing of it may reach the training
+            except (Exception, SystemExit) as error:  # noqa: BLE001 - a logger must not end the training
                 if (what := f"cannot {doing} ({_in_short(error)})") != said:
                     self._say(said := what)
                 time.sleep(PAUSE_S * (number < TRIES))
@@ -234,7 +236,7 @@ class LoggerThread:
 
 
 def stored_step(directory: Path, name: str) -> int:
-    """Return up to which step a tool has a run's rows, as far as that is known."""
+    """Return the last step up to which a tool is known to have a run's rows."""
     step = _stored(_store(directory, name)).get("step", 0)
     return step if is_step(step) else 0
 
@@ -251,5 +253,5 @@ def _in_short(error: BaseException) -> str:
 def _stored(path: Path) -> Mapping[str, Any]:
     try:
         return read_json(path) or {}
-    except RecordsError:  # damaged: begin anew
+    except RecordsError:  # damaged: start over
         return {}

@@ -1,10 +1,10 @@
-"""Hands a run's rows to its loggers, none of which can hold up or end the training.
+"""The loggers of a run, none of which can delay or end the training.
 
-Each logger lives in a thread of its own, which reads metrics.jsonl behind the trainer: however slow it is,
-no row is lost and none is kept in memory. Rows are handed over every few seconds, because most tools take
-many at once for little more than one. A failure is tried again with the next rows and then given up, with a
-word in the run's log. What is known to be logged is written beside the run; what is missing at its end is
-logged by the next attempt, or by `resume` if the run is finished.
+Each logger runs in its own thread, which reads metrics.jsonl behind the trainer: however slow it is, no row
+is lost or kept in memory. Rows are passed on every few seconds, because most tools take many at once for
+little more than the price of one. A failed call is retried; then the logger is given up, with a line in the
+run's log. The last step known to be logged is stored with the run. Rows missing at its end are logged by the
+next attempt, or by `resume` if the run is finished.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from retrain.records.metrics import is_step
 from retrain.records.run_state import RunState
 from retrain.trainer.logger_thread import LEAVING_S, Ending, LoggerThread, stored_step
 
-CLOSING_S = 600.0  # a tool that is still not done so long after the run's end is left behind
+CLOSING_S = 600.0  # after the run's end; a logger that takes longer is abandoned
 
 
 class LoggerThreads:
@@ -35,14 +35,14 @@ class LoggerThreads:
         resumed_from_step: int,
         is_leaving: Callable[[], bool] = lambda: False,
     ) -> None:
-        """Open every logger that the configuration names, each in its own thread; returns at once.
+        """Start a thread for every logger that the configuration names, without waiting for it.
 
         Args:
-            config: names the loggers.
-            files: of the run.
-            attempt: whose rows are logged.
-            resumed_from_step: rows up to there that a logger lacks are logged too.
-            is_leaving: whether this process was asked to leave, which cuts `close` short.
+            config: the run's configuration.
+            files: the run's files.
+            attempt: number of the attempt whose rows are logged.
+            resumed_from_step: earlier rows up to this step are logged too where a logger lacks them.
+            is_leaving: whether this process was asked to stop, which shortens `close`.
         """
         run = _logged_run(config, files, attempt, resumed_from_step)
         params = config.logging.logger_params
@@ -50,44 +50,44 @@ class LoggerThreads:
         self._loggers = [LoggerThread(name, run, params.get(name, {})) for name in config.logging.loggers]
 
     def begin(self) -> None:
-        """Log what is appended to metrics.jsonl from now on; its writer has repaired the file's end."""
-        for outlet in self._loggers:
-            outlet.rows.begin()
+        """Log what is appended to metrics.jsonl from now on; its writer has repaired the end of the file."""
+        for logger in self._loggers:
+            logger.rows.begin()
 
     def recorded(self, step: int) -> None:
-        """Pass on the row of a step, which stands in metrics.jsonl."""
-        for outlet in self._loggers:
-            outlet.recorded(step)
+        """Announce a row that was appended to metrics.jsonl."""
+        for logger in self._loggers:
+            logger.recorded(step)
 
     def flush(self) -> None:
-        """Have everything so far made to last, and written down that it is; does not wait."""
-        for outlet in self._loggers:
-            outlet.ask(flush=True)
+        """Ask the loggers to flush and to store how far they are; does not wait."""
+        for logger in self._loggers:
+            logger.ask(flush=True)
 
     def close(self, state: str, result: Row) -> str:
-        """End every logger; one that makes no progress, or takes too long, is left behind.
+        """Close every logger; abandon those that make no progress or take too long.
 
         Returns:
-            Which loggers lack how many rows; "" if none does.
+            Which loggers lack how many rows; "" if none.
         """
-        for outlet in self._loggers:
-            outlet.ask(ending=Ending(state, result))
+        for logger in self._loggers:
+            logger.ask(ending=Ending(state, result))
         ends_at = time.monotonic() + (CLOSING_S if state == RunState.DONE else LEAVING_S)
-        for outlet in self._loggers:
-            ends_at = outlet.wait(ends_at, self._is_leaving)
-        lacking = [what for outlet in self._loggers if (what := outlet.lacking())]
+        for logger in self._loggers:
+            ends_at = logger.wait(ends_at, self._is_leaving)
+        lacking = [what for logger in self._loggers if (what := logger.lacking())]
         return f"{' and '.join(lacking)}; `retrain resume` logs them" if lacking else ""
 
 
 def deliver(
     config: Config, files: RunFiles, attempt: int, result: Row, is_leaving: Callable[[], bool]
 ) -> str:
-    """Log what the loggers of a finished run lack; return what they lack still, as `Outlets.close` does.
+    """Log the rows that loggers of a finished run lack; return what they still lack, like `close`.
 
     Only for the holder of the run's lock.
     """
-    came_out = {key: value for key, value in result.items() if key not in ("steps", "resumed_from_step")}
-    return LoggerThreads(config, files, attempt, _steps_of(result), is_leaving).close(RunState.DONE, came_out)
+    final = {key: value for key, value in result.items() if key not in ("steps", "resumed_from_step")}
+    return LoggerThreads(config, files, attempt, _steps_of(result), is_leaving).close(RunState.DONE, final)
 
 
 def is_behind(config: Config, files: RunFiles, result: Row) -> bool:

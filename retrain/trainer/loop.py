@@ -48,17 +48,17 @@ class Parts:
     algorithm: Algorithm
     permits: RunPermits
     journal: Journal
-    stop: threading.Event  # set: save a checkpoint at the next step boundary and leave
+    stop: threading.Event  # set: save a checkpoint at the next step boundary and stop
     calls: EventLoopThread
-    machine: MachineLoad | None  # None: the machine's load is not looked at
+    machine: MachineLoad | None  # None: the machine's load is not watched
 
 
 @dataclass(frozen=True)
 class TakenStep:
-    """What is to be written down of a step."""
+    """What to record of a step."""
 
     row: StepRow
-    shown: list[ShownRollout]  # some of its rollouts
+    shown: list[ShownRollout]  # some rollouts, for people to read
 
 
 class Trainer:
@@ -70,7 +70,7 @@ class Trainer:
         self._control = Control(parts.config, len(parts.task.train))
         self._source = open_source(parts.config, parts.backend.info, parts.task, self._sample_to_train)
         self._held_out = HeldOut(
-            parts.config, parts.task.held_out, self._sample_undisturbed, parts.algorithm.reward
+            parts.config, parts.task.held_out, self._sample_exclusively, parts.algorithm.reward
         )
         self._cost = StepCost(parts.backend, parts.config.backpressure, parts.journal)
         self.step = 0  # complete steps
@@ -78,14 +78,14 @@ class Trainer:
         self._saved = (0, 0)
 
     def train(self) -> Evaluation | None:
-        """Run until max_steps.
+        """Train until max_steps.
 
         Returns:
             The final evaluation on held-out prompts; None without any.
 
         Raises:
-            InterruptedRunError: asked to stop; a checkpoint was saved.
-            NonFiniteError: a loss, gradient or metric is not finite; the last checkpoint stands.
+            InterruptedRunError: a stop was requested; a checkpoint was saved.
+            NonFiniteError: a loss, gradient or metric is not finite; the last checkpoint is intact.
         """
         self._warm_up()
         while self.step < self._training.max_steps:
@@ -102,7 +102,7 @@ class Trainer:
         return self.evaluate()
 
     def _next_step(self, load: ThrottleState | None) -> TakenStep:
-        """Take one step; a step that does not fit in memory is taken again, smaller."""
+        """Take one step; retry it with a smaller size if it does not fit in memory."""
         while True:
             size = self._control.next_size(load)
             try:
@@ -149,7 +149,7 @@ class Trainer:
         return stats
 
     def resume(self, found: checkpoint.Checkpoint) -> None:
-        """Go on from a checkpoint; later steps are those of an undisturbed run."""
+        """Restore a checkpoint; later steps equal those of an uninterrupted run."""
         self._wait_for(self._parts.backend.load(found.directory))
         self._source.load_state_dict(found.state["source"])
         self._control.load_state_dict(found.state["steering"])
@@ -159,7 +159,7 @@ class Trainer:
         self.step, self._warmed = self._saved = (found.step, found.state.get("warmup", 0))
 
     def save(self) -> None:
-        """Write a checkpoint of all complete steps, once."""
+        """Write a checkpoint, unless one of the same state was written."""
         if (self.step, self._warmed) == self._saved:
             return
         self._parts.journal.phase("checkpoint", self.step)
@@ -183,16 +183,16 @@ class Trainer:
         self._saved = (self.step, self._warmed)
 
     def evaluate(self) -> Evaluation | None:
-        """Evaluate the policy as it is; None without held-out prompts."""
+        """Evaluate the current policy; None without held-out prompts."""
         self._parts.journal.phase("evaluate", self.step)
         return self._held_out.evaluate(self.step)
 
     def close(self) -> None:
-        """Stop sampling; the backend is its owner's to close."""
+        """Stop sampling; whoever opened the backend closes it."""
         self._source.close()
 
     def _warm_up(self) -> None:
-        """Learn from written completions; the checkpoint of step 0 keeps it once the optimizer forgot it."""
+        """Run the supervised warm-up, then save it as the checkpoint of step 0 with a fresh optimizer."""
         steps = self._parts.config.warmup.steps
         if self._warmed >= steps or self.step > 0:
             return
@@ -249,7 +249,7 @@ class Trainer:
     def _sample(self, prompts: Sequence[Prompt], how: Sampling) -> list[Group]:
         return self._wait_for(self._parts.backend.sample(prompts, how))
 
-    def _sample_undisturbed(self, prompts: Sequence[Prompt], how: Sampling) -> list[Group]:
+    def _sample_exclusively(self, prompts: Sequence[Prompt], how: Sampling) -> list[Group]:
         with self._source.exclusive():
             return self._sample(prompts, how)
 

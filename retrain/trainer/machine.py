@@ -1,4 +1,4 @@
-"""What the machine's load allows this run, and waiting while it allows nothing."""
+"""Watches the machine's load for one run and pauses it while the load is too high."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from retrain.throttle import ThrottleState, TrainingThrottle
 
 
 class MachineLoad:
-    """Watches the load for one run; its campaign's other workers are not foreign to it."""
+    """The load throttle of one run; other workers of its campaign do not count as foreign load."""
 
     def __init__(self, table: Throttle, run_dir: Path, stop: threading.Event) -> None:
         self._stop = stop
@@ -29,7 +29,7 @@ class MachineLoad:
         self._state: ThrottleState | None = None
 
     def allowed(self, on_pause: Callable[[ThrottleState], None]) -> ThrottleState:
-        """Return the present level, waiting while it is `paused` or until somebody asks to stop."""
+        """Return the current level; wait while it is `paused`, until a stop is requested."""
         if self._state is None or self._throttle.should_check():
             self._state = self._throttle.check()
         if not self._state.should_train:
@@ -38,9 +38,9 @@ class MachineLoad:
         return self._state
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the level, and for how long the load has allowed less."""
+        """Return the level and the time since the load fell, JSON-able."""
         return self._throttle.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from `state_dict`; the load is measured anew before the next step."""
+        """Restore what `state_dict` returned; the load is read again before the next step."""
         self._throttle.load_state_dict(state)

@@ -1,4 +1,4 @@
-"""The right to call the API, and how long the run waited for it and used it."""
+"""The permits of one run: API calls in flight, and the time spent waiting for and holding permits."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ log = logging.getLogger(__name__)
 
 
 class RunPermits:
-    """Hands out the campaign's permits and adds up the time that this run waited for them and held them."""
+    """Hands out the campaign's permits and sums the time that this run waited for and held them."""
 
     def __init__(
         self, directory: Path, permits: int, label: str, *, adapts: bool = False, is_own: bool = False
     ) -> None:
-        """Prepare; the semaphore is opened when it is first needed.
+        """Prepare; the semaphore is opened at the first use.
 
         Args:
             directory: of the permits.
-            permits: how many there are, if nobody has opened it before.
-            label: shown to whoever asks who holds permits.
-            adapts: the number follows what calls meet, see `observe_call`.
-            is_own: they are this run's alone, so that their number is what is asked for.
+            permits: their number, if no process has opened the semaphore before.
+            label: shown by `FileSemaphore.inspect` as the holder.
+            adapts: the number follows the outcomes of calls, see `observe_call`.
+            is_own: they belong to this run alone, which sets their number.
         """
         self._directory = directory
         self._permits = permits
@@ -47,28 +47,28 @@ class RunPermits:
         self._held_s = 0.0
 
     def permit(self) -> Permit:
-        """Return the right to one call: held while entered, by `with` or `async with`; waits for it."""
+        """Return one permit for use with `with` or `async with`; entering waits for it."""
         return _OnePermit(self)
 
     def open(self) -> FileSemaphore:
-        """Return the semaphore."""
+        """Open the semaphore, once, and return it."""
         with self._lock:
-            if self._semaphore is None:  # where locks are not shared, the campaign has said so
+            if self._semaphore is None:  # the campaign warns if locks are not shared
                 self._semaphore = FileSemaphore(
                     self._directory, self._permits, self._label, allow_unshared=True
                 )
                 if self._is_fixed and self._semaphore.permits != self._permits:
-                    self._semaphore.set_permits(self._permits)  # resumed with other workers beside it
+                    self._semaphore.set_permits(self._permits)  # a resume may have changed the share
             return self._semaphore
 
     def count(self, *, waited_s: float = 0.0, held_s: float = 0.0) -> None:
-        """Add what one permit was waited for or held."""
+        """Add the time that one permit was waited for or held."""
         with self._lock:
             self._waited_s += waited_s
             self._held_s += held_s
 
     def take_use(self) -> PermitUse:
-        """Return the waits and holds since the last call, and how many permits there are if that changes."""
+        """Return the waits and holds since the last call, and the number of permits if it adapts."""
         permits = self.open().permits if self.observe_call is not None else None
         with self._lock:
             use = PermitUse(wait_s=self._waited_s, held_s=self._held_s, permits=permits)
@@ -82,12 +82,12 @@ class RunPermits:
                 self._shared = SharedPermits(self._directory, semaphore, self._label)
         try:
             self._shared.observe(call)
-        except RecordsError as error:  # a call's result is worth more than the number of permits
-            log.warning("the permits stay as they are: %s", error)
+        except RecordsError as error:  # must not cost the call its result
+            log.warning("the number of permits was not changed: %s", error)
 
 
 class _OnePermit:
-    """One permit of a gate, taken once."""
+    """One permit, used once."""
 
     def __init__(self, gate: RunPermits) -> None:
         self._gate = gate

@@ -11,10 +11,10 @@ T = TypeVar("T")
 
 
 class PromptStream(Generic[T]):
-    """Endless shuffled epochs over the training prompts (or other rows), whatever the batch sizes.
+    """Endless shuffled epochs over the training prompts (or other rows), for any batch sizes.
 
-    Epoch k's order depends on the seed and k alone, so that a prompt's position in the stream says
-    which it is; the state is the next position, and positions to be taken once more.
+    The order of an epoch depends only on the seed and the epoch's number, so a position in the stream
+    identifies a prompt. The state is the next position and the positions to take again.
     """
 
     def __init__(self, prompts: Sequence[T], seed: int) -> None:
@@ -25,33 +25,33 @@ class PromptStream(Generic[T]):
         self._epoch, self._order = 0, self._shuffled(0)
 
     def take(self, count: int) -> list[T]:
-        """Return the next prompts; an epoch's end is crossed without a gap."""
+        """Return the next prompts; batches may span epochs."""
         return [self.at(position) for position in self.take_positions(count)]
 
     def take_positions(self, count: int) -> list[int]:
-        """Return the positions of the next prompts: first those put back."""
+        """Return the positions of the next prompts, those put back first."""
         repeated, self._again = self._again[:count], self._again[count:]
         start = self._taken
         self._taken += count - len(repeated)
         return [*repeated, *range(start, self._taken)]
 
     def put_back(self, positions: Iterable[int]) -> None:
-        """Let prompts be taken once more, before any others."""
+        """Queue prompts to be taken again before any others."""
         self._again = sorted({*self._again, *positions})
 
     def at(self, position: int) -> T:
-        """Return the prompt at a position of the stream."""
+        """Return the prompt at a position."""
         epoch, number = divmod(position, len(self._prompts))
         if epoch != self._epoch:
             self._epoch, self._order = epoch, self._shuffled(epoch)
         return self._prompts[self._order[number]]
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the cursor."""
+        """Return the cursor, JSON-able."""
         return {"taken": self._taken, "again": list(self._again)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go to a cursor that `state_dict` gave."""
+        """Restore a cursor that `state_dict` returned."""
         self._taken, self._again = int(state["taken"]), list(state["again"])
 
     def _shuffled(self, epoch: int) -> list[int]:

@@ -1,4 +1,4 @@
-"""Which of a step's rollouts are kept for people to read."""
+"""Chooses the rollouts of a step that are kept for people to read."""
 
 from __future__ import annotations
 
@@ -31,16 +31,16 @@ class ShownRollout:
 
 
 def choose(batch: ScoredBatch, advantages: Floats, count: int) -> list[ShownRollout]:
-    """Choose `count` rollouts of the first prompt, the batch's best and worst, and one of a tied group.
+    """Return `count` rollouts of the first prompt, the batch's best and worst, and one of a tied group.
 
-    The order of prompts is random, so the first one is a fair sample; no other random choice is made,
-    and a repeated step chooses the same.
+    Prompts come in random order, so the first one is a fair sample. Nothing else is random: a repeated
+    step chooses the same rollouts.
     """
     if count == 0:
         return []
     flat, width = batch.rewards.ravel(), batch.rewards.shape[1]
     lowest, highest = np.fmin.reduce(batch.rewards, axis=1), np.fmax.reduce(batch.rewards, axis=1)
-    tied = lowest == highest  # False of a group without any score: both are NaN
+    tied = lowest == highest  # False for a group without a score: both are NaN
     places = [(0, rollout) for rollout in range(min(count, width))]
     places += [divmod(int(np.nanargmax(flat)), width), divmod(int(np.nanargmin(flat)), width)]
     places += [(int(group), 0) for group in np.flatnonzero(tied)[:1]]

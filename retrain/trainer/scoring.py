@@ -1,7 +1,7 @@
-"""Scores a step's rollouts, and keeps apart what was wrong from what could not be told.
+"""Scores a step's rollouts and tells wrong answers from failures to score.
 
-The reward of a rollout that could not be scored is NaN: it is in no mean, has no advantage and is not
-trained on. A step of which nothing could be scored is an infrastructure failure.
+A rollout that could not be scored has reward NaN: it counts in no mean, gets no advantage and is not trained
+on. If no rollout of a step could be scored, the infrastructure has failed.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ class Scorer:
         """Open the reward.
 
         Raises:
-            ConfigError: no such reward, or it refuses its parameters.
+            ConfigError: there is no such reward, or it rejects its parameters.
         """
         self._name = name
         self._bounds = bounds_of(name)
         self._reward: BatchScorer = open_scorer(name, params)
-        self._calls = EventLoopThread()  # not the backend's: a slow reward must not starve its heartbeats
+        self._calls = EventLoopThread()  # its own: a slow reward must not delay the backend's heartbeats
 
     def score(self, groups: Sequence[Group]) -> ScoredBatch:
         """Score every rollout.
 
         Raises:
             RunFailedError: a reward is not a finite number; names the prompt.
-            InfrastructureError: none could be told.
+            InfrastructureError: no rollout could be scored.
         """
         answers = [Answer(rollout.text, group.prompt) for group in groups for rollout in group.rollouts]
         scores = self._bounds.keep(self._calls.wait_for(self._reward.score_all(answers)))
@@ -55,7 +55,7 @@ class Scorer:
         )
 
     def close(self) -> None:
-        """Let go of processes and connections; safe to call twice."""
+        """Close processes and connections; safe to call twice."""
         self._reward.close()
         self._calls.close()
 

@@ -17,13 +17,13 @@ class StepCost:
     """Measures one step at a time."""
 
     def __init__(self, backend: Backend, table: BackPressure, journal: Journal) -> None:
-        """Prepare; the peaks of `table` are what utilisation is measured against."""
+        """Prepare; utilisation is measured against the peaks in `table`."""
         self._backend = backend
         self._table = table
         self._journal = journal
 
     def begin(self, step: int) -> StepCost:
-        """Start the clock after `step` complete steps; earlier sampling (an evaluation's) does not count."""
+        """Start the clock after `step` complete steps; earlier sampling (for evaluation) does not count."""
         self._step = step
         self._parts_s: dict[str, float] = {}
         self._take_sampling_work()
@@ -43,7 +43,7 @@ class StepCost:
         return Timing(step_time_s=max(time.perf_counter() - self._started, 1e-9), **self._parts_s)
 
     def roofline(self, training: Work | None) -> RooflineSummary | None:
-        """Return what limited each phase, given the update's work; see `roofline`."""
+        """Return what limited each phase, given the work of the update."""
         return roofline(self._table, self._take_sampling_work(), training)
 
     def _take_sampling_work(self) -> SamplingWork | None:
@@ -56,7 +56,7 @@ def roofline(
 ) -> RooflineSummary | None:
     """Return what limited each phase and how much of the peaks it used; None where no peak is configured.
 
-    A phase is unknown if its work is (None), or if there was none on this machine in this step.
+    A phase is unknown if its work is unknown (None) or if this machine did none in this step.
     """
     if not (table.peak_gflops or table.peak_bw_gb_s):
         return None

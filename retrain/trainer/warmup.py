@@ -1,7 +1,7 @@
-"""Supervised steps on written completions, before the first step of reinforcement learning.
+"""Supervised updates on demonstrations before the first step of reinforcement learning.
 
-Each update lowers the mean over its completions' tokens (never the prompts') of minus their
-log-probability. Rows go to warmup.jsonl, one per update; metrics.jsonl begins with step 1.
+The loss is the mean cross-entropy over the completions' tokens; prompts are not trained on. Each update
+is a row of warmup.jsonl; metrics.jsonl begins with step 1.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ T = TypeVar("T")
 def cross_entropy(
     logprobs: Floats, sampler_logprobs: Floats, advantages: Floats, sequence: NDArray[np.int64]
 ) -> LossTerms:
-    """Minus the log-probability of each token; the loss that `retrain.losses` plugins look like."""
+    """Return each token's negative log-probability, as a loss plugin would (see `retrain.losses`)."""
     del sampler_logprobs, sequence
     return LossTerms(-advantages * logprobs, -advantages, np.zeros(logprobs.shape, dtype=np.bool_))
 
@@ -59,10 +59,10 @@ class WarmUp:
         done: int,
         wait_for: Callable[[MaybeAwaitable[Any]], Any],
     ) -> None:
-        """Read the file and give it to the backend; go on after `done` updates.
+        """Read the demonstrations and tokenize them with the backend; continue after `done` updates.
 
         Raises:
-            ConfigError: the file changed, or the backend cannot learn from written completions.
+            ConfigError: the file changed, or the backend cannot train on given completions.
         """
         self._backend: Any = backend  # `reset_optimizer` is optional in the protocol
         self._wait_for = wait_for
@@ -70,19 +70,19 @@ class WarmUp:
         written = getattr(backend, "written", None)
         if written is None:
             raise ConfigError(
-                f"[warmup].steps: the backend {config.backend.backend!r} cannot learn from written "
-                "completions; use 0, or give it the methods that retrain.backends.Backend names"
+                f"[warmup].steps: backend {config.backend.backend!r} cannot train on given completions; "
+                "use 0, or implement `written` and `reset_optimizer` of retrain.backends.Backend"
             )
         rollouts: list[Rollout] = wait_for(written(read_demonstrations(config.warmup.path)))
         self._rows = PromptStream(rollouts, max(config.training.seed, 0))
-        self._rows.take_positions(done * config.warmup.batch_size)  # what was learned already
+        self._rows.take_positions(done * config.warmup.batch_size)  # updates of an earlier attempt
 
     def step(self, number: int) -> WarmUpRow:
-        """Take one update and give its row.
+        """Take one update and return its row.
 
         Raises:
-            NonFiniteError: the loss or gradient is not finite; weights are unchanged.
-            BackendMemoryError: did not fit in memory.
+            NonFiniteError: the loss or gradient is not finite; the weights are unchanged.
+            BackendMemoryError: the update did not fit in memory.
         """
         started = time.perf_counter()
         chosen = self._rows.take(self._config.warmup.batch_size)
@@ -110,5 +110,5 @@ class WarmUp:
         )
 
     def finish(self) -> None:
-        """Forget the supervised gradients' moments, whose size means nothing to the policy gradient."""
+        """Reset the optimizer: the moments of supervised gradients do not fit the policy gradient."""
         self._wait_for(self._backend.reset_optimizer())

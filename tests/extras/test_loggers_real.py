@@ -47,7 +47,7 @@ real = Journal.samples
 def die(self, step, rows):
     real(self, step, rows)
     while step == 8:
-        if all(outlet._logged_step == 8 for outlet in self._outlets._outlets):
+        if all(logger._logged_step == 8 for logger in self._loggers._loggers):
             os.kill(os.getpid(), 9)
         time.sleep(0.05)
 Journal.samples = die
