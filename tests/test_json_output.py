@@ -16,13 +16,14 @@ from retrain.plan import checklist, explain
 from retrain.plan.estimate import limits, wall_time
 from retrain.records.manifest import Expectation
 from retrain.records.pace import Pace
+from retrain.records.run_row import RunRow
 from retrain.report import compare, differences, statistics
 from retrain.status import rows
 from tests.simulated import flat, write_campaign
 
 PAGE = Path(__file__).parent.parent / "docs" / "json.md"
 DOCUMENTED = {
-    **{kind.__name__: kind for kind in (rows.CampaignStatus, rows.ConditionStatus, rows.RunStatus, Pace)},
+    **{kind.__name__: kind for kind in (rows.CampaignStatus, rows.ConditionStatus, RunRow, Pace)},
     **{kind.__name__: kind for kind in (rows.PermitStatus, rows.PermitHolder, Expectation)},
     **{kind.__name__: kind for kind in (explain.Explanation, explain.ConditionPlan, wall_time.WallTime)},
     **{kind.__name__: kind for kind in (wall_time.MeasuredCondition, limits.Change)},
@@ -46,6 +47,12 @@ def test_every_field_is_documented_and_no_other() -> None:
     assert dict(sections()) == {
         name: [field.name for field in dataclasses.fields(kind)] for name, kind in DOCUMENTED.items()
     }
+
+
+def test_a_run_s_columns_are_documented_as_they_are_declared() -> None:
+    section = PAGE.read_text().split("\n### RunRow\n")[1].split("\n### ")[0]
+    told = dict(re.findall(r"^\| `(\w+)` \| [^|]+ \| ([^|]+) \|$", section, re.MULTILINE))
+    assert told == {column.name: column.metadata["meaning"] for column in dataclasses.fields(RunRow)}
 
 
 @pytest.mark.parametrize(

@@ -6,12 +6,12 @@ import io
 
 from rich.console import Console
 
+from retrain.records.run_row import RunRow
 from retrain.render.overview import MOST_MESSAGES, show
-from retrain.status.rows import RunStatus
 from tests.test_watch_frame import campaign_of, run_of
 
 
-def shown(runs: list[RunStatus]) -> str:
+def shown(runs: list[RunRow]) -> str:
     out = io.StringIO()
     show(campaign_of(runs, state="failed").status, Console(file=out, width=200, highlight=False))
     return out.getvalue()
@@ -33,5 +33,10 @@ def test_messages_that_all_differ_are_counted() -> None:
     assert "and 7 other messages: --json has them all" in told
 
 
-def test_a_run_that_ended_well_says_nothing() -> None:
-    assert "a warning" not in shown([run_of(state="done", message="a warning")])
+def test_a_finished_run_says_what_its_loggers_lack() -> None:
+    assert "grpo_s0 done: wandb lacks 3 rows" in shown([run_of(state="done", message="wandb lacks 3 rows")])
+    assert "done:" not in shown([run_of(state="done")])
+
+
+def test_a_run_that_goes_on_has_no_message() -> None:
+    assert "of an earlier attempt" not in shown([run_of(message="of an earlier attempt")])

@@ -25,7 +25,7 @@ from retrain.records.manifest import (
 )
 from retrain.records.metrics import MetricsWriter
 from retrain.records.run_state import Progress, write_done, write_progress
-from retrain.status import RunStatus, survey
+from retrain.status import RunRow, survey
 
 PLANNED = [
     PlannedRun(f"c_{name}", "c", seed, 3, "h")
@@ -90,7 +90,7 @@ def written(campaign: CampaignFiles) -> Manifest:
     return manifest
 
 
-def rows(campaign: CampaignFiles) -> dict[str, RunStatus]:
+def rows(campaign: CampaignFiles) -> dict[str, RunRow]:
     (found,) = survey(campaign.directory)
     return {run.run_id: run for run in found.runs}
 

@@ -7,11 +7,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.cells import cell_len
 
+from retrain.records.run_row import RunRow
 from retrain.render.watch.frame import clock, frame
 from retrain.render.watch.glyphs import ASCII, FULL, sparkline
 from retrain.render.watch.matrix import matrix
 from retrain.status.events import Event
-from retrain.status.rows import CampaignStatus, PermitHolder, PermitStatus, RunStatus
+from retrain.status.rows import CampaignStatus, PermitHolder, PermitStatus
 from retrain.status.summary import summarize
 from retrain.status.tracking import WatchedRun
 from retrain.status.watch import View, WatchedCampaign, WatchedEvent
@@ -28,7 +29,7 @@ def filled(kind, **values):
 
 def run_of(condition="grpo", seed=0, state="running", **values):
     own = {"run_id": f"{condition}_s{seed}", "condition": condition, "seed": seed, "state": state}
-    return filled(RunStatus, **own | {"phase": "train", "step": 5, "max_steps": 10} | values)
+    return filled(RunRow, **own | {"phase": "train", "step": 5, "max_steps": 10} | values)
 
 
 def campaign_of(runs, state="running", rewards=(0.1, 0.5, 0.9)):

@@ -282,7 +282,7 @@ def test_corrupted_lines_are_passed_over(campaign):
     _append(run.metrics, b"\0\xff{[\n[]\n{}\n" * 20 + b'{"step": "9"}\n{"step": -1}\n')
     rows(run, [2])
     watched = Watcher(campaign.directory).look().campaigns[0].runs["grpo_s1"]
-    assert (watched.status.step, watched.rewards) == (2, (0.1, 0.2))
+    assert (watched.row.step, watched.rewards) == (2, (0.1, 0.2))
 
 
 @pytest.mark.parametrize("value", ["NaN", "1e999", "true", '"x"', "null", "[1]"])

@@ -19,7 +19,7 @@ from retrain.config.versions import CURRENT
 from retrain.records.text import plain
 
 if TYPE_CHECKING:
-    from retrain.records.manifest import PlannedRun
+    from retrain.records.run_row import PlannedRun
 
 LONGEST_NAME = 64  # characters of a condition's own name that views show
 
@@ -118,7 +118,7 @@ def planned_runs(config: Config, drawn_seed: int | None) -> list[PlannedRun]:
     """
     if drawn_seed is None and config.training.seed < 0 and not (config.campaign and config.campaign.seeds):
         return []
-    from retrain.records.manifest import PlannedRun  # not at the top: `explain` needs no manifest
+    from retrain.records.run_row import PlannedRun  # not at the top: `explain` needs no records
 
     conditions, seeds = _conditions(config), _seeds(config, drawn_seed)
     return [

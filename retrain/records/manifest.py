@@ -22,21 +22,11 @@ from retrain.records.clock import utc_now
 from retrain.records.files import records_error
 from retrain.records.git import GitState, git_state
 from retrain.records.layout import CampaignFiles, RunFiles, is_single_run
+from retrain.records.run_row import PlannedRun as PlannedRun  # who makes a manifest needs it too
 from retrain.records.run_state import UNREADABLE, RunState, inspect_run
 from retrain.records.settled import Settled, from_json, marks_of, settle, to_json
 
 SCHEMA_VERSION = 2  # 1 had no `settled`
-
-
-@dataclass(frozen=True)
-class PlannedRun:
-    """A run as the campaign wants it."""
-
-    run_id: str
-    condition: str
-    seed: int  # -1 for none
-    max_steps: int
-    config_hash: str = ""  # of the run's resolved config; "" accepts any done.json
 
 
 @dataclass(frozen=True)
@@ -184,15 +174,17 @@ def _line(run: RunEntry) -> str:
 
 
 def _entry(found: Mapping[str, Any]) -> RunEntry:
-    return RunEntry(**{**found, "settled": from_json(found.get("settled"))})
+    planned = PlannedRun(found["run_id"], found["condition"], found["seed"], found["max_steps"])
+    if not (isinstance(planned.run_id, str) and isinstance(planned.condition, str)):
+        raise ValueError("a run without id or condition")
+    if not isinstance(planned.seed, int):
+        raise ValueError("a run without seed")
+    return RunEntry(**{**found, "settled": from_json(found.get("settled"), planned)})
 
 
 def _parse(found: dict[str, Any]) -> Manifest:
     git = found["git"]
     runs = tuple(map(_entry, found["runs"]))
-    for run in runs:
-        if not (isinstance(run.run_id, str) and isinstance(run.condition, str) and isinstance(run.seed, int)):
-            raise ValueError("a run without id, condition or seed")
     known = {field.name: found[field.name] for field in fields(Manifest) if field.default is MISSING}
     later = {
         "shared_permits": tuple(str(path) for path in found.get("shared_permits", ())),
@@ -232,7 +224,7 @@ def look_at(entry: RunEntry, files: RunFiles) -> RunEntry:
     try:
         marks = marks_of(files)
         seen = inspect_run(files, entry.config_hash)
-        settled = settle(files, seen, marks, entry.settled)
+        settled = settle(entry, files, seen, marks, entry.settled)
     except RecordsError as error:
         return replace(entry, state=UNREADABLE, message=str(error), settled=None)
     last = seen.attempts[-1] if seen.attempts else None

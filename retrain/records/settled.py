@@ -10,14 +10,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import MISSING, dataclass, fields
 from typing import Any
 
 from retrain.records.growing import mark_of
 from retrain.records.layout import RunFiles
 from retrain.records.pace import Pace
+from retrain.records.run_row import PlannedRun, RunRow, row_of, row_of_inspected
 from retrain.records.run_state import ENDINGS, Inspection, RunState
-from retrain.records.run_summary import RunSummary, summary_of
 
 Mark = tuple[int, int]  # bytes, time of the last change in nanoseconds
 Marks = tuple[Mark | None, ...]  # of NAMES; None if it is not there
@@ -29,7 +29,7 @@ class Settled:
     """What a run's directory says, as long as its files have these marks."""
 
     marks: Marks
-    summary: RunSummary
+    row: RunRow
 
 
 def marks_of(files: RunFiles) -> Marks:
@@ -51,10 +51,13 @@ def is_still(settled: Settled, files: RunFiles) -> bool:
     return marks_of(files) == settled.marks
 
 
-def settle(files: RunFiles, seen: Inspection, marks: Marks, before: Settled | None) -> Settled | None:
-    """Sum up a run that is over; None if it is not, or its worker has not said how it ended.
+def settle(
+    planned: PlannedRun, files: RunFiles, seen: Inspection, marks: Marks, before: Settled | None
+) -> Settled | None:
+    """Sum up a run that is over; None if it is not, or its worker did not record how it ended.
 
     Args:
+        planned: which run.
         files: the run's.
         seen: its state.
         marks: taken before that was looked at.
@@ -65,24 +68,25 @@ def settle(files: RunFiles, seen: Inspection, marks: Marks, before: Settled | No
     """
     if not _is_over(seen):
         return None
-    if before is not None and before.marks == marks and before.summary.state == seen.state:
+    if before is not None and before.marks == marks and before.row.state == seen.state:
         return before
-    return Settled(marks, summary_of(files, seen))
+    return Settled(marks, row_of_inspected(planned, files, seen))
 
 
 def to_json(settled: Settled) -> dict[str, Any]:
-    """Return it as JSON holds it, without what is not known."""
-    found = {name: value for name, value in vars(settled.summary).items() if value != _DEFAULTS.get(name)}
-    pace = settled.summary.pace
+    """Return it as JSON holds it, without what is unknown and what the manifest says of the run anyway."""
+    row = settled.row
+    found = {name: value for name in _KINDS if (value := getattr(row, name)) != _DEFAULTS[name]}
+    pace = row.pace
     if pace is not None:
         found["pace"] = [pace.steps, pace.step_s, pace.recent_s, pace.startup_s, pace.since_s, pace.until_s]
     return {"marks": settled.marks, "summary": found}
 
 
-def from_json(found: object) -> Settled | None:
-    """Read what `to_json` gave; None if it is anything else, since the run's directory knows better."""
+def from_json(found: object, planned: PlannedRun) -> Settled | None:
+    """Read what `to_json` returned; None if it is anything else, since the run's directory knows better."""
     try:
-        return _parse(found) if isinstance(found, dict) else None
+        return _parse(found, planned) if isinstance(found, dict) else None
     except (KeyError, TypeError, ValueError, OverflowError):
         return None
 
@@ -98,7 +102,7 @@ def _mark(path: str) -> Mark | None:
     return found[1:] if found else None
 
 
-def _parse(found: Mapping[str, Any]) -> Settled:
+def _parse(found: Mapping[str, Any], planned: PlannedRun) -> Settled:
     marks = tuple(_mark_in(mark) for mark in found["marks"])
     if len(marks) != len(NAMES):  # of 0.1.0, which did not look at metrics.jsonl
         raise ValueError("a summary that says too little")
@@ -106,7 +110,7 @@ def _parse(found: Mapping[str, Any]) -> Settled:
     pace = summary.pop("pace", None)
     if not all(type(value) in _KINDS[name] and _is_finite(value) for name, value in summary.items()):
         raise ValueError("a summary with a value of another kind")
-    return Settled(marks, RunSummary(**summary, pace=_pace_in(pace) if pace else None))
+    return Settled(marks, row_of(planned, summary | {"pace": _pace_in(pace) if pace else None}))
 
 
 def _mark_in(found: Any) -> Mark | None:
@@ -130,6 +134,8 @@ def _is_finite(value: object) -> bool:
     return not isinstance(value, float) or math.isfinite(value)
 
 
-_DEFAULTS = {field.name: field.default for field in fields(RunSummary)}
+_ELSEWHERE = ("run_id", "condition", "seed", "pace")  # in the manifest, or stored in a form of its own
+_STORED = [column for column in fields(RunRow) if column.name not in _ELSEWHERE]
+_DEFAULTS = {column.name: None if column.default is MISSING else column.default for column in _STORED}
 _TYPES = {"str": (str,), "int": (int,), "int | None": (int,), "float | None": (float, int)}
-_KINDS = {field.name: _TYPES[str(field.type)] for field in fields(RunSummary) if field.name != "pace"}
+_KINDS = {column.name: _TYPES[str(column.type)] for column in _STORED}

@@ -9,10 +9,11 @@ from rich.text import Text
 
 from retrain.plan.estimate.durations import about
 from retrain.records.manifest import Expectation
+from retrain.records.run_row import RunRow
 from retrain.records.text import plain
 from retrain.render.tables import BAD, fitted, state, table
 from retrain.render.text import MISSING, duration, number, run_name, spread
-from retrain.status.rows import CampaignStatus, ConditionStatus, PermitStatus, RunStatus
+from retrain.status.rows import CampaignStatus, ConditionStatus, PermitStatus
 
 MATRIX_RUNS = 60  # more runs than this are shown by condition only
 RECENT = 5  # campaigns shown in full; older ones get a line each
@@ -50,9 +51,9 @@ def show(campaign: CampaignStatus, console: Console) -> None:
         console.print(failure, soft_wrap=True)
 
 
-def _failures(runs: Sequence[RunStatus]) -> Iterator[Text]:
+def _failures(runs: Sequence[RunRow]) -> Iterator[Text]:
     """Return what went wrong or is missing, once for all runs that say the same."""
-    alike: dict[tuple[str, str], list[RunStatus]] = {}
+    alike: dict[tuple[str, str], list[RunRow]] = {}
     for run in runs:
         if run.message and (run.state in BAD_STATES or run.state == "done"):
             alike.setdefault((run.state, run.message), []).append(run)
@@ -68,7 +69,7 @@ def _progress(campaign: CampaignStatus) -> str:
     return f"{campaign.steps_done}/{campaign.steps_total or '?'}"
 
 
-def _runs(runs: Sequence[RunStatus], width: int) -> object:
+def _runs(runs: Sequence[RunRow], width: int) -> object:
     rows = [
         (
             run.condition,
@@ -89,12 +90,12 @@ def _runs(runs: Sequence[RunStatus], width: int) -> object:
     return fitted("", columns[:shown], rows, width)
 
 
-def _state(run: RunStatus) -> Text:
+def _state(run: RunRow) -> Text:
     shown = state(run.state)
     return shown.append(f" {run.phase}") if run.phase else shown
 
 
-def _controller(run: RunStatus) -> str:
+def _controller(run: RunRow) -> str:
     if not run.bp_regime:
         return ""
     return f"{run.bp_regime}, p* {number(run.bp_p_star, 0)}, used {number(run.bp_utilization, 2)}"

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from retrain.plan.estimate.durations import format_duration
 
 if TYPE_CHECKING:
-    from retrain.status.rows import RunStatus
+    from retrain.records.run_row import RunRow
 
 MISSING = "-"
 
@@ -25,7 +25,7 @@ def spread(mean: float | None, std: float | None) -> str:
     return number(mean) if std is None else f"{number(mean)} ± {number(std)}"
 
 
-def run_name(run: RunStatus) -> str:
+def run_name(run: RunRow) -> str:
     """Name a run by its condition's own name, as commands take it beside its id."""
     return run.run_id if run.seed is None else f"{run.condition}_s{run.seed}"
 

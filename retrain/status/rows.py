@@ -5,34 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from retrain.records.manifest import Expectation
-from retrain.records.pace import Pace
-
-
-@dataclass(frozen=True)
-class RunStatus:
-    """One run. Figures are None until the run has rows that say them."""
-
-    run_id: str
-    condition: str
-    seed: int | None  # None if it has none, or neither manifest nor name tells
-    state: str  # a RunState, or UNREADABLE
-    phase: str  # what a running run was last seen doing
-    step: int  # steps that are complete
-    max_steps: int | None
-    attempt: int  # 0 before the first
-    reward_first: float | None  # mean reward of the first step
-    reward_last: float | None
-    reward_mean: float | None  # over the last rows
-    eval_reward: float | None
-    step_time_s: float | None  # median over the last rows
-    batch_size: int | None  # prompts in the last step
-    permit_wait_s: float | None  # of the last step
-    bp_regime: str
-    bp_p_star: float | None
-    bp_utilization: float | None
-    throttle_level: str  # what the machine's load allowed in the last step; "" without a throttle
-    message: str  # why it failed or cannot be read: the last line of the error
-    pace: Pace | None = None
+from retrain.records.run_row import RunRow
 
 
 @dataclass(frozen=True)
@@ -80,7 +53,7 @@ class CampaignStatus:
     ended_at: str  # "" while it goes on
     conditions: tuple[ConditionStatus, ...]  # the matrix: these rows ...
     seeds: tuple[int | None, ...]  # ... and these columns
-    runs: tuple[RunStatus, ...]
+    runs: tuple[RunRow, ...]
     step_time_s: float | None  # median over runs
     steps_done: int
     steps_total: int | None
@@ -92,6 +65,6 @@ class CampaignStatus:
     is_supervised: bool = False  # whether its orchestrator lives
     resume_with: str = ""  # the command that goes on with it, where work is left and nobody supervises it
 
-    def run(self, condition: str, seed: int | None) -> RunStatus | None:
+    def run(self, condition: str, seed: int | None) -> RunRow | None:
         """Return the matrix's cell, or None if that run was never planned."""
         return next((r for r in self.runs if (r.condition, r.seed) == (condition, seed)), None)

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 
 from retrain.records.averages import mean, median, sample_std
 from retrain.records.manifest import Manifest
+from retrain.records.run_row import RunRow
 from retrain.records.run_state import UNREADABLE, RunState
-from retrain.status.rows import ConditionStatus, RunStatus
+from retrain.status.rows import ConditionStatus
 
 if TYPE_CHECKING:
     from retrain.plan.estimate.remaining import Remaining
@@ -17,15 +18,15 @@ _UNTOUCHED = (RunState.PENDING, RunState.RUNNING, RunState.DONE, RunState.INTERR
 _FINAL = (RunState.DONE, RunState.FAILED, UNREADABLE)  # nobody will take more steps of these
 
 
-def summarize(runs: Sequence[RunStatus]) -> tuple[ConditionStatus, ...]:
+def summarize(runs: Sequence[RunRow]) -> tuple[ConditionStatus, ...]:
     """Sum up each condition over its seeds, in the order in which conditions appear."""
-    by_condition: dict[str, list[RunStatus]] = {}
+    by_condition: dict[str, list[RunRow]] = {}
     for run in runs:
         by_condition.setdefault(run.condition, []).append(run)
     return tuple(_condition(name, seeds) for name, seeds in by_condition.items())
 
 
-def campaign_state(runs: Sequence[RunStatus], *, is_supervised: bool) -> str:
+def campaign_state(runs: Sequence[RunRow], *, is_supervised: bool) -> str:
     """Tell a campaign's state: running if its orchestrator or any worker lives."""
     states = [run.state for run in runs]
     if is_supervised or RunState.RUNNING in states:
@@ -38,15 +39,13 @@ def campaign_state(runs: Sequence[RunStatus], *, is_supervised: bool) -> str:
     return "interrupted" if work_is_left else "failed"
 
 
-def typical_step_time(runs: Sequence[RunStatus]) -> float | None:
+def typical_step_time(runs: Sequence[RunRow]) -> float | None:
     """Median over runs of each one's median, in seconds."""
     times = [run.step_time_s for run in runs if run.step_time_s is not None]
     return median(times)
 
 
-def time_left(
-    runs: Sequence[RunStatus], manifest: Manifest | None, *, is_supervised: bool
-) -> Remaining | None:
+def time_left(runs: Sequence[RunRow], manifest: Manifest | None, *, is_supervised: bool) -> Remaining | None:
     """Estimate when the last run ends, from the pace so far; None if nothing runs or no pace is known.
 
     Without a supervisor, runs that have not begun are left out: nobody would start them.
@@ -72,11 +71,11 @@ def time_left(
     return remaining(left, manifest.workers, manifest.stagger_s, crowding)
 
 
-def _goes_on(run: RunStatus, is_supervised: bool) -> bool:
+def _goes_on(run: RunRow, is_supervised: bool) -> bool:
     return run.state not in _FINAL if is_supervised else run.state == RunState.RUNNING
 
 
-def _condition(name: str, runs: Sequence[RunStatus]) -> ConditionStatus:
+def _condition(name: str, runs: Sequence[RunRow]) -> ConditionStatus:
     # A run that broke off early would drag its condition's mean without being worse at the task.
     counted = [r.reward_mean for r in runs if r.state in (RunState.DONE, RunState.RUNNING)]
     rewards = [reward for reward in counted if reward is not None]

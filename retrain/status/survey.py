@@ -16,10 +16,11 @@ from retrain.records.layout import (
     permits_directory,
 )
 from retrain.records.manifest import Manifest, RunEntry, read_manifest
+from retrain.records.run_row import RunRow, read_row, unreadable_row
 from retrain.records.run_state import UNREADABLE
+from retrain.records.settled import is_still
 from retrain.records.text import as_typed, plain
-from retrain.status.rows import CampaignStatus, PermitHolder, PermitStatus, RunStatus
-from retrain.status.run import read_run
+from retrain.status.rows import CampaignStatus, PermitHolder, PermitStatus
 from retrain.status.summary import campaign_state, summarize, time_left, typical_step_time
 
 _NAME_LIMIT = 120
@@ -53,7 +54,7 @@ def _campaign(directory: Path) -> CampaignStatus:
 
 
 def put_together(
-    files: CampaignFiles, manifest: Manifest | None, runs: tuple[RunStatus, ...], problems: list[str]
+    files: CampaignFiles, manifest: Manifest | None, runs: tuple[RunRow, ...], problems: list[str]
 ) -> CampaignStatus:
     """Sum up a campaign from its runs, and look at its lock and permits as they are now."""
     directory = files.directory
@@ -89,7 +90,7 @@ def _resume_with(directory: Path, state: str) -> str:
     return f"retrain resume {plain(as_typed(directory), _LONGEST_COMMAND)}"
 
 
-def _steps_total(runs: tuple[RunStatus, ...]) -> int | None:
+def _steps_total(runs: tuple[RunRow, ...]) -> int | None:
     known = [run.max_steps for run in runs if run.max_steps is not None]
     return sum(known) if len(known) == len(runs) else None
 
@@ -103,12 +104,22 @@ def manifest_of(files: CampaignFiles, problems: list[str]) -> Manifest | None:
         return None
 
 
-def _runs(files: CampaignFiles, manifest: Manifest | None, problems: list[str]) -> tuple[RunStatus, ...]:
+def _runs(files: CampaignFiles, manifest: Manifest | None, problems: list[str]) -> tuple[RunRow, ...]:
     try:
-        return tuple(read_run(where, entry) for where, entry in runs_of(files, manifest))
+        return tuple(_run(where, entry) for where, entry in runs_of(files, manifest))
     except RecordsError as error:
         problems.append(str(error))
         return ()
+
+
+def _run(files: RunFiles, entry: RunEntry) -> RunRow:
+    """Read one run; of a run that was over when the manifest was written, only if a file changed since."""
+    try:
+        if entry.settled is not None and is_still(entry.settled, files):
+            return entry.settled.row
+        return read_row(entry, files)
+    except RecordsError as error:
+        return unreadable_row(entry, error)
 
 
 def runs_of(files: CampaignFiles, manifest: Manifest | None) -> tuple[tuple[RunFiles, RunEntry], ...]:

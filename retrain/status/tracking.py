@@ -12,13 +12,20 @@ from retrain.records.layout import RunFiles
 from retrain.records.lines import Row, number_in, pick
 from retrain.records.manifest import RunEntry
 from retrain.records.metrics import MetricsEnds, is_step, latest_telling
+from retrain.records.run_row import (
+    KEYS,
+    NAME_LIMIT,
+    TAIL_ROWS,
+    RunRow,
+    progress_of,
+    row_of_parts,
+    unreadable_row,
+    why,
+)
 from retrain.records.run_state import Inspection, Progress, RunState, inspect_run
-from retrain.records.run_summary import KEYS, TAIL_ROWS, progress_of, put_together, why
 from retrain.records.text import plain
 from retrain.status.curve import Curve
 from retrain.status.events import ROW_KEYS, Event, of_attempts, of_death, of_rows
-from retrain.status.rows import RunStatus
-from retrain.status.run import NAME_LIMIT, row_of, unreadable
 
 _NEEDED = ("step", *KEYS, *ROW_KEYS)
 
@@ -27,7 +34,7 @@ _NEEDED = ("step", *KEYS, *ROW_KEYS)
 class WatchedRun:
     """A run as it is now; the same object until something changes."""
 
-    status: RunStatus
+    row: RunRow
     rewards: tuple[float, ...]  # mean reward over the steps so far, each the mean of as many steps
 
 
@@ -62,7 +69,7 @@ class RunTracker:
             if any(changed) or self.now is None:
                 self._put_together(planned)
         except RecordsError as error:
-            self.now = WatchedRun(unreadable(planned, error), ())
+            self.now = WatchedRun(unreadable_row(planned, error), ())
             self._marks = None
         assert self.now is not None
         return self.now
@@ -106,8 +113,8 @@ class RunTracker:
         is_done = self._seen.state is RunState.DONE
         progress, problem = (None, "") if is_done else self._progress
         message = why(self._files, self._seen) or problem
-        found = put_together(self._seen, self._metrics.ends(), progress, message)
-        self.now = WatchedRun(row_of(planned, found), self._metrics.curve.values())
+        row = row_of_parts(planned, self._seen, self._metrics.ends(), progress, message)
+        self.now = WatchedRun(row, self._metrics.curve.values())
 
 
 class _MetricsTracker:

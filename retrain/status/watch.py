@@ -147,8 +147,8 @@ class _CampaignTracker:
         except RecordsError as error:
             problems.append(str(error))
             seen = ()
-        status = put_together(self._files, self._manifest, tuple(run.status for run in seen), problems)
-        runs = {run.status.run_id: run for run in seen}
+        status = put_together(self._files, self._manifest, tuple(run.row for run in seen), problems)
+        runs = {run.row.run_id: run for run in seen}
         if self._now is not None and self._now.status == status and self._now.runs == runs:
             return self._now
         return WatchedCampaign(status, runs)

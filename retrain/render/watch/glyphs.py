@@ -8,8 +8,8 @@ from itertools import pairwise
 
 from rich.text import Text
 
+from retrain.records.run_row import RunRow
 from retrain.render.tables import BAD, STYLES
-from retrain.status.rows import RunStatus
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +29,7 @@ FULL = Glyphs("▁▂▃▄▅▆▇█", "✓", "✗", "·", "‖", "━╸─"
 ASCII = Glyphs("_.-=+*%@", "v", "x", ".", "|", "#> ", "~")
 
 
-def state_cell(run: RunStatus | None, glyphs: Glyphs) -> tuple[str, str]:
+def state_cell(run: RunRow | None, glyphs: Glyphs) -> tuple[str, str]:
     """Return one character for a run, and its style; a blank for one that was never planned."""
     if run is None:
         return " ", ""

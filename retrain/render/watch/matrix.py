@@ -7,9 +7,10 @@ from collections.abc import Sequence
 from rich.cells import cell_len, set_cell_size
 from rich.text import Text
 
+from retrain.records.run_row import RunRow
 from retrain.render.text import MISSING
 from retrain.render.watch.glyphs import Glyphs, state_cell
-from retrain.status.rows import CampaignStatus, RunStatus
+from retrain.status.rows import CampaignStatus
 
 WIDEST_NAME = 28
 LEAST_NAME = 8
@@ -63,7 +64,7 @@ def shortened(name: str, width: int, glyphs: Glyphs) -> str:
     return set_cell_size(name, width)
 
 
-def _line(name: str, runs: Sequence[RunStatus | None], cell: int, name_width: int, glyphs: Glyphs) -> Text:
+def _line(name: str, runs: Sequence[RunRow | None], cell: int, name_width: int, glyphs: Glyphs) -> Text:
     line = Text("  " + shortened(name, name_width, glyphs))
     for run in runs:
         shown, style = state_cell(run, glyphs)

@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from rich.cells import cell_len, set_cell_size
 from rich.text import Text
 
+from retrain.records.run_row import RunRow
 from retrain.render.tables import BAD, STYLES
 from retrain.render.text import MISSING, duration, number, run_name
 from retrain.render.watch.glyphs import Glyphs, sparkline, state_cell
 from retrain.render.watch.matrix import shortened
-from retrain.status.rows import RunStatus
 from retrain.status.tracking import WatchedRun
 from retrain.status.watch import WatchedCampaign
 
@@ -29,7 +29,7 @@ class Column:
     """A column: its header, its content, and which side it is aligned to."""
 
     name: str
-    content: Callable[[RunStatus], str]
+    content: Callable[[RunRow], str]
     is_right: bool = True
 
 
@@ -49,7 +49,7 @@ WIDEST_CELL = 24
 
 def run_lines(campaign: WatchedCampaign, width: int, height: int, glyphs: Glyphs) -> list[Text]:
     """Lay out the most telling runs in at most `height` lines: running, then failed, then the others."""
-    runs = sorted(campaign.runs.values(), key=lambda run: _ORDER.get(run.status.state, _BAD_ORDER))
+    runs = sorted(campaign.runs.values(), key=lambda run: _ORDER.get(run.row.state, _BAD_ORDER))
     begun = telling(campaign)
     if height < 2 or not begun:
         return []
@@ -64,13 +64,13 @@ def run_lines(campaign: WatchedCampaign, width: int, height: int, glyphs: Glyphs
 
 def telling(campaign: WatchedCampaign) -> int:
     """Count the runs of which there is more to show than a character in the matrix."""
-    return sum(run.status.state != "pending" or bool(run.rewards) for run in campaign.runs.values())
+    return sum(run.row.state != "pending" or bool(run.rewards) for run in campaign.runs.values())
 
 
 def _table(runs: Sequence[WatchedRun], width: int, scale: tuple[float, float], glyphs: Glyphs) -> list[Text]:
-    names = [run_name(run.status) for run in runs]
+    names = [run_name(run.row) for run in runs]
     name_width = max(3, min(max(map(cell_len, names)), WIDEST_NAME, width // 3))
-    cells = {column: [_cell(column, run.status) for run in runs] for column in COLUMNS}
+    cells = {column: [_cell(column, run.row) for run in runs] for column in COLUMNS}
     columns, widths = _fitting(cells, width - name_width - 2)
     spark = min(WIDEST_SPARK, width - name_width - 2 - sum(widths) - GAP * (len(widths) + 1))
     header = Text("  " + set_cell_size("run", name_width), style="dim")
@@ -79,15 +79,15 @@ def _table(runs: Sequence[WatchedRun], width: int, scale: tuple[float, float], g
         header.append(" " * GAP + _aligned(column, column.name, size))
     lines = [header]
     for number_, run in enumerate(runs):
-        state, style = state_cell(run.status, glyphs)
+        state, style = state_cell(run.row, glyphs)
         name = shortened(names[number_], name_width, glyphs)
         line = Text.assemble((state, style), " " + name)
         drawn = sparkline(run.rewards, spark, *scale, glyphs)
         line.append(" " * GAP).append(set_cell_size(drawn, spark), style="green")
         for column, size in zip(columns, widths, strict=True):
             line.append(" " * GAP + _aligned(column, cells[column][number_], size))
-        if run.status.state not in ("running", "done"):
-            line.stylize(STYLES.get(run.status.state, BAD), 0, 2 + len(name))
+        if run.row.state not in ("running", "done"):
+            line.stylize(STYLES.get(run.row.state, BAD), 0, 2 + len(name))
         lines.append(line)
     return lines
 
@@ -106,7 +106,7 @@ def _fitting(cells: dict[Column, list[str]], room: int) -> tuple[list[Column], l
     return columns, widths
 
 
-def _cell(column: Column, run: RunStatus) -> str:
+def _cell(column: Column, run: RunRow) -> str:
     content = column.content(run)
     return content if cell_len(content) <= WIDEST_CELL else set_cell_size(content, WIDEST_CELL)
 
@@ -117,6 +117,6 @@ def _aligned(column: Column, content: str, width: int) -> str:
 
 
 def _rest(hidden: Sequence[WatchedRun]) -> Text:
-    counts = Counter(run.status.state for run in hidden)
+    counts = Counter(run.row.state for run in hidden)
     told = ", ".join(f"{count} {state}" for state, count in counts.most_common())
     return Text(f"  and {told}", style="dim")

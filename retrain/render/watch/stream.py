@@ -41,7 +41,7 @@ class JsonLines:
                 if self._said.get((name, run_id)) is not run and self._said.get((name, run_id)) != run:
                     yield (
                         {"kind": "run", "campaign": name}
-                        | plain_value(run.status)
+                        | plain_value(run.row)
                         | {"rewards": plain_value(run.rewards)}
                     )
                 self._said[name, run_id] = run

@@ -1,0 +1,225 @@
+"""A run as one row: what `status`, its live view, `report`, `compare` and `--json` show of it.
+
+A column is declared once, in `RunRow`, with its unit and meaning. It is read from a run's small files and
+from the ends of its metrics.jsonl, never from its whole history.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from retrain.errors import RecordsError
+from retrain.records.averages import mean, median
+from retrain.records.files import open_regular
+from retrain.records.layout import RunFiles
+from retrain.records.lines import Row, number_in, read_tail
+from retrain.records.metrics import MetricsEnds, read_ends
+from retrain.records.pace import PACE_KEYS, Pace, pace_of
+from retrain.records.run_state import (
+    UNREADABLE,
+    Done,
+    Inspection,
+    Progress,
+    RunState,
+    inspect_run,
+    read_progress,
+)
+from retrain.records.text import plain
+
+TAIL_ROWS = 5  # enough for a median that one slow step cannot move; more would cost time for every run
+NAME_LIMIT = 64  # characters of an id, a condition, a phase or a regime
+_BAD_ENDS = (RunState.FAILED, RunState.INFRASTRUCTURE, RunState.TIMEOUT, RunState.STALLED, RunState.DIED)
+_ONLY_RUN_TOML = ["run.toml"]
+
+
+@dataclass(frozen=True)
+class PlannedRun:
+    """A run as the campaign wants it."""
+
+    run_id: str
+    condition: str
+    seed: int  # -1 for none
+    max_steps: int
+    config_hash: str = ""  # of the run's resolved config; "" accepts any done.json
+
+
+def _column(unit: str, meaning: str, **default: Any) -> Any:
+    return field(metadata={"unit": unit, "meaning": meaning}, **default)
+
+
+def _of_last_step(unit: str, meaning: str, **default: Any) -> Any:
+    """Declare a column that is the value of the same name in the last row of metrics.jsonl."""
+    return field(metadata={"unit": unit, "meaning": meaning, "is_of_last_step": True}, **default)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunRow:
+    """One run. Figures are null until the run has rows that hold them.
+
+    Every text in it is safe to print (see `records.text`).
+    """
+
+    run_id: str = _column("", "name of its directory")
+    condition: str = _column("", "its name")
+    seed: int | None = _column("", "null if it has none, or neither manifest nor name tells")
+    state: str = _column(
+        "",
+        "pending, running, done, failed, infrastructure, timeout, stalled, interrupted, died or unreadable",
+    )
+    phase: str = _column("", "what a running run was last seen doing", default="")
+    step: int = _column("steps", "steps that are complete", default=0)
+    max_steps: int | None = _column("steps", "steps of the whole run")
+    attempt: int = _column("", "number of its last process life; 0 before the first", default=0)
+    reward_first: float | None = _column("reward", "mean reward of the first step", default=None)
+    reward_last: float | None = _column("reward", "mean reward of the last step", default=None)
+    reward_mean: float | None = _column("reward", "mean over the last 5 steps", default=None)
+    eval_reward: float | None = _column("reward", "of the last evaluation on held-out prompts", default=None)
+    step_time_s: float | None = _column("s", "median over the last 5 steps", default=None)
+    batch_size: int | None = _of_last_step("prompts", "prompts in the last step", default=None)
+    permit_wait_s: float | None = _of_last_step("s", "wait for permits in the last step", default=None)
+    bp_regime: str = _of_last_step("", 'regime of back pressure in the last step; "" without it', default="")
+    bp_p_star: float | None = _of_last_step(
+        "rollouts", "best concurrency; null: none, or without back pressure", default=None
+    )
+    bp_utilization: float | None = _of_last_step("ratio", "concurrency used over the best", default=None)
+    throttle_level: str = _of_last_step(
+        "", 'what the machine\'s load allowed in the last step; "" without a throttle', default=""
+    )
+    message: str = _column(
+        "", "why it failed or cannot be read: the last line of the error; or what loggers lack", default=""
+    )
+    pace: Pace | None = field(default=None, metadata={"unit": "", "meaning": "how fast it has been"})
+
+
+_OF_LAST_STEP = {
+    column.name: str(column.type) for column in fields(RunRow) if "is_of_last_step" in column.metadata
+}
+KEYS = (*PACE_KEYS, "mean_reward", "eval_reward", *_OF_LAST_STEP)  # of metrics.jsonl
+_TEXTS = [c.name for c in fields(RunRow) if c.type == "str" and c.name != "message"]
+
+
+def row_of(planned: PlannedRun, found: Mapping[str, Any]) -> RunRow:
+    """Return the row of a planned run; texts in `found` are made safe to print.
+
+    Raises:
+        TypeError: `found` has no state, or a column that there is not.
+    """
+    known = {**found, "run_id": planned.run_id, "condition": planned.condition}
+    known |= {name: plain(known[name], NAME_LIMIT) for name in _TEXTS if name in known}
+    known["message"] = plain(known.get("message", ""))
+    known["seed"] = planned.seed if planned.seed >= 0 else None
+    known["max_steps"] = planned.max_steps or known.get("max_steps")
+    return RunRow(**known)
+
+
+def read_row(planned: PlannedRun, files: RunFiles) -> RunRow:
+    """Read a run's directory, which may be missing.
+
+    Raises:
+        RecordsError: a file is there and cannot be read.
+    """
+    if _is_untouched(files.directory):
+        return row_of(planned, {"state": RunState.PENDING})
+    return row_of_inspected(planned, files, inspect_run(files, planned.config_hash))
+
+
+def unreadable_row(planned: PlannedRun, error: RecordsError) -> RunRow:
+    """Return the row of a run whose files cannot be read."""
+    return row_of(planned, {"state": UNREADABLE, "message": str(error)})
+
+
+def row_of_inspected(planned: PlannedRun, files: RunFiles, seen: Inspection) -> RunRow:
+    """Return the row of a run whose state is known, with the figures of its metrics.jsonl.
+
+    Raises:
+        RecordsError: a file is there and cannot be read.
+    """
+    ends = read_ends(files.metrics, TAIL_ROWS, KEYS)
+    progress, problem = (None, "") if seen.state == RunState.DONE else progress_of(files.status)
+    return row_of_parts(planned, seen, ends, progress, why(files, seen) or problem)
+
+
+def row_of_parts(
+    planned: PlannedRun, seen: Inspection, ends: MetricsEnds, progress: Progress | None, message: str
+) -> RunRow:
+    """Return the row of a run from what was read of it; the rows of `ends` hold `KEYS`."""
+    last = ends.last[-1] if ends.last else {}
+    rewards = _numbers(ends.last, "mean_reward")
+    found = {
+        "state": str(seen.state),
+        "phase": progress.phase if progress and seen.state == RunState.RUNNING else "",
+        "step": max(progress.step if progress else 0, last.get("step", 0)),
+        "max_steps": progress.max_steps if progress else None,
+        "attempt": seen.attempts[-1].number if seen.attempts else 0,
+        "reward_first": number_in(ends.first, "mean_reward"),
+        "reward_last": rewards[-1] if rewards else None,
+        "reward_mean": mean(rewards),
+        "eval_reward": _eval_reward(ends.last, seen.done),
+        "step_time_s": median(_numbers(ends.last, "step_time_s")),
+        "message": message,
+        "pace": pace_of(ends, seen.attempts),
+    }
+    return row_of(planned, found | {name: _value(last, name, kind) for name, kind in _OF_LAST_STEP.items()})
+
+
+def progress_of(status: Path) -> tuple[Progress | None, str]:
+    """Read status.json, or return why it cannot be read."""
+    # it is not synced, so a power loss may empty it: that costs a step count, not the run
+    try:
+        return read_progress(status), ""
+    except RecordsError as error:
+        return None, str(error)
+
+
+def why(files: RunFiles, seen: Inspection) -> str:
+    """Return why a run ended badly, the last line of its error or output; or what a finished one lacks."""
+    if seen.state == RunState.DONE and seen.attempts:
+        return seen.attempts[-1].message
+    if seen.state not in _BAD_ENDS:
+        return ""
+    lines = seen.attempts[-1].message.strip().splitlines()
+    return lines[-1] if lines else _last_output(files)
+
+
+def _is_untouched(directory: Path) -> bool:
+    """Whether a run has not begun, in one system call: true of most of a large campaign, most of the time."""
+    try:
+        return os.listdir(directory) == _ONLY_RUN_TOML  # noqa: PTH208 (names alone are wanted)
+    except OSError:  # missing, or what reading its files will report
+        return False
+
+
+def _last_output(files: RunFiles) -> str:
+    try:
+        fd = open_regular(files.output_log)
+    except FileNotFoundError:
+        return ""
+    try:
+        lines = read_tail(fd, 1)
+    finally:
+        os.close(fd)
+    return lines[-1].decode(errors="replace") if lines else ""
+
+
+def _eval_reward(rows: Sequence[Row], done: Done | None) -> float | None:
+    final = number_in(done.result, "eval_reward") if done else None
+    seen = _numbers(rows, "eval_reward")
+    return final if final is not None else seen[-1] if seen else None
+
+
+def _value(row: Row, key: str, kind: str) -> str | int | float | None:
+    """Return a value of a row as a column of this kind holds it."""
+    if kind == "str":
+        return str(row.get(key, ""))
+    if kind == "int | None":
+        value = row.get(key)
+        return value if isinstance(value, int) else None
+    return number_in(row, key)
+
+
+def _numbers(rows: Sequence[Row], key: str) -> list[float]:
+    return [value for row in rows if (value := number_in(row, key)) is not None]
