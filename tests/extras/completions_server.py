@@ -14,7 +14,8 @@ import torch
 from peft import set_peft_model_state_dict
 from safetensors.torch import load_file
 
-from retrain.backends.local.sampling import Drawn, complete
+from retrain.backends.local.sampling import complete
+from retrain.engines import Drawn
 from tests.extras.local_policies import open_backend
 
 

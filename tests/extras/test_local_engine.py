@@ -12,7 +12,7 @@ import torch
 
 from retrain.backends import BackendSpec, Optimization, Sampling
 from retrain.backends.local import connect
-from retrain.backends.local import engine as engine_module
+from retrain.engines import openai as engine_module
 from retrain.errors import ConfigError, InfrastructureError, RunFailedError
 from retrain.semaphore import FileSemaphore
 from tests.extras.completions_server import CompletionsServer, serve
@@ -299,3 +299,10 @@ def test_the_key_comes_from_the_environment(server, model, monkeypatch):
     monkeypatch.setenv("OPENAI_API_KEY", "secret")
     draw(through(server, model))
     assert {key for _, _, key in server.requests} == {"Bearer secret"}
+
+
+def test_a_key_that_no_header_can_hold_is_refused_unshown(server, model, monkeypatch):
+    monkeypatch.setenv("OPENAI_API_KEY", "sec\nret")
+    with pytest.raises(ConfigError, match="OPENAI_API_KEY is not a key") as raised:
+        through(server, model)
+    assert "ret" not in str(raised.value).replace("retrain", "")

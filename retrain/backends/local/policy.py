@@ -29,14 +29,14 @@ from retrain.backends.local.devices import (
     is_out_of_memory,
     use_threads,
 )
-from retrain.backends.local.engine_sampling import EngineSampler
+from retrain.backends.local.engine import EngineSampler
 from retrain.backends.local.files import identity_of, save_policy
 from retrain.backends.local.files import load_policy as load_files
 from retrain.backends.local.loading import fitting, load_policy, load_tokenizer
 from retrain.backends.local.optimizer import Optimizer
 from retrain.backends.local.options import NO_REFERENCE, LocalOptions
 from retrain.backends.local.rollouts import check_room, check_written, to_rollouts
-from retrain.backends.local.sampling import Completed, Drawn, complete
+from retrain.backends.local.sampling import Completed, complete
 from retrain.backends.local.text import Text
 from retrain.backends.local.training import back_propagate
 from retrain.backends.local.trial import try_out
@@ -45,10 +45,10 @@ from retrain.backends.parts import group_counts, scale_to_step, split_by_group
 from retrain.backends.totals import Totals
 from retrain.backends.work import WorkMeter
 from retrain.demonstrations import Demonstration
+from retrain.engines import Drawn, Ids
 from retrain.errors import BackendMemoryError, ConfigError, NonFiniteError
 from retrain.rollouts import Group, Loss, Prompt, Rollout, TrainingSample
 
-Ids = tuple[int, ...]
 Cut = Sequence[Sequence[MicroBatch]]  # a step in parts, each in micro-batches
 REMEMBERED = 10_000  # prompts whose token ids are kept: tens of megabytes at most
 

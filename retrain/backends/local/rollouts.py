@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from retrain.backends.local.sampling import Drawn
 from retrain.backends.local.text import Text
+from retrain.engines import Drawn
 from retrain.errors import ConfigError
 from retrain.rollouts import Prompt, Rollout
 

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from transformers import DynamicCache
 
 from retrain.backends.local.cache import growing_cache
@@ -19,22 +18,12 @@ from retrain.backends.local.devices import finished_s
 from retrain.backends.local.loading import Policy
 from retrain.backends.local.logprobs import entropy, log_distribution
 from retrain.backends.local.text import Text
+from retrain.engines import Drawn, Ids
 
-Ids = tuple[int, ...]
 DEAD_SHARE = 0.25  # finished rows are dropped from the cache once they are this share of it
 
 # a float32 uniform is zero once in 2^24 draws; as infinite Gumbel noise that would choose any token
 SMALLEST_NOISE = 2.0**-25
-
-
-@dataclass(frozen=True, slots=True)
-class Drawn:
-    """One completion: token ids with the log-probabilities that they were drawn with."""
-
-    tokens: Ids
-    logprobs: NDArray[np.float64]
-    entropy: float  # mean nats of the distributions they were drawn from; NaN if unknown
-    ended: bool  # by an end token or a stop string
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 
 from retrain.controllers.permits import OVERLOAD
+from retrain.http_client import CALLING
 
 
 class Answers(logging.Filter):
@@ -41,8 +42,7 @@ class Answers(logging.Filter):
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Look at a record; let it through if it would have been shown anyway."""
-        if isinstance(record.args, tuple) and any(
-            isinstance(argument, int) and argument in OVERLOAD for argument in record.args
-        ):
+        statuses = record.args if isinstance(record.args, tuple) and not CALLING.get() else ()
+        if any(isinstance(status, int) and status in OVERLOAD for status in statuses):
             self._refusals += 1
         return record.levelno >= self._shown_from

@@ -1,11 +1,13 @@
 """A language model as judge, behind an OpenAI-compatible endpoint.
 
-The key is read from the environment only. An answer that does not come, or holds no score, leaves the
-completion unscored; it is counted and never taken for a wrong answer.
+The key is read from the environment only. A completion whose judge does not answer, or gives no score, is
+unscored and counted; it never counts as wrong.
 """
 
 from __future__ import annotations
 
+import json
+import math
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,14 +16,15 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
-from retrain.errors import ConfigError
+from retrain.errors import ConfigError, RunFailedError
+from retrain.http_client import HEADER_VALUE, CallError, HttpClient
 from retrain.rewards import Answer, BatchScorer, Outcome, Score, UnscoredError
-from retrain.rewards.judge.chat import Endpoint
-from retrain.rewards.judge.verdict import read_score
 from retrain.rewards.limits import limit_problems, positive_problem
 from retrain.rewards.pool.scorer import score_one
 from retrain.rollouts import Prompt
 
+EXTRA = "judge"
+PACKAGES = ("httpx",)
 KEYS = ("OPENAI_API_KEY",)  # unless key_env names another
 RANGE = (0.0, 1.0)
 RUBRIC = """Grade a response to a problem against the reference answer.
@@ -38,8 +41,13 @@ Response:
 Say briefly what is right and wrong about the response. Then end with a line of the form "Score: x", \
 where x is a number from 0 (wrong) to 1 (entirely right)."""
 VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-HEADER_VALUE = re.compile(r"[!-~]+")
 PLACEHOLDER = re.compile(r"\{(prompt|answer|completion)\}")
+# all that belongs to the number is matched, so that "0,5" is refused and not read as 0
+SCORE = re.compile(
+    r"score\W{0,10}?(-?\.?\d(?:[\w.,]|(?<=[eE])-)*)(?:\s*/\s*(\d[\w.,]*))?\s*(%?)", re.IGNORECASE
+)
+LARGEST_REPLY_BYTES = 4 << 20
+EXCERPT = 300  # bytes of a reply that are shown
 
 
 def score(
@@ -111,8 +119,16 @@ def open_scorer(
     retries: int = 4,
     backoff_s: float = 1.0,
 ) -> BatchScorer:
-    """Get ready to ask; parameters as for `score`."""
-    endpoint = Endpoint(base_url.rstrip("/"), _key(key_env), timeout_s, retries, backoff_s)
+    """Open a client of the endpoint; parameters as for `score`."""
+    client = HttpClient(
+        base_url,
+        key=_key(key_env),
+        timeout_s=timeout_s,
+        extra=EXTRA,
+        who="judge",
+        largest_answer_bytes=LARGEST_REPLY_BYTES,
+    )
+    endpoint = Endpoint(base_url.rstrip("/"), client, retries, backoff_s)
     fixed = {"model": model, "max_tokens": max_tokens, "temperature": temperature}
     return JudgeScorer(endpoint, template, fixed, ThreadPoolExecutor(max_concurrent, "judge"))
 
@@ -142,6 +158,43 @@ def servers(params: Mapping[str, Any]) -> dict[str, str]:
 
 
 @dataclass(frozen=True, slots=True)
+class Endpoint:
+    """An OpenAI-compatible chat endpoint, asked again where that may help."""
+
+    base_url: str  # up to and without /chat/completions
+    client: HttpClient
+    retries: int
+    backoff_s: float
+
+    def ask(self, body: Mapping[str, Any]) -> str:
+        """Return the text of the first choice.
+
+        Raises:
+            TimeoutError: no answer in time, at any attempt.
+            UnscoredError: unreachable or overloaded at every attempt, or the answer holds no text.
+            RunFailedError: the endpoint refuses (key, model, request): another attempt would not help.
+        """
+        try:
+            reply = self.client.persist(
+                lambda: self.client.post("/chat/completions", body),
+                attempts=self.retries + 1,
+                first_wait_s=self.backoff_s,
+            )
+        except CallError as error:
+            if error.is_timeout:
+                raise TimeoutError(f"{self.base_url}: {error}") from error
+            if not error.code:
+                raise UnscoredError(f"no answer from {self.base_url}: {error}") from error
+            if error.is_passing:
+                raise UnscoredError(f"HTTP {error.code} from {self.base_url}: {error}") from error
+            raise RunFailedError(
+                f"the judge at {self.base_url} refused with HTTP {error.code}: {error}; "
+                "check the address, the model's name and the key"
+            ) from error
+        return _content(reply)
+
+
+@dataclass(frozen=True, slots=True)
 class JudgeScorer:
     """Asks the judge about every completion, several at a time."""
 
@@ -164,9 +217,9 @@ class JudgeScorer:
                 future.cancel()
 
     def close(self) -> None:
-        """Ask nothing more."""
-        self.endpoint.given_up.set()
+        """Drop questions that wait, and close the connections."""
         self.threads.shutdown(wait=False, cancel_futures=True)
+        self.endpoint.client.close()
 
     def _score(self, answer: Answer) -> Score:
         values = {
@@ -211,3 +264,34 @@ def _key(variable: str) -> str:
             f"key_env: what {variable} holds is no key: blanks, lines or characters beyond ASCII are in it"
         )
     return key
+
+
+def _content(reply: bytes) -> str:
+    try:
+        content = json.loads(reply)["choices"][0]["message"]["content"]
+    except (ValueError, LookupError, TypeError, RecursionError) as error:
+        raise UnscoredError(f"the judge's answer is no chat completion: {reply[:EXCERPT]!r}") from error
+    if not isinstance(content, str):
+        raise UnscoredError(f"the judge's answer holds no text: {reply[:EXCERPT]!r}")
+    return content
+
+
+def read_score(reply: str) -> float:
+    """Return the last score of a judge's reply: a number, a fraction such as 8/10, or a percentage.
+
+    Raises:
+        UnscoredError: there is none from 0 to 1.
+    """
+    found = SCORE.findall(reply)
+    value = _value(*found[-1]) if found else math.nan
+    if not 0 <= value <= 1:
+        raise UnscoredError(f"the judge's reply holds no score from 0 to 1: ...{reply[-200:]!r}")
+    return value
+
+
+def _value(number: str, whole: str, percent: str) -> float:
+    try:
+        value = float(number.rstrip(".,_")) / float(whole.rstrip(".,_") or 1)
+    except (ValueError, ZeroDivisionError):
+        return math.nan
+    return value / 100 if percent else value

@@ -1,0 +1,188 @@
+"""Sampling by an OpenAI-compatible server, which loads the adapters after every update.
+
+Speaks `/v1/completions` with token ids in and out (`return_token_ids`, or vLLM's older
+`return_tokens_as_token_ids`): text is never tokenized twice. The server must report the
+log-probabilities of the distribution that it draws from (vLLM: `--logprobs-mode processed_logprobs`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+import time
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from retrain.controllers.permits import OVERLOAD, WAITED_S, CallFacts
+from retrain.engines import Drawn, Ids, RefusedError, Request
+from retrain.errors import ConfigError, InfrastructureError, RunFailedError
+from retrain.http_client import HEADER_VALUE, CallError, HttpClient, read_json
+
+KEY_VARIABLE = "OPENAI_API_KEY"  # read if set; never written anywhere
+ATTEMPTS = 5
+FIRST_WAIT_S = 0.5  # longest; doubled at each further attempt: four seconds on average, a server's hiccup
+RELEASE_S = 10.0  # for a permit and the call at the end; a worker that was asked to stop has 30 s
+KEY_CODES = (401, 403)
+COMPLETIONS = "/v1/completions"
+
+
+class Engine:
+    """A client of one server. Every call holds a permit."""
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        reload: str,
+        timeout_s: float,
+        permit: Callable[[], AbstractContextManager[object]],
+        observe_call: Callable[[CallFacts], None] | None = None,
+    ) -> None:
+        """Connect to nothing yet; `reload` is the path that loads adapters.
+
+        Raises:
+            ConfigError: the key in the environment cannot be sent, or httpx is not installed.
+        """
+        self._url = url.rstrip("/")
+        self._client = HttpClient(self._url, key=_key(), timeout_s=timeout_s, extra="local", who="local")
+        self._reload = reload
+        self._unload = reload.replace("load_lora", "unload_lora")
+        self._adapter = ""
+        self._permit = permit
+        self._observe_call = observe_call
+
+    def use_adapter(self, name: str, directory: str) -> None:
+        """Have the server load adapters and sample with them, then unload the previous ones.
+
+        Raises:
+            InfrastructureError: the server does not answer.
+            RefusedError: it refuses.
+        """
+        self._post(self._reload, {"lora_name": name, "lora_path": directory})
+        if self._adapter:
+            with contextlib.suppress(RefusedError):  # a server that was restarted does not know them
+                self._post(self._unload, {"lora_name": self._adapter})
+        self._adapter = name
+
+    def complete(self, request: Request) -> list[Drawn]:
+        """Sample `count` completions of every prompt in one call, prompt after prompt.
+
+        Raises:
+            InfrastructureError: the server does not answer.
+            RefusedError: it refuses, or does not know the adapters.
+            RunFailedError: its answer is not what was asked for.
+        """
+        answer = self._post(COMPLETIONS, self._body(request))
+        try:
+            choices = sorted(answer["choices"], key=lambda choice: int(choice["index"]))
+            drawn = [_drawn(choice, request.end_ids) for choice in choices]
+        except (LookupError, TypeError, ValueError, AttributeError) as error:
+            raise RunFailedError(
+                f"{self._url}: the answer lacks token ids or log-probabilities ({error!r}); the server must "
+                "support 'return_token_ids', as recent versions of vLLM and SGLang do"
+            ) from error
+        if len(drawn) != len(request.prompts) * request.count:
+            raise RunFailedError(
+                f"{self._url}: {len(drawn)} completions for {len(request.prompts)} prompts x {request.count}"
+            )
+        return drawn
+
+    def close(self) -> None:
+        """Have the server unload the adapters, if a permit is free soon; safe to call twice."""
+        adapter, self._adapter = self._adapter, ""
+        if adapter:
+            # a daemon thread: neither a permit nor the server can hold the process back
+            leaving = threading.Thread(target=self._release, args=(adapter,), name="engine", daemon=True)
+            leaving.start()
+            leaving.join(RELEASE_S)
+        self._client.close()
+
+    def _release(self, adapter: str) -> None:
+        with contextlib.suppress(CallError):
+            self._under_permit(self._unload, {"lora_name": adapter})
+
+    def _body(self, request: Request) -> dict[str, Any]:
+        return {
+            "model": self._adapter,
+            "lora_path": self._adapter,  # SGLang does not look for adapters among models
+            "prompt": [list(ids) for ids in request.prompts],
+            "n": request.count,
+            "max_tokens": request.max_tokens,
+            "temperature": request.temperature,
+            "top_p": 1.0,
+            "seed": request.seed,
+            "stop": list(request.stop),
+            "stop_token_ids": list(request.end_ids),
+            "logprobs": 1,
+            "return_token_ids": True,
+            "return_tokens_as_token_ids": True,
+            "skip_special_tokens": False,
+        }
+
+    def _post(self, path: str, body: Mapping[str, Any]) -> Any:
+        try:
+            return self._client.persist(
+                partial(self._under_permit, path, body), attempts=ATTEMPTS, first_wait_s=FIRST_WAIT_S
+            )
+        except CallError as error:
+            problem = f"{self._url}{path}: {error.code or ''} {error}".replace(":  ", ": ")
+            if error.is_passing:
+                raise InfrastructureError(
+                    f"{problem}; check that the server runs and [backend.options].engine_url"
+                ) from error
+            raise RefusedError(f"{problem}; {self._advice(path, error.code)}", error.code) from error
+
+    def _advice(self, path: str, code: int) -> str:
+        if code in KEY_CODES:
+            return f"set {KEY_VARIABLE} in the environment to the key that the server was started with"
+        if path == self._reload:
+            return (
+                "the server must load adapters while it runs (vLLM: --enable-lora, --max-lora-rank and "
+                "VLLM_ALLOW_RUNTIME_LORA_UPDATING=1; SGLang: --enable-lora, and [backend.options] "
+                'engine_reload = "/load_lora_adapter") and see engine_adapters'
+            )
+        return "check [backend.options].engine_url and how the server was started"
+
+    def _under_permit(self, path: str, body: Mapping[str, Any]) -> Any:
+        """Make one call and report how it went, unless the connection failed: that says nothing of load."""
+        asked, worked, overloaded = time.monotonic(), False, False
+        with self._permit():
+            started = time.monotonic()
+            try:
+                answer = self._client.post(path, body)
+                # the adapters' endpoints answer in plain words
+                result = read_json(answer) if path == COMPLETIONS else answer
+                worked = True
+                return result
+            except CallError as error:
+                overloaded = error.is_timeout or error.code in OVERLOAD
+                raise
+            finally:
+                if self._observe_call is not None and (worked or overloaded):
+                    latency_s, waited = time.monotonic() - started, started - asked > WAITED_S
+                    self._observe_call(CallFacts(path, latency_s, overloaded, waited))
+
+
+def _key() -> str:
+    key = os.environ.get(KEY_VARIABLE, "").strip()
+    if key and not HEADER_VALUE.fullmatch(key):
+        raise ConfigError(
+            f"the environment variable {KEY_VARIABLE} is not a key: it holds blanks, line breaks or "
+            "characters beyond ASCII"
+        )
+    return key
+
+
+def _drawn(choice: dict[str, Any], end_ids: Ids) -> Drawn:
+    named = choice.get("token_ids") or [n.removeprefix("token_id:") for n in choice["logprobs"]["tokens"]]
+    tokens = tuple(int(token) for token in named)
+    logprobs = np.array(choice["logprobs"]["token_logprobs"], dtype=np.float64)
+    if len(tokens) != len(logprobs) or not tokens or not np.isfinite(logprobs).all():
+        raise ValueError(f"{len(tokens)} tokens with {len(logprobs)} log-probabilities, not all finite")
+    ended = choice["finish_reason"] == "stop" or tokens[-1] in end_ids
+    return Drawn(tokens, logprobs, float("nan"), ended)

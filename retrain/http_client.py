@@ -1,0 +1,174 @@
+"""JSON posted to a server that may be overloaded: time limits, retries, and no key in any message.
+
+httpx is imported when a client is made. A redirection counts as a refusal, because following it would
+take the key along and drop the body. Certificates are the system's, which know a company's own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import random
+import re
+import ssl
+import threading
+import time
+from collections.abc import Callable, Mapping
+from contextvars import ContextVar
+from typing import Any, TypeVar
+
+from retrain.extras import load
+
+T = TypeVar("T")
+
+PASSING = frozenset({408, 409, 425, 429, 500, 502, 503, 504, 529})  # statuses that a retry may get past
+LONGEST_WAIT_S = 30.0
+LARGEST_ANSWER_BYTES = 1 << 30
+EXCERPT = 500  # characters of a refusal that are shown
+JITTER = random.Random()  # its own: waiting must not change anybody's seeded numbers
+HEADER_VALUE = re.compile(r"[!-~]+")
+CALLING = ContextVar("CALLING", default=False)  # whether a line that httpx logs here is about our call
+
+
+class CallError(Exception):
+    """A call that failed: `code` is the HTTP status, 0 if no whole answer came."""
+
+    def __init__(
+        self, message: str, code: int = 0, *, is_timeout: bool = False, retry_after: str = ""
+    ) -> None:
+        super().__init__(message)
+        self.code = code
+        self.is_timeout = is_timeout
+        self.retry_after_s = float(retry_after) if retry_after.strip().isdecimal() else None
+
+    @property
+    def is_passing(self) -> bool:
+        """Whether another attempt may succeed."""
+        return self.code == 0 or self.code in PASSING
+
+
+class HttpClient:
+    """Posts JSON to the paths below one address, from any thread."""
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        key: str,
+        timeout_s: float,
+        extra: str,
+        who: str,
+        largest_answer_bytes: int = LARGEST_ANSWER_BYTES,
+    ) -> None:
+        """Connect to nothing yet.
+
+        Args:
+            url: address that paths are appended to.
+            key: sent as a bearer token; empty sends none.
+            timeout_s: limit of one call as a whole.
+            extra: of retrain, which holds httpx.
+            who: the plugin that needs it.
+            largest_answer_bytes: a longer answer fails.
+
+        Raises:
+            ConfigError: httpx is not installed.
+        """
+        self._httpx = load("httpx", extra, who)
+        self._url, self._key, self._timeout_s = url.rstrip("/"), key, timeout_s
+        self._largest = largest_answer_bytes
+        self._client = self._httpx.Client(
+            headers={"Authorization": f"Bearer {key}"} if key else {},
+            timeout=timeout_s,
+            limits=self._httpx.Limits(max_connections=None),  # the caller bounds its calls
+            verify=ssl.create_default_context(),
+        )
+        self._closed = threading.Event()
+
+    def post(self, path: str, body: Mapping[str, Any]) -> bytes:
+        """Return the answer to one call.
+
+        Raises:
+            CallError: refused, too slow, too long, or the connection failed.
+        """
+        httpx, deadline = self._httpx, time.monotonic() + self._timeout_s
+        before = CALLING.set(True)
+        try:
+            with self._client.stream("POST", self._url + path, json=dict(body)) as answer:
+                if not answer.is_success:
+                    raise self._refusal(answer)
+                return self._read(answer, deadline)
+        except httpx.TimeoutException as error:
+            raise self._too_slow() from error
+        except (httpx.HTTPError, httpx.InvalidURL, OSError, RuntimeError) as error:
+            raise CallError(self._masked(str(error) or type(error).__name__)) from error
+        finally:
+            CALLING.reset(before)
+
+    def persist(self, attempt: Callable[[], T], *, attempts: int, first_wait_s: float) -> T:
+        """Return the first result of `attempt`, called again where that may help.
+
+        The wait between attempts is what the server asked for, else exponential with full jitter.
+
+        Raises:
+            CallError: the last attempt's, or one that another attempt would not help.
+        """
+        for number in range(attempts):
+            try:
+                return attempt()
+            except CallError as error:
+                if not error.is_passing or number + 1 == attempts:
+                    raise
+                wait_s = error.retry_after_s
+                if wait_s is None:
+                    wait_s = JITTER.uniform(0, min(LONGEST_WAIT_S, first_wait_s * 2.0**number))
+                if self._closed.wait(min(LONGEST_WAIT_S, wait_s)):
+                    raise
+        raise ValueError(f"attempts: got {attempts}; needs at least 1")
+
+    def stop(self) -> None:
+        """End waits between attempts; calls in flight go on."""
+        self._closed.set()
+
+    def close(self) -> None:
+        """Close the connections; safe to call twice."""
+        self.stop()
+        self._client.close()
+
+    def _read(self, answer: Any, deadline: float) -> bytes:
+        content = bytearray()
+        for part in answer.iter_bytes():
+            content += part
+            if time.monotonic() > deadline:  # httpx limits each read, not the whole
+                raise self._too_slow()
+            if len(content) > self._largest:
+                raise CallError(f"answered with over {self._largest} bytes")
+        return bytes(content)
+
+    def _refusal(self, answer: Any) -> CallError:
+        said = b""
+        with contextlib.suppress(self._httpx.HTTPError):  # its beginning is enough
+            for part in answer.iter_bytes():
+                said += part
+                if len(said) >= EXCERPT:
+                    break
+        text = self._masked(said.decode("utf-8", "replace")[:EXCERPT])
+        return CallError(text, answer.status_code, retry_after=answer.headers.get("Retry-After", ""))
+
+    def _too_slow(self) -> CallError:
+        return CallError(f"no whole answer within {self._timeout_s:g} s", is_timeout=True)
+
+    def _masked(self, text: str) -> str:
+        """Return text without the key: some servers repeat it in a refusal."""
+        return text.replace(self._key, "***") if self._key else text
+
+
+def read_json(answer: bytes) -> Any:
+    """Return the value of a JSON answer.
+
+    Raises:
+        CallError: it is not JSON.
+    """
+    try:
+        return json.loads(answer)
+    except (ValueError, RecursionError) as error:
+        raise CallError(f"the answer is not JSON: {answer[:80]!r}") from error
