@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 
 from retrain.errors import ConfigError
 from retrain.records.files import records_error
+from retrain.report.charts.look import VEGA_LITE, Chart, converter
 from retrain.report.contents import contents
 from retrain.report.export import Table, rows_of, write_csv, write_jsonl, write_parquet
 from retrain.report.final import check_metrics, known_metrics
 from retrain.report.gather import CampaignRecord
-from retrain.report.images import render_images
 from retrain.report.page import page
 from retrain.report.targets import marked, prepare
 
 FORMATS = ("html", "png", "svg", "csv", "parquet")
 TABLES = {"csv": write_csv, "jsonl": write_jsonl, "parquet": write_parquet}
 IMAGES = ("png", "svg")
+SCALE = 3.0  # pixels per point of a PNG: 300 dpi at the width of a page
 
 
 def chosen_format(output: Path | None, form: str | None, known: Collection[str] = FORMATS) -> str:
@@ -95,8 +97,15 @@ def _files(
         charts = contents(campaign, metrics).charts
         if not charts:
             raise ConfigError(f"{campaign.directory}: no run has rows yet, so there is nothing to draw")
-        for name, image in render_images(charts, "png" if form == "png" else "svg").items():
-            yield target.with_name(f"{target.stem}-{name}.{form}"), marked(image, form)
+        for chart in charts:
+            yield target.with_name(f"{target.stem}-{chart.name}.{form}"), marked(_draw(chart, form), form)
+
+
+def _draw(chart: Chart, form: str) -> bytes:
+    spec = json.dumps(chart.spec, allow_nan=False)
+    if form == "svg":
+        return str(converter().vegalite_to_svg(spec, vl_version=VEGA_LITE)).encode()
+    return bytes(converter().vegalite_to_png(spec, vl_version=VEGA_LITE, scale=SCALE))
 
 
 def _write(path: Path, content: bytes) -> Path:

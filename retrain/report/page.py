@@ -1,18 +1,22 @@
-"""One HTML file with everything in it: styles, scripts, data. Viewing it asks the network for nothing.
+"""The report as one HTML file: styles, scripts and data are inside, and viewing it needs no network.
 
 A content security policy enforces that: no address may be fetched, and no script runs but the two whose
-hashes the page itself names. So text from runs, however hostile, stays text.
+hashes the page itself names. The template escapes every value, so text from runs, however hostile, stays
+text.
 """
 
 from __future__ import annotations
 
 import base64
 import hashlib
-from collections.abc import Iterator, Sequence
+import subprocess
+import sys
 from importlib import resources
+from importlib.util import find_spec
 from typing import Any
 
-from retrain.report.charts import Chart
+from retrain import extras
+from retrain.report import tables, wording
 from retrain.report.charts.curves import (
     Plot,
     axis_title,
@@ -23,50 +27,101 @@ from retrain.report.charts.curves import (
     is_sparse,
     line_ends,
 )
+from retrain.report.charts.look import VEGA_LITE, converter
 from retrain.report.contents import Contents, Explored
-from retrain.report.images import bundle
-from retrain.report.markup import NOTHING, Html, data, paragraph, tag, text
+from retrain.report.failures import failures
 from retrain.report.numbers import rounded
-from retrain.report.sections import Section, headline, sections
 from retrain.report.series import Curve
 from retrain.report.targets import MARK
 
-LABEL = "\0label"  # stands in the template where a metric's name goes; no name can hold it
+LABEL = "\0label"  # placeholder for a metric's name in the chart template; no name can contain it
 SHOWN_FIRST = ("entropy", "tokens_per_second")
-HOW_TO = (
-    "Hover for values. Drag moves, Ctrl + wheel or a pinch zooms, a double click resets; "
-    "⋯ saves a chart as SVG or PNG."
-)
+TITLES = {
+    "summary": "Summary",
+    "learning": "Learning",
+    "comparison": "Comparison",
+    "back-pressure": "Back pressure",
+    "time": "Time",
+    "rate-limiter": "Rate limiter",
+    "failures": "Failures",
+    "configuration": "Configuration",
+    "provenance": "Provenance",
+}
+BUNDLE = """
+import sys, vl_convert
+sys.stdout.buffer.write(vl_convert.javascript_bundle(vl_version=sys.argv[1]).encode())
+"""
 
 
 def page(contents: Contents) -> str:
-    """Write the page."""
-    library, script = bundle(), _file("page.js")
-    shown = sections(contents)
-    body = [
-        _navigation(shown),
-        _header(contents),
-        *_sections(contents, shown),
-        data("charts", {chart.name: chart.spec for chart in contents.charts}),
-        Html(f"<script>{_inline(library)}</script>"),
-        Html(f"<script>{_inline(script)}</script>"),
-    ]
-    head = [
-        '<meta charset="utf-8">',
-        f'<meta name="generator" content="{MARK.decode()}">',
-        f'<meta http-equiv="Content-Security-Policy" content="{_policy(library, script)}">',
-        '<meta name="viewport" content="width=device-width, initial-scale=1">',
-        '<meta name="referrer" content="no-referrer">',
-        '<link rel="icon" href="data:,">',
-        tag("title", text(contents.campaign.id)),
-        f"<style>{_file('page.css')}</style>",
-    ]
-    opening = ["<!doctype html>", '<html lang="en">', "<head>", *head, "</head>", "<body>"]
-    return "\n".join([*opening, *body, "</body>", "</html>", ""])
+    """Return the page.
+
+    Raises:
+        ConfigError: the extra `report` is not installed.
+    """
+    library, script = _inline(_bundle()), _inline(_file("page.js"))
+    explored = _metrics(contents) if contents.explored else {"metrics": {}}
+    return str(
+        template(_file("page.html.jinja")).render(
+            campaign=contents.campaign,
+            charts={chart.name: chart.spec for chart in contents.charts},
+            contents=contents,
+            explored=explored,
+            failures=failures,
+            first_explored=next((name for name in SHOWN_FIRST if name in explored["metrics"]), None),
+            library=library,
+            mark=MARK.decode(),
+            policy=_policy(library, script),
+            script=script,
+            style=_file("page.css"),
+            tables=tables,
+            titles=TITLES,
+            wording=wording,
+        )
+    )
+
+
+def template(source: str) -> Any:
+    """Compile a template that escapes every value, and embeds data as JSON that cannot end its element.
+
+    Raises:
+        ConfigError: jinja2 is not installed.
+    """
+    jinja2 = extras.load("jinja2", "report", "retrain report")
+    environment = jinja2.Environment(
+        autoescape=True,
+        finalize=_valid,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        undefined=jinja2.StrictUndefined,
+    )
+    environment.policies["json.dumps_kwargs"] = {"allow_nan": False, "separators": (",", ":")}
+    return environment.from_string(source)
+
+
+def _valid(value: Any) -> Any:
+    """Replace what HTML cannot hold; markup stays as it is."""
+    if hasattr(value, "__html__"):
+        return value
+    return str(value).encode("utf-8", "replace").decode("utf-8").replace("\0", "\ufffd")
+
+
+def _bundle() -> str:
+    """Return the scripts that draw charts in a browser: Vega, Vega-Lite and vega-embed.
+
+    A subprocess makes them, because the engine that it loads keeps 130 MB until its process ends.
+
+    Raises:
+        ConfigError: vl-convert is not installed.
+    """
+    if find_spec("vl_convert") is None:  # importing it here would cost 9 MB
+        converter()
+    command = [sys.executable, "-P", "-c", BUNDLE, VEGA_LITE]
+    return subprocess.run(command, check=True, stdout=subprocess.PIPE, encoding="utf-8").stdout
 
 
 def _policy(*scripts: str) -> str:
-    hashes = " ".join(f"'sha256-{_digest(_inline(script))}'" for script in scripts)
+    hashes = " ".join(f"'sha256-{_digest(script)}'" for script in scripts)
     return (
         f"default-src 'none'; script-src {hashes}; style-src 'unsafe-inline'; img-src data: blob:; "
         "base-uri 'none'; form-action 'none'"
@@ -84,51 +139,6 @@ def _inline(script: str) -> str:
 
 def _file(name: str) -> str:
     return resources.files("retrain.report").joinpath(name).read_text(encoding="utf-8")
-
-
-def _sections(contents: Contents, shown: Sequence[Section]) -> Iterator[Html]:
-    for anchor, title, inside, charts in shown:
-        figures = map(_figure, charts)
-        yield tag("section", tag("h2", text(title)), *figures, inside, id=anchor)
-        if anchor == "learning":
-            yield _explorer(contents)
-
-
-def _navigation(shown: Sequence[Section]) -> Html:
-    return tag("nav", *(tag("a", text(title), href=f"#{anchor}") for anchor, title, _, _ in shown))
-
-
-def _header(contents: Contents) -> Html:
-    not_drawn = len(contents.sides) - len(contents.drawn)
-    beyond = paragraph(f"Charts show the first {len(contents.drawn)} of {len(contents.sides)} conditions.")
-    problems = [paragraph(problem, class_="problem") for problem in contents.campaign.problems]
-    return tag(
-        "header",
-        tag("h1", text(contents.campaign.id)),
-        paragraph(headline(contents.campaign), class_="lead"),
-        paragraph(HOW_TO, class_="note screen") if contents.charts else NOTHING,
-        beyond if not_drawn else NOTHING,
-        *problems,
-    )
-
-
-def _figure(chart: Chart) -> Html:
-    return tag("figure", tag("div", class_="chart", data_chart=chart.name))
-
-
-def _explorer(contents: Contents) -> Html:
-    if not contents.explored:
-        return NOTHING
-    names = [one.metric for one in contents.explored]
-    first = next((name for name in SHOWN_FIRST if name in names), names[0])
-    options = [
-        tag("option", text(name), value=name, **({"selected": ""} if name == first else {})) for name in names
-    ]
-    choice = tag("label", text("Metric: "), tag("select", *options, id="metric"), class_="screen")
-    chart = tag("figure", tag("div", class_="chart", id="explored"))
-    return tag(
-        "section", tag("h3", text("Any metric")), tag("p", choice), chart, data("metrics", _metrics(contents))
-    )
 
 
 def _metrics(contents: Contents) -> dict[str, Any]:

@@ -10,11 +10,13 @@ from xml.etree import ElementTree
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from retrain.report.contents import contents
 from retrain.report.gather import gather
 from retrain.report.outputs import write
-from retrain.report.page import page
+from retrain.report.page import page, template
 from tests.extras.browser import Browser, chromium
 from tests.simulated import Row, Simulated, flat, write_campaign
 
@@ -152,6 +154,14 @@ def test_any_metric_can_be_chosen(shown, browser):
     browser.choose("#metric", "permit_wait_s")
     browser.until("return document.querySelector('#explored svg').textContent.includes('permit wait (s)')")
     assert browser.complaints() == []
+
+
+@given(st.text())
+def test_text_never_becomes_markup(value):
+    shown = template("{{ value }}").render(value=value)
+    assert not set("<>\"'\0") & set(shown)
+    shown.encode()
+    assert "<" not in template("{{ value | tojson }}").render(value=[value])
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,181 @@
+"""Rows of the page's tables, and the facts in its header and its provenance section."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from itertools import islice
+
+import tomli_w
+
+from retrain.config.digest import BESIDE_RESULTS
+from retrain.distribution import version
+from retrain.records.clock import utc_now
+from retrain.records.text import count_of, plain
+from retrain.report.compare import Judged, MetricComparison, SideResult
+from retrain.report.contents import Contents
+from retrain.report.gather import CampaignRecord
+from retrain.report.numbers import MISSING, interval, significant, span
+from retrain.report.scalability import Scalability
+from retrain.report.statistics import describe_sample
+from retrain.report.wording import grounds, judgement, left_out
+
+Rows = Sequence[Sequence[str]]
+Table = tuple[Sequence[str], Rows]  # headers, of which '>' aligns the column right; rows
+
+MOST_RUNS = 300  # rows of the table of runs
+MOST_TOML = 20_000  # characters
+MOST_REASONS = 20  # sentences under a comparison
+MANY_CONDITIONS = 6  # whose values would not fit side by side
+MOST_SOFTWARE = 5  # distinct versions listed: the hosts of one campaign are usually alike
+MOST_HOSTS = 20
+
+
+def conditions(contents: Contents) -> Table:
+    """Return one row per condition: runs, steps, and the final score."""
+    score = contents.comparison.metrics[0] if contents.comparison.metrics else None
+    rows = []
+    for i, side in enumerate(contents.sides):
+        sample = score.sides[i].sample if score else describe_sample(())
+        limits = f"{significant(sample.low)} to {significant(sample.high)}"
+        done = sum(run.is_done for run in side.runs)
+        failed = sum(run.has_failed for run in side.runs)
+        steps = sum(run.last_step for run in side.runs)
+        rows.append(
+            (
+                side.label, f"{done} of {len(side.runs)}", str(failed), f"{steps:,}",
+                significant(sample.mean), MISSING if sample.low is None else limits,
+            )
+        )  # fmt: skip
+    name = f">final {score.metric}" if score else ">final"
+    return ("condition", ">done", ">failed", ">steps", name, "95 % interval"), rows
+
+
+def runs(campaign: CampaignRecord) -> Table:
+    """Return one row per run, up to `MOST_RUNS`."""
+    rows = [
+        (
+            run.run_id, run.state, f"{run.last_step} of {run.max_steps or '?'}", str(len(run.attempts)),
+            span(sum(attempt.duration_s or 0.0 for attempt in run.attempts)), plain(run.message, 160),
+        )
+        for run in campaign.runs[:MOST_RUNS]
+    ]  # fmt: skip
+    return ("run", "state", ">steps", ">attempts", ">time", "message"), rows
+
+
+def results(metric: MetricComparison) -> Table:
+    """Return one row per condition: its values, and its difference from the first condition."""
+    judged = [None, *metric.differences]
+    rows = [_result(side, one, metric) for side, one in zip(metric.sides, judged, strict=True)]
+    difference = (">difference", "95 % interval", ">P(higher)", "bootstrap interval", "verdict")
+    return ("condition", ">runs", ">mean", ">IQM", *difference), rows
+
+
+def remarks(metric: MetricComparison) -> Iterator[str]:
+    """Return which runs were left out, and what each verdict rests on."""
+    yield from left_out(metric.sides)
+    for ground in islice(grounds(metric), MOST_REASONS):
+        yield f"{ground.names} against {metric.sides[0].label}: {ground.because}."
+
+
+def _result(side: SideResult, judged: Judged | None, metric: MetricComparison) -> tuple[str, ...]:
+    gap = judged.difference if judged else None
+    return (
+        side.label,
+        f"{side.sample.n} of {side.runs}",
+        significant(side.sample.mean),
+        significant(side.sample.iqm),
+        significant(gap.difference, signed=True) if gap else "",
+        interval(gap.low, gap.high) if gap else "",
+        significant(gap.improvement) if gap else "",
+        interval(gap.bootstrap_low, gap.bootstrap_high) if gap else "",
+        judgement(judged, metric) if judged else "",
+    )
+
+
+def fits(found: Sequence[Scalability]) -> Table:
+    """Return one row per condition: the fitted Universal Scalability Law."""
+    heads = ("condition", ">steps", ">σ contention", ">κ crosstalk", ">λ tokens/s at p = 1", ">p*")
+    return (*heads, ">p* of the controller"), [_fit(one) for one in found]
+
+
+def _fit(one: Scalability) -> tuple[str, ...]:
+    fit = one.fit
+    return (
+        one.condition,
+        str(len(one.concurrency)),
+        _with_error(fit.sigma, fit.sigma_error),
+        _with_error(fit.kappa, fit.kappa_error),
+        _with_error(fit.lambda_, fit.lambda_error),
+        significant(fit.p_star) if math.isfinite(fit.p_star) else "no peak",
+        significant(one.steered_p_star) if one.steered_p_star else "no peak",
+    )
+
+
+def _with_error(value: float, error: float) -> str:
+    return f"{significant(value)} ± {significant(error)}" if math.isfinite(error) else significant(value)
+
+
+def differences(contents: Contents) -> Table:
+    """Return one row per key that differs; with many conditions, one row per condition."""
+    labels, config = [side.label for side in contents.sides], contents.comparison.config
+    if len(labels) <= MANY_CONDITIONS:
+        return ("key", *labels), [(row.key, *row.values) for row in config]
+    by_condition = zip(*(row.values for row in config), strict=True)
+    rows = [(label, *values) for label, values in zip(labels, by_condition, strict=True)]
+    return ("condition", *(row.key for row in config)), rows
+
+
+def excerpt(toml: str) -> str:
+    """Return the beginning of a TOML file, safe to show."""
+    lines = [_line(line) for line in toml[:MOST_TOML].splitlines()]
+    return "\n".join([*lines, "…"] if len(toml) > MOST_TOML else lines)
+
+
+def _line(line: str) -> str:
+    return " " * (len(line) - len(line.lstrip(" "))) + plain(line, 500)
+
+
+def resolved(campaign: CampaignRecord) -> str:
+    """Return the whole configuration of the first run that has one, as TOML."""
+    config = next((run.config for run in campaign.runs if run.config), {})
+    return tomli_w.dumps({key: value for key, value in config.items() if key not in BESIDE_RESULTS})
+
+
+def headline(campaign: CampaignRecord) -> str:
+    """Return a summary of the campaign in one sentence."""
+    runs = campaign.runs
+    states = {
+        state: sum(run.state == state for run in runs) for state in dict.fromkeys(run.state for run in runs)
+    }
+    what = ", ".join(f"{count} {state}" for state, count in states.items())
+    seeds = len({run.seed for run in runs})
+    steps = sum(run.last_step for run in runs)
+    matrix = f"{count_of(len(campaign.conditions), 'condition')}, {count_of(seeds, 'seed')}"
+    return f"{count_of(len(runs), 'run')} ({what or 'none begun'}): {matrix}, {steps:,} steps."
+
+
+def provenance(campaign: CampaignRecord) -> Rows:
+    """Return pairs of name and value; a dash where the records lack it."""
+    return [(name, value or MISSING) for name, value in _facts(campaign)]
+
+
+def _facts(campaign: CampaignRecord) -> Iterator[tuple[str, str]]:
+    yield "campaign", campaign.id
+    manifest = campaign.manifest
+    if manifest is not None:
+        git = manifest.git
+        changed = " (with uncommitted changes)" if git and git.is_dirty else ""
+        yield "retrain", plain(manifest.package_version)
+        yield "Python", plain(manifest.python)
+        yield "git commit", plain(git.commit) + changed if git else ""
+        yield "started on", plain(manifest.host)
+        yield "started", plain(manifest.started_at)
+        yield "ended", plain(manifest.ended_at)
+        yield "configuration hash", plain(manifest.config_hash)
+    yield "command-line overrides", "  ".join(campaign.overrides)
+    hosts = dict.fromkeys(plain(attempt.host) for run in campaign.runs for attempt in run.attempts)
+    yield "workers' hosts", ", ".join(list(hosts)[:MOST_HOSTS])
+    software = dict.fromkeys(plain(attempt.software) for run in campaign.runs for attempt in run.attempts)
+    yield "workers' software", "; ".join([one for one in software if one][:MOST_SOFTWARE])
+    yield "report made", f"{utc_now()} by retrain {version()}"
