@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from retrain import cli
-from retrain.cli._lazy import COMMANDS
+from retrain.cli import COMMANDS
 from retrain.records.metrics import read_metrics
 from tests.semaphore_processes import wait_until
 

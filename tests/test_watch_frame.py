@@ -10,10 +10,9 @@ from rich.cells import cell_len
 from retrain.records.run_row import RunRow
 from retrain.render.watch.frame import clock, frame
 from retrain.render.watch.glyphs import ASCII, FULL, sparkline
-from retrain.render.watch.matrix import matrix
+from retrain.render.watch.runs import matrix
 from retrain.status.events import Event
-from retrain.status.rows import CampaignStatus, PermitHolder, PermitStatus
-from retrain.status.summary import summarize
+from retrain.status.rows import CampaignStatus, PermitHolder, PermitStatus, summarize
 from retrain.status.tracking import WatchedRun
 from retrain.status.watch import View, WatchedCampaign, WatchedEvent
 

@@ -17,7 +17,7 @@ from retrain.records.metrics import MetricsWriter
 from retrain.records.notices import NoticeBook
 from retrain.records.run_state import Progress, write_done, write_progress
 from retrain.status import survey
-from retrain.status.curve import MOST_POINTS, Curve
+from retrain.status.tracking import MOST_POINTS, Curve
 from retrain.status.watch import Watcher
 
 PLANNED = [PlannedRun(f"{c}_s{s}", c, s, 10) for c in ("grpo", "maxrl") for s in (1, 2)]

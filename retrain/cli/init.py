@@ -7,14 +7,14 @@ from typing import Annotated
 
 import typer
 
-from retrain.cli import completion
+from retrain.cli.options import complete_templates
 
 
 def command(
     template: Annotated[
         str,
         typer.Option(
-            "--template", "-t", help="Which template; see --list.", autocompletion=completion.templates
+            "--template", "-t", help="Which template; see --list.", autocompletion=complete_templates
         ),
     ] = "campaign",
     force: Annotated[bool, typer.Option("--force", help="Overwrite NAME.toml if it is there.")] = False,

@@ -1,4 +1,4 @@
-"""Arguments that several commands take."""
+"""Arguments that several commands take, and how a shell completes them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,36 @@ from typing import Annotated
 
 import typer
 
-from retrain.cli import completion
+
+def complete_templates(incomplete: str) -> list[str]:
+    """Return the templates that begin so."""
+    from retrain.config.templates import templates as known
+
+    return [name for name in known() if name.startswith(incomplete)]
+
+
+def complete_kinds(incomplete: str) -> list[str]:
+    """Return the kinds of plugins that begin so."""
+    from retrain.registry import KINDS
+
+    return [kind for kind in KINDS if kind.startswith(incomplete)]
+
+
+def complete_keys(incomplete: str) -> list[str]:
+    """Return the keys that begin so, for `--set`."""
+    from retrain.config.reference import sections
+
+    found = [f"{section.name}.{key.name}=" for section in sections() for key in section.keys]
+    return [key for key in found if key.startswith(incomplete) and not key.startswith("[")]
+
+
+def complete_runs(ctx: typer.Context, incomplete: str) -> list[str]:
+    """Return the runs that begin so, of the campaign named before."""
+    folder = Path(ctx.params.get("directory") or ".") / "runs"
+    if not folder.is_dir():
+        return []
+    return sorted(path.name for path in folder.iterdir() if path.name.startswith(incomplete))
+
 
 ConfigFile = Annotated[Path, typer.Argument(metavar="FILE.toml", help="The campaign file.")]
 Overrides = Annotated[
@@ -18,12 +47,12 @@ Overrides = Annotated[
         "--set",
         metavar="SECTION.KEY=VALUE",
         help="Replace a value of the file; repeat for more.",
-        autocompletion=completion.keys,
+        autocompletion=complete_keys,
     ),
 ]
 RunDirectory = Annotated[Path, typer.Argument(metavar="RUN", help="A run's directory, or its campaign's.")]
 RunId = Annotated[
-    str, typer.Argument(metavar="RUN-ID", help="Which run of a campaign.", autocompletion=completion.runs)
+    str, typer.Argument(metavar="RUN-ID", help="Which run of a campaign.", autocompletion=complete_runs)
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the same rows as JSON.")]
 Detach = Annotated[

@@ -8,8 +8,7 @@ from typing import Annotated
 
 import typer
 
-from retrain.cli import completion
-from retrain.cli.options import AsJson
+from retrain.cli.options import AsJson, complete_kinds
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,9 +27,7 @@ class PluginRow:
 def command(
     kind: Annotated[
         str,
-        typer.Argument(
-            metavar="KIND", help="Only these, such as rewards.", autocompletion=completion.plugin_kinds
-        ),
+        typer.Argument(metavar="KIND", help="Only these, such as rewards.", autocompletion=complete_kinds),
     ] = "",
     check: Annotated[
         str,

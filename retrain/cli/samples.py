@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -9,7 +10,10 @@ import typer
 from retrain.cli.options import AsJson, RunDirectory, RunId
 
 if TYPE_CHECKING:
-    from retrain.status.samples import Which
+    from rich.console import Console
+    from rich.text import Text
+
+    from retrain.status.samples import Sample, Which
 
 
 def command(
@@ -31,7 +35,6 @@ def command(
     Example: retrain samples logs/campaign-20260101T120000Z-1a2b grpo_s0 --worst
     """
     from retrain.errors import ConfigError
-    from retrain.render import samples as render
     from retrain.render.tables import console, print_json
     from retrain.status.logs import find_run
     from retrain.status.samples import choose
@@ -44,6 +47,46 @@ def command(
     if as_json:
         print_json(found)
     elif found:
-        render.show(found, console())
+        _show(found, console())
     else:
         typer.echo("none of the samples that are kept is of a tied prompt")
+
+
+def _show(samples: Sequence[Sample], console: Console) -> None:
+    """Print samples, each with its step, prompt, reward and advantage."""
+    from rich.text import Text
+
+    for sample in samples:
+        console.print(_headline(sample), soft_wrap=True)
+        for name, text in (
+            ("prompt", sample.prompt),
+            ("answer", sample.answer),
+            ("wrote", sample.completion),
+        ):
+            console.print(Text("\n".join(_block(name, text))), soft_wrap=True)
+        console.print()
+
+
+def _headline(sample: Sample) -> Text:
+    from rich.text import Text
+
+    from retrain.render.tables import number
+
+    line = Text(f"step {sample.step}  prompt {sample.prompt_id}  reward ", style="bold")
+    if sample.reward is None:
+        line.append("unscored", style="yellow")
+    else:
+        line.append(number(sample.reward), style="green" if sample.reward > 0 else "red")
+    advantage = "-" if sample.advantage is None else f"{sample.advantage:+.3f}"
+    line.append(f"  advantage {advantage}  {sample.tokens} tokens")
+    marks = (("  tie: taught nothing", sample.tie), ("  truncated", sample.truncated))
+    return line.append("".join(mark for mark, is_so in marks if is_so), style="yellow")
+
+
+def _block(name: str, text: str) -> Iterator[str]:
+    from retrain.records.text import plain_lines
+
+    first, *rest = plain_lines(text) or ["(empty)"]
+    yield f"  {name:<7}{first}"
+    for line in rest:
+        yield f"  {'':7}{line}"

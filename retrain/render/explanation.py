@@ -11,8 +11,7 @@ from rich.text import Text
 from retrain.plan.estimate.durations import about
 from retrain.plan.explain import Explanation
 from retrain.records.text import count_of, plain
-from retrain.render.tables import fitted
-from retrain.render.text import duration
+from retrain.render.tables import duration, fitted
 
 if TYPE_CHECKING:
     from retrain.plan.estimate.wall_time import WallTime

@@ -18,8 +18,7 @@ from retrain.records.layout import CampaignFiles, RunFiles
 from retrain.records.metrics import tail_rows
 from retrain.records.run_state import RunState
 from retrain.records.text import count_of
-from retrain.render.tables import BAD, STYLES
-from retrain.render.text import duration, number
+from retrain.render.tables import BAD, STYLES, duration, number
 
 REFRESH_S = 0.5
 

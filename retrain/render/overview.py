@@ -11,8 +11,18 @@ from retrain.plan.estimate.durations import about
 from retrain.records.manifest import Expectation
 from retrain.records.run_row import RunRow
 from retrain.records.text import plain
-from retrain.render.tables import BAD, fitted, state, table
-from retrain.render.text import MISSING, duration, number, run_name, spread
+from retrain.render.tables import (
+    BAD,
+    MISSING,
+    RunColumn,
+    duration,
+    fitted,
+    number,
+    run_name,
+    spread,
+    state,
+    table,
+)
 from retrain.status.rows import CampaignStatus, ConditionStatus, PermitStatus
 
 MATRIX_RUNS = 60  # more runs than this are shown by condition only
@@ -70,24 +80,11 @@ def _progress(campaign: CampaignStatus) -> str:
 
 
 def _runs(runs: Sequence[RunRow], width: int) -> object:
-    rows = [
-        (
-            run.condition,
-            str(run.seed) if run.seed is not None else MISSING,
-            _state(run),
-            f"{run.step}/{run.max_steps or '?'}",
-            f"{number(run.reward_first, 2)} -> {number(run.reward_mean, 2)}"
-            if run.reward_first is not None
-            else MISSING,
-            number(run.eval_reward, 2),
-            duration(run.step_time_s),
-            _controller(run),
-        )
-        for run in runs
+    shown = [
+        column for column in RUN_COLUMNS if column.name != BP_COLUMN or any(run.bp_regime for run in runs)
     ]
-    columns = ["condition", ">seed", "state", ">steps", ">reward", ">held-out", ">step time", "back pressure"]
-    shown = len(columns) if any(run.bp_regime for run in runs) else len(columns) - 1
-    return fitted("", columns[:shown], rows, width)
+    headers = [">" * column.is_right + column.name for column in shown]
+    return fitted("", headers, [[c.cell(run) for c in shown] for run in runs], width)
 
 
 def _state(run: RunRow) -> Text:
@@ -95,10 +92,29 @@ def _state(run: RunRow) -> Text:
     return shown.append(f" {run.phase}") if run.phase else shown
 
 
-def _controller(run: RunRow) -> str:
+def _rewards(run: RunRow) -> str:
+    if run.reward_first is None:
+        return MISSING
+    return f"{number(run.reward_first, 2)} -> {number(run.reward_mean, 2)}"
+
+
+def _back_pressure(run: RunRow) -> str:
     if not run.bp_regime:
         return ""
     return f"{run.bp_regime}, p* {number(run.bp_p_star, 0)}, used {number(run.bp_utilization, 2)}"
+
+
+BP_COLUMN = "back pressure"  # shown only where it is on
+RUN_COLUMNS = (  # the first ones stay where there is little room
+    RunColumn("condition", lambda run: run.condition, is_right=False),
+    RunColumn("seed", lambda run: MISSING if run.seed is None else str(run.seed)),
+    RunColumn("state", _state, is_right=False),
+    RunColumn("steps", lambda run: f"{run.step}/{run.max_steps or '?'}"),
+    RunColumn("reward", _rewards),
+    RunColumn("held-out", lambda run: number(run.eval_reward, 2)),
+    RunColumn("step time", lambda run: duration(run.step_time_s)),
+    RunColumn(BP_COLUMN, _back_pressure, is_right=False),
+)
 
 
 def _conditions(conditions: Sequence[ConditionStatus], width: int) -> object:

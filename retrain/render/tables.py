@@ -8,8 +8,9 @@ import json
 import math
 import os
 import sys
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, Literal, TextIO, cast
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, Literal, TextIO, TypeVar, cast
 
 from rich import box
 from rich.cells import cell_len
@@ -17,6 +18,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from retrain.plan.estimate.durations import format_duration
+from retrain.records.run_row import RunRow
 from retrain.records.text import plain
 
 STYLES = {
@@ -31,6 +34,17 @@ PIPE_WIDTH = 200
 LONGEST_CELL = 500  # characters
 LEAST_COLUMNS = 3  # of a fitted table
 GAP = 3  # characters between two columns
+MISSING = "-"
+Cell = TypeVar("Cell", bound=str | Text)
+
+
+@dataclass(frozen=True, slots=True)
+class RunColumn(Generic[Cell]):
+    """A column of a table of runs: its header, its cell, and which side it is aligned to."""
+
+    name: str
+    cell: Callable[[RunRow], Cell]
+    is_right: bool = True
 
 
 def print_json(value: Any) -> None:
@@ -165,3 +179,27 @@ def plain_value(value: Any) -> Any:
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     return value
+
+
+def number(value: float | None, digits: int = 3) -> str:
+    """Show a number, or a dash."""
+    if value is None or not math.isfinite(value):
+        return MISSING if value is None or math.isnan(value) else "none"
+    return f"{value:.{digits}f}"
+
+
+def spread(mean: float | None, std: float | None) -> str:
+    """Show mean ± spread; without a spread, the mean alone."""
+    return number(mean) if std is None else f"{number(mean)} ± {number(std)}"
+
+
+def run_name(run: RunRow) -> str:
+    """Name a run by its condition's own name, as commands take it beside its id."""
+    return run.run_id if run.seed is None else f"{run.condition}_s{run.seed}"
+
+
+def duration(seconds: float | None) -> str:
+    """Show a time span in its two largest units."""
+    if seconds is None or not math.isfinite(seconds):
+        return MISSING
+    return format_duration(seconds)

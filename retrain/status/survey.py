@@ -20,8 +20,15 @@ from retrain.records.run_row import RunRow, read_row, unreadable_row
 from retrain.records.run_state import UNREADABLE
 from retrain.records.settled import is_still
 from retrain.records.text import as_typed, plain
-from retrain.status.rows import CampaignStatus, PermitHolder, PermitStatus
-from retrain.status.summary import campaign_state, summarize, time_left, typical_step_time
+from retrain.status.rows import (
+    CampaignStatus,
+    PermitHolder,
+    PermitStatus,
+    campaign_state,
+    summarize,
+    time_left,
+    typical_step_time,
+)
 
 _NAME_LIMIT = 120
 _LONGEST_COMMAND = 4000

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from retrain.errors import RecordsError
 from retrain.locks.held import is_held
@@ -24,10 +24,10 @@ from retrain.records.run_row import (
 )
 from retrain.records.run_state import Inspection, Progress, RunState, inspect_run
 from retrain.records.text import plain
-from retrain.status.curve import Curve
 from retrain.status.events import ROW_KEYS, Event, of_attempts, of_death, of_rows
 
 _NEEDED = ("step", *KEYS, *ROW_KEYS)
+MOST_POINTS = 64  # of a curve, wider than any sparkline; when there are more, neighbours are joined
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +115,47 @@ class RunTracker:
         message = why(self._files, self._seen) or problem
         row = row_of_parts(planned, self._seen, self._metrics.ends(), progress, message)
         self.now = WatchedRun(row, self._metrics.curve.values())
+
+
+@dataclass(slots=True)
+class Curve:
+    """Reward over steps as means over equal spans, so that a thousand runs' curves take little memory."""
+
+    span: int = 1  # steps to a point
+    _means: list[float] = field(default_factory=list)
+    _spans: list[tuple[int, int]] = field(default_factory=list)  # number of the span, steps in it
+    _last_step: int = -1
+
+    def add(self, step: int, value: float) -> None:
+        """Add a step; a step that came before takes back all since, as a resumed run does."""
+        if step <= self._last_step:
+            self._take_back(step // self.span)
+        self._last_step = step
+        self._put(step // self.span, value, 1)
+        while len(self._means) > MOST_POINTS:
+            self._widen()
+
+    def values(self) -> tuple[float, ...]:
+        """Return the means, the earliest first."""
+        return tuple(self._means)
+
+    def _put(self, number: int, mean: float, count: int) -> None:
+        if self._spans and self._spans[-1][0] == number:
+            _, before = self._spans.pop()
+            mean, count = (self._means.pop() * before + mean * count) / (before + count), before + count
+        self._means.append(mean)
+        self._spans.append((number, count))
+
+    def _take_back(self, number: int) -> None:
+        while self._spans and self._spans[-1][0] >= number:
+            self._spans.pop()
+            self._means.pop()
+
+    def _widen(self) -> None:
+        means, spans = self._means, self._spans
+        self.span, self._means, self._spans = self.span * 2, [], []
+        for mean, (number, count) in zip(means, spans, strict=True):
+            self._put(number // 2, mean, count)
 
 
 class _MetricsTracker:

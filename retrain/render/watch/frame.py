@@ -12,8 +12,7 @@ from rich.text import Text
 from retrain.render.overview import time_left, what_to_type
 from retrain.render.tables import BAD, STYLES
 from retrain.render.watch.glyphs import FULL, Glyphs, bar, legend
-from retrain.render.watch.matrix import matrix
-from retrain.render.watch.runs import run_lines, telling
+from retrain.render.watch.runs import matrix, run_lines, telling
 from retrain.status.rows import CampaignStatus, PermitStatus
 from retrain.status.watch import View, WatchedCampaign, WatchedEvent
 

@@ -1,19 +1,17 @@
-"""The runs that matter now, a line each: as many columns as there is room for."""
+"""A campaign's runs in little room: a matrix of characters, and a line for each run that matters now."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 
 from rich.cells import cell_len, set_cell_size
 from rich.text import Text
 
 from retrain.records.run_row import RunRow
-from retrain.render.tables import BAD, STYLES
-from retrain.render.text import MISSING, duration, number, run_name
+from retrain.render.tables import BAD, MISSING, STYLES, RunColumn, duration, number, run_name
 from retrain.render.watch.glyphs import Glyphs, sparkline, state_cell
-from retrain.render.watch.matrix import shortened
+from retrain.status.rows import CampaignStatus
 from retrain.status.tracking import WatchedRun
 from retrain.status.watch import WatchedCampaign
 
@@ -22,29 +20,77 @@ _BAD_ORDER = 1
 WIDEST_NAME = 32
 LEAST_SPARK, WIDEST_SPARK = 8, 40
 GAP = 2
-
-
-@dataclass(frozen=True, slots=True)
-class Column:
-    """A column: its header, its content, and which side it is aligned to."""
-
-    name: str
-    content: Callable[[RunRow], str]
-    is_right: bool = True
+WIDEST_CONDITION, LEAST_CONDITION = 28, 8  # characters of a name in the matrix
 
 
 # the first ones stay when there is little room
-COLUMNS = (
-    Column("reward", lambda run: number(run.reward_mean, 2)),
-    Column("steps", lambda run: f"{run.step}/{run.max_steps or '?'}"),
-    Column("doing", lambda run: run.phase or run.state, is_right=False),
-    Column("batch", lambda run: MISSING if run.batch_size is None else str(run.batch_size)),
-    Column("regime", lambda run: run.bp_regime, is_right=False),
-    Column("throttle", lambda run: run.throttle_level, is_right=False),
-    Column("step time", lambda run: duration(run.step_time_s)),
-    Column("waited", lambda run: duration(run.permit_wait_s) if run.permit_wait_s else ""),
+COLUMNS: tuple[RunColumn[str], ...] = (
+    RunColumn("reward", lambda run: number(run.reward_mean, 2)),
+    RunColumn("steps", lambda run: f"{run.step}/{run.max_steps or '?'}"),
+    RunColumn("doing", lambda run: run.phase or run.state, is_right=False),
+    RunColumn("batch", lambda run: MISSING if run.batch_size is None else str(run.batch_size)),
+    RunColumn("regime", lambda run: run.bp_regime, is_right=False),
+    RunColumn("throttle", lambda run: run.throttle_level, is_right=False),
+    RunColumn("step time", lambda run: duration(run.step_time_s)),
+    RunColumn("waited", lambda run: duration(run.permit_wait_s) if run.permit_wait_s else ""),
 )
 WIDEST_CELL = 24
+
+
+def matrix(campaign: CampaignStatus, width: int, height: int, glyphs: Glyphs) -> list[Text]:
+    """Lay out a matrix in at most `height` lines; what does not fit is counted."""
+    if height < min(3, len(campaign.conditions) + 1):  # no room for any condition
+        return []
+    cells = {(run.condition, run.seed): run for run in campaign.runs}
+    seeds = [MISSING if seed is None else str(seed) for seed in campaign.seeds]
+    name_width = _name_width(campaign, width)
+    cell, shown = _columns(seeds, width - name_width - 2)
+    lines = [_header(seeds, shown, cell, name_width, glyphs)]
+    conditions = campaign.conditions
+    fitting = len(conditions) if len(conditions) < height else height - 2
+    for condition in conditions[:fitting]:
+        runs = [cells.get((condition.condition, seed)) for seed in campaign.seeds[:shown]]
+        lines.append(_line(condition.condition, runs, cell, name_width, glyphs))
+    if fitting < len(conditions):
+        lines.append(Text(f"  and {len(conditions) - fitting} more conditions", style="dim"))
+    return lines
+
+
+def _columns(seeds: Sequence[str], room: int) -> tuple[int, int]:
+    """Return the width of a column, and how many of them there is room for."""
+    cell = max(map(len, seeds), default=1) + 1
+    if cell * len(seeds) <= room:
+        return cell, len(seeds)
+    return 1, len(seeds) if len(seeds) <= room else max(1, room - 6)  # without the seeds' names
+
+
+def _name_width(campaign: CampaignStatus, width: int) -> int:
+    longest = max((cell_len(c.condition) for c in campaign.conditions), default=0)
+    return max(LEAST_CONDITION, min(longest, WIDEST_CONDITION, width // 2))
+
+
+def _header(seeds: Sequence[str], shown: int, cell: int, name_width: int, glyphs: Glyphs) -> Text:
+    left = set_cell_size("  seed", name_width + 2)
+    if cell > 1:
+        return Text(left + "".join(seed.rjust(cell) for seed in seeds), style="dim")
+    span = seeds[0] if len(seeds) == 1 else f"{seeds[0]} {glyphs.more} {seeds[shown - 1]}"
+    hidden = f" (+{len(seeds) - shown})" if shown < len(seeds) else ""
+    return Text(f"{left}{span}{hidden}", style="dim")
+
+
+def shortened(name: str, width: int, glyphs: Glyphs) -> str:
+    """Return a name in exactly so many columns."""
+    if cell_len(name) > width > 1:
+        return set_cell_size(name, width - 1) + glyphs.more
+    return set_cell_size(name, width)
+
+
+def _line(name: str, runs: Sequence[RunRow | None], cell: int, name_width: int, glyphs: Glyphs) -> Text:
+    line = Text("  " + shortened(name, name_width, glyphs))
+    for run in runs:
+        shown, style = state_cell(run, glyphs)
+        line.append(" " * (cell - 1)).append(shown, style=style or None)
+    return line
 
 
 def run_lines(campaign: WatchedCampaign, width: int, height: int, glyphs: Glyphs) -> list[Text]:
@@ -92,8 +138,8 @@ def _table(runs: Sequence[WatchedRun], width: int, scale: tuple[float, float], g
     return lines
 
 
-def _fitting(cells: dict[Column, list[str]], room: int) -> tuple[list[Column], list[int]]:
-    columns: list[Column] = []
+def _fitting(cells: dict[RunColumn[str], list[str]], room: int) -> tuple[list[RunColumn[str]], list[int]]:
+    columns: list[RunColumn[str]] = []
     widths: list[int] = []
     for column, content in cells.items():
         if not any(cell not in ("", MISSING) for cell in content):
@@ -106,12 +152,12 @@ def _fitting(cells: dict[Column, list[str]], room: int) -> tuple[list[Column], l
     return columns, widths
 
 
-def _cell(column: Column, run: RunRow) -> str:
-    content = column.content(run)
+def _cell(column: RunColumn[str], run: RunRow) -> str:
+    content = column.cell(run)
     return content if cell_len(content) <= WIDEST_CELL else set_cell_size(content, WIDEST_CELL)
 
 
-def _aligned(column: Column, content: str, width: int) -> str:
+def _aligned(column: RunColumn[str], content: str, width: int) -> str:
     padding = " " * (width - cell_len(content))
     return padding + content if column.is_right else content + padding
 

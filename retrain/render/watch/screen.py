@@ -16,8 +16,7 @@ from rich.text import Text
 from retrain.errors import EXIT_DONE, EXIT_INTERRUPTED
 from retrain.render.watch.frame import frame
 from retrain.render.watch.glyphs import ASCII, FULL, Glyphs
-from retrain.render.watch.pace import Pace
-from retrain.render.watch.terminal import Asked, Inbox, quiet_keys
+from retrain.render.watch.terminal import Asked, Inbox, RefreshInterval, quiet_keys
 from retrain.status.watch import View, Watcher
 
 
@@ -56,7 +55,7 @@ def _show(
     look: Callable[[], View], view: View, where: str, console: Console, glyphs: Glyphs, inbox: Inbox
 ) -> Asked:
     """Take the screen, keep it up to date, and give it back when something is asked."""
-    pace, shown = Pace(), None
+    interval, shown = RefreshInterval(), None
     with (
         contextlib.suppress(OSError),
         quiet_keys(),
@@ -67,7 +66,7 @@ def _show(
             if (view.campaigns, view.events, width, height) != shown:
                 shown = (view.campaigns, view.events, width, height)
                 live.update(Lines(frame(view, width, height, where, glyphs)), refresh=True)
-            asked = inbox.wait(pace.rest_s())
+            asked = inbox.wait(interval.rest_s())
             if asked not in (Asked.NOTHING, Asked.REDRAW):
                 return asked
             view = look()

@@ -14,8 +14,7 @@ from retrain.errors import EXIT_DONE, EXIT_INTERRUPTED
 from retrain.render.overview import show_all, time_left
 from retrain.render.tables import JSON_VERSION, plain_value
 from retrain.render.watch.frame import event_line
-from retrain.render.watch.pace import Pace
-from retrain.render.watch.terminal import Asked, Inbox
+from retrain.render.watch.terminal import Asked, Inbox, RefreshInterval
 from retrain.status.rows import CampaignStatus
 from retrain.status.watch import View, Watcher
 
@@ -91,7 +90,7 @@ def watch_as_lines(log_dir: Path, show: Callable[[View], None]) -> int:
     Raises:
         RecordsError: there is no such directory.
     """
-    watcher, inbox, pace = Watcher(log_dir), Inbox(has_screen=False), Pace()
+    watcher, inbox, interval = Watcher(log_dir), Inbox(has_screen=False), RefreshInterval()
     try:
         while True:
             view = watcher.look()
@@ -99,7 +98,7 @@ def watch_as_lines(log_dir: Path, show: Callable[[View], None]) -> int:
             sys.stdout.flush()
             if view.campaigns and not view.is_at_work:
                 return EXIT_DONE
-            if inbox.wait(pace.rest_s()) in (Asked.STOP, Asked.QUIT):
+            if inbox.wait(interval.rest_s()) in (Asked.STOP, Asked.QUIT):
                 return EXIT_INTERRUPTED
     finally:
         inbox.close()
