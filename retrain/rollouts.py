@@ -1,6 +1,6 @@
-"""The data that a training step passes from task to backend to reward to loss.
+"""The data of a training step, from task to backend to reward to loss.
 
-Frozen, plain and backend-free: a list of ints is a token sequence everywhere.
+Frozen and independent of any backend: a token sequence is a tuple of ints everywhere.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ else:
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """One problem: what the policy is shown, and what a reward compares with."""
+    """One problem: the policy's input, and the answer that a reward compares with."""
 
-    id: int  # stable within its task, so that a data cursor and a held-out split mean something
+    id: int  # stable within its task, for the data cursor and the held-out split
     text: str
     answer: str
-    # (role, content) of each message before the completion, for a chat template; empty: `text` is all
+    # (role, content) of each message before the completion, for a chat template; empty: only `text`
     messages: tuple[tuple[str, str], ...] = ()
 
 
@@ -43,8 +43,8 @@ class Rollout:
     tokens: tuple[int, ...]
     logprobs: Floats
     pieces: tuple[str, ...]
-    truncated: bool  # reached max_tokens without an end
-    policy_version: int = 0  # optimizer updates that the sampling policy had seen
+    truncated: bool  # reached max_tokens without ending
+    policy_version: int = 0  # number of updates of the sampling policy
     mean_entropy: float = float("nan")  # nats per token of the sampling distribution; NaN if unknown
 
 
@@ -60,34 +60,34 @@ class Group:
 class TrainingSample:
     """One rollout as the loss sees it.
 
-    `advantages` has one value per completion token. `token_weight` multiplies each token's
-    loss, so that the sum over all samples of the step is the normalised loss: micro-batches
-    may be cut anywhere without changing the gradient. `entropy_weight` does so for an entropy
-    bonus, which is of the mean token entropy however the loss is normalised; None: `token_weight`.
+    `advantages` has one value per completion token. `token_weight` multiplies each token's loss, so that the
+    sum over all samples of the step is the normalised loss: cutting micro-batches anywhere leaves the
+    gradient unchanged. `entropy_weight` is the weight of each token's entropy in the bonus, which is of the
+    mean token entropy however the loss is normalised; None: `token_weight`.
     """
 
     rollout: Rollout
     advantages: Floats
     token_weight: float
-    group: int = 0  # number of its prompt group in this step: the independent unit of gradient noise
+    group: int = 0  # number of its group in this step, the independent unit of gradient noise
     entropy_weight: float | None = None
 
     @property
     def bonus_weight(self) -> float:
-        """What each token's entropy is multiplied by."""
+        """The weight of each token's entropy."""
         return self.token_weight if self.entropy_weight is None else self.entropy_weight
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LossTerms:
-    """Per token: loss, its slope in the new log-probability, and whether clipping cut the gradient."""
+    """Per token: loss, slope in the new log-probability, and whether the gradient was clipped."""
 
     value: Floats
     slope: Floats
     clipped: NDArray[np.bool_]
 
 
-SUPERVISED = "supervised"  # the name of the warm-up's loss: minus the log-probability of what was written
+SUPERVISED = "supervised"  # name of the warm-up's loss, the cross-entropy
 
 
 @dataclass(frozen=True, slots=True)

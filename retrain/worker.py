@@ -1,9 +1,8 @@
 """One run in one process: lock, signals, records, exit code.
 
-`python -m retrain.worker RUN_DIR` needs nothing but the run's directory and does everything itself,
-wherever it is started. SIGTERM and SIGINT mean: save a checkpoint at the next step boundary and
-leave. A run that somebody else holds, that is finished, or whose campaign was asked to stop is left
-untouched.
+`python -m retrain.worker RUN_DIR` needs only the run's directory and can be started anywhere. On SIGTERM or
+SIGINT it saves a checkpoint at the next step boundary and exits. It does not touch a run that another process
+holds, that is finished, or whose campaign was stopped.
 """
 
 from __future__ import annotations
@@ -54,7 +53,7 @@ if TYPE_CHECKING:
     from retrain.trainer.journal import Journal
     from retrain.trainer.logger_threads import LoggerThreads
 
-LOOK_S = 1.0  # how often somebody's request to stop is looked for
+LOOK_S = 1.0  # between checks for a request to stop
 ENDINGS = {
     EXIT_DONE: RunState.DONE,
     EXIT_INFRASTRUCTURE: RunState.INFRASTRUCTURE,
@@ -64,7 +63,7 @@ ENDINGS = {
 
 @dataclass(frozen=True)
 class Ended:
-    """How an attempt ended, and what came out if it finished the run."""
+    """How an attempt ended, and the result if it finished the run."""
 
     code: int
     message: str = ""
@@ -76,9 +75,9 @@ def read_run(files: RunFiles) -> Config:
     """Read a run's resolved configuration.
 
     Raises:
-        ConfigError: run.toml is missing or not what retrain wrote, or a file that it names has changed.
+        ConfigError: run.toml is missing or was edited, or a file that it names has changed.
     """
-    advice = f"`retrain resume {as_typed(campaign_of(files.directory).directory)}`"
+    resume = f"retrain resume {as_typed(campaign_of(files.directory).directory)}"
     try:
         tables = tomllib.loads(files.run_toml.read_text(encoding="utf-8"))
         config = build(Config, as_meant(tables, run_version(tables, CURRENT)))
@@ -86,22 +85,22 @@ def read_run(files: RunFiles) -> Config:
         changed = changed_files(config, config.run.files) if config.run else []
     except (OSError, ValueError, TypeError, AttributeError) as error:
         raise ConfigError(
-            f"{files.run_toml}: cannot be read as a run's configuration ({error}); {advice} writes it again"
+            f"{files.run_toml}: is not a run's configuration ({error}); `{resume}` writes it again"
         ) from error
     if not is_intact:
-        raise ConfigError(f"{files.run_toml}: was changed since it was planned; {advice} writes it again")
+        raise ConfigError(f"{files.run_toml}: was changed since it was planned; `{resume}` writes it again")
     if changed:
-        what = f"put it back, or go on with {advice} --accept-config-change"
+        what = f"restore it, or accept the change with `{resume} --accept-config-change`"
         raise ConfigError([f"{files.run_toml} {line} the run was planned; {what}" for line in changed])
     return config
 
 
 def run(directory: Path, stop: threading.Event) -> int:
-    """Do one attempt at a run.
+    """Make one attempt at a run.
 
     Args:
-        directory: holds run.toml; everything is written there.
-        stop: set to have a checkpoint saved at the next step boundary.
+        directory: of the run; holds run.toml and receives all records.
+        stop: when set, save a checkpoint at the next step boundary and stop.
 
     Returns:
         The exit code: 0 done, 2 configuration, 4 failed, 75 try again later, 130 interrupted.
@@ -117,7 +116,9 @@ def run(directory: Path, stop: threading.Event) -> int:
             who = present_holder(files.lock) or "another process"
             return _say(f"{directory}: this run is held by {who}; left alone", EXIT_INFRASTRUCTURE)
         with lock:
-            if os.environ.get("RETRAIN_JOB"):  # of an engine, which may start the same run on another machine
+            if os.environ.get(
+                "RETRAIN_JOB"
+            ):  # of a cluster's queue, which may start the run on another machine
                 lock.renew()
             return _unless_finished(config, files, stop)
     except (RetrainError, OSError) as error:
@@ -146,10 +147,10 @@ def _attempt(config: Config, files: RunFiles, stop: threading.Event) -> int:
     journal = Journal(
         files, number, config.training.max_steps, _loggers(config, files, number, found, stop.is_set)
     )
-    with _hearing_a_stop(files, stop):
+    with _watching_for_stop(files, stop):
         try:
             ended = _train(config, files, journal, stop, found)
-            if ended.seal is not None:  # before the loggers end, which may take long
+            if ended.seal is not None:  # before closing the loggers, which may take long
                 write_done(files.done, config.run.config_hash if config.run else "", ended.result, ended.seal)
         finally:
             lacking = journal.close()
@@ -165,8 +166,8 @@ def _attempt(config: Config, files: RunFiles, stop: threading.Event) -> int:
 
 
 @contextlib.contextmanager
-def _hearing_a_stop(files: RunFiles, stop: threading.Event) -> Iterator[None]:
-    """Look for the campaign's stop.json: signals come from an orchestrator or engine that may be away."""
+def _watching_for_stop(files: RunFiles, stop: threading.Event) -> Iterator[None]:
+    """Watch for the campaign's stop.json: an orchestrator or cluster that is down sends no signal."""
     campaign, is_over = campaign_of(files.directory), threading.Event()
 
     def look() -> None:
@@ -205,15 +206,15 @@ def _train(
             journal.ended(RunState.DONE, result)
             journal.phase("", step, state=RunState.DONE)
             return Ended(EXIT_DONE, result={"steps": step, "resumed_from_step": first, **result}, seal=seal)
-    except Exception as error:  # noqa: BLE001 - the worker's edge: whatever it was is recorded
+    except Exception as error:  # noqa: BLE001 - the worker's edge: every error is recorded
         code = exit_code_of(error)
         message = str(error) if isinstance(error, RetrainError) else _message(error)
         if code != EXIT_INTERRUPTED:
-            # a configuration's problem is in its message, and nothing in this program's lines
+            # the message of a configuration error says it all; a traceback would not help
             is_told = isinstance(error, ConfigError) or registry.names_place(message)
             _say(message if is_told else traceback.format_exc().rstrip(), code)
         journal.ended(ENDINGS.get(code, RunState.FAILED), {})
-        with contextlib.suppress(RecordsError):  # for display only: it must not hide what happened
+        with contextlib.suppress(RecordsError):  # for display only: must not hide the error
             journal.phase("", step, state=ENDINGS.get(code, RunState.FAILED), message=message)
         return Ended(code, message)
 
@@ -233,23 +234,23 @@ def _message(error: Exception) -> str:
 
 
 def _say_damaged(directory: Path) -> None:
-    _say(f"{directory}: is not what was saved there; an older checkpoint is looked for", EXIT_DONE)
+    _say(f"{directory}: is damaged; an older checkpoint is used if there is one", EXIT_DONE)
 
 
 def _say(what: object, code: int) -> int:
-    with contextlib.suppress(OSError):  # the log's disk may be full, which must not change the exit code
+    with contextlib.suppress(OSError):  # a full disk must not change the exit code
         print(what, file=sys.stderr, flush=True)
     return code
 
 
 def main(arguments: list[str]) -> int:
-    """Run the worker as a process."""
+    """Run the worker as a process and return its exit code."""
     if len(arguments) != 1:
         return _say("usage: python -m retrain.worker RUN_DIR", EXIT_CONFIG)
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
-    with contextlib.suppress(FileNotFoundError):  # it may have been deleted
+    with contextlib.suppress(FileNotFoundError):  # the directory may have been deleted
         sys.path.append(str(Path.cwd()))  # a plugin's dotted path may name a file beside the campaign
     return run(Path(arguments[0]), stop)
 
@@ -262,8 +263,8 @@ if __name__ == "__main__":
     try:
         sys.stdout.flush()
         sys.stderr.flush()
-    except OSError:  # on the way out Python would try again, and leave with a code of its own
+    except OSError:  # Python would flush again at exit and change the exit code
         os._exit(code)
     if any(thread.name.startswith("logger ") for thread in threading.enumerate()):
-        os._exit(code)  # it is stuck, and what it would do at the exit might never end
+        os._exit(code)  # it is stuck and might never end
     sys.exit(code)

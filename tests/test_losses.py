@@ -151,7 +151,7 @@ def test_no_tokens_give_no_terms(name):
 @pytest.mark.parametrize("name", LOSSES)
 def test_arrays_of_different_lengths_are_refused(name):
     evaluate, params = LOSSES[name]
-    with pytest.raises(ValueError, match=r"needs one shape \(tokens,\)"):
+    with pytest.raises(ValueError, match=r"needs the same shape \(tokens,\)"):
         evaluate(np.zeros(6), np.zeros(6), np.zeros(5), SEQUENCE, **params)
 
 

@@ -170,7 +170,7 @@ def test_a_run_whose_checkpoint_is_damaged_says_so_and_goes_on_from_an_older_one
     damaged = max(files.checkpoints.iterdir())
     (damaged / "trainer.json").write_text("{}")
     assert worker.run(files.directory, threading.Event()) == 0
-    assert f"{damaged}: is not what was saved there" in capfd.readouterr().err
+    assert f"{damaged}: is damaged" in capfd.readouterr().err
     assert read_attempts(files.attempts)[-1].resumed_from_step == 4
 
 

@@ -135,7 +135,7 @@ def test_impossible_log_probabilities_are_named(name):
         (gtpo, {"beta": -0.1}, "beta: got -0.1"),
         (gtpo_hicra, {"alpha": float("nan")}, "alpha: got nan"),
         (gtpo_hicra, {"planning_phrases": "wait"}, "planning_phrases: got 'wait'"),
-        (gtpo_sepa, {"planning_phrases": [" "]}, "none of them empty"),
+        (gtpo_sepa, {"planning_phrases": [" "]}, "non-empty strings"),
         (gtpo_sepa, {"lambda_max": 1.5}, "lambda_max: got 1.5"),
         (gtpo_sepa, {"delay_fraction": -1}, "delay_fraction: got -1"),
         (gtpo_sepa, {"ramp_fraction": float("nan")}, "ramp_fraction: got nan"),

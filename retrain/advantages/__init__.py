@@ -3,10 +3,10 @@
 A plugin is one file or folder with `estimate(rewards, *, <params>) -> advantages`, both of shape
 (prompts, rollouts). A group whose advantages are all zero carries no signal.
 
-An estimator never sees a rollout that could not be scored. Where a step has some, it is called once for
-each number of scored rollouts that a group has, with the groups of that number; unscored rollouts and
-groups with a single scored one get 0. An estimator whose mean or spread is that of the whole batch is
-marked with `over_batch`, and called once, with NaN for each unscored rollout.
+An estimator never sees unscored rollouts. If a step has some, it is called once per number of scored
+rollouts in a group, with the groups of that number; unscored rollouts, and groups with a single scored one,
+get 0. An estimator whose statistics are those of the whole batch is marked with `over_batch` and called once,
+with NaN for each unscored rollout.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Advantage(Protocol):
 def over_batch(estimate: F) -> F:
     """Mark an estimator whose statistics are those of the whole batch.
 
-    NaN then stands for a rollout that was not scored: to be left out of every mean, spread and count.
+    It receives NaN for unscored rollouts, which it must leave out of every mean, spread and count.
     """
     setattr(estimate, OVER_BATCH, True)
     return estimate

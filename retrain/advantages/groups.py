@@ -1,4 +1,4 @@
-"""What every estimator does first: check the rewards and centre them on their group."""
+"""Shared by all estimators: checks rewards and centres them within their group."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from numpy.typing import NDArray
 
 from retrain.rollouts import Floats
 
-ROUNDING = 1e-12  # relative; 0.1 + 0.2 is not 0.3, and a deviation of that would be divided by
+ROUNDING = 1e-12  # relative; 0.1 + 0.2 is not 0.3, and such a deviation would become a divisor
 
 
 def checked(rewards: Floats, *, least_rollouts: int = 2, allow_nan: bool = False) -> Floats:
     """Return the rewards as floats of shape (prompts, rollouts).
 
     Raises:
-        ValueError: another shape, a reward that is not finite (NaN may be allowed), or groups of fewer
+        ValueError: wrong shape, a reward that is not finite (unless NaN is allowed), or groups of fewer
             than `least_rollouts` rollouts.
     """
     values = np.asarray(rewards, dtype=np.float64)
@@ -30,13 +30,13 @@ def checked(rewards: Floats, *, least_rollouts: int = 2, allow_nan: bool = False
         row, column = np.argwhere(wrong)[0]
         raise ValueError(
             f"rewards: got {values[row, column]} for prompt {row}, rollout {column}; "
-            "a reward function must give finite numbers"
+            "a reward must be a finite number"
         )
     return values
 
 
 def centred(rewards: Floats) -> Floats:
-    """Subtract each group's mean; a group of equal rewards gives exact zeros, free of rounding."""
+    """Subtract each group's mean; a group of equal rewards gets exact zeros."""
     zeros: Floats = np.zeros_like(rewards)
     return np.where(tied(rewards), zeros, rewards - rewards.mean(axis=1, keepdims=True))
 

@@ -12,13 +12,13 @@ from retrain.rollouts import Floats
 def estimate(rewards: Floats, *, eps: Positive = 1e-6) -> Floats:
     """Centre rewards within each group and divide by the group's mean: (r - mean) / (mean + eps).
 
-    With rewards of 0 and 1 the mean is the group's success rate: the fewer rollouts succeed,
-    the more each success counts, as in maximum likelihood.
+    With rewards of 0 and 1 the mean is the group's success rate: the fewer rollouts succeed, the more each
+    success counts, as in maximum likelihood.
 
     Args:
-        rewards: shape (prompts, rollouts), none negative (a negative mean would turn the
-            advantages' signs round).
-        eps: a group whose mean is at most this has no success to learn from, and gets zeros.
+        rewards: shape (prompts, rollouts), none negative: a negative mean would flip the signs of the
+            advantages.
+        eps: a group whose mean is at most this has no success to learn from and gets zeros.
 
     Returns:
         Shape (prompts, rollouts), without unit.

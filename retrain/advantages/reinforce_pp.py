@@ -17,18 +17,17 @@ def estimate(rewards: Floats, *, baseline: Literal["batch", "group"] = "batch") 
 
     Args:
         rewards: shape (prompts, rollouts), any unit; NaN where a rollout was not scored.
-        baseline: "batch" (the paper's REINFORCE++) subtracts the batch's mean, so that easy
-            prompts are reinforced on the whole and a group of equal rewards still carries
-            signal; "group" (its REINFORCE++-baseline, for several rollouts per prompt)
-            subtracts each group's mean.
+        baseline: "batch" (the paper's REINFORCE++) subtracts the mean of the batch, so a group of equal
+            rewards still carries signal; "group" (REINFORCE++-baseline, for several rollouts per prompt)
+            subtracts the mean of each group.
 
     Returns:
-        Shape (prompts, rollouts), without unit: mean 0 and standard deviation 1 over the
-        scored rollouts of the batch, or exact zeros where nothing differs; 0 for unscored ones.
+        Shape (prompts, rollouts), without unit: mean 0 and standard deviation 1 over the scored rollouts of
+        the batch, or exact zeros if all rewards are equal; 0 for unscored rollouts.
 
     Raises:
-        ValueError: an unknown baseline, an infinite reward, or too few rollouts: two
-            per group for "group", two in all for "batch".
+        ValueError: an unknown baseline, an infinite reward, or fewer than two rollouts per group ("group") or
+            in all ("batch").
 
     Source: REINFORCE++, arXiv:2501.03262.
     """
@@ -46,7 +45,7 @@ def estimate(rewards: Floats, *, baseline: Literal["batch", "group"] = "batch") 
 
 
 def _centred_scored(rewards: Floats) -> Floats:
-    """Subtract the mean of one row's scored rewards; 0 for the others."""
+    """Subtract the mean of the scored rewards of one row; 0 for the others."""
     centre: Floats = np.zeros_like(rewards)
     scored = ~np.isnan(rewards)
     if scored.any():

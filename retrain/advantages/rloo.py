@@ -9,8 +9,8 @@ from retrain.rollouts import Floats
 def estimate(rewards: Floats) -> Floats:
     """Subtract from each reward the mean of its group's other rewards.
 
-    With n rollouts this is n / (n - 1) times the centred reward: an unbiased estimate, since
-    the baseline does not hold the rollout's own reward.
+    With n rollouts this is n / (n - 1) times the centred reward. It is unbiased, since the baseline excludes
+    the rollout's own reward.
 
     Args:
         rewards: shape (prompts, rollouts), any unit.

@@ -1,10 +1,10 @@
 """Policy losses as value and slope, so that every backend trains the same objective.
 
 A plugin is one file or folder with `evaluate(logprobs, sampler_logprobs, advantages, sequence, *, <params>)`.
-It gives each token's loss and the derivative of their *sum* with respect to each token's new
+It returns each token's loss and the derivative of their *sum* with respect to each token's new
 log-probability. A backend multiplies both by the token's weight (constant within a sequence) and
-back-propagates `sum(weight * slope.detach() * logprob)`: the exact gradient, written once,
-for hand-made gradients and for autograd alike. A remote backend sends `Loss.name` and `Loss.params`.
+back-propagates `sum(weight * slope.detach() * logprob)`. This is the exact gradient, written once for
+autograd and for hand-written gradients. A remote backend sends `Loss.name` and `Loss.params`.
 """
 
 from __future__ import annotations

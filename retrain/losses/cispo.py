@@ -1,4 +1,4 @@
-"""CISPO: the importance weight is clipped, not the update, so that every token keeps a gradient."""
+"""CISPO: clips the importance weight instead of the update, so that every token keeps a gradient."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ def evaluate(
 ) -> LossTerms:
     """Evaluate -w A logprob per token, w = clip(r, 1 - clip_low, 1 + clip_high) held constant.
 
-    r = exp(logprob - sampler's logprob). As w is a constant to the gradient, the slope is -w A;
-    the value moves with the policy's log-probability and says little by itself.
+    r = exp(logprob - sampler's logprob). The gradient treats w as a constant, so the slope is -w A. The
+    value moves with the policy's log-probability and means little by itself.
 
     Args:
-        clip_low: how far below 1 the weight may go, in [0, 1]; 1 is no lower bound, as published.
-        clip_high: how far above 1, 0 or more; 4 is the low end of the range found robust by
-            arXiv:2510.13786.
+        clip_low: distance of the lower bound from 1, in [0, 1]; 1 is no lower bound, as published.
+        clip_high: distance of the upper bound from 1, 0 or more; 4 is the low end of the range that
+            arXiv:2510.13786 found robust.
 
     Returns:
-        `clipped` marks tokens whose weight was changed; their gradient is smaller or larger, not 0.
+        `clipped` marks tokens whose weight was clipped; their gradient is smaller or larger, not 0.
 
     Raises:
         ValueError: a bound is out of range, or the arrays differ in shape.

@@ -23,15 +23,15 @@ def evaluate(
 
     s = exp(mean over the rollout's tokens of logprob - sampler's logprob), the length-normalised
     likelihood ratio. Every token's value depends on s, so the slope at any token of a rollout of
-    n tokens is the mean over its tokens of -s A where not cut. The published objective counts every
-    rollout alike: `loss_normalization = "sequence"`; by "token", longer ones count more.
+    n tokens is the mean over its tokens of -s A, 0 where clipped. The published objective weighs
+    every rollout equally, as `loss_normalization = "sequence"` does; with "token", longer ones weigh more.
 
     Args:
-        clip_low, clip_high: as in `ppo`; the published values are small because s averages
-            over many tokens.
+        clip_low, clip_high: as in `ppo`; the published values are small because s averages over many
+            tokens.
 
     Returns:
-        `clipped` marks tokens whose own term of the rollout's gradient was cut.
+        `clipped` marks tokens whose own term of the rollout's gradient was clipped.
 
     Raises:
         ValueError: a bound is out of range, or the arrays differ in shape.
@@ -48,7 +48,7 @@ def evaluate(
 
 
 def _mean_by_sequence(values: Floats, sequence: NDArray[np.int64]) -> Floats:
-    """Return each token the mean over its sequence's tokens: shape (tokens,)."""
+    """Return for each token the mean over its sequence: shape (tokens,)."""
     _, number = np.unique(sequence, return_inverse=True)
     lengths = np.bincount(number)
     means: Floats = (np.bincount(number, weights=values) / np.maximum(lengths, 1))[number]

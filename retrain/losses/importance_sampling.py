@@ -1,4 +1,4 @@
-"""Policy gradient, corrected for the sampler's being another policy."""
+"""Policy gradient with importance sampling: corrects for sampling from another policy."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ def evaluate(
 ) -> LossTerms:
     """Evaluate -r A per token, r = exp(logprob - sampler's logprob).
 
-    The gradient is unbiased at any distance between the policies; its variance is unbounded,
-    so keep updates close to on-policy or use a clipped loss.
+    The gradient is unbiased however far the policies are apart, but its variance is unbounded: stay close to
+    on-policy or use a clipped loss.
 
     Raises:
         ValueError: the arrays differ in shape.

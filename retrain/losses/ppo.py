@@ -22,8 +22,9 @@ def evaluate(
     """Evaluate -min(r A, clip(r, 1 - clip_low, 1 + clip_high) A) per token, r = exp(logprob - sampler's).
 
     Args:
-        clip_low: how far below 1 a ratio may push, in [0, 1].
-        clip_high: how far above 1, 0 or more; larger than `clip_low` keeps rare tokens explored.
+        clip_low: distance of the lower bound from 1, in [0, 1].
+        clip_high: distance of the upper bound from 1, 0 or more; a value above `clip_low` lets rare tokens
+            grow likelier.
 
     Raises:
         ValueError: a bound is out of range, or the arrays differ in shape.

@@ -16,20 +16,20 @@ def log_ratios(
     """Return log(new probability / sampler's probability) per token: shape (tokens,).
 
     Raises:
-        ValueError: the four arrays do not have one and the same shape (tokens,).
+        ValueError: the four arrays do not all have the same shape (tokens,).
     """
     shapes = [np.shape(a) for a in (logprobs, sampler_logprobs, advantages, sequence)]
     if len(shapes[0]) != 1 or len(set(shapes)) > 1:
         raise ValueError(
             "logprobs, sampler_logprobs, advantages, sequence: got shapes "
-            f"{', '.join(map(str, shapes))}; needs one shape (tokens,) for all"
+            f"{', '.join(map(str, shapes))}; needs the same shape (tokens,) for all"
         )
     difference: Floats = np.subtract(logprobs, sampler_logprobs, dtype=np.float64)
     return difference
 
 
 def ratio_bounds(clip_low: float, clip_high: float) -> tuple[float, float]:
-    """Return the lowest and highest ratio, 1 - clip_low and 1 + clip_high.
+    """Return the bounds of the ratio, 1 - clip_low and 1 + clip_high.
 
     Raises:
         ValueError: `clip_low` is not in [0, 1], or `clip_high` is negative or not finite.

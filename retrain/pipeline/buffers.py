@@ -1,8 +1,7 @@
 """Buffers between production and training: which sample is read next, and whether it stays.
 
-Not thread-safe and never blocking: `Flow` asks before it acts, the pipeline's monitor does the
-waiting. Randomness comes from a seeded numpy generator whose state is in the checkpoint; samples
-are not (see `RolloutPipeline.state_dict`).
+Neither thread-safe nor blocking: `Flow` checks before it acts, and the pipeline's monitor waits. The state
+of the seeded random generator is part of the checkpoint; samples are not (see `RolloutPipeline.state_dict`).
 
 Source of the three kinds: Meyer et al., "High Throughput Training of Deep Surrogates from Large
 Ensemble Runs", SC 2023, arXiv:2309.16743.
@@ -23,7 +22,7 @@ Item = TypeVar("Item")
 
 @dataclass(frozen=True, slots=True)
 class Sample(Generic[Item]):
-    """An item with the version of the policy that it was sampled with."""
+    """An item with the policy version that sampled it."""
 
     item: Item
     version: int
@@ -163,7 +162,7 @@ class Reservoir(_RandomBuffer[Item]):
 
 
 def build(settings: FlowSettings, seed: int = 0) -> Buffer[Any]:
-    """Build the buffer that the settings name."""
+    """Return the buffer that the settings name."""
     if settings.buffer == "fifo":
         return Fifo(settings.capacity)
     if settings.buffer == "firo":
@@ -172,7 +171,7 @@ def build(settings: FlowSettings, seed: int = 0) -> Buffer[Any]:
 
 
 def _pop_oldest(samples: list[Sample[Item]], count: int) -> list[Sample[Item]]:
-    """Remove those of the earliest policy versions."""
+    """Remove and return `count` samples of the earliest policy versions."""
     if count == 0:
         return []
     samples.sort(key=lambda sample: sample.version)

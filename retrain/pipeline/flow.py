@@ -1,15 +1,14 @@
-"""What may happen next between production and training: pure, so that every order can be tried.
+"""Decides what may happen next between production and training; pure, so that tests can try every order.
 
-`Flow` joins pace (`RateAccount`), buffer and policy versions. A producer asks `may_start`, starts a
-unit, samples, and hands it over (`arrive`). The trainer asks for a batch (`ask`), waits for
+`Flow` combines the pace (`RateAccount`), the buffer and policy versions. A producer checks `may_start`,
+starts a unit, samples, and delivers it (`arrive`). The trainer requests a batch (`ask`), waits for
 `may_take`, takes it, updates the policy and publishes its version.
 
-Units come in in the order in which they were started, whichever was sampled first: a slow one is
-waited for instead of being overtaken until it is stale. So training sees the lengths and prompts that
-were sampled, batch by batch.
+Units enter the buffer in the order in which they were started, whichever is finished first. Training waits
+for a slow unit rather than overtake it until it is stale, so it sees the lengths and prompts sampled.
 
-Nobody waits for ever: with a batch asked for, production is never held back while the buffer cannot
-serve it, and a batch is never held back while nothing can come in.
+There is no deadlock: once a batch is requested, production is never held back while the buffer cannot serve
+it, and the batch is never held back while nothing can come in.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from retrain.pipeline.buffers import Buffer, Item, Sample
 
 
 class Unit(Generic[Item]):
-    """A production unit that is being sampled, or waits to come in."""
+    """A production unit that is being sampled or waits to enter the buffer."""
 
     def __init__(self, version: int, expected: int) -> None:
         self.version = version
@@ -34,24 +33,24 @@ class Unit(Generic[Item]):
 
     @property
     def samples(self) -> int:
-        """How many it holds, or is expected to yield."""
+        """How many samples it holds or is expected to yield."""
         return len(self._items) if self.has_arrived else self._expected
 
     def arrive(self, items: Iterable[Item], version: int) -> None:
-        """Replace the expected samples by those that it yielded."""
+        """Replace the expected samples by the actual ones."""
         self._items.extend(items)
         self.version, self.has_arrived = version, True
 
     def take(self) -> Item:
-        """Hand out its next sample."""
+        """Remove and return its next sample."""
         return self._items.popleft()
 
 
 class Flow(Generic[Item]):
-    """The state shared by producers and trainer.
+    """The state shared by producers and the trainer.
 
     Raises:
-        ValueError: the settings could deadlock or never hold their pace; says which and why.
+        ValueError: the settings could deadlock or never keep their pace; names the keys.
     """
 
     def __init__(self, settings: FlowSettings, buffer: Buffer[Item]) -> None:
@@ -60,33 +59,33 @@ class Flow(Generic[Item]):
         self.settings = settings
         self.buffer = buffer
         self.account = RateAccount(settings.samples_per_batch, settings.watermark)
-        self.version = 0  # of the policy, as last published
-        self.asked = settings.batch_size  # samples of the batch asked for last
+        self.version = 0  # policy version last published
+        self.asked = settings.batch_size  # samples in the batch requested last
         self.is_training = False  # between a batch and its update
         self.units = 0  # production units that arrived
         self.batches = 0
-        self.stale = 0  # samples dropped for their age
-        self.just_dropped: list[Item] = []  # of those, the ones since the last batch
-        self.lost = 0  # samples dropped because their process ended
-        self._under_way: deque[Unit[Item]] = deque()  # in the order of their starts
+        self.stale = 0  # samples dropped because of their age
+        self.just_dropped: list[Item] = []  # those dropped since the last batch
+        self.lost = 0  # samples under way when a process ended
+        self._under_way: deque[Unit[Item]] = deque()  # in starting order
 
     @property
     def in_flight(self) -> int:
-        """Samples being produced or waiting to come in."""
+        """Samples being produced or waiting to enter the buffer."""
         return sum(unit.samples for unit in self._under_way)
 
     @property
     def ahead(self) -> int:
-        """Samples that nobody trained on yet, in the buffer or on their way."""
+        """Samples not yet trained on, in the buffer or in flight."""
         return self.buffer.unseen + self.in_flight
 
     def may_start(self) -> bool:
-        """Whether another unit, started now, would be fresh when its turn comes (or is needed now).
+        """Whether a unit started now would be fresh when its turn comes, or is needed now.
 
         The bound is that of AReaL, arXiv:2505.24298, section 5.1, counted in samples.
         """
         if self._under_way and self._under_way[0].has_arrived:
-            return False  # there is no room, or it is too early, for what is there already
+            return False  # even this finished unit has no room yet, or comes too early
         staleness = self.settings.max_staleness
         if staleness is None:
             waiting = sum(unit.samples for unit in self._under_way if unit.has_arrived)
@@ -96,26 +95,26 @@ class Flow(Generic[Item]):
         return is_fresh or (not self.is_training and self._is_short())
 
     def start(self) -> Unit[Item]:
-        """Count a unit's expected samples as on their way."""
+        """Start a unit and count its expected samples as in flight."""
         unit: Unit[Item] = Unit(self.version, self.settings.unit_size)
         self._under_way.append(unit)
         return unit
 
     def arrive(self, unit: Unit[Item], items: Iterable[Item], version: int) -> None:
-        """Take over what a unit yielded, sampled with the policy of this version."""
+        """Accept the samples of a unit, sampled with this policy version."""
         unit.arrive(items, version)
         self.units += 1
         self._let_in()
 
     def abandon(self, unit: Unit[Item]) -> None:
-        """Take back a unit that yields nothing because its producer ends."""
+        """Remove a unit whose producer ended without yielding it."""
         self._under_way.remove(unit)
         self._let_in()
 
     def ask(self, samples: int, version: int) -> None:
-        """Ask for a batch for the policy of this version; what is stale for it is dropped.
+        """Request a batch for this policy version; drop the samples that are stale for it.
 
-        A batch that is not of the nominal size counts in proportion for the pace.
+        For the pace, a batch of another size than the nominal one counts in proportion.
 
         Raises:
             ValueError: the buffer can never hold such a batch.
@@ -127,14 +126,14 @@ class Flow(Generic[Item]):
         self.publish(version)
 
     def may_take(self) -> bool:
-        """Whether the batch asked for is there and due; once production ended, anything is."""
+        """Whether the requested batch is there and due; once production has ended, any sample will do."""
         if self.account.finished:
             return len(self.buffer) > 0
         share = self.asked / self.settings.batch_size
         return self._can_serve() and self.account.may_consume(share, full=not self.buffer.has_room)
 
     def take(self) -> list[Sample[Item]]:
-        """Read the batch asked for; the last ones of an ended production may be smaller."""
+        """Read the requested batch, or what is left once production has ended."""
         samples = min(self.asked, len(self.buffer))
         self.account.take(samples / self.settings.batch_size)
         self.batches += 1
@@ -144,12 +143,12 @@ class Flow(Generic[Item]):
         return taken
 
     def take_dropped(self) -> list[Item]:
-        """Return the stale items that were dropped since the last time."""
+        """Return the stale items dropped since the last call."""
         dropped, self.just_dropped = self.just_dropped, []
         return dropped
 
     def publish(self, version: int) -> None:
-        """Note which version the policy has; the batch taken is done with, and stale samples go."""
+        """Record the policy's version after an update, and drop stale samples."""
         self.version = max(self.version, version)
         self.is_training = False
         if self.settings.max_staleness is not None:
@@ -158,12 +157,12 @@ class Flow(Generic[Item]):
         self._let_in()
 
     def finish(self) -> None:
-        """Note that nothing more is produced."""
+        """Record that production has ended."""
         self.account.finished = True
         self._let_in()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return counts and generators, JSON-able. Samples under way are counted as lost, not saved."""
+        """Return counts and generators, JSON-able; samples under way count as lost and are not saved."""
         return {
             "account": self.account.state_dict(),
             "buffer": self.buffer.state_dict(),
@@ -175,7 +174,7 @@ class Flow(Generic[Item]):
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from what `state_dict` gave, with an empty buffer: the watermark is waited for again."""
+        """Restore what `state_dict` returned, with an empty buffer: the watermark applies again."""
         self.account.load_state_dict(state["account"])
         self.account.restart()
         self.buffer.load_state_dict(state["buffer"])
@@ -183,7 +182,7 @@ class Flow(Generic[Item]):
             setattr(self, key, state[key])
 
     def _let_in(self) -> None:
-        """Move samples of units that arrived into the buffer, oldest unit first, as far as they may."""
+        """Move samples of finished units into the buffer, oldest unit first, while there is room."""
         while self._under_way and (unit := self._under_way[0]).has_arrived:
             while unit.samples:
                 is_stale = self._is_stale(unit.version)
@@ -201,7 +200,7 @@ class Flow(Generic[Item]):
         return self.buffer.has_room and self.account.may_produce(asked=share, starved=not self._can_serve())
 
     def _is_short(self) -> bool:
-        """Whether a waiting trainer would wait for ever (or needlessly long) without another unit."""
+        """Whether a waiting trainer would wait forever, or needlessly long, without another unit."""
         needed = max(self.buffer.needed(self.asked), 0 if self.account.started else self.settings.watermark)
         idle = self.in_flight == 0 and not self.may_take()
         return idle or len(self.buffer) + self.in_flight < needed
@@ -210,10 +209,10 @@ class Flow(Generic[Item]):
         return len(self.buffer) >= self.buffer.needed(self.asked)
 
     def _due(self, samples: int) -> int:
-        """How many of the oldest unread samples this batch must hold, so that later ones are in time.
+        """Return how many of the oldest unread samples this batch must hold so that none becomes stale.
 
-        Of the samples of each version, and those before, no more may be left than the batches hold
-        that can still use them.
+        No more samples of a version, and of those before it, may be left over than fit into the batches that
+        can still use them.
         """
         oldest = self.settings.max_staleness
         if oldest is None:

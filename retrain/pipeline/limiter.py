@@ -1,4 +1,4 @@
-"""A blocking rate limiter for somebody's own training loop: `produced` and `consume` hold one ratio."""
+"""A blocking rate limiter for any training loop: it keeps the ratio of samples to batches."""
 
 from __future__ import annotations
 
@@ -15,28 +15,28 @@ from retrain.pipeline.monitor import Monitor
 
 @dataclass(frozen=True, slots=True)
 class RateStats:
-    """What a limiter did so far."""
+    """Counts and waits of a limiter so far."""
 
-    ratio: float | None  # realised samples per batch over the target; None before the first batch or if off
+    ratio: float | None  # realised samples per batch over the target; None before a batch or if off
     produced: int  # samples
     consumed: float  # batches
     discarded: int  # samples
-    balance: float  # samples there beyond what the batches consumed cost
-    producer_wait_s: float  # summed over the threads that reported samples
+    balance: float  # samples beyond those that the consumed batches cost
+    producer_wait_s: float  # summed over producer threads
     consumer_wait_s: float
 
 
 class RateLimiter:
-    """Holds the ratio of samples produced to batches consumed, by making the faster side wait.
+    """Keeps the ratio of samples produced to batches consumed by making the faster side wait.
 
-    Producers call `produced(n)` with n samples in hand, before they hand them on; consumers call
-    `consume()` before they take a batch. Any number of threads on both sides.
+    Producers call `produced(n)` with n samples in hand, before passing them on; consumers call `consume()`
+    before taking a batch. Both sides may use any number of threads.
 
     Args:
-        samples_per_batch: samples to produce per batch consumed (see `samples_per_batch`); None or 0
-            is off: nothing waits for the pace, everything is counted.
-        watermark: samples to be there before the first batch; counting starts with it.
-        max_staleness: oldest policy version, counted back from the current one, that `is_stale` accepts.
+        samples_per_batch: samples to produce per batch consumed (see `samples_per_batch`); None or 0 is
+            off: nothing waits for the pace, but everything is counted.
+        watermark: samples that must be there before the first batch; the ratio counts from then on.
+        max_staleness: greatest age in policy versions that `is_stale` accepts; None: any age.
 
     Raises:
         ValueError: a setting is negative or not finite.
@@ -61,13 +61,13 @@ class RateLimiter:
         self._consumer_wait_s = 0.0
 
     def produced(self, samples: int = 1, timeout_s: float | None = None) -> float:
-        """Report samples; waits first while there are too many for the pace. Gives the seconds waited.
+        """Report samples, after waiting while there are too many for the pace; return the seconds waited.
 
-        All of them come in at once, so report few at a time to hold the ratio tightly.
+        They count all at once, so report few at a time to keep the ratio tightly.
 
         Raises:
-            ValueError: no whole number of at least one sample.
-            TimeoutError: still too many after `timeout_s`; the samples are not counted.
+            ValueError: `samples` is not a whole number of at least 1.
+            TimeoutError: still too many after `timeout_s`; the samples do not count.
             ClosedError: the limiter was closed.
         """
         samples = _whole("samples", samples)
@@ -81,17 +81,17 @@ class RateLimiter:
         return wait_s
 
     def consume(self, batches: int = 1, timeout_s: float | None = None) -> float:
-        """Take the right to consume batches; waits while too few samples came. Gives the seconds waited.
+        """Claim batches, after waiting while there are too few samples; return the seconds waited.
 
         Raises:
-            ValueError: no whole number of at least one batch.
+            ValueError: `batches` is not a whole number of at least 1.
             TimeoutError: still too few after `timeout_s`; nothing is consumed.
             ClosedError: the limiter was closed.
         """
         batches = _whole("batches", batches)
         with self._monitor:
             self._asked += batches
-            self._monitor.wake()  # producers may go further for several batches at once
+            self._monitor.wake()  # a claim of several batches lets producers go further
             try:
                 wait_s = self._monitor.wait_until(
                     lambda: self._account.may_consume(batches), timeout_s, "samples to be produced"
@@ -104,18 +104,18 @@ class RateLimiter:
         return wait_s
 
     def is_stale(self, sampled_version: int, current_version: int) -> bool:
-        """Whether a sample is too old to train on; report those dropped with `discard`."""
+        """Whether a sample is too old to train on; report dropped ones with `discard`."""
         return self.max_staleness is not None and current_version - sampled_version > self.max_staleness
 
     def discard(self, samples: int) -> None:
-        """Take back samples that were dropped unused, so that fresh ones may replace them."""
+        """Uncount samples that were dropped unused, so that fresh ones may replace them."""
         samples = _whole("samples", samples)
         with self._monitor:
             self._account.discard(samples)
             self._monitor.wake()
 
     def finish(self) -> None:
-        """Say that nothing more will be produced: consumers pass without waiting."""
+        """Declare that production has ended: consumers no longer wait."""
         with self._monitor:
             self._account.finished = True
             self._monitor.wake()
@@ -126,7 +126,7 @@ class RateLimiter:
             self._monitor.close()
 
     def stats(self) -> RateStats:
-        """Return counts and waits so far; a wait that is going on counts once it is over."""
+        """Return counts and waits so far; a wait counts once it is over."""
         with self._monitor:
             account = self._account
             return RateStats(
@@ -140,12 +140,12 @@ class RateLimiter:
             )
 
     def state_dict(self) -> JsonState:
-        """Return the counts, JSON-able; samples that you hold are yours to save."""
+        """Return the counts, JSON-able; saving the samples is up to the caller."""
         with self._monitor:
             return self._account.state_dict()
 
     def load_state_dict(self, state: Mapping[str, float | int | bool]) -> None:
-        """Go on from what `state_dict` gave."""
+        """Restore what `state_dict` returned."""
         with self._monitor:
             self._account.load_state_dict(state)
             self._monitor.wake()
@@ -160,7 +160,7 @@ class RateLimiter:
 
 
 def _whole(name: str, value: int) -> int:
-    """Return a positive whole number, also of numpy's, as a plain one; any other would poison the counts."""
+    """Return a positive whole number, possibly numpy's, as an int; any other would corrupt the counts."""
     if not isinstance(value, Integral) or value < 1:
         raise ValueError(f"{name}: got {value!r}; needs a whole number of at least 1")
     return int(value)

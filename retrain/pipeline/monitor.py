@@ -1,4 +1,4 @@
-"""The one place where threads wait: a condition that measures its waits and that closing wakes."""
+"""The one place where threads wait: a condition that measures waits and wakes waiters when closed."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from retrain.errors import RetrainError
 
 
 class ClosedError(RetrainError):
-    """The limiter or pipeline was closed while, or before, somebody waited on it."""
+    """The limiter or pipeline was closed before or during a wait."""
 
 
 class Monitor:
@@ -31,7 +31,7 @@ class Monitor:
         self._condition.release()
 
     def wait_until(self, is_ready: Callable[[], bool], timeout_s: float | None, awaited: str) -> float:
-        """Wait until `is_ready()`, which is asked again after every `wake`; gives the seconds waited.
+        """Wait until `is_ready()`, checked again after every `wake`; return the seconds waited.
 
         Raises:
             ClosedError: closed before it was ready.
@@ -43,15 +43,15 @@ class Monitor:
             raise ClosedError(f"closed while waiting for {awaited}")
         if not is_ready():
             raise TimeoutError(
-                f"waited {timeout_s} s for {awaited}; raise the timeout or look at the other side"
+                f"waited {timeout_s} s for {awaited}; raise timeout_s, or check that the other side runs"
             )
         return self._clock() - start
 
     def wake(self) -> None:
-        """Let every waiter look again: something changed."""
+        """Make every waiter check again."""
         self._condition.notify_all()
 
     def close(self) -> None:
-        """Wake every waiter with `ClosedError`, now and in future."""
+        """Raise `ClosedError` in every present and future waiter."""
         self.is_closed = True
         self.wake()

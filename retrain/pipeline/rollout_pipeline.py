@@ -1,4 +1,4 @@
-"""Overlaps sampling with training: producer threads fill a buffer, the trainer takes batches from it."""
+"""Overlaps sampling and training: producer threads fill a buffer from which the trainer takes batches."""
 
 from __future__ import annotations
 
@@ -33,25 +33,26 @@ class RolloutPipeline(Generic[Item]):
             pipeline.publish(version + 1)
     ```
 
-    Every item is tagged with the policy version published when its unit was started. Units are handed
-    out in the order of their starts: training waits for a slow one instead of leaving it behind until
-    it is stale. What is stale all the same, because batches shrank, is dropped and counted. With
-    `max_staleness = 0` nothing overlaps: the plain loop does the same for less.
+    Every item carries the policy version published when its sampling started. Units are handed out in the
+    order in which they were started: training waits for a slow unit rather than overtake it until it is
+    stale. Items that become stale nevertheless, because batches shrank, are dropped and counted. With
+    `max_staleness = 0` nothing overlaps; a synchronous loop does the same with less.
 
     Args:
-        produce: given the policy version, yields one unit of items, or None to end this producer.
-            Called by `workers` threads at once, without a lock.
-        settings: buffer, pace and ages; see `FlowSettings`.
-        seed: of the buffer's random reads.
-        gate: gives a context manager that is held around every call of `produce`. Where sampling and
-            updating must not overlap (shared weights), give a lock here and hold it around the update
-            and `publish` too.
+        produce: takes the policy version and returns one unit of items, or None to end this producer.
+            Called concurrently by `workers` threads, without a lock.
+        settings: buffer, pace and age limit; see `FlowSettings`.
+        workers: producer threads.
+        seed: for the buffer's random reads.
+        gate: returns a context manager that is held around every call of `produce`. If sampling and
+            updating must not overlap (shared weights), return a lock and hold it around the update and
+            `publish` too.
         clock: monotonic seconds.
-        begin: gives further arguments of `produce` for the next unit. Called under the pipeline's lock
-            in the order of starts, so that a unit's contents do not depend on which thread is faster.
+        begin: returns further arguments of `produce` for the next unit. Called under the pipeline's lock
+            in starting order, so a unit's contents do not depend on which thread is faster.
 
     Raises:
-        ValueError: the settings could deadlock or never hold their pace; says which and why.
+        ValueError: the settings could deadlock or never keep their pace; names the keys.
     """
 
     def __init__(
@@ -80,7 +81,7 @@ class RolloutPipeline(Generic[Item]):
         ]
 
     def start(self) -> None:
-        """Start the producers; entering the context does it too."""
+        """Start the producers; entering the context does so too."""
         self._waits.start()
         for thread in self._threads:
             thread.start()
@@ -96,7 +97,7 @@ class RolloutPipeline(Generic[Item]):
             EndOfStreamError: production ended and nothing is left.
             ClosedError: the pipeline was closed.
             TimeoutError: no batch within `timeout_s`.
-            BaseException: what a producer raised, with its own traceback.
+            BaseException: a producer's error, with its own traceback.
         """
         with self._monitor:
             self._flow.ask(samples, version)
@@ -112,17 +113,17 @@ class RolloutPipeline(Generic[Item]):
         return batch
 
     def publish(self, version: int) -> None:
-        """Say that the policy was updated to this version."""
+        """Announce that the policy was updated to this version."""
         with self._monitor:
             self._flow.publish(version)
             self._monitor.wake()
 
     def close(self, timeout_s: float = 5.0) -> bool:
-        """Wake and end everybody, then wait for the producers; safe to call twice.
+        """Wake and end all threads, then wait for the producers; safe to call twice.
 
         Returns:
-            Whether all ended in time. One that is stuck inside `produce` is left behind as a daemon
-            thread, which does not keep the process alive.
+            Whether all ended in time. A thread stuck in `produce` is abandoned; as a daemon thread it does
+            not keep the process alive.
         """
         with self._monitor:
             self._monitor.close()
@@ -133,22 +134,21 @@ class RolloutPipeline(Generic[Item]):
         return not any(thread.is_alive() for thread in self._threads)
 
     def stats(self) -> PipelineStats:
-        """Return what happened so far."""
+        """Return counts and waits so far."""
         with self._monitor:
             return self._waits.stats(self._flow)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return counts and the buffer's generator, JSON-able.
+        """Return counts and the buffer's random generator, JSON-able.
 
-        Items are not saved: those in the buffer or on their way would be stale policies' samples by
-        the time of a resume. They are counted as lost. What was handed out or dropped is told by each
-        `Batch`, so that whoever produces can remember what is still under way, and produce it again.
+        Items are not saved: after a resume they would be stale. They count as lost. Each `Batch` tells which
+        items were handed out or dropped, so that the caller can produce the others again.
         """
         with self._monitor:
             return self._flow.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from what `state_dict` gave; call it before `start`."""
+        """Restore what `state_dict` returned; call it before `start`."""
         with self._monitor:
             self._flow.load_state_dict(state)
 
@@ -171,7 +171,7 @@ class RolloutPipeline(Generic[Item]):
         return Batch(tuple(sample.item for sample in samples), ages, tuple(self._flow.take_dropped()), wait_s)
 
     def _work(self) -> None:
-        """Produce until the end; whatever goes wrong is the trainer's to see."""
+        """Produce until the end; pass errors to the trainer's thread."""
         failure: BaseException | None = None
         try:
             while self._produce_unit():
@@ -194,7 +194,7 @@ class RolloutPipeline(Generic[Item]):
             )
             unit, arguments = self._flow.start(), self._begin()
         with self._gate():
-            version = self._flow.version  # read inside the gate: an update there publishes before it leaves
+            version = self._flow.version  # read inside the gate, where an update publishes before it leaves
             items = self._produce(version, *arguments)
         with self._monitor:
             if items is None:

@@ -1,4 +1,4 @@
-"""What a pipeline hands out and logs."""
+"""The batches and statistics of a pipeline."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from retrain.records.step_row import PipelineStats
 
 @dataclass(frozen=True, slots=True)
 class Batch(Generic[Item]):
-    """What the trainer gets for one step."""
+    """The samples of one step."""
 
     items: tuple[Item, ...]
     ages: tuple[int, ...]  # policy versions between sampling and training, one per item
-    stale: tuple[Item, ...]  # dropped for their age since the batch before
-    wait_s: float  # that training waited for this batch
+    stale: tuple[Item, ...]  # dropped because of their age since the previous batch
+    wait_s: float  # training's wait for this batch
 
     @property
     def dropped(self) -> int:
-        """How many samples were dropped for their age since the batch before."""
+        """How many samples were dropped because of their age since the previous batch."""
         return len(self.stale)
 
 
 class Waits:
-    """Adds up who waited since `start`."""
+    """Sums the waits since `start`."""
 
     def __init__(self, clock: Callable[[], float], workers: int) -> None:
         self.producer_s = 0.0
@@ -42,7 +42,7 @@ class Waits:
         self._started_s = self._clock()
 
     def stats(self, flow: Flow[Any]) -> PipelineStats:
-        """Join waits with the flow's counts."""
+        """Return the waits together with the flow's counts."""
         elapsed_s = max(self._clock() - self._started_s, 1e-9)
         return PipelineStats(
             ratio=flow.account.ratio,

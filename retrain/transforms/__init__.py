@@ -1,7 +1,7 @@
-"""Token transforms: spread one rollout's advantage over its tokens.
+"""Token transforms distribute a rollout's advantage over its tokens.
 
 A plugin is one file or folder with `reweigh(rollout, advantage, progress, *, <params>) -> advantages`, one
-value per completion token; `progress` in [0, 1] is the share of the run's steps already done.
+value per completion token; `progress` in [0, 1] is the share of the run's steps that are complete.
 """
 
 from __future__ import annotations

@@ -24,12 +24,12 @@ def reweigh(
 ) -> Floats:
     """Weigh as `gtpo` does, then give planning tokens A + alpha |A|.
 
-    A planning token's reward is amplified and its penalty dampened, so that plans stay explored.
+    Amplifies the reward of a planning token and dampens its penalty, which keeps exploring plans.
 
     Args:
-        alpha: extra credit of planning tokens, 0 or more; above 1 it turns penalties into rewards.
+        alpha: extra credit of planning tokens, 0 or more; above 1, penalties become rewards.
         beta: as in `gtpo`.
-        planning_phrases: phrases that mark planning tokens, whole words, any case.
+        planning_phrases: phrases that mark planning tokens; whole words, any case.
 
     Returns:
         Shape (tokens,).

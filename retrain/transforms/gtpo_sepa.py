@@ -1,4 +1,4 @@
-"""GTPO with execution tokens' surprisal pooled, so that surprise in plans is what counts."""
+"""GTPO with the surprisal of execution tokens pooled, so that surprise in plans counts."""
 
 from __future__ import annotations
 
@@ -26,17 +26,16 @@ def reweigh(
 ) -> Floats:
     """Pull execution tokens' surprisal u towards its mean, then weigh as `gtpo` does.
 
-    u' = lambda mean_exec(u) + (1 - lambda) u on execution tokens, which leaves mean(u) as it
-    was; planning tokens keep theirs. lambda is 0 for the run's first `delay_fraction`, then
-    rises linearly with `progress` over the next `ramp_fraction` of the run to `lambda_max`
-    and stays there: early on, surprise in execution is what there is to learn.
+    u' = lambda mean_exec(u) + (1 - lambda) u on execution tokens, which leaves mean(u) unchanged; planning
+    tokens keep their u. lambda is 0 for the first `delay_fraction` of the run, then rises linearly over the
+    next `ramp_fraction` to `lambda_max` and stays there: early in a run, execution is what is learned.
 
     Args:
         beta: as in `gtpo`.
-        lambda_max: strength of pooling after the ramp, in [0, 1]; 1 pools completely.
+        lambda_max: strength of pooling after the ramp, in [0, 1]; 1 is complete.
         delay_fraction: share of the run before the ramp, in [0, 1].
-        ramp_fraction: share of the run that the ramp takes, in [0, 1]; 0 is a jump.
-        planning_phrases: phrases that mark planning tokens, whole words, any case.
+        ramp_fraction: share of the run for the ramp, in [0, 1]; 0 is a step.
+        planning_phrases: phrases that mark planning tokens; whole words, any case.
 
     Returns:
         Shape (tokens,).

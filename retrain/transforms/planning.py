@@ -1,6 +1,6 @@
-"""Tells planning tokens (what to do next) from execution tokens (doing it) by their words.
+"""Separates planning tokens (what to do next) from execution tokens (doing it).
 
-Decides from the completion's text alone: a token is planning if its text overlaps a phrase.
+It uses the completion's text only: a token is planning if its text overlaps a planning phrase.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from retrain.rollouts import Rollout
 
-# Phrases that open a step of reasoning, turn it round or look back at it.
+# Phrases that open a step of reasoning, change its direction or review it.
 PHRASES: tuple[str, ...] = (
     "let me",
     "let's",
@@ -42,11 +42,11 @@ PHRASES: tuple[str, ...] = (
 def planning_mask(rollout: Rollout, phrases: Sequence[str]) -> NDArray[np.bool_]:
     """Tell for each token whether its text overlaps a planning phrase: shape (tokens,).
 
-    Case does not matter, nor the kind and amount of white space between a phrase's words; a
-    phrase matches whole words only. A token without text (end of sequence) is not planning.
+    Matching ignores case and the kind and amount of white space between words; a phrase matches whole
+    words only. A token without text (end of sequence) is not planning.
 
     Raises:
-        ValueError: `phrases` is not a list of texts, or a text is empty.
+        ValueError: `phrases` is not a list of non-empty strings.
     """
     text = "".join(rollout.pieces)
     covered = np.zeros(len(text), dtype=np.int64)
@@ -62,7 +62,7 @@ def planning_mask(rollout: Rollout, phrases: Sequence[str]) -> NDArray[np.bool_]
 
 def _checked(phrases: Sequence[str]) -> tuple[str, ...]:
     if isinstance(phrases, str) or not all(isinstance(p, str) and p.strip() for p in phrases):
-        raise ValueError(f"planning_phrases: got {phrases!r}; needs a list of texts, none of them empty")
+        raise ValueError(f"planning_phrases: got {phrases!r}; needs a list of non-empty strings")
     return tuple(phrases)
 
 
@@ -70,7 +70,7 @@ def _checked(phrases: Sequence[str]) -> tuple[str, ...]:
 def _pattern(phrases: tuple[str, ...]) -> re.Pattern[str]:
     """Match nothing at each word that starts a phrase; the longest such phrase is group 1.
 
-    Matching the phrase itself would skip one that starts within it, as "me check" in "let me check".
+    Matching the phrase itself would skip phrases that start inside it, such as "check" in "let me check".
     """
     longest_first = sorted(phrases, key=len, reverse=True)
     either = "|".join(r"\s+".join(map(re.escape, phrase.split())) for phrase in longest_first)

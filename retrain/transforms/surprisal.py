@@ -1,4 +1,4 @@
-"""Weights of tokens from their surprisal u = -log p (nats, under the sampling policy)."""
+"""Token weights from surprisal u = -log p (nats, under the sampling policy)."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ def surprisal(rollout: Rollout) -> Floats:
     if not np.isfinite(logprobs).all():
         token = int(np.argmin(np.isfinite(logprobs)))
         raise ValueError(f"rollout.logprobs: got {logprobs[token]} at token {token}; needs finite numbers")
-    # A sampler's rounding may put log p a little above 0.
+    # rounding by the sampler may put log p slightly above 0
     return np.maximum(-logprobs, 0.0)
 
 
 def weights(u: Floats, beta: float) -> Floats:
-    """Return max(0, 1 + beta (u / mean(u) - 1)) per token; ones if no token was surprising.
+    """Return max(0, 1 + beta (u / mean(u) - 1)) per token; ones if all surprisal is 0.
 
     Raises:
         ValueError: `beta` is negative or not finite.
