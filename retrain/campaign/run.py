@@ -34,7 +34,7 @@ from retrain.plan.provenance import (
     write_provenance,
 )
 from retrain.records.atomic import write_atomic
-from retrain.records.files import make_directory, make_new_directory
+from retrain.records.files import make_directory, make_new_directory, read_small
 from retrain.records.layout import CampaignFiles, RunFiles, create_directory, open_campaign
 from retrain.records.manifest import read_manifest
 from retrain.records.run_state import rename_done
@@ -226,7 +226,7 @@ def _write_what_differs(
     differing = []
     for run in campaign.plan.runs:
         run_files, text = campaign.files_of(run.run_id), _text(run, files, origin)
-        old = run_files.run_toml.read_bytes() if run_files.run_toml.exists() else b""
+        old = read_small(run_files.run_toml) or b""
         if old == text.encode():
             continue
         differing.append((run_files, text))
