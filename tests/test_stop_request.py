@@ -47,6 +47,55 @@ def test_a_worker_reads_the_request_while_it_runs(
     assert read_attempts(run.attempts)[-1].ending == RunState.INTERRUPTED
 
 
+SILENT_ENGINE = """
+from retrain.launchers import Ended
+from retrain.records.layout import CampaignFiles
+
+def open_launcher(assignment):
+    return SilentEngine(assignment)
+
+class SilentEngine:
+    queues = True
+
+    def __init__(self, assignment):
+        self.assignment, self.polls = assignment, 0
+
+    def describe(self): return "an engine"
+    def room(self): return 0
+    def queued(self): return ()
+    def adopt(self, run_ids): pass
+    def wake(self): pass
+    def cancel(self, run_ids, *, now): self.assignment.say("no answer")
+
+    def submit(self, run_ids):
+        self.assignment.say("taken")
+        return run_ids
+
+    def poll(self, timeout_s):  # it answers again after a while
+        self.polls += 1
+        runs = self.assignment.runs if self.polls > 2 else ()
+        return [Ended(run_id, None, taken_back=True) for run_id in runs]
+"""
+
+
+def test_ctrl_c_reaches_queued_runs_while_the_engine_does_not_answer(
+    campaign_file: Path, here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class CtrlC(Silent):
+        def notice(self, text: str) -> None:
+            if text == "taken":
+                campaign.stop()
+
+    monkeypatch.syspath_prepend(here)
+    (here / "silent_engine.py").write_text(SILENT_ENGINE)
+    campaign = start(campaign_file, ['campaign.launcher="silent_engine.open_launcher"'], CtrlC())
+    assert campaign.execute().was_stopped
+    for run in campaign.plan.runs:  # started by the engine after all
+        files = campaign.files_of(run.run_id)
+        assert worker.run(files.directory, threading.Event()) == EXIT_INTERRUPTED
+        assert not read_attempts(files.attempts)
+
+
 class Endings(Silent):
     """Keeps how runs ended."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -45,7 +46,7 @@ from retrain.records.manifest import (
 )
 from retrain.records.notices import NoticeBook
 from retrain.records.run_state import UNREADABLE, RunState
-from retrain.records.stop_request import asked_to_stop
+from retrain.records.stop_request import ask_to_stop, asked_to_stop
 from retrain.records.text import as_typed, count_of
 
 SHOWN_RUNS = 5  # named in a notice
@@ -204,6 +205,11 @@ class CampaignRun:
             is_lost = not lock.is_in_place  # every second: nothing that runs write now would be found again
             return max(self._asked_to_stop, asked_to_stop(self._files), int(is_lost))
 
+        def ask_workers(now: bool) -> None:
+            if lock.is_in_place:
+                with suppress(RecordsError):  # on a full disk, the engine alone is asked
+                    ask_to_stop(self._files, now=now)
+
         return Supervisor(
             campaign,
             Planned(self._plan.workers) if launcher.queues else admission_of(self._plan, self._files.runs),
@@ -211,6 +217,7 @@ class CampaignRun:
             self.files_of,
             observer,
             look,
+            ask_workers,
         )
 
     def _write_last(self, roll_up: RollUp, *, ended: bool) -> None:

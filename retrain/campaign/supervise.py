@@ -38,6 +38,7 @@ class Supervisor:
         files_of: Callable[[str], RunFiles],
         observer: Observer,
         asked_to_stop: Callable[[], int] = lambda: 0,
+        ask_workers: Callable[[bool], None] = lambda now: None,
     ) -> None:
         """Take over; nothing happens yet.
 
@@ -48,6 +49,7 @@ class Supervisor:
             files_of: where a run's files lie, by run id.
             observer: is told what happens.
             asked_to_stop: looked at every second: 0 no, 1 save and leave, 2 leave now.
+            ask_workers: asks workers to stop (True: now) without the engine, which may not answer.
         """
         self._campaign = campaign
         self._row = WhileRunsSucceed(admission, campaign.pause_after) if campaign.pause_after else None
@@ -57,6 +59,7 @@ class Supervisor:
         self._files_of = files_of
         self._observer = observer
         self._look_for_stop = asked_to_stop
+        self._ask_workers = ask_workers
         self._waiting: deque[RunPlan] = deque()
         self._retries = RetryQueue()
         self._active: dict[str, Active] = {}
@@ -263,6 +266,8 @@ class Supervisor:
         self._stopped = self._asked_to_stop
         for active in self._active.values():
             active.cancelled = active.cancelled or RunState.INTERRUPTED
+        if self._launcher.queues:  # its tasks may start later, and without us
+            self._ask_workers(self._stopped > 1)
         self._launcher.cancel(list(self._active), now=self._stopped > 1)
 
     def _end_overdue(self) -> None:
