@@ -6,8 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from retrain.campaign.admission import BLOW_S, ByMemory, Places, Planned, WhileRunsSucceed
+from retrain.campaign.admission import ByMemory, Places, Planned
+from retrain.campaign.endings import Ending
 from retrain.campaign.events import Silent
+from retrain.campaign.retry import SAME_LOSS_S, LaunchBreaker
 from retrain.campaign.run import reopen, start
 from retrain.errors import ConfigError
 from retrain.records.layout import CampaignFiles
@@ -56,16 +58,16 @@ def test_a_campaign_on_a_smaller_machine_than_it_began_on_is_refused_with_what_t
         reopen(campaign.directory)
 
 
-def in_a_row(runs: int = 3) -> tuple[WhileRunsSucceed, list[float]]:
+def in_a_row(runs: int = 3) -> tuple[LaunchBreaker, list[float]]:
     now_s = [0.0]
-    return WhileRunsSucceed(Planned(4), runs, clock=lambda: now_s[0]), now_s
+    return LaunchBreaker(Planned(4), runs, clock=lambda: now_s[0]), now_s
 
 
 def test_several_runs_failing_in_a_row_pause_launches_then_one_is_tried() -> None:
     admission, now_s = in_a_row()
     for run_id in ("a", "b", "c"):
         assert admission.places().count == 4
-        admission.ended(run_id, RunState.INFRASTRUCTURE, "connection refused")
+        admission.ended(run_id, Ending(RunState.INFRASTRUCTURE, "connection refused"))
     paused = admission.places()
     assert (paused.count, "connection refused" in paused.reason) == (0, True)
     assert paused.ask_again_s is not None
@@ -73,19 +75,19 @@ def test_several_runs_failing_in_a_row_pause_launches_then_one_is_tried() -> Non
     assert admission.places().count == 4
     admission.started()
     assert admission.places().count == 0  # until the one that is tried has lived for a while
-    admission.ended("a", RunState.DONE, "")
+    admission.ended("a", Ending(RunState.DONE, ""))
     assert admission.places().count == 4
 
 
 def test_a_probe_that_fails_like_the_others_pauses_for_longer() -> None:
     admission, now_s = in_a_row()
     for run_id in ("a", "b", "c"):
-        admission.ended(run_id, RunState.INFRASTRUCTURE, "")
+        admission.ended(run_id, Ending(RunState.INFRASTRUCTURE, ""))
     first_s = admission.places().ask_again_s
     assert first_s is not None
     now_s[0] += first_s
     admission.started()
-    admission.ended("a", RunState.INFRASTRUCTURE, "")
+    admission.ended("a", Ending(RunState.INFRASTRUCTURE, ""))
     second_s = admission.places().ask_again_s
     assert second_s is not None
     assert second_s > first_s
@@ -94,23 +96,23 @@ def test_a_probe_that_fails_like_the_others_pauses_for_longer() -> None:
 def test_one_run_that_fails_again_and_again_is_no_sign_of_trouble_for_all() -> None:
     admission, _ = in_a_row()
     for _ in range(10):
-        admission.ended("a", RunState.INFRASTRUCTURE, "")
+        admission.ended("a", Ending(RunState.INFRASTRUCTURE, ""))
     assert admission.places().count == 4
 
 
 def test_what_we_interrupt_ourselves_is_neither_failure_nor_success() -> None:
     admission, _ = in_a_row()
     for run_id in ("a", "b"):
-        admission.ended(run_id, RunState.INFRASTRUCTURE, "")
-    admission.ended("d", RunState.INTERRUPTED, "")
-    admission.ended("c", RunState.INFRASTRUCTURE, "")
+        admission.ended(run_id, Ending(RunState.INFRASTRUCTURE, ""))
+    admission.ended("d", Ending(RunState.INTERRUPTED, ""))
+    admission.ended("c", Ending(RunState.INFRASTRUCTURE, ""))
     assert admission.places().count == 0
 
 
 def test_runs_that_are_lost_with_one_machine_count_as_one() -> None:
     admission, now_s = in_a_row()
     for run_id in ("a", "b", "c", "d"):
-        admission.ended(run_id, RunState.INFRASTRUCTURE, "NODE_FAIL", is_lost=True)
+        admission.ended(run_id, Ending(RunState.INFRASTRUCTURE, "NODE_FAIL"), is_lost=True)
         now_s[0] += 5.0  # their leases run out one after the other
     assert admission.places().count == 4
 
@@ -118,14 +120,14 @@ def test_runs_that_are_lost_with_one_machine_count_as_one() -> None:
 def test_machines_lost_one_after_another_pause_launches() -> None:
     admission, now_s = in_a_row()
     for run_id in ("a", "b", "c"):
-        admission.ended(run_id, RunState.INFRASTRUCTURE, "NODE_FAIL", is_lost=True)
-        now_s[0] += BLOW_S
+        admission.ended(run_id, Ending(RunState.INFRASTRUCTURE, "NODE_FAIL"), is_lost=True)
+        now_s[0] += SAME_LOSS_S
     assert admission.places().count == 0
 
 
 def test_workers_that_fail_by_themselves_beside_a_lost_machine_count_each() -> None:
     admission, _ = in_a_row()
-    admission.ended("a", RunState.INFRASTRUCTURE, "NODE_FAIL", is_lost=True)
-    admission.ended("b", RunState.INFRASTRUCTURE, "connection refused")
-    admission.ended("c", RunState.INFRASTRUCTURE, "connection refused")
+    admission.ended("a", Ending(RunState.INFRASTRUCTURE, "NODE_FAIL"), is_lost=True)
+    admission.ended("b", Ending(RunState.INFRASTRUCTURE, "connection refused"))
+    admission.ended("c", Ending(RunState.INFRASTRUCTURE, "connection refused"))
     assert admission.places().count == 0

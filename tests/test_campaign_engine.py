@@ -162,7 +162,9 @@ def test_runs_lost_with_one_machine_are_tried_again_without_a_pause(
     assert any("failed for infrastructure" in notice for notice in heard.notices) is not is_lost
 
 
-def test_after_a_pause_one_run_is_handed_over_before_the_others(campaign: CampaignRun) -> None:
+def test_after_a_pause_one_run_is_handed_over_before_the_others(
+    campaign: CampaignRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
     runs, now_s = campaign.plan.runs, [0.0]
 
     def pass_time(seconds: float) -> list[Ended]:
@@ -177,10 +179,8 @@ def test_after_a_pause_one_run_is_handed_over_before_the_others(campaign: Campai
         lambda: all_done(campaign),
     )
     engine.places = len(runs)
-    made = supervisor(engine, campaign, pause_after=3)
-    assert made._row is not None
-    made._row._clock = lambda: now_s[0]
-    made.supervise(runs)
+    monkeypatch.setattr("retrain.campaign.retry.time.monotonic", lambda: now_s[0])
+    supervisor(engine, campaign, pause_after=3).supervise(runs)
     assert [len(batch) for batch in engine.submitted] == [4, 1, 3]
 
 

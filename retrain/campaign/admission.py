@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,17 +10,13 @@ from typing import Protocol
 
 from retrain import registry
 from retrain.config.schema import Throttle
-from retrain.controllers.breaker import CircuitBreaker
 from retrain.errors import ConfigError
-from retrain.locks.held import RENEW_S
 from retrain.plan.matrix import Plan
-from retrain.records.run_state import RunState
 from retrain.records.workers import worker_pids
 from retrain.system import memory_available_bytes, memory_limit_bytes
 from retrain.throttle import TrainingThrottle
 
 ASK_FOR_MEMORY_S = 2.0  # memory comes back when a worker ends, which is noticed anyway, or a stranger does
-BLOW_S = 2 * RENEW_S  # workers that die at once are seen to be dead when the last renewal of each is too old
 GIB = 2**30
 FIGURES = re.compile(r"\d[\d.]*")
 
@@ -99,59 +94,6 @@ class ByMemory:
         return Places(
             0, ASK_FOR_MEMORY_S, f"{free:.2f} GiB of memory are free, min_free_memory is {least:.2f}"
         )
-
-
-class WhileRunsSucceed:
-    """No worker for a while when several runs in a row failed for their surroundings; then one, as a probe.
-
-    A run counts once, however often it was tried: its own trouble is no sign of everybody's. So do all runs
-    that are lost with one machine.
-    """
-
-    def __init__(self, inner: Admission, runs: int, clock: Callable[[], float] = time.monotonic) -> None:
-        self._inner = inner
-        self._breaker = CircuitBreaker(runs)
-        self._clock = clock
-        self._failed: set[str] = set()
-        self._blow_ends_s = float("-inf")
-
-    def places(self) -> Places:
-        """Ask the breaker first."""
-        now_s = self._clock()
-        asked = self._breaker.ask(now_s)
-        if asked.is_open:
-            return Places(0, max(0.0, asked.ask_again_s - now_s), asked.reason)
-        return self._inner.places()
-
-    def tries_one(self) -> bool:
-        """Whether one run is to be started before any others."""
-        return self._breaker.ask(self._clock()).is_probe
-
-    def started(self) -> None:
-        """A worker was started."""
-        self._breaker.started(self._clock())
-
-    def ended(self, run_id: str, state: RunState, message: str, *, is_lost: bool = False) -> None:
-        """A worker ended; what we ended ourselves says nothing.
-
-        Args:
-            run_id: of its run.
-            state: what it came to.
-            message: why.
-            is_lost: by no doing of its own, and perhaps by the same blow as others.
-        """
-        if state is RunState.INTERRUPTED or run_id in self._failed:
-            return
-        if is_lost and state is RunState.INFRASTRUCTURE:
-            if self._clock() < self._blow_ends_s:
-                return
-            self._blow_ends_s = self._clock() + BLOW_S
-        is_infrastructure = state is RunState.INFRASTRUCTURE
-        was_opened = self._breaker.ended(self._clock(), infrastructure=is_infrastructure, message=message)
-        if is_infrastructure and not was_opened:
-            self._failed.add(run_id)
-        else:
-            self._failed.clear()  # a new row begins; after a pause the probe counts, whichever run it is
 
 
 def admission_of(plan: Plan, runs: Path) -> Admission:

@@ -1,4 +1,8 @@
-"""What a launcher is told of a campaign, from a plan or, for stopping, from the campaign's records alone."""
+"""A campaign's launcher: what it is given, asked and opened for; its permits; leaving it for another.
+
+A campaign leaves a launcher only once the engine has none of its runs: they would start beside those of the
+new launcher, and `max_workers` would not hold.
+"""
 
 from __future__ import annotations
 
@@ -8,12 +12,14 @@ from pathlib import Path
 from typing import Any
 
 from retrain import registry
-from retrain.config.schema import Campaign, Config
-from retrain.errors import ConfigError
+from retrain.config.schema import FIRST_PERMITS, Campaign, Config
+from retrain.errors import ConfigError, LaunchError
 from retrain.launchers import Assignment, Launcher
 from retrain.plan.matrix import Plan
 from retrain.plan.provenance import Provenance
 from retrain.records.layout import CampaignFiles, RunFiles
+from retrain.records.text import as_typed, first_of
+from retrain.semaphore import FileSemaphore, lock_sharing_problem
 
 NOT_YET = "<id>"  # stands in a script that is shown before the campaign has a directory
 
@@ -137,3 +143,72 @@ def launch_script(plan: Plan) -> str:
 def _draft(plan: Plan) -> Assignment:
     files = CampaignFiles(plan.log_dir / f"{plan.name}-{NOT_YET}")
     return assignment_of(plan, files, Path.cwd())
+
+
+def require_left(
+    files: CampaignFiles,
+    origin: Provenance,
+    campaign: Campaign,
+    runs: Mapping[str, RunFiles],
+    say: Callable[[str], None],
+) -> None:
+    """Make sure that the engine which a campaign was with has no runs of it, unless it stays there.
+
+    Args:
+        files: the campaign's, whose lock is ours.
+        origin: how it was launched so far.
+        campaign: how it is to go on.
+        runs: all runs' files by their ids.
+        say: tells whoever watches.
+
+    Raises:
+        LaunchError: it has some, or cannot be asked.
+    """
+    home = files.directory / origin.launcher  # where launchers that queue keep what they submitted
+    now = _engine(campaign.launcher, options_of(campaign))
+    if _engine(origin.launcher, origin.options) == now or not home.is_dir():
+        return
+    try:
+        launcher = open_launcher(origin.launcher, assignment_for_stopping(files, runs, origin, say))
+        queued = [run_id for run_id in launcher.queued() if not runs[run_id].done.exists()]
+    except LaunchError as error:
+        raise LaunchError(
+            f"{files.directory}: was with {origin.launcher}, which cannot be asked whether it still has runs "
+            f"of it: {error}. Resume where it can be; if it is gone for good, remove {home}"
+        ) from error
+    if queued:
+        raise LaunchError(
+            f"{files.directory}: {origin.launcher} still has {len(queued)} runs of it: "
+            f"{first_of(sorted(queued))}. Take them back with "
+            f'`retrain stop {as_typed(files.directory)}`, or go on with launcher = "{origin.launcher}"'
+        )
+
+
+def _engine(launcher: str, options: Mapping[str, Any]) -> tuple[str, object]:
+    return launcher, options.get("address", "")
+
+
+def open_permits(plan: Plan, files: CampaignFiles, say: Callable[[str], None]) -> None:
+    """Make each directory hold as many permits as the plan says; what is odd about it is said."""
+    for directory, permits, is_shared in permit_directories(plan, files):
+        problem = lock_sharing_problem(directory)
+        if problem:
+            say(f"{problem} Permits will hold on this machine only.")
+        semaphore = FileSemaphore(directory, permits or FIRST_PERMITS, allow_unshared=True)
+        if permits is None or semaphore.permits == permits:
+            continue  # what an earlier attempt found out is kept
+        if is_shared:
+            say(f"{directory} is shared and has {semaphore.permits} permits, not {permits}")
+        else:
+            semaphore.set_permits(permits)
+
+
+def permit_directories(plan: Plan, files: CampaignFiles) -> list[tuple[Path, int | None, bool]]:
+    """List directories of permits: how many each is to have (None: that adapts), and whether it is shared."""
+    found: dict[Path, tuple[int | None, bool]] = {}
+    for run in plan.runs:
+        backend = run.config.backend
+        directory = Path(backend.throttle_dir) if backend.throttle_dir else files.permits
+        permits = None if backend.adapts_permits else backend.first_permits
+        found[directory] = (permits, bool(backend.throttle_dir))
+    return [(directory, permits, shared) for directory, (permits, shared) in found.items()]

@@ -28,11 +28,6 @@ class Ending:
     is_lasting: bool = False  # until somebody does what the message says
     took_s: float | None = field(default=None, compare=False)  # the attempt, as its worker measured it
 
-    @property
-    def is_worth_retrying(self) -> bool:
-        """Whether trying again unchanged may help: a hang is most often a call that nobody answers."""
-        return self.state in (RunState.INFRASTRUCTURE, RunState.STALLED) and not self.is_lasting
-
 
 def ending_by(error: RetrainError) -> Ending:
     """Return what an error that kept a worker from being started, or its end from being read, comes to."""

@@ -15,7 +15,6 @@ from retrain.plan.estimate.history import learn_from
 from retrain.plan.estimate.learned import crowding_of, learned_for, workload_of
 from retrain.plan.estimate.remaining import RunLeft, remaining
 from retrain.plan.matrix import Plan, RunPlan
-from retrain.plan.warnings import shares_cores
 from retrain.records.attempts import read_attempts
 from retrain.records.clock import seconds_between
 from retrain.records.layout import RunFiles, find_campaigns
@@ -151,16 +150,6 @@ def union_s(spans: Iterable[tuple[str, str]]) -> float:
             total += seconds_between(begin, end) or 0.0
             until = end
     return total
-
-
-def with_launching(manifest: Manifest, plan: Plan) -> Manifest:
-    """Return a manifest with what its readers need to know for an estimate of the time left."""
-    return replace(
-        manifest,
-        workers=plan.workers,
-        stagger_s=plan.campaign.stagger_seconds,
-        shared_cores=cpu_capacity() if shares_cores(plan) else 0.0,
-    )
 
 
 def said(expected: Expectation) -> str:

@@ -9,23 +9,24 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from retrain.campaign.admission import Planned, admission_of
-from retrain.campaign.assign import assignment_of, open_launcher
-from retrain.campaign.deliver import Undelivered
+from retrain.campaign.assign import (
+    assignment_of,
+    open_launcher,
+    open_permits,
+    permit_directories,
+    require_left,
+)
 from retrain.campaign.endings import traceless
 from retrain.campaign.events import Observer
-from retrain.campaign.forecast import Forecaster, looked_at, said, with_launching
-from retrain.campaign.launcher_switch import require_left
-from retrain.campaign.permits import open_permits, permit_directories
-from retrain.campaign.recording_observer import RecordingObserver
-from retrain.campaign.redo import set_aside_changed
-from retrain.campaign.rollup import RollUp
+from retrain.campaign.finished import Undelivered, set_aside_changed
+from retrain.campaign.forecast import Forecaster, looked_at, said
+from retrain.campaign.rollup import RecordingObserver, RollUp, manifest_of
 from retrain.campaign.supervise import Supervisor
 from retrain.errors import (
     EXIT_DONE,
     EXIT_INTERRUPTED,
     EXIT_RUN_FAILED,
     ConfigError,
-    DamagedRecordError,
     LaunchError,
     RecordsError,
 )
@@ -35,21 +36,11 @@ from retrain.plan.matrix import Plan, RunPlan
 from retrain.plan.provenance import known_origin, working_directories
 from retrain.records.atomic import remove_leftovers
 from retrain.records.layout import CampaignFiles, RunFiles
-from retrain.records.manifest import (
-    Manifest,
-    PlannedRun,
-    RunEntry,
-    new_manifest,
-    read_manifest,
-    set_aside,
-    with_plan,
-)
+from retrain.records.manifest import RunEntry
 from retrain.records.notices import NoticeBook
 from retrain.records.run_state import UNREADABLE, RunState
 from retrain.records.stop_request import ask_to_stop, asked_to_stop
-from retrain.records.text import as_typed, count_of
-
-SHOWN_RUNS = 5  # named in a notice
+from retrain.records.text import as_typed, count_of, first_of
 
 
 @dataclass(frozen=True)
@@ -124,8 +115,7 @@ class CampaignRun:
             self._leave_engine()
             remove_leftovers(self._files.directory)
             self._catch_up()
-            roll_up = RollUp(self._manifest(), self._files.manifest, self.files_of)
-            roll_up.write()
+            roll_up = self._roll_up()
             states = self._states(roll_up, redo=retry_failed)
             launcher = self._open_launcher()
             if launcher.queues:  # it can be resumed from another machine
@@ -158,6 +148,13 @@ class CampaignRun:
         self._asked_to_stop = max(self._asked_to_stop, 2 if now else 1)
         if self._supervisor is not None:
             self._supervisor.stop(now=now)
+
+    def _roll_up(self) -> RollUp:
+        shared = [str(d) for d, _, is_shared in permit_directories(self._plan, self._files) if is_shared]
+        manifest = manifest_of(self._plan, self._files, shared, self._observer.notice)
+        roll_up = RollUp(manifest, self._files.manifest, self.files_of)
+        roll_up.write()
+        return roll_up
 
     def _leave_engine(self) -> None:
         runs = {run.run_id: self.files_of(run.run_id) for run in self._plan.runs}
@@ -257,9 +254,7 @@ class CampaignRun:
         queued = [run.run_id for run in taken if run.run_id not in alive]
         for what, runs in (("alive", alive), ("still with the engine", queued)):
             if runs:
-                more = f" and {len(runs) - SHOWN_RUNS} more" if len(runs) > SHOWN_RUNS else ""
-                names = ", ".join(runs[:SHOWN_RUNS])
-                self._observer.notice(f"{count_of(len(runs), 'run')} {what} and adopted: {names}{more}")
+                self._observer.notice(f"{count_of(len(runs), 'run')} {what} and adopted: {first_of(runs)}")
 
     def _lock(self) -> HeldLock:
         lock = hold(self._files.lock)
@@ -271,33 +266,8 @@ class CampaignRun:
             )
         return lock
 
-    def _manifest(self) -> Manifest:
-        plan, planned = self._plan, _planned_runs(self._plan)
-        found = self._known_manifest()
-        if found is None:
-            shared = [str(d) for d, _, is_shared in permit_directories(plan, self._files) if is_shared]
-            found = new_manifest(plan.name, plan.config_hash, planned, Path.cwd(), shared)
-        else:
-            found = with_plan(found, plan.config_hash, planned)
-        return with_launching(found, plan)
-
-    def _known_manifest(self) -> Manifest | None:
-        try:
-            return read_manifest(self._files.manifest)
-        except DamagedRecordError:
-            aside = set_aside(self._files.manifest)
-            self._observer.notice(
-                f"manifest.json was damaged and is made again from the runs; it is kept as {aside.name}"
-            )
-            return None
-
 
 def _is_wanted(state: RunState, retry_failed: bool) -> bool:
     if retry_failed:
         return state is RunState.FAILED
     return state not in (RunState.DONE, RunState.FAILED, RunState.RUNNING)
-
-
-def _planned_runs(plan: Plan) -> tuple[PlannedRun, ...]:
-    """Return a plan's runs as a manifest names them."""
-    return tuple(PlannedRun(r.run_id, r.condition, r.seed, r.max_steps, r.config_hash) for r in plan.runs)

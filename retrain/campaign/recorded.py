@@ -7,7 +7,8 @@ configuration was changed by hand: nothing in it is believed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -15,10 +16,15 @@ from retrain.config.digest import decides, digest, is_as_written, is_current, la
 from retrain.config.files import changed_files
 from retrain.config.resolve import as_tables
 from retrain.config.versions import CURRENT, as_meant, run_version
+from retrain.errors import ConfigError, DamagedRecordError
+from retrain.locks.held import is_held
 from retrain.plan.matrix import Plan, RunPlan
+from retrain.plan.provenance import Provenance
+from retrain.plan.provenance import digest as digest_of_file
 from retrain.records.layout import CampaignFiles, RunFiles
+from retrain.records.manifest import read_manifest
 from retrain.records.run_toml import files_of_runs, recorded_hash, recorded_tables
-from retrain.records.text import plain
+from retrain.records.text import as_typed, first_of, plain
 
 SHOWN_RUNS = 3  # named in a line of a diff
 
@@ -32,23 +38,66 @@ class Reconciled:
     renamed: Mapping[str, str]  # run id -> its former hash, of runs that are the same under another
 
 
-def hashes_of_runs(files: CampaignFiles) -> dict[str, str]:
-    """Return every run's hash as its own run.toml has it, for a campaign without a manifest."""
-    found = {run_id: recorded_hash(run) for run_id, run in files_of_runs(files).items()}
-    return {run_id: config_hash for run_id, config_hash in found.items() if config_hash}
-
-
 def reconcile(
-    plan: Plan, recorded: Mapping[str, str], files_of: Callable[[str], RunFiles], *, is_same_file: bool
+    plan: Plan,
+    files: CampaignFiles,
+    files_of: Callable[[str], RunFiles],
+    origin: Provenance,
+    *,
+    accept_changes: bool = False,
 ) -> Reconciled:
     """Compare a plan with how its campaign began.
 
     Args:
         plan: what the campaign's file asks for now.
-        recorded: the hash that each run began with.
+        files: the campaign's.
         files_of: where a run's files lie.
-        is_same_file: the campaign's file is as it was, so that runs go on as they were resolved then,
-            whatever this version's defaults are.
+        origin: how the campaign was started.
+        accept_changes: the user accepts that results differ.
+
+    Raises:
+        ConfigError: results would differ, and that is not accepted or runs are alive.
+    """
+    is_same_file = digest_of_file(files.campaign_toml.read_bytes()) == origin.digest
+    recorded = _recorded(plan, files, is_same_file)
+    found = _compare(plan, recorded, files_of, is_same_file=is_same_file)
+    alive = [run_id for run_id in recorded if found.changes and is_held(files_of(run_id).lock)]
+    if alive:
+        raise ConfigError(
+            f"{files.campaign_toml}: changed while {first_of(alive)} still run as it was before; "
+            f"undo the change, or end them first with `retrain stop {as_typed(files.directory)}`"
+        )
+    if found.changes and not accept_changes:
+        raise ConfigError(
+            [
+                f"{files.campaign_toml}: results would differ from how this campaign began:",
+                *(f"  {change}" for change in found.changes),
+                "undo the change, start a new campaign with it, or resume with --accept-config-change",
+            ]
+        )
+    return found
+
+
+def _recorded(plan: Plan, files: CampaignFiles, is_same_file: bool) -> dict[str, str]:
+    """Return the hash that each run began with, by the manifest, or by the runs if that is gone."""
+    with suppress(DamagedRecordError):  # the orchestrator sets it aside
+        manifest = read_manifest(files.manifest)
+        if manifest is not None:
+            return {run.run_id: run.config_hash for run in manifest.runs}
+    hashes = {run_id: recorded_hash(run) for run_id, run in files_of_runs(files).items()}
+    recorded = {run_id: config_hash for run_id, config_hash in hashes.items() if config_hash}
+    if is_same_file:  # killed before all runs were made
+        return {run.run_id: run.config_hash for run in plan.runs} | recorded
+    return recorded
+
+
+def _compare(
+    plan: Plan, recorded: Mapping[str, str], files_of: Callable[[str], RunFiles], *, is_same_file: bool
+) -> Reconciled:
+    """Compare a plan with the hash that each run began with.
+
+    With the campaign's file as it was, runs go on as they were resolved then, whatever this version's
+    defaults are.
     """
     planned = {run.run_id for run in plan.runs}
     lines = [f"run {run.run_id}: is new" for run in plan.runs if run.run_id not in recorded]
@@ -63,7 +112,7 @@ def reconcile(
             renamed[run.run_id] = before
         for change in () if same else _differences(recorded_tables(files), run):
             changes.setdefault(change, []).append(run.run_id)
-    lines += [f"{change} ({_names(run_ids)})" for change, run_ids in changes.items()]
+    lines += [f"{change} ({first_of(run_ids, SHOWN_RUNS)})" for change, run_ids in changes.items()]
     return Reconciled(replace(plan, runs=tuple(runs)), tuple(lines), renamed)
 
 
@@ -124,8 +173,3 @@ def _leaves(value: Any, key: str) -> Iterator[tuple[str, Any]]:
 
 def _shown(tables: Mapping[str, Any], key: str) -> str:
     return plain(repr(tables[key]), 80) if key in tables else "(absent)"
-
-
-def _names(runs: Sequence[str]) -> str:
-    more = f" and {len(runs) - SHOWN_RUNS} more" if len(runs) > SHOWN_RUNS else ""
-    return ", ".join(runs[:SHOWN_RUNS]) + more

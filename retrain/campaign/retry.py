@@ -1,50 +1,195 @@
-"""Runs that wait for their next attempt, each with a delay that doubles and is spread at random."""
+"""The retry policy: which ending is retried, how often, after how long, and when launching pauses.
+
+- Which: infrastructure failures and stalls, unless only the user can fix the cause, and runs that the engine
+  cut short (time limit, lost node). Never the run's own failure, a run timeout, or a stop.
+- How often: `[campaign].retries` times per run and orchestrator. An attempt that the engine cut short after
+  it had saved progress does not count; a run has at most as many of those as steps.
+- After how long: exponential backoff with jitter.
+- Pause: after `[campaign].pause_after` runs in a row failed for infrastructure, a circuit breaker opens.
+
+Attempts are counted from the run's files: an engine may start a task twice, and a task that finds its run
+locked leaves no trace. What counts is attempts that were written down, and launches that wrote none.
+"""
 
 from __future__ import annotations
 
 import random
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+from retrain.campaign.admission import Admission, Places
+from retrain.campaign.endings import Ending
+from retrain.controllers.breaker import CircuitBreaker
+from retrain.errors import RecordsError
+from retrain.locks.held import RENEW_S
 from retrain.plan.matrix import RunPlan
+from retrain.records.attempts import read_attempts
+from retrain.records.layout import RunFiles
+from retrain.records.run_state import RunState, read_progress
 
 FIRST_RETRY_S = 1.0
 LONGEST_RETRY_S = 60.0
+SAME_LOSS_S = 2 * RENEW_S  # workers lost with one machine are noticed as their leases expire, one by one
 
 
-@dataclass(frozen=True)
-class Retry:
-    """A run that waits for its next attempt."""
+def is_retried(ending: Ending, *, cut_short: bool) -> bool:
+    """Whether an ending may be retried: trying again unchanged may help.
 
-    run: RunPlan
-    due: float  # of time.monotonic
+    Args:
+        ending: of an attempt; a stall is most often a call that gets no answer.
+        cut_short: the engine ended it for reasons of its own.
+    """
+    if ending.state is RunState.INTERRUPTED:
+        return cut_short
+    return ending.state in (RunState.INFRASTRUCTURE, RunState.STALLED) and not ending.is_lasting
 
 
-class RetryQueue:
-    """All of them."""
+@dataclass
+class _Count:
+    """A run's attempts under this orchestrator."""
 
-    def __init__(self) -> None:
-        self._waiting: list[Retry] = []
+    first: int  # newest attempt before the first launch
+    launched_at: int  # newest attempt before the last launch
+    traceless: int = 0  # launches that wrote no attempt
+    free: int = 0  # attempts that do not count
+
+
+class RetryPolicy:
+    """Decides on retries, and keeps the runs that wait for theirs."""
+
+    def __init__(self, retries: int) -> None:
+        self._retries = retries
+        self._counts: dict[str, _Count] = {}
+        self._waiting: list[tuple[float, RunPlan]] = []  # due on the monotonic clock
 
     def __len__(self) -> int:
         return len(self._waiting)
 
-    def add(self, run: RunPlan, tries: int) -> float:
-        """Let a run wait after so many tries; gives the seconds."""
-        doubled = FIRST_RETRY_S * 2.0 ** max(0, tries - 1)
+    def launched(self, run_id: str, files: RunFiles) -> None:
+        """Note that a worker is launched, or was found alive.
+
+        Raises:
+            RecordsError: the run's attempts cannot be read.
+        """
+        newest = _newest(files)
+        self._counts.setdefault(run_id, _Count(newest, newest)).launched_at = newest
+
+    def ended(
+        self, run: RunPlan, ending: Ending, files: RunFiles, *, cut_short: bool = False
+    ) -> float | None:
+        """Count an attempt, and return the delay in seconds until the next; None: the ending is final."""
+        count = self._counted(run.run_id, files)
+        is_free = cut_short and _has_progressed(ending, files)
+        count.free += is_free
+        attempts = _newest_known(files, count) - count.first + count.traceless - count.free
+        if not is_retried(ending, cut_short=cut_short) or (attempts > self._retries and not is_free):
+            return None
+        doubled = FIRST_RETRY_S * 2.0 ** max(0, attempts - 1)
         delay_s = min(LONGEST_RETRY_S, doubled) * random.uniform(0.5, 1.5)
-        self._waiting.append(Retry(run, time.monotonic() + delay_s))
+        self._waiting.append((time.monotonic() + delay_s, run))
         return delay_s
 
     def pop_due(self) -> RunPlan | None:
-        """Return the run whose time came first, if it has come."""
-        due = min(self._waiting, key=lambda retry: retry.due, default=None)
-        if due is None or due.due > time.monotonic():
+        """Return the run that was due first, if any is due."""
+        due = min(self._waiting, key=lambda waiting: waiting[0], default=None)
+        if due is None or due[0] > time.monotonic():
             return None
         self._waiting.remove(due)
-        return due.run
+        return due[1]
 
     def dues(self) -> Iterator[float]:
-        """When each is due, on the monotonic clock."""
-        return (retry.due for retry in self._waiting)
+        """Iterate over the times at which runs are due, on the monotonic clock."""
+        return (due for due, _ in self._waiting)
+
+    def _counted(self, run_id: str, files: RunFiles) -> _Count:
+        count = self._counts.setdefault(run_id, _Count(0, 0))
+        if _newest_known(files, count) <= count.launched_at:
+            count.traceless += 1
+        return count
+
+
+class LaunchBreaker:
+    """Pauses launches when several runs in a row fail for infrastructure; then admits one, as a probe.
+
+    A run counts once, however often it was retried: its own trouble is no sign of everybody's. Runs that
+    are lost with one machine count as one.
+    """
+
+    def __init__(
+        self, inner: Admission, runs: int, clock: Callable[[], float] = lambda: time.monotonic()
+    ) -> None:
+        """Start closed.
+
+        Args:
+            inner: decides while the breaker is closed.
+            runs: failures in a row that open it; 0: never.
+            clock: seconds.
+        """
+        self._inner = inner
+        self._breaker = CircuitBreaker(runs) if runs else None
+        self._clock = clock
+        self._failed: set[str] = set()
+        self._same_loss_until_s = float("-inf")
+
+    def places(self) -> Places:
+        """Return no place while the breaker is open."""
+        now_s = self._clock()
+        asked = self._breaker.ask(now_s) if self._breaker else None
+        if asked is not None and asked.is_open:
+            return Places(0, max(0.0, asked.ask_again_s - now_s), asked.reason)
+        return self._inner.places()
+
+    def wants_probe(self) -> bool:
+        """Whether one run is to be started before any others."""
+        return self._breaker is not None and self._breaker.ask(self._clock()).is_probe
+
+    def started(self) -> None:
+        """Note that a worker was started."""
+        if self._breaker is not None:
+            self._breaker.started(self._clock())
+
+    def ended(self, run_id: str, ending: Ending, *, is_lost: bool = False) -> None:
+        """Note how a worker ended; an interruption says nothing.
+
+        Args:
+            run_id: of its run.
+            ending: what it came to.
+            is_lost: with its machine, and perhaps others with it.
+        """
+        if self._breaker is None or ending.state is RunState.INTERRUPTED or run_id in self._failed:
+            return
+        is_infrastructure = ending.state is RunState.INFRASTRUCTURE
+        if is_lost and is_infrastructure:
+            if self._clock() < self._same_loss_until_s:
+                return
+            self._same_loss_until_s = self._clock() + SAME_LOSS_S
+        has_opened = self._breaker.ended(
+            self._clock(), infrastructure=is_infrastructure, message=ending.message
+        )
+        if is_infrastructure and not has_opened:
+            self._failed.add(run_id)
+        else:
+            self._failed.clear()  # a new row begins; after a pause the probe counts, whichever run it is
+
+
+def _has_progressed(ending: Ending, files: RunFiles) -> bool:
+    """Whether an interrupted attempt saved a step that it had not resumed from."""
+    try:
+        attempts, progress = read_attempts(files.attempts), read_progress(files.status)
+    except RecordsError:
+        return False
+    if ending.state is not RunState.INTERRUPTED or not attempts or progress is None:
+        return False
+    return progress.attempt == attempts[-1].number and progress.step > attempts[-1].resumed_from_step
+
+
+def _newest(files: RunFiles) -> int:
+    return max((attempt.number for attempt in read_attempts(files.attempts)), default=0)
+
+
+def _newest_known(files: RunFiles, count: _Count) -> int:
+    try:
+        return _newest(files)
+    except RecordsError:
+        return count.launched_at

@@ -1,29 +1,62 @@
-"""Keeps manifest.json in step with the runs: one look at each run that changed, one write now and then.
+"""Keeps the campaign's own records, manifest.json and notices.jsonl, fresh while runs come and go.
 
-It is written as a whole, so it waits until a twentieth of the runs have changed: what it costs then grows
-with the changes, and not with changes times runs. Nobody waits for it, because `status`, `report` and
-`resume` read the runs themselves.
+The manifest is written as a whole, so it waits until a twentieth of the runs have changed: the cost grows
+with the changes, not with changes times runs. A stale one harms nobody: `status`, `report` and `resume` read
+the runs themselves.
 """
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from retrain.campaign.endings import Ending
+from retrain.campaign.events import Observer
+from retrain.errors import DamagedRecordError, RecordsError
+from retrain.plan.matrix import Plan, RunPlan
+from retrain.plan.warnings import shares_cores
 from retrain.records.clock import utc_now
-from retrain.records.layout import RunFiles
+from retrain.records.layout import CampaignFiles, RunFiles
 from retrain.records.manifest import (
     Expectation,
     Manifest,
+    PlannedRun,
     RunEntry,
     look_at,
+    new_manifest,
+    read_manifest,
+    set_aside,
+    with_plan,
     write_manifest,
 )
+from retrain.records.notices import NoticeBook
+from retrain.system import cpu_capacity
 
 EVERY_S = 2.0  # at least between two writes
 SHARE = 0.05  # of the runs, to have changed: so a change costs the writing of some twenty entries
+
+
+def manifest_of(
+    plan: Plan, files: CampaignFiles, shared_permits: Sequence[str], notice: Callable[[str], None]
+) -> Manifest:
+    """Return a campaign's manifest, made or completed from its plan; a damaged one is set aside."""
+    planned = [PlannedRun(r.run_id, r.condition, r.seed, r.max_steps, r.config_hash) for r in plan.runs]
+    try:
+        found = read_manifest(files.manifest)
+    except DamagedRecordError:
+        found, aside = None, set_aside(files.manifest)
+        notice(f"manifest.json was damaged and is made again from the runs; it is kept as {aside.name}")
+    if found is None:
+        found = new_manifest(plan.name, plan.config_hash, planned, Path.cwd(), shared_permits)
+    return replace(
+        with_plan(found, plan.config_hash, planned),
+        workers=plan.workers,
+        stagger_s=plan.campaign.stagger_seconds,
+        shared_cores=cpu_capacity() if shares_cores(plan) else 0.0,
+    )
 
 
 class RollUp:
@@ -43,7 +76,7 @@ class RollUp:
         self._changed.add(run_id)
 
     def entries(self) -> tuple[RunEntry, ...]:
-        """Look at every run that changed, and give what is known of all."""
+        """Look at every run that changed, and return all entries."""
         runs = list(self._manifest.runs)
         for run_id in self._changed:
             place = self._places[run_id]
@@ -58,12 +91,12 @@ class RollUp:
         return self._manifest
 
     def expect(self, expected: Expectation) -> None:
-        """Take note of how long the campaign is expected to take, or took; written with the next end."""
+        """Set how long the campaign is expected to take, or took; written with the next end."""
         self._is_expected_anew = True
         self._manifest = replace(self._manifest, expected=expected)
 
     def keep(self) -> None:
-        """Write if the last time is long enough ago, and enough has changed since.
+        """Write if the last write is long enough ago and enough has changed since.
 
         Raises:
             RecordsError: not possible; the manifest on disk is an older one.
@@ -82,3 +115,34 @@ class RollUp:
         write_manifest(self._path, self._manifest)
         self._written_at = time.monotonic()
         self._is_expected_anew = False
+
+
+class RecordingObserver:
+    """Passes events on, keeps the manifest fresh, and writes notices down."""
+
+    def __init__(self, observer: Observer, roll_up: RollUp, notices: NoticeBook) -> None:
+        self._observer = observer
+        self._roll_up = roll_up
+        self._notices = notices
+        self.begun = observer.begun
+
+    def notice(self, text: str) -> None:
+        self._observer.notice(text)
+        with contextlib.suppress(RecordsError):  # a full disk is reported by what needs it
+            self._notices.write(text)
+
+    def started(self, run: RunPlan) -> None:
+        self._observer.started(run)
+        self._roll_up.changed(run.run_id)
+
+    def retrying(self, run: RunPlan, ending: Ending, delay_s: float) -> None:
+        self._observer.retrying(run, ending, delay_s)
+        self._roll_up.changed(run.run_id)
+
+    def ended(self, run: RunPlan, ending: Ending, tail: Sequence[str]) -> None:
+        self._observer.ended(run, ending, tail)
+        self._roll_up.changed(run.run_id)
+        try:
+            self._roll_up.keep()
+        except RecordsError as error:
+            self._observer.notice(str(error))

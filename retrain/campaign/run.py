@@ -1,10 +1,12 @@
-"""Starts a campaign, or goes on with one: what is checked and written before anything runs."""
+"""Starts or resumes a campaign, here or in the background: all that is checked and written before it runs."""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import subprocess
 import sys
+import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -15,13 +17,13 @@ import tomli_w
 from retrain.campaign.admission import check_memory
 from retrain.campaign.assign import as_launched, check_engine, check_launch, has_engine, options_of
 from retrain.campaign.events import Observer, Silent
-from retrain.campaign.orchestrate import SHOWN_RUNS, CampaignRun, Outcome
-from retrain.campaign.recorded import Reconciled, hashes_of_runs, reconcile
+from retrain.campaign.orchestrate import CampaignRun, Outcome
+from retrain.campaign.recorded import reconcile
 from retrain.config.digest import is_as_written
 from retrain.config.load import load_config
 from retrain.config.resolve import as_tables
-from retrain.errors import ConfigError, DamagedRecordError
-from retrain.locks.held import is_held
+from retrain.errors import EXIT_DONE, ConfigError, LaunchError
+from retrain.locks.held import holder
 from retrain.plan.estimate.servers import check_servers
 from retrain.plan.matrix import Plan, RunPlan, plan_runs
 from retrain.plan.preflight import preflight
@@ -34,14 +36,13 @@ from retrain.plan.provenance import (
     write_provenance,
 )
 from retrain.records.atomic import write_atomic
-from retrain.records.files import make_directory, make_new_directory, read_small
+from retrain.records.files import make_directory, make_new_directory, open_log, read_small
 from retrain.records.layout import CampaignFiles, RunFiles, create_directory, open_campaign
-from retrain.records.manifest import read_manifest
 from retrain.records.run_state import rename_done
 from retrain.records.run_toml import recorded_tables
 from retrain.records.stop_request import withdraw_request
-from retrain.records.text import as_typed
 
+PAUSE_S = 0.02
 MANY_RUNS = 32
 WRITERS = 16  # a disk takes the syncs of many at once: 2,000 runs in a second instead of half a minute
 
@@ -121,9 +122,8 @@ def reopen(
     if not has_engine(plan.campaign):  # another machine than before may have less
         check_memory(plan, str(files.campaign_toml))
     observer = observer or Silent()
-    found = _reconciled(CampaignRun(as_launched(plan), files, observer), files, origin)
-    if found.changes and not accept_config_change:
-        raise _refusal(files, found)
+    files_of = CampaignRun(plan, files, observer).files_of
+    found = reconcile(as_launched(plan), files, files_of, origin, accept_changes=accept_config_change)
     now = replace(
         origin,
         where=str(where),
@@ -166,6 +166,45 @@ def run_campaign(
     return start(Path(path), overrides, observer).execute()
 
 
+def detach(directory: Path, arguments: Sequence[str] = ()) -> int:
+    """Start `retrain resume DIRECTORY` in the background.
+
+    Args:
+        directory: the campaign's.
+        arguments: more arguments of `resume`.
+
+    Returns:
+        Its process id, once it holds the campaign (or has already finished it).
+
+    Raises:
+        LaunchError: it ended at once; its last words are in campaign.log.
+    """
+    files = CampaignFiles(directory)
+    log = open_log(files.log)
+    start = os.fstat(log).st_size
+    try:
+        process = subprocess.Popen(
+            [sys.executable, "-P", "-m", "retrain", "resume", str(directory), *arguments],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+        )
+    except OSError as error:
+        raise LaunchError(f"{directory}: no orchestrator could be started ({error.strerror})") from error
+    finally:
+        os.close(log)
+    while (code := process.poll()) is None:
+        found = holder(files.lock)
+        if found is not None and found.pid == process.pid:
+            return process.pid
+        time.sleep(PAUSE_S)
+    if code != EXIT_DONE:
+        said = files.log.read_bytes()[start:].decode(errors="replace").strip()
+        raise LaunchError(f"{directory}: the orchestrator ended at once: {said or f'exit code {code}'}")
+    return process.pid
+
+
 def _planned_anew(files: CampaignFiles, origin: Provenance) -> tuple[Plan, Path]:
     """Plan a campaign's file from the first directory where all that it names is found."""
     problem: ConfigError | None = None
@@ -182,41 +221,6 @@ def _planned_anew(files: CampaignFiles, origin: Provenance) -> tuple[Plan, Path]
             except ConfigError as error:
                 problem = problem or error
     raise problem or ConfigError(f"{files.directory}: no directory is left that its paths start from")
-
-
-def _reconciled(campaign: CampaignRun, files: CampaignFiles, origin: Provenance) -> Reconciled:
-    is_same_file = digest(files.campaign_toml.read_bytes()) == origin.digest
-    recorded = _recorded(campaign.plan, files, is_same_file)
-    found = reconcile(campaign.plan, recorded, campaign.files_of, is_same_file=is_same_file)
-    alive = [run_id for run_id in recorded if found.changes and is_held(campaign.files_of(run_id).lock)]
-    if alive:
-        raise ConfigError(
-            f"{files.campaign_toml}: changed while {', '.join(alive[:SHOWN_RUNS])} run as it was; "
-            f"put it back, or end them first with `retrain stop {as_typed(files.directory)}`"
-        )
-    return found
-
-
-def _refusal(files: CampaignFiles, found: Reconciled) -> ConfigError:
-    return ConfigError(
-        [
-            f"{files.campaign_toml}: results would differ from how this campaign began:",
-            *(f"  {change}" for change in found.changes),
-            "put it back, start a new campaign with it, or resume with --accept-config-change",
-        ]
-    )
-
-
-def _recorded(plan: Plan, files: CampaignFiles, is_same_file: bool) -> dict[str, str]:
-    """Return the hash that each run began with, by the manifest, or by the runs if that is gone."""
-    with contextlib.suppress(DamagedRecordError):  # the orchestrator sets it aside
-        manifest = read_manifest(files.manifest)
-        if manifest is not None:
-            return {run.run_id: run.config_hash for run in manifest.runs}
-    recorded = hashes_of_runs(files)
-    if is_same_file:  # killed before all runs were made
-        return {run.run_id: run.config_hash for run in plan.runs} | recorded
-    return recorded
 
 
 def _write_what_differs(

@@ -7,12 +7,11 @@ import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
-from retrain.campaign.admission import Admission, Places, WhileRunsSucceed
-from retrain.campaign.attempts import AttemptCounter
+from retrain.campaign.admission import Admission, Places
 from retrain.campaign.endings import Ending, conclude, ended_attempts, ending_by, log_tail
 from retrain.campaign.events import Observer
-from retrain.campaign.retry import RetryQueue
-from retrain.campaign.watch import GRACE_S, Active, Patience
+from retrain.campaign.retry import LaunchBreaker, RetryPolicy
+from retrain.campaign.watchdog import GRACE_S, Active, Patience
 from retrain.config.schema import Campaign
 from retrain.errors import EngineDownError, LaunchError, RecordsError
 from retrain.launchers import Begun, Ended, Launcher
@@ -52,8 +51,7 @@ class Supervisor:
             ask_workers: asks workers to stop (True: now) without the engine, which may not answer.
         """
         self._campaign = campaign
-        self._row = WhileRunsSucceed(admission, campaign.pause_after) if campaign.pause_after else None
-        self._admission = self._row or admission
+        self._admission = LaunchBreaker(admission, campaign.pause_after)
         self._said = ""
         self._launcher = launcher
         self._files_of = files_of
@@ -61,9 +59,8 @@ class Supervisor:
         self._look_for_stop = asked_to_stop
         self._ask_workers = ask_workers
         self._waiting: deque[RunPlan] = deque()
-        self._retries = RetryQueue()
+        self._retries = RetryPolicy(campaign.retries)
         self._active: dict[str, Active] = {}
-        self._tries = AttemptCounter()
         self._was_taken = False  # the engine has taken runs of ours, so it is there in principle
         self._before: dict[str, int] = {}  # of runs that wait: the newest attempt that is over
         self._next_launch = 0.0
@@ -145,7 +142,7 @@ class Supervisor:
             self._next_launch = time.monotonic() + ENGINE_AGAIN_S
 
     def _take_batch(self) -> list[RunPlan]:
-        most = 1 if self._row and self._row.tries_one() else len(self._waiting) + len(self._retries)
+        most = 1 if self._admission.wants_probe() else len(self._waiting) + len(self._retries)
         batch = [self._waiting.popleft() for _ in range(min(most, len(self._waiting)))]
         while len(batch) < min(most, self._launcher.room()) and (run := self._retries.pop_due()) is not None:
             batch.append(run)
@@ -168,8 +165,7 @@ class Supervisor:
                 self._activate(run)
                 if not self._launcher.queues:
                     self._begin(run.run_id)
-        if self._row:
-            self._row.started()
+        self._admission.started()
         return taken
 
     def _adopt(self, runs: Sequence[RunPlan]) -> None:
@@ -185,7 +181,7 @@ class Supervisor:
         """Note what was over before runs' workers began; once, however long the runs then wait."""
         for run in (run for run in runs if run.run_id not in self._before):
             files = self._files_of(run.run_id)
-            self._tries.launched(run.run_id, files)
+            self._retries.launched(run.run_id, files)
             self._before[run.run_id] = ended_attempts(files)
 
     def _may_launch(self) -> bool:
@@ -239,16 +235,14 @@ class Supervisor:
         self._settle(active.run, ending, goes_on=goes_on, is_lost=ended.is_lost)
 
     def _settle(self, run: RunPlan, ending: Ending, *, goes_on: bool = False, is_lost: bool = False) -> None:
-        files = self._files_of(run.run_id)
-        granted = goes_on and self._tries.grant(run.run_id, ending.state, files)
-        tries = self._tries.ended(run.run_id, files)
-        if self._row:
-            self._row.ended(run.run_id, ending.state, ending.message, is_lost=is_lost)
-        may_help = ending.is_worth_retrying or (goes_on and ending.state is RunState.INTERRUPTED)
-        if may_help and (granted or tries <= self._campaign.retries) and not self._asked_to_stop:
-            self._observer.retrying(run, ending, self._retries.add(run, tries))
-        else:
+        self._admission.ended(run.run_id, ending, is_lost=is_lost)
+        files, delay_s = self._files_of(run.run_id), None
+        if not self._asked_to_stop:
+            delay_s = self._retries.ended(run, ending, files, cut_short=goes_on)
+        if delay_s is None:
             self._end(run, ending)
+        else:
+            self._observer.retrying(run, ending, delay_s)
 
     def _end(self, run: RunPlan, ending: Ending) -> None:
         self.endings[run.run_id] = ending

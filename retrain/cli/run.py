@@ -43,7 +43,7 @@ def command(
 
 def leave_running(directory: Path, arguments: Sequence[str] = ()) -> None:
     """Hand a campaign to an orchestrator in the background, and say how to follow it."""
-    from retrain.campaign.detach import detach
+    from retrain.campaign.run import detach
     from retrain.records.text import as_typed
 
     pid = detach(directory, arguments)

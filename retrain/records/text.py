@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+from collections.abc import Sequence
 from pathlib import Path
 
 # Escape sequences go as a whole, or their parameters would stay behind as litter.
@@ -47,6 +48,12 @@ def as_typed(path: Path) -> str:
 def count_of(number: int, noun: str) -> str:
     """Return `1 run`, `2 runs`."""
     return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
+def first_of(names: Sequence[str], shown: int = 5) -> str:
+    """Return the first names of many: `a, b and 3 more`."""
+    more = f" and {len(names) - shown} more" if len(names) > shown else ""
+    return ", ".join(names[:shown]) + more
 
 
 def _visible(character: str) -> str:

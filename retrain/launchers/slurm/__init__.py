@@ -272,9 +272,7 @@ class SlurmLauncher:
                 for run_id in wanted:
                     del self._to_cancel[run_id]
         except EngineDownError as error:
-            self._assignment.say(
-                f"{error}; no run starts any more, and those that run are asked again later"
-            )
+            self._assignment.say(f"{error}; no run starts any more, and those that run are asked again later")
         except LaunchError as error:
             self._to_cancel.clear()
             self._assignment.say(str(error))
