@@ -6,8 +6,8 @@ from dataclasses import asdict
 
 import pytest
 
+from retrain.backends import numpy as _numpy_options
 from retrain.backends.local import options as _torch_options
-from retrain.backends.numpy import options as _numpy_options
 from retrain.backends.tinker import options as _tinker_options
 
 BACKENDS = [

@@ -10,8 +10,8 @@ import pytest
 from retrain import worker
 from retrain.backends import BackendSpec, Optimization, Sampling
 from retrain.backends.numpy import connect
-from retrain.backends.objective import loss_gradient
-from retrain.backends.parts import split_by_group
+from retrain.backends.numpy.gradient import loss_gradient
+from retrain.backends.objective import split_by_group
 from retrain.campaign.run import reopen
 from retrain.config.load import load_config, parse
 from retrain.errors import ConfigError

@@ -1,108 +1,155 @@
-"""The loss of a micro-batch and its exact gradient, by back-propagation through time."""
+"""A step's objective, the same for every backend: token weights, KL term, entropy bonus, and parts of a step.
+
+A loss is a numpy function that returns value and slope per token. What a backend adds is the gradient.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
 
 import numpy as np
+from numpy.typing import NDArray
 
-from retrain.backends import Optimization
-from retrain.backends.kl import estimated_kl, with_kl
-from retrain.backends.numpy.gru import (
-    Trace,
-    back_propagate,
-    log_probabilities,
-    one_hot,
-    unroll,
-    unroll_prompts,
-)
-from retrain.backends.numpy.packed import Packed, pack
-from retrain.backends.numpy.weights import Array, Weights
-from retrain.backends.totals import Totals
-from retrain.rollouts import Floats, Loss, TrainingSample
+from retrain.backends import GradientMoments, Optimization, UpdateStats
+from retrain.rollouts import Floats, Loss, LossTerms, TrainingSample
 
 
-def loss_gradient(
-    weights: Weights,
-    reference: Weights,
-    prompts: Sequence[tuple[int, ...]],
-    samples: Sequence[TrainingSample],
-    loss: Loss,
-    optimization: Optimization,
-) -> tuple[Totals, Weights]:
-    """Differentiate the sum over tokens of weight x (loss + KL term) - bonus weight x bonus x entropy.
+@dataclass(frozen=True, slots=True)
+class Totals:
+    """Sums over a micro-batch's tokens."""
 
-    Equal prompts are run once; their rollouts' gradients meet again on the way back.
+    loss: float  # weighted, with the entropy bonus and the KL term
+    entropy: float
+    clipped: int
+    tokens: int
+    reference_kl: float
+
+    @staticmethod
+    def sum(parts: Sequence[Totals]) -> Totals:
+        """Return the sum of micro-batches."""
+        return Totals(
+            sum(part.loss for part in parts),
+            sum(part.entropy for part in parts),
+            sum(part.clipped for part in parts),
+            sum(part.tokens for part in parts),
+            sum(part.reference_kl for part in parts),
+        )
+
+    def stats(
+        self, grad_norm: float, moments: GradientMoments | None, optimization: Optimization
+    ) -> UpdateStats:
+        """Return the step's statistics, as means per token; the backend adds memory and work."""
+        return UpdateStats(
+            loss=self.loss,
+            grad_norm=grad_norm,
+            entropy=self.entropy / self.tokens,
+            clip_fraction=self.clipped / self.tokens,
+            moments=moments,
+            reference_kl=self.reference_kl / self.tokens if optimization.kl_coef else None,
+        )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TokenData:
+    """What a loss needs of samples: flat arrays over completion tokens, sample after sample."""
+
+    sampler_logprobs: Floats
+    advantages: Floats
+    weights: Floats
+    bonus_weights: Floats  # of the entropy bonus
+    sequence: NDArray[np.int64]  # which sample a token is of
+
+    @classmethod
+    def of(cls, samples: Sequence[TrainingSample]) -> TokenData:
+        """Return the data of samples, of which there is at least one."""
+        counts = [len(sample.rollout.tokens) for sample in samples]
+        return cls(
+            sampler_logprobs=np.concatenate(
+                [sample.rollout.logprobs for sample in samples], dtype=np.float64
+            ),
+            advantages=np.concatenate([sample.advantages for sample in samples]),
+            weights=np.repeat([sample.token_weight for sample in samples], counts),
+            bonus_weights=np.repeat([sample.bonus_weight for sample in samples], counts),
+            sequence=np.repeat(np.arange(len(samples)), counts),
+        )
+
+    def evaluate(
+        self,
+        loss: Loss,
+        logprobs: Floats,
+        entropies: Floats,
+        reference: Floats | None,
+        optimization: Optimization,
+    ) -> tuple[LossTerms, Totals]:
+        """Return value and slope per token, the KL term included, and the sums over tokens.
+
+        Args:
+            loss: the run's.
+            logprobs: of the tokens under the policy, shape (tokens,).
+            entropies: of the policy's distributions, nats.
+            reference: log-probabilities under the policy before training; None without a KL term.
+            optimization: weights of bonus and KL term.
+        """
+        terms, apart = loss.evaluate(logprobs, self.sampler_logprobs, self.advantages, self.sequence), 0.0
+        if reference is not None:
+            terms = with_kl(terms, logprobs, reference, optimization.kl_coef)
+            apart = estimated_kl(logprobs, reference)
+        bonus = optimization.entropy_bonus * float(np.dot(self.bonus_weights, entropies))
+        total = float(np.dot(self.weights, terms.value)) - bonus
+        return terms, Totals(total, float(entropies.sum()), int(terms.clipped.sum()), len(logprobs), apart)
+
+
+def with_kl(terms: LossTerms, logprobs: Floats, reference: Floats, kl_coef: float) -> LossTerms:
+    """Return terms with kl_coef * (logprob - reference's)^2 / 2 added to each token's loss.
+
+    Its gradient, kl_coef * (logprob - reference's) times that of the log-probability, is an unbiased
+    estimate of that of kl_coef * KL(policy || reference) for tokens drawn from the policy.
+
+    Source: Schulman, "Approximating KL divergence" (2020), k2; why its gradient and not that of k3,
+        arXiv:2510.01555.
+    """
+    apart = logprobs - reference
+    return replace(terms, value=terms.value + kl_coef * apart**2 / 2, slope=terms.slope + kl_coef * apart)
+
+
+def estimated_kl(logprobs: Floats, reference: Floats) -> float:
+    """Return an estimate of the sum over tokens of KL(policy || reference) in nats; never negative.
+
+    Source: Schulman, "Approximating KL divergence" (2020), k3: unbiased for tokens drawn from the
+        policy, with less variance than the plain difference.
+    """
+    apart = reference - logprobs
+    return float(np.sum(np.expm1(apart) - apart))
+
+
+def split_by_group(samples: Sequence[TrainingSample], parts: int) -> list[list[TrainingSample]]:
+    """Return samples cut into at most `parts` of nearly equal numbers of whole prompt groups."""
+    groups: dict[int, list[TrainingSample]] = {}
+    for sample in samples:
+        groups.setdefault(sample.group, []).append(sample)
+    members = list(groups.values())
+    count = min(max(parts, 1), len(members))
+    cuts = [round(number * len(members) / count) for number in range(count + 1)]
+    return [[sample for group in members[start:end] for sample in group] for start, end in pairwise(cuts)]
+
+
+def group_counts(parts: Sequence[Sequence[TrainingSample]]) -> list[int]:
+    """Return how many prompt groups each part holds."""
+    return [len({sample.group for sample in part}) for part in parts]
+
+
+def scale_to_step(squares: Sequence[float], counts: Sequence[int]) -> list[float]:
+    """Return squared norms of n parts, whose sum is the step's gradient, comparable with the step's.
+
+    A part with the share w of the groups is w times its own mean gradient. Its squared norm over
+    w^2 is that of the mean; times n w, a part of unequal size counts by its size, which keeps the
+    estimates of `GradientNoiseScale` unbiased.
 
     Args:
-        weights: the policy to evaluate.
-        reference: the policy that a KL term keeps it near.
-        prompts: each sample's prompt as token ids.
-        samples: rollouts with their advantages and weights.
-        loss: value and slope per token.
-        optimization: weights of bonus and KL term, and the temperature that the rollouts were sampled at.
+        squares: of each part's gradient.
+        counts: groups in each part.
     """
-    numbers = {prompt: number for number, prompt in enumerate(dict.fromkeys(prompts))}
-    owner = np.array([numbers[prompt] for prompt in prompts])
-    packed = pack([sample.rollout.tokens for sample in samples])
-
-    def run(policy: Weights) -> tuple[Trace, Trace, Array]:
-        prompt_trace = unroll_prompts(policy, list(numbers))
-        trace = unroll(policy, packed, prompt_trace.states[prompt_trace.packed.last()[owner]])
-        return prompt_trace, trace, log_probabilities(policy, trace.states, optimization.temperature)
-
-    prompt_trace, trace, logp = run(weights)
-    prompt_ends = prompt_trace.packed.last()
-    near = _chosen(run(reference)[2], packed) if optimization.kl_coef else None
-    totals, by_logits = _logit_gradient(logp, near, packed, samples, loss, optimization)
-    gradient = weights.zeros_like()
-    gradient["output"][:] = trace.states.T @ by_logits
-    gradient["output_bias"][:] = by_logits.sum(axis=0)
-    by_start = back_propagate(weights, trace, by_logits @ weights["output"].T, gradient)
-    by_prompt_state = np.zeros_like(prompt_trace.states)
-    by_prompt_state[prompt_ends] = one_hot(owner, len(numbers), weights.flat.dtype.name).T @ by_start
-    back_propagate(weights, prompt_trace, by_prompt_state, gradient)
-    return totals, gradient
-
-
-def _logit_gradient(
-    logp: Array,
-    reference: Floats | None,
-    packed: Packed,
-    samples: Sequence[TrainingSample],
-    loss: Loss,
-    optimization: Optimization,
-) -> tuple[Totals, Array]:
-    """Return the sums, and the derivative in every logit: shape (tokens, vocabulary), time-major."""
-    logprobs = _chosen(logp, packed)
-    terms = loss.evaluate(
-        logprobs,
-        np.concatenate([sample.rollout.logprobs for sample in samples]),
-        np.concatenate([sample.advantages for sample in samples]),
-        packed.sequence,
-    )
-    apart = 0.0
-    if reference is not None:
-        terms = with_kl(terms, logprobs, reference, optimization.kl_coef)
-        apart = estimated_kl(logprobs, reference)
-    weight = np.array([sample.token_weight for sample in samples])[packed.sequence]
-    bonus_weight = np.array([sample.bonus_weight for sample in samples])[packed.sequence]
-    probabilities = np.exp(logp)
-    entropy = -(probabilities * logp).sum(axis=1)
-
-    slope = np.empty(len(logp), logp.dtype)
-    slope[packed.position] = weight * terms.slope
-    by_logits = -probabilities * slope[:, None]
-    by_logits[packed.position, packed.elements] += slope[packed.position]
-    bonus = np.empty_like(slope)
-    bonus[packed.position] = optimization.entropy_bonus * bonus_weight
-    by_logits += bonus[:, None] * probabilities * (logp + entropy[:, None])
-    by_logits /= optimization.temperature or 1.0
-    total = float((weight * terms.value).sum() - np.dot(bonus, entropy))
-    return Totals(total, float(entropy.sum()), int(terms.clipped.sum()), len(logp), apart), by_logits
-
-
-def _chosen(logp: Array, packed: Packed) -> Floats:
-    """Pick the drawn tokens' log-probabilities: shape (tokens,), sequence after sequence."""
-    chosen: Floats = logp[packed.position, packed.elements].astype(np.float64)
-    return chosen
+    total = len(counts) * sum(counts)
+    return [square * total / count for square, count in zip(squares, counts, strict=True)]

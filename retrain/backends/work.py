@@ -10,9 +10,13 @@ import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+from numpy.typing import NDArray
+
 from retrain.backends import SamplingWork, Work
-from retrain.backends.numpy.weights import Ints
 from retrain.controllers.roofline import decode_bytes, token_flops
+
+Ints = NDArray[np.int64]
 
 NOTHING = SamplingWork(Work(), Work())
 OPTIMIZER_PASSES = 7  # Adam reads weight, gradient and two moments, and writes all but the gradient

@@ -16,12 +16,12 @@ from numpy.typing import NDArray
 
 from retrain import registry
 from retrain.backends import Optimization, Sampling
-from retrain.backends.numpy.adam import Adam, clip_by_norm
 from retrain.backends.numpy.files import load_policy, save_policy
+from retrain.backends.numpy.gradient import loss_gradient
 from retrain.backends.numpy.gru import initial_weights, unroll_prompts
+from retrain.backends.numpy.optimizers import Adam, clip_by_norm
+from retrain.backends.numpy.sampling import complete
 from retrain.backends.numpy.weights import Weights
-from retrain.backends.objective import loss_gradient
-from retrain.backends.sampling import complete
 from retrain.rollouts import Floats, Loss, LossTerms, Prompt, Rollout, TrainingSample
 from tests.tinker_api.wire import Datum, ForwardBackward, write_forward_backward, write_samples
 

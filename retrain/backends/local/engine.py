@@ -13,11 +13,10 @@ import numpy as np
 import torch
 
 from retrain.backends import BackendSpec, Sampling
-from retrain.backends.local.batches import lay_out
 from retrain.backends.local.files import ADAPTER, save_weights
 from retrain.backends.local.loading import Policy
 from retrain.backends.local.options import LocalOptions
-from retrain.backends.local.training import evaluate
+from retrain.backends.local.training import evaluate, lay_out
 from retrain.engines import Drawn, Ids, RefusedError, Request
 from retrain.engines.openai import Engine
 from retrain.errors import RunFailedError
@@ -127,7 +126,7 @@ class EngineSampler:
         """Compare the server's log-probabilities with our own: does it sample with these adapters?"""
         samples, texts = _first_tokens(prompts, drawn)
         batches = lay_out(samples, texts, self._tokens_at_a_time, device)
-        theirs = np.concatenate([batch.sampler_logprobs for batch in batches])
+        theirs = np.concatenate([batch.data.sampler_logprobs for batch in batches])
 
         def nats_apart(at: float) -> float:
             with torch.no_grad():

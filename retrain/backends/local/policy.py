@@ -20,7 +20,6 @@ from retrain.backends import (
     UpdateStats,
     Work,
 )
-from retrain.backends.local.batches import MicroBatch, lay_out
 from retrain.backends.local.devices import (
     DeviceMemory,
     choose_device,
@@ -38,11 +37,10 @@ from retrain.backends.local.options import NO_REFERENCE, LocalOptions
 from retrain.backends.local.rollouts import check_room, check_written, to_rollouts
 from retrain.backends.local.sampling import Completed, complete
 from retrain.backends.local.text import Text
-from retrain.backends.local.training import back_propagate
+from retrain.backends.local.training import MicroBatch, back_propagate, lay_out
 from retrain.backends.local.trial import try_out
 from retrain.backends.local.work import costs_of, info_of
-from retrain.backends.parts import group_counts, scale_to_step, split_by_group
-from retrain.backends.totals import Totals
+from retrain.backends.objective import Totals, group_counts, scale_to_step, split_by_group
 from retrain.backends.work import WorkMeter
 from retrain.demonstrations import Demonstration
 from retrain.engines import Drawn, Ids

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from retrain.backends.local.options import LocalOptions
-from retrain.backends.prompt_tokens import prompt_tokens
+from retrain.backends.text import prompt_tokens
 from retrain.demonstrations import Demonstration
 from retrain.errors import ConfigError
 from retrain.rollouts import Prompt, Rollout

@@ -1,4 +1,4 @@
-"""The loss of a micro-batch and its gradient, by autograd.
+"""Micro-batches of samples, their loss and its gradient by autograd.
 
 Losses are numpy functions that give value and slope per token; `sum(weight * slope * logprob)` with
 slopes held constant has exactly the loss's gradient, so every loss runs on every device.
@@ -6,17 +6,74 @@ slopes held constant has exactly the loss's gradient, so every loss runs on ever
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain
+
 import numpy as np
 import torch
 
 from retrain.backends import Optimization
-from retrain.backends.kl import estimated_kl, with_kl
-from retrain.backends.local.batches import MicroBatch
 from retrain.backends.local.loading import Policy
 from retrain.backends.local.logprobs import TokenLogprobs, token_logprobs
-from retrain.backends.totals import Totals
+from retrain.backends.objective import TokenData, Totals
+from retrain.engines import Ids
 from retrain.errors import NonFiniteError
-from retrain.rollouts import Floats, Loss
+from retrain.rollouts import Floats, Loss, TrainingSample
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class MicroBatch:
+    """Whole sequences, right-padded."""
+
+    input_ids: torch.Tensor  # (sequences, longest), right-padded, each without its last token
+    sources: torch.Tensor  # (tokens,) index, in the flattened hidden states, of what predicts each token
+    targets: torch.Tensor  # (tokens,)
+    data: TokenData
+
+
+def lay_out(
+    samples: Sequence[TrainingSample], prompts: Mapping[str, Ids], budget: int, device: torch.device
+) -> list[MicroBatch]:
+    """Return samples as micro-batches of similar lengths.
+
+    Args:
+        samples: in any order.
+        prompts: token ids by prompt text.
+        budget: tokens per micro-batch, padding included; a longer sequence gets one of its own.
+        device: where the tensors go.
+    """
+
+    def length(sample: TrainingSample) -> int:
+        return len(prompts[sample.rollout.prompt.text]) + len(sample.rollout.tokens) - 1
+
+    parts: list[list[TrainingSample]] = []
+    for sample in sorted(samples, key=length, reverse=True):  # the first of a part is its longest
+        if not parts or length(parts[-1][0]) * (len(parts[-1]) + 1) > budget:
+            parts.append([])
+        parts[-1].append(sample)
+    return [_micro_batch(part, [prompts[s.rollout.prompt.text] for s in part], device) for part in parts]
+
+
+def _micro_batch(
+    samples: Sequence[TrainingSample], prompts: Sequence[Ids], device: torch.device
+) -> MicroBatch:
+    completions = [sample.rollout.tokens for sample in samples]
+    # the last token predicts nothing
+    rows = [[*prompt, *completion[:-1]] for prompt, completion in zip(prompts, completions, strict=True)]
+    longest = len(rows[0])
+    padded = [row + [0] * (longest - len(row)) for row in rows]
+    counts = np.array([len(completion) for completion in completions])
+    # a token is predicted by the state before it
+    starts = np.array([len(prompt) - 1 for prompt in prompts]) + longest * np.arange(len(rows))
+    data = TokenData.of(samples)
+    within = np.arange(len(data.sequence)) - np.repeat(np.cumsum(counts) - counts, counts)
+    return MicroBatch(
+        input_ids=torch.tensor(padded, device=device),
+        sources=torch.as_tensor(starts[data.sequence] + within, device=device),
+        targets=torch.tensor(list(chain.from_iterable(completions)), device=device),
+        data=data,
+    )
 
 
 def back_propagate(policy: Policy, batch: MicroBatch, loss: Loss, optimization: Optimization) -> Totals:
@@ -25,29 +82,23 @@ def back_propagate(policy: Policy, batch: MicroBatch, loss: Loss, optimization: 
     Raises:
         NonFiniteError: the loss is not finite; no gradient was added.
     """
-    kl_coef = optimization.kl_coef
-    reference = _reference(policy, batch, optimization.temperature) if kl_coef else None
+    reference = _reference(policy, batch, optimization.temperature) if optimization.kl_coef else None
     bonus = optimization.entropy_bonus
     found = evaluate(policy, batch, optimization.temperature, entropy_gradient=bonus > 0)
     logprobs = _to_numpy(found.logprobs)
     entropies = _to_numpy(found.entropies)
-    terms = loss.evaluate(logprobs, batch.sampler_logprobs, batch.advantages, batch.sequence)
-    apart = 0.0
-    if reference is not None:
-        terms = with_kl(terms, logprobs, reference, kl_coef)
-        apart = estimated_kl(logprobs, reference)
-    total = float(np.dot(batch.weights, terms.value) - bonus * np.dot(batch.bonus_weights, entropies))
-    if not np.isfinite(total):
+    terms, totals = batch.data.evaluate(loss, logprobs, entropies, reference, optimization)
+    if not np.isfinite(totals.loss):
         raise NonFiniteError(
-            f"the loss is {total}; the optimizer step was not taken, lower lr or check the rewards"
+            f"the loss is {totals.loss}; the optimizer step was not taken, lower lr or check the rewards"
         )
-    surrogate = torch.dot(_like(batch.weights * terms.slope, found.logprobs), found.logprobs)
+    surrogate = torch.dot(_like(batch.data.weights * terms.slope, found.logprobs), found.logprobs)
     if bonus:
         surrogate = surrogate - bonus * torch.dot(
-            _like(batch.bonus_weights, found.entropies), found.entropies
+            _like(batch.data.bonus_weights, found.entropies), found.entropies
         )
     torch.autograd.backward([surrogate])
-    return Totals(total, float(entropies.sum()), int(terms.clipped.sum()), len(logprobs), apart)
+    return totals
 
 
 def evaluate(

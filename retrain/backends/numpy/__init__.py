@@ -1,20 +1,47 @@
 """The embedded backend: a small recurrent policy over characters, trained on one core with numpy.
 
-numpy and the policy are imported when a run connects: planning reads the options only.
+numpy and the policy are imported when a run connects: planning reads options and alphabets only.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
 from typing import TYPE_CHECKING
 
 from retrain.backends import BackendSpec
-from retrain.backends.numpy.checks import check_alphabet
-from retrain.backends.numpy.options import check_options, parse_options, takes_permits
+from retrain.backends.options import Rule, number, one_of, parsed, problems_of, whole
+from retrain.config.schema import Config
+from retrain.demonstrations import MAX_PROBLEMS, read_demonstrations
+from retrain.errors import ConfigError
+from retrain.rollouts import Prompt
 
 if TYPE_CHECKING:
     from retrain.backends.numpy.policy import NumpyBackend
 
-__all__ = ["check_alphabet", "check_options", "connect", "takes_permits"]
+MAX_WIDTH = 4096  # past this, one core needs minutes for a step
+MAX_LATENCY_S = 3600.0
+
+
+@dataclass(frozen=True, slots=True)
+class NumpyOptions:
+    """Size and arithmetic of the policy, and the API that it may pose as."""
+
+    embedding: int = 24  # numbers per character
+    hidden: int = 64  # numbers in the recurrent state
+    dtype: str = "float32"  # float64 is slower and checks gradients
+    optimizer: str = "adam"  # sgd: plain, for which [scaling].rule = "adascale" was derived
+    api_latency_s: float = 0.0  # above 0: calls hold permits and take that much longer, to rehearse an API
+
+
+_RULES: Mapping[str, Rule] = {
+    "embedding": whole(1, MAX_WIDTH),
+    "hidden": whole(1, MAX_WIDTH),
+    "dtype": one_of("float32", "float64"),
+    "optimizer": one_of("adam", "sgd"),
+    "api_latency_s": number(0, MAX_LATENCY_S, f"seconds from 0 (no API) to {MAX_LATENCY_S:g}"),
+}
 
 
 def connect(spec: BackendSpec) -> NumpyBackend:
@@ -25,4 +52,38 @@ def connect(spec: BackendSpec) -> NumpyBackend:
     """
     from retrain.backends.numpy.policy import NumpyBackend
 
-    return NumpyBackend(spec, parse_options(spec.options))
+    return NumpyBackend(spec, parsed(NumpyOptions, spec.options, check_options(spec.options)))
+
+
+def takes_permits(options: Mapping[str, object]) -> bool:
+    """Whether calls hold permits: only while an API is rehearsed."""
+    return bool(options.get("api_latency_s"))
+
+
+def check_options(options: Mapping[str, object]) -> list[str]:
+    """List the problems of a `[backend.options]` table, one line each that starts with its key."""
+    return problems_of(options, _RULES)
+
+
+def check_alphabet(config: Config, prompts: Sequence[Prompt], alphabet: str) -> list[str]:
+    """List prompts of the task and rows of [warmup] that hold a character which the task's alphabet lacks."""
+    texts = [(f"[data].task: prompt {prompt.id}", prompt.text) for prompt in prompts]
+    warmup = config.warmup
+    if warmup.steps:
+        try:
+            rows = read_demonstrations(warmup.path)
+        except ConfigError:
+            rows = []  # reported with the problems of the file
+        texts += [
+            (f"[warmup].path: {warmup.path}:{row.prompt.id}", row.prompt.text + row.completion)
+            for row in rows
+        ]
+    return list(islice(_unknown_characters(texts, set(alphabet), config.data.task), MAX_PROBLEMS))
+
+
+def _unknown_characters(texts: Sequence[tuple[str, str]], alphabet: set[str], task: str) -> Iterator[str]:
+    for where, text in texts:
+        strange = next((character for character in text if character not in alphabet), None)
+        if strange is not None:
+            known = "".join(sorted(alphabet))
+            yield f"{where} holds {strange!r}, which is not in the alphabet of task {task!r}: {known[:80]!r}"

@@ -4,17 +4,20 @@
 
 r is the reset gate, z the update gate, n the candidate state; logits are h V + d.
 Source: GRU, arXiv:1406.1078, with the reset gate applied after the recurrent product.
+
+Sequences are sorted by length, longest first, and stored time-major: at every time the rows that are
+still alive are the first ones, so a step is a plain slice. No padding means no mask.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import cast
 
 import numpy as np
 
-from retrain.backends.numpy.packed import Packed, pack
 from retrain.backends.numpy.weights import Array, Ints, Weights
 
 OUTPUT_SCALE = 0.01  # first policy is nearly uniform, so it explores
@@ -23,7 +26,7 @@ OUTPUT_SCALE = 0.01  # first policy is nearly uniform, so it explores
 def initial_weights(
     characters: int, embedding: int, hidden: int, dtype: str, random: np.random.Generator
 ) -> Weights:
-    """Draw first weights; outputs are the characters and, last, the end of the sequence."""
+    """Return random first weights; outputs are the characters and, last, the end of the sequence."""
     weights = Weights(
         {
             "embedding": (characters, embedding),
@@ -48,6 +51,49 @@ def initial_weights(
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class Packed:
+    """Where each element of each sequence lies in the time-major layout.
+
+    Sequence i of length L_i has L_i states; its element t is what follows state t, so element
+    t - 1 is the input that leads to state t, and the last element is an input to nothing.
+    """
+
+    elements: Ints  # (total,) sequence after sequence, as given
+    position: Ints  # (total,) element -> row in the time-major layout
+    sequence: Ints  # (total,) element -> its sequence
+    order: Ints  # (sequences,) row at time 0 -> sequence
+    offsets: tuple[int, ...]  # (longest + 1,) first row of each time, then the total
+    inputs: Ints  # (total,) time-major: the element that leads to each state; rows of time 0 unused
+
+    def steps(self) -> Iterator[tuple[slice, slice]]:
+        """Yield (rows before, rows after) of each transition, in time order."""
+        for before, after, end in zip(self.offsets, self.offsets[1:], self.offsets[2:], strict=False):
+            yield slice(before, before + end - after), slice(after, end)
+
+    def last(self) -> Ints:
+        """Return the row of each sequence's last state, in the order given."""
+        ends = np.flatnonzero(np.diff(self.sequence, append=-1))
+        return self.position[ends]
+
+
+def pack(sequences: Sequence[Sequence[int]]) -> Packed:
+    """Return the layout of sequences, each of at least one element."""
+    lengths = np.fromiter(map(len, sequences), np.int64, len(sequences))
+    elements = np.fromiter(chain.from_iterable(sequences), np.int64, int(lengths.sum()))
+    order = np.argsort(-lengths, kind="stable")
+    rank = np.empty_like(order)
+    rank[order] = np.arange(len(order))
+    starts = np.cumsum(lengths) - lengths
+    sequence = np.repeat(np.arange(len(lengths)), lengths)
+    time = np.arange(len(elements)) - starts[sequence]
+    offsets = np.concatenate([[0], np.cumsum(np.bincount(time))])
+    position = offsets[time] + rank[sequence]
+    inputs = np.empty_like(elements)
+    inputs[position] = np.roll(elements, 1)
+    return Packed(elements, position, sequence, order, tuple(offsets.tolist()), inputs)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Step:
     """One transition of some rows: the new state and what its gradient needs."""
 
@@ -64,7 +110,7 @@ def input_table(weights: Weights) -> Array:
 
 
 def advance(weights: Weights, drive: Array, state: Array) -> Step:
-    """Move states (rows, hidden) one character on; `drive` is each row of the input table."""
+    """Return states (rows, hidden) one character on; `drive` is each row of the input table."""
     hidden = state.shape[1]
     product = state @ weights["recurrent"]
     gates = _sigmoid(drive[:, : 2 * hidden] + product[:, : 2 * hidden])
@@ -153,7 +199,7 @@ def back_propagate(weights: Weights, trace: Trace, state_gradient: Array, gradie
 
 
 def _gate_gradients(step: Step, previous: Array, flow: Array) -> tuple[Array, Array]:
-    """Derivatives in the gates' sums, and in the recurrent product; both (rows, 3 hidden)."""
+    """Return the derivatives in the gates' sums, and in the recurrent product; both (rows, 3 hidden)."""
     hidden = previous.shape[1]
     by_gates = np.empty((len(flow), 3 * hidden), flow.dtype)
     by_candidate = flow * (1 - step.update) * (1 - step.candidate * step.candidate)

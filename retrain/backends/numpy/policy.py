@@ -29,17 +29,15 @@ from retrain.backends import (
     UpdateStats,
     Work,
 )
-from retrain.backends.numpy.adam import Adam, clip_by_norm
+from retrain.backends.numpy import NumpyOptions
 from retrain.backends.numpy.characters import Characters
 from retrain.backends.numpy.files import load_policy, save_policy
+from retrain.backends.numpy.gradient import loss_gradient
 from retrain.backends.numpy.gru import initial_weights, unroll_prompts
-from retrain.backends.numpy.options import NumpyOptions
-from retrain.backends.numpy.sgd import Sgd
+from retrain.backends.numpy.optimizers import Adam, Sgd, clip_by_norm
+from retrain.backends.numpy.sampling import Completions, complete
 from retrain.backends.numpy.weights import Array, Weights
-from retrain.backends.objective import loss_gradient
-from retrain.backends.parts import group_counts, scale_to_step, split_by_group
-from retrain.backends.sampling import Completions, complete
-from retrain.backends.totals import Totals
+from retrain.backends.objective import Totals, group_counts, scale_to_step, split_by_group
 from retrain.backends.work import ModelCosts, WorkMeter
 from retrain.demonstrations import Demonstration
 from retrain.errors import BackendMemoryError, NonFiniteError

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from retrain.backends import UpdateStats
+from retrain.backends.objective import TokenData
 from retrain.errors import RunFailedError
 from retrain.rollouts import Floats, Loss, TrainingSample
 
@@ -53,14 +54,12 @@ class Auditor:
         Raises:
             RunFailedError: the answer does not belong to the samples.
         """
-        sampled = np.concatenate([s.rollout.logprobs for s in samples]).astype(np.float64)
-        scored = _scored(samples, outputs)
+        data, scored = TokenData.of(samples), _scored(samples, outputs)
+        sampled = data.sampler_logprobs
         logprobs = sampled if scored is None else scored
-        advantages = np.concatenate([s.advantages for s in samples])
-        lengths = [len(s.rollout.tokens) for s in samples]
-        terms = loss.evaluate(logprobs, sampled, advantages, np.repeat(np.arange(len(samples)), lengths))
-        weights = np.repeat([s.token_weight for s in samples], lengths)
-        ours, scale = float((weights * terms.value).sum()), float((weights * np.abs(terms.value)).sum())
+        terms = loss.evaluate(logprobs, sampled, data.advantages, data.sequence)
+        ours = float(np.dot(data.weights, terms.value))
+        scale = float(np.dot(data.weights, np.abs(terms.value)))
         theirs = float(metrics.get(LOSS, ours))
         if scored is not None:
             self._compare_losses(loss.name, theirs, ours, LOSS_TOLERANCE * scale)

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from retrain.backends.prompt_tokens import prompt_tokens
+from retrain.backends.text import prompt_tokens
 from retrain.backends.tinker.options import TinkerOptions
 from retrain.backends.tinker.session import Session
 from retrain.blocking import in_thread

@@ -1,4 +1,4 @@
-"""Adam with bias correction, and clipping by the global norm.
+"""Optimizers over one flat vector: Adam with bias correction, plain SGD, and clipping by the global norm.
 
 Source: Adam, arXiv:1412.6980; clipping, arXiv:1211.5063.
 """
@@ -30,11 +30,11 @@ class Adam:
 
     @property
     def arrays(self) -> Mapping[str, Array]:
-        """What a checkpoint holds, to be written over in place."""
+        """Return what a checkpoint holds; loading overwrites the arrays in place."""
         return {"adam_mean": self.mean, "adam_square": self.square}
 
     def step(self, weights: Array, gradient: Array, lr: float) -> None:
-        """Move `weights` in place, downhill."""
+        """Take one step downhill, in place."""
         self.steps += 1
         self.mean += (1 - DECAY_MEAN) * (gradient - self.mean)
         self.square += (1 - DECAY_SQUARE) * (gradient * gradient - self.square)
@@ -43,14 +43,37 @@ class Adam:
         weights -= lr * mean / (np.sqrt(square) + EPSILON)
 
     def sqr_norm(self, gradient: Array) -> float:
-        """Squared norm of a gradient as Adam sees it: each entry over what its update is divided by."""
+        """Return the squared norm of a gradient whose entries are divided as Adam divides their update."""
         scale = adam_preconditioner(self.square, self.steps, DECAY_SQUARE, EPSILON)
         seen = gradient / scale
         return float(np.dot(seen, seen))
 
 
+class Sgd:
+    """Plain stochastic gradient descent: each step is the gradient times the learning rate."""
+
+    is_settled = True  # gradients are compared as they are
+
+    def __init__(self) -> None:
+        self.steps = 0
+
+    @property
+    def arrays(self) -> Mapping[str, Array]:
+        """Return nothing: there is no state but the step count."""
+        return {}
+
+    def step(self, weights: Array, gradient: Array, lr: float) -> None:
+        """Take one step downhill, in place."""
+        self.steps += 1
+        weights -= lr * gradient
+
+    def sqr_norm(self, gradient: Array) -> float:
+        """Return the squared norm of a gradient."""
+        return float(np.dot(gradient, gradient))
+
+
 def clip_by_norm(gradient: Array, max_norm: float) -> float:
-    """Shrink `gradient` in place to at most `max_norm`; give the norm it had."""
+    """Shrink `gradient` in place to at most `max_norm` and return the norm it had."""
     norm = float(np.sqrt(np.dot(gradient, gradient)))
     if norm > max_norm:
         gradient *= max_norm / norm
