@@ -17,6 +17,7 @@ from retrain.report.contents import contents
 from retrain.report.gather import gather
 from retrain.report.outputs import write
 from retrain.report.page import page, template
+from retrain.report.tables import MOST_RUNS
 from tests.extras.browser import Browser, chromium
 from tests.simulated import Row, Simulated, flat, write_campaign
 
@@ -179,6 +180,13 @@ def test_other_sizes_are_drawn_without_complaint(browser, tmp_path, runs):
     states = browser.open(report(write_campaign(tmp_path, runs), tmp_path / "report.html"))
     assert set(states.values()) <= {"drawn"}
     assert browser.complaints() == []
+
+
+def test_runs_beyond_the_table_are_counted(tmp_path):
+    runs = {("grpo", seed): Simulated([], ending="") for seed in range(MOST_RUNS + 7)}
+    shown = page(contents(gather(write_campaign(tmp_path, runs))))
+    assert "7 more runs are not listed." in shown
+    assert shown.count('<td class="words">grpo_s') == MOST_RUNS
 
 
 def test_hostile_names_stay_names(browser, tmp_path):
