@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from pathlib import Path
 
+import retrain
 from retrain.records.metrics import read_metrics
-from retrain.records.step_row import Evaluation, PermitUse, columns, markdown
+from retrain.records.step_row import Evaluation, PermitUse, StepRow, columns, markdown
 from tests.test_trainer import SMALL, train
 
 EVERYTHING_ON = {
@@ -52,6 +54,13 @@ def test_an_optional_field_is_left_out_and_an_unknown_one_is_null() -> None:
     )
     row = columns(evaluation)
     assert (row["eval_pass_at_1"], row["eval_pass_at_4"]) == (0.5, None)
+
+
+def test_every_part_names_the_file_that_writes_it() -> None:
+    writers = re.findall(r"Written by `(.+?)`", markdown())
+    package = Path(retrain.__file__).parent
+    assert len(writers) == len(dataclasses.fields(StepRow))
+    assert [writer for writer in writers if not (package / writer).is_file()] == []
 
 
 def test_a_part_that_is_off_has_no_fields() -> None:

@@ -218,22 +218,22 @@ def _by(writer: str, when: str = "always") -> dict[str, str]:
 class StepRow:
     """Everything that is recorded of one step; None is a part that is off."""
 
-    identity: Identity = field(metadata=_by("the trainer's loop"))
-    timing: Timing = field(metadata=_by("the step's cost meter"))
-    permits: PermitUse = field(metadata=_by("the run's permits"))
-    rollouts: RolloutSummary = field(metadata=_by("the scored batch"))
-    update: UpdateSummary = field(metadata=_by("the trainer's loop"))
-    control: ControlSummary = field(metadata=_by("the controllers"))
+    identity: Identity = field(metadata=_by("trainer/loop.py"))
+    timing: Timing = field(metadata=_by("trainer/step_cost.py"))
+    permits: PermitUse = field(metadata=_by("trainer/permits.py"))
+    rollouts: RolloutSummary = field(metadata=_by("trainer/batch.py"))
+    update: UpdateSummary = field(metadata=_by("trainer/loop.py"))
+    control: ControlSummary = field(metadata=_by("trainer/control.py"))
     back_pressure: BackPressureSummary | None = field(
-        metadata=_by("the controllers", "with `[backpressure]`")
+        metadata=_by("trainer/control.py", "with `[backpressure]`")
     )
-    throttle: ThrottleSummary | None = field(metadata=_by("the controllers", "with `[throttle]`"))
-    scaling: ScalingSummary | None = field(metadata=_by("the controllers", "with `[scaling]` or goodput"))
+    throttle: ThrottleSummary | None = field(metadata=_by("trainer/control.py", "with `[throttle]`"))
+    scaling: ScalingSummary | None = field(metadata=_by("trainer/control.py", "with `[scaling]` or goodput"))
     roofline: RooflineSummary | None = field(
-        metadata=_by("the step's cost meter", "with `peak_gflops` or `peak_bw_gb_s`")
+        metadata=_by("trainer/step_cost.py", "with `peak_gflops` or `peak_bw_gb_s`")
     )
-    pipeline: PipelineStats | None = field(metadata=_by("the async source", "with `[rate_limiter]`"))
-    evaluation: Evaluation | None = field(metadata=_by("the evaluation", "every `eval_every` steps"))
+    pipeline: PipelineStats | None = field(metadata=_by("trainer/async_source.py", "with `[rate_limiter]`"))
+    evaluation: Evaluation | None = field(metadata=_by("trainer/evaluation.py", "every `eval_every` steps"))
 
     def columns(self) -> dict[str, Value]:
         """Return the row as metrics.jsonl has it."""
@@ -289,7 +289,7 @@ def _section(part: dataclasses.Field[Any]) -> Iterator[str]:
     hint = get_type_hints(StepRow)[part.name]
     kind: Any = next(kind for kind in (hint, *get_args(hint)) if dataclasses.is_dataclass(kind))
     title = part.name.replace("_", " ").capitalize()
-    written = f"Written by {part.metadata['by']}, {part.metadata['when']}."
+    written = f"Written by `{part.metadata['by']}`, {part.metadata['when']}."
     yield f"\n## {title}\n\n{inspect.getdoc(kind)} {written}\n\n| field | unit | meaning |\n|---|---|---|\n"
     for declared in _fields(kind):
         yield f"| `{declared.key}` | {declared.unit} | {declared.meaning} |\n"

@@ -76,7 +76,6 @@ class AsyncSource(Source):
         return self._policy
 
     def stats(self) -> PipelineStats:
-        """Return the ratio, waits, ages and drops so far."""
         return replace(self._pipeline.stats(), prompts_at_a_time=self._at_a_time)
 
     def put_back(self) -> None:
@@ -104,14 +103,12 @@ class AsyncSource(Source):
             }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore what `state_dict` returned."""
         self._prompts.load_state_dict(state["prompts"])
         self._at_a_time = state.get("at_a_time", self._at_a_time)
         if "pipeline" in state:
             self._pipeline.load_state_dict(state["pipeline"])
 
     def close(self) -> None:
-        """Stop the producers."""
         self._pipeline.close()
 
     def _open(self) -> RolloutPipeline[tuple[int, Group]]:
