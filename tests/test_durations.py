@@ -2,7 +2,7 @@
 
 import pytest
 
-from retrain.plan.estimate.durations import about, format_duration, parse_duration
+from retrain.plan.durations import about, format_duration, parse_duration
 
 
 @pytest.mark.parametrize(

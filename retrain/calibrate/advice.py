@@ -14,7 +14,7 @@ from retrain.calibrate.facts import OUT_OF_MEMORY, BatchFound, Lengths, StepSpli
 from retrain.calibrate.trials import POINTS_FOR_A_LAW
 from retrain.config.schema import RateLimiter
 from retrain.controllers.usl import UslFit, fit_usl
-from retrain.plan.estimate.durations import about, format_duration
+from retrain.plan.durations import about, format_duration
 from retrain.plan.matrix import Plan
 
 MOST_HITS = 0.02  # of completions cut off: more, and rewards are lost to the limit

@@ -9,8 +9,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from retrain.errors import RecordsError
+from retrain.plan.durations import about
 from retrain.plan.estimate import estimate
-from retrain.plan.estimate.durations import about
 from retrain.plan.estimate.history import learn_from
 from retrain.plan.estimate.learned import crowding_of, learned_for, workload_of
 from retrain.plan.estimate.remaining import RunLeft, remaining

@@ -75,7 +75,7 @@ def permission(force: bool) -> Callable[[str], bool]:
 
 def duration(text: str, option: str) -> float:
     """Read a time span in seconds; a wrong one is bad usage of `option`."""
-    from retrain.plan.estimate.durations import parse_duration
+    from retrain.plan.durations import parse_duration
 
     try:
         return parse_duration(text)

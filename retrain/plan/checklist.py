@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from retrain.plan.estimate.durations import about
+from retrain.plan.durations import about
 from retrain.plan.matrix import Plan, RunPlan
 from retrain.plan.warnings import GENEROUS, answers_alone, shares_cores
 

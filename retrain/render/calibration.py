@@ -10,7 +10,7 @@ from rich.console import Console
 from retrain.calibrate.facts import BatchFound
 from retrain.calibrate.outcome import Calibration, Disk
 from retrain.calibrate.trials import Trial
-from retrain.plan.estimate.durations import about, format_duration
+from retrain.plan.durations import about, format_duration
 from retrain.plan.estimate.wall_time import WallTime
 from retrain.records.text import plain
 from retrain.render.tables import table

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.text import Text
 
-from retrain.plan.estimate.durations import about
+from retrain.plan.durations import about
 from retrain.plan.explain import Explanation
 from retrain.records.text import count_of, plain
 from retrain.render.tables import duration, fitted

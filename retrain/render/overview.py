@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from rich.console import Console
 from rich.text import Text
 
-from retrain.plan.estimate.durations import about
+from retrain.plan.durations import about
 from retrain.records.manifest import Expectation
 from retrain.records.run_row import RunRow
 from retrain.records.text import plain

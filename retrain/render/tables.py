@@ -10,7 +10,7 @@ import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, Literal, TextIO, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Generic, Literal, TextIO, TypeVar, cast
 
 from rich import box
 from rich.cells import cell_len
@@ -18,9 +18,11 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from retrain.plan.estimate.durations import format_duration
-from retrain.records.run_row import RunRow
+from retrain.plan.durations import format_duration
 from retrain.records.text import plain
+
+if TYPE_CHECKING:
+    from retrain.records.run_row import RunRow
 
 STYLES = {
     "done": "green",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from retrain.plan.estimate.durations import format_duration
+from retrain.plan.durations import format_duration
 
 MISSING = "-"
 

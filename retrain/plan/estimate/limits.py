@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from retrain.plan.estimate.durations import about
+from retrain.plan.durations import about
 from retrain.plan.estimate.workload import RunWork, Workload
 from retrain.records.text import count_of
 

@@ -6,9 +6,9 @@ import statistics
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
+from retrain.plan.durations import about
 from retrain.plan.estimate import Makespan, estimate, rule_of_thumb_s
 from retrain.plan.estimate.bootstrap import Tail
-from retrain.plan.estimate.durations import about
 from retrain.plan.estimate.history import History
 from retrain.plan.estimate.learned import Learned, Match, Measured, workload_of
 from retrain.plan.estimate.limits import Change, Limit
