@@ -51,7 +51,7 @@ def die(self, step, rows):
             os.kill(os.getpid(), 9)
         time.sleep(0.05)
 Journal.samples = die
-worker.run(Path(sys.argv[1]), threading.Event())
+sys.exit(worker.run(Path(sys.argv[1]), threading.Event()))
 """
 # Opens MLflow's logger for a run, and is killed at its second upgrade of the tables if told so.
 OPEN_MLFLOW = """
