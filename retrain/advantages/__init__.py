@@ -12,22 +12,15 @@ with NaN for each unscored rollout.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from retrain.registry import PluginSpec
-from retrain.rollouts import Floats
 
 OVER_BATCH = "over_batch"
 F = TypeVar("F", bound=Callable[..., Any])
 
 
 SPEC = PluginSpec("advantage", "estimate", ("rewards",))
-
-
-class Advantage(Protocol):
-    """Rewards (prompts, rollouts) -> advantages of the same shape."""
-
-    def __call__(self, rewards: Floats, **params: Any) -> Floats: ...
 
 
 def over_batch(estimate: F) -> F:

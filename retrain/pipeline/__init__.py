@@ -3,8 +3,7 @@
 from retrain.config.flow import FlowSettings, samples_per_batch
 from retrain.pipeline.limiter import RateLimiter, RateStats
 from retrain.pipeline.monitor import ClosedError
-from retrain.pipeline.rollout_pipeline import EndOfStreamError, RolloutPipeline
-from retrain.pipeline.stats import Batch
+from retrain.pipeline.rollout_pipeline import Batch, EndOfStreamError, RolloutPipeline
 from retrain.records.step_row import PipelineStats
 
 __all__ = [

@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Generic
 
@@ -14,8 +15,16 @@ from retrain.errors import RetrainError
 from retrain.pipeline.buffers import Item, build
 from retrain.pipeline.flow import Flow
 from retrain.pipeline.monitor import ClosedError, Monitor
-from retrain.pipeline.stats import Batch, Waits
 from retrain.records.step_row import PipelineStats
+
+
+@dataclass(frozen=True, slots=True)
+class Batch(Generic[Item]):
+    """The samples of one step."""
+
+    items: tuple[Item, ...]
+    ages: tuple[int, ...]  # policy versions between sampling and training, one per item
+    stale: tuple[Item, ...]  # dropped because of their age since the previous batch
 
 
 class EndOfStreamError(RetrainError):
@@ -73,7 +82,11 @@ class RolloutPipeline(Generic[Item]):
         self._begin = begin
         self._gate = gate
         self._monitor = Monitor(clock)
-        self._waits = Waits(clock, workers)
+        self._clock = clock
+        self._started_s = clock()
+        self._producer_wait_s = 0.0
+        self._consumer_wait_s = 0.0
+        self._ages: tuple[int, ...] = ()  # of the latest batch
         self._running = workers
         self._failure: BaseException | None = None
         self._threads = [
@@ -82,7 +95,7 @@ class RolloutPipeline(Generic[Item]):
 
     def start(self) -> None:
         """Start the producers; entering the context does so too."""
-        self._waits.start()
+        self._started_s = self._clock()
         for thread in self._threads:
             thread.start()
 
@@ -103,12 +116,12 @@ class RolloutPipeline(Generic[Item]):
             self._flow.ask(samples, version)
             self._monitor.wake()
             wait_s = self._monitor.wait_until(self._has_news, timeout_s, "samples to train on")
-            self._waits.consumer_s += wait_s
+            self._consumer_wait_s += wait_s
             if self._failure is not None:
                 raise self._failure
             if not self._flow.may_take():
                 raise EndOfStreamError(f"production ended after {self._flow.batches} batches")
-            batch = self._taken(wait_s)
+            batch = self._taken()
             self._monitor.wake()
         return batch
 
@@ -136,7 +149,24 @@ class RolloutPipeline(Generic[Item]):
     def stats(self) -> PipelineStats:
         """Return counts and waits so far."""
         with self._monitor:
-            return self._waits.stats(self._flow)
+            flow, ages = self._flow, self._ages
+            elapsed_s = max(self._clock() - self._started_s, 1e-9)
+            return PipelineStats(
+                ratio=flow.account.ratio,
+                producer_wait_s=self._producer_wait_s,
+                consumer_wait_s=self._consumer_wait_s,
+                producer_idle_fraction=min(1.0, self._producer_wait_s / (elapsed_s * len(self._threads))),
+                consumer_idle_fraction=min(1.0, self._consumer_wait_s / elapsed_s),
+                sample_age_mean=sum(ages) / len(ages) if ages else 0.0,
+                sample_age_max=max(ages, default=0),
+                dropped=flow.stale,
+                lost=flow.lost,
+                outstanding=flow.ahead,
+                produced=flow.account.produced,
+                units=flow.units,
+                batches=flow.batches,
+                batches_per_unit=flow.batches / flow.units if flow.units else None,
+            )
 
     def state_dict(self) -> dict[str, Any]:
         """Return counts and the buffer's random generator, JSON-able.
@@ -164,11 +194,10 @@ class RolloutPipeline(Generic[Item]):
     def _has_news(self) -> bool:
         return self._failure is not None or self._flow.account.finished or self._flow.may_take()
 
-    def _taken(self, wait_s: float) -> Batch[Item]:
+    def _taken(self) -> Batch[Item]:
         samples = self._flow.take()
-        ages = tuple(self._flow.version - sample.version for sample in samples)
-        self._waits.ages = ages
-        return Batch(tuple(sample.item for sample in samples), ages, tuple(self._flow.take_dropped()), wait_s)
+        self._ages = tuple(self._flow.version - sample.version for sample in samples)
+        return Batch(tuple(sample.item for sample in samples), self._ages, tuple(self._flow.take_dropped()))
 
     def _work(self) -> None:
         """Produce until the end; pass errors to the trainer's thread."""
@@ -189,7 +218,7 @@ class RolloutPipeline(Generic[Item]):
 
     def _produce_unit(self) -> bool:
         with self._monitor:
-            self._waits.producer_s += self._monitor.wait_until(
+            self._producer_wait_s += self._monitor.wait_until(
                 self._flow.may_start, None, "a unit to be needed"
             )
             unit, arguments = self._flow.start(), self._begin()

@@ -6,15 +6,6 @@ value per completion token; `progress` in [0, 1] is the share of the run's steps
 
 from __future__ import annotations
 
-from typing import Any, Protocol
-
 from retrain.registry import PluginSpec
-from retrain.rollouts import Floats, Rollout
 
 SPEC = PluginSpec("token transform", "reweigh", ("rollout", "advantage", "progress"))
-
-
-class Transform(Protocol):
-    """A rollout and its advantage -> one advantage per completion token."""
-
-    def __call__(self, rollout: Rollout, advantage: float, progress: float, **params: Any) -> Floats: ...
