@@ -31,7 +31,7 @@ def trial_problems(
 
 
 def _try_task(kind: str, name: str, options: Mapping[str, Any], seed: object) -> list[str]:
-    if kind != "tasks" or name not in registry.built_in_names(kind):
+    if kind != "tasks" or not registry.is_built_in(kind, name):
         return []
     try:
         registry.find("tasks", name)(seed=seed if type(seed) is int and seed >= 0 else Data.seed, **options)

@@ -41,7 +41,7 @@ def _file_problems(path: str, backend: dict[str, object]) -> Found:
             yield ("warmup", "path"), problem.removeprefix("path: ")
         return
     name, options = backend.get("backend", Backend.backend), backend.get("options", {})
-    built_in = name in registry.built_in_names("backends")
+    built_in = registry.is_built_in("backends", name)
     has_template = isinstance(options, dict) and options.get("chat_template") is True
     talks = next((row.prompt.id for row in rows if row.prompt.messages), None)
     if talks is not None and built_in and not has_template:

@@ -59,6 +59,7 @@ __all__ = [
     "find_module",
     "home_of",
     "hook",
+    "is_built_in",
     "look_beside",
     "names",
     "names_place",
@@ -80,7 +81,7 @@ def plugin(kind: str, name: str) -> Plugin:
     Raises:
         ConfigError: no such plugin, or it cannot be imported; says which names exist.
     """
-    if name in built_in_names(kind):
+    if is_built_in(kind, name):
         return BuiltIn(spec_of(kind), f"retrain.{kind}.{name}")
     if "." in name:
         return _from_dotted_path(kind, name)
@@ -166,9 +167,18 @@ def names(kind: str) -> list[str]:
 @cache
 def built_in_names(kind: str) -> tuple[str, ...]:
     """List the built-in plugins of a kind, without importing any: files and folders that define its entry."""
-    found = pkgutil.iter_modules([str(PACKAGE / kind)])
-    entry = spec_of(kind).entry
-    return tuple(sorted(m.name for m in found if defines(f"retrain.{kind}.{m.name}", entry)))
+    return tuple(sorted(name for name in _modules(kind) if is_built_in(kind, name)))
+
+
+@cache
+def is_built_in(kind: str, name: str) -> bool:
+    """Whether a built-in plugin of a kind has this name; reads that plugin's file and no other."""
+    return name in _modules(kind) and defines(f"retrain.{kind}.{name}", spec_of(kind).entry)
+
+
+@cache
+def _modules(kind: str) -> frozenset[str]:
+    return frozenset(module.name for module in pkgutil.iter_modules([str(PACKAGE / kind)]))
 
 
 def problem_with_name(kind: str, name: str) -> str | None:
