@@ -89,8 +89,8 @@ def _parameters(kind: str, name: str) -> Iterable[tuple[str, dict[str, Any]]]:
 
 
 def _backend_options(name: str) -> Iterable[tuple[str, dict[str, Any]]]:
-    """Read a backend's options off the dataclass in the file that its `parse_options` comes from."""
-    source = registry.home_of(f"retrain.backends.{name}", "parse_options").read_text(encoding="utf-8")
+    """Read a backend's options off the dataclass in the file that its `check_options` comes from."""
+    source = registry.home_of(f"retrain.backends.{name}", "check_options").read_text(encoding="utf-8")
     options = next(
         node for node in ast.parse(source).body if isinstance(node, ast.ClassDef) and "Options" in node.name
     )
