@@ -17,7 +17,7 @@ from retrain.plan.estimate import limits, wall_time
 from retrain.records.manifest import Expectation
 from retrain.records.pace import Pace
 from retrain.records.run_row import RunRow
-from retrain.report import compare, differences, statistics
+from retrain.report import compare, statistics
 from retrain.status import rows
 from tests.simulated import flat, write_campaign
 
@@ -29,7 +29,7 @@ DOCUMENTED = {
     **{kind.__name__: kind for kind in (wall_time.MeasuredCondition, limits.Change)},
     **{kind.__name__: kind for kind in (compare.Comparison, compare.MetricComparison, compare.SideResult)},
     **{kind.__name__: kind for kind in (compare.Judged, statistics.Sample, statistics.Difference)},
-    "KeyDifference": differences.KeyDifference,
+    "KeyDifference": compare.KeyDifference,
     "ChecklistLine": checklist.Check,
     "Check": _checks.Check,
 }

@@ -22,11 +22,10 @@ from retrain.report.export import Table, ends_of, rows_of, write_csv, write_json
 from retrain.report.failures import failures
 from retrain.report.gather import CampaignRecord, gather
 from retrain.report.numbers import MISSING, significant
-from retrain.report.phases import PARTS, step_split
 from retrain.report.series import Bins, Curve, bins_for, curve
 from retrain.report.sides import Side
 from retrain.report.tables import headline, provenance
-from retrain.report.timeline import timeline
+from retrain.report.timeline import PARTS, step_split, timeline
 from tests.simulated import Simulated, flat, side, write_campaign
 
 Call = Callable[..., CompletedProcess[str]]

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from retrain.errors import ConfigError
-from retrain.report.targets import marked, prepare
+from retrain.report.outputs import marked, prepare
 from tests.simulated import flat, write_campaign
 
 Call = Callable[..., subprocess.CompletedProcess[str]]

@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from retrain.calibrate import facts, trials, written
-from retrain.calibrate.conclude import Evidence
-from retrain.calibrate.outcome import Calibration
+from retrain.calibrate.conclude import Calibration, Evidence
 from retrain.calibrate.session import Session, Trialled
 from retrain.calibrate.trials import Effort, Trial
 from retrain.campaign.assign import as_launched

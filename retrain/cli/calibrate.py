@@ -15,7 +15,7 @@ import typer
 from retrain.cli.options import AsJson, ConfigFile, Overrides, duration
 
 if TYPE_CHECKING:
-    from retrain.calibrate.outcome import Calibration
+    from retrain.calibrate.conclude import Calibration
     from retrain.calibrate.session import Session
 
 

@@ -46,8 +46,7 @@ def command(
     from retrain.errors import ConfigError
     from retrain.report.export import ends_of, rows_of, warm_up_of
     from retrain.report.gather import gather_all, left_out
-    from retrain.report.outputs import TABLES, chosen_format, write_table
-    from retrain.report.targets import prepare
+    from retrain.report.outputs import TABLES, chosen_format, prepare, write_table
 
     if runs and warmup:
         raise ConfigError("--runs --warmup: ask for one of them at a time")

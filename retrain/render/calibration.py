@@ -7,8 +7,8 @@ from collections.abc import Iterable
 
 from rich.console import Console
 
+from retrain.calibrate.conclude import Calibration, Disk
 from retrain.calibrate.facts import BatchFound
-from retrain.calibrate.outcome import Calibration, Disk
 from retrain.calibrate.trials import Trial
 from retrain.plan.durations import about, format_duration
 from retrain.plan.estimate.wall_time import WallTime

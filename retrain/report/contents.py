@@ -6,21 +6,19 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from retrain.report.charts import Chart
 from retrain.report.charts.controllers import regime_chart, usl_chart
 from retrain.report.charts.curves import Plot, axis_title, curve_chart, describe
 from retrain.report.charts.final import final_charts
-from retrain.report.charts.look import HEIGHT
+from retrain.report.charts.look import HEIGHT, Chart
 from retrain.report.charts.time import split_chart, timeline_chart
 from retrain.report.columns import read_warm_up
 from retrain.report.compare import Comparison, MetricComparison, compare
 from retrain.report.final import known_metrics
 from retrain.report.gather import CampaignRecord
-from retrain.report.phases import step_splits
 from retrain.report.scalability import Scalability, best_concurrency, scalability, stretches
 from retrain.report.series import Bins, Curve, bins_for, curves
 from retrain.report.sides import Match, Side, conditions
-from retrain.report.timeline import timeline
+from retrain.report.timeline import step_splits, timeline
 
 MOST_CONDITIONS = 100  # drawn; tables hold all
 SHORT = 190  # pixels of a chart that supports another

@@ -18,7 +18,7 @@ from retrain.records.layout import RunFiles
 from retrain.records.lines import Row
 from retrain.records.metrics import stream_rows
 from retrain.records.run_state import UNREADABLE
-from retrain.report.differences import SEED, flatten
+from retrain.report.compare import SEED, flatten
 from retrain.report.final import Moment, final_value, known_metrics
 from retrain.report.gather import CampaignRecord, RunRecord
 

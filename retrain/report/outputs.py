@@ -1,9 +1,13 @@
-"""A report's files: the only part of it that writes."""
+"""Writes a report's files: never through a link, and over another program's file only on request."""
 
 from __future__ import annotations
 
 import json
+import os
+import stat
+import struct
 import sys
+import zlib
 from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 
@@ -11,15 +15,16 @@ from retrain.errors import ConfigError
 from retrain.records.files import records_error
 from retrain.report.charts.look import VEGA_LITE, Chart, converter
 from retrain.report.contents import contents
-from retrain.report.export import Table, rows_of, write_csv, write_jsonl, write_parquet
+from retrain.report.export import FIRST, Table, rows_of, write_csv, write_jsonl, write_parquet
 from retrain.report.final import check_metrics, known_metrics
 from retrain.report.gather import CampaignRecord
-from retrain.report.page import page
-from retrain.report.targets import marked, prepare
+from retrain.report.page import MARK, page
 
 FORMATS = ("html", "png", "svg", "csv", "parquet")
 TABLES = {"csv": write_csv, "jsonl": write_jsonl, "parquet": write_parquet}
 IMAGES = ("png", "svg")
+READ_BYTES = 65536  # at either end of a file
+PNG_START = 33  # bytes of the signature and the first chunk, which precede any other
 SCALE = 3.0  # pixels per point of a PNG: 300 dpi at the width of a page
 
 
@@ -57,7 +62,7 @@ def write_table(table: Table, form: str, target: Path | None) -> None:
 
 
 def check_target(target: Path, form: str, may_replace: Callable[[str], bool]) -> None:
-    """Refuse a target that must not be written, before anything is computed; see `targets.prepare`."""
+    """Refuse a target that must not be written, before anything is computed; see `prepare`."""
     prepare([target.with_name(f"{target.stem}-chart.{form}") if form in IMAGES else target], may_replace)
 
 
@@ -114,3 +119,72 @@ def _write(path: Path, content: bytes) -> Path:
     except OSError as error:
         raise records_error(path, "write", error) from error
     return path
+
+
+def prepare(paths: Sequence[Path], may_replace: Callable[[str], bool]) -> None:
+    """Make the folders of files that are about to be written, and refuse those that must not be.
+
+    Args:
+        paths: the files.
+        may_replace: asked, with a description, before a file that retrain did not write is replaced.
+
+    Raises:
+        ConfigError: a link or directory is in the way, or a file that must not be replaced.
+        RecordsError: a folder cannot be made.
+    """
+    strangers = [path for path in paths if _is_strangers(path)]
+    if strangers and not may_replace(", ".join(map(str, strangers))):
+        raise ConfigError(
+            f"{strangers[0]}: exists, and retrain did not write it; --force replaces it, or name another file"
+        )
+    for folder in {path.parent for path in paths}:
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise records_error(folder, "make the folder", error) from error
+        if not os.access(folder, os.W_OK | os.X_OK):
+            raise ConfigError(f"{folder}: cannot be written by this user; name another folder")
+
+
+def marked(content: bytes, form: str) -> bytes:
+    """Return an image with a mark by which retrain knows it again."""
+    if form == "svg":
+        return content + b"<!-- " + MARK.encode() + b" -->\n"
+    chunk = b"tEXtSoftware\0" + MARK.encode()
+    framed = struct.pack(">I", len(chunk) - 4) + chunk + struct.pack(">I", zlib.crc32(chunk))
+    return content[:PNG_START] + framed + content[PNG_START:]
+
+
+def _is_strangers(path: Path) -> bool:
+    """Whether a file is there that retrain did not write; a device or pipe is nobody's."""
+    try:
+        linked, mode = path.is_symlink(), path.stat().st_mode
+    except FileNotFoundError:
+        if path.is_symlink():
+            raise ConfigError(f"{path}: is a link to nothing; remove it, or name another file") from None
+        return False
+    except OSError as error:
+        raise records_error(path, "look at", error) from error
+    if stat.S_ISDIR(mode):
+        raise ConfigError(f"{path}: is a directory; name a file in it")
+    if not stat.S_ISREG(mode):
+        return False
+    if linked:
+        raise ConfigError(f"{path}: is a link, which would change another file; name that file itself")
+    return path.stat().st_size > 0 and not _is_ours(path)
+
+
+def _is_ours(path: Path) -> bool:
+    try:
+        with path.open("rb") as file:
+            start = file.read(READ_BYTES)
+            file.seek(max(0, os.fstat(file.fileno()).st_size - READ_BYTES))
+            end = file.read()
+    except OSError:
+        return False
+    if start.startswith(b"PAR1"):  # names of columns are in the footer
+        return all(name.encode() in end for name in FIRST)
+    first_line = start.partition(b"\n")[0]
+    is_table = first_line.startswith(",".join(FIRST).encode())
+    is_json = first_line.startswith(b"{") and all(f'"{name}": '.encode() in first_line for name in FIRST)
+    return is_table or is_json or MARK.encode() in start[:1000] or MARK.encode() in end[-100:]

@@ -32,8 +32,8 @@ from retrain.report.contents import Contents, Explored
 from retrain.report.failures import failures
 from retrain.report.numbers import rounded
 from retrain.report.series import Curve
-from retrain.report.targets import MARK
 
+MARK = "retrain report"  # by which retrain recognizes its own file
 LABEL = "\0label"  # placeholder for a metric's name in the chart template; no name can contain it
 SHOWN_FIRST = ("entropy", "tokens_per_second")
 TITLES = {
@@ -70,7 +70,7 @@ def page(contents: Contents) -> str:
             failures=failures,
             first_explored=next((name for name in SHOWN_FIRST if name in explored["metrics"]), None),
             library=library,
-            mark=MARK.decode(),
+            mark=MARK,
             policy=_policy(library, script),
             script=script,
             style=_file("page.css"),

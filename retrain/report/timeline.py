@@ -1,7 +1,7 @@
-"""Which run was on which worker when, and when it waited for permits.
+"""Where the time went: over workers, and within a step.
 
-Workers leave no number, so attempts are laid into as few lanes as hold them, in the order of their starts:
-with one machine those are its workers.
+Records do not number workers, so attempts are packed into as few lanes as possible, in the order in which
+they started: on one machine the lanes are its workers.
 """
 
 from __future__ import annotations
@@ -15,10 +15,13 @@ import numpy as np
 from retrain.records.attempts import Attempt
 from retrain.report.columns import FloatArray, unix_seconds
 from retrain.report.gather import RunRecord
+from retrain.report.series import counted
+from retrain.report.sides import Side
 
 SLACK_S = 0.02  # an attempt's end is written a moment before the next one's start
 PIECES = 3000  # of waiting, in all bars together
 MOST_PIECES = 60  # in one bar
+PARTS = ("sampling", "waiting for permits", "rewards", "training", "other")
 LEAST_SHARE = 0.005  # of a piece's time; less waiting cannot be seen
 
 
@@ -123,3 +126,34 @@ def _bar(life: _Life, lane: int, begin: float, wait_s: float) -> Bar:
     ending = attempt.ending or (run.state if attempt is run.attempts[-1] else "died")
     start_s, end_s = life.start_s - begin, life.end_s - begin
     return Bar(lane, run.run_id, run.condition, run.seed, attempt.number, ending, start_s, end_s, wait_s)
+
+
+@dataclass(frozen=True)
+class StepSplit:
+    """Mean seconds of each of `PARTS` in a condition's steps."""
+
+    condition: str
+    seconds: tuple[float, ...]
+
+
+def step_split(side: Side) -> StepSplit | None:
+    """Average the parts of all steps of a condition; None if no row has times.
+
+    Waiting for permits happens while sampling (or while training, on a remote backend); of calls that wait
+    beside each other it is the sum, so it is shown as at most the time of sampling.
+    """
+    runs = [run for run in counted(side.runs) if np.isfinite(run.columns.metric("step_time_s")).any()]
+    if not runs:
+        return None
+    names = ("step_time_s", "sample_time_s", "permit_wait_s", "reward_time_s", "train_time_s")
+    rows = np.concatenate([np.stack([run.columns.metric(name) for name in names]) for run in runs], axis=1)
+    step, sample, wait, reward, train = np.nan_to_num(rows[:, np.isfinite(rows[0])])
+    wait = np.minimum(wait, sample)
+    other = np.maximum(0.0, step - sample - reward - train)
+    return StepSplit(side.label, tuple(float(x.mean()) for x in (sample - wait, wait, reward, train, other)))
+
+
+def step_splits(sides: Sequence[Side]) -> tuple[StepSplit, ...]:
+    """Return the split of every condition that has times."""
+    found = (step_split(side) for side in sides)
+    return tuple(one for one in found if one is not None)

@@ -6,8 +6,7 @@ from collections.abc import Sequence
 
 from retrain.report.charts.look import INK, Chart, Spec, by_condition, chart, hints, quantity, zoom
 from retrain.report.numbers import rounded, span
-from retrain.report.phases import PARTS, StepSplit
-from retrain.report.timeline import Bar, Timeline
+from retrain.report.timeline import PARTS, Bar, StepSplit, Timeline
 
 UNITS = ((172_800.0, "hours", 3600.0), (7200.0, "minutes", 60.0), (0.0, "seconds", 1.0))
 LANE, LEAST_LANE, MANY_LANES = 28, 2, 40  # pixels; so many lanes share the tallest chart
