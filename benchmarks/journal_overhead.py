@@ -17,7 +17,7 @@ from pathlib import Path
 
 import numpy as np
 
-from retrain.records.clock import utc_now
+from retrain.clock import utc_now
 from retrain.records.files import make_directory
 from retrain.records.layout import RunFiles
 from retrain.records.step_row import (

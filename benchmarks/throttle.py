@@ -33,7 +33,7 @@ import psutil
 
 from retrain import system
 from retrain.controllers.throttle import level_for
-from retrain.throttle import TrainingThrottle
+from retrain.system.throttle import TrainingThrottle
 
 PEER = "training_throttle"
 NO_ROOM = 0.5  # from this idle load on, what a situation adds is cut off

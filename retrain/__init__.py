@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     from retrain.plan.estimate import estimate_makespan as estimate_makespan
     from retrain.records.metrics import read_metrics as read_metrics
     from retrain.semaphore import FileSemaphore as FileSemaphore
-    from retrain.throttle import ThrottleLevel as ThrottleLevel
-    from retrain.throttle import ThrottleState as ThrottleState
-    from retrain.throttle import TrainingThrottle as TrainingThrottle
+    from retrain.system.throttle import ThrottleLevel as ThrottleLevel
+    from retrain.system.throttle import ThrottleState as ThrottleState
+    from retrain.system.throttle import TrainingThrottle as TrainingThrottle
     from retrain.torch_scaling import AdamScale as AdamScale
     from retrain.torch_scaling import AdaScale as AdaScale
     from retrain.torch_scaling import LEGWScale as LEGWScale
@@ -36,9 +36,9 @@ _HOME = {
     "StepObservation": "retrain.controllers.backpressure.step",
     "fit_usl": "retrain.controllers.usl",
     "UslFit": "retrain.controllers.usl",
-    "TrainingThrottle": "retrain.throttle",
-    "ThrottleLevel": "retrain.throttle",
-    "ThrottleState": "retrain.throttle",
+    "TrainingThrottle": "retrain.system.throttle",
+    "ThrottleLevel": "retrain.system.throttle",
+    "ThrottleState": "retrain.system.throttle",
     "RateLimiter": "retrain.pipeline",
     "AdaScale": "retrain.torch_scaling",
     "AdamScale": "retrain.torch_scaling",

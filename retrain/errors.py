@@ -5,7 +5,9 @@ Raise the narrowest branch, with a message that says where, what and how to fix.
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Sequence
+from pathlib import Path
 
 EXIT_DONE = 0
 EXIT_BUG = 1
@@ -77,3 +79,34 @@ class InterruptedRunError(RetrainError):
 
 class BackendMemoryError(InfrastructureError):
     """A step did not fit in memory; weights are unchanged and a smaller step may fit."""
+
+
+_FIXES = {
+    errno.ENOSPC: "free some disk space, then resume",
+    errno.EDQUOT: "free some of your disk quota, then resume",
+    errno.EFBIG: "raise the file size limit (ulimit -f), then resume",
+    errno.EACCES: "make it readable and writable for this user",
+    errno.EPERM: "make it readable and writable for this user",
+    errno.EROFS: "the file system is read-only: remount it or choose another log_dir",
+    errno.ELOOP: "it is a symbolic link, which records never follow: remove the link",
+    errno.EISDIR: "something else is in its place: move it away",
+    errno.ENOTDIR: "something else is on its way: move it away",
+    errno.EMFILE: "raise the limit of open files (ulimit -n), then resume",
+    errno.ENFILE: "this machine has too many open files: end what holds them, then resume",
+    errno.EIO: "the disk reports an error: check it, or choose another log_dir",
+}
+_LASTING = frozenset(
+    {errno.EACCES, errno.EPERM, errno.ELOOP, errno.ENAMETOOLONG, errno.EISDIR, errno.ENOTDIR}
+)
+
+
+def may_pass(error: RecordsError) -> bool:
+    """Whether trying again may help: a disk may have space again, a forbidden file stays forbidden."""
+    cause = error.__cause__
+    return isinstance(cause, OSError) and cause.errno not in _LASTING
+
+
+def records_error(path: Path, doing: str, error: OSError) -> RecordsError:
+    """Return which file, what went wrong and how to fix it."""
+    fix = _FIXES.get(error.errno or 0, "check the path and the disk")
+    return RecordsError(f"{path}: cannot {doing} ({error.strerror or error}); {fix}")

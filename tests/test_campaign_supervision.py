@@ -21,12 +21,11 @@ from retrain.campaign.events import Silent
 from retrain.campaign.run import run_campaign, start
 from retrain.campaign.supervise import Supervisor
 from retrain.config.schema import Campaign
-from retrain.errors import EXIT_RECORDS
+from retrain.errors import EXIT_RECORDS, records_error
 from retrain.launchers import Ended
 from retrain.locks.held import hold
 from retrain.plan.matrix import RunPlan
 from retrain.records.attempts import begin_attempt, read_attempts
-from retrain.records.files import records_error
 from retrain.records.layout import RunFiles
 from retrain.records.run_state import RunState, write_done
 

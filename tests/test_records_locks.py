@@ -9,7 +9,8 @@ import threading
 import pytest
 
 from retrain.errors import RecordsError
-from retrain.locks.held import _write_holder, hold, holder, is_held, present_holder
+from retrain.locks.held import hold, holder, is_held, present_holder
+from retrain.locks.processes import start_mark
 from retrain.records.workers import worker_pids
 
 HOLD = """
@@ -128,7 +129,8 @@ def test_who_holds_a_lock_is_not_mistaken_for_who_held_it_before(tmp_path):
         dead.kill()
     fd = os.open(path, os.O_RDWR)  # holds it, and has not written itself into it yet
     fcntl.flock(fd, fcntl.LOCK_EX)
-    writer = threading.Timer(0.05, lambda: _write_holder(fd))
+    own = json.dumps(json.loads(path.read_text()) | {"pid": os.getpid(), "started": start_mark(os.getpid())})
+    writer = threading.Timer(0.05, lambda: os.pwrite(fd, own.encode().ljust(os.fstat(fd).st_size), 0))
     writer.start()
     try:
         assert holder(path).pid == dead.pid

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from retrain.calibrate.session import Trialled
+from retrain.clock import seconds_between
 from retrain.config.schema import Backend
 from retrain.errors import RecordsError
 from retrain.plan.estimate.measured import MeasuredRun, measure_run
-from retrain.records.clock import seconds_between
 from retrain.records.lines import number_in
 from retrain.records.metrics import read_metrics
 

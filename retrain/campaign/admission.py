@@ -14,7 +14,7 @@ from retrain.errors import ConfigError
 from retrain.plan.matrix import Plan
 from retrain.records.workers import worker_pids
 from retrain.system import memory_available_bytes, memory_limit_bytes
-from retrain.throttle import TrainingThrottle
+from retrain.system.throttle import TrainingThrottle
 
 ASK_FOR_MEMORY_S = 2.0  # memory comes back when a worker ends, which is noticed anyway, or a stranger does
 GIB = 2**30

@@ -6,9 +6,8 @@ import signal
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from retrain.errors import EXIT_INFRASTRUCTURE, EXIT_INTERRUPTED, RecordsError, RetrainError
+from retrain.errors import EXIT_INFRASTRUCTURE, EXIT_INTERRUPTED, RecordsError, RetrainError, may_pass
 from retrain.records.attempts import Attempt, end_attempt, read_attempts
-from retrain.records.files import may_pass
 from retrain.records.layout import RunFiles
 from retrain.records.run_state import RunState, read_done
 from retrain.records.text import plain

@@ -11,11 +11,11 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from retrain.campaign.rollup import RollUp
-from retrain.errors import DamagedRecordError, RecordsError
+from retrain.errors import DamagedRecordError, RecordsError, records_error
 from retrain.locks.held import hold
 from retrain.plan.matrix import RunPlan
 from retrain.records.attempts import end_attempt, read_attempts
-from retrain.records.files import records_error, remove_file
+from retrain.records.files import remove_file
 from retrain.records.layout import RunFiles
 from retrain.records.run_state import RunState, read_done
 from retrain.records.seal import require_sealed

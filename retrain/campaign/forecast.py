@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
 
+from retrain.clock import seconds_between
 from retrain.errors import RecordsError
 from retrain.plan.durations import about
 from retrain.plan.estimate import estimate
@@ -16,7 +17,6 @@ from retrain.plan.estimate.learned import crowding_of, learned_for, workload_of
 from retrain.plan.estimate.remaining import RunLeft, remaining
 from retrain.plan.matrix import Plan, RunPlan
 from retrain.records.attempts import read_attempts
-from retrain.records.clock import seconds_between
 from retrain.records.layout import RunFiles, find_campaigns
 from retrain.records.manifest import Expectation, Manifest
 from retrain.records.metrics import read_ends

@@ -15,10 +15,10 @@ from pathlib import Path
 
 from retrain.campaign.endings import Ending
 from retrain.campaign.events import Observer
+from retrain.clock import utc_now
 from retrain.errors import DamagedRecordError, RecordsError
 from retrain.plan.matrix import Plan, RunPlan
 from retrain.plan.warnings import shares_cores
-from retrain.records.clock import utc_now
 from retrain.records.layout import CampaignFiles, RunFiles
 from retrain.records.manifest import (
     Expectation,

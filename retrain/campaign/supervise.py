@@ -13,11 +13,10 @@ from retrain.campaign.events import Observer
 from retrain.campaign.retry import LaunchBreaker, RetryPolicy
 from retrain.campaign.watchdog import GRACE_S, Active, Patience
 from retrain.config.schema import Campaign
-from retrain.errors import EngineDownError, LaunchError, RecordsError
+from retrain.errors import EngineDownError, LaunchError, RecordsError, may_pass
 from retrain.launchers import Begun, Ended, Launcher
 from retrain.locks.held import is_held
 from retrain.plan.matrix import RunPlan
-from retrain.records.files import may_pass
 from retrain.records.layout import RunFiles
 from retrain.records.run_state import RunState
 from retrain.registry import names_place

@@ -21,7 +21,6 @@ from retrain.errors import InfrastructureError
 from retrain.extras import Needs, needs
 from retrain.plan.estimate.servers import servers_of
 from retrain.records.text import plain
-from retrain.rewards.weighted import parts_of
 from retrain.semaphore import lock_sharing_problem
 from retrain.system import gpus
 
@@ -121,9 +120,8 @@ def server_checks(configs: Sequence[Config]) -> Iterator[Check]:
 
 
 def _parts(one: Used) -> Iterable[Used]:
-    if (one.kind, one.name) != ("rewards", "weighted"):
-        return []
-    parts = [Used("rewards", part.reward, part.params) for part in parts_of(one.params.get("parts"))]
+    made_of = registry.hook("rewards", one.name, "made_of") if one.kind == "rewards" else None
+    parts = [Used("rewards", name, params) for name, params in made_of(one.params)] if made_of else []
     return [*parts, *(inner for part in parts for inner in _parts(part))]
 
 

@@ -11,8 +11,8 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from retrain.errors import EXIT_DONE, EXIT_RUN_FAILED
-from retrain.records.files import FILE_MODE, make_directory, records_error, remove_file, write_all
+from retrain.errors import EXIT_DONE, EXIT_RUN_FAILED, records_error
+from retrain.records.files import FILE_MODE, make_directory, remove_file, write_all
 
 SETTLED = frozenset({EXIT_DONE, EXIT_RUN_FAILED})  # exit codes that say nothing bad of the machine
 

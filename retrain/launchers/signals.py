@@ -10,8 +10,8 @@ from pathlib import Path
 
 from retrain.errors import RecordsError
 from retrain.locks.held import Holder, holder, is_held
+from retrain.locks.processes import start_mark
 from retrain.records.layout import RunFiles
-from retrain.records.processes import start_mark
 
 TRIES = 100  # a process that has just taken a lock writes itself into it a moment later
 PAUSE_S = 0.01

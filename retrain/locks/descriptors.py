@@ -1,21 +1,22 @@
 """File descriptors that a forked child does not keep, and `flock` on them.
 
 A lock belongs to the open file, which a fork shares: a child that kept its copy would hold the
-parent's permit after the parent's death. So every descriptor is known here, and a child closes
-its copies (closing a copy leaves the parent's lock alone; unlocking it would not). `filelock` is not used
+parent's permit after the parent's death. Every descriptor is therefore registered here, and a child closes
+its copies (closing a copy keeps the parent's lock; unlocking it would not). `filelock` is not used
 for permits: a slot is locked inside the turnstile and handed on, and waiters sleep in the kernel in order.
 """
 
 from __future__ import annotations
 
-import errno
+import contextlib
 import fcntl
 import os
 import stat
 import threading
+from pathlib import Path
 from weakref import WeakSet
 
-from retrain.errors import RecordsError
+from retrain.errors import RecordsError, records_error
 
 # Held over a fork and while a descriptor is opened or closed, so that a child sees them all.
 # Re-entrant, because a signal handler or the garbage collector may close one at any point.
@@ -24,12 +25,12 @@ _OPEN: WeakSet[Descriptor] = WeakSet()
 
 
 class Descriptor:
-    """Owns one file descriptor; closed when dropped, and in a forked child."""
+    """One file descriptor; closed when dropped, and in a forked child."""
 
     _fd = -1  # until it is opened, which may fail
 
     def __init__(self, fd: int) -> None:
-        """Take over `fd`; call with `GUARD` held since before it was opened."""
+        """Own `fd`; call with `GUARD` held since before it was opened."""
         self._fd = fd
         _OPEN.add(self)
 
@@ -39,18 +40,19 @@ class Descriptor:
 
     @property
     def is_open(self) -> bool:
-        """Whether this process still has it: a forked child does not."""
+        """Whether it is open in this process: it is closed in a forked child."""
         return self._fd >= 0
 
     def close(self) -> None:
-        """Close it; again is fine."""
+        """Close it; safe to call twice."""
         with GUARD:
             fd, self._fd = self._fd, -1
             if fd >= 0:
                 os.close(fd)
 
     def __del__(self) -> None:
-        self.close()
+        with contextlib.suppress(OSError):  # closed by its number elsewhere: nothing is left to close
+            self.close()
 
 
 class LockFile(Descriptor):
@@ -61,23 +63,23 @@ class LockFile(Descriptor):
             super().__init__(open_regular(path, os.O_RDONLY if read_only else os.O_RDWR | os.O_CREAT))
 
     def lock(self) -> None:
-        """Sleep in the kernel, first come first served, until the lock is ours alone."""
+        """Wait in the kernel, first come first served, for an exclusive lock."""
         fcntl.flock(self._fd, fcntl.LOCK_EX)
 
     def try_lock(self, *, shared: bool = False) -> bool:
-        """Lock without waiting; False if somebody else has it."""
+        """Lock without waiting; False if another process or thread holds it."""
         try:
             fcntl.flock(self._fd, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
-        except BlockingIOError:
+        except (BlockingIOError, PermissionError):  # which one depends on the system
             return False
         return True
 
     def unlock(self) -> None:
-        """Unlock for every copy of the descriptor: one in a careless child cannot keep the lock."""
+        """Unlock for every copy of the descriptor, also one that a child inherited."""
         fcntl.flock(self._fd, fcntl.LOCK_UN)
 
     def close(self) -> None:
-        """Unlock and close; again is fine."""
+        """Unlock and close; safe to call twice."""
         with GUARD:
             fd, self._fd = self._fd, -1
             if fd >= 0:
@@ -96,15 +98,24 @@ def open_regular(path: str, flags: int) -> int:
         fd = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o600)
     except FileNotFoundError:
         raise
+    except NotADirectoryError as error:
+        raise FileNotFoundError(path) from error
     except OSError as error:
-        is_link = error.errno in (errno.ELOOP, errno.EMLINK)
-        what = "is a symbolic link, which nobody but an intruder puts there" if is_link else error.strerror
-        fix = "remove it" if is_link else "check the directory's owner and free space, and `ulimit -n`"
-        raise RecordsError(f"{path}: {what}; {fix}") from error
+        raise records_error(Path(path), "open", error) from error
     if not stat.S_ISREG(os.fstat(fd).st_mode):
         os.close(fd)
         raise RecordsError(f"{path}: is not a regular file; remove it")
     return fd
+
+
+def is_in_place(path: Path, fd: int) -> bool:
+    """Whether a path still names the open file; True while the file system cannot be asked."""
+    try:
+        return os.path.samestat(os.fstat(fd), path.lstat())
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except OSError:  # a file server that is away has not lost the file
+        return True
 
 
 def _forget_in_child() -> None:

@@ -1,45 +1,47 @@
-"""Locks that say who lives: held by a process, let go by the kernel however that process ends.
+"""Liveness by locks: a process holds one while it lives, and the kernel releases it however the process ends.
 
-A network file system may keep each machine's locks to itself, without a word. So a holder that others
-may meet from another machine (`renew`) writes the time into its lock file every few seconds: a lease,
-believed by machines other than its own only: of another host name, or another boot. Where the clocks of
-two machines may differ, whoever wants the lock watches whether the time goes on, instead of comparing it.
+A network file system may silently keep locks local to each machine. A holder that other machines need to
+see therefore renews a lease: it writes the time into its lock file every few seconds. Only machines other
+than its own (another host name, or another boot) rely on the lease. Clocks of two machines may differ, so
+a process that wants the lock watches whether the lease is renewed instead of comparing times.
 
-flock on a file that is never unlinked, and not `filelock`, which is the plain lock elsewhere: these name
+`flock` on a file that is never unlinked, and not `filelock`, the plain lock elsewhere: these locks name
 their holder, renew a lease, and are not kept alive by a forked child.
 """
 
 from __future__ import annotations
 
 import contextlib
-import errno
-import fcntl
 import json
 import os
 import threading
 import time
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
-from retrain.records.clock import utc_now
-from retrain.records.files import FILE_MODE, is_in_place, records_error
-from retrain.records.processes import is_of_this_boot, start_mark
-from retrain.records.text import plain
+from retrain.clock import utc_now
+from retrain.errors import records_error
+from retrain.locks.descriptors import LockFile, is_in_place
+from retrain.locks.processes import is_of_this_boot, start_mark
 
-_PROBE_WAIT_S = 1.0  # somebody's `is_held` lasts microseconds; a machine that swaps may stretch it
+_PROBE_WAIT_S = 1.0  # another process's `is_held` lasts microseconds, longer on a machine that swaps
 _PAUSE_S = 0.002
 _MAX_HOLDER_BYTES = 4096
 RENEW_S = 10.0  # a write of 200 bytes this often costs a file server nothing, even times a thousand
-LEASE_S = 60.0  # after this without a renewal nobody shows the holder as alive
-WATCH_S = 25.0  # two renewals and a half: who wants the lock waits for one, in vain if the holder is dead
+LEASE_S = 60.0  # a lease not renewed for this long is not shown as alive
+WATCH_S = 25.0  # two and a half renewals: no renewal in this time means that the holder is dead
 WATCH_PAUSE_S = 0.5
-STALE_S = 600.0  # no two clocks of a cluster differ by so much (munge allows half of it): no need to watch
+STALE_S = 600.0  # older than any clock difference in a cluster (munge allows half of it): no need to watch
+
+
+_held: set[LockFile] = set()
 
 
 @dataclass(frozen=True)
 class Holder:
-    """Who wrote itself into a lock file. A pid proves nothing: compare `started` before a signal."""
+    """The process that a lock file names. A pid may be reused: compare `started` before sending a signal."""
 
     pid: int
     host: str
@@ -49,62 +51,53 @@ class Holder:
 
     @property
     def is_here(self) -> bool:
-        """Whether it took the lock from this kernel, which then knows whether it still lives."""
-        return self.host == plain(os.uname().nodename, 64) and is_of_this_boot(self.started)
+        """Whether it runs under this kernel, whose locks then tell whether it is alive."""
+        return self.host == _host() and is_of_this_boot(self.started)
 
     def __str__(self) -> str:
         return f"process {self.pid} on {self.host} since {self.since}"
 
     def is_same_process(self, other: Holder) -> bool:
-        """Whether two looks at a lock found the same holder, who may have renewed its lease between."""
+        """Whether both are the same process, whatever the state of its lease."""
         return (self.pid, self.host, self.started) == (other.pid, other.host, other.started)
 
 
 class HeldLock:
     """A lock that this process holds until `release`, the end of its `with` block, or its death."""
 
-    def __init__(self, path: Path, fd: int) -> None:
+    def __init__(self, path: Path, file: LockFile) -> None:
         self.path = path
-        self._fd = fd
+        self._file = file
         self._since = utc_now()
-        self._left = threading.Event()
+        self._released = threading.Event()
         self._renewal: threading.Thread | None = None
-        _held.add(self)
+        _held.add(file)  # dropping the object does not release the lock
 
     @property
     def is_in_place(self) -> bool:
         """Whether the file is still where others look for it: its directory may have been removed."""
-        return is_in_place(self.path, self._fd)
+        return is_in_place(self.path, self._file.fileno())
 
     def renew(self) -> None:
-        """Have other machines see that this process lives, even if they do not see its lock."""
-        _write_holder(self._fd, self._since, time.time())
+        """Renew a lease from now on, for machines that do not see the lock."""
+        _write_holder(self._file, self._since, time.time())
         self._renewal = threading.Thread(target=self._renew, name="lease", daemon=True)
         self._renewal.start()
 
     def _renew(self) -> None:
-        while not self._left.wait(RENEW_S):
-            with contextlib.suppress(OSError):  # a full disk: the lease runs out, the lock stays
-                _write_holder(self._fd, self._since, time.time())
+        while not self._released.wait(RENEW_S):
+            with contextlib.suppress(OSError):  # a full disk: the lease expires, the lock stays
+                _write_holder(self._file, self._since, time.time())
 
     def release(self) -> None:
-        """Let go; safe to call twice."""
-        if self._fd >= 0:
-            if self._renewal is not None:
-                self._left.set()
-                self._renewal.join()
-                with contextlib.suppress(OSError):
-                    _write_holder(self._fd, self._since)
-            fd, self._fd = self._fd, -1
-            _held.discard(self)
-            fcntl.flock(fd, fcntl.LOCK_UN)  # closing alone leaves it to a child that was forked just now
-            os.close(fd)
-
-    def forget(self) -> None:
-        """Drop the descriptor without unlocking: what a forked child does with its parent's lock."""
-        if self._fd >= 0:
-            fd, self._fd = self._fd, -1
-            os.close(fd)
+        """Release the lock; safe to call twice, and in a forked child, which does not hold it."""
+        if self._renewal is not None and self._file.is_open:
+            self._released.set()
+            self._renewal.join()
+            with contextlib.suppress(OSError):
+                _write_holder(self._file, self._since)
+        _held.discard(self._file)
+        self._file.close()
 
     def __enter__(self) -> HeldLock:
         return self
@@ -115,45 +108,26 @@ class HeldLock:
         self.release()
 
 
-_held: set[HeldLock] = set()
-
-
-def _drop_in_child() -> None:
-    # A forked child shares the lock, and would keep it alive after the death of its parent.
-    for lock in _held:
-        lock.forget()
-    _held.clear()
-
-
-os.register_at_fork(after_in_child=_drop_in_child)
-
-
 def hold(path: Path) -> HeldLock | None:
-    """Take the lock for as long as this process lives, or give None if somebody holds it.
+    """Take the lock for as long as this process lives; None if another process holds it.
 
-    Says so at once if it is held; only probes of `is_held`, which last microseconds, are waited for,
-    and another machine's lease, which is watched for `WATCH_S` seconds.
+    Returns at once if it is held, but for two waits: for probes of `is_held`, which last microseconds,
+    and for another machine's lease, which is watched for `WATCH_S` seconds.
 
     Raises:
         RecordsError: the file cannot be opened, or its file system has no locks.
     """
+    file = LockFile(str(path))
+    lock = HeldLock(path, file)
     try:
-        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-        fd = os.open(path, flags, FILE_MODE)
-    except OSError as error:
-        raise records_error(path, "lock", error) from error
-    try:
-        if not _lock(fd):
-            os.close(fd)
+        if not _lock(file) or _is_renewed_elsewhere(path):
+            lock.release()
             return None
-        if _is_renewed_elsewhere(path):
-            os.close(fd)
-            return None
-        _write_holder(fd)
+        _write_holder(file)
     except OSError as error:
-        os.close(fd)
+        lock.release()
         raise records_error(path, "lock", error) from error
-    return HeldLock(path, fd)
+    return lock
 
 
 def is_held(path: Path) -> bool:
@@ -163,24 +137,21 @@ def is_held(path: Path) -> bool:
         RecordsError: the file cannot be opened, or its file system has no locks.
     """
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    except (FileNotFoundError, NotADirectoryError):
+        file = LockFile(str(path), read_only=True)
+    except FileNotFoundError:
         return False
-    except OSError as error:
-        raise records_error(path, "open the lock", error) from error
     try:
-        if not _try(fd, fcntl.LOCK_SH):
-            return True
+        with closing(file):
+            if not file.try_lock(shared=True):
+                return True
     except OSError as error:
         raise records_error(path, "lock", error) from error
-    finally:
-        os.close(fd)
     leased = _lease_elsewhere(path)
     return leased is not None and -STALE_S < time.time() - leased.renewed_at < LEASE_S
 
 
 def holder(path: Path) -> Holder | None:
-    """Return who took the lock last, for a message; None if that is not known."""
+    """Return the process that took the lock last, for a message; None if unknown."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:
@@ -189,8 +160,8 @@ def holder(path: Path) -> Holder | None:
         found = json.loads(os.read(fd, _MAX_HOLDER_BYTES))
         return Holder(
             pid=int(found["pid"]),
-            host=plain(str(found["host"]), 64),
-            since=plain(str(found["since"]), 32),
+            host=_printable(str(found["host"]), 64),
+            since=_printable(str(found["since"]), 32),
             started=str(found.get("started", "")),
             renewed_at=float(found.get("renewed_at", 0.0)),
         )
@@ -201,10 +172,10 @@ def holder(path: Path) -> Holder | None:
 
 
 def present_holder(path: Path) -> Holder | None:
-    """Return who holds a lock that was just found held; None if that stays unknown, or nobody does any more.
+    """Return the holder of a lock that was just found held; None if unknown, or released meanwhile.
 
-    A holder writes itself into the file a moment after it has the lock; what stands there until then
-    is its predecessor.
+    A holder writes its name into the file a moment after it takes the lock; until then the file names its
+    predecessor.
     """
     deadline = time.monotonic() + _PROBE_WAIT_S
     while True:
@@ -220,35 +191,25 @@ def _may_live(found: Holder) -> bool:
     return not found.is_here or not found.started or start_mark(found.pid) == found.started
 
 
-def _lock(fd: int) -> bool:
+def _lock(file: LockFile) -> bool:
     deadline = time.monotonic() + _PROBE_WAIT_S
-    while not _try(fd, fcntl.LOCK_EX):
-        # A shared lock beside it means that only probes hold it; refused, that a real holder does.
-        if not _try(fd, fcntl.LOCK_SH) or time.monotonic() > deadline:
+    while not file.try_lock():
+        # A shared lock succeeds beside probes, and fails beside a real holder.
+        if not file.try_lock(shared=True) or time.monotonic() > deadline:
             return False
-        fcntl.flock(fd, fcntl.LOCK_UN)
+        file.unlock()
         time.sleep(_PAUSE_S * (1 + os.urandom(1)[0] / 255))  # two starters must not keep in step
     return True
 
 
-def _try(fd: int, kind: int) -> bool:
-    try:
-        fcntl.flock(fd, kind | fcntl.LOCK_NB)
-    except OSError as error:
-        if error.errno in (errno.EWOULDBLOCK, errno.EACCES):
-            return False
-        raise
-    return True
-
-
 def _lease_elsewhere(path: Path) -> Holder | None:
-    """Return the holder of a lease that another machine renewed last."""
+    """Return the holder of a lease that another machine renewed; None if there is none."""
     found = holder(path)
     return found if found is not None and found.renewed_at > 0 and not found.is_here else None
 
 
 def _is_renewed_elsewhere(path: Path) -> bool:
-    """Watch a lease of another machine; False as soon as nobody can be renewing it."""
+    """Watch another machine's lease for a renewal; False if there is no lease, or it is stale."""
     first = _lease_elsewhere(path)
     if first is None or time.time() - first.renewed_at > STALE_S:
         return False
@@ -261,10 +222,14 @@ def _is_renewed_elsewhere(path: Path) -> bool:
     return False
 
 
-def _write_holder(fd: int, since: str = "", renewed_at: float = 0.0) -> None:
-    mine: dict[str, object] = {"pid": os.getpid(), "host": plain(os.uname().nodename, 64)}
-    mine["since"] = since or utc_now()
-    mine["started"] = start_mark(os.getpid())
+def _write_holder(file: LockFile, since: str = "", renewed_at: float = 0.0) -> None:
+    fd = file.fileno()
+    mine: dict[str, object] = {
+        "pid": os.getpid(),
+        "host": _host(),
+        "since": since or utc_now(),
+        "started": start_mark(os.getpid()),
+    }
     if renewed_at:
         mine["renewed_at"] = round(renewed_at, 3)
     text = json.dumps(mine).encode()
@@ -272,3 +237,12 @@ def _write_holder(fd: int, since: str = "", renewed_at: float = 0.0) -> None:
     os.pwrite(fd, text.ljust(size - 1) + b"\n", 0)  # at once, never empty: others read it meanwhile
     if renewed_at:
         os.fsync(fd)
+
+
+def _host() -> str:
+    return _printable(os.uname().nodename, 64)
+
+
+def _printable(text: str, limit: int) -> str:
+    """Return text without what a terminal obeys or hides: a lock file holds what any writer put there."""
+    return "".join(filter(str.isprintable, text))[:limit]

@@ -16,8 +16,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from retrain.errors import DamagedRecordError, RecordsError
-from retrain.records.files import FILE_MODE, read_small, records_error, remove_file, sync_directory, write_all
+from retrain.errors import DamagedRecordError, RecordsError, records_error
+from retrain.records.files import FILE_MODE, read_small, remove_file, sync_directory, write_all
 
 
 def write_atomic(path: Path, content: str | bytes, *, durable: bool = True) -> None:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from retrain.records.clock import utc_now
+from retrain.clock import utc_now
 from retrain.records.files import read_small
 from retrain.records.lines import LineAppender, dump_line, number_in, parse_line
 from retrain.records.software import installed

@@ -14,41 +14,11 @@ import os
 import stat
 from pathlib import Path
 
-from retrain.errors import RecordsError
+from retrain.errors import RecordsError, records_error
 
 FILE_MODE = 0o600
 DIRECTORY_MODE = 0o700
 MAX_SMALL_FILE_BYTES = 128 * 2**20  # a manifest of 100,000 runs fits; a file that size is no record of ours
-
-_FIXES = {
-    errno.ENOSPC: "free some disk space, then resume",
-    errno.EDQUOT: "free some of your disk quota, then resume",
-    errno.EFBIG: "raise the file size limit (ulimit -f), then resume",
-    errno.EACCES: "make it readable and writable for this user",
-    errno.EPERM: "make it readable and writable for this user",
-    errno.EROFS: "the file system is read-only: remount it or choose another log_dir",
-    errno.ELOOP: "it is a symbolic link, which records never follow: remove the link",
-    errno.EISDIR: "something else is in its place: move it away",
-    errno.ENOTDIR: "something else is on its way: move it away",
-    errno.EMFILE: "raise the limit of open files (ulimit -n), then resume",
-    errno.ENFILE: "this machine has too many open files: end what holds them, then resume",
-    errno.EIO: "the disk reports an error: check it, or choose another log_dir",
-}
-_LASTING = frozenset(
-    {errno.EACCES, errno.EPERM, errno.ELOOP, errno.ENAMETOOLONG, errno.EISDIR, errno.ENOTDIR}
-)
-
-
-def may_pass(error: RecordsError) -> bool:
-    """Whether trying again may help: a disk may have space again, a forbidden file stays forbidden."""
-    cause = error.__cause__
-    return isinstance(cause, OSError) and cause.errno not in _LASTING
-
-
-def records_error(path: Path, doing: str, error: OSError) -> RecordsError:
-    """Return which file, what went wrong and how to fix it."""
-    fix = _FIXES.get(error.errno or 0, "check the path and the disk")
-    return RecordsError(f"{path}: cannot {doing} ({error.strerror or error}); {fix}")
 
 
 def make_directory(path: Path) -> None:
@@ -150,16 +120,6 @@ def open_regular(path: Path) -> int:
         os.close(fd)
         raise RecordsError(f"{path}: is not a regular file; move it away")
     return fd
-
-
-def is_in_place(path: Path, fd: int) -> bool:
-    """Whether a path still names the open file; True while the file system cannot be asked."""
-    try:
-        return os.path.samestat(os.fstat(fd), path.lstat())
-    except (FileNotFoundError, NotADirectoryError):
-        return False
-    except OSError:  # a file server that is away has not lost the file
-        return True
 
 
 def open_log(path: Path) -> int:

@@ -6,7 +6,8 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from retrain.records.files import open_regular, records_error
+from retrain.errors import records_error
+from retrain.records.files import open_regular
 
 WHOLE_BYTES = 2**16  # a file up to this size is read as a whole
 SAMPLES = 32  # lines looked at in the middle of a longer one

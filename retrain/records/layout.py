@@ -13,8 +13,8 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from retrain.errors import ConfigError, RecordsError
-from retrain.records.files import make_directory, make_new_directory, records_error
+from retrain.errors import ConfigError, RecordsError, records_error
+from retrain.records.files import make_directory, make_new_directory
 
 TRIALS = "calibrations"  # below a log directory: trials of `retrain calibrate` are never among results
 _MAX_NAME = 64

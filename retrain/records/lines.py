@@ -16,15 +16,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from retrain.errors import RecordsError
-from retrain.records.files import (
-    FILE_MODE,
-    is_in_place,
-    open_regular,
-    records_error,
-    sync_directory,
-    write_all,
-)
+from retrain.errors import RecordsError, records_error
+from retrain.locks.descriptors import is_in_place
+from retrain.records.files import FILE_MODE, open_regular, sync_directory, write_all
 
 _BLOCK = 2**16
 _MAX_TAIL_BYTES = 16 * 2**20  # no line of ours is that long

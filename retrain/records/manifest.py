@@ -15,11 +15,10 @@ from dataclasses import MISSING, asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
+from retrain.clock import utc_now
 from retrain.distribution import version
-from retrain.errors import DamagedRecordError, RecordsError
+from retrain.errors import DamagedRecordError, RecordsError, records_error
 from retrain.records.atomic import read_json, write_atomic
-from retrain.records.clock import utc_now
-from retrain.records.files import records_error
 from retrain.records.git import GitState, git_state
 from retrain.records.layout import CampaignFiles, RunFiles, is_single_run
 from retrain.records.run_row import PlannedRun as PlannedRun  # who makes a manifest needs it too

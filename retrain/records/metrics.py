@@ -16,8 +16,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeGuard
 
-from retrain.errors import RecordsError
-from retrain.records.files import open_regular, records_error
+from retrain.errors import RecordsError, records_error
+from retrain.records.files import open_regular
 from retrain.records.layout import RunFiles
 from retrain.records.lines import LineAppender, Row, dump_line, parse_line, pick, read_lines, read_tail
 

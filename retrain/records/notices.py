@@ -6,7 +6,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
-from retrain.records.clock import utc_now
+from retrain.clock import utc_now
 from retrain.records.lines import LineAppender, dump_line, parse_line
 
 

@@ -6,8 +6,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from retrain.clock import posix_s, seconds_between
 from retrain.records.attempts import Attempt
-from retrain.records.clock import posix_s, seconds_between
 from retrain.records.lines import Row, number_in
 from retrain.records.metrics import MetricsEnds
 

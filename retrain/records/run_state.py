@@ -12,11 +12,11 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
+from retrain.clock import utc_now
 from retrain.errors import DamagedRecordError, RecordsError
 from retrain.locks.held import is_held
 from retrain.records.atomic import read_json, write_json
 from retrain.records.attempts import Attempt, read_attempts
-from retrain.records.clock import utc_now
 from retrain.records.layout import RunFiles
 from retrain.records.seal import Seal, parse_seal, require_sealed
 

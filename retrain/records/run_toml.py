@@ -6,7 +6,7 @@ import re
 import tomllib
 from typing import Any
 
-from retrain.records.files import records_error
+from retrain.errors import records_error
 from retrain.records.layout import CampaignFiles, RunFiles, is_single_run
 
 CONFIG_HASH = re.compile(

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from retrain.errors import DamagedRecordError
-from retrain.records.files import open_regular, records_error
+from retrain.errors import DamagedRecordError, records_error
+from retrain.records.files import open_regular
 from retrain.records.metrics import count_steps
 
 

@@ -11,8 +11,7 @@ import zlib
 from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 
-from retrain.errors import ConfigError
-from retrain.records.files import records_error
+from retrain.errors import ConfigError, records_error
 from retrain.report.charts.look import VEGA_LITE, Chart, converter
 from retrain.report.contents import contents
 from retrain.report.export import FIRST, Table, rows_of, write_csv, write_jsonl, write_parquet

@@ -8,9 +8,9 @@ from itertools import islice
 
 import tomli_w
 
+from retrain.clock import utc_now
 from retrain.config.digest import BESIDE_RESULTS
 from retrain.distribution import version
-from retrain.records.clock import utc_now
 from retrain.records.text import count_of, plain
 from retrain.report.compare import Judged, MetricComparison, SideResult
 from retrain.report.contents import Contents

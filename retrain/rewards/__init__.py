@@ -27,6 +27,7 @@ SPEC = PluginSpec(
     hooks=(
         Hook("open_scorer", (), "a BatchScorer in the place of `score`; takes the same keys"),
         Hook("check_params", ("params",), "problems of [reward.params], as `key: what is wrong`"),
+        Hook("made_of", ("params",), "the rewards that it is made of: (name, params) of each"),
         Hook("servers", ("params",), "address -> key, of each server that must answer before a run"),
     ),
     judge="check_params",

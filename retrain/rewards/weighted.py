@@ -119,6 +119,11 @@ def check_params(params: Mapping[str, Any]) -> Iterator[str]:
             yield from (f"parts.{label}{p}" for p in _part_problems(parts_of({label: table})[0]))
 
 
+def made_of(params: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any]]]:
+    """Return name and parameters of every part that is well formed."""
+    return [(part.reward, part.params) for part in parts_of(params.get("parts"))]
+
+
 def servers(params: Mapping[str, Any]) -> dict[str, str]:
     """Name the servers that parts need, and the parameters that they stand at."""
     named: dict[str, str] = {}

@@ -15,11 +15,10 @@ from contextlib import closing
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from retrain.clock import utc_now
 from retrain.controllers.permits import AdaptivePermits, CallFacts
-from retrain.errors import RecordsError
+from retrain.errors import RecordsError, records_error
 from retrain.records.atomic import read_json, write_json
-from retrain.records.clock import utc_now
-from retrain.records.files import records_error
 from retrain.records.lines import LineAppender, dump_line, parse_line, read_lines
 from retrain.semaphore.file_semaphore import FileSemaphore
 

@@ -14,9 +14,8 @@ from contextlib import closing
 from pathlib import Path
 from types import TracebackType
 
-from retrain.errors import LaunchError
+from retrain.errors import LaunchError, records_error
 from retrain.locks.descriptors import GUARD, LockFile
-from retrain.records.files import records_error
 from retrain.semaphore.filesystems import lock_sharing_problem
 from retrain.semaphore.limits import change_limits, check_permits, create_limits, read_limits
 from retrain.semaphore.patience import Patience

@@ -8,9 +8,9 @@ from contextlib import closing
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from retrain.errors import DamagedRecordError, RecordsError
+from retrain.errors import DamagedRecordError, RecordsError, records_error
 from retrain.locks.descriptors import GUARD, Descriptor, LockFile, open_regular
-from retrain.records.files import records_error, write_all
+from retrain.records.files import write_all
 
 MAX_PERMITS = 512  # whoever watches keeps one open file per permit, and 1024 is a usual limit
 _READ_BYTES = 4096  # the file is far smaller; a planted one cannot fill the memory

@@ -11,10 +11,10 @@ import os
 import time
 from contextlib import closing
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 
 from retrain.locks.descriptors import LockFile
+from retrain.locks.processes import boot_id
 from retrain.semaphore.limits import read_limits
 from retrain.semaphore.wakeup import wake, wakeup_address
 
@@ -54,7 +54,7 @@ def seat_path(directory: Path, number: int) -> str:
 def describe_holder(label: str) -> str:
     """Describe this process, apart from the time; made before a wait, to be quick after it."""
     host = os.uname().nodename[:MAX_TEXT]
-    record = {"pid": os.getpid(), "host": host, "label": label[:MAX_TEXT], "clock": _clock_name()}
+    record = {"pid": os.getpid(), "host": host, "label": label[:MAX_TEXT], "clock": boot_id()}
     return json.dumps(record).removesuffix("}")
 
 
@@ -107,16 +107,9 @@ def read_holder(slot: LockFile) -> Holder:
     try:
         fields = json.loads(text.partition(b"\n")[0])
         since_s, now_s = float(fields["monotonic_s"]), time.monotonic()
-        if fields["clock"] != _clock_name():
+        if fields["clock"] != boot_id():
             since_s, now_s = float(fields["wall_s"]), time.time()
         host, label = str(fields["host"])[:MAX_TEXT], str(fields["label"])[:MAX_TEXT]
         return Holder(int(fields["pid"]), host, label, max(0.0, now_s - since_s))
     except (ValueError, OverflowError, TypeError, KeyError, RecursionError):
         return Holder(0, "", "", 0.0)
-
-
-@cache
-def _clock_name() -> str:
-    """Name the monotonic clock: one per boot of a machine."""
-    boot_id = Path("/proc/sys/kernel/random/boot_id")
-    return boot_id.read_text().strip() if boot_id.exists() else os.uname().nodename

@@ -18,8 +18,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from retrain.errors import records_error
 from retrain.records.atomic import write_json
-from retrain.records.files import DIRECTORY_MODE, make_directory, records_error, sync_directory
+from retrain.records.files import DIRECTORY_MODE, make_directory, sync_directory
 
 NAME = re.compile(r"step-(\d{6,})")
 DIGESTS = "digests.json"

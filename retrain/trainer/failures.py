@@ -5,8 +5,14 @@ from __future__ import annotations
 import errno
 from collections.abc import Iterator
 
-from retrain.errors import EXIT_BUG, EXIT_INFRASTRUCTURE, EXIT_RUN_FAILED, RecordsError, RetrainError
-from retrain.records.files import may_pass
+from retrain.errors import (
+    EXIT_BUG,
+    EXIT_INFRASTRUCTURE,
+    EXIT_RUN_FAILED,
+    RecordsError,
+    RetrainError,
+    may_pass,
+)
 
 SURROUNDINGS = frozenset(
     {

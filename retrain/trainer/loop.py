@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, TypeVar
 import numpy as np
 
 from retrain.backends import Backend, MaybeAwaitable, Optimization, Sampling, UpdateStats
+from retrain.clock import utc_now
 from retrain.config.schema import Config
 from retrain.errors import BackendMemoryError, InterruptedRunError, NonFiniteError
-from retrain.records.clock import utc_now
 from retrain.records.layout import RunFiles
 from retrain.records.step_row import Evaluation, Identity, StepRow, Timing, UpdateSummary
 from retrain.rollouts import Group, Prompt, TrainingSample
@@ -29,7 +29,7 @@ from retrain.trainer.source import open_source
 from retrain.trainer.step_cost import StepCost
 
 if TYPE_CHECKING:
-    from retrain.throttle import ThrottleState
+    from retrain.system.throttle import ThrottleState
     from retrain.trainer.machine import MachineLoad
 
 T = TypeVar("T")

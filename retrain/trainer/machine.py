@@ -10,7 +10,7 @@ from typing import Any
 from retrain import registry
 from retrain.config.schema import Throttle
 from retrain.records.workers import worker_pids
-from retrain.throttle import ThrottleState, TrainingThrottle
+from retrain.system.throttle import ThrottleState, TrainingThrottle
 
 
 class MachineLoad:

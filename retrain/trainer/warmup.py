@@ -15,10 +15,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from retrain.backends import Backend, MaybeAwaitable, Optimization
+from retrain.clock import utc_now
 from retrain.config.schema import Config
 from retrain.demonstrations import read_demonstrations
 from retrain.errors import BackendMemoryError, ConfigError, NonFiniteError
-from retrain.records.clock import utc_now
 from retrain.rollouts import SUPERVISED, Floats, Loss, LossTerms, Rollout, TrainingSample
 from retrain.trainer.prompts import PromptStream
 

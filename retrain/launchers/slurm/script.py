@@ -12,10 +12,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from retrain.config.engines import Slurm
+from retrain.errors import records_error
 from retrain.launchers import Assignment
 from retrain.launchers.lock_verdict import directories_of
 from retrain.launchers.permit_split import own_permits, workers_at_a_time
-from retrain.records.files import records_error
 
 SAVE_S = 60  # seconds before the time limit in which a worker saves its checkpoint
 UNFIT = '\n\r"\\'  # characters that no line of #SBATCH can carry

@@ -9,12 +9,12 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from retrain.clock import posix_s
 from retrain.config.labels import label_of
 from retrain.errors import RecordsError
 from retrain.plan.crowding import Alive, Crowding
 from retrain.plan.estimate.measured import MeasuredRun, measure_run
 from retrain.plan.provenance import known_origin
-from retrain.records.clock import posix_s
 from retrain.records.layout import CampaignFiles, find_campaigns, is_single_run
 from retrain.records.manifest import Expectation, Manifest, read_manifest
 

@@ -11,10 +11,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from retrain.clock import posix_s, seconds_between
 from retrain.errors import RecordsError
 from retrain.plan.crowding import Crowding, Stretch
 from retrain.records.attempts import Attempt, read_attempts
-from retrain.records.clock import posix_s, seconds_between
 from retrain.records.layout import RunFiles
 from retrain.records.lines import Row, number_in
 from retrain.records.metrics import MetricsEnds, read_ends

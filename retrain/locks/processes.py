@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from functools import cache
 from pathlib import Path
@@ -17,7 +18,7 @@ def start_mark(pid: int) -> str:
     if sys.platform == "linux":
         try:
             after_name = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2]
-            return f"{_boot()}:{after_name.split()[_START_TIME]}"
+            return f"{boot_id()}:{after_name.split()[_START_TIME]}"
         except (OSError, IndexError):
             return ""
     import psutil
@@ -34,9 +35,11 @@ def is_of_this_boot(mark: str) -> bool:
     Machines of one host name are told apart by it, which names and ids in images that were copied are not.
     """
     boot, named, _ = mark.partition(":")
-    return sys.platform != "linux" or not named or boot == _boot()
+    return sys.platform != "linux" or not named or boot == boot_id()
 
 
 @cache
-def _boot() -> str:
-    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+def boot_id() -> str:
+    """Return what names this boot of this machine; its host name where the system has no such id."""
+    path = Path("/proc/sys/kernel/random/boot_id")
+    return path.read_text().strip() if path.exists() else os.uname().nodename

@@ -1,0 +1,69 @@
+"""How the package is built: no import cycles, no long files, no plugin known by name outside its kind."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
+
+import pytest
+
+from retrain import registry
+from retrain.registry import KINDS
+
+ROOT = Path(__file__).parent.parent
+MOST_LINES = 300
+
+
+def name_of(path: Path) -> str:
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+MODULES = {name_of(path): path for path in (ROOT / "retrain").rglob("*.py")}
+
+
+def imported_by(node: ast.AST, *, lazily: bool) -> Iterator[str]:
+    """Iterate over the package's modules that code imports, but for those that only types need."""
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.ImportFrom) and child.module:
+            names = [f"{child.module}.{alias.name}" for alias in child.names]
+            yield from (name if name in MODULES else child.module for name in names)
+        elif isinstance(child, ast.Import):
+            yield from (alias.name for alias in child.names)
+        elif isinstance(child, ast.If) and "TYPE_CHECKING" in ast.unparse(child.test):
+            continue
+        elif lazily or not isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            yield from imported_by(child, lazily=lazily)
+
+
+def imports(name: str, *, lazily: bool) -> set[str]:
+    tree = ast.parse(MODULES[name].read_text(encoding="utf-8"))
+    return set(imported_by(tree, lazily=lazily)) & MODULES.keys() - {name}
+
+
+def test_no_modules_import_each_other_in_a_circle() -> None:
+    graph = {name: imports(name, lazily=False) for name in MODULES}
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        pytest.fail(" -> ".join(error.args[1]))
+
+
+def test_no_file_is_longer_than_can_be_read_at_once() -> None:
+    lines = {name: len(path.read_text(encoding="utf-8").splitlines()) for name, path in MODULES.items()}
+    assert {name: count for name, count in lines.items() if count > MOST_LINES} == {}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_plugin_is_imported_by_name_in_its_kinds_folder_only(kind: str) -> None:
+    plugins = {f"retrain.{kind}.{name}" for name in registry.built_in_names(kind)}
+    outside = [name for name in MODULES if name.split(".")[1:2] != [kind]]
+    found = {
+        f"{name} imports {used}"
+        for name in outside
+        for used in imports(name, lazily=True)
+        if ".".join(used.split(".")[:3]) in plugins
+    }
+    assert found == set()
