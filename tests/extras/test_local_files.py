@@ -201,4 +201,6 @@ def test_a_checkpoint_without_a_measure_of_evaluation_takes_that_of_sampling(mod
     del facts["tokens_at_a_time"]["evaluate"]
     (tmp_path / "local.json").write_text(json.dumps(facts))
     backend.load(tmp_path)
-    assert backend._budgets["evaluate"] == 321
+    (again := tmp_path / "again").mkdir()
+    backend.save(again)
+    assert json.loads((again / "local.json").read_text())["tokens_at_a_time"]["evaluate"] == 321

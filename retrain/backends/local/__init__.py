@@ -1,6 +1,6 @@
 """Any causal language model, sampled and trained on this machine with PyTorch, transformers and peft.
 
-The heavy imports wait until a run connects: planning reads this file and `_torch_options` only.
+The heavy imports wait until a run connects: planning reads this file, `options` and `names` only.
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ CHECKED_TOKENS = 256
 class EngineSampler:
     """Samples by a server, which samples with the policy's latest adapters."""
 
-    def __init__(self, spec: BackendSpec, options: LocalOptions, policy: Policy) -> None:
+    def __init__(self, spec: BackendSpec, options: LocalOptions, policy: Policy, end_ids: Ids) -> None:
         self._engine = Engine(
             options.engine_url,
             reload=options.engine_reload,
@@ -39,6 +39,7 @@ class EngineSampler:
             observe_call=spec.observe_call,
         )
         self._policy = policy
+        self._end_ids = end_ids
         self._stop = options.stop
         self._tokens_at_a_time = options.tokens_per_micro_batch
         parent = options.engine_adapters or None
@@ -51,14 +52,9 @@ class EngineSampler:
         self._checked = -1  # version whose log-probabilities were compared
 
     def complete(
-        self,
-        prompts: Sequence[Ids],
-        end_ids: Ids,
-        sampling: Sampling,
-        version: int,
-        generator: torch.Generator,
+        self, prompts: Sequence[Ids], sampling: Sampling, version: int, generator: torch.Generator
     ) -> list[Drawn]:
-        """Sample each prompt's group, prompt after prompt."""
+        """Return each prompt's group, prompt after prompt; `version` is the policy's."""
         room = self._policy.context - max(map(len, prompts))
         seed = int(torch.randint(2**31, (1,), generator=generator, device=generator.device))
         request = Request(
@@ -66,7 +62,7 @@ class EngineSampler:
             count=sampling.group_size,
             max_tokens=min(sampling.max_tokens, room),
             temperature=sampling.temperature,
-            end_ids=end_ids,
+            end_ids=self._end_ids,
             stop=self._stop,
             seed=seed,
         )
@@ -78,8 +74,8 @@ class EngineSampler:
             self._checked = version
         return drawn
 
-    def forget(self) -> None:
-        """Have the adapters loaded again before the next call: they were replaced."""
+    def restart(self) -> None:
+        """Have the server load the adapters again before the next call."""
         self._version = -1
 
     def close(self) -> None:
@@ -94,7 +90,7 @@ class EngineSampler:
         except RefusedError as error:
             if not error.is_missing:
                 raise
-        self.forget()  # a server that was begun anew lost the adapters
+        self.restart()  # a server that was begun anew lost the adapters
         self._bring_up_to(version)
         return self._engine.complete(request)
 

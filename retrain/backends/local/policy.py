@@ -1,53 +1,35 @@
-"""The local policy: samples, learns, fits itself into memory, and is saved."""
+"""The local policy: the parts that sample, learn and save, put together for one run."""
 
 from __future__ import annotations
 
 import secrets
-import time
 from collections.abc import Sequence
-from dataclasses import replace
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 
-from retrain.backends import (
-    BackendSpec,
-    Optimization,
-    Sampling,
-    SamplingWork,
-    UpdateStats,
-    Work,
-)
-from retrain.backends.local.devices import (
-    DeviceMemory,
-    choose_device,
-    choose_dtype,
-    finished_s,
-    is_out_of_memory,
-    use_threads,
-)
+from retrain.backends import BackendInfo, BackendSpec, Optimization, Sampling, SamplingWork, UpdateStats
+from retrain.backends.local.devices import DeviceMemory, choose_device, choose_dtype, use_threads
 from retrain.backends.local.engine import EngineSampler
 from retrain.backends.local.files import identity_of, save_policy
 from retrain.backends.local.files import load_policy as load_files
-from retrain.backends.local.loading import fitting, load_policy, load_tokenizer
+from retrain.backends.local.learner import Learner
+from retrain.backends.local.loading import Policy, fitting, load_policy, load_tokenizer
 from retrain.backends.local.optimizer import Optimizer
 from retrain.backends.local.options import NO_REFERENCE, LocalOptions
-from retrain.backends.local.rollouts import check_room, check_written, to_rollouts
-from retrain.backends.local.sampling import Completed, complete
-from retrain.backends.local.text import Text
-from retrain.backends.local.training import MicroBatch, back_propagate, lay_out
+from retrain.backends.local.sampler import TorchSampler
+from retrain.backends.local.text import Text, check_room, check_written, to_rollouts
 from retrain.backends.local.trial import try_out
-from retrain.backends.local.work import costs_of, info_of
-from retrain.backends.objective import Totals, group_counts, scale_to_step, split_by_group
-from retrain.backends.work import WorkMeter
+from retrain.backends.work import ModelCosts
 from retrain.demonstrations import Demonstration
-from retrain.engines import Drawn, Ids
-from retrain.errors import BackendMemoryError, ConfigError, NonFiniteError
+from retrain.engines import Ids
+from retrain.errors import ConfigError, NonFiniteError
 from retrain.rollouts import Group, Loss, Prompt, Rollout, TrainingSample
 
-Cut = Sequence[Sequence[MicroBatch]]  # a step in parts, each in micro-batches
+MASTER_BYTES = 4  # the optimizer keeps float32 whatever the weights are stored in
 REMEMBERED = 10_000  # prompts whose token ids are kept: tens of megabytes at most
 
 
@@ -57,7 +39,6 @@ class LocalBackend:
     def __init__(self, spec: BackendSpec, options: LocalOptions) -> None:
         device = choose_device(options.device)
         seed = spec.seed if spec.seed >= 0 else secrets.randbits(32)
-        self._options = options
         dtype = choose_dtype(options.dtype, device)
         self._policy = load_policy(spec.model, spec.lora_rank, options, device, dtype, seed)
         with fitting(spec.model):
@@ -66,16 +47,25 @@ class LocalBackend:
         self._text = Text(spec.model, tokenizer, self._policy.causal, options)
         self._generator = torch.Generator(device).manual_seed(seed)
         self._optimizer = Optimizer(self._policy.trainable(), options.weight_decay)
-        self._memory = DeviceMemory(device)
-        # tokens at a time; halved by what does not fit
-        sampled = options.tokens_per_sampling_batch
-        self._budgets = {"train": options.tokens_per_micro_batch, "sample": sampled, "evaluate": sampled}
-        self._engine = EngineSampler(spec, options, self._policy) if options.engine == "openai" else None
         self._identity = identity_of(spec, options, self._policy)
         self._encoded: dict[str, Ids] = {}
         self.info = info_of(self._policy, options, device)
         self._costs = costs_of(self._policy, options)
-        self._work = WorkMeter()
+        self._memory = DeviceMemory(device)
+        sampled = options.tokens_per_sampling_batch
+        self._torch = TorchSampler(self._policy, self._text, self._memory, self._costs, sampled)
+        self._sampler: TorchSampler | EngineSampler = self._torch
+        if options.engine == "openai":
+            self._sampler = EngineSampler(spec, options, self._policy, self._text.end_ids)
+        self._learner = Learner(
+            self._policy,
+            self._optimizer,
+            self._memory,
+            self._costs,
+            device,
+            tokens_at_a_time=options.tokens_per_micro_batch,
+            checkpointing=options.gradient_checkpointing,
+        )
         use_threads(options.threads, self.info.parameters)
 
     def check_prompts(self, prompts: Sequence[Prompt]) -> None:
@@ -105,11 +95,7 @@ class LocalBackend:
         generator = self._generator
         if sampling.seed is not None:
             generator = torch.Generator(generator.device).manual_seed(sampling.seed)
-        if self._engine is not None:
-            drawn = self._engine.complete(ids, self._text.end_ids, sampling, self._optimizer.steps, generator)
-        else:
-            rows = [i for i in ids for _ in range(sampling.group_size)]
-            drawn = self._complete(rows, sampling, generator)
+        drawn = self._sampler.complete(ids, sampling, self._optimizer.steps, generator)
         if not all(np.isfinite(one.logprobs).all() for one in drawn):
             raise NonFiniteError(
                 "the policy's log-probabilities are not finite: its weights grew without bound; lower lr"
@@ -135,26 +121,8 @@ class LocalBackend:
         if optimization.kl_coef and self._policy.adapters is None:
             raise ConfigError(f"[algorithm].kl_coef: {NO_REFERENCE}")
         self._memory.limit(optimization.gpu_fraction)
-        self._set_checkpointing(self._options.gradient_checkpointing)
-        cut = split_by_group(samples, optimization.micro_batches)
-        try:
-            while True:
-                parts = self._lay_out(cut)
-                began_s = time.perf_counter()
-                try:
-                    stats = self._step(parts, group_counts(cut), loss, optimization)
-                    time_s = finished_s(self._generator.device) - began_s
-                    batches = sum(map(len, parts))
-                    is_beside = optimization.kl_coef > 0
-                    return replace(stats, work=self._trained(samples, batches, time_s, is_beside))
-                except (RuntimeError, MemoryError) as error:
-                    if not is_out_of_memory(error):
-                        raise
-                    reason = str(error)
-                self._make_room(parts, reason)  # out here, the failed attempt's tensors are gone
-        finally:
-            self._optimizer.begin()
-            self._set_checkpointing(False)
+        prompts = {s.rollout.prompt.text: self._encode(s.rollout.prompt) for s in samples}
+        return self._learner.update(samples, prompts, loss, optimization)
 
     def written(self, demonstrations: Sequence[Demonstration]) -> list[Rollout]:
         """Return written completions as rollouts.
@@ -173,11 +141,12 @@ class LocalBackend:
 
     def take_sampling_work(self) -> SamplingWork:
         """Return what sampling cost since the last call; nothing if a server samples."""
-        return self._work.take()
+        return self._torch.work.take()
 
     def save(self, directory: Path) -> None:
         """Write adapters (or the model), optimizer and random state."""
-        save_policy(directory, self._policy, self._optimizer, self._generator, self._identity, self._budgets)
+        budgets = {"train": self._learner.tokens_at_a_time, **self._torch.budgets}
+        save_policy(directory, self._policy, self._optimizer, self._generator, self._identity, budgets)
 
     def load(self, directory: Path) -> None:
         """Continue bit for bit where `save` was called.
@@ -185,14 +154,14 @@ class LocalBackend:
         Raises:
             RecordsError: unreadable, or saved by another model.
         """
-        self._budgets = load_files(directory, self._policy, self._optimizer, self._generator, self._identity)
-        if self._engine is not None:
-            self._engine.forget()
+        budgets = load_files(directory, self._policy, self._optimizer, self._generator, self._identity)
+        self._learner.tokens_at_a_time = budgets.pop("train")
+        self._torch.budgets = budgets
+        self._sampler.restart()
 
     def close(self) -> None:
-        """Let go of the engine's adapters."""
-        if self._engine is not None:
-            self._engine.close()
+        """Have a server that samples unload the adapters."""
+        self._sampler.close()
 
     def _encode(self, prompt: Prompt) -> Ids:
         if prompt.text not in self._encoded:
@@ -201,100 +170,48 @@ class LocalBackend:
             self._encoded[prompt.text] = self._text.encode(prompt)
         return self._encoded[prompt.text]
 
-    def _complete(self, rows: Sequence[Ids], sampling: Sampling, generator: torch.Generator) -> list[Drawn]:
-        """Draw a completion per row, as many rows at a time as fit."""
-        budget = "sample" if sampling.seed is None else "evaluate"  # how rows are cut decides what is drawn
-        length = min(max(map(len, rows)) + sampling.max_tokens, self._policy.context)
-        drawn: list[Drawn] = []
-        while len(drawn) < len(rows):
-            count = max(1, self._budgets[budget] // length)
-            if sampling.group_size < count < len(rows):
-                count -= count % sampling.group_size  # whole groups: each prompt runs once
-            state = generator.get_state()
-            part = rows[len(drawn) : len(drawn) + count]
-            try:
-                completed = complete(
-                    self._policy,
-                    self._text,
-                    part,
-                    max_tokens=sampling.max_tokens,
-                    temperature=sampling.temperature,
-                    generator=generator,
-                )
-                drawn += completed.drawn
-                self._count(part, completed)
-                continue
-            except (RuntimeError, MemoryError) as error:
-                if not is_out_of_memory(error):
-                    raise
-                reason = str(error)
-            generator.set_state(state)
-            self._memory.free()
-            if len(part) == 1:
-                raise BackendMemoryError(f"one completion did not fit in memory ({reason}); lower max_tokens")
-            self._budgets[budget] = len(part) // 2 * length
-        return drawn
 
-    def _count(self, prompts: Sequence[Ids], completed: Completed) -> None:
-        lengths = np.array([len(one.tokens) for one in completed.drawn])
-        self._work.add(
-            self._costs.prefill([len(ids) for ids in set(prompts)], 1, completed.prefill_s),
-            self._costs.decode(np.array([len(ids) for ids in prompts]), lengths, completed.decode_s),
-        )
+def info_of(policy: Policy, options: LocalOptions, device: torch.device) -> BackendInfo:
+    """Return what the planner and the controllers need to know of a policy."""
+    return BackendInfo(
+        parameters=sum(p.numel() for p in policy.causal.parameters()),
+        remote=options.engine == "openai",
+        deterministic=device.type == "cpu" and options.engine == "torch",
+    )
 
-    def _set_checkpointing(self, on: bool) -> None:
-        # layers recompute their activations in training mode only; dropout is off in both modes
-        if self._options.gradient_checkpointing:
-            self._policy.causal.train(on)
 
-    def _lay_out(self, parts: Sequence[Sequence[TrainingSample]]) -> list[list[MicroBatch]]:
-        prompts = {s.rollout.prompt.text: self._encode(s.rollout.prompt) for part in parts for s in part}
-        device = self._generator.device
-        return [lay_out(part, prompts, self._budgets["train"], device) for part in parts]
+def costs_of(policy: Policy, options: LocalOptions) -> ModelCosts:
+    """Return the sizes that decide what a token costs.
 
-    def _step(self, parts: Cut, counts: Sequence[int], loss: Loss, optimization: Optimization) -> UpdateStats:
-        self._optimizer.begin()
-        totals, squares = [], []
-        for part in parts:
-            for batch in part:
-                totals.append(back_propagate(self._policy, batch, loss, optimization))
-                self._optimizer.collect()
-            if optimization.wants_moments:
-                squares.append(self._optimizer.part_norm())
-            self._optimizer.end_part()
-        whole = self._optimizer.squared_norm()
-        if not np.isfinite(whole):
-            names = ", ".join(self._optimizer.non_finite()[:3])
-            raise NonFiniteError(
-                f"the gradient of {names} is not finite; the optimizer step was not taken, lower lr or check "
-                "the rewards"
-            )
-        norm = float(np.sqrt(whole))
-        moments = self._optimizer.moments(scale_to_step(squares, counts)) if squares else None
-        self._optimizer.step(optimization.lr, norm, optimization.max_grad_norm)
-        stats = Totals.sum(totals).stats(norm, moments, optimization)
-        return replace(stats, memory_fraction=self._memory.peak_fraction())
+    The input embedding is looked up, not multiplied. Layers with a sliding window or a recurrent state
+    count as if they cached every token.
+    """
+    causal = policy.causal
+    config = causal.config.get_text_config()
+    head = int(causal.get_output_embeddings().weight.numel())
+    embedding = int(causal.get_input_embeddings().weight.numel())
+    is_tied = causal.get_input_embeddings().weight is causal.get_output_embeddings().weight
+    count = sum(p.numel() for p in causal.parameters())
+    heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+    width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    idle = _idle(causal, config)
+    return ModelCosts(
+        body=count - head - (0 if is_tied else embedding) - idle,
+        head=head,
+        weight_bytes=causal.dtype.itemsize,
+        kv_bytes_per_token=2.0 * config.num_hidden_layers * heads * width * causal.dtype.itemsize,
+        frozen=options.lora,
+        trained_bytes=MASTER_BYTES * sum(p.numel() for p in policy.trainable().values()),
+        idle=idle,
+    )
 
-    def _trained(
-        self, samples: Sequence[TrainingSample], batches: int, time_s: float, reference: bool
-    ) -> Work:
-        drawn = sum(len(sample.rollout.tokens) for sample in samples)
-        tokens = drawn + sum(len(self._encode(sample.rollout.prompt)) for sample in samples)
-        work = self._costs.train(tokens, drawn, passes=batches, parts=batches, reference=reference)
-        return replace(work + self._costs.optimize(), time_s=time_s)
 
-    def _make_room(self, parts: Cut, reason: str) -> None:
-        """Halve the micro-batch after a step that did not fit.
-
-        Raises:
-            BackendMemoryError: it is one sequence already.
-        """
-        self._optimizer.begin()
-        self._memory.free()
-        shapes = [batch.input_ids.shape for part in parts for batch in part]
-        if all(rows == 1 for rows, _ in shapes):
-            raise BackendMemoryError(
-                f"one sequence of {max(length for _, length in shapes)} tokens did not fit in memory "
-                f"({reason}); lower max_tokens, or set [backend.options].gradient_checkpointing = true"
-            )
-        self._budgets["train"] = max(rows * length for rows, length in shapes if rows > 1) // 2
+def _idle(causal: Any, config: Any) -> int:
+    """Count the weights of experts that a token is not sent to."""
+    names = ("num_experts", "num_local_experts", "n_routed_experts")
+    experts = next((int(n) for name in names if (n := getattr(config, name, None))), 0)
+    used = getattr(config, "num_experts_per_tok", None)
+    if not (experts and used):
+        return 0
+    routed: int = sum(p.numel() for name, p in causal.named_parameters() if ".experts." in name)
+    return routed * (experts - int(used)) // experts

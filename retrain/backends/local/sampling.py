@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
 from transformers import DynamicCache
+from transformers.cache_utils import DynamicLayer
 
-from retrain.backends.local.cache import growing_cache
 from retrain.backends.local.devices import finished_s
 from retrain.backends.local.loading import Policy
 from retrain.backends.local.logprobs import entropy, log_distribution
@@ -24,6 +25,7 @@ DEAD_SHARE = 0.25  # finished rows are dropped from the cache once they are this
 
 # a float32 uniform is zero once in 2^24 draws; as infinite Gumbel noise that would choose any token
 SMALLEST_NOISE = 2.0**-25
+GROWTH, LEAST_ROOM = 1.25, 32  # a quarter of the cache is idle at worst; each token is copied five times
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +111,7 @@ def _decode(
 
 
 def prefill(policy: Policy, prompts: Sequence[Ids], device: torch.device) -> tuple[Rows, torch.Tensor]:
-    """Run each distinct prompt once; give a row per completion, and its last hidden state."""
+    """Run each distinct prompt once; return a row per completion, and its last hidden state."""
     distinct = {prompt: number for number, prompt in enumerate(dict.fromkeys(prompts))}
     longest = max(map(len, distinct))
     padded = torch.tensor([[0] * (longest - len(ids)) + list(ids) for ids in distinct], device=device)
@@ -117,7 +119,7 @@ def prefill(policy: Policy, prompts: Sequence[Ids], device: torch.device) -> tup
     is_padded = min(map(len, distinct)) < longest
     mask = (torch.arange(longest, device=device) >= (longest - lengths)[:, None]).long()
     positions = (mask.cumsum(1) - 1).clamp(min=0)
-    cache = growing_cache(policy.causal.config)
+    cache = _growing_cache(policy.causal.config)
     hidden = policy.body(
         input_ids=padded,
         attention_mask=mask if is_padded else None,
@@ -138,7 +140,7 @@ def prefill(policy: Policy, prompts: Sequence[Ids], device: torch.device) -> tup
 
 
 def advance(policy: Policy, rows: Rows, tokens: torch.Tensor) -> torch.Tensor:
-    """Run the drawn tokens; give the hidden states (rows, width) that the next ones are drawn from."""
+    """Run the drawn tokens; return the hidden states (rows, width) that the next ones are drawn from."""
     if rows.mask is not None:
         rows.mask = torch.nn.functional.pad(rows.mask, (0, 1), value=1)
     output = policy.body(
@@ -183,3 +185,52 @@ def _by_completion(columns: list[tuple[torch.Tensor, ...]], stopped: torch.Tenso
         Drawn(tuple(ids[end - length : end]), logprobs[end - length : end], mean, ended)
         for length, end, mean, ended in facts
     ]
+
+
+def _growing_cache(config: Any) -> DynamicCache:
+    """Return an empty cache: tokens are written in place, where transformers copies all of it for each.
+
+    Layers of other kinds (sliding windows, recurrent states) stay as the model wants them.
+    """
+    cache = DynamicCache(config=config)
+    cache.layers = [GrowingLayer() if type(layer) is DynamicLayer else layer for layer in cache.layers]
+    return cache
+
+
+class GrowingLayer(DynamicLayer):  # type: ignore[misc]  # checked without transformers, it is Any
+    """Keys and values of one layer, (rows, heads, length, width): views of buffers that are longer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._buffers: tuple[torch.Tensor, torch.Tensor] | None = None
+
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Append states and return all so far."""
+        del args, kwargs
+        if not self.is_initialized:
+            self.lazy_initialization(key_states, value_states)
+        length = self.get_seq_length()
+        if length == 0:  # a prompt: it is copied to its group's rows before anything is appended
+            self.keys, self.values = key_states, value_states
+            return key_states, value_states
+        total = length + key_states.shape[-2]
+        keys, values = self._buffers or (self.keys, self.values)
+        keys, values = _with_room(keys, self.keys, total), _with_room(values, self.values, total)
+        keys[:, :, length:total] = key_states
+        values[:, :, length:total] = value_states
+        self._buffers = keys, values
+        self.keys, self.values = keys[:, :, :total], values[:, :, :total]
+        return self.keys, self.values
+
+
+def _with_room(buffer: torch.Tensor, kept: torch.Tensor, total: int) -> torch.Tensor:
+    """Return `buffer` if it holds what is kept and `total` tokens, else a longer copy."""
+    is_current = kept.data_ptr() == buffer.data_ptr() and len(kept) == len(buffer)
+    if is_current and buffer.shape[2] >= total:
+        return buffer
+    rows, heads, length, width = kept.shape
+    longer = kept.new_empty(rows, heads, max(int(total * GROWTH), total + LEAST_ROOM), width)
+    longer[:, :, :length] = kept
+    return longer

@@ -1,8 +1,8 @@
-"""Prompts to token ids and completions back to text, through the model's own tokenizer."""
+"""Prompts to token ids and completions back to rollouts, through the model's own tokenizer."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -10,9 +10,11 @@ import numpy as np
 from retrain.backends.local.options import LocalOptions
 from retrain.backends.text import prompt_tokens
 from retrain.demonstrations import Demonstration
+from retrain.engines import Drawn
 from retrain.errors import ConfigError
 from retrain.rollouts import Prompt, Rollout
 
+SHOWN = 3  # of the prompts that are too long
 SPARE_TOKENS = 4  # looked at beyond a stop string's bytes, as some tokens have no text
 
 
@@ -70,7 +72,7 @@ class Text:
         return Rollout(demonstration.prompt, text, tokens, np.zeros(len(tokens)), pieces, truncated=False)
 
     def is_stopped(self, tails: Sequence[Sequence[int]]) -> list[bool]:
-        """Tell for each completion so far whether it holds a stop string among its last tokens."""
+        """Return for each completion so far whether its last tokens hold a stop string."""
         shown = self._decode_all([tail[-self._window :] for tail in tails])
         return [any(stop in text for stop in self._stop) for text in shown]
 
@@ -95,7 +97,7 @@ class Text:
         return self._pieces.setdefault(token, text[self._anchor_length :])
 
     def _ordinary_token(self) -> int:
-        """Find a token that spells letters or digits: part of no character, and not stripped as a blank."""
+        """Return a token that spells letters or digits: part of no character, and not stripped as a blank."""
         for token in range(len(self._tokenizer)):
             (text,) = self._decode_all([[token]])
             if text.isascii() and text.isalnum():
@@ -107,7 +109,7 @@ class Text:
         return text[: min(cuts)] if cuts else text
 
     def _decode_all(self, rows: Sequence[Sequence[int]]) -> list[str]:
-        """Decode rows without special and end tokens."""
+        """Return the texts of rows, without special and end tokens."""
         shown = [[token for token in row if token not in self._special] for row in rows]
         fast = getattr(self._tokenizer, "backend_tokenizer", None)
         if fast is not None:  # one call for all rows: an order of magnitude quicker
@@ -126,3 +128,54 @@ def _end_ids(model: str, tokenizer: Any, generation_config: Any) -> tuple[int, .
             "not end; set eos_token in its tokenizer_config.json"
         )
     return tuple(found)
+
+
+def to_rollouts(
+    text: Text, prompts: Sequence[Prompt], drawn: Sequence[Drawn], group_size: int, version: int
+) -> Iterator[Rollout]:
+    """Return what was drawn as rollouts, `group_size` per prompt; `version` is the policy's."""
+    texts = text.completions([one.tokens for one in drawn])
+    for number, (one, words) in enumerate(zip(drawn, texts, strict=True)):
+        yield Rollout(
+            prompt=prompts[number // group_size],
+            text=words,
+            tokens=one.tokens,
+            logprobs=one.logprobs,
+            pieces=text.pieces(one.tokens),
+            truncated=not one.ended,
+            policy_version=version,
+            mean_entropy=one.entropy,
+        )
+
+
+def check_room(tokens: Mapping[int, int], context: int) -> None:
+    """Refuse prompts that leave no room for a completion.
+
+    Args:
+        tokens: of each prompt, by its id.
+        context: the model's limit in tokens.
+
+    Raises:
+        ConfigError: names the first few of them.
+    """
+    long = [(number, length) for number, length in tokens.items() if length >= context]
+    if long:
+        shown = ", ".join(f"prompt {number} has {length}" for number, length in long[:SHOWN])
+        raise ConfigError(
+            f"[data]: {len(long)} prompts fill the model's context of {context} tokens ({shown}); "
+            "shorten them or use a model with a longer context"
+        )
+
+
+def check_written(rollout: Rollout, prompt_tokens: int, context: int) -> None:
+    """Refuse a written completion that does not fit behind its prompt.
+
+    Raises:
+        ConfigError: names its row.
+    """
+    length = prompt_tokens + len(rollout.tokens)
+    if length > context:
+        raise ConfigError(
+            f"[warmup].path: row {rollout.prompt.id} has {length} tokens, more than the "
+            f"model's context of {context}; shorten it"
+        )

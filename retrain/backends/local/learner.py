@@ -1,0 +1,142 @@
+"""Optimizer steps of the local policy, in micro-batches that fit in memory."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+import torch
+
+from retrain.backends import Optimization, UpdateStats, Work
+from retrain.backends.local.devices import DeviceMemory, finished_s, is_out_of_memory
+from retrain.backends.local.loading import Policy
+from retrain.backends.local.optimizer import Optimizer
+from retrain.backends.local.training import MicroBatch, back_propagate, lay_out
+from retrain.backends.objective import Totals, group_counts, scale_to_step, split_by_group
+from retrain.backends.work import ModelCosts
+from retrain.engines import Ids
+from retrain.errors import BackendMemoryError, NonFiniteError
+from retrain.rollouts import Loss, TrainingSample
+
+Cut = Sequence[Sequence[MicroBatch]]  # a step in parts, each in micro-batches
+
+
+class Learner:
+    """Takes steps, and remembers how many tokens at a time fit."""
+
+    def __init__(
+        self,
+        policy: Policy,
+        optimizer: Optimizer,
+        memory: DeviceMemory,
+        costs: ModelCosts,
+        device: torch.device,
+        *,
+        tokens_at_a_time: int,
+        checkpointing: bool,
+    ) -> None:
+        self._policy = policy
+        self._optimizer = optimizer
+        self._memory = memory
+        self._costs = costs
+        self._device = device
+        self._checkpointing = checkpointing
+        self.tokens_at_a_time = tokens_at_a_time
+
+    def update(
+        self,
+        samples: Sequence[TrainingSample],
+        prompts: Mapping[str, Ids],
+        loss: Loss,
+        optimization: Optimization,
+    ) -> UpdateStats:
+        """Take one step; what does not fit in memory is tried again with half as many tokens at a time.
+
+        Args:
+            samples: at least one.
+            prompts: token ids by prompt text.
+            loss: the run's.
+            optimization: how to take the step.
+
+        Raises:
+            NonFiniteError: the loss or a gradient is not finite; nothing changed.
+            BackendMemoryError: one sequence at a time does not fit; nothing changed.
+        """
+        cut = split_by_group(samples, optimization.micro_batches)
+        self._set_checkpointing(self._checkpointing)
+        try:
+            while True:
+                parts = [lay_out(part, prompts, self.tokens_at_a_time, self._device) for part in cut]
+                began_s = time.perf_counter()
+                try:
+                    stats = self._step(parts, group_counts(cut), loss, optimization)
+                except (RuntimeError, MemoryError) as error:
+                    if not is_out_of_memory(error):
+                        raise
+                    reason = str(error)
+                else:
+                    time_s = finished_s(self._device) - began_s
+                    work = self._work(samples, prompts, sum(map(len, parts)), optimization.kl_coef > 0)
+                    return replace(stats, work=replace(work, time_s=time_s))
+                self._make_room(parts, reason)  # out here, the failed attempt's tensors are gone
+        finally:
+            self._optimizer.begin()
+            self._set_checkpointing(False)
+
+    def _set_checkpointing(self, on: bool) -> None:
+        # layers recompute their activations in training mode only; dropout is off in both modes
+        if self._checkpointing:
+            self._policy.causal.train(on)
+
+    def _step(self, parts: Cut, counts: Sequence[int], loss: Loss, optimization: Optimization) -> UpdateStats:
+        self._optimizer.begin()
+        totals, squares = [], []
+        for part in parts:
+            for batch in part:
+                totals.append(back_propagate(self._policy, batch, loss, optimization))
+                self._optimizer.collect()
+            if optimization.wants_moments:
+                squares.append(self._optimizer.part_norm())
+            self._optimizer.end_part()
+        whole = self._optimizer.squared_norm()
+        if not np.isfinite(whole):
+            names = ", ".join(self._optimizer.non_finite()[:3])
+            raise NonFiniteError(
+                f"the gradient of {names} is not finite; the optimizer step was not taken, lower lr or check "
+                "the rewards"
+            )
+        norm = float(np.sqrt(whole))
+        moments = self._optimizer.moments(scale_to_step(squares, counts)) if squares else None
+        self._optimizer.step(optimization.lr, norm, optimization.max_grad_norm)
+        stats = Totals.sum(totals).stats(norm, moments, optimization)
+        return replace(stats, memory_fraction=self._memory.peak_fraction())
+
+    def _work(
+        self,
+        samples: Sequence[TrainingSample],
+        prompts: Mapping[str, Ids],
+        batches: int,
+        reference: bool,
+    ) -> Work:
+        drawn = sum(len(sample.rollout.tokens) for sample in samples)
+        tokens = drawn + sum(len(prompts[sample.rollout.prompt.text]) for sample in samples)
+        work = self._costs.train(tokens, drawn, passes=batches, parts=batches, reference=reference)
+        return work + self._costs.optimize()
+
+    def _make_room(self, parts: Cut, reason: str) -> None:
+        """Halve the micro-batch after a step that did not fit.
+
+        Raises:
+            BackendMemoryError: it is one sequence already.
+        """
+        self._optimizer.begin()
+        self._memory.free()
+        shapes = [batch.input_ids.shape for part in parts for batch in part]
+        if all(rows == 1 for rows, _ in shapes):
+            raise BackendMemoryError(
+                f"one sequence of {max(length for _, length in shapes)} tokens did not fit in memory "
+                f"({reason}); lower max_tokens, or set [backend.options].gradient_checkpointing = true"
+            )
+        self.tokens_at_a_time = max(rows * length for rows, length in shapes if rows > 1) // 2
