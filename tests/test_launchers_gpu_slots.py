@@ -178,7 +178,7 @@ def test_gpus_are_those_that_cuda_would_see(setting: str | None, gpus: list[str]
 
 def test_a_directory_that_cannot_be_used_is_told(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(LaunchError, match="no GPU can be reserved"):
+    with pytest.raises(LaunchError, match="cannot reserve a GPU"):
         take_slot(["0"], tmp_path / "file")
 
 

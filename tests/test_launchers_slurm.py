@@ -17,9 +17,17 @@ from retrain.errors import EXIT_CONFIG, EXIT_LAUNCH
 from retrain.launchers import Assignment, Begun, Ended
 from retrain.launchers import slurm as plugin
 from retrain.launchers.permit_split import workers_at_a_time
-from retrain.launchers.slurm.queue import Names, Task, array_of, is_script, parse, read_queue
+from retrain.launchers.slurm.queue import (
+    Names,
+    Task,
+    Watch,
+    array_of,
+    held_back,
+    is_script,
+    parse,
+    read_queue,
+)
 from retrain.launchers.slurm.script import render
-from retrain.launchers.slurm.watch import Watch, held_back
 from retrain.locks.held import hold
 from retrain.records.layout import CampaignFiles, RunFiles
 from retrain.records.run_state import write_done
@@ -157,7 +165,7 @@ def test_a_task_that_slurm_forgot_is_looked_for_twice(files: RunFiles) -> None:
     watch = Watch(job=7)
     assert watch.look("r", files, None) == []
     assert watch.look("r", files, None) == [
-        Ended("r", None, "Slurm knows nothing of task 7 of it any more", goes_on=True, is_lost=True)
+        Ended("r", None, "Slurm no longer knows task 7 of the run", goes_on=True, is_lost=True)
     ]
 
 

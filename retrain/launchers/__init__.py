@@ -1,13 +1,13 @@
 """Launchers: where workers execute.
 
-A plugin is one file or folder with `open_launcher(assignment) -> Launcher`. Whatever it is, it brings
-`python -m retrain.worker RUN_DIR` to life somewhere and notices its end; the worker does everything
-else itself. What became of a run is read from its directory: the engine's word is only a hint.
+A plugin is one file or folder with `open_launcher(assignment) -> Launcher`. It starts
+`python -m retrain.worker RUN_DIR` somewhere and reports its end; the worker does the rest. What became of a
+run is read from its directory: the engine's answer is only a hint.
 
 Two kinds. One starts what it is given at once (`queues = False`: `local`, `inline`), so the supervisor
 admits workers one by one. The other hands runs to an engine with a queue of its own (`queues = True`:
-`slurm`): it is given all runs at once, keeps `assignment.workers` of them running at a time without any
-help of ours, and goes on when the orchestrator is gone. A later orchestrator, possibly on another
+`slurm`): it gets all runs at once, keeps `assignment.workers` of them running at a time by
+itself, and continues when the orchestrator has exited. A later orchestrator, possibly on another
 machine, asks `queued` what the engine still has; so the engine must be able to tell from names alone.
 
 The keys of a launcher's table `[campaign.<name>]` are the keyword-only parameters of `open_launcher` (those
@@ -46,7 +46,7 @@ SPEC = PluginSpec(
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """What a launcher is opened for; nothing of it changes while it is open."""
+    """What a launcher is opened for; constant while it is open."""
 
     campaign: str  # id: the name of its directory
     directory: Path  # absolute
@@ -54,16 +54,16 @@ class Assignment:
     workers: int  # at most so many at a time
     permits: int | None  # API calls in flight over all workers at first; None if the backend makes none
     where: Path  # working directory of the workers
-    permits_adapt: bool = False  # their number follows what the API bears
+    permits_adapt: bool = False  # their number follows the API's capacity
     permit_directories: tuple[Path, ...] = ()  # backend.throttle_dir: permits shared with other campaigns
     gpu_runs: frozenset[str] = frozenset()  # those that train on whatever GPU they are given
     options: Mapping[str, Any] = field(default_factory=dict)  # the table [campaign.<launcher>]
-    say: Callable[[str], None] = lambda text: None  # tells whoever watches
+    say: Callable[[str], None] = lambda text: None  # shows a notice to the user
 
 
 @dataclass(frozen=True, slots=True)
 class Begun:
-    """The engine has started a worker; only from launchers that queue."""
+    """A worker has started; only from launchers that queue."""
 
     run_id: str
 
@@ -74,10 +74,10 @@ class Ended:
 
     run_id: str
     exit_code: int | None
-    why: str = ""  # the engine's word, where the worker left none
-    goes_on: bool = False  # the engine ended it for reasons of its own: a time limit, a lost machine
-    is_lost: bool = False  # with its machine, or with what the engine knew: others may be by the same blow
-    taken_back: bool = False  # somebody cancelled it behind our back, so it is not to be tried again
+    why: str = ""  # the engine's reason, used if the worker left no message
+    goes_on: bool = False  # cut short by the engine: a time limit, a lost machine
+    is_lost: bool = False  # with its machine, or by the engine's restart; others may be lost with it
+    taken_back: bool = False  # cancelled by hand in the engine: not retried
 
 
 class Launcher(Protocol):
@@ -86,7 +86,7 @@ class Launcher(Protocol):
     queues: bool  # True: takes all runs at once and starts `workers` at a time by itself
 
     def describe(self) -> str:
-        """Say in a few words where workers execute."""
+        """Return in a few words where workers execute."""
         ...
 
     def room(self) -> int:
@@ -97,11 +97,11 @@ class Launcher(Protocol):
         """Start workers, or queue them.
 
         Returns:
-            The runs that were taken; the others may be submitted again.
+            The runs that were accepted; the others may be submitted again.
 
         Raises:
-            EngineDownError: the engine does not answer at present; nothing was taken.
-            LaunchError: it refuses, and would again.
+            EngineDownError: the engine does not answer at present; nothing was accepted.
+            LaunchError: it refuses, and would refuse again.
         """
         ...
 
@@ -114,7 +114,7 @@ class Launcher(Protocol):
         ...
 
     def adopt(self, run_ids: Sequence[str]) -> None:
-        """Watch runs that an earlier orchestrator submitted, or that are alive without the engine's knowing.
+        """Watch runs that an earlier orchestrator submitted, or that are alive without a task.
 
         Raises:
             LaunchError: they cannot be watched from here.
@@ -122,13 +122,13 @@ class Launcher(Protocol):
         ...
 
     def poll(self, timeout_s: float) -> Sequence[Begun | Ended]:
-        """Wait until something happens, `wake` is called, or the time is over; give what happened."""
+        """Wait for an event, `wake` or the timeout; return what happened."""
         ...
 
     def wake(self) -> None:
-        """Somebody asked to stop: make a `poll` that is under way return; callable from a signal handler."""
+        """Make a running `poll` return; safe in a signal handler."""
         ...
 
     def cancel(self, run_ids: Sequence[str], *, now: bool) -> None:
-        """Ask workers to save and leave, or end them at once; those that wait in a queue never start."""
+        """Ask workers to save and leave, or kill them; queued ones never start."""
         ...

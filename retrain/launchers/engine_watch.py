@@ -1,8 +1,8 @@
-"""What a run's files say of it while it is in an engine's hands, whatever the engine.
+"""What a run's files say while an engine has it, for every engine.
 
-The engine's word is a hint. A run that has finished is over, though the engine may show its task for minutes
-more. A run whose lock is held goes on, whatever became of its task; a task that
-the engine has forgotten is looked for twice; one that ended well has a moment for its files to arrive.
+The engine's answer is only a hint. A run that has finished is over, though the engine may list its task for
+minutes. A run whose lock is held is alive, whatever became of its task. A task that the engine does not list
+is looked for twice. After a task that ended well, the files get time to arrive.
 """
 
 from __future__ import annotations
@@ -18,12 +18,14 @@ from retrain.records.layout import RunFiles
 from retrain.records.run_state import read_done
 from retrain.records.run_toml import recorded_hash
 
-FORGOTTEN = 2  # looks without a task: an answer may be older than its submission, or lack some at a restart
-ARRIVAL_S = 60.0  # how long a network file system may show a directory as it was
+FORGOTTEN = (
+    2  # queries without the task: an answer may be older than its submission, or incomplete at a restart
+)
+ARRIVAL_S = 60.0  # how long a network file system may show an old directory
 
 
 class EngineWatch:
-    """A run in an engine's hands."""
+    """A run that was submitted to an engine."""
 
     def __init__(self) -> None:
         self.has_begun = False
@@ -31,30 +33,30 @@ class EngineWatch:
         self._over_since: float | None = None
 
     def begin(self, run_id: str) -> list[Begun | Ended]:
-        """Say that the worker has started, once."""
+        """Return the worker's start, the first time."""
         if self.has_begun:
             return []
         self.has_begun = True
         return [Begun(run_id)]
 
     def found(self) -> None:
-        """The engine knows the run's task."""
+        """Note that the engine lists the run's task."""
         self._missing = 0
 
     def missed(self, run_id: str, what: str) -> list[Begun | Ended]:
-        """The engine does not know the run's task, and nobody works on the run.
+        """Return the run's end if the engine does not list its task a second time; its lock is free.
 
         Args:
             run_id: of the run.
-            what: who knows nothing of what, for the message.
+            what: the engine's answer, for the message.
         """
         self._missing += 1
         if self._missing < FORGOTTEN:
             return []
-        return [Ended(run_id, None, f"{what} any more", goes_on=True, is_lost=True)]
+        return [Ended(run_id, None, f"{what}", goes_on=True, is_lost=True)]
 
     def has_arrived(self, files: RunFiles) -> bool:
-        """Whether done.json is there, as after every good end, or was waited for in vain."""
+        """Whether done.json is there, or has not come in time."""
         with suppress(OSError):
             os.listdir(files.directory)  # noqa: PTH208 - makes a network file system look again
         if files.done.exists():
@@ -69,7 +71,7 @@ def is_finished(files: RunFiles) -> bool:
         done = read_done(files.done) if files.done.exists() else None
         return done is not None and done.config_hash == recorded_hash(files) and not is_held(files.lock)
     except (RecordsError, OSError):
-        return False  # whoever concludes says so
+        return False  # reported when the run is concluded
 
 
 def is_alive(files: RunFiles) -> bool:
@@ -77,11 +79,11 @@ def is_alive(files: RunFiles) -> bool:
     try:
         return is_held(files.lock)
     except RecordsError:
-        return False  # whoever concludes says so
+        return False  # reported when the run is concluded
 
 
 def why_without_a_word(files: RunFiles) -> str:
-    """Return what to look at if a worker wrote nothing at all; nothing if it did."""
+    """Return where to look if a worker wrote no record; else nothing."""
     if files.attempts.exists():
         return ""
     unseen = "" if files.output_log.exists() else " and whether the nodes see that directory"

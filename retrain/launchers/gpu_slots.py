@@ -1,9 +1,8 @@
 """Which GPU a worker gets: the one with the fewest workers, over all campaigns of this user on this machine.
 
-A slot is a locked file whose descriptor the worker inherits. The kernel frees it when the worker's
-last process ends, however it ends; nothing has to be given back, and a launcher that is started again
-finds taken what is taken. A GPU has as many slots as are asked for: with more workers than GPUs they
-share, evenly.
+A slot is a locked file whose descriptor the worker inherits. The kernel frees it when the worker's last
+process ends, so nothing has to be given back, and a restarted launcher finds the slots in use taken. A GPU
+has as many slots as needed: with more workers than GPUs, workers share them evenly.
 """
 
 from __future__ import annotations
@@ -30,13 +29,13 @@ class GpuSlot:
     descriptors: tuple[int, ...]  # to pass to the worker
 
     def close(self) -> None:
-        """Let go here; the worker that inherited the slot keeps it."""
+        """Close our descriptor; the worker that inherited the slot keeps it."""
         for descriptor in self.descriptors:
             os.close(descriptor)
 
 
 def visible_gpus(setting: str | None, count: int) -> list[str]:
-    """List GPUs as CUDA names them: what CUDA_VISIBLE_DEVICES says, else all `count` of the machine.
+    """Return GPUs as CUDA names them: those in CUDA_VISIBLE_DEVICES, else all `count` of the machine.
 
     As CUDA does, entries after a negative one are ignored.
     """
@@ -53,13 +52,13 @@ def visible_gpus(setting: str | None, count: int) -> list[str]:
 def take_slot(
     gpus: Sequence[str], directory: Path | None = None, uuids: Sequence[str] | None = None
 ) -> GpuSlot:
-    """Take a share of the least taken GPU; of none, if there is none.
+    """Return a slot of the least used GPU; an empty one without GPUs.
 
     Args:
         gpus: as from `visible_gpus`.
         directory: of the locks; default: one per user of this machine.
         uuids: of this machine's GPUs, by number, so that one GPU is one whatever it is called;
-            default: what the driver says.
+            default: from the driver.
 
     Raises:
         LaunchError: the directory cannot be used.
@@ -78,7 +77,7 @@ def take_slot(
                     return GpuSlot({VISIBLE: gpu}, (descriptor,))
             round_ += 1
     except OSError as error:
-        raise LaunchError(f"{directory}: no GPU can be reserved here ({error.strerror})") from error
+        raise LaunchError(f"{directory}: cannot reserve a GPU here ({error.strerror})") from error
 
 
 def _lock_names(gpus: Sequence[str], uuids: Sequence[str]) -> dict[str, str]:

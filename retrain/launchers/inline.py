@@ -1,7 +1,7 @@
 """Workers in this process, one after another: for debugging, and for tests of your own plugins.
 
 A worker here cannot be killed, so a stop of any kind, and Ctrl-C, end it at its next step boundary;
-`run_timeout` and `stall_timeout`, which need somebody beside the worker to look, do nothing.
+`run_timeout` and `stall_timeout` have no effect, because nothing watches the worker.
 """
 
 from __future__ import annotations
@@ -61,10 +61,12 @@ class InlineLauncher:
         return ()
 
     def adopt(self, run_ids: Sequence[str]) -> None:
-        """Refuse: a run that lives in another process cannot be taken into this one."""
+        """Refuse: a run in another process cannot be watched from this one."""
         if run_ids:
             run_dir = self._runs[run_ids[0]]
-            raise LaunchError(f"{run_dir}: {run_ids[0]} is still running elsewhere; wait for it, or stop it")
+            raise LaunchError(
+                f"{run_dir}: {run_ids[0]} is running in another process; wait for it, or stop it"
+            )
 
     def poll(self, timeout_s: float) -> Sequence[Ended]:
         """Return what ended; there is never anything to wait for."""
@@ -73,7 +75,7 @@ class InlineLauncher:
         return ends
 
     def wake(self) -> None:
-        """Somebody asked to stop: the worker inside `submit` is to save and leave."""
+        """Stop the worker inside `submit` at its next step."""
         self._stop.set()
 
     def cancel(self, run_ids: Sequence[str], *, now: bool) -> None:
@@ -89,5 +91,5 @@ def _output_in(path: Path) -> Iterator[None]:
         with contextlib.redirect_stdout(log), contextlib.redirect_stderr(log):
             yield
     finally:
-        with contextlib.suppress(OSError):  # a full disk, which the run itself has met and told of
+        with contextlib.suppress(OSError):  # a full disk, which the run itself has reported
             log.close()

@@ -1,7 +1,7 @@
 """Workers as processes on this machine, each in a session of its own.
 
-A thread per worker blocks in the kernel until it ends, so ends are noticed at once and waiting costs
-nothing. Output goes straight to the run's output.log: there is no pipe that could fill.
+A thread per worker blocks in the kernel until the worker ends, so ends are noticed at once and waiting costs
+nothing. Output goes straight to the run's output.log: no pipe can fill.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from retrain.records.files import open_log
 from retrain.records.layout import RunFiles
 from retrain.system.nvidia import gpu_count
 
-LEASE_LOOK_S = 1.0  # how often a lease, which nothing can be waited on, is looked at
+LEASE_LOOK_S = 1.0  # how often a lease is checked, which cannot be waited on
 
 
 def open_launcher(assignment: Assignment) -> LocalLauncher:
@@ -55,7 +55,7 @@ class LocalLauncher:
         return f"processes on this machine{shared}"
 
     def room(self) -> int:
-        """Return no limit: whoever submits decides."""
+        """Return no limit: the supervisor decides."""
         return sys.maxsize
 
     def submit(self, run_ids: Sequence[str]) -> Collection[str]:
@@ -74,7 +74,7 @@ class LocalLauncher:
         self._watch(run_id, process.wait)
 
     def queued(self) -> Collection[str]:
-        """Return nothing: a worker that lives shows by its lock."""
+        """Return nothing: a live worker holds its run's lock."""
         return ()
 
     def adopt(self, run_ids: Sequence[str]) -> None:
@@ -103,7 +103,7 @@ class LocalLauncher:
         self._ended.put(None)
 
     def cancel(self, run_ids: Sequence[str], *, now: bool) -> None:
-        """Send SIGTERM, which a suspended worker hears only if it is woken, or SIGKILL."""
+        """Send SIGTERM, and SIGCONT for a suspended worker, or SIGKILL."""
         for run_id in run_ids:
             for number in (signal.SIGKILL,) if now else (signal.SIGTERM, signal.SIGCONT):
                 self._signal[run_id](number)
@@ -130,7 +130,7 @@ def _spawn(run_dir: Path, where: Path, slot: GpuSlot) -> subprocess.Popen[bytes]
         )
     except OSError as error:
         what = error.filename or sys.executable  # the working directory, if that is gone
-        raise LaunchError(f"{run_dir}: no worker could be started ({what}: {error.strerror})") from error
+        raise LaunchError(f"{run_dir}: cannot start a worker ({what}: {error.strerror})") from error
     finally:
         os.close(log)
 
@@ -145,7 +145,7 @@ def _signal_group(process: subprocess.Popen[bytes], number: int) -> None:
 
 
 def _wait_for_lock(lock: Path) -> None:
-    # a lock that cannot be opened is held by nobody whom we could wait for
+    # nothing to wait for if the lock cannot be opened
     with contextlib.suppress(OSError, RecordsError):
         while True:
             fd = os.open(lock, os.O_RDONLY | os.O_CLOEXEC)
@@ -155,4 +155,4 @@ def _wait_for_lock(lock: Path) -> None:
                 os.close(fd)
             if not is_held(lock):
                 return
-            time.sleep(LEASE_LOOK_S)  # held by another machine's lease, whose lock does not show here
+            time.sleep(LEASE_LOOK_S)  # held by a lease on another machine, whose lock does not show here

@@ -1,9 +1,9 @@
-"""Do two machines see each other's file locks? Run on two nodes before permits are shared by a directory.
+"""Tests whether two machines see each other's file locks, before permits are shared through a directory.
 
 `python -m retrain.launchers.lock_proof VERDICT DIRECTORY ... RANK MARK NODE` runs on two nodes at once: rank
-0 and 1, each with its node's name, and a mark that no other test has. The first locks a file and says so; the
-second must find it locked, and free again once the first has let go. Both answers are needed: there are file
-systems on which every lock is granted, and others on which none is. `_lock_verdict` waits for the answer.
+0 and 1, each with its node's name, and a mark unique to this test. The first locks a file; the second must
+find it locked, and free once the first has released it. Both answers are needed: some file systems grant
+every lock, others none. `lock_verdict` waits for the answer.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from retrain.errors import EXIT_DONE, EXIT_LAUNCH, LaunchError, RecordsError
 from retrain.records.atomic import read_json, write_json
 from retrain.records.files import make_directory
 
-PATIENCE_S = 120.0  # what a network file system may take to show a new file
+PATIENCE_S = 120.0  # how long a network file system may take to show a new file
 PAUSE_S = 0.2
 SIGNS = ("held", "looked", "freed")
 
 
 def hold_first(directory: Path, mark: str, node: str) -> None:
-    """Be the first node: lock, say so, let go when the other has looked, say so."""
+    """Act as the first node: lock, and release once the other has looked."""
     with _opened(directory, mark) as fd:
         fcntl.flock(fd, fcntl.LOCK_EX)
         write_json(_sign(directory, mark, "held"), {"node": node})
@@ -35,7 +35,7 @@ def hold_first(directory: Path, mark: str, node: str) -> None:
 
 
 def look_second(directory: Path, mark: str, node: str) -> str:
-    """Be the second node, who clears up; gives why locks are not shared, or nothing if they are."""
+    """Act as the second node, which cleans up; return why locks are not shared, or nothing."""
     other = str(_await(_sign(directory, mark, "held")).get("node"))
     was_free = _can_lock(directory, mark)
     write_json(_sign(directory, mark, "looked"), {"node": node})
@@ -44,10 +44,10 @@ def look_second(directory: Path, mark: str, node: str) -> str:
     for path in (_lock(directory, mark), *(_sign(directory, mark, sign) for sign in SIGNS)):
         path.unlink(missing_ok=True)
     if other == node:
-        return f"both parts of the test ran on {node}, which proves nothing; it needs two nodes"
+        return f"both parts of the test ran on {node}; it needs two nodes"
     if was_free:
         return f"{node} could lock a file in {directory} that {other} had locked"
-    return "" if is_free else f"{node} still found a file in {directory} locked that {other} had let go"
+    return "" if is_free else f"{node} still found a file in {directory} locked after {other} had released it"
 
 
 def _sign(directory: Path, mark: str, sign: str) -> Path:
@@ -87,9 +87,9 @@ def _await(path: Path) -> dict[str, object]:
 
 
 def main(verdict: Path, directories: Sequence[Path], rank: int, mark: str, node: str) -> int:
-    """Be one of the two nodes, for every directory in turn; gives an exit code.
+    """Act as one of the two nodes for every directory; return an exit code.
 
-    The second writes the verdict; the first does if it cannot go on, since the other would wait in vain.
+    The second writes the verdict, or the first if it fails, so that the other does not wait for it.
     """
     problem = ""
     try:

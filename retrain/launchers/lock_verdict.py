@@ -1,8 +1,8 @@
 """Permits are shared by a directory only if two nodes have proved that they see each other's file locks.
 
-The proof is a file in the campaign's directory: given once, it holds for as long as the directories are the
-same. A test that fails is made again when the campaign is resumed. An engine's launcher brings the two nodes
-to run `_lock_proof`, and says when that came to nothing.
+The proof is a file in the campaign's directory, valid while the directories are the same. A failed test is
+repeated when the campaign is resumed. The engine's launcher has two nodes run `lock_proof`, and reports if
+that fails.
 """
 
 from __future__ import annotations
@@ -20,24 +20,24 @@ from retrain.records.files import remove_file
 from retrain.records.layout import CampaignFiles
 from retrain.records.stop_request import asked_to_stop
 
-LOOK_S = 2.0  # an engine is asked no more often
-PROOF_S = 600.0  # how long two nodes are waited for
-INSTEAD = 'use permits = "split", which needs no locks, or resume, which tests again'
+LOOK_S = 2.0  # between two queries to the engine
+PROOF_S = 600.0  # how long to wait for two nodes
+INSTEAD = 'use permits = "split", which needs no locks, or resume to test again'
 
 
 class Test(Protocol):
-    """Two nodes that run `_lock_proof`. Its methods raise LaunchError if the engine refuses or is away."""
+    """Two nodes that run `lock_proof`. Methods raise LaunchError if the engine refuses or is silent."""
 
     def start(self) -> None:
         """Have an engine start both parts."""
         ...
 
     def failure(self) -> str:
-        """Return why there will be no valid answer; "" while one may still come."""
+        """Return why no answer will come; "" while one may."""
         ...
 
     def end(self) -> None:
-        """Take back what has not ended."""
+        """Cancel what has not ended."""
         ...
 
 
@@ -47,7 +47,7 @@ def directories_of(assignment: Assignment) -> list[Path]:
 
 
 def read_verdict(path: Path, directories: Sequence[Path]) -> str | None:
-    """Return why locks are not shared; "" if they are; None if no test of these directories has ended.
+    """Return why locks are not shared; "" if they are; None if no test of these directories is complete.
 
     Raises:
         RecordsError: the verdict cannot be read.
@@ -59,16 +59,16 @@ def read_verdict(path: Path, directories: Sequence[Path]) -> str | None:
 
 
 def is_proved(assignment: Assignment, path: Path, test: Test, rest: Callable[[float], bool]) -> bool:
-    """Go on only if two nodes have proved that locks are shared.
+    """Return True once two nodes have proved that locks are shared.
 
     Args:
         assignment: says which directories permits lie in.
         path: of the verdict.
-        test: asks the nodes if no verdict is known.
-        rest: waits for some seconds; True if it was woken because somebody wants to leave.
+        test: runs on the nodes if no verdict is known.
+        rest: waits for some seconds; True if woken by a stop.
 
     Returns:
-        False if somebody wants to leave before it is known.
+        False if a stop comes first.
 
     Raises:
         LaunchError: they are not shared, or no verdict came.
@@ -80,22 +80,22 @@ def is_proved(assignment: Assignment, path: Path, test: Test, rest: Callable[[fl
     assignment.say("two nodes test whether they see each other's file locks")
     problem = _ask(path, directories, test, lambda seconds: rest(seconds) or asked_to_stop(files) > 0)
     if problem:
-        remove_file(path)  # what was found may have been mended when the campaign is resumed
+        remove_file(path)  # the cause may be fixed when the campaign is resumed
         raise LaunchError(f"permits cannot be shared through files, because {problem}; {INSTEAD}")
     return problem is not None
 
 
 def _ask(path: Path, directories: Sequence[Path], test: Test, rest: Callable[[float], bool]) -> str | None:
     until = time.monotonic() + PROOF_S
-    problem, wants_to_leave, failure = None, False, ""
+    problem, is_stopped, failure = None, False, ""
     try:
         test.start()
-        while problem is None and not wants_to_leave and not failure:
-            wants_to_leave = rest(LOOK_S)
-            failure = test.failure()  # before its answer is read, which may have come meanwhile
+        while problem is None and not is_stopped and not failure:
+            is_stopped = rest(LOOK_S)
+            failure = test.failure()  # before the answer is read, which may have come in the meantime
             problem = read_verdict(path, directories)
             if problem is None and time.monotonic() > until:
-                failure = failure or f"none have done so in {PROOF_S:g} s."
+                failure = failure or f"no answer within {PROOF_S:g} s."
     finally:
         if problem is None:
             with suppress(LaunchError):

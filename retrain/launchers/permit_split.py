@@ -1,4 +1,4 @@
-"""How permits are kept across machines: a part for each worker, or one semaphore where locks reach all."""
+"""How permits are shared by machines: a part for each worker, or one semaphore if file locks are shared."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def workers_at_a_time(assignment: Assignment, permits: str) -> int:
 
 
 def own_permits(assignment: Assignment, permits: str) -> list[str]:
-    """Return the line of a script that tells a worker its part, if it has one."""
+    """Return the script line that sets a worker's own permits, if it has any."""
     if permits == SHARED or assignment.permits is None:
         return []
     own = max(1, assignment.permits // workers_at_a_time(assignment, permits))
@@ -23,7 +23,7 @@ def own_permits(assignment: Assignment, permits: str) -> list[str]:
 
 
 def sharing_problems(assignment: Assignment, permits: str, table: str) -> list[str]:
-    """Say, for a launcher's table, that permits which are split cannot be shared with other campaigns."""
+    """Return a problem if split permits are to be shared with other campaigns."""
     if permits == SHARED or not assignment.permit_directories:
         return []
     return [

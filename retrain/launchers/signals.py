@@ -1,4 +1,4 @@
-"""Signals to processes that are no children of ours: only to one that is proven to be the right one."""
+"""Signals to processes that are not our children, only once they are proven to be the right ones."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from retrain.locks.held import Holder, holder, is_held
 from retrain.locks.processes import start_mark
 from retrain.records.layout import RunFiles
 
-TRIES = 100  # a process that has just taken a lock writes itself into it a moment later
+TRIES = 100  # a process writes itself into a lock a moment after it takes it
 PAUSE_S = 0.01
 
 
@@ -34,18 +34,18 @@ def signal_holder(lock: Path, number: int) -> bool:
 
 
 def signal_worker(files: RunFiles, *, now: bool, engine: str) -> str:
-    """Ask a worker that an engine has no task of to save and leave, or end it; gives why that cannot be."""
+    """Ask a worker without a task to save and leave, or kill it; return why it cannot, if so."""
     try:
         if signal_holder(files.lock, signal.SIGKILL if now else signal.SIGTERM):
             return ""
     except RecordsError as error:
         return str(error)
-    return f"{engine} has no task of it, and no process here; end it where it runs"
+    return f"{engine} has no task for it, and it does not run on this machine; end it where it runs"
 
 
 def _signal(found: Holder, number: int) -> bool:
     try:
-        # what is opened stays this process's, even if its id is given to another meanwhile
+        # a pidfd stays this process's, even if its id is reused
         fd = _open_process(found.pid)
         try:
             if not found.started or start_mark(found.pid) != found.started:

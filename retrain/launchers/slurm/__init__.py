@@ -1,8 +1,7 @@
 """Job arrays of a Slurm cluster: one task per run, at most so many at a time.
 
-Slurm keeps the queue and the cap (`--array=...%K`), so the campaign goes on when this process is gone.
-One squeue answers for all runs. A cap holds within one array only: an array that could run beside
-another one waits for its end.
+Slurm keeps the queue and the cap (`--array=...%K`), so the campaign continues without this process. One
+squeue covers all runs. A cap applies to one array only: an array that could exceed it waits for the others.
 """
 
 from __future__ import annotations
@@ -20,17 +19,27 @@ from retrain.launchers.lock_verdict import is_proved
 from retrain.launchers.permit_split import SHARED, workers_at_a_time
 from retrain.launchers.signals import signal_worker
 from retrain.launchers.slurm import commands
-from retrain.launchers.slurm.caps import Caps
-from retrain.launchers.slurm.checks import check_campaign, check_engine
+from retrain.launchers.slurm.commands import Caps
 from retrain.launchers.slurm.proof import LockTest
-from retrain.launchers.slurm.queue import Names, Queue, array_of, is_script, job_name, parse, read_queue
+from retrain.launchers.slurm.queue import (
+    Names,
+    Queue,
+    Watch,
+    array_of,
+    held_back,
+    is_script,
+    parse,
+    read_queue,
+)
 from retrain.launchers.slurm.script import (
+    check_campaign,
+    check_engine,
+    kept_names,
     numbered_runs,
     render,
     slurm_directory,
 )
-from retrain.launchers.slurm.watch import Watch, held_back
-from retrain.records.atomic import read_json, write_atomic, write_json
+from retrain.records.atomic import write_atomic
 from retrain.records.files import make_directory
 from retrain.records.layout import RunFiles
 
@@ -77,7 +86,7 @@ class SlurmLauncher:
         self._names: Names | None = None
         self._watched: dict[str, Watch] = {}
         self._seen = Queue({}, frozenset())  # at the last look
-        self._to_cancel: dict[str, bool] = {}  # runs whose end was wanted while Slurm did not answer
+        self._to_cancel: dict[str, bool] = {}  # to be cancelled once Slurm answers; True: at once
         self._asking = Asking("Slurm", table.poll_seconds, assignment.say)
         self._is_unsure = False  # an array may have been taken although its sbatch failed
         self._is_full = False  # the site allows no more jobs for now
@@ -90,7 +99,7 @@ class SlurmLauncher:
         return f"Slurm, {self._workers} at a time"
 
     def room(self) -> int:
-        """Return what the cap leaves; runs in the queue have taken their places already."""
+        """Return what the cap leaves; queued runs count."""
         return max(0, self._workers - len(self._watched))
 
     def submit(self, run_ids: Sequence[str]) -> Collection[str]:
@@ -99,7 +108,7 @@ class SlurmLauncher:
             known = self.queued()
             self.adopt([run_id for run_id in run_ids if run_id in known])
             self._is_unsure = False
-        # there is no place while others are alive without a task: of a controller that forgot, or from before
+        # workers that are alive without a task (the controller forgot them) count against the cap
         if self._prepare() and self._cap() > 0:
             self._submit_what_fits([run_id for run_id in run_ids if run_id not in self._watched])
             self._asking.postpone()
@@ -119,7 +128,7 @@ class SlurmLauncher:
         self._asking.hold_off()
 
     def poll(self, timeout_s: float) -> Sequence[Begun | Ended]:
-        """Wait for the next look, and say what it showed."""
+        """Wait until squeue is due again, and return what changed."""
         return self._look() if self._asking.wait(timeout_s) else []
 
     def wake(self) -> None:
@@ -127,7 +136,7 @@ class SlurmLauncher:
         self._asking.wake()
 
     def cancel(self, run_ids: Sequence[str], *, now: bool) -> None:
-        """Take waiting tasks back; send SIGTERM, or SIGKILL, to the workers of the others."""
+        """Cancel waiting tasks; send SIGTERM, or SIGKILL, to the workers of the others."""
         self._to_cancel |= {run_id: now for run_id in run_ids if run_id in self._watched}
         self._cancel_wanted()
         self._asking.hurry()
@@ -135,7 +144,7 @@ class SlurmLauncher:
     # Submitting
 
     def _prepare(self) -> bool:
-        """Write what tasks need; False if somebody wants to leave before permits are known to be safe."""
+        """Write what tasks need; False if a stop comes before permits are known to be safe."""
         make_directory(self._home)
         self._the_names()
         write_atomic(self._script, render(self._assignment, self._table))
@@ -160,16 +169,16 @@ class SlurmLauncher:
             if not self._watched:
                 raise
             if not self._is_full:
-                self._assignment.say(f"{error}; the rest is submitted as places become free")
+                self._assignment.say(f"{error}; the remaining runs are submitted as places become free")
             self._is_full = True
         except LaunchError as error:
             self._is_unsure = isinstance(error, EngineDownError)
             if not any(run_id in self._watched for run_id in run_ids):
                 raise
-            self._assignment.say(f"{error}; the rest is submitted later")
+            self._assignment.say(f"{error}; the remaining runs are submitted later")
 
     def _submit_in_parts(self, first: int, numbers: Sequence[int]) -> None:
-        """Submit an array; on a site that allows so many jobs only, half of what it refused, and so on."""
+        """Submit an array; if the site allows fewer jobs, halve it until it is accepted."""
         left, was_refused = list(numbers), False
         while left:
             part = left[: self._part]
@@ -177,7 +186,7 @@ class SlurmLauncher:
                 self._submit_array(first, part)
             except commands.QueueFullError:
                 self._part = max(1, len(part) // 2)
-                if len(part) == 1 or self._watched:  # asked again when some runs have ended
+                if len(part) == 1 or self._watched:  # tried again when some runs have ended
                     raise
                 was_refused = True
                 continue
@@ -198,21 +207,12 @@ class SlurmLauncher:
             self._watched[self._run_ids[number]] = Watch(job)
 
     def _cap(self) -> int:
-        """Return how many tasks there may be at a time beside workers that are alive without one."""
+        """Return the cap for tasks, less the workers that are alive without one."""
         return self._workers - sum(not watch.job for watch in self._watched.values())
 
     def _the_names(self) -> Names:
-        """Keep to the name and the array size of the first submission, by which tasks are found again."""
         if self._names is None:
-            path = self._home / "arrays.json"
-            kept = (read_json(path) or {}) if self._home.is_dir() else {}
-            size, name = kept.get("size"), kept.get("name")
-            if not isinstance(size, int) or size < 1 or not isinstance(name, str):
-                size = size if isinstance(size, int) and size > 0 else commands.array_limit()
-                name = job_name(self._assignment.campaign)
-                make_directory(self._home)
-                write_json(path, {"size": size, "name": name})
-            self._names = Names(name, size, len(self._listed))
+            self._names = kept_names(self._assignment, len(self._listed))
         return self._names
 
     # Looking
@@ -246,7 +246,7 @@ class SlurmLauncher:
         return happened
 
     def _finished(self) -> list[Begun | Ended]:
-        """Conclude, while Slurm does not answer, the runs whose records say that they have finished."""
+        """Return the ends of runs that have finished by their records, while Slurm does not answer."""
         happened: list[Begun | Ended] = []
         for run_id, watch in list(self._watched.items()):
             if is_finished(RunFiles(self._assignment.runs[run_id])):

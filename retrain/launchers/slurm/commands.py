@@ -1,7 +1,7 @@
 """The four Slurm commands that are used, and what it means when they fail.
 
-sbatch, squeue and scancel, and scontrol for one limit. Never sacct: sites without accounting have
-none, and tools that rely on it take every job there for lost.
+sbatch, squeue and scancel, and scontrol for limits. Never sacct: on sites without accounting, tools that rely
+on it take every job for lost.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import os
 import re
 import subprocess
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from retrain.errors import EngineDownError, LaunchError
 from retrain.extras import needs
@@ -19,7 +19,7 @@ from retrain.records.text import plain
 
 TIMEOUT_S = 100.0  # Slurm's own commands give up on a silent controller after some ten seconds
 USUAL_ARRAY_SIZE = 1001  # Slurm's default, for a site whose configuration does not say
-# What a controller that is away, starting or busy makes its commands say; anything else is a refusal.
+# Printed when the controller is away, starting or busy; anything else is a refusal.
 DOWN = re.compile(
     r"unable to contact|connect failure|timed out|temporarily unable|zero bytes|connection refused"
     r"|communication|transport endpoint|munge|unexpected message received|in standby|not responding",
@@ -28,44 +28,44 @@ DOWN = re.compile(
 # A user's settings for looking and submitting by hand: one that shows a single partition would hide living
 # tasks, and sbatch believes SBATCH_ variables more than the script that the user was shown.
 HABITS = ("SQUEUE_", "SCANCEL_", "SBATCH_")
-# What sbatch says where a user, an account or the whole cluster has as many jobs as it may.
+# Printed by sbatch when a user, an account or the cluster has reached its job limit.
 FULL = re.compile(r"job submit limit|SubmitJob|MaxJobCount|job queue full", re.IGNORECASE)
 RETRYING = "sleeping and retrying"  # sbatch, on a full queue, and it goes on for two minutes
-SLICE_S = 1.0  # how often what a command has said so far is looked at
+SLICE_S = 1.0  # how often a command's output so far is read
 GONE = re.compile(r"invalid job id|already completing|already completed|already finished", re.IGNORECASE)
 
 
 class QueueFullError(EngineDownError):
-    """So many jobs are not allowed at present; fewer may be, or later."""
+    """The site's job limit is reached; fewer jobs, or the same later, may be accepted."""
 
 
 def require_commands() -> None:
-    """Make sure that Slurm's commands are here.
+    """Raise unless Slurm's commands are installed.
 
     Raises:
-        LaunchError: one is not; says what to do.
+        LaunchError: one is missing; the message says what to do.
     """
     missing = needs("launchers", "slurm").missing_commands()
     if missing:
         raise LaunchError(
-            f"{', '.join(missing)}: not found, so Slurm cannot be asked for anything from here; go to "
-            'a machine of the cluster, load its Slurm module, or use launcher = "local"'
+            f"{', '.join(missing)}: not found, so Slurm cannot be used here; log in to "
+            'a node of the cluster, load its Slurm module, or use launcher = "local"'
         )
 
 
 def submit(arguments: Sequence[str]) -> int:
-    """Submit a batch script; gives the job's number.
+    """Submit a batch script, and return the job's number.
 
     Raises:
-        EngineDownError: Slurm does not answer; it may still have taken the job.
-        QueueFullError: it takes no job of that size at present.
+        EngineDownError: Slurm does not answer; it may have accepted the job.
+        QueueFullError: it accepts no job of that size at present.
         LaunchError: it refuses the job.
     """
     said = _run(["sbatch", "--parsable", *arguments])
     try:
         return int(said.strip().split(";")[0])
     except ValueError:
-        raise LaunchError(f"sbatch answered {plain(said, 200)!r} instead of a job's number") from None
+        raise LaunchError(f"sbatch answered {plain(said, 200)!r} instead of a job ID") from None
 
 
 def try_submit(script: str, arguments: Sequence[str]) -> None:
@@ -74,7 +74,7 @@ def try_submit(script: str, arguments: Sequence[str]) -> None:
 
 
 def list_tasks(names: Sequence[str]) -> str:
-    """List all tasks of this user's jobs with these names, one line each, as `_slurm_queue` reads them.
+    """List all tasks of this user's jobs with these names, one line each, as `queue.parse` reads them.
 
     Raises:
         EngineDownError: Slurm does not answer.
@@ -91,24 +91,24 @@ def list_tasks(names: Sequence[str]) -> str:
 
 
 def cancel(tasks: Sequence[str], arguments: Sequence[str]) -> None:
-    """Cancel or signal tasks; those that are over already are passed over.
+    """Cancel or signal tasks; those that have ended are skipped.
 
     Raises:
         EngineDownError: Slurm does not answer.
         LaunchError: it refuses.
     """
     if tasks:
-        _run(["scancel", *arguments, *tasks], passed_over=GONE)
+        _run(["scancel", *arguments, *tasks], ignored=GONE)
 
 
 def set_cap(job: int, at_a_time: int) -> None:
-    """Change how many tasks of an array run at a time; of one that is over nothing needs to be changed.
+    """Change how many tasks of an array run at a time; one that has ended is left alone.
 
     Raises:
         EngineDownError: Slurm does not answer.
         LaunchError: it refuses.
     """
-    _run(["scontrol", "update", f"jobid={job}", f"arraytaskthrottle={at_a_time}"], passed_over=GONE)
+    _run(["scontrol", "update", f"jobid={job}", f"arraytaskthrottle={at_a_time}"], ignored=GONE)
 
 
 def array_limit() -> int:
@@ -121,38 +121,69 @@ def array_limit() -> int:
     return max(1, int(found[1])) if found else USUAL_ARRAY_SIZE
 
 
-def _run(command: list[str], text: str | None = None, passed_over: re.Pattern[str] | None = None) -> str:
+class Caps:
+    """The arrays whose cap is lower than the campaign's.
+
+    A controller that forgot its queue, or another launcher, leaves workers alive without a task of ours. An
+    array submitted beside them gets the places that they leave, and theirs when they have ended.
+    """
+
+    def __init__(self, workers: int, say: Callable[[str], None]) -> None:
+        self._workers = workers
+        self._say = say
+        self._lowered: dict[int, int] = {}
+
+    def submitted(self, job: int, cap: int) -> None:
+        """Remember an array's cap if it is low."""
+        if cap < self._workers:
+            self._lowered[job] = cap
+
+    def lift(self, cap: int) -> None:
+        """Raise caps that are lower than need be; tried again later if Slurm does not answer."""
+        for job in [job for job, lowered in self._lowered.items() if lowered < cap]:
+            try:
+                set_cap(job, cap)
+            except EngineDownError:
+                return
+            except LaunchError as error:
+                self._say(f"{error}; job {job} keeps its cap of {self._lowered.pop(job)}")
+            else:
+                self._lowered.pop(job)
+                self.submitted(job, cap)
+
+
+def _run(command: list[str], text: str | None = None, ignored: re.Pattern[str] | None = None) -> str:
     try:
         code, out, err = _call(command, text)
     except FileNotFoundError as error:
-        raise LaunchError(f"{command[0]}: not found any more; load the site's Slurm module") from error
+        raise LaunchError(f"{command[0]}: no longer found; load the site's Slurm module") from error
     except TimeoutError as error:
         raise EngineDownError(
             f"Slurm does not answer ({command[0]} took more than {TIMEOUT_S:g} s)"
         ) from error
     said = [line for line in err.splitlines() if line.strip()]
-    if code == 0 or (passed_over and all(passed_over.search(line) for line in said)):
+    if code == 0 or (ignored and all(ignored.search(line) for line in said)):
         return out
     raise _error(plain("; ".join(dict.fromkeys(said)) or f"exit code {code}", 300))
 
 
 def _error(reason: str) -> LaunchError:
     if RETRYING in reason or FULL.search(reason):
-        return QueueFullError(f"Slurm takes no more jobs at present: {reason}")
+        return QueueFullError(f"Slurm accepts no more jobs at present: {reason}")
     if DOWN.search(reason):
         return EngineDownError(f"Slurm does not answer ({reason})")
     return LaunchError(f"Slurm refuses: {reason}{_hint(reason)}")
 
 
 def _call(command: list[str], text: str | None) -> tuple[int, str, str]:
-    """Run a command; one that begins to wait for a place in the queue is ended, since others wait for us."""
+    """Run a command; an sbatch that starts to wait for a place in the queue is killed."""
     process = subprocess.Popen(
         command,
         stdin=subprocess.PIPE if text is not None else None,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         env={name: value for name, value in os.environ.items() if not name.startswith(HABITS)},
-        process_group=0,  # a Ctrl-C on the terminal is for us alone
+        process_group=0,  # the terminal's Ctrl-C is for the orchestrator alone
     )
     with process:
         try:
@@ -177,7 +208,7 @@ def _patiently(process: subprocess.Popen[bytes], given: bytes | None) -> tuple[b
 
 def _hint(reason: str) -> str:
     unused = sorted(name for name in os.environ if name.startswith("SBATCH_"))
-    also = f" ({', '.join(unused)} in the environment count for nothing here)" if unused else ""
+    also = f" ({', '.join(unused)} in the environment are ignored)" if unused else ""
     for words, key in (("partition", "partition"), ("license", "licence"), ("account", "account")):
         if f"invalid {words}" in reason.lower():
             return f"; see [campaign.slurm].{key}{also}"

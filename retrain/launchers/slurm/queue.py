@@ -1,21 +1,27 @@
-"""What squeue says, as data: which task of which job is in which state."""
+"""What squeue says: which task of which job is in which state, and what that means for a run."""
 
 from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from retrain.errors import EXIT_DONE
+from retrain.launchers import Begun, Ended
+from retrain.launchers.engine_watch import EngineWatch, is_alive, is_finished, why_without_a_word
+from retrain.records.layout import RunFiles
+
 FORMAT = "%i|%T|%j|%r|%o"  # task, state, job's name, reason, script: the last may hold anything
-# What is over, as squeue shows it for some minutes (MinJobAge); every other state is a live one.
+# Ended tasks, which squeue shows for some minutes (MinJobAge); every other state is live.
 OVER = frozenset(
     "BOOT_FAIL CANCELLED COMPLETED DEADLINE FAILED NODE_FAIL OUT_OF_MEMORY PREEMPTED REVOKED TIMEOUT".split()
 )
-LOST = frozenset("BOOT_FAIL NODE_FAIL PREEMPTED REVOKED".split())  # over by no doing of the task's
+LOST = frozenset("BOOT_FAIL NODE_FAIL PREEMPTED REVOKED".split())  # ended through no fault of the task
 WAITS = frozenset("PENDING CONFIGURING REQUEUED REQUEUE_HOLD REQUEUE_FED RESV_DEL_HOLD SPECIAL_EXIT".split())
-# Reasons for which every busy cluster lets tasks wait.
+# Reasons why tasks wait on every busy cluster.
 USUAL_REASONS = frozenset(
     "None Priority Resources JobArrayTaskLimit Dependency Licenses BeginTime Reservation Cleaning".split()
 )
@@ -45,12 +51,12 @@ class Task:
 
     @property
     def label(self) -> str:
-        """Name it as Slurm's commands do."""
+        """Return its name in Slurm's commands."""
         return f"{self.job}" if self.index is None else f"{self.job}_{self.index}"
 
 
 def parse(text: str) -> list[Task]:
-    """Read squeue's answer; lines that name no task are passed over."""
+    """Parse squeue's output; lines without a task are skipped."""
     tasks = []
     for line in text.splitlines():
         fields = line.split("|", 4)
@@ -62,13 +68,13 @@ def parse(text: str) -> list[Task]:
 
 
 def job_name(campaign: str) -> str:
-    """Name a campaign's jobs after its directory, in letters that squeue neither splits nor matches."""
+    """Return a campaign's job name: its directory's, in characters that are safe in squeue's options."""
     plain = re.sub(r"[^A-Za-z0-9+._-]", "_", campaign)
     return plain if plain == campaign else f"{plain}-{hashlib.sha256(campaign.encode()).hexdigest()[:8]}"
 
 
 class Names:
-    """Job names that say which runs a job has: the campaign, and the number of its array's first run."""
+    """Job names: the campaign, and the number of the array's first run."""
 
     def __init__(self, campaign: str, size: int, runs: int) -> None:
         self._campaign = campaign
@@ -80,7 +86,7 @@ class Names:
         return [self.of(number) for number in range(0, self._runs, self._size)]
 
     def of(self, number: int) -> str:
-        """Name the job of a run."""
+        """Return the name of a run's job."""
         return f"{self._campaign}.{self.first(number)}"
 
     def first(self, number: int) -> int:
@@ -88,7 +94,7 @@ class Names:
         return number // self._size * self._size
 
     def number(self, task: Task) -> int | None:
-        """Return the number of the run that a task is for; None if it is none of this campaign's."""
+        """Return the number of the run that a task is for; None if it belongs to another campaign."""
         campaign, _, first = task.name.rpartition(".")
         if campaign != self._campaign or not first.isdigit() or task.index is None:
             return None
@@ -98,10 +104,10 @@ class Names:
 
 @dataclass(frozen=True, slots=True)
 class Queue:
-    """What Slurm has of a campaign."""
+    """What Slurm knows of a campaign."""
 
     tasks: Mapping[int, Task]  # the newest of each run, by the run's number
-    cancelled: frozenset[int]  # jobs of which tasks were cancelled together, and are not listed one by one
+    cancelled: frozenset[int]  # jobs with tasks that were cancelled together and are not listed one by one
 
 
 def read_queue(tasks: Iterable[Task], names: Names, is_ours: Callable[[Task], bool]) -> Queue:
@@ -127,7 +133,7 @@ def is_script(task: Task, script: Path) -> bool:
 
 
 def array_of(indices: Iterable[int]) -> str:
-    """Write indices as Slurm does: 0-3,7."""
+    """Return indices in Slurm's notation: 0-3,7."""
     parts: list[str] = []
     start = last = -2
     for index in sorted(set(indices)):
@@ -140,3 +146,53 @@ def array_of(indices: Iterable[int]) -> str:
 
 def _range(start: int, last: int) -> str:
     return str(start) if start == last else f"{start}-{last}"
+
+
+class Watch(EngineWatch):
+    """A run that was submitted to Slurm."""
+
+    def __init__(self, job: int) -> None:
+        """Watch a task of a job; 0: a worker that is alive though Slurm has no task of it."""
+        super().__init__()
+        self.job = job
+
+    def look(
+        self, run_id: str, files: RunFiles, task: Task | None, cancelled: Collection[int] = ()
+    ) -> list[Begun | Ended]:
+        """Return what happened, given the run's newest task and the jobs cancelled as a whole."""
+        if is_finished(files):
+            return [*self.begin(run_id), Ended(run_id, EXIT_DONE)]
+        if task is None or task.job < self.job:
+            if self.job in cancelled:
+                return [Ended(run_id, None, f"Slurm ended job {self.job}: CANCELLED", taken_back=True)]
+            return self._without_task(run_id, files)
+        self.found()
+        self.job = task.job
+        if not task.is_over:
+            return [] if task.waits else self.begin(run_id)
+        if task.state == "COMPLETED" and not self.has_arrived(files):
+            return []
+        return [*self.begin(run_id), _ended(run_id, files, task)]
+
+    def _without_task(self, run_id: str, files: RunFiles) -> list[Begun | Ended]:
+        if is_alive(files):
+            self.found()
+            return self.begin(run_id)
+        what = f"task {self.job} of the run" if self.job else "the run's worker"
+        return self.missed(run_id, f"Slurm no longer knows {what}")
+
+
+def held_back(tasks: Iterable[Task]) -> dict[str, int]:
+    """Count tasks that wait for a reason that may never pass, by Slurm's reason."""
+    waiting = (task.reason for task in tasks if task.waits)
+    return dict(Counter(reason for reason in waiting if reason not in USUAL_REASONS))
+
+
+def _ended(run_id: str, files: RunFiles, task: Task) -> Ended:
+    was_cancelled = task.state == "CANCELLED"
+    reason = f" ({task.reason})" if task.reason not in ("None", "") else ""
+    why = f"Slurm ended task {task.label}: {task.state}{reason}"
+    if not was_cancelled:
+        why += why_without_a_word(files)
+    is_lost = task.state in LOST
+    return Ended(run_id, None, why, goes_on=not was_cancelled, is_lost=is_lost, taken_back=was_cancelled)

@@ -1,23 +1,28 @@
-"""The batch script: one for all arrays of a campaign; each task finds its run by its number.
+"""The batch script, one for all arrays of a campaign, and the files by which its tasks find their runs.
 
-It lies in the campaign's directory beside `runs.txt`, which has a run's directory in each line. Its
-last line replaces the shell by the worker, so that Slurm's signals reach the worker itself.
+It lies in the campaign's directory beside `runs.txt` (a run's directory per line; a task knows its run by the
+line's number) and `arrays.json` (job name and array size). Its last line replaces the shell by the worker, so
+that Slurm's signals reach the worker itself.
 """
 
 from __future__ import annotations
 
 import shlex
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 from retrain.config.engines import Slurm
+from retrain.config.resolve import build
 from retrain.errors import records_error
 from retrain.launchers import Assignment
-from retrain.launchers.lock_verdict import directories_of
-from retrain.launchers.permit_split import own_permits, workers_at_a_time
+from retrain.launchers.permit_split import own_permits, sharing_problems, workers_at_a_time
+from retrain.launchers.slurm import commands
+from retrain.launchers.slurm.queue import Names, job_name
+from retrain.records.atomic import read_json, write_json
+from retrain.records.files import make_directory
 
 SAVE_S = 60  # seconds before the time limit in which a worker saves its checkpoint
+NO_LINE = "\n\r\0"  # what follows the first two would be a line, and a command, of its own
 UNFIT = '\n\r"\\'  # characters that no line of #SBATCH can carry
 
 
@@ -27,13 +32,13 @@ def slurm_directory(assignment: Assignment) -> Path:
 
 
 def render(assignment: Assignment, table: Slurm) -> str:
-    """Write the batch script."""
+    """Return the batch script."""
     home = slurm_directory(assignment)
     lines = [
         "#!/bin/bash",
         f"# A run of {assignment.campaign} per task; the number of the array's first run is the argument:",
         f"# sbatch --array=INDICES%{workers_at_a_time(assignment, table.permits)} job.sh NUMBER",
-        *(f"#SBATCH {flag}" for flag in _flags(assignment, table, home)),
+        *(f"#SBATCH {flag}" for flag in flags(assignment, table, home)),
         "umask 077",
         f"cd {shlex.quote(str(assignment.where))} || exit 75",
         f'run=$(sed -n "$(( $1 + SLURM_ARRAY_TASK_ID + 1 ))p" {shlex.quote(str(home / "runs.txt"))})',
@@ -53,23 +58,42 @@ def render(assignment: Assignment, table: Slurm) -> str:
     return "\n".join(lines) + "\n"
 
 
-def render_lock_test(assignment: Assignment, table: Slurm) -> str:
-    """Write the batch script in which two nodes test whether they see each other's locks."""
-    home = slurm_directory(assignment)
-    test = [table.python or sys.executable, "-P", "-m", "retrain.launchers.lock_proof"]
-    command = shlex.join(map(str, [*test, home / "locks.json", *directories_of(assignment)]))
-    part = shlex.quote('exec "$@" "$SLURM_PROCID" "$SLURM_JOB_ID" "${SLURMD_NODENAME:-$(hostname)}"')
-    lines = [
-        "#!/bin/bash",
-        *(f"#SBATCH {flag}" for flag in _flags(assignment, replace(table, time="10", licence=""), home)),
-        f'#SBATCH --output="{str(home / "locks").replace("%", "%%")}-%j.out"',
-        "#SBATCH --nodes=2 --ntasks=2 --ntasks-per-node=1",
-        "umask 077",
-        f"cd {shlex.quote(str(assignment.where))} || exit 75",
-        *table.setup,
-        f"exec srun bash -c {part} test {command}",
+def check_campaign(assignment: Assignment) -> list[str]:
+    """Return the problems that no cluster could work with."""
+    table = build(Slurm, assignment.options)
+    problems = [
+        f"[campaign.slurm].{key}: {text!r} has more than one line; use one string per line"
+        for key, text in _lines(table)
+        if any(character in text for character in NO_LINE)
     ]
-    return "\n".join(lines) + "\n"
+    if any(character in str(assignment.directory) for character in UNFIT):
+        problems.append(
+            "[logging].log_dir: no batch script can name a path with quotes, backslashes or newlines"
+        )
+    problems += sharing_problems(assignment, table.permits, "campaign.slurm")
+    return problems
+
+
+def _lines(table: Slurm) -> list[tuple[str, str]]:
+    """Return every value that becomes a line of the script, with its key."""
+    given = [(key, value if isinstance(value, list) else [value]) for key, value in vars(table).items()]
+    return [(key, text) for key, texts in given for text in texts if isinstance(text, str)]
+
+
+def check_engine(assignment: Assignment) -> None:
+    """Have Slurm judge the script: partition, account, licences, sizes.
+
+    Raises:
+        LaunchError: it is missing, or refuses.
+    """
+    commands.require_commands()
+    table = build(Slurm, assignment.options)
+    last = min(len(assignment.runs), commands.array_limit()) - 1
+    text = render(assignment, table)
+    try:
+        commands.try_submit(text, [f"--array=0-{last}%{workers_at_a_time(assignment, table.permits)}"])
+    except commands.QueueFullError:  # the site's job limit is lower; arrays are then submitted in parts
+        commands.try_submit(text, ["--array=0"])
 
 
 def numbered_runs(assignment: Assignment) -> list[Path]:
@@ -93,7 +117,27 @@ def numbered_runs(assignment: Assignment) -> list[Path]:
     return [*listed, *given.values()]
 
 
-def _flags(assignment: Assignment, table: Slurm, home: Path) -> list[str]:
+def kept_names(assignment: Assignment, runs: int) -> Names:
+    """Return the job names of the first submission, and its array size: tasks are found again by them.
+
+    Raises:
+        EngineDownError: nothing was submitted yet, and Slurm does not answer.
+        RecordsError: they cannot be read or written.
+    """
+    home = slurm_directory(assignment)
+    path = home / "arrays.json"
+    kept = (read_json(path) or {}) if home.is_dir() else {}
+    size, name = kept.get("size"), kept.get("name")
+    if not isinstance(size, int) or size < 1 or not isinstance(name, str):
+        size = size if isinstance(size, int) and size > 0 else commands.array_limit()
+        name = job_name(assignment.campaign)
+        make_directory(home)
+        write_json(path, {"size": size, "name": name})
+    return Names(name, size, runs)
+
+
+def flags(assignment: Assignment, table: Slurm, home: Path) -> list[str]:
+    """Return the options of sbatch that every job of a campaign has."""
     output = str(home / "task").replace("%", "%%")
     wanted = {
         "partition": table.partition,
