@@ -66,7 +66,7 @@ def test_a_pilot_runs_every_condition_for_a_few_steps_elsewhere() -> None:
 
 
 def test_workers_are_tried_side_by_side_on_one_condition() -> None:
-    trial = trials.beside_each_other(TABLES, 1, 4, 10, LOGS)
+    trial = trials.concurrent(TABLES, 1, 4, 10, LOGS)
     assert trial.tables["campaign"]["conditions"] == [{"name": "two"}]
     assert trial.tables["algorithm"]["advantage_mode"] == "maxrl"
     assert trial.tables["campaign"]["seeds"] == [0, 1, 2, 3]
@@ -83,7 +83,7 @@ def test_trials_are_short_whatever_conditions_set_themselves() -> None:
     tables = {**TABLES, "campaign": {**TABLES["campaign"], "conditions": [long, {"name": "two"}]}}
     made = [
         trials.pilot(tables, Effort(), 2, LOGS),
-        trials.beside_each_other(tables, 0, 2, 30, LOGS),
+        trials.concurrent(tables, 0, 2, 30, LOGS),
         trials.seeking_batch(tables, 0, 30, LOGS),
         trials.unlimited(tables, 0, 30, LOGS),
     ]
@@ -121,8 +121,8 @@ def test_completions_that_are_cut_off_ask_for_more_tokens() -> None:
 @pytest.mark.parametrize(
     ("found", "why"),
     [
-        ({"has_signal": False}, "no completion got a reward"),
-        ({"enough": 12}, "no answer takes more than 12"),
+        ({"has_signal": False}, "no completion was rewarded"),
+        ({"enough": 12}, "no answer needs more than 12"),
         ({"late_hit_fraction": 0.01}, "only 1.0% in the last third of the steps"),
     ],
 )
@@ -150,7 +150,7 @@ def test_the_fewest_workers_that_reach_the_best_throughput_are_advised() -> None
     makespans_s = {1: 600.0, 2: 320.0, 4: 310.0, 8: 500.0}
     (found,) = advice.max_workers(plan_of(), workers(100, 190, 195, 120), None, Memory(0, 0), makespans_s)
     assert (found.now, found.value) == (2, 2)
-    assert "2 at a time do 1.9 times what one does" in found.why
+    assert "2 workers have 1.9 times the throughput of one" in found.why
 
 
 def test_workers_whose_throughput_falls_are_kept_where_fewer_would_end_later() -> None:
@@ -159,7 +159,7 @@ def test_workers_whose_throughput_falls_are_kept_where_fewer_would_end_later() -
     six = plan_of(max_workers=6)
     (found,) = advice.max_workers(six, measured, None, Memory(0, 0), {1: 80.0, 4: 50.0, 6: 39.0})
     assert not found.is_change
-    assert "beside 6 a step takes 2.8 times as long, all together: more workers would not help" in found.why
+    assert "with 6 workers a step takes 2.8 times as long: more workers would not help" in found.why
 
 
 def test_fewer_workers_are_advised_where_all_slow_down_together() -> None:
@@ -205,26 +205,26 @@ def test_a_batch_size_is_not_advised_where_the_law_and_the_steps_disagree() -> N
     found = BatchFound(("warmup", "retrograde", "optimal"), 22.0, 16, 2, "found")  # 22 rollouts are 5 prompts
     advised = advice.batch_size(4, found, follows=True)
     assert not advised.is_change
-    assert "16 rollouts at a time are not too many: p* = 22" in advised.why
+    assert "16 concurrent rollouts are not too many: p* = 22" in advised.why
 
 
 def test_a_smaller_batch_is_advised_without_an_optimum_only_where_memory_ran_out() -> None:
     seen = BatchFound(("warmup", "retrograde"), None, 128, 5, "out of memory at 128")
     assert advice.batch_size(16, seen, follows=False).value == 5
     guessed = advice.batch_size(16, replace(seen, reason="probing 5"), follows=False)
-    assert (guessed.is_change, "unclear" in guessed.why) == (False, True)
+    assert (guessed.is_change, "inconclusive" in guessed.why) == (False, True)
 
 
 def test_too_many_rollouts_at_a_time_are_said_to_be() -> None:
     advised = advice.batch_size(16, BatchFound(("warmup", "retrograde"), 32.0, 128, 4, ""), follows=False)
     assert advised.value == 4
-    assert "128 rollouts at a time are too many: p* = 32" in advised.why
+    assert "128 concurrent rollouts are too many: p* = 32" in advised.why
 
 
 def test_workers_are_not_more_than_memory_holds() -> None:
     (found,) = advice.max_workers(plan_of(), workers(100, 190, 350), None, Memory(10, 30), SPEEDING_UP)
     assert found.value == 2
-    assert "memory holds 2" in found.why
+    assert "free memory fits 2" in found.why
 
 
 def test_a_serial_campaign_is_told_to_run_in_parallel() -> None:

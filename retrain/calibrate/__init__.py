@@ -1,1 +1,1 @@
-"""From a pilot to a sized campaign: short real runs, what they say, and a file with what follows."""
+"""Sizes a campaign: short real runs, what they measured, and a file with the recommended values."""

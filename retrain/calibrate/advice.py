@@ -1,4 +1,4 @@
-"""From what was measured to values, each with its reason. Pure: facts in, advice out.
+"""Recommends values from measurements, each with its reason. Pure: facts in, advice out.
 
 A value that changes what is learned (batch size) is only advised, never written, unless the file
 lets back pressure change it anyway.
@@ -21,8 +21,8 @@ MOST_HITS = 0.02  # of completions cut off: more, and rewards are lost to the li
 ROOM = 1.25  # above the longest completion seen
 ROUND_TO = 64  # tokens; smaller limits are rounded to a power of two
 NEARLY = 0.95  # of the best makespan's speed is good enough for fewer workers
-SAME = 1.01  # times a makespan: within the estimate's own error
-TOGETHER = 1.25  # times as long as alone: that is no longer noise
+SAME = 1.01  # times a makespan: within the error of the estimate
+TOGETHER = 1.25  # times as long as alone: beyond noise
 ABOVE = 1.1  # times the best concurrency: p* is known no better
 MEMORY_SHARE = 0.8  # of free memory, for workers
 LONG_WAIT = 0.1  # of a step spent waiting for permits
@@ -30,18 +30,18 @@ LONG_WAIT = 0.1  # of a step spent waiting for permits
 
 @dataclass(frozen=True)
 class Advice:
-    """One key: what it is, what it should be, why."""
+    """One key: its current value, the recommended value, and why."""
 
     key: str  # section.key
     now: object
     value: object  # equal to `now` if it should stay
     why: str
     is_written: bool = True  # to the calibrated file
-    longer: float = 0.0  # fraction that it adds to a step's time at most
+    longer: float = 0.0  # upper bound of the fraction that it adds to a step's time
 
     @property
     def is_change(self) -> bool:
-        """Whether it differs."""
+        """Whether the recommended value differs from the current one."""
         return self.value != self.now
 
 
@@ -56,13 +56,13 @@ class Memory:
 
 
 def worst_of(found: Sequence[Lengths]) -> Lengths:
-    """Return the condition with most cause for more tokens, with the longest completion of any."""
+    """Return the condition that needs more tokens most, with the longest completion of any."""
     worst = max(found, key=lambda one: (not _why_no_more(one), one.hit_fraction, one.longest))
     return replace(worst, longest=max(one.longest for one in found), p95=max(one.p95 for one in found))
 
 
 def max_tokens(key: str, found: Lengths, split: Sequence[StepSplit]) -> Advice:
-    """Raise what cuts completions off that more room may help; lower what none comes near."""
+    """Raise a limit that cuts off completions, if that may help; lower a limit far above every completion."""
     now = found.allowed
     if found.hit_fraction > MOST_HITS:
         if against := _why_no_more(found):
@@ -79,8 +79,8 @@ def max_tokens(key: str, found: Lengths, split: Sequence[StepSplit]) -> Advice:
     if not found.hit_fraction and found.longest * ROOM < now / 2:
         value = _rounded(found.longest * ROOM)
         why = (
-            f"the longest of all completions had {found.longest} tokens (95 % at most {found.p95:.0f}); "
-            "bounds memory and the worst step; if completions grow, max_token_hit_rate will say so"
+            f"the longest completion had {found.longest} tokens (95 % had at most {found.p95:.0f}); "
+            "a lower limit bounds memory and the slowest step; max_token_hit_rate shows if completions grow"
         )
         return Advice(key, now, value, why)
     why = (
@@ -91,13 +91,14 @@ def max_tokens(key: str, found: Lengths, split: Sequence[StepSplit]) -> Advice:
 
 
 def _why_no_more(found: Lengths) -> str:
-    """Return what speaks against more tokens for completions that are cut off; "" if nothing does."""
+    """Return why more tokens would not help completions that are cut off; "" if they may."""
     if 0 < found.enough <= found.allowed:
-        return f"no answer takes more than {found.enough}: the policy has yet to learn where to end"
+        return f"no answer needs more than {found.enough} tokens: the policy has not yet learned to stop"
     if not found.has_signal:
-        return "no completion got a reward: whether more room would help is unknown; see `retrain samples`"
+        return "no completion was rewarded, so a higher limit may not help; see `retrain samples`"
     if found.late_hit_fraction <= MOST_HITS:
-        return f"only {found.late_hit_fraction:.1%} in the last third of the steps: it learns to end"
+        late = f"only {found.late_hit_fraction:.1%} in the last third of the steps"
+        return f"{late}: the policy is learning to stop"
     return ""
 
 
@@ -108,7 +109,7 @@ def _rounded(tokens: float) -> int:
 
 
 def scaling_of(measured: Sequence[WorkersMeasured]) -> UslFit | None:
-    """Fit the Universal Scalability Law across workers; None with too few numbers of them."""
+    """Fit the Universal Scalability Law across workers; None with too few worker counts."""
     if len(measured) < POINTS_FOR_A_LAW:
         return None
     points = [float(m.workers) for m in measured], [m.tokens_per_second for m in measured]
@@ -122,14 +123,14 @@ def max_workers(
     memory: Memory,
     makespans_s: Mapping[int, float],
 ) -> Iterator[Advice]:
-    """Return the fewest that end the campaign about as early as any, and no later than now.
+    """Return the fewest workers with about the shortest makespan, and none longer than now.
 
     Args:
         plan: the campaign.
-        measured: what so many did side by side, fewest first.
-        fit: the law across workers.
-        memory: of a worker, and free.
-        makespans_s: what the whole campaign would take, by workers; with those of `measured` and the plan's.
+        measured: of each number of concurrent workers, fewest first.
+        fit: of the Universal Scalability Law across workers.
+        memory: of one worker, and free.
+        makespans_s: of the whole campaign, by number of workers: those of `measured`, and the plan's.
     """
     now = plan.workers
     if not measured or now not in makespans_s:
@@ -143,48 +144,48 @@ def max_workers(
     held = int(MEMORY_SHARE * memory.free / memory.worker) if memory.worker else value
     if held < value:
         value = max(1, held)
-        reasons.append(f"memory holds {held} of {memory.worker / 1e6:.0f} MB each")
+        reasons.append(f"free memory fits {held} workers of {memory.worker / 1e6:.0f} MB each")
     why = "; ".join(reasons)
     yield Advice("campaign.max_workers", plan.campaign.max_workers if now != value else value, value, why)
     if value > 1 and not plan.campaign.parallel:
-        yield Advice("campaign.parallel", False, True, "several workers at a time pay")
+        yield Advice("campaign.parallel", False, True, "concurrent workers end the campaign earlier")
 
 
 def _reasons(measured: Sequence[WorkersMeasured], fit: UslFit | None, value: int, now: int) -> Iterator[str]:
-    """Return what so many workers were seen to do."""
+    """Return what was measured with about that number of workers."""
     alone = measured[0]
     chosen = min(measured, key=lambda m: abs(m.workers - value))
     if chosen.workers > 1:
         gain = chosen.tokens_per_second / alone.tokens_per_second * alone.workers
-        yield f"{chosen.workers} at a time do {gain:.2g} times what one does"
+        yield f"{chosen.workers} workers have {gain:.2g} times the throughput of one"
     else:
-        yield "one at a time"
+        yield "one worker at a time"
     most = min(measured, key=lambda m: abs(m.workers - max(now, value)))
     slower = most.step_time_s / alone.step_time_s if alone.step_time_s else 1.0
     if slower > TOGETHER and most.workers > 1:
         waits = most.permit_wait_fraction > LONG_WAIT
-        cause = f"{most.permit_wait_fraction:.0%} of it waiting for permits" if waits else "all together"
+        cause = f", {most.permit_wait_fraction:.0%} of it waiting for permits" if waits else ""
         more = "" if waits or value < now else ": more workers would not help"
-        yield f"beside {most.workers} a step takes {slower:.2g} times as long, {cause}{more}"
+        yield f"with {most.workers} workers a step takes {slower:.2g} times as long{cause}{more}"
     if fit is not None and fit.identified and math.isfinite(fit.p_star):
         yield f"the fitted optimum is {fit.p_star:.1f} workers"
 
 
 def max_concurrent(plan: Plan, waited_fraction: float | None, is_remote: bool) -> Iterator[Advice]:
-    """Let the number of permits find itself where steps wait long for one."""
+    """Recommend adaptive permits where steps wait long for one."""
     now = plan.runs[0].config.backend.max_concurrent
     if not is_remote or waited_fraction is None:
         return
     why = f"{waited_fraction:.0%} of a step was waiting for a permit"
     if waited_fraction > LONG_WAIT and now != "auto":
-        why += '; "auto" raises the number until the API objects'
+        why += '; "auto" raises the limit until the API refuses calls'
         yield Advice("backend.max_concurrent", now, "auto", why)
     else:
         yield Advice("backend.max_concurrent", now, now, why)
 
 
 def stagger(plan: Plan, split: Sequence[StepSplit], is_remote: bool, workers: int) -> Iterator[Advice]:
-    """Spread first calls over a step where an API is shared; elsewhere waiting buys nothing."""
+    """Spread first calls over a step where workers share an API; otherwise do not stagger launches."""
     now = plan.campaign.stagger_seconds
     if not split:
         return
@@ -192,44 +193,47 @@ def stagger(plan: Plan, split: Sequence[StepSplit], is_remote: bool, workers: in
     if is_remote and workers > 1:
         value = float(f"{step_s / workers:.2g}")
         step = format_duration(step_s)
-        why = f"a step of {step} spread over {workers} workers, so that they do not call all at once"
+        why = f"first calls of {workers} workers are spread over one step of {step}, so they do not coincide"
     else:
-        value, why = 0.0, "workers share no API, so a wait between launches only costs time"
+        value, why = 0.0, "workers share no API, so staggered launches only cost time"
     yield Advice(
         "campaign.stagger_seconds", now, value if abs(value - now) > 0.5 * now or not value else now, why
     )
 
 
 def batch_size(now: int, found: BatchFound, follows: bool) -> Advice:
-    """Return where throughput is best; written only if the file lets back pressure decide anyway.
+    """Return the batch size with the best throughput; written only if back pressure decides it anyway.
 
-    Where the law and the size that was settled on point different ways, nothing is advised.
+    Where the fitted law and the size that back pressure chose disagree, the current size is kept.
     """
-    at = f"{found.concurrency} rollouts at a time"
-    value, verdict = found.batch_size, f"{at} are not too many; no optimum within reach"
+    at = f"{found.concurrency} concurrent rollouts"
+    value, verdict = found.batch_size, f"{at} are not too many; no optimum in range"
     if found.p_star is not None:
         is_above = found.concurrency > ABOVE * found.p_star
         verdict = f"{at} are {'too many' if is_above else 'not too many'}: p* = {found.p_star:.0f}"
         group = found.concurrency / now
         if (found.p_star / group - now) * (value - now) < 0:
-            value, verdict = now, f"{verdict}, but steps so far favour batch_size {found.batch_size}: unclear"
+            value, verdict = (
+                now,
+                f"{verdict}, but steps so far favor batch_size {found.batch_size}: inconclusive",
+            )
     elif value < now and OUT_OF_MEMORY in found.reason:
         verdict = f"{at} are too many: {found.reason}"
     elif value < now:
-        value, verdict = now, f"steps so far favour batch_size {value}, but show no optimum: unclear"
+        value, verdict = now, f"steps so far favor batch_size {value}, but show no optimum: inconclusive"
     why = f"{verdict}; regimes {', '.join(found.regimes)}"
     if not follows and value != now:
-        why += "; another batch learns otherwise, so it is yours to decide"
+        why += "; batch size changes what is learned, so the choice is yours"
     return Advice("training.batch_size", now, value, why, is_written=follows)
 
 
 def limiter_speed(limiter: RateLimiter, batch_size: int, batches_per_unit: float) -> Advice:
-    """Set the pace that an unlimited run kept; a buffer that reads each sample once leaves no choice."""
+    """Return the pace that an unlimited run kept; a buffer that reads each sample once allows no other."""
     key, now = "rate_limiter.rate_limit_speed_batch_per_sim", limiter.rate_limit_speed_batch_per_sim
     why = f"an unlimited run trained {batches_per_unit:.3g} batches per production unit"
     if limiter.buffer != "reservoir":
         exact = (limiter.nb_time_steps or batch_size) / batch_size
-        why += f"; {limiter.buffer} reads each sample once, so only {exact:g} (or 0, off) can last"
+        why += f"; {limiter.buffer} reads each sample once, so only {exact:g} (or 0, off) is sustainable"
         return Advice(key, now, now, why)
     value = float(f"{batches_per_unit:.3g}")
     return Advice(key, now, now if abs(value - now) < 0.05 * value else value, why)

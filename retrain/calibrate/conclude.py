@@ -1,4 +1,4 @@
-"""From trials to a calibration: what was measured, what follows, what the campaign would then take."""
+"""Draws conclusions from trials: measurements, recommended values, and the wall time with them."""
 
 from __future__ import annotations
 
@@ -28,18 +28,18 @@ Tables = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Scaling:
-    """Throughput across workers, and the law fitted to it."""
+    """Throughput across workers, and the Universal Scalability Law fitted to it."""
 
     measured: tuple[WorkersMeasured, ...]
     sigma: float | None
     kappa: float | None
     p_star: float | None  # None: no optimum found
-    note: str  # why nothing was fitted, or what to bear in mind
+    note: str  # why nothing was fitted, or a caveat
 
 
 @dataclass(frozen=True)
 class Disk:
-    """Bytes that a whole campaign would write, and what is free."""
+    """Bytes that the whole campaign would write, and free bytes."""
 
     checkpoints: float
     records: float
@@ -48,12 +48,12 @@ class Disk:
 
 @dataclass(frozen=True)
 class Calibration:
-    """Everything that was found."""
+    """The result of a calibration: plain data, shown as tables or printed as JSON."""
 
     source: str
     directory: str  # of the trials
     pilot: str  # directory of its campaign; "" if it did not begin
-    is_complete: bool  # False: stopped, or out of time
+    is_complete: bool  # False: interrupted, or out of time
     was_interrupted: bool
     tried: tuple[str, ...]
     left_out: tuple[str, ...]
@@ -73,7 +73,7 @@ class Calibration:
 
 @dataclass(frozen=True)
 class Evidence:
-    """All trials of one plan, and what they say."""
+    """All trials of one plan, and what they measured."""
 
     plan: Plan
     tables: Tables  # of the file
@@ -84,12 +84,12 @@ class Evidence:
 
     @cached_property
     def runs(self) -> list[MeasuredRun]:
-        """Return the pilot's runs that took two whole steps."""
+        """Return the pilot's runs that completed two steps."""
         return facts.measured_runs(self.done["pilot"]) if "pilot" in self.done else []
 
     @cached_property
     def steps(self) -> list[StepSplit]:
-        """Return where each condition's mean step goes."""
+        """Return how the mean step of each condition is spent."""
         return facts.step_splits(self.runs)
 
     @cached_property
@@ -103,17 +103,17 @@ class Evidence:
 
     @cached_property
     def side(self) -> list[WorkersMeasured]:
-        """Return what so many workers did side by side."""
+        """Return what was measured with each number of concurrent workers."""
         return facts.side_by_side(self.done)
 
     @cached_property
     def fit(self) -> UslFit | None:
-        """Return the law across workers."""
+        """Return the Universal Scalability Law across workers."""
         return advice.scaling_of(self.side)
 
     @cached_property
     def memory(self) -> Memory:
-        """Return what the heaviest worker took, and what is free now that none runs."""
+        """Return the memory of the largest worker, and what is free while none runs."""
         heaviest = max((trial.worker_bytes for trial in self.done.values()), default=0)
         on_gpus = max((trial.worker_gpu_bytes for trial in self.done.values()), default=0)
         free = sum(gpu.memory_total_bytes - gpu.memory_used_bytes for gpu in read_gpus())
@@ -132,7 +132,7 @@ class Evidence:
             return None
         side, fit = tuple(self.side), self.fit
         if fit is None:
-            note = f"fewer than {trials.POINTS_FOR_A_LAW} numbers of workers: no law was fitted"
+            note = f"fewer than {trials.POINTS_FOR_A_LAW} worker counts measured: no law was fitted"
             return Scaling(side, None, None, None, note)
         if not fit.identified:
             return Scaling(side, None, None, None, fit.reason)
@@ -149,7 +149,7 @@ class Evidence:
         return Disk(saved * kept * len(self.plan.runs), logged * self.plan.total_steps, free)
 
     def advised(self) -> tuple[list[Advice], list[str]]:
-        """Return what follows, and why some of it does not: a file with all of it must be valid."""
+        """Return the recommendations that leave the file valid, and why others were dropped."""
         kept: list[Advice] = []
         refused: list[str] = []
         for one in self._advice():
@@ -162,12 +162,12 @@ class Evidence:
         return kept, refused
 
     def times(self, advised: Sequence[Advice]) -> tuple[WallTime | None, WallTime | None]:
-        """Estimate the campaign as it was given and as advised."""
+        """Estimate the wall time of the campaign as it is and as advised."""
         longer = max((one.longer for one in advised), default=0.0)
         changed = self.plan_of(written.calibrated(self.tables, advised))
         before, after = self._forecast.of(self.plan), self._forecast.of(changed, longer)
         if after is not None and longer:
-            note = f"steps are taken to be {longer:.0%} longer, the most that a higher max_tokens can cost"
+            note = f"assumes steps {longer:.0%} longer, the most that a higher max_tokens can cost"
             after = replace(after, notes=(note, *after.notes))
         return before, after
 
@@ -190,7 +190,7 @@ class Evidence:
             yield one
         yield from permits
         yield from advice.stagger(self.plan, self.steps, is_remote, count)
-        if self.batch is not None and self.batch.is_telling:
+        if self.batch is not None and self.batch.is_conclusive:
             follows = self._is_pressed and first.backpressure.control == "batch"
             yield advice.batch_size(first.training.batch_size, self.batch, follows)
         speed = facts.batches_per_unit(self.done["limiter"]) if "limiter" in self.done else None
@@ -201,7 +201,7 @@ class Evidence:
         return self._forecast.by_workers(self.plan_of(written.calibrated(self.tables, permits)))
 
     def _permit_wait(self) -> float | None:
-        """Return the fraction of a step that calls waited, with about as many workers as configured.
+        """Return the fraction of a step that calls waited for permits, at about the configured worker count.
 
         None if nothing was measured, or if there are permits for all calls.
         """
@@ -212,7 +212,7 @@ class Evidence:
         return facts.permit_wait_fraction(self.runs) if self.runs else None
 
     def _max_tokens(self) -> Iterator[Advice]:
-        """Judge the file's value by the conditions that take it, and each that has its own by itself."""
+        """Judge the common value by the conditions that use it, and each condition's own value by itself."""
         tables = self.tables.get("campaign", {}).get("conditions") or [{}]
         own = {
             label

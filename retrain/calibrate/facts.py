@@ -1,4 +1,4 @@
-"""What trials measured, read from their records. Reads files only."""
+"""Reads what trials measured from their records. Writes nothing."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ STEADY_ROWS = 3  # that a run needs for its throughput to mean something: the fi
 
 @dataclass(frozen=True)
 class StepSplit:
-    """Where one condition's mean step goes, in seconds, waits for permits and all."""
+    """How the mean step of a condition is spent, in seconds, waits for permits included."""
 
     condition: str
     steps: int
@@ -33,7 +33,7 @@ class StepSplit:
     sampling_s: float
     scoring_s: float
     training_s: float
-    permit_wait_s: float  # within the others, over all calls: it may exceed the step
+    permit_wait_s: float  # part of the others, summed over all calls: may exceed the step
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class Lengths:
 
 @dataclass(frozen=True)
 class WorkersMeasured:
-    """What so many runs at a time got done together."""
+    """What was measured with this number of concurrent workers."""
 
     workers: int
     tokens_per_second: float
@@ -65,20 +65,20 @@ class WorkersMeasured:
 class BatchFound:
     """What back pressure found in one run."""
 
-    regimes: tuple[str, ...]  # in the order of their first appearance
+    regimes: tuple[str, ...]  # in order of first appearance
     p_star: float | None  # concurrency with the best throughput; None without an interior optimum
     concurrency: int  # that the file configures
-    batch_size: int  # that it settled on
+    batch_size: int  # that it ended at
     reason: str
 
     @property
-    def is_telling(self) -> bool:
-        """Whether it saw enough steps to judge any."""
+    def is_conclusive(self) -> bool:
+        """Whether enough steps were counted to judge any batch size."""
         return set(self.regimes) != {"warmup"}
 
 
 def measured_runs(trial: Trialled) -> list[MeasuredRun]:
-    """Return the times of a trial's runs; those without two whole steps are left out."""
+    """Return the times of a trial's runs; runs without two whole steps are left out."""
     found = []
     for directory in trial.runs:
         try:
@@ -89,7 +89,7 @@ def measured_runs(trial: Trialled) -> list[MeasuredRun]:
 
 
 def step_splits(runs: Iterable[MeasuredRun]) -> list[StepSplit]:
-    """Average over a condition's runs."""
+    """Return the mean over each condition's runs."""
     by_condition: dict[str, list[MeasuredRun]] = {}
     for run in runs:
         by_condition.setdefault(run.condition, []).append(run)
@@ -117,7 +117,7 @@ def _whole_steps(run: MeasuredRun) -> list[float]:
 
 
 def permit_wait_fraction(runs: Iterable[MeasuredRun]) -> float:
-    """Return how much of their steps went by waiting for permits."""
+    """Return the fraction of step time spent waiting for permits."""
     known = list(runs)
     whole = math.fsum(seconds for run in known for seconds in _whole_steps(run))
     alone = math.fsum(seconds for run in known for seconds in run.step_times_s)
@@ -125,13 +125,13 @@ def permit_wait_fraction(runs: Iterable[MeasuredRun]) -> float:
 
 
 def are_permits_short(backend: Backend, runs: Iterable[MeasuredRun], workers: int) -> bool:
-    """Whether workers can ask for more permits than there are; else a wait is a busy machine."""
+    """Whether workers can ask for more permits than there are; otherwise a wait means a busy machine."""
     asked = workers * max((run.parts.calls_at_once for run in runs), default=1)
     return bool(backend.throttle_dir) or backend.adapts_permits or asked > backend.first_permits
 
 
 def lengths(trial: Trialled, enough: Mapping[str, int]) -> list[Lengths]:
-    """Summarise each condition over all steps of its runs; nothing of one whose rows do not say.
+    """Summarize each condition over all steps of its runs; those without lengths in their rows are left out.
 
     Args:
         trial: the pilot.
@@ -166,13 +166,13 @@ def _lengths(condition: str, allowed: int, enough: int, rows: Rows) -> Lengths:
 
 
 def side_by_side(done: Mapping[str, Trialled]) -> list[WorkersMeasured]:
-    """Return what so many workers did together, for each number of them that got going."""
+    """Return what was measured with each number of workers, where all of them started."""
     probes = (trial for name, trial in done.items() if name.startswith("workers-"))
     return [measured for trial in probes if (measured := workers_measured(trial)) is not None]
 
 
 def workers_measured(trial: Trialled) -> WorkersMeasured | None:
-    """Add up what a trial's runs did while all of them were at it; None if one did not get going."""
+    """Sum the throughput of a trial's runs while all were active; None if one took too few steps."""
     runs = [_rows(directory) for directory in trial.runs]
     if any(len(rows) < STEADY_ROWS for rows in runs):
         return None
@@ -186,7 +186,7 @@ def workers_measured(trial: Trialled) -> WorkersMeasured | None:
 
 
 def _together(runs: Sequence[Rows]) -> float | None:
-    """Tokens per second between the last first row and the first last one; None if they hardly overlap."""
+    """Return tokens per second while all runs were active; None if they hardly overlap."""
     begin, end = max(rows[0]["timestamp"] for rows in runs), min(rows[-1]["timestamp"] for rows in runs)
     inside = [[row for row in rows if begin < row["timestamp"] <= end] for rows in runs]
     span_s = seconds_between(begin, end)
@@ -200,7 +200,7 @@ def _alone(rows: Rows) -> float:
 
 
 def batch_found(trial: Trialled) -> BatchFound | None:
-    """Read what back pressure decided; None if it decided nothing."""
+    """Return what back pressure found; None if it was off."""
     rows = [row for row in _rows(trial.runs[0]) if "bp_regime" in row]
     if not rows:
         return None
@@ -210,25 +210,25 @@ def batch_found(trial: Trialled) -> BatchFound | None:
         p_star=number_in(last, "bp_p_star"),
         concurrency=training.batch_size * training.group_size,
         batch_size=int(last.get("bp_batch_size", last["batch_size"])),
-        reason=_telling([str(row.get("bp_reason", "")) for row in rows]),
+        reason=_main_reason([str(row.get("bp_reason", "")) for row in rows]),
     )
 
 
-def _telling(reasons: Sequence[str]) -> str:
-    """Return the reason that says most: what did not fit, else the last one of a step that counted."""
+def _main_reason(reasons: Sequence[str]) -> str:
+    """Return the most informative reason: running out of memory, else that of the last step that counted."""
     too_much = [reason for reason in reasons if OUT_OF_MEMORY in reason]
     counted = [reason for reason in reasons if not reason.startswith("not counted")]
     return (too_much or counted or reasons)[-1]
 
 
 def out_of_memory_at(trial: Trialled) -> int | None:
-    """Return the fewest prompts at a time that did not fit; None if all did."""
+    """Return the smallest number of concurrent prompts that did not fit; None if all did."""
     sizes = [number_in(row, "out_of_memory_at") for directory in trial.runs for row in _rows(directory)]
     return min((int(size) for size in sizes if size), default=None)
 
 
 def batches_per_unit(trial: Trialled) -> float | None:
-    """Return the pace of an unlimited run."""
+    """Return the batches per production unit of an unlimited run."""
     return next(
         (n for row in reversed(_rows(trial.runs[0])) if (n := number_in(row, "rate_batches_per_unit"))), None
     )

@@ -1,4 +1,4 @@
-"""What a campaign would take as it is, and with changes, by the calibration's own runs."""
+"""Forecasts a campaign's wall time, as it is and with changes, from the calibration's runs."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from retrain.plan.warnings import shares_cores
 
 
 class Forecast:
-    """Estimates plans from a pilot, whose steps slow down beside others as they were seen to."""
+    """Estimates plans from a pilot, with the slowdown that was measured among concurrent workers."""
 
     def __init__(self, runs: Sequence[MeasuredRun], side: Sequence[WorkersMeasured], cores: float) -> None:
-        """Take what was measured.
+        """Take the measurements.
 
         Args:
             runs: the pilot's.
-            side: what so many workers did side by side.
+            side: measurements with each number of concurrent workers.
             cores: of this machine.
         """
         self._history = of_runs(run.directory for run in runs)
@@ -32,7 +32,7 @@ class Forecast:
         self._cores = cores
 
     def of(self, plan: Plan, longer: float = 0.0) -> WallTime | None:
-        """Estimate a plan whose steps take longer by a fraction; None if no time is known."""
+        """Return the wall time of a plan whose steps take longer by a fraction; None if no time is known."""
         if not self._history.runs:
             return None
         history = replace(self._history, runs=tuple(run.slowed(1 + longer) for run in self._history.runs))
@@ -41,9 +41,9 @@ class Forecast:
         return wall_time(plan, learned, history, self._cores)
 
     def by_workers(self, plan: Plan) -> Mapping[int, float]:
-        """Return P50 in seconds for each number of workers that was tried, and for the plan's own.
+        """Return P50 in seconds for each number of workers tried, and for the plan's own.
 
-        More workers than cores win nothing where each keeps one busy, whatever a short probe says.
+        Where each worker keeps a core busy, more workers than cores are not considered.
         """
         most = min(len(plan.runs), max(1, int(self._cores)) if shares_cores(plan) else len(plan.runs))
         counts = {m.workers for m in self._side if m.workers <= most} | {plan.workers}
@@ -56,12 +56,12 @@ class Forecast:
 
 
 def crowding_between(side: Sequence[WorkersMeasured], shared_cores: float) -> Crowding | None:
-    """Return how many times longer a step takes beside others; None if that was not measured.
+    """Return how many times longer a step takes among others; None if that was not measured.
 
-    Waits for permits are not in it: the estimate simulates them.
+    Waits for permits are excluded: the estimate simulates them.
 
     Args:
-        side: what so many workers did side by side.
+        side: measurements with each number of concurrent workers.
         shared_cores: that all workers share, each keeping one busy; 0 if they share none.
     """
     pace = {
@@ -72,7 +72,7 @@ def crowding_between(side: Sequence[WorkersMeasured], shared_cores: float) -> Cr
     if len(pace) < 2:
         return None if shared_cores else ALONE
     first = pace[min(pace)]
-    times = itertools.accumulate((one / first for one in pace.values()), max)  # more workers help no step
+    times = itertools.accumulate((one / first for one in pace.values()), max)  # more workers speed up no step
     points = [(float(count), times_as_long) for count, times_as_long in zip(pace, times, strict=True)]
     if points[-1][0] < shared_cores:
         points.append((shared_cores, points[-1][1]))

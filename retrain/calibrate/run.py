@@ -1,4 +1,4 @@
-"""Calibrates a campaign file: runs trials while the budget lasts, and says what they mean."""
+"""Calibrates a campaign file: runs trials within a time budget, and draws conclusions."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Calibrator:
         Raises:
             ConfigError: every problem of the file.
         """
-        load_config(path, overrides)  # says every problem with the file's name
+        load_config(path, overrides)  # reports every problem under the file's name
         self._path = path
         self._overrides = overrides
         self._effort = effort
@@ -45,12 +45,12 @@ class Calibrator:
         self._cores = cpu_capacity()
 
     def trials(self, log_dir: Path, done: Mapping[str, Trialled] | None = None) -> Iterator[Trial]:
-        """Return the trials to run, the most telling first.
+        """Return the trials to run, the most informative first.
 
         Args:
             log_dir: of their campaigns.
-            done: filled with those that were run, as they are: quick steps make for more of them, and
-                a condition that took none is not tried again.
+            done: filled by the caller as trials end: quick steps allow longer probes, and a condition that
+                took no steps is not tried again.
         """
         effort, runs = self._effort, len(self.plan.runs)
         yield trials.pilot(self._tables, effort, len(self.plan.conditions), log_dir)
@@ -60,7 +60,7 @@ class Calibrator:
         if self.plan.campaign.launcher == "local" and runs > 1:
             steps = _enough_steps(effort, done or {})
             for count in trials.worker_counts(self.plan.workers, self._cores, runs, effort.most_workers):
-                yield trials.beside_each_other(self._tables, condition, count, steps, log_dir, effort.probe_s)
+                yield trials.concurrent(self._tables, condition, count, steps, log_dir, effort.probe_s)
         if not self._is_pressed():
             yield trials.seeking_batch(self._tables, condition, effort.batch_steps, log_dir)
 
@@ -76,13 +76,13 @@ class Calibrator:
         begin: Callable[[Trial], None],
         opened: Callable[[Session], None],
     ) -> Calibration:
-        """Run the trials and draw conclusions; what was stopped counts as far as it came.
+        """Run the trials and draw conclusions; a trial that was stopped counts up to there.
 
         Args:
-            budget_s: no trial goes on for longer.
-            observe: makes what is told of a trial's runs.
-            begin: is told of each trial before it begins.
-            opened: gets the session, to interrupt it.
+            budget_s: for all trials together.
+            observe: makes the observer of a trial's runs.
+            begin: called with each trial before it begins.
+            opened: called with the session, so that the caller can interrupt it.
 
         Raises:
             LaunchError: the pilot could not be started.
@@ -162,7 +162,7 @@ class Calibrator:
 
 
 def _enough_steps(effort: Effort, done: Mapping[str, Trialled]) -> int:
-    """Return steps for which workers are at it together for long, although they start one after another."""
+    """Return the steps that keep workers concurrent for long enough, although they start one by one."""
     runs = facts.measured_runs(done["pilot"]) if "pilot" in done else []
     if not runs:
         return effort.probe_steps
@@ -174,9 +174,9 @@ def _reason_against(trial: Trial, session: Session, done: Mapping[str, Trialled]
     if session.interrupted:
         return "interrupted"
     if session.left_s == 0:
-        return "the budget is over"
+        return "the time budget is used up"
     if "pilot" in done and not facts.measured_runs(done["pilot"]):
-        return "no condition took two whole steps in the pilot"
+        return "no condition completed two steps in the pilot"
     return _reason_against_workers(trial, done) if trial.name.startswith("workers-") else ""
 
 
@@ -187,5 +187,5 @@ def _reason_against_workers(trial: Trial, done: Mapping[str, Trialled]) -> str:
     side = facts.side_by_side(done)
     best = max((m.tokens_per_second for m in side), default=0.0)
     if side and side[-1].tokens_per_second < RETROGRADE * best:
-        return f"{side[-1].workers} workers did less together than fewer had done"
+        return f"{side[-1].workers} workers had a lower total throughput than fewer workers"
     return ""

@@ -1,6 +1,6 @@
-"""Runs trials one after the other, within a time budget, and watches what their workers weigh.
+"""Runs trials one after another, within a time budget, and watches the memory of their workers.
 
-A trial that is stopped, by the user or because the time is over, is kept as far as it came.
+A trial that is stopped, by the user or because time is up, is kept up to there.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from retrain.plan.matrix import Plan
 from retrain.system import Gpu, gpus
 from retrain.system.processes import own_memory_bytes, process_tree
 
-LAST_SAVE_S = 20.0  # for workers to leave after the budget is over; then they are ended
+LAST_SAVE_S = 20.0  # for workers to exit after the budget is used up; then they are killed
 WATCH_EVERY_S = 0.25
 
 
@@ -38,12 +38,12 @@ class Trialled:
     directory: Path
     runs: tuple[Path, ...]  # of every run that was planned
     seconds: float
-    worker_bytes: int  # the heaviest worker's memory; 0 if none was seen
-    worker_gpu_bytes: int = 0  # likewise, of all GPUs; 0 as well if the driver names no processes
+    worker_bytes: int  # memory of the largest worker; 0 if none was seen
+    worker_gpu_bytes: int = 0  # the same over all GPUs; also 0 if the driver lists no processes
 
 
 class Session:
-    """One calibration's trials. `interrupt` may be called from a signal handler."""
+    """Runs the trials of one calibration. `interrupt` may be called from a signal handler."""
 
     def __init__(
         self, directory: Path, budget_s: float, observe: Callable[[], Observer], beside: Path | None = None
@@ -57,7 +57,7 @@ class Session:
 
     @property
     def left_s(self) -> float:
-        """Seconds of the budget."""
+        """Seconds left of the budget."""
         return max(0.0, self._ends_at - time.monotonic())
 
     @property
@@ -66,13 +66,13 @@ class Session:
         return self.interrupted or self.left_s == 0
 
     def interrupt(self, *, now: bool = False) -> None:
-        """Stop the trial under way, and begin no other."""
+        """Stop the current trial, and begin no other."""
         self.interrupted = True
         if self._current is not None:
             self._current.stop(now=now)
 
     def run(self, trial: Trial) -> Trialled:
-        """Run one trial to its end, or to the budget's.
+        """Run one trial until it ends or the budget is used up.
 
         Raises:
             ConfigError: the trial's file is not valid.
@@ -109,7 +109,7 @@ class Session:
 
 
 class _Memory:
-    """The most that one worker of ours was seen to hold."""
+    """The peak memory of any of our workers."""
 
     def __init__(self) -> None:
         self.most = self.most_on_gpus = 0
@@ -130,7 +130,7 @@ class _Memory:
 
 
 def heaviest_on(found: Iterable[Gpu], workers: Collection[int]) -> int:
-    """Return the most bytes of GPU memory that one of these processes holds, over all GPUs."""
+    """Return the GPU memory in bytes of the process that holds most, over all GPUs."""
     held: Counter[int] = Counter()
     for gpu in found:
         held.update({pid: size for pid, size in gpu.process_memory_bytes.items() if pid in workers})
@@ -138,7 +138,7 @@ def heaviest_on(found: Iterable[Gpu], workers: Collection[int]) -> int:
 
 
 def read_gpus() -> list[Gpu]:
-    """Read the GPUs; none where there are some that cannot be read: they are a side note here."""
+    """Return the GPUs; none if they cannot be read, because a calibration does without."""
     try:
         return gpus()
     except InfrastructureError:

@@ -15,7 +15,7 @@ from retrain.config.schema import BackPressure, Training
 from retrain.records.text import count_of
 
 Tables = Mapping[str, Any]
-SERVICES = ("loggers", "logger_params")  # where a user's results are, and trials do not belong
+SERVICES = ("loggers", "logger_params")  # they hold the user's results, where trials do not belong
 POINTS_FOR_A_LAW = 4  # numbers of workers; three coefficients need one more to show a misfit
 
 
@@ -36,14 +36,14 @@ class Effort:
 
     seeds: int = 1  # of the pilot, each condition
     steps: int = 30  # of a pilot's run
-    probe_steps: int = 10  # of a run beside others, at least
-    probe_s: float = 4.0  # likewise, so that start-up one after another hardly counts
-    batch_steps: int = 40  # of the run that seeks a batch size
+    probe_steps: int = 10  # of each concurrent run, at least
+    probe_s: float = 4.0  # the same in seconds, so that starting one by one hardly counts
+    batch_steps: int = 40  # of the batch size search
     most_workers: int = 16  # at a time
 
 
 def pilot(tables: Tables, effort: Effort, conditions: int, log_dir: Path) -> Trial:
-    """Every condition for a few steps, launched as the campaign would be."""
+    """Return the trial that runs every condition for a few steps, launched as the campaign would be."""
     changed = _short(tables, effort.steps, log_dir)
     campaign = changed["campaign"]
     known = campaign.get("seeds") or [max(0, changed.get("training", {}).get("seed", 0))]
@@ -54,7 +54,7 @@ def pilot(tables: Tables, effort: Effort, conditions: int, log_dir: Path) -> Tri
 
 
 def worker_counts(configured: int, cores: float, runs: int, most: int) -> list[int]:
-    """Return numbers of workers to try: 1, 2, 4, ... past what is configured and what there are cores for."""
+    """Return the worker counts to try: 1, 2, 4, ... beyond those configured and twice the cores."""
     highest = min(max(configured, round(2 * cores), 2), runs, most)
     doubled = {1 << power for power in range(highest.bit_length())}
     tried = {n for n in doubled if n <= highest} | {min(configured, highest)}
@@ -63,10 +63,10 @@ def worker_counts(configured: int, cores: float, runs: int, most: int) -> list[i
     return sorted(tried)
 
 
-def beside_each_other(
+def concurrent(
     tables: Tables, condition: int, workers: int, steps: int, log_dir: Path, least_s: float = 0.0
 ) -> Trial:
-    """So many runs of one condition at once; `steps` were chosen to take `least_s` or longer."""
+    """Return the trial of concurrent runs of one condition, whose `steps` take at least `least_s`."""
     changed = _alone(_short(tables, steps, log_dir), condition)
     changed["campaign"] |= {
         "seeds": list(range(workers)),
@@ -81,7 +81,7 @@ def beside_each_other(
 
 
 def seeking_batch(tables: Tables, condition: int, steps: int, log_dir: Path) -> Trial:
-    """One run whose batch size back pressure chooses."""
+    """Return the trial of one run whose batch size back pressure chooses."""
     changed = _one_run(tables, condition, steps, log_dir)
     found = {
         **changed.get("backpressure", {}),
@@ -98,10 +98,10 @@ def seeking_batch(tables: Tables, condition: int, steps: int, log_dir: Path) -> 
 
 
 def unlimited(tables: Tables, condition: int, steps: int, log_dir: Path) -> Trial:
-    """One run whose production is not held back."""
+    """Return the trial of one run whose sampling is not limited."""
     changed = _one_run(tables, condition, steps, log_dir)
     changed["rate_limiter"] = {**changed.get("rate_limiter", {}), "rate_limit_speed_batch_per_sim": 0}
-    return Trial("limiter", "sampling beside training, unlimited", 1, steps, changed)
+    return Trial("limiter", "asynchronous sampling, unlimited", 1, steps, changed)
 
 
 def _one_run(tables: Tables, condition: int, steps: int, log_dir: Path) -> dict[str, Any]:
@@ -117,21 +117,21 @@ def _short(tables: Tables, steps: int, log_dir: Path) -> dict[str, Any]:
         "max_steps": steps,
         "retries": 0,
         "pause_after": 0,
-        "on_failure": "continue",  # what other conditions take is known all the same
+        "on_failure": "continue",  # other conditions are still measured
     }
-    changed["campaign"].pop("name", None)  # directories are called by their trials
+    changed["campaign"].pop("name", None)  # directories are named after their trials
     logging = {key: value for key, value in changed.get("logging", {}).items() if key not in SERVICES}
     changed["logging"] = {**logging, "log_dir": str(log_dir)}
     for table in (changed, *(changed["campaign"].get("conditions") or ())):
         if "warmup" in table:
-            table["warmup"] = {}  # is not what is sized
+            table["warmup"] = {}  # not part of what is sized
         if "training" in table:
             table["training"].pop("max_steps", None)
     return changed
 
 
 def _alone(tables: dict[str, Any], condition: int) -> dict[str, Any]:
-    """Lay a condition's own settings over the file's, so that what a trial sets holds for it too."""
+    """Merge a condition's own settings into the file's, so that they do not override the trial's."""
     campaign = tables["campaign"]
     if not campaign.get("conditions"):
         return tables

@@ -1,4 +1,4 @@
-"""Writes a calibrated file: the user's own values, with what changed, and why, beside each change."""
+"""Writes a calibrated file: the user's values with the changes, and above each change why."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MOST_READ = 1000  # bytes of a line
 
 
 def calibrated(tables: Mapping[str, Any], advice: Sequence[Advice]) -> dict[str, Any]:
-    """Return the tables with the advised values; comments of the original cannot be kept."""
+    """Return the tables with the advised values; comments of the original are lost."""
     changed = deepcopy(dict(tables))
     for one in _changes(advice):
         section, _, key = one.key.partition(".")
@@ -36,18 +36,18 @@ def to_toml(
     overrides: Sequence[str] = (),
     schema: str = "",
 ) -> str:
-    """Write tables as TOML, with a comment above each changed key, and what `--set` had changed before.
+    """Return the calibrated file: a comment above each changed key, and the `--set` overrides at the top.
 
     Args:
         tables: of the original, with the overrides.
-        advice: what follows from the trials.
+        advice: from the trials.
         source: the original's name.
         overrides: `--set`, as given.
-        schema: the original's line for editors, "" if it has none.
+        schema: the original's schema directive for editors, "" if it has none.
     """
     lines = [
         *([schema] if schema else []),
-        f"{MARK}{plain(source)}: values that changed say why. The original is as it was.",
+        f"{MARK}{plain(source)}: a comment above each changed value gives the reason.",
         *(f"# with --set {plain(override)}" for override in overrides),
         "",
         *tomli_w.dumps(calibrated(tables, advice)).splitlines(),
@@ -61,28 +61,28 @@ def to_toml(
 
 
 def check_target(target: Path, source: Path) -> None:
-    """Refuse, before anything runs, a target that must not or cannot be written.
+    """Check, before anything runs, that the target may be written.
 
     Raises:
-        ConfigError: it is the file given, or one that no calibration wrote.
+        ConfigError: it is the file being calibrated, or was not written by a calibration.
         RecordsError: its directory cannot be written to.
     """
     if not os.access(target.parent, os.W_OK | os.X_OK):
         raise RecordsError(
-            f"{target}: its directory is not there or cannot be written; name another with --output"
+            f"{target}: its directory does not exist or is not writable; choose another with --output"
         )
     if not target.exists():
         return
     if target.samefile(source):
-        raise ConfigError(f"{target}: is the file to calibrate, which is never changed; name another")
+        raise ConfigError(f"{target}: is the file being calibrated; choose another --output")
     if not target.is_file() or not any(line.startswith(MARK.encode()) for line in _first_lines(target)):
-        raise ConfigError(f"{target}: exists and was not written by a calibration; name another, or move it")
+        raise ConfigError(f"{target}: was not written by a calibration; move it, or choose another --output")
     if not os.access(target, os.W_OK):
-        raise RecordsError(f"{target}: cannot be written; name another with --output")
+        raise RecordsError(f"{target}: is not writable; choose another with --output")
 
 
 def schema_line(source: Path) -> str:
-    """Return the line that tells editors the schema, if a file begins with it."""
+    """Return the schema directive for editors, if a file begins with one."""
     first = _first_lines(source)[0].decode("utf-8-sig", "replace").strip()
     return plain(first) if first.startswith(DIRECTIVE.partition(" ")[0]) else ""
 

@@ -40,7 +40,7 @@ def show(found: Calibration, console: Console) -> None:
 
 def _steps(found: Calibration, console: Console) -> None:
     if not found.steps:
-        console.print("no condition took two whole steps: nothing is known of their time")
+        console.print("no condition completed two steps, so step times are unknown")
         return
     rows = [
         (
@@ -102,7 +102,7 @@ def _workers(found: Calibration, console: Console) -> None:
     )
     law = found.scaling
     if law.sigma is not None and law.kappa is not None:
-        optimum = f"best at {law.p_star:.1f} workers" if law.p_star else "no optimum within reach"
+        optimum = f"best at {law.p_star:.1f} workers" if law.p_star else "no optimum in range"
         console.print(f"scalability law: sigma {law.sigma:.3g}, kappa {law.kappa:.2g}, {optimum}")
     if law.note:
         console.print(plain(law.note), soft_wrap=True)
@@ -130,11 +130,9 @@ def _facts(found: Calibration) -> Iterable[str]:
 
 def _batch(batch: BatchFound) -> str:
     seen = ", ".join(batch.regimes)
-    if not batch.is_telling:
+    if not batch.is_conclusive:
         return f"back pressure: {seen}; too few steps counted to judge any batch size ({plain(batch.reason)})"
-    star = (
-        "no optimum within reach" if batch.p_star is None else f"p* = {batch.p_star:.0f} rollouts at a time"
-    )
+    star = "no optimum in range" if batch.p_star is None else f"p* = {batch.p_star:.0f} concurrent rollouts"
     ended = f"{batch.concurrency} are configured; ended at {batch.batch_size} prompts"
     return f"back pressure: {seen}; {star}, {ended}"
 
@@ -164,7 +162,7 @@ def _advice(found: Calibration, console: Console) -> None:
 
 def _times(found: Calibration) -> Iterable[str]:
     if found.before is None or found.after is None:
-        yield "wall time: unknown, as no condition took two whole steps"
+        yield "wall time: unknown, because no condition completed two steps"
         return
     yield f"wall time as it is    {_time(found.before)}"
     yield f"wall time as advised  {_time(found.after)}"
