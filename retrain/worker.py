@@ -18,7 +18,7 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from retrain import registry
 from retrain.config.digest import is_as_written
@@ -42,7 +42,7 @@ from retrain.records.layout import RunFiles, campaign_of
 from retrain.records.metrics import require_steps
 from retrain.records.run_state import RunState, read_done, write_done
 from retrain.records.seal import Seal, seal_of
-from retrain.records.step_row import columns
+from retrain.records.step_row import Value, columns
 from retrain.records.stop_request import asked_to_stop
 from retrain.records.text import as_typed
 from retrain.streams import fill_closed
@@ -67,7 +67,7 @@ class Ended:
 
     code: int
     message: str = ""
-    result: Mapping[str, Any] = field(default_factory=dict)
+    result: Mapping[str, Value] = field(default_factory=dict)
     seal: Seal | None = None  # of the rows of a finished run
 
 
@@ -187,7 +187,7 @@ def _watching_for_stop(files: RunFiles, stop: threading.Event) -> Iterator[None]
 def _train(
     config: Config, files: RunFiles, journal: Journal, stop: threading.Event, found: Checkpoint | None
 ) -> Ended:
-    """Train until the end or a failure, whatever it is."""
+    """Train until the run is finished, stopped or failed; no error escapes."""
     from retrain.trainer.assemble import open_trainer
 
     step = 0

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import threading
 from pathlib import Path
 
@@ -76,3 +78,17 @@ def test_a_finished_policy_is_measured_again_under_another_configuration(tmp_pat
     files.run_toml.write_text(tomli_w.dumps(as_tables(changed.config)))
     assert worker.run(files.directory, threading.Event()) == 0
     assert result_of(files)["eval_prompts"] == 2
+
+
+def test_a_checkpoint_whose_evaluation_another_version_wrote_is_measured_again(tmp_path: Path) -> None:
+    files = train(tmp_path / "r", measured(eval_every=3))
+    result = result_of(files)
+    files.done.unlink()
+    state, digests = (files.checkpoints / "step-000006" / name for name in ("trainer.json", "digests.json"))
+    saved = json.loads(state.read_text())
+    saved["evaluation"]["evaluation"] = {"reward": 2.0, "of_another_version": 1}
+    state.write_text(json.dumps(saved))
+    sha = hashlib.sha256(state.read_bytes()).hexdigest()
+    digests.write_text(json.dumps(json.loads(digests.read_text()) | {"trainer.json": sha}))
+    assert worker.run(files.directory, threading.Event()) == 0
+    assert without_times([result_of(files)]) == without_times([result])

@@ -165,7 +165,7 @@ def test_a_scorer_that_leaves_one_out_is_named(plugin: Callable[[str, str], str]
     lossy = "from retrain.rewards.opening import CallingScorer\n\n"
     lossy += "class Lossy(CallingScorer):\n    def score_all(self, answers):\n        return []\n\n"
     name = plugin("(0.0, 1.0)", f"{lossy}def open_scorer():\n    return Lossy(score)\n")
-    with pytest.raises(RunFailedError, match="gave 0 scores for 2 completions"):
+    with pytest.raises(RunFailedError, match="returned 0 scores for 2 completions"):
         score(name, ("right", "wrong"))
 
 

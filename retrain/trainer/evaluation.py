@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, fields, replace
 from typing import Any
 
 import numpy as np
@@ -53,8 +53,9 @@ class HeldOut:
         return self._newest
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore what `state_dict` returned; an evaluation under another configuration is not used."""
-        self._newest = dict(state)
+        """Restore what `state_dict` returned; another version's or configuration's evaluation is not used."""
+        known = {field.name for field in fields(Evaluation)}
+        self._newest = dict(state) if state.get("evaluation", {}).keys() == known else {}
 
     def _measured(self, step: int) -> Evaluation:
         started = time.perf_counter()

@@ -62,7 +62,7 @@ class Scorer:
     def _check(self, answers: Sequence[Answer], scores: Sequence[Score]) -> None:
         if len(scores) != len(answers):
             raise RunFailedError(
-                f"the reward {self._name!r} gave {len(scores)} scores for {len(answers)} completions"
+                f"the reward {self._name!r} returned {len(scores)} scores for {len(answers)} completions"
             )
         for answer, score in zip(answers, scores, strict=True):
             if score.value is not None and not math.isfinite(score.value):
