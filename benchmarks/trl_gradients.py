@@ -104,7 +104,7 @@ def our_gradient(backend: Any, batch: Any, normalization: str, beta: float, bonu
         "algorithm": {"advantage_mode": "grpo", "loss_normalization": normalization, "kl_coef": beta},
     }
     algorithm = Algorithm.of(parse(raw, "benchmark"), lambda groups: batch)
-    samples = algorithm.samples(batch, algorithm.estimate(batch.rewards), 0.0)
+    samples = algorithm.transform(batch, algorithm.estimate(batch.rewards), 0.0)
     if not samples:
         return np.zeros(1)
     how = Optimization(lr=0.0, max_grad_norm=1e9, entropy_bonus=bonus, kl_coef=beta, micro_batches=3)

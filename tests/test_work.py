@@ -13,7 +13,7 @@ from retrain.config.schema import BackPressure
 from retrain.losses import ppo
 from retrain.records.step_row import columns
 from retrain.rollouts import Loss
-from retrain.trainer.step_cost import roofline
+from retrain.trainer.step_meter import roofline
 from tests.test_numpy_backend import ALPHABET, PROMPTS, policy, samples_of
 
 LLM = ModelCosts(body=1000, head=200, weight_bytes=2, kv_bytes_per_token=8)

@@ -219,7 +219,7 @@ class StepRow:
     """Everything that is recorded of one step; None is a part that is off."""
 
     identity: Identity = field(metadata=_by("trainer/loop.py"))
-    timing: Timing = field(metadata=_by("trainer/step_cost.py"))
+    timing: Timing = field(metadata=_by("trainer/step_meter.py"))
     permits: PermitUse = field(metadata=_by("trainer/permits.py"))
     rollouts: RolloutSummary = field(metadata=_by("trainer/batch.py"))
     update: UpdateSummary = field(metadata=_by("trainer/loop.py"))
@@ -230,7 +230,7 @@ class StepRow:
     throttle: ThrottleSummary | None = field(metadata=_by("trainer/control.py", "with `[throttle]`"))
     scaling: ScalingSummary | None = field(metadata=_by("trainer/control.py", "with `[scaling]` or goodput"))
     roofline: RooflineSummary | None = field(
-        metadata=_by("trainer/step_cost.py", "with `peak_gflops` or `peak_bw_gb_s`")
+        metadata=_by("trainer/step_meter.py", "with `peak_gflops` or `peak_bw_gb_s`")
     )
     pipeline: PipelineStats | None = field(metadata=_by("trainer/async_source.py", "with `[rate_limiter]`"))
     evaluation: Evaluation | None = field(metadata=_by("trainer/evaluation.py", "every `eval_every` steps"))

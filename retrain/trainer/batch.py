@@ -118,8 +118,8 @@ class Algorithm:
             regularized=table.kl_coef > 0 or config.training.entropy_bonus > 0,
         )
 
-    def samples(self, batch: ScoredBatch, advantages: Floats, progress: float) -> list[TrainingSample]:
-        """Return the rollouts that have a gradient, with the token weights of the normalised loss."""
+    def transform(self, batch: ScoredBatch, advantages: Floats, progress: float) -> list[TrainingSample]:
+        """Return the rollouts that have a gradient, with token advantages and normalised token weights."""
         scope, _, unit = self.normalization.rpartition("_")
         informative = np.any(advantages != 0, axis=1)
         counted = [

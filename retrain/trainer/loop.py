@@ -26,7 +26,7 @@ from retrain.trainer.journal import Journal
 from retrain.trainer.permits import RunPermits
 from retrain.trainer.sample_selection import ShownRollout, choose
 from retrain.trainer.source import open_source
-from retrain.trainer.step_cost import StepCost
+from retrain.trainer.step_meter import StepMeter
 
 if TYPE_CHECKING:
     from retrain.system.throttle import ThrottleState
@@ -72,7 +72,7 @@ class Trainer:
         self._held_out = HeldOut(
             parts.config, parts.task.held_out, self._sample_exclusively, parts.algorithm.reward
         )
-        self._cost = StepCost(parts.backend, parts.config.backpressure, parts.journal)
+        self._meter = StepMeter(parts.backend, parts.config.backpressure, parts.journal)
         self.step = 0  # complete steps
         self._warmed = 0  # complete supervised updates before them
         self._saved = (0, 0)
@@ -114,17 +114,18 @@ class Trainer:
 
     def _take_step(self, size: StepSize) -> TakenStep:
         """Sample, reward, estimate advantages, transform them, update, observe; return what to record."""
-        cost, algorithm = self._cost.begin(self.step), self._parts.algorithm
-        with cost.part("sample"):
+        algorithm, progress = self._parts.algorithm, self.step / self._training.max_steps
+        meter = self._meter.begin(self.step)
+        with meter.part("sample"):
             groups = self._source.next_groups(size.batch_size, size.at_a_time, self.step)
-        with cost.part("reward"):
+        with meter.part("reward"):
             batch = algorithm.reward(groups)
-        with cost.part("train"):
+        with meter.part("train"):
             advantages = algorithm.estimate(batch.rewards)
-            samples = algorithm.samples(batch, advantages, self.step / self._training.max_steps)
+            samples = algorithm.transform(batch, advantages, progress)
             with self._source.updating(self.step + 1):
                 stats = self._update(samples, size)
-        timing = cost.timing()
+        timing = meter.timing()
         facts = StepFacts.of(batch, advantages, samples, stats, timing.step_time_s)
         observed = self._control.observe(size, facts)
         shown = choose(batch, advantages, self._parts.config.logging.samples_per_step)
@@ -241,7 +242,7 @@ class Trainer:
             back_pressure=observed.back_pressure,
             throttle=observed.throttle,
             scaling=observed.scaling,
-            roofline=self._cost.roofline(stats.work),
+            roofline=self._meter.roofline(stats.work),
             pipeline=self._source.stats(),
             evaluation=None,
         )

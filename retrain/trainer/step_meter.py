@@ -1,4 +1,4 @@
-"""What a step cost: the time of its parts, and what limited each phase on this hardware."""
+"""Measures a step: the time of its parts, and what limited each phase on this hardware."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from retrain.records.step_row import RooflineSummary, Timing
 from retrain.trainer.journal import Journal
 
 
-class StepCost:
+class StepMeter:
     """Measures one step at a time."""
 
     def __init__(self, backend: Backend, table: BackPressure, journal: Journal) -> None:
@@ -22,7 +22,7 @@ class StepCost:
         self._table = table
         self._journal = journal
 
-    def begin(self, step: int) -> StepCost:
+    def begin(self, step: int) -> StepMeter:
         """Start the clock after `step` complete steps; earlier sampling (for evaluation) does not count."""
         self._step = step
         self._parts_s: dict[str, float] = {}
