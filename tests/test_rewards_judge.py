@@ -259,7 +259,7 @@ def test_a_server_that_repeats_the_key_does_not_get_it_into_a_message(
 def test_a_key_that_no_header_can_hold_is_refused_unshown(key: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("JUDGE_KEY", key)
     (problem,) = judge.check_params({"base_url": "http://x/v1", "model": "m", "key_env": "JUDGE_KEY"})
-    assert problem.startswith("key_env: what JUDGE_KEY holds is no key")
+    assert problem.startswith("key_env: what JUDGE_KEY holds is not a key")
     assert "s3c" not in problem
 
 

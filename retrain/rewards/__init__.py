@@ -2,12 +2,12 @@
 
 A plugin is one file or folder with `score(completion, prompt, *, <params>) -> float`, plain or a coroutine
 function. A reward of 1 or more counts as correct. Such a function raises `UnscoredError` or
-TimeoutError where it cannot tell how good a completion is, which is counted and neither rewarded nor
+TimeoutError where it cannot score a completion, which is counted and neither rewarded nor
 punished; any other exception is a bug and stops the run.
 
 A plugin that needs processes, connections or the whole batch also defines
 `open_scorer(**params) -> BatchScorer`, and one whose values need more than a type `check_params`. A constant
-`RANGE = (0.0, 1.0)` says which rewards it gives: any other is refused, and its completion unscored.
+`RANGE = (0.0, 1.0)` declares the range of its rewards: any other is refused, and its completion unscored.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ SPEC = PluginSpec(
 
 
 class UnscoredError(Exception):
-    """Nobody can tell how good a completion is; the message says why."""
+    """How good a completion is, is unknown; the message says why."""
 
 
 class Outcome(StrEnum):
@@ -82,5 +82,20 @@ class BatchScorer(Protocol):
         ...
 
     def close(self) -> None:
-        """Let go of processes and connections; safe to call twice."""
+        """Release processes and connections; safe to call twice."""
         ...
+
+
+def number_of(reward: object) -> float:
+    """Return a reward as a number; true is 1.
+
+    Raises:
+        TypeError: it is not a number; the message continues "the reward".
+    """
+    if isinstance(reward, str | bytes | bytearray) or not hasattr(reward, "__float__"):
+        raise TypeError(
+            "must be a number; got None, as from a function that ends without `return`"
+            if reward is None
+            else f"must be a number; got {reward!r:.80}"
+        )
+    return float(reward)

@@ -1,4 +1,4 @@
-"""Refuses a reward that its plugin cannot have given: what scores a policy's text may be led astray by it.
+"""Refuses a reward outside its plugin's range: a policy's text may lead a scorer astray.
 
 A plugin whose rewards have bounds says so by a constant beside its `score`: `RANGE = (0.0, 1.0)`.
 """
@@ -19,7 +19,7 @@ ROUNDING = 1e-9
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """The rewards that a plugin gives, both ends included."""
+    """The range of a plugin's rewards, both ends included."""
 
     reward: str  # its name
     low: float = field(default=-math.inf)
@@ -27,7 +27,7 @@ class Bounds:
 
     @property
     def is_bounded(self) -> bool:
-        """Whether anything but a finite number is known of them."""
+        """Whether the plugin declares a range."""
         return self.low > -math.inf or self.high < math.inf
 
     def keep(self, scores: Iterable[Score]) -> list[Score]:
@@ -37,9 +37,8 @@ class Bounds:
     def _kept(self, score: Score) -> Score:
         if score.value is None or self.low - ROUNDING <= score.value <= self.high + ROUNDING:
             return score
-        what = (
-            f"the reward {self.reward!r} gave {score.value:g}, and gives {self.low:g} to {self.high:g} only"
-        )
+        declared = f"outside its range {self.low:g} to {self.high:g}"
+        what = f"the reward {self.reward!r} returned {score.value:g}, {declared}"
         return Score(None, Outcome.ERROR, what)
 
 

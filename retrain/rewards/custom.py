@@ -1,7 +1,7 @@
 """A function of yours in killable processes, with a time limit for each completion.
 
 `reward = "my_rewards.score"` calls a function in the run's own process, which is quicker; this is for
-functions that may hang, crash or take long enough that several cores pay.
+functions that may hang or crash, or are slow enough to be worth several cores.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def score(
     timeout_s: float = 30.0,
     workers: int = 0,
 ) -> float:
-    """Return what the function at `path` gives.
+    """Return what the function at `path` returns.
 
     Args:
         completion: what the policy wrote.
@@ -41,7 +41,7 @@ def score(
         ConfigError: there is no such function.
         RunFailedError: it raised.
         TimeoutError: it took longer than `timeout_s`.
-        UnscoredError: it said so, or took its process with it.
+        UnscoredError: it raised it, or ended its process.
     """
     scorer = open_scorer(path=path, params=params, timeout_s=timeout_s, workers=workers)
     return score_one(scorer, completion, prompt)

@@ -134,7 +134,7 @@ def open_scorer(
 
 
 def check_params(params: Mapping[str, Any]) -> Iterator[str]:
-    """Return what is wrong with the parameters; asks nobody."""
+    """Return what is wrong with the parameters; no request is made."""
     yield from limit_problems(params)
     for key in ("max_concurrent", "max_tokens", "backoff_s"):
         yield from positive_problem(key, params.get(key, 1))
@@ -143,9 +143,9 @@ def check_params(params: Mapping[str, Any]) -> Iterator[str]:
     if not _is_address(str(params.get("base_url", ""))):
         yield f"base_url: got {params.get('base_url', '')!r}; needs an address, such as http://localhost:8000/v1"
     if not params.get("model"):
-        yield "model: got none; needs the judge's name at the endpoint"
+        yield "model: missing; needs the judge's name at the endpoint"
     if "{completion}" not in params.get("template", RUBRIC):
-        yield "template: does not hold {completion}, so the judge would not see what it judges"
+        yield "template: lacks {completion}, so the judge would not see what it judges"
     try:
         _key(str(params.get("key_env", KEYS[0])))
     except ConfigError as error:
@@ -153,7 +153,7 @@ def check_params(params: Mapping[str, Any]) -> Iterator[str]:
 
 
 def servers(params: Mapping[str, Any]) -> dict[str, str]:
-    """Name the endpoint, and the parameter that it stands at."""
+    """Return the endpoint: address -> parameter."""
     return {str(params.get("base_url", "")): "base_url"}
 
 
@@ -261,7 +261,7 @@ def _key(variable: str) -> str:
         raise ConfigError(f"key_env: the environment variable {variable} is not set; {hint}")
     if not HEADER_VALUE.fullmatch(key):
         raise ConfigError(
-            f"key_env: what {variable} holds is no key: blanks, lines or characters beyond ASCII are in it"
+            f"key_env: what {variable} holds is not a key: it has blanks, line breaks or non-ASCII characters"
         )
     return key
 
@@ -270,9 +270,9 @@ def _content(reply: bytes) -> str:
     try:
         content = json.loads(reply)["choices"][0]["message"]["content"]
     except (ValueError, LookupError, TypeError, RecursionError) as error:
-        raise UnscoredError(f"the judge's answer is no chat completion: {reply[:EXCERPT]!r}") from error
+        raise UnscoredError(f"the judge's answer is not a chat completion: {reply[:EXCERPT]!r}") from error
     if not isinstance(content, str):
-        raise UnscoredError(f"the judge's answer holds no text: {reply[:EXCERPT]!r}")
+        raise UnscoredError(f"the judge's answer has no text: {reply[:EXCERPT]!r}")
     return content
 
 
@@ -285,7 +285,7 @@ def read_score(reply: str) -> float:
     found = SCORE.findall(reply)
     value = _value(*found[-1]) if found else math.nan
     if not 0 <= value <= 1:
-        raise UnscoredError(f"the judge's reply holds no score from 0 to 1: ...{reply[-200:]!r}")
+        raise UnscoredError(f"the judge's reply has no score from 0 to 1: ...{reply[-200:]!r}")
     return value
 
 

@@ -11,7 +11,7 @@ LARGEST_WORKERS = 1024
 
 
 def limit_problems(params: Mapping[str, Any]) -> list[str]:
-    """Return what is wrong with `timeout_s`, `workers` and `memory_mb`, as far as they are given."""
+    """Return what is wrong with `timeout_s`, `workers` and `memory_mb`, where given."""
     return [
         *positive_problem("timeout_s", params.get("timeout_s", 1.0)),
         *_whole_problem("workers", params.get("workers", 0), 0, LARGEST_WORKERS),
@@ -27,12 +27,12 @@ def positive_problem(key: str, value: object) -> list[str]:
 
 
 def choice_problem(key: str, value: object, choices: tuple[str, ...]) -> list[str]:
-    """Return what is wrong with a word that must be one of some, or nothing."""
+    """Return what is wrong with a value that must be one of the choices, or nothing."""
     return [] if value in choices else [f"{key}: got {value!r}; needs one of {', '.join(choices)}"]
 
 
 def is_number(value: object) -> bool:
-    """Whether a value is a finite number; true and false are none."""
+    """Whether a value is a finite number; true and false are not."""
     return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= LARGEST
 
 

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+import signal
+import threading
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
 from retrain import registry
 from retrain.errors import RunFailedError
-from retrain.rewards import Answer, BatchScorer, Outcome, Score, UnscoredError
-from retrain.rewards.number import number_of
-from retrain.rewards.pool.interrupt import interrupted_after
+from retrain.rewards import Answer, BatchScorer, Outcome, Score, UnscoredError, number_of
 
 MOST_AT_ONCE = 64  # coroutines in flight: above that, common HTTP clients and servers only queue
-LIMIT_S = 600.0  # of one call: nothing that is meant to be waited for takes so long
+LIMIT_S = 600.0  # of one call; no call that is worth waiting for takes longer
 TOO_LONG = 'took over {:g} s; reward = "custom" has a timeout_s of its own'
 
 
@@ -33,7 +34,7 @@ def open_scorer(name: str, params: Mapping[str, Any]) -> BatchScorer:
 
 
 class CallingScorer:
-    """Calls a function for one completion after the other; what gives awaitables is awaited many at once."""
+    """Calls a function for each completion in turn; awaitables that it returns are awaited concurrently."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
         self._function = function
@@ -42,8 +43,8 @@ class CallingScorer:
         """Score every completion, in order.
 
         Raises:
-            RunFailedError: a reward is no number, or left; names the prompt. What else the function raises
-                stays as it is.
+            RunFailedError: a reward is not a number, or called sys.exit; names the prompt. Any other
+                exception of the function is raised as it is.
         """
         given: list[Any] = []
         try:
@@ -56,11 +57,11 @@ class CallingScorer:
         return [_score_of(answer, one) for answer, one in zip(answers, given, strict=True)]
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing: no process or connection is open."""
 
     def _call(self, answer: Answer) -> Any:
         try:
-            with interrupted_after(LIMIT_S, TOO_LONG.format(LIMIT_S)):
+            with _interrupted_after(LIMIT_S, TOO_LONG.format(LIMIT_S)):
                 return self._function(answer.completion, answer.prompt)
         except (UnscoredError, TimeoutError) as error:
             return unscored(error)
@@ -68,7 +69,7 @@ class CallingScorer:
             raise _left(answer, error) from error
 
     async def _await_all(self, answers: Sequence[Answer], given: Sequence[Any]) -> list[Score]:
-        """Await what is awaitable; the first exception ends the others, and comes out as it is."""
+        """Await what is awaitable; the first exception cancels the others and is raised as it is."""
         slots = asyncio.Semaphore(MOST_AT_ONCE)
         tasks = [
             asyncio.ensure_future(_awaited(answer, one, slots))
@@ -98,7 +99,7 @@ async def _awaited(answer: Answer, given: Any, slots: asyncio.Semaphore) -> Scor
             task = asyncio.current_task()
             if task is None or task.cancelling():
                 raise
-            return unscored(UnscoredError("the reward was cancelled from within"))
+            return unscored(UnscoredError("the reward cancelled itself"))
 
 
 def _left(answer: Answer, error: SystemExit) -> RunFailedError:
@@ -118,13 +119,37 @@ def _score_of(answer: Answer, given: Any) -> Score:
 
 
 def close_unawaited(given: Sequence[Any]) -> None:
-    """Close coroutines that nobody will await; finished ones do not mind."""
+    """Close coroutines that will not be awaited; closing a finished one does nothing."""
     for one in given:
         if inspect.iscoroutine(one):
             one.close()
 
 
 def unscored(error: UnscoredError | TimeoutError) -> Score:
-    """Return the score of a completion that a function could not tell."""
+    """Return the score of a completion that a function could not score."""
     outcome = Outcome.TIMEOUT if isinstance(error, TimeoutError) else Outcome.ERROR
     return Score(None, outcome, str(error))
+
+
+@contextmanager
+def _interrupted_after(limit_s: float, said: str) -> Iterator[None]:
+    """Raise TimeoutError in code that takes longer, even while it waits.
+
+    Needs SIGALRM, which only the main thread receives: in other threads, and while another timer runs,
+    there is no limit. C code that does not check for signals is not interrupted.
+    """
+    is_main = threading.current_thread() is threading.main_thread()
+    if not is_main or signal.getitimer(signal.ITIMER_REAL)[0]:
+        yield
+        return
+
+    def interrupt(*_: object) -> None:
+        raise TimeoutError(said)
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    signal.setitimer(signal.ITIMER_REAL, limit_s)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before or signal.SIG_DFL)

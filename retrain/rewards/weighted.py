@@ -71,7 +71,7 @@ def score(completion: str, prompt: Prompt, *, parts: Mapping[str, Any]) -> float
     Raises:
         ConfigError: a part is wrong.
         TimeoutError: a part took too long.
-        UnscoredError: a part could not tell.
+        UnscoredError: a part could not score it.
     """
     scorer = open_scorer(parts=parts)
     try:
@@ -95,7 +95,7 @@ def open_scorer(*, parts: Mapping[str, Any]) -> WeightedScorer:
 
 
 def parts_of(parts: object) -> list[Part]:
-    """Read a table of parts; what is not well formed is left out, `check_params` tells of it."""
+    """Return the well-formed parts of a table; `check_params` reports the others."""
     tables = parts if isinstance(parts, Mapping) else {}
     return [
         Part(label, float(table), {})
@@ -125,7 +125,7 @@ def made_of(params: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any]]]:
 
 
 def servers(params: Mapping[str, Any]) -> dict[str, str]:
-    """Name the servers that parts need, and the parameters that they stand at."""
+    """Return the servers that parts need: address -> parameter."""
     named: dict[str, str] = {}
     tables = params.get("parts")
     for label, table in tables.items() if isinstance(tables, Mapping) else ():
@@ -145,7 +145,7 @@ class WeightedScorer:
 
     def score_all(self, answers: Sequence[Answer]) -> Coroutine[Any, Any, list[Score]]:
         """Score every completion, in order."""
-        # those that wait for processes and servers begin first, then this thread calls functions
+        # parts that wait for processes or servers start first, then this thread calls functions
         columns: list[Any] = [
             _begin(part.scorer, answers) if _waits(part.scorer) else None for part in self._parts
         ]
@@ -176,7 +176,7 @@ def _waits(scorer: BatchScorer) -> bool:
 
 
 def _begin(scorer: BatchScorer, answers: Sequence[Answer]) -> Future[Any]:
-    """Score in a thread that keeps nobody from leaving, should it never end."""
+    """Score in a daemon thread, which cannot keep the process from exiting."""
     scores: Future[Any] = Future()
 
     def work() -> None:
@@ -197,7 +197,7 @@ async def _column(scores: Any) -> list[Score]:
 
 
 def _sum(weights: Sequence[float], scores: Sequence[Score]) -> Score:
-    """Add up; one part that is unknown makes the sum unknown, and the first fault names it."""
+    """Return the weighted sum; unknown if a part is, with the first fault's message."""
     fault = next((s for s in scores if s.outcome is not Outcome.SCORED), Score(0.0))
     values = [s.value for s in scores if s.value is not None]
     total = sum(w * v for w, v in zip(weights, values, strict=True)) if len(values) == len(scores) else None

@@ -7,7 +7,7 @@ from typing import Any
 
 from retrain.extras import load
 from retrain.rewards import UnscoredError
-from retrain.rewards.math.boxed import last_boxed
+from retrain.rewards.boxed import last_boxed
 from retrain.rollouts import Prompt
 
 # Its own time limits need SIGALRM and turn a timeout into "not equal"; the pool's limit is used instead.
@@ -30,7 +30,7 @@ def check(completion: str, prompt: Prompt) -> float:
 
 
 def _marked(answer: str) -> str:
-    """Mark a bare answer as LaTeX, which is looked for between signs only."""
+    """Return a bare answer between dollar signs, because LaTeX is only read there."""
     boxed = last_boxed(answer)
     if boxed is not None:
         return f"\\boxed{{{boxed}}}"

@@ -1,8 +1,11 @@
 """Calls a function on many completions in killable processes, each call with a time limit.
 
 A call's clock starts when a process takes it up, not when it is queued, and stops at the limit even if
-the call hangs in C: the process is killed and replaced, and the other calls do not notice. Processes
+the call hangs in C: the process is killed and replaced, and other calls are not affected. Processes
 are started when first needed, as fresh interpreters; they end when the run does, however it ends.
+
+Not concurrent.futures or pebble: the first cannot kill one call; both unpickle what a worker writes, and
+a reply there is bound to no token, so scored code that writes to the pipe could forge rewards.
 """
 
 from __future__ import annotations
@@ -30,10 +33,10 @@ class Ending(StrEnum):
     """How a call ended."""
 
     SCORED = "scored"  # with a number
-    UNSCORED = "unscored"  # raised UnscoredError, or the answer is no answer
+    UNSCORED = "unscored"  # raised UnscoredError, or wrote something else than a reply
     TIMEOUT = "timeout"  # raised TimeoutError, or was killed at the limit
     RAISED = "raised"  # raised anything else
-    DIED = "died"  # took its process with it
+    DIED = "died"  # ended its process
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,12 +57,12 @@ class _Call:
 
 @dataclass(frozen=True, slots=True)
 class _Batch:
-    """Answers on their way to replies, by index."""
+    """Answers, and the replies so far by index."""
 
     answers: Sequence[Answer]
     waiting: deque[int]
     replies: dict[int, Reply] = field(default_factory=dict)
-    died: set[int] = field(default_factory=set)  # begun again after their process died
+    died: set[int] = field(default_factory=set)  # tried a second time, because their process died
 
 
 class ProcessPool:
@@ -74,7 +77,7 @@ class ProcessPool:
         timeout_s: float,
         memory_bytes: int = 0,
     ) -> None:
-        """Remember what to call; `workers` 0 is one for each core, `memory_bytes` 0 is no limit."""
+        """Start nothing yet; `workers` 0 is one per core, `memory_bytes` 0 is no limit."""
         self._setup = {
             "target": target,
             "params": dict(params),
@@ -101,7 +104,7 @@ class ProcessPool:
                 self._begin(batch)
             self._start(len(batch.waiting))
             for key, _ in self._selector.select(self._next_deadline_s()):
-                self._hear(key.fileobj, batch)  # type: ignore[arg-type]
+                self._receive(key.fileobj, batch)  # type: ignore[arg-type]
             self._expire(batch.replies)
         return [batch.replies[index] for index in range(len(answers))]
 
@@ -127,26 +130,26 @@ class ProcessPool:
         prompt, token = answer.prompt, secrets.token_hex(8)
         if process.send([token, answer.completion, prompt.id, prompt.text, prompt.answer]):
             self._busy[process] = _Call(index, token, time.monotonic() + self._timeout_s)
-        else:  # it died while idle, which is no fault of this answer
+        else:  # it died while idle, so this answer is not to blame
             self._drop(process)
             batch.waiting.appendleft(index)
 
-    def _hear(self, process: PoolProcess, batch: _Batch) -> None:
+    def _receive(self, process: PoolProcess, batch: _Batch) -> None:
         messages = process.receive()
         if messages == []:
             return
         if process in self._starting:
             del self._starting[process]
-            self._greet(process, only(messages, "") if messages else None)
+            self._started(process, only(messages, "") if messages else None)
         elif process in self._busy:
             call = self._busy.pop(process)
-            self._settle(process, call.index, only(messages, call.token) if messages else None, batch)
+            self._finish(process, call.index, only(messages, call.token) if messages else None, batch)
         else:
             self._idle.remove(process)
             self._drop(process)
 
-    def _settle(self, process: PoolProcess, index: int, message: Message | None, batch: _Batch) -> None:
-        if message is not None and message.kind == GARBAGE:  # whose next line could be anybody's
+    def _finish(self, process: PoolProcess, index: int, message: Message | None, batch: _Batch) -> None:
+        if message is not None and message.kind == GARBAGE:  # its next line cannot be trusted either
             self._drop(process)
             batch.replies[index] = Reply(Ending.UNSCORED, message=str(message.content))
             return
@@ -161,7 +164,7 @@ class ProcessPool:
             batch.died.add(index)
             batch.waiting.append(index)
 
-    def _greet(self, process: PoolProcess, message: Message | None) -> None:
+    def _started(self, process: PoolProcess, message: Message | None) -> None:
         if message is not None and message.kind == "ready":
             self._idle.append(process)
             return

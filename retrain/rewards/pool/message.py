@@ -1,7 +1,7 @@
 """What a scoring process sends to its pool: one line of JSON for each call, marked with the call's token.
 
-Code that goes astray may write to the pipe as well. What is not one line of ours is garbage: neither it nor
-what comes with it is taken for a reward.
+Scored code may write to the pipe as well. Anything but one line of ours is garbage: neither it nor what
+arrives with it counts as a reward.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def line_of(message: Message) -> bytes:
 
 
 def read_line(line: bytes) -> Message:
-    """Return what a line says; garbage if it is not one that `line_of` gave."""
+    """Return what a line says; garbage if `line_of` did not write it."""
     try:
         token, kind, content = json.loads(line)
     except (ValueError, TypeError, RecursionError):
@@ -46,8 +46,8 @@ def read_line(line: bytes) -> Message:
 
 
 def garbage(line: bytes) -> Message:
-    """Return a message about something that is none."""
-    return Message("", GARBAGE, f"the process that scores wrote {line[:SHOWN]!r} in the place of a reply")
+    """Return a message that reports a line which is not one of ours."""
+    return Message("", GARBAGE, f"the process that scores wrote {line[:SHOWN]!r} instead of a reply")
 
 
 def only(messages: Sequence[Message], token: str) -> Message:
@@ -57,5 +57,5 @@ def only(messages: Sequence[Message], token: str) -> Message:
         return wrong
     (first, *more) = messages
     if more or first.token != token:
-        return Message("", GARBAGE, "the process that scores gave an answer that belongs to no call")
+        return Message("", GARBAGE, "the process that scores sent a reply that belongs to no call")
     return first

@@ -62,7 +62,7 @@ class PoolProcess:
         return messages
 
     def kill(self) -> str:
-        """End the process and its group now; say how it ended (on its own, if it already had)."""
+        """Kill the process and its group; return how it ended."""
         with contextlib.suppress(ProcessLookupError, PermissionError):  # macOS: no rights over a zombie
             os.killpg(self._process.pid, signal.SIGKILL)
         code = self._process.wait()

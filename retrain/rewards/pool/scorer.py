@@ -1,4 +1,4 @@
-"""What rewards that run in a process pool share: replies become scores."""
+"""Scorers on a process pool: its replies as scores."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _OUTCOMES = {Ending.SCORED: Outcome.SCORED, Ending.TIMEOUT: Outcome.TIMEOUT}
 
 
 class VerifierScorer:
-    """Scores with a verifier of ours: a completion that breaks or outlasts it has not shown to be right."""
+    """Scores with a built-in verifier: a completion that breaks it or times out earns 0."""
 
     def __init__(self, pool: ProcessPool) -> None:
         self._pool = pool
@@ -28,7 +28,7 @@ class VerifierScorer:
 
 
 class FunctionScorer(VerifierScorer):
-    """Scores with somebody's function: what it raises is a bug, where it hangs nothing is known."""
+    """Scores with a user's function: an exception is a bug, a hung call leaves its completion unscored."""
 
     def score_all(self, answers: Sequence[Answer]) -> list[Score]:
         """Score every completion, in order.
@@ -53,7 +53,7 @@ def score_one(scorer: BatchScorer, completion: str, prompt: Prompt) -> float:
 
     Raises:
         TimeoutError: scoring took too long.
-        UnscoredError: nobody can tell.
+        UnscoredError: the reward is unknown.
     """
     try:
         scores = scorer.score_all([Answer(completion, prompt)])

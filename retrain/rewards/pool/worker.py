@@ -21,8 +21,7 @@ from typing import Any, BinaryIO
 
 from retrain.errors import ConfigError
 from retrain.registry import fault_of, find_function
-from retrain.rewards import UnscoredError
-from retrain.rewards.number import number_of
+from retrain.rewards import UnscoredError, number_of
 from retrain.rewards.pool.message import Message, line_of
 from retrain.rollouts import Prompt
 
@@ -51,7 +50,7 @@ def main() -> None:
 
 
 def _private_pipes() -> tuple[BinaryIO, BinaryIO]:
-    """Keep the pipes away from code that reads or prints."""
+    """Return the pipes, moved to where code that reads or prints does not reach them."""
     requests, replies = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb", buffering=0)
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
@@ -61,14 +60,14 @@ def _private_pipes() -> tuple[BinaryIO, BinaryIO]:
 
 
 def _lines(requests: BinaryIO) -> Iterator[bytes]:
-    """Read ahead in a thread, so that the end of the input is seen during a call too."""
+    """Iterate over lines, read ahead in a thread that notices the end of input during a call too."""
     lines: queue.SimpleQueue[bytes] = queue.SimpleQueue()
 
     def read() -> None:
         try:
             for line in iter(requests.readline, b""):
                 lines.put(line)
-        finally:  # the end of input, or no memory for a line: nobody must wait for an answer
+        finally:  # the end of input, or no memory for a line: no process may stay behind
             os.killpg(os.getpgrp(), signal.SIGKILL)  # the pool made this process the leader of its group
 
     threading.Thread(target=read, daemon=True).start()

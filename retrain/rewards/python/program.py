@@ -60,7 +60,7 @@ def _passes(program: str, given: str, wanted: str | None, deadline: float, memor
 def _run(
     directory: Path, given: str, deadline: float, memory_bytes: int, *, to_output: bool = False
 ) -> tuple[int, bytes]:
-    """Run the harness; give its exit status, and what was written to its verdict or standard output."""
+    """Run the harness; return its exit status and what it wrote to its verdict or standard output."""
     _write(directory / "input.txt", given)
     with (
         (directory / "input.txt").open("rb") as stdin,
@@ -117,7 +117,7 @@ def _children() -> list[int]:
 
 
 def _environment(directory: Path) -> dict[str, str]:
-    """No keys, and nowhere to write but the folder that is thrown away."""
+    """Return an environment without keys, whose home is the temporary folder."""
     path = os.environ.get("PATH", os.defpath)
     return {"PATH": path, "HOME": str(directory), "TMPDIR": str(directory), "OMP_NUM_THREADS": "1"}
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from retrain.extras import load
 from retrain.rewards import UnscoredError
-from retrain.rewards.math.boxed import last_boxed
+from retrain.rewards.boxed import last_boxed
 from retrain.rollouts import Prompt
 
 TAGGED = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
