@@ -10,11 +10,12 @@ from pathlib import Path
 import pytest
 import tomli_w
 
-from retrain.config.digest import SECTIONS, _left_out, digest, is_as_written
+from retrain.config import reference
+from retrain.config.digest import digest, is_as_written
 from retrain.config.files import LARGEST_WHOLE, fingerprint
-from retrain.config.keys import affects
+from retrain.config.keys import keys_of
 from retrain.config.load import parse
-from retrain.config.resolve import as_tables
+from retrain.config.resolve import RUN_SECTIONS, SECTIONS, as_tables
 from retrain.errors import ConfigError
 from retrain.plan.matrix import plan_runs
 
@@ -62,13 +63,22 @@ def test_it_names_its_version():
 def test_a_default_that_changes_keeps_the_meaning_of_old_digests(key):
     """Declare `was=<the first default>` on a field whose default changes."""
     section, name = key.split(".")
-    (field,) = [one for one in dataclasses.fields(SECTIONS[section]) if one.name == name]
-    assert _left_out(field) == FIRST[key]
+    assert keys_of(SECTIONS[section])[name].first_default == FIRST[key]
 
 
 def test_every_key_declares_what_it_affects():
-    found = {affects(kind, field) for kind in SECTIONS.values() for field in dataclasses.fields(kind)}
+    found = {key.affects for kind in SECTIONS.values() for key in keys_of(kind).values()}
     assert found == EFFECTS
+
+
+@pytest.mark.parametrize("section", RUN_SECTIONS)
+def test_a_key_is_part_of_the_identity_if_the_reference_says_that_it_affects_the_result(section):
+    (table,) = [one for one in reference.sections() if one.name == section]
+    config = parse({}, "c", try_plugins=False)
+    for key in table.keys:
+        other = dataclasses.replace(getattr(config, section), **{key.name: "something else"})
+        changed = digest(dataclasses.replace(config, **{section: other}), {})
+        assert (changed != digest(config, {})) == (key.affects == "result"), key.name
 
 
 def rows(path: Path, first: str = "a") -> str:

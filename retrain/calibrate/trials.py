@@ -8,9 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from retrain.config.checks import with_default_plugins
-from retrain.config.load import ONE_FOR_ALL
-from retrain.config.resolve import merge, overrides_of
+from retrain.config.resolve import merge, overrides_of, with_default_plugins
 from retrain.config.schema import BackPressure, Training
 from retrain.records.text import count_of
 
@@ -136,6 +134,6 @@ def _alone(tables: dict[str, Any], condition: int) -> dict[str, Any]:
     if not campaign.get("conditions"):
         return tables
     own = campaign["conditions"][condition]
-    below = with_default_plugins({name: t for name, t in tables.items() if name not in ONE_FOR_ALL})
+    below = with_default_plugins(tables)
     alone = {**campaign, "conditions": [{"name": own.get("name", "")}]}
     return {**tables, **merge(below, overrides_of(own)), "campaign": alone}

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from retrain import registry
-from retrain.config.checks import PLUGINS
+from retrain.config.resolve import PLUGINS
 from retrain.config.schema import Config, Logging
 from retrain.distribution import requirements
 from retrain.errors import InfrastructureError

@@ -42,7 +42,11 @@ def command(
         print_json(json_schema())
         return
     for section in reference.sections():
-        rows = [(key.name, key.type, key.default, key.description) for key in section.keys]
+        rows = [(key.name, key.type, key.default, key.affects, key.description) for key in section.keys]
         console().print(
-            table(f"[{section.name}] {section.description}", ("key", "type", "default", "meaning"), rows)
+            table(
+                f"[{section.name}] {section.description}",
+                ("key", "type", "default", "affects", "meaning"),
+                rows,
+            )
         )

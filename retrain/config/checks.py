@@ -1,216 +1,161 @@
-"""What types cannot say: keys that must fit each other, and plugins with their parameters.
+"""What types cannot say of one run: keys that must fit each other, plugins and their parameters.
 
-Works on the raw tables, so that these problems are reported together with wrong types; a value
-whose type is already wrong is passed over here.
+Each check is of typed sections (`Draft`) and passes over keys that are wrong by themselves.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from retrain import extras, registry
-from retrain.config.launcher import launcher_problems
-from retrain.config.resolve import SHORTHANDS
-from retrain.config.schema import (
-    LARGEST_SEED,
-    Algorithm,
-    Backend,
-    BackPressure,
-    Data,
-    Reward,
-    Training,
-)
-from retrain.config.trials import trial_problems
-from retrain.config.warmup import warm_up_problems
+from retrain.config.drafts import Draft, Problem
+from retrain.config.flow import flow_problems
+from retrain.config.resolve import PLUGINS, PluginKey
 from retrain.errors import ConfigError
 
-Location = tuple[str | int, ...]
-Problem = tuple[Location, str]
-
-# (section, key that names the plugin, kind of plugin, key of its parameters, default name)
-PLUGINS = (
-    ("algorithm", "advantage_mode", "advantages", "advantage_params", Algorithm.advantage_mode),
-    ("algorithm", "transform_mode", "transforms", "transform_params", Algorithm.transform_mode),
-    ("algorithm", "loss_mode", "losses", "loss_params", Algorithm.loss_mode),
-    ("data", "task", "tasks", "options", Data.task),
-    ("reward", "reward", "rewards", "params", Reward.reward),
-    ("backend", "backend", "backends", "options", Backend.backend),
-)
+NAMED = re.compile(r"(?P<key>[a-z_]+): (?P<what>.+)", re.DOTALL)  # `length: got 0; needs at least 1`
 
 
-def campaign_problems(raw: Mapping[str, Any], try_plugins: bool = True) -> Iterator[Problem]:
-    """Check the matrix: seeds, conditions and the launcher."""
-    campaign = raw.get("campaign")
-    if not isinstance(campaign, dict):
-        return
-    if isinstance(campaign.get("seeds"), list):
-        for problem in _seed_problems(campaign["seeds"]):
-            yield ("campaign", "seeds"), problem
-    if campaign.get("conditions") == []:
-        yield ("campaign", "conditions"), "got none, so the matrix is empty; add a condition, or drop the key"
-    yield from _condition_problems(campaign.get("conditions"))
-    yield from launcher_problems(campaign, try_plugins)
+def check_run(draft: Draft, try_plugins: bool) -> Iterator[Problem]:
+    """Check what one run would use, section by section.
+
+    Args:
+        draft: the run's sections.
+        try_plugins: also build tasks, read files, and ask plugins about their parameters.
+    """
+    for plugin in PLUGINS:
+        yield from _check_plugin(plugin, draft, try_plugins)
+    for check in SECTION_CHECKS.values():
+        yield from check(draft, try_plugins)
 
 
-def logging_problems(raw: Mapping[str, Any], try_plugins: bool = True) -> Iterator[Problem]:
-    """Check the loggers and their parameters."""
-    table = _as_table(raw.get("logging"))
-    names, params = table.get("loggers"), _as_table(table.get("logger_params"))
-    loggers = [name for name in names if isinstance(name, str)] if isinstance(names, list) else []
-    for number, name in enumerate(loggers):
-        if what := _logger_problem(name, loggers[:number], try_plugins):
-            yield ("logging", "loggers"), what
-            continue
-        for key, what in registry.problems_with_params("loggers", name, _as_table(params.get(name))):
-            yield ("logging", "logger_params", name, key), what
-    for name, own in params.items():
-        if name not in loggers:
-            yield ("logging", "logger_params", name), "is no logger of this file; add it to logging.loggers"
-        elif not isinstance(own, dict):
-            yield ("logging", "logger_params", name), f"got {own!r}; needs a table"
-
-
-def _logger_problem(name: str, before: Sequence[str], try_plugins: bool) -> str | None:
-    if what := registry.problem_with_name("loggers", name):
-        return what
-    if name in before:
-        return f"{name!r} is named twice; once is enough"
-    return extras.missing_problem("loggers", name) if try_plugins else None
-
-
-def _as_table(value: object) -> Mapping[str, Any]:
-    """Return a table, or an empty one in the place of a value whose wrong type is reported elsewhere."""
-    return value if isinstance(value, dict) else {}
-
-
-def _condition_problems(conditions: object) -> Iterator[Problem]:
-    """Find what a condition says twice, differently, and what only the campaign can say."""
-    for number, condition in enumerate(conditions if isinstance(conditions, list) else []):
-        if not isinstance(condition, dict):
-            continue
-        algorithm, training = condition.get("algorithm"), condition.get("training")
-        for mode in SHORTHANDS:
-            spelled = algorithm.get(mode) if isinstance(algorithm, dict) else None
-            if mode in condition and spelled is not None and spelled != condition[mode]:
-                what = f"got {condition[mode]!r}, but its algorithm.{mode} is {spelled!r}; keep one of them"
-                yield ("campaign", "conditions", number, mode), what
-        if isinstance(training, dict) and "seed" in training:
-            what = "a condition runs with every seed of the campaign; list it in campaign.seeds"
-            yield ("campaign", "conditions", number, "training", "seed"), what
-
-
-def run_problems(raw: Mapping[str, Any], try_plugins: bool = True) -> Iterator[Problem]:
-    """Check what one run would use: plugins, their parameters, and bounds that cross."""
-    for section, key, kind, params_key, default in PLUGINS:
-        table = raw.get(section, {})
-        if not isinstance(table, dict) or not isinstance(name := table.get(key, default), str):
-            continue
-        unusable = list(_plugin_problems(table, section, key, kind, params_key, name))
-        yield from unusable
-        params = table.get(params_key, {})
-        if try_plugins and not unusable and isinstance(params, dict):
-            for param, what in trial_problems(kind, name, params, table.get("seed", Data.seed)):
-                yield ((section, params_key, param) if param else (section, key)), what
-    yield from _back_pressure_problems(raw.get("backpressure", {}), raw.get("training", {}))
-    yield from warm_up_problems(raw.get("warmup", {}), raw.get("backend", {}), try_plugins)
-    yield from _load_function_problems(_as_table(raw.get("throttle")).get("load_fn"))
-
-
-def _load_function_problems(path: object) -> Iterator[Problem]:
-    if not isinstance(path, str) or not path:
-        return
-    try:
-        registry.find_function("throttle.load_fn", path)
-    except ConfigError as error:
-        yield ("throttle", "load_fn"), str(error)
-
-
-def plugin_names(raw: Mapping[str, Any]) -> Iterator[Problem]:
+def check_plugin_names(draft: Draft) -> Iterator[Problem]:
     """Check the plugins that a file names, whatever its conditions put in their place."""
-    for section, key, kind, _, default in PLUGINS:
-        table = raw.get(section, {})
-        name = table.get(key, default) if isinstance(table, dict) else default
-        if isinstance(name, str) and (what := registry.problem_with_name(kind, name)):
-            yield (section, key), what
+    for plugin in PLUGINS:
+        name = getattr(getattr(draft.config, plugin.section), plugin.key)
+        if draft.is_sound(f"{plugin.section}.{plugin.key}"):
+            what = registry.problem_with_name(plugin.kind, name)
+            yield from [((plugin.section, plugin.key), what)] if what else ()
 
 
-def with_default_plugins(raw: Mapping[str, Any]) -> dict[str, Any]:
-    """Spell out which plugins are used, so that a condition that names another one is seen to replace it."""
-    spelled = dict(raw)
-    for section, key, _, _, default in PLUGINS:
-        table = spelled.get(section, {})
-        if isinstance(table, dict):
-            spelled[section] = {key: default, **table}
-    return spelled
-
-
-def _plugin_problems(
-    table: Mapping[str, Any], section: str, key: str, kind: str, params_key: str, name: str
-) -> Iterator[Problem]:
+def _check_plugin(plugin: PluginKey, draft: Draft, try_plugins: bool) -> Iterator[Problem]:
+    section, key, kind, params_key, _ = plugin
+    table = getattr(draft.config, section)
+    name, params = getattr(table, key), getattr(table, params_key)
+    if not draft.is_sound(f"{section}.{key}"):
+        return
     if what := registry.problem_with_name(kind, name):
         yield (section, key), what
         return
-    params = table.get(params_key, {})
-    if not isinstance(params, dict):
+    if not draft.is_sound(f"{section}.{params_key}"):
         return
-    for param, what in registry.problems_with_params(kind, name, params):
-        yield (section, params_key, param), what
+    wrong = registry.problems_with_params(kind, name, params)
+    if not wrong and try_plugins:
+        wrong = list(trial_problems(kind, name, params, draft.config.data.seed))
+    for param, what in wrong:
+        yield ((section, params_key, param) if param else (section, key)), what
 
 
-def matrix_problems(runs: Mapping[str, Mapping[str, Any]], labels: Sequence[str]) -> Iterator[Problem]:
-    """Check conditions against each other: labels, and how many permits one semaphore has.
+def trial_problems(kind: str, name: str, params: Mapping[str, Any], seed: int) -> Iterator[tuple[str, str]]:
+    """Try what only a plugin can judge, before anything is created: its values, data and packages.
 
-    Args:
-        runs: each condition's merged tables, by what the file calls it.
-        labels: the conditions' labels.
+    Built-in tasks are built, and plugins are asked to check their tables. A task of the user's own, which may
+    take long, is built once for all runs that share it, by the preflight of the plan.
+
+    Returns:
+        Pairs of a parameter, "" for the plugin itself, and the problem.
     """
-    for label, times in Counter(labels).items():
-        if times > 1:
-            what = f"{label!r} is the label of {times} conditions; give each a name of its own"
-            yield ("campaign", "conditions"), what
-    wanted: dict[object, set[str]] = {}
-    for tables in runs.values():
-        table = tables.get("backend", {})
-        if isinstance(table, dict):
-            permits = table.get("max_concurrent", Backend.max_concurrent)
-            wanted.setdefault(str(table.get("throttle_dir", "")), set()).add(str(permits))
-    for counts in wanted.values():
-        if len(counts) > 1:
-            what = (
-                f"conditions ask for {' and '.join(sorted(counts))} permits of one semaphore; "
-                "use one number, or give each its own throttle_dir"
-            )
-            yield ("backend", "max_concurrent"), what
-
-
-def _seed_problems(seeds: list[Any]) -> Iterator[str]:
-    if not seeds:
-        yield "got none, so the matrix is empty; list at least one seed"
-    unfit = [s for s in seeds if type(s) is not int or not 0 <= s <= LARGEST_SEED]
-    if unfit:
-        yield f"got {unfit}; needs whole numbers from 0 to {LARGEST_SEED}"
-    times = Counter(seed for seed in seeds if type(seed) is int)
-    repeated = sorted(seed for seed, count in times.items() if count > 1)
-    if repeated:
-        yield f"{repeated} stand more than once, but their runs would be the same; list each seed once"
-
-
-def _back_pressure_problems(table: object, training: object) -> Iterator[Problem]:
-    if not isinstance(table, dict) or not isinstance(training, dict):
+    if missing := extras.missing_problem(kind, name):
+        yield "", missing
         return
-    smallest = table.get("min_batch_size", BackPressure.min_batch_size)
-    largest = table.get("max_batch_size", BackPressure.max_batch_size)
-    if type(smallest) is int and type(largest) is int and largest < smallest:
+    judge = registry.spec_of(kind).judge
+    check = registry.hook(kind, name, judge) if judge else None
+    for problem in [*_try_task(kind, name, params, seed), *(check(params) if check else ())]:
+        named = NAMED.fullmatch(problem)
+        yield (named["key"], named["what"]) if named else ("", problem)
+
+
+def _try_task(kind: str, name: str, options: Mapping[str, Any], seed: int) -> tuple[str, ...]:
+    if kind != "tasks" or name not in registry.built_in_names(kind):
+        return ()
+    try:
+        registry.find("tasks", name)(seed=seed, **options)
+    except ConfigError as error:
+        return tuple(error.problems)
+    return ()
+
+
+def _check_back_pressure(draft: Draft, try_plugins: bool) -> Iterator[Problem]:
+    del try_plugins
+    table, batch = draft.config.backpressure, draft.config.training.batch_size
+    smallest, largest = table.min_batch_size, table.max_batch_size
+    if not draft.is_sound("backpressure.min_batch_size", "backpressure.max_batch_size"):
+        return
+    what = ""
+    if largest < smallest:
         what = f"got {largest}, below min_batch_size = {smallest}; raise one or lower the other"
-        yield ("backpressure", "max_batch_size"), what
-        return
-    batch = training.get("batch_size", Training.batch_size)
-    are_numbers = all(type(n) is int for n in (batch, smallest, largest))
-    if table.get("enabled") is True and are_numbers and not smallest <= batch <= largest:
+    elif table.enabled and not smallest <= batch <= largest and draft.is_sound("training.batch_size"):
         bounds = f"min_batch_size = {smallest} to max_batch_size = {largest}"
+        what = f"training.batch_size = {batch} is outside {bounds}; widen them"
+    yield from [(("backpressure", "max_batch_size"), what)] if what else ()
+
+
+def _check_rate_limiter(draft: Draft, try_plugins: bool) -> Iterator[Problem]:
+    del try_plugins
+    if draft.is_sound("training", "rate_limiter", "backpressure"):
+        yield from flow_problems(draft.config)
+
+
+def _check_throttle(draft: Draft, try_plugins: bool) -> Iterator[Problem]:
+    del try_plugins
+    path = draft.config.throttle.load_fn
+    if path:
+        try:
+            registry.find_function("throttle.load_fn", path)
+        except ConfigError as error:
+            yield ("throttle", "load_fn"), str(error)
+
+
+def _check_warm_up(draft: Draft, try_plugins: bool) -> Iterator[Problem]:
+    """Check that steps and path come together.
+
+    `steps = 0` written down is a decision (a condition may leave the warm-up out); forgotten is a mistake.
+    """
+    table = draft.config.warmup
+    if not draft.is_sound("warmup.steps", "warmup.path") or not (table.steps or table.path):
+        return
+    if not table.path:
+        yield ("warmup", "path"), f"steps = {table.steps} need a JSONL file to learn from"
+    elif not draft.gives("warmup", "steps"):
+        yield ("warmup", "steps"), "is not given, so path would not be read; say how many updates, 0 for none"
+    elif table.steps and try_plugins and draft.is_sound("backend"):
+        yield from ((("warmup", "path"), what) for what in _file_problems(draft))
+
+
+def _file_problems(draft: Draft) -> Iterator[str]:
+    from retrain.demonstrations import read_demonstrations  # not at the top: few files have a warm-up
+
+    path, backend = draft.config.warmup.path, draft.config.backend
+    try:
+        rows = read_demonstrations(path)
+    except ConfigError as error:
+        yield from (problem.removeprefix("path: ") for problem in error.problems)
+        return
+    built_in = backend.backend in registry.built_in_names("backends")
+    has_template = backend.options.get("chat_template") is True
+    talks = next((row.prompt.id for row in rows if row.prompt.messages), None)
+    if talks is not None and built_in and not has_template:
         yield (
-            ("backpressure", "max_batch_size"),
-            f"training.batch_size = {batch} is outside {bounds}; widen them",
+            f"{path}:{talks}: a conversation needs a chat template: [backend.options] chat_template = true "
+            "(backends local and tinker); a row with a single user message does not"
         )
+
+
+SECTION_CHECKS: Mapping[str, Callable[[Draft, bool], Iterator[Problem]]] = {
+    "backpressure": _check_back_pressure,
+    "warmup": _check_warm_up,
+    "throttle": _check_throttle,
+    "rate_limiter": _check_rate_limiter,
+}

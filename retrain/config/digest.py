@@ -6,7 +6,6 @@ they hold, so that a project which was moved is the same experiment, and changed
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import json
 from collections.abc import Mapping
@@ -14,14 +13,13 @@ from pathlib import Path
 from typing import Any
 
 from retrain.config.files import contents_of
-from retrain.config.keys import affects
-from retrain.config.resolve import as_tables, build, sections_of
+from retrain.config.keys import keys_of
+from retrain.config.resolve import SECTIONS, as_tables, build
 from retrain.config.schema import Config
 from retrain.config.versions import CURRENT, as_meant, run_version
 from retrain.errors import ConfigError
 
 VERSION = "v2:"
-SECTIONS = sections_of(Config)
 BESIDE_RESULTS = tuple(name for name, kind in SECTIONS.items() if kind.__affects__ != "result")
 _LEFT_OUT_BY_0_1 = {  # by section; None: all of it
     "campaign": None,
@@ -41,10 +39,10 @@ def digest(config: Config, contents: Mapping[str, str] | None = None) -> str:
     """
     contents = contents_of(config) if contents is None else contents
     decides = {
-        f"{section}.{field.name}": _normal(getattr(table, field.name), f"{section}.{field.name}", contents)
+        f"{section}.{key.name}": _normal(getattr(table, key.name), f"{section}.{key.name}", contents)
         for section, table in _sections(config)
-        for field in dataclasses.fields(table)
-        if affects(table, field) == "result" and getattr(table, field.name) != _left_out(field)
+        for key in keys_of(SECTIONS[section]).values()
+        if key.affects == "result" and getattr(table, key.name) != key.first_default
     }
     return VERSION + _hash(decides)
 
@@ -52,8 +50,8 @@ def digest(config: Config, contents: Mapping[str, str] | None = None) -> str:
 def decides(section: str, key: str) -> bool:
     """Whether a key of a run's configuration can change its result."""
     kind = SECTIONS.get(section)
-    fields = {field.name: field for field in dataclasses.fields(kind)} if kind else {}
-    return affects(kind, fields[key]) == "result" if kind and key in fields else kind is None
+    known = keys_of(kind).get(key) if kind else None
+    return known.affects == "result" if known else kind is None
 
 
 def is_current(config_hash: str) -> bool:
@@ -97,17 +95,16 @@ def laid_over(recorded: Mapping[str, Any], planned: Config, contents: Mapping[st
     Files of the same name are the plan's: they may have moved.
     """
     tables = as_tables(planned)
-    for section, table in _sections(planned):
+    for section, _ in _sections(planned):
         old = recorded.get(section, {})
-        for field in dataclasses.fields(table):
-            if affects(table, field) != "result":
+        for key in keys_of(SECTIONS[section]).values():
+            if key.affects != "result":
                 continue
-            key = f"{section}.{field.name}"
-            if field.name in old:
-                now = tables[section].get(field.name)
-                tables[section][field.name] = _moved(old[field.name], now, key, contents)
+            if key.name in old:
+                now = tables[section].get(key.name)
+                tables[section][key.name] = _moved(old[key.name], now, f"{section}.{key.name}", contents)
             else:  # absent, or not a key then
-                tables[section].pop(field.name, None)
+                tables[section].pop(key.name, None)
     return build(Config, tables)
 
 
@@ -121,15 +118,8 @@ def _moved(old: Any, new: Any, key: str, contents: Mapping[str, str]) -> Any:
 
 
 def _sections(config: Config) -> list[tuple[str, Any]]:
-    found = [(field.name, getattr(config, field.name)) for field in dataclasses.fields(config)]
+    found = [(name, getattr(config, name)) for name in SECTIONS]
     return [(name, table) for name, table in found if table is not None]
-
-
-def _left_out(field: dataclasses.Field[Any]) -> Any:
-    """Return the value that goes without saying: the default, as it was when the key came to be."""
-    if "was" in field.metadata:
-        return field.metadata["was"]
-    return field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
 
 
 def _normal(value: Any, key: str, contents: Mapping[str, str]) -> Any:

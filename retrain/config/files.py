@@ -6,7 +6,6 @@ A value names a file if its field says so, or, in a plugin's table, if its key i
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import os
 from collections.abc import Iterator, Mapping
@@ -14,8 +13,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from retrain.config.keys import affects
-from retrain.config.resolve import as_tables, build, sections_of
+from retrain.config.keys import Key, keys_of
+from retrain.config.resolve import SECTIONS, as_tables, build
 from retrain.config.schema import Config
 
 LARGEST_WHOLE = 256 * 2**20  # bytes; of a larger file (weights) samples are read, or each start would wait
@@ -26,10 +25,10 @@ SAMPLE_BYTES = 64 * 2**10
 def with_absolute_paths(config: Config) -> Config:
     """Spell out the files of a configuration: its run may go on from any directory."""
     tables = as_tables(config)
-    for section, field in _fields(config):
+    for section, key in _keys(config):
         table = tables[section]
-        if field.name in table:
-            table[field.name] = _spelled_out(table[field.name], field.metadata.get("path", ""))
+        if key.name in table:
+            table[key.name] = _spelled_out(table[key.name], key.means.path)
     return build(Config, tables)
 
 
@@ -83,17 +82,16 @@ def _of_file(path: str, state: tuple[int, int, int]) -> str:
 
 def _files(config: Config) -> Iterator[tuple[str, str]]:
     """Iterate over (dotted key, path) of the files that decide results."""
-    for section, field in _fields(config):
-        table = getattr(config, section)
-        if affects(table, field) == "result":
-            kind = field.metadata.get("path", "")
-            yield from _named(getattr(table, field.name), f"{section}.{field.name}", kind)
+    for section, key in _keys(config):
+        if key.affects == "result":
+            value = getattr(getattr(config, section), key.name)
+            yield from _named(value, f"{section}.{key.name}", key.means.path)
 
 
-def _fields(config: Config) -> Iterator[tuple[str, dataclasses.Field[Any]]]:
-    for section, kind in sections_of(Config).items():
+def _keys(config: Config) -> Iterator[tuple[str, Key]]:
+    for section, kind in SECTIONS.items():
         if getattr(config, section) is not None:
-            yield from ((section, field) for field in dataclasses.fields(kind))
+            yield from ((section, key) for key in keys_of(kind).values())
 
 
 def _named(value: Any, key: str, kind: str) -> Iterator[tuple[str, str]]:

@@ -15,7 +15,6 @@ if TYPE_CHECKING:
 
 ROUNDED = 1e-5  # relative: a speed may be written with six digits, as messages do
 BUFFERS = ("fifo", "firo", "reservoir")
-TABLES = ("training", "rate_limiter", "backpressure")  # that `flow_settings` looks at
 KEYS = {  # of the TOML, for what `FlowSettings` calls otherwise
     "batch_size": ("training", "batch_size"),
     "samples_per_batch": ("rate_limiter", "rate_limit_speed_batch_per_sim"),

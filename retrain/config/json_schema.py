@@ -11,12 +11,14 @@ from collections.abc import Iterable
 from typing import Any
 
 from retrain import registry
-from retrain.config.checks import PLUGINS
-from retrain.config.resolve import OVERRIDABLE
+from retrain.config.keys import keys_of
+from retrain.config.resolve import PLUGINS, RUN_SECTIONS, SECTIONS, sections_of
+from retrain.config.schema import Campaign, Condition
 
 NAME = "retrain.schema.json"  # beside a campaign file, whose first line names it
 DIRECTIVE = f"#:schema ./{NAME}"  # as the TOML extensions of editors read it
 DOTTED = {"type": "string", "pattern": r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)+$"}
+RUN_KINDS = {plugin.kind for plugin in PLUGINS}
 _DRAFT = "https://json-schema.org/draft/2020-12/schema"
 _TYPES: dict[str, dict[str, Any]] = {
     "int": {"type": "integer"},
@@ -33,21 +35,32 @@ def for_editors(schema: dict[str, Any]) -> dict[str, Any]:
     """Complete the schema that pydantic makes of `Config`."""
     schema["properties"].pop("run", None)
     definitions = schema["$defs"]
-    for section, key, kind, params_key, _ in PLUGINS:
-        properties = definitions[_class_of(schema, section)]["properties"]
-        _name_plugins(properties[key], kind)
-        _name_parameters(properties[params_key], kind)
+    classes = {_class_of(schema, section): kind for section, kind in SECTIONS.items() if section != "run"}
+    classes |= {kind.__name__: kind for kind in (*sections_of(Campaign).values(), Condition)}
+    for name, kind in classes.items():
+        _complete(definitions[name]["properties"], kind)
     campaign = definitions["Campaign"]
-    _name_plugins(campaign["properties"]["launcher"], "launchers")
     campaign["patternProperties"] = {DOTTED["pattern"]: {"type": "object"}}  # [campaign.<launcher>]
-    _name_loggers(definitions["Logging"]["properties"])
     condition = definitions["Condition"]["properties"]
-    for mode, kind in (("advantage_mode", "advantages"), ("transform_mode", "transforms")):
-        _name_plugins(condition[mode], kind)
-    for section in OVERRIDABLE:
+    for section in RUN_SECTIONS:
         described = condition[section]["description"]
         condition[section] = {"$ref": f"#/$defs/{_class_of(schema, section)}", "description": described}
     return {"$schema": _DRAFT, **_without_null(schema), "title": "retrain campaign"}
+
+
+def _complete(properties: dict[str, Any], section: Any) -> None:
+    """Add what the declarations of a table's keys say beyond pydantic: plugins, and what a key affects."""
+    for name, key in keys_of(section).items():
+        schema = properties[name]
+        if key.affects != "result":
+            schema["description"] += f" (affects: {key.affects})"
+        short, _, inside = key.means.stands_for.partition(".")
+        stands_for = keys_of(SECTIONS[short])[inside] if short else key
+        kind = stands_for.means.plugin
+        if kind:
+            _name_plugins(schema["items"] if schema.get("type") == "array" else schema, kind)
+        if kind in RUN_KINDS and key.means.params:
+            _name_parameters(properties[key.means.params], kind)
 
 
 def _class_of(schema: dict[str, Any], section: str) -> str:
@@ -59,11 +72,6 @@ def _class_of(schema: dict[str, Any], section: str) -> str:
 def _name_plugins(key: dict[str, Any], kind: str) -> None:
     key.pop("type", None)
     key["anyOf"] = [{"enum": registry.names(kind)}, DOTTED]
-
-
-def _name_loggers(properties: dict[str, Any]) -> None:
-    if "loggers" in properties:
-        _name_plugins(properties["loggers"]["items"], "loggers")
 
 
 def _name_parameters(key: dict[str, Any], kind: str) -> None:

@@ -4,39 +4,26 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from functools import cache
 from pathlib import Path
 from typing import Any
 
-from pydantic import TypeAdapter, ValidationError
-
 from retrain import registry
-from retrain.config.checks import (
-    Location,
-    Problem,
-    campaign_problems,
-    logging_problems,
-    matrix_problems,
-    plugin_names,
-    run_problems,
-    with_default_plugins,
+from retrain.config.campaign_checks import (
+    check_campaign,
+    check_logging,
+    check_matrix,
+    with_launcher_options,
 )
-from retrain.config.flow import TABLES, flow_problems
+from retrain.config.checks import check_plugin_names, check_run
+from retrain.config.drafts import Problem, adapter, draft_of
 from retrain.config.json_schema import for_editors
-from retrain.config.labels import label_of, label_of_modes
-from retrain.config.launcher import with_launcher_options
-from retrain.config.problems import explain, key_of, place, quote
-from retrain.config.resolve import merge, overrides_of
+from retrain.config.problems import Location, place, quote
+from retrain.config.resolve import DECIDED_BY_CAMPAIGN, merge, overrides_of, with_default_plugins
 from retrain.config.schema import Config
 from retrain.config.versions import CURRENT, as_meant, run_version
 from retrain.errors import ConfigError
 
 LARGEST_FILE_BYTES = 1_000_000  # a campaign file is a page or two; this bounds what a parser may be fed
-DECIDED_BY_CAMPAIGN: Mapping[Location, str] = {
-    ("training", "max_steps"): "max_steps",
-    ("training", "seed"): "seeds",
-}
-ONE_FOR_ALL = ("campaign", "logging", "run")  # sections that a condition cannot override
 
 
 def load_config(
@@ -80,10 +67,10 @@ def load_types(path: Path, overrides: Sequence[str] = ()) -> Config:
     Raises:
         ConfigError: the file is no TOML, or has a key or type that is none of this version's.
     """
-    try:
-        return _adapter().validate_python(with_launcher_options(load_tables(path, overrides)))
-    except ValidationError as error:
-        raise ConfigError(f"{path}: {error.error_count()} keys are not as they must be") from error
+    draft = draft_of(with_launcher_options(load_tables(path, overrides)))
+    if draft.mistakes:
+        raise ConfigError([f"{path} {place(location)}: {what}" for location, what in draft.mistakes])
+    return draft.config
 
 
 def load_tables(path: Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
@@ -159,91 +146,44 @@ def parse(
         )
 
     raw = with_launcher_options(raw)
-    found = (*_problems_of_file(raw, try_plugins), *_without_effect(raw, overridden))
-    lines = dict.fromkeys(f"{where(location)}: {what}" for location, what in found)
-    for label, condition, location, what in _problems_of_conditions(raw, try_plugins):
-        inside = _stands_in(overrides_of(condition), location)
-        start = f"{source} [[campaign.conditions]] {label} {place(location)}" if inside else where(location)
-        lines[f"{start}: {what}"] = None  # a dict keeps the order and drops repeats
+    file = draft_of(raw)
+    conditions = _conditions(raw)
+    found = [*file.mistakes, *check_campaign(file, try_plugins), *check_logging(file, try_plugins)]
+    # what every condition replaces must still be right
+    found += check_plugin_names(file) if conditions else check_run(file, try_plugins)
+    lines = [f"{where(location)}: {what}" for location, what in (*found, *_without_effect(raw, overridden))]
+    base = with_default_plugins(raw)
+    drafts = [draft_of(merge(base, overrides_of(condition))) for condition in conditions]
+    for number, (condition, draft) in enumerate(zip(conditions, drafts, strict=True), start=1):
+        called = quote(condition["name"]) if condition.get("name") else f"#{number}"
+        start = f"{source} [[campaign.conditions]] {called}"
+        for location, what in (*draft.mistakes, *check_run(draft, try_plugins)):
+            own = _stands_in(overrides_of(condition), location)
+            lines.append(f"{f'{start} {place(location)}' if own else where(location)}: {what}")
+    names = [str(condition.get("name") or "") for condition in conditions]
+    matrix = check_matrix(list(zip(names, drafts, strict=True)))
+    lines += [f"{where(location)}: {what}" for location, what in matrix]
     if lines:
-        raise ConfigError(list(lines))
-    return _adapter().validate_python(raw)
-
-
-@cache
-def _adapter() -> TypeAdapter[Config]:
-    return TypeAdapter(Config)
+        raise ConfigError(list(dict.fromkeys(lines)))
+    return file.config
 
 
 def json_schema() -> dict[str, Any]:
     """Return the JSON Schema of a campaign file, for editors."""
-    return for_editors(_adapter().json_schema())
-
-
-def _problems_of_file(raw: Mapping[str, Any], try_plugins: bool) -> Iterator[Problem]:
-    yield from _type_problems(raw)
-    yield from campaign_problems(raw, try_plugins)
-    yield from logging_problems(raw, try_plugins)
-    if not _conditions(raw):
-        yield from run_problems(raw, try_plugins)
-        yield from _flow_problems(raw)
-    else:  # what every condition replaces must still be right
-        yield from plugin_names(raw)
-
-
-def _type_problems(raw: Mapping[str, Any]) -> Iterator[Problem]:
-    try:
-        _adapter().validate_python(raw)
-    except ValidationError as error:
-        for found in error.errors(include_url=False):
-            location = key_of(found["loc"])
-            yield location, explain(found, location)
-
-
-def _flow_problems(raw: Mapping[str, Any]) -> Iterator[Problem]:
-    try:
-        config = _adapter().validate_python({name: raw[name] for name in TABLES if name in raw})
-    except ValidationError:
-        return  # wrong types are told already
-    yield from flow_problems(config)
-
-
-def _problems_of_conditions(
-    raw: Mapping[str, Any], try_plugins: bool
-) -> Iterator[tuple[str, Mapping[str, Any], Location, str]]:
-    base = with_default_plugins({name: table for name, table in raw.items() if name not in ONE_FOR_ALL})
-    merged: dict[str, Mapping[str, Any]] = {}
-    labels = []
-    for number, condition in enumerate(_conditions(raw), start=1):
-        called = quote(condition["name"]) if condition.get("name") else f"#{number}"
-        tables = merged[f"{called} {number}"] = merge(base, overrides_of(condition))
-        labels.append(_label(condition, tables))
-        found = (*_type_problems(tables), *run_problems(tables, try_plugins), *_flow_problems(tables))
-        for location, what in found:
-            yield called, condition, location, what
-    for location, what in matrix_problems(merged, labels):
-        yield "", {}, location, what
+    return for_editors(adapter().json_schema())
 
 
 def _without_effect(raw: Mapping[str, Any], overridden: frozenset[Location]) -> Iterator[Problem]:
     """Find overrides that change nothing, because something else of the file decides."""
     campaign, conditions = raw.get("campaign"), _conditions(raw)
     for location in sorted(overridden, key=str):
-        key = DECIDED_BY_CAMPAIGN.get(location, "")
+        key = DECIDED_BY_CAMPAIGN.get(".".join(map(str, location)), "")
         if key and isinstance(campaign, dict) and campaign.get(key):
             yield location, f"has no effect beside campaign.{key} = {quote(campaign[key])}; set that"
             continue
         inside = ("training", "max_steps") if location == ("campaign", "max_steps") else location
         if conditions and all(_stands_in(overrides_of(one), inside) for one in conditions):
             yield location, f"has no effect, because every condition gives its own {place(inside)}"
-
-
-def _label(condition: Mapping[str, Any], tables: Mapping[str, Any]) -> str:
-    if condition.get("name"):
-        return label_of(str(condition["name"]))
-    algorithm = tables.get("algorithm")
-    modes = algorithm if isinstance(algorithm, dict) else {}
-    return label_of_modes(str(modes.get("advantage_mode", "")), str(modes.get("transform_mode", "none")))
 
 
 def _conditions(raw: Mapping[str, Any]) -> list[Mapping[str, Any]]:

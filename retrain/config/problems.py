@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
-from typing import Any, get_args, get_type_hints
+from typing import Any, TypeAlias
 
-from retrain.config.checks import Location
+from retrain.config.keys import Meaning, keys_of
+from retrain.config.resolve import SECTIONS, sections_of
 from retrain.config.schema import Condition, Config
 from retrain.registry import nearest
 
+Location: TypeAlias = tuple[str | int, ...]
 NEEDS = {
     "int_type": "a whole number",
     "float_type": "a number",
@@ -44,7 +45,7 @@ def place(location: Location) -> str:
 def explain(error: Mapping[str, Any], location: Location) -> str:
     """Return what is wrong and how to fix it, for one of pydantic's errors."""
     kind = error["type"]
-    if needs := _extra(location).get("needs"):
+    if needs := _meaning(location).needs:
         return f"got {quote(error['input'])}; needs {needs}"
     if kind == "unexpected_keyword_argument":
         return unknown_key(location)
@@ -76,8 +77,8 @@ def quote(value: object) -> str:
 
 def _keys(tables: Location) -> list[str]:
     if not tables:
-        return [f.name for f in dataclasses.fields(Config) if f.name != "run"]
-    return [f.name for f in dataclasses.fields(_section_class(tables))]
+        return [name for name in SECTIONS if name != "run"]
+    return list(keys_of(_section_class(tables)))
 
 
 def _section_class(tables: Location) -> Any:
@@ -85,8 +86,7 @@ def _section_class(tables: Location) -> Any:
         return Condition
     here: Any = Config
     for table in tables:
-        hint = get_type_hints(here).get(str(table))
-        inner = next((kind for kind in (hint, *get_args(hint)) if dataclasses.is_dataclass(kind)), None)
+        inner = sections_of(here).get(str(table))
         if inner is None:  # a table of free keys
             break
         here = inner
@@ -95,18 +95,16 @@ def _section_class(tables: Location) -> Any:
 
 def key_of(location: Location) -> Location:
     """Return the key that a problem is about: pydantic also names which of its kinds of value was tried."""
-    return location[:2] if "needs" in _extra(location[:2]) else location
+    return location[:2] if _meaning(location[:2]).needs else location
 
 
 def _because(location: Location) -> str:
-    because = _extra(location).get("because")
+    because = _meaning(location).because
     return f", because {because}" if because else ""
 
 
-def _extra(location: Location) -> Mapping[str, Any]:
+def _meaning(location: Location) -> Meaning:
     """Return what the schema says of a key beyond its type and bounds."""
-    if len(location) < 2 or not (kind := _section_class(location[:-1])):
-        return {}
-    found = next((f for f in dataclasses.fields(kind) if f.name == location[-1]), None)
-    extra: Mapping[str, Any] = found.metadata.get("json_schema_extra", {}) if found else {}
-    return extra
+    known = keys_of(_section_class(location[:-1])) if len(location) > 1 else {}
+    found = known.get(str(location[-1]))
+    return found.means if found else Meaning()

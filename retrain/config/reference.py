@@ -8,10 +8,11 @@ import math
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, get_args, get_type_hints
+from typing import Any, get_args
 
-from retrain.config.keys import LARGEST_COUNT, Normalization
-from retrain.config.schema import Campaign, Condition, Config
+from retrain.config.keys import LARGEST_COUNT, Normalization, keys_of
+from retrain.config.resolve import SECTIONS, sections_of
+from retrain.config.schema import Campaign, Condition
 
 BOUNDS = {"ge": "at least", "gt": "above", "le": "at most", "lt": "below"}
 PREFACE = """\
@@ -20,6 +21,10 @@ PREFACE = """\
 Every table and key of a campaign's TOML file, with its default. `retrain schema --markdown` prints this
 page, `retrain schema --keys` the same as a table, and `retrain schema` the JSON Schema for editors. A key
 that is not here is an error, and nothing is coerced: `3.9` is not an int and `"false"` is not a bool.
+
+The last column says what a key affects. `result`: it is part of a run's identity, so changing it makes
+another experiment, which `retrain resume` refuses. `time`, `schedule` and `display` (speed, when and where
+runs execute, and what is recorded) can change between a run's attempts.
 """
 
 
@@ -31,7 +36,8 @@ class KeyReference:
     type: str
     default: str
     description: str
-    bounds: str = ""
+    bounds: str
+    affects: str  # result, time, schedule or display
 
 
 @dataclass(frozen=True)
@@ -45,17 +51,9 @@ class SectionReference:
 
 def sections() -> list[SectionReference]:
     """Describe every table of a campaign file, in the order of the schema."""
-    classes = [(name, kind) for name, kind in _tables(Config) if name != "run"]
-    inner = [(f"campaign.{name}", kind) for name, kind in _tables(Campaign)]
+    classes = [(name, kind) for name, kind in SECTIONS.items() if name != "run"]
+    inner = [(f"campaign.{name}", kind) for name, kind in sections_of(Campaign).items()]
     return [_section(name, kind) for name, kind in [*classes, *inner, ("[campaign.conditions]", Condition)]]
-
-
-def _tables(section: Any) -> list[tuple[str, Any]]:
-    found = []
-    for name, hint in get_type_hints(section).items():
-        kind = next((c for c in (hint, *get_args(hint)) if dataclasses.is_dataclass(c)), None)
-        found += [(name, kind)] if kind is not None else []
-    return found
 
 
 def markdown() -> str:
@@ -65,10 +63,10 @@ def markdown() -> str:
 
 def _page(section: SectionReference) -> Iterator[str]:
     yield f"\n## `[{section.name}]`\n\n{section.description}\n\n"
-    yield "| key | type | default | meaning |\n|---|---|---|---|\n"
+    yield "| key | type | default | meaning | affects |\n|---|---|---|---|---|\n"
     for key in section.keys:
         kind = _cell(key.type + (f", {key.bounds}" if key.bounds else ""))
-        yield f"| `{key.name}` | {kind} | `{key.default}` | {_cell(key.description)} |\n"
+        yield f"| `{key.name}` | {kind} | `{key.default}` | {_cell(key.description)} | {key.affects} |\n"
 
 
 def _cell(text: str) -> str:
@@ -77,8 +75,15 @@ def _cell(text: str) -> str:
 
 def _section(name: str, kind: Any) -> SectionReference:
     keys = tuple(
-        KeyReference(f.name, _type(str(f.type)), _default(f), f.metadata["description"], _bounds(f.metadata))
-        for f in dataclasses.fields(kind)
+        KeyReference(
+            key.name,
+            _type(key.annotation),
+            key.means.stands_for or _default(key.default),
+            key.description,
+            _bounds(key.bounds),
+            key.affects,
+        )
+        for key in keys_of(kind).values()
     )
     return SectionReference(name, inspect.getdoc(kind) or "", keys)
 
@@ -100,11 +105,11 @@ def _bounds(constraints: Mapping[str, Any]) -> str:
     return " and ".join(said.values())
 
 
-def _default(field: dataclasses.Field[Any]) -> str:
-    if field.default is dataclasses.MISSING:
-        return "[]" if field.default_factory is list else "{}"
-    if field.default is None:
+def _default(value: Any) -> str:
+    if dataclasses.is_dataclass(value):
+        return "{}"
+    if value is None:
         return "-"
-    if isinstance(field.default, str):
-        return f'"{field.default}"'
-    return str(field.default).lower() if isinstance(field.default, bool) else repr(field.default)
+    if isinstance(value, str):
+        return f'"{value}"'
+    return str(value).lower() if isinstance(value, bool) else repr(value)

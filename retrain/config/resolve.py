@@ -5,34 +5,72 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Hashable, Mapping
 from functools import cache
-from typing import Any, TypeVar, cast, get_args, get_type_hints
+from typing import Any, NamedTuple, TypeVar, cast, get_args, get_type_hints
 
-from retrain.config.schema import Condition, Config
+from retrain.config.keys import keys_of
+from retrain.config.schema import Campaign, Condition, Config
 
 T = TypeVar("T")
 
+
+class PluginKey(NamedTuple):
+    """A key that names a plugin of a run, and the key of the plugin's parameters."""
+
+    section: str
+    key: str
+    kind: str
+    params: str
+    default: str
+
+
+@cache  # reading type hints takes longer than all the rest, and a campaign builds a config per run
+def sections_of(kind: Any) -> dict[str, Any]:
+    """Map the keys of a table that are tables themselves to their classes."""
+    found = {}
+    for key, hint in get_type_hints(kind).items():
+        section = next((c for c in (hint, *get_args(hint)) if dataclasses.is_dataclass(c)), None)
+        if isinstance(section, type):
+            found[key] = section
+    return found
+
+
+SECTIONS = sections_of(Config)
+RUN_SECTIONS = tuple(name for name in SECTIONS if name in keys_of(Condition))  # that a condition overrides
+SHORTHANDS = {name: key.means.stands_for for name, key in keys_of(Condition).items() if key.means.stands_for}
+DECIDED_BY_CAMPAIGN = {key.means.stands_for: name for name, key in keys_of(Campaign).items()}  # "": the rest
+PLUGINS = tuple(
+    PluginKey(section, key.name, key.means.plugin, key.means.params, key.default)
+    for section in RUN_SECTIONS
+    for key in keys_of(SECTIONS[section]).values()
+    if key.means.plugin
+)
 # A condition that names another plugin starts with that plugin's defaults, not with the file's
 # parameters for a different one.
-PARAMS_OF = {
-    "advantage_mode": "advantage_params",
-    "transform_mode": "transform_params",
-    "loss_mode": "loss_params",
-    "task": "options",
-    "reward": "params",
-    "backend": "options",
-}
-SHORTHANDS = ("advantage_mode", "transform_mode")
-OVERRIDABLE = {f.name for f in dataclasses.fields(Condition)} - {"name", *SHORTHANDS}
+PARAMS_OF = {plugin.key: plugin.params for plugin in PLUGINS}
 
 
 def overrides_of(condition: Mapping[str, Any]) -> dict[str, Any]:
     """Return a raw condition's overrides as sections, its shorthands spelled out."""
-    sections = {k: v for k, v in condition.items() if k in OVERRIDABLE and v != {}}
-    modes = {k: condition[k] for k in SHORTHANDS if condition.get(k) is not None}
-    algorithm = sections.get("algorithm", {})
-    if modes and isinstance(algorithm, dict):
-        sections["algorithm"] = {**modes, **algorithm}
+    sections = {k: v for k, v in condition.items() if k in RUN_SECTIONS and v != {}}
+    for short, dotted in SHORTHANDS.items():
+        section, _, key = dotted.partition(".")
+        own = sections.get(section, {})
+        if condition.get(short) is not None and isinstance(own, dict):
+            sections[section] = {key: condition[short], **own}
     return sections
+
+
+def with_default_plugins(raw: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a file's tables of runs with the plugins spelled out that they use.
+
+    So a condition that names another plugin is seen to replace the default one.
+    """
+    spelled = {name: table for name, table in raw.items() if name in RUN_SECTIONS or name not in SECTIONS}
+    for plugin in PLUGINS:
+        table = spelled.get(plugin.section, {})
+        if isinstance(table, dict):
+            spelled[plugin.section] = {plugin.key: plugin.default, **table}
+    return spelled
 
 
 def merge(base: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
@@ -68,17 +106,6 @@ def build(kind: type[T], table: Mapping[str, Any]) -> T:
         for key, value in table.items()
     }
     return kind(**values)
-
-
-@cache  # reading type hints takes longer than all the rest, and a campaign builds a config per run
-def sections_of(kind: Any) -> dict[str, Any]:
-    """Map the keys of a table that are tables themselves to their classes."""
-    found = {}
-    for key, hint in get_type_hints(kind).items():
-        section = next((c for c in (hint, *get_args(hint)) if dataclasses.is_dataclass(c)), None)
-        if isinstance(section, type):
-            found[key] = section
-    return found
 
 
 def as_tables(config: Config) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from retrain.config.engines import Ray, Slurm
-from retrain.config.keys import LARGEST_PERMITS, Normalization, Permits, Section, Table, count, declare, key
+from retrain.config.keys import Normalization, Permits, Section, Table, count, declare, key, permits, plugin
 from retrain.config.run_table import Run
 
 FIRST_PERMITS = 4  # where their number adapts itself: what most APIs bear
@@ -38,7 +38,7 @@ class Training(Section):
         16,
         "rollouts per prompt",
         least=2,
-        json_schema_extra={"because": "an advantage compares rollouts of one prompt"},
+        because="an advantage compares rollouts of one prompt",
     )
     max_tokens: int = count(10240, "upper bound on a completion's tokens")
     temperature: float = key(0.7, "sampling temperature", gt=0, le=10)
@@ -58,11 +58,13 @@ class Training(Section):
 class Algorithm(Section):
     """How rewards become gradients."""
 
-    advantage_mode: str = key("maxrl", "advantage plugin: grpo, rloo, maxrl, reinforce_pp")
+    advantage_mode: str = plugin("maxrl", "advantages", "advantage_params", "grpo, rloo, maxrl, reinforce_pp")
     advantage_params: Table = key(dict, "parameters of the advantage plugin")
-    transform_mode: str = key("none", "token transform plugin: none, gtpo, gtpo_sepa, gtpo_hicra")
+    transform_mode: str = plugin(
+        "none", "transforms", "transform_params", "none, gtpo, gtpo_sepa, gtpo_hicra"
+    )
     transform_params: Table = key(dict, "parameters of the transform plugin")
-    loss_mode: str = key("ppo", "loss plugin: importance_sampling, ppo, cispo, gspo")
+    loss_mode: str = plugin("ppo", "losses", "loss_params", "importance_sampling, ppo, cispo, gspo")
     loss_params: Table = key(dict, "parameters of the loss plugin")
     loss_normalization: Normalization = declare("token", "what the loss is divided by; see Algorithm")
     kl_coef: float = key(0.0, "weight of the KL divergence to the policy before training", ge=0, le=100)
@@ -72,7 +74,7 @@ class Algorithm(Section):
 class Data(Section):
     """Where prompts come from."""
 
-    task: str = key("sort", "task plugin; `retrain plugins tasks` lists them")
+    task: str = plugin("sort", "tasks", "options", "where prompts come from")
     options: Table = key(dict, "options of the task plugin")
     seed: int = key(0, "seed of prompts and held-out split, the same for every run", ge=0, le=LARGEST_SEED)
     eval_prompts: int = count(256, "at most this many held-out prompts are evaluated")
@@ -85,7 +87,7 @@ class Data(Section):
 class Reward(Section):
     """How completions are scored."""
 
-    reward: str = key("match", "reward plugin; `retrain plugins rewards` lists them")
+    reward: str = plugin("match", "rewards", "params", "how a completion is scored")
     params: Table = key(dict, "parameters of the reward plugin")
 
 
@@ -93,11 +95,10 @@ class Reward(Section):
 class Backend(Section):
     """Where the policy lives, and how many API calls may be in flight."""
 
-    backend: str = key("numpy", "backend plugin: numpy, local, tinker, or a dotted path")
-    max_concurrent: Permits = declare(
+    backend: str = plugin("numpy", "backends", "options", "numpy, local, tinker")
+    max_concurrent: Permits = permits(
         4,
         'API calls in flight over all workers (permits); "auto" finds what the API bears',
-        json_schema_extra={"needs": f'a whole number from 1 to {LARGEST_PERMITS}, or "auto"'},
         affects="time",
     )
     throttle_dir: str = key(
@@ -210,8 +211,8 @@ class Logging(Section, affects="display"):
         ge=0,
         le=64,
     )
-    loggers: list[str] = declare(
-        list, "log to these as well: wandb, tensorboard, mlflow; `retrain plugins loggers` lists them"
+    loggers: list[str] = plugin(
+        list, "loggers", "logger_params", "log to these as well: wandb, tensorboard, mlflow"
     )
     logger_params: Table = key(dict, "parameters of loggers, a table for each by its name")
 
@@ -221,8 +222,8 @@ class Condition(Section):
     """One way to train: a name and what differs from the rest of the file."""
 
     name: str = key("", "how views call it; default: its two modes", max_length=200)
-    advantage_mode: str | None = key(None, "short for algorithm.advantage_mode")
-    transform_mode: str | None = key(None, "short for algorithm.transform_mode")
+    advantage_mode: str | None = key(None, "short for [algorithm]", stands_for="algorithm.advantage_mode")
+    transform_mode: str | None = key(None, "short for [algorithm]", stands_for="algorithm.transform_mode")
     model: Table = key(dict, "overrides of [model]")
     training: Table = key(dict, "overrides of [training]")
     algorithm: Table = key(dict, "overrides of [algorithm]")
@@ -243,16 +244,19 @@ class Campaign(Section, affects="schedule"):
     name: str = key("", "prefix of the campaign's directory; default: the file's name", max_length=100)
     seeds: list[Any] | None = key(
         None,
-        "one run per condition and seed; default: training.seed",
+        "one run per condition and seed",
         affects="result",
+        stands_for="training.seed",
         json_schema_extra={"items": {"type": "integer", "minimum": 0, "maximum": LARGEST_SEED}},
     )
-    max_steps: int | None = count(None, "steps of every run; default: training.max_steps", affects="result")
+    max_steps: int | None = count(
+        None, "steps of every run", affects="result", stands_for="training.max_steps"
+    )
     parallel: bool = key(False, "run several workers at a time")
     max_workers: int = key(0, "workers at a time when parallel; 0 = all runs", ge=0, le=100_000)
     stagger_seconds: float = key(0.0, "wait this long between two launches", ge=0, le=1e6)
-    launcher: str = key(
-        "local", "where workers execute: local (processes), inline (this process), slurm, ray"
+    launcher: str = plugin(
+        "local", "launchers", "launcher_options", "local (processes), inline (this process), slurm, ray"
     )
     retries: int = key(2, "further attempts after an infrastructure failure", ge=0, le=100)
     run_timeout: float = key(0.0, "end a run that takes longer, in seconds; 0 = never", ge=0, le=1e9)

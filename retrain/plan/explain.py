@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from retrain.config.problems import quote
-from retrain.config.schema import Config
+from retrain.config.resolve import RUN_SECTIONS
 from retrain.plan.checklist import Check, Decisions
 from retrain.plan.matrix import Plan, RunPlan
 from retrain.plan.warnings import warnings_of
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from retrain.plan.estimate.learned import Learned
     from retrain.plan.estimate.wall_time import WallTime
 
-SECTIONS = tuple(f.name for f in fields(Config) if f.name not in ("campaign", "logging", "run"))
 
 UNKNOWN = (
     "step times of each condition",
@@ -141,7 +140,7 @@ def _condition(run: RunPlan, plan: Plan, base: RunPlan) -> ConditionPlan:
 
 
 def _differences(run: RunPlan, base: RunPlan) -> Iterator[str]:
-    for section in SECTIONS:
+    for section in RUN_SECTIONS:
         ours, theirs = vars(getattr(run.config, section)), vars(getattr(base.config, section))
         yield from (
             f"{section}.{key} = {quote(value)}" for key, value in ours.items() if value != theirs[key]
