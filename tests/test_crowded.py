@@ -16,7 +16,7 @@ from retrain.plan.estimate.history import learn
 from retrain.plan.estimate.learned import learned_for, workload_of
 from retrain.plan.estimate.measured import measure_run
 from retrain.plan.estimate.remaining import RunLeft, remaining
-from retrain.plan.estimate.schedule import list_schedule
+from retrain.plan.estimate.simulation import list_schedule
 from retrain.plan.estimate.wall_time import wall_time
 from retrain.plan.estimate.workload import Launching, RunWork, StepCost, Workload
 from retrain.plan.matrix import Plan, plan_runs

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from retrain.plan.estimate import estimate, estimate_makespan, rule_of_thumb_s
 from retrain.plan.estimate.bootstrap import spread_of
-from retrain.plan.estimate.closed_queue import ClosedQueue
-from retrain.plan.estimate.schedule import list_schedule
+from retrain.plan.estimate.permit_queue import ClosedQueue
+from retrain.plan.estimate.simulation import list_schedule
 from retrain.plan.estimate.workload import Failures, Launching, Pilot, RunWork, StepCost, Workload
 
 

@@ -11,7 +11,7 @@ from retrain.campaign.run import start
 from retrain.config.labels import label_of
 from retrain.errors import RecordsError
 from retrain.locks.held import hold
-from retrain.records.follow import follow, last_lines
+from retrain.records.growing import follow, last_lines
 from retrain.records.layout import CampaignFiles
 from retrain.status.logs import find_log, find_run
 from tests.simulated import flat, write_campaign

@@ -11,7 +11,7 @@ import pytest
 from retrain.errors import RecordsError
 from retrain.locks.held import hold, holder, is_held, present_holder
 from retrain.locks.processes import start_mark
-from retrain.records.workers import worker_pids
+from retrain.records.run_state import worker_pids
 
 HOLD = """
 import sys, pathlib

@@ -12,7 +12,7 @@ from retrain import registry
 from retrain.config.schema import Throttle
 from retrain.errors import ConfigError
 from retrain.plan.matrix import Plan
-from retrain.records.workers import worker_pids
+from retrain.records.run_state import worker_pids
 from retrain.system import memory_available_bytes, memory_limit_bytes
 from retrain.system.throttle import TrainingThrottle
 

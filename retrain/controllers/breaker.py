@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from retrain.controllers.checks import require
+from retrain.controllers import require
 
 
 @dataclass(frozen=True, slots=True)

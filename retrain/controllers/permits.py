@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from retrain.controllers.checks import require
+from retrain.controllers import require
 
 OVERLOAD = (429, 502, 503, 504)  # HTTP statuses by which an API says that it has too much to do
 WAITED_S = 0.05  # a permit that took longer was waited for

@@ -19,11 +19,11 @@ from retrain.clock import utc_now
 from retrain.distribution import version
 from retrain.errors import DamagedRecordError, RecordsError, records_error
 from retrain.records.atomic import read_json, write_atomic
-from retrain.records.git import GitState, git_state
 from retrain.records.layout import CampaignFiles, RunFiles, is_single_run
 from retrain.records.run_row import PlannedRun as PlannedRun  # who makes a manifest needs it too
 from retrain.records.run_state import UNREADABLE, RunState, inspect_run
 from retrain.records.settled import Settled, from_json, marks_of, settle, to_json
+from retrain.records.software import GitState, git_state
 
 SCHEMA_VERSION = 2  # 1 had no `settled`
 

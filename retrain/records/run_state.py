@@ -7,6 +7,7 @@ ending. status.json adds the step and is never believed about being alive.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -14,7 +15,7 @@ from typing import Any
 
 from retrain.clock import utc_now
 from retrain.errors import DamagedRecordError, RecordsError
-from retrain.locks.held import is_held
+from retrain.locks.held import Holder, holder, is_held
 from retrain.records.atomic import read_json, write_json
 from retrain.records.attempts import Attempt, read_attempts
 from retrain.records.layout import RunFiles
@@ -191,3 +192,24 @@ def _state_of_ended(attempt: Attempt) -> RunState:
         return RunState.DIED
     # "done" without a done.json of this config: another config's end
     return RunState.PENDING if attempt.ending == RunState.DONE else RunState(attempt.ending)
+
+
+def worker_pids(runs: Path) -> set[int]:
+    """Return the process ids that the runs' locks name; a worker outlives the orchestrator that started it.
+
+    Args:
+        runs: the directory of a campaign's runs; without one there are no workers. A lock that cannot be
+            read names nobody.
+    """
+    try:
+        directories = list(runs.iterdir())
+    except OSError:
+        return set()
+    found = (_holder(RunFiles(directory)) for directory in directories)
+    return {one.pid for one in found if one is not None and one.is_here}
+
+
+def _holder(run: RunFiles) -> Holder | None:
+    with suppress(RecordsError):
+        return holder(run.lock) if is_held(run.lock) else None  # a dead worker's id may be a stranger's now
+    return None

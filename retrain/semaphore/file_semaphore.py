@@ -18,7 +18,6 @@ from retrain.errors import LaunchError, records_error
 from retrain.locks.descriptors import GUARD, LockFile
 from retrain.semaphore.filesystems import lock_sharing_problem
 from retrain.semaphore.limits import change_limits, check_permits, create_limits, read_limits
-from retrain.semaphore.patience import Patience
 from retrain.semaphore.slots import Slots
 from retrain.semaphore.state import (
     SemaphoreState,
@@ -27,7 +26,7 @@ from retrain.semaphore.state import (
     seat_path,
     write_holder,
 )
-from retrain.semaphore.wait_queue import WaitQueue
+from retrain.semaphore.wait_queue import Patience, WaitQueue
 from retrain.semaphore.wakeup import WakeupListener, wake, wakeup_address
 
 LOOK_AGAIN_S = 0.02  # a hint may be missed; a permit is to be free within 50 ms of its holder's death

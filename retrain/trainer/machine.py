@@ -9,7 +9,7 @@ from typing import Any
 
 from retrain import registry
 from retrain.config.schema import Throttle
-from retrain.records.workers import worker_pids
+from retrain.records.run_state import worker_pids
 from retrain.system.throttle import ThrottleState, TrainingThrottle
 
 

@@ -16,18 +16,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from retrain.controllers import require
 from retrain.controllers.backpressure.changepoint import ChangeDetector, Verdict
-from retrain.controllers.backpressure.curve import Curve, fit_curve
-from retrain.controllers.backpressure.explore import Explorer, Situation
+from retrain.controllers.backpressure.curve import ENOUGH_SAMPLES, Curve, NoiseScaleTrack, fit_curve
+from retrain.controllers.backpressure.explore import Explorer, Situation, batch_sizes, nearest
 from retrain.controllers.backpressure.measurements import Measurements
 from retrain.controllers.backpressure.memory_limit import MemoryLimit
-from retrain.controllers.backpressure.objective import ENOUGH_SAMPLES, NoiseScaleTrack
 from retrain.controllers.backpressure.posterior import Posterior
-from retrain.controllers.backpressure.regime import Action, Regime, classify
 from retrain.controllers.backpressure.settings import Settings
-from retrain.controllers.backpressure.sizes import batch_sizes, nearest
-from retrain.controllers.backpressure.step import Decision, StepObservation
-from retrain.controllers.checks import require
+from retrain.controllers.backpressure.step import Action, Decision, Regime, StepObservation, classify
 from retrain.controllers.usl.online import StepTimeFitter
 
 __all__ = ["BackPressure", "Decision", "StepObservation"]

@@ -6,8 +6,8 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-from retrain.controllers.backpressure.objective import Objective
-from retrain.controllers.checks import require
+from retrain.controllers import require
+from retrain.controllers.backpressure.curve import Objective
 
 Control = Literal["batch", "microbatch"]
 

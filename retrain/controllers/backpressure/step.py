@@ -1,12 +1,50 @@
-"""What goes into the back-pressure controller and what comes out: one step, one decision."""
+"""What goes into the back-pressure controller and what comes out: one step, one decision.
+
+| regime | when | action |
+|---|---|---|
+| warmup | doubling the batch, at the start and after a changed curve | hold |
+| retrograde | past throttle_margin x p* or a measured fall; out of memory | throttle |
+| compute_bound | short of what the curve offers: a larger batch pays | increase |
+| compute_bound | under 80 % of the fit: slow, but no batch would mend it | hold |
+| memory_bound | over 110 % of the fit: headroom that the curve does not explain | hold |
+| optimal | within 80 to 110 % of the fit, or no fit yet | hold |
+
+A probe explores: it holds, in the regime of the step that ran.
+"""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Literal
 
-from retrain.controllers.backpressure.regime import Action, Regime
-from retrain.controllers.checks import require
+from retrain.controllers import require
+from retrain.controllers.backpressure.explore import Purpose
+
+Action = Literal["hold", "throttle", "increase"]
+Regime = Literal["warmup", "retrograde", "memory_bound", "compute_bound", "optimal"]
+
+HEADROOM, SHORTFALL = 1.1, 0.8  # measured over fitted throughput
+
+
+def classify(size: float, following: int, purpose: Purpose, over_fit: float) -> tuple[Action, Regime]:
+    """Return the action and the regime of a completed step.
+
+    Args:
+        size: the batch that ran.
+        following: the batch to run next.
+        purpose: what the next batch is for.
+        over_fit: measured over fitted throughput at `size`; 1 without a fit.
+    """
+    if purpose == "warmup":
+        return "hold", "warmup"
+    if purpose == "operate" and following < size:
+        return "throttle", "retrograde"
+    if purpose == "operate" and following > size:
+        return "increase", "compute_bound"
+    if over_fit > HEADROOM:
+        return "hold", "memory_bound"
+    return "hold", "compute_bound" if over_fit < SHORTFALL else "optimal"
 
 
 @dataclass(frozen=True)
@@ -57,7 +95,7 @@ class Decision:
 
     Attributes:
         action: hold, throttle or increase; exploring counts as hold.
-        regime: where the observed step ran (the table in `regime.py`).
+        regime: where the observed step ran (the table above).
         batch_size: prompts to run next.
         p_star: fitted best concurrency; infinite when there is none, or fewer than three sizes are known.
         sigma, kappa: fitted contention and crosstalk; 0 until three sizes are known.
