@@ -233,17 +233,7 @@ def _scaling(config: Config, data_size: int) -> LearningRateScaling:
 
 
 def _back_pressure_summary(decision: Decision) -> BackPressureSummary:
-    return BackPressureSummary(
-        action=decision.action,
-        regime=decision.regime,
-        batch_size=decision.batch_size,
-        p_star=_finite(decision.p_star),
-        sigma=decision.sigma,
-        kappa=decision.kappa,
-        utilization=decision.utilization,
-        throughput=decision.throughput,
-        reason=decision.reason,
-    )
+    return BackPressureSummary(**dataclasses.asdict(decision) | {"p_star": _finite(decision.p_star)})
 
 
 def _throttle_summary(load: ThrottleState) -> ThrottleSummary:
@@ -253,14 +243,9 @@ def _throttle_summary(load: ThrottleState) -> ThrottleSummary:
 
 
 def _scaling_summary(decision: ScalingDecision) -> ScalingSummary:
-    return ScalingSummary(
-        scale=decision.scale,
-        effective_scale=decision.effective_scale,
-        gain=decision.gain,
-        progress=decision.progress,
-        noise_scale=_finite(decision.noise_scale),
-        reason=decision.reason,
-    )
+    keys = dataclasses.asdict(decision) | {"noise_scale": _finite(decision.noise_scale)}
+    del keys["lr_factor"]  # in the control's part, with the schedule's factor
+    return ScalingSummary(**keys)
 
 
 def _finite(value: float) -> float | None:
