@@ -42,11 +42,7 @@ def command(
         print_json(json_schema())
         return
     for section in reference.sections():
-        rows = [(key.name, key.type, key.default, key.affects, key.description) for key in section.keys]
+        rows = [(key.name, key.type, key.default, key.help) for key in section.keys]
         console().print(
-            table(
-                f"[{section.name}] {section.description}",
-                ("key", "type", "default", "affects", "meaning"),
-                rows,
-            )
+            table(f"[{section.name}] {section.description}", ("key", "type", "default", "meaning"), rows)
         )

@@ -52,8 +52,7 @@ def _complete(properties: dict[str, Any], section: Any) -> None:
     """Add what the declarations of a table's keys say beyond pydantic: plugins, and what a key affects."""
     for name, key in keys_of(section).items():
         schema = properties[name]
-        if key.affects != "result":
-            schema["description"] += f" (affects: {key.affects})"
+        schema["description"] = key.help
         short, _, inside = key.means.stands_for.partition(".")
         stands_for = keys_of(SECTIONS[short])[inside] if short else key
         kind = stands_for.means.plugin

@@ -47,6 +47,11 @@ class Key:
     means: Meaning
 
     @property
+    def help(self) -> str:
+        """Return the description, with what the key affects if that is not the result."""
+        return self.description + (f" (affects: {self.affects})" if self.affects != "result" else "")
+
+    @property
     def first_default(self) -> Any:
         """Return the value that goes without saying: the default when the key was introduced."""
         return self.default if self.means.was is UNCHANGED else self.means.was

@@ -38,6 +38,7 @@ class KeyReference:
     description: str
     bounds: str
     affects: str  # result, time, schedule or display
+    help: str  # the description, with what the key affects if that is not the result
 
 
 @dataclass(frozen=True)
@@ -82,6 +83,7 @@ def _section(name: str, kind: Any) -> SectionReference:
             key.description,
             _bounds(key.bounds),
             key.affects,
+            key.help,
         )
         for key in keys_of(kind).values()
     )
