@@ -24,7 +24,7 @@ def test_a_campaign_that_was_stopped_before_anybody_ran_it_launches_nothing(camp
     outcome = campaign.execute()
     assert outcome.exit_code == EXIT_INTERRUPTED
     assert set(outcome.states.values()) == {RunState.PENDING}
-    assert said == ["nobody has run it yet; if it is just being started, it stops before its first run"]
+    assert said == ["it has not run yet; if it is being started now, it stops before its first run"]
 
 
 def test_a_resume_after_such_a_stop_goes_on(campaign_file: Path) -> None:

@@ -154,7 +154,7 @@ def test_a_worker_that_turns_up_while_a_campaign_stops_is_asked_to_leave_as_well
 def test_a_worker_ended_by_a_real_time_signal_ends_no_campaign(planned: tuple[RunPlan, RunFiles]) -> None:
     run, files = planned
     endings = supervisor(Script(lambda: [Ended(run.run_id, -40)]), files, retries=0).supervise([run])
-    assert endings[run.run_id] == Ending(RunState.INFRASTRUCTURE, "the worker was ended by signal 40")
+    assert endings[run.run_id] == Ending(RunState.INFRASTRUCTURE, "the worker was killed by signal 40")
 
 
 @pytest.mark.parametrize(("number", "tries"), [(errno.EACCES, 1), (errno.ENOSPC, 3)])

@@ -72,7 +72,7 @@ def test_an_edited_run_is_written_again_and_not_obeyed(begun: Path) -> None:
     assert reopen(begun, notes).execute().exit_code == 0
     assert path.read_text() == before
     assert learning_rates(begun) == {5e-3}
-    assert [text for text in notes.notices if "maxrl_s1" in text and "written again" in text]
+    assert [text for text in notes.notices if "maxrl_s1" in text and "rewritten from campaign.toml" in text]
 
 
 def test_a_worker_refuses_an_edited_run_before_it_begins(
@@ -112,7 +112,7 @@ def test_a_lost_origin_is_made_again_from_the_runs(begun: Path, content: str | N
     assert reopen(begun, notes).execute().exit_code == 0
     after = json.loads(path.read_text())
     assert after == before
-    assert [text for text in notes.notices if "origin.json" in text and "made again from the runs" in text]
+    assert [text for text in notes.notices if "origin.json" in text and "rebuilt from the runs" in text]
 
 
 @pytest.mark.parametrize("content", [None, "", "{", '{"permits": 0, "slots": 0}'])

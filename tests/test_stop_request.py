@@ -11,13 +11,10 @@ from retrain import worker
 from retrain.campaign.endings import Ending
 from retrain.campaign.events import Silent
 from retrain.campaign.run import start
-from retrain.campaign.stop import SHOWN_RUNS, _announce
+from retrain.campaign.stop import SHOWN_RUNS, stop_campaign
 from retrain.errors import EXIT_INTERRUPTED
-from retrain.launchers import Assignment
-from retrain.launchers.local import LocalLauncher
 from retrain.plan.matrix import RunPlan
 from retrain.records.attempts import read_attempts
-from retrain.records.layout import RunFiles
 from retrain.records.metrics import read_metrics
 from retrain.records.run_state import RunState
 
@@ -115,9 +112,17 @@ def test_how_long_a_run_took_is_what_its_worker_measured(campaign_file: Path) ->
         assert ending.took_s == read_attempts(campaign.files_of(run_id).attempts)[-1].duration_s
 
 
-def test_a_stop_of_many_runs_names_a_few_and_counts_all(tmp_path: Path) -> None:
+def test_a_stop_of_many_runs_names_a_few_and_counts_all(
+    campaign_file: Path, here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(here)
+    has_all = SILENT_ENGINE.replace(
+        "queued(self): return ()", "queued(self): return list(self.assignment.runs)"
+    )
+    (here / "full_engine.py").write_text(has_all)
+    sets = ['campaign.launcher="full_engine.open_launcher"', f"campaign.seeds={list(range(8))}"]
     said: list[str] = []
-    alive = {f"r{n}": RunFiles(tmp_path / f"r{n}") for n in range(200)}
-    _announce(alive, LocalLauncher(Assignment("c", tmp_path, {}, 1, None, tmp_path)), said.append)
-    assert len(said) == SHOWN_RUNS + 1
-    assert said[-1] == f"and {200 - SHOWN_RUNS} more: 200 runs in all"
+    stopped = stop_campaign(start(campaign_file, sets).directory, on_wait=said.append)
+    assert len(stopped.workers) == 16
+    assert len([line for line in said if line.startswith("no orchestrator is alive")]) == SHOWN_RUNS
+    assert f"and {16 - SHOWN_RUNS} more: 16 runs in all" in said

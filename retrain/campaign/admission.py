@@ -16,7 +16,7 @@ from retrain.records.run_state import worker_pids
 from retrain.system import memory_available_bytes, memory_limit_bytes
 from retrain.system.throttle import TrainingThrottle
 
-ASK_FOR_MEMORY_S = 2.0  # memory comes back when a worker ends, which is noticed anyway, or a stranger does
+ASK_FOR_MEMORY_S = 2.0  # for memory that other programs free; a worker's end is noticed anyway
 GIB = 2**30
 FIGURES = re.compile(r"\d[\d.]*")
 
@@ -31,15 +31,15 @@ class Places:
 
     @property
     def gist(self) -> str:
-        """The reason without its figures, which differ from one look to the next."""
+        """The reason without its figures, which differ from one query to the next."""
         return FIGURES.sub("", self.reason)
 
 
 class Admission(Protocol):
-    """Says how many workers may run. Workers that run already are never ended for it."""
+    """Decides how many workers may run. Running workers are never ended for it."""
 
     def places(self) -> Places:
-        """Look, and decide."""
+        """Return how many workers may run now."""
         ...
 
 
@@ -63,7 +63,7 @@ class ByLoad:
         self._places: Places | None = None
 
     def places(self) -> Places:
-        """Look at the load when a look is due."""
+        """Return the places by the load, measured when a check is due."""
         if self._places is None or self._throttle.should_check():
             state = self._throttle.check()
             count = max(1, int(self._workers * state.batch_multiplier)) if state.should_train else 0
@@ -85,7 +85,7 @@ class ByMemory:
         self._free_bytes = free_bytes
 
     def places(self) -> Places:
-        """Look at the memory."""
+        """Return no places while memory is short."""
         places = self._inner.places()
         free_bytes = self._free_bytes()
         if free_bytes >= self._least_bytes:
@@ -100,7 +100,7 @@ def admission_of(plan: Plan, runs: Path) -> Admission:
     """Return the admission that a plan asks for: its workers, the load, the memory.
 
     Args:
-        runs: the directory of the campaign's runs; what their workers use is not foreign to it.
+        runs: the directory of the campaign's runs, whose workers' use does not count as other load.
     """
     table = plan.runs[0].config.throttle
     admission: Admission = Planned(plan.workers)
@@ -111,16 +111,16 @@ def admission_of(plan: Plan, runs: Path) -> Admission:
 
 
 def check_memory(plan: Plan, source: str) -> None:
-    """Refuse a `min_free_memory` that no worker on this machine could ever find.
+    """Refuse a `min_free_memory` above this machine's memory.
 
     Raises:
-        ConfigError: it is more than there is.
+        ConfigError: it is larger.
     """
     least_bytes, all_bytes = _least_bytes(plan), memory_limit_bytes()
     if least_bytes > all_bytes:
         raise ConfigError(
-            f"{source} [campaign].min_free_memory: got {least_bytes / GIB:.2f} GiB; this machine gives us "
-            f"{all_bytes / GIB:.2f}, so no worker could ever start; lower it, or give a fraction below 1"
+            f"{source} [campaign].min_free_memory: got {least_bytes / GIB:.2f} GiB; this machine has "
+            f"{all_bytes / GIB:.2f}, so no worker could start; lower it, or set a fraction below 1"
         )
 
 

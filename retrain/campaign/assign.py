@@ -21,7 +21,7 @@ from retrain.records.layout import CampaignFiles, RunFiles
 from retrain.records.text import as_typed, first_of
 from retrain.semaphore import FileSemaphore, lock_sharing_problem
 
-NOT_YET = "<id>"  # stands in a script that is shown before the campaign has a directory
+NOT_YET = "<id>"  # shown in a script before the campaign has a directory
 
 
 def options_of(campaign: Campaign) -> dict[str, Any]:
@@ -37,13 +37,13 @@ def options_of(campaign: Campaign) -> dict[str, Any]:
 def assignment_of(
     plan: Plan, files: CampaignFiles, where: Path, say: Callable[[str], None] = lambda text: None
 ) -> Assignment:
-    """Return what the launcher of a plan is opened for.
+    """Return a plan's assignment, for its launcher.
 
     Args:
         plan: what is to run.
         files: the campaign's.
         where: the workers' working directory.
-        say: tells whoever watches.
+        say: shows a notice to the user.
     """
     directory = files.directory.absolute()
     absolute = CampaignFiles(directory)
@@ -67,7 +67,7 @@ def assignment_of(
 def assignment_for_stopping(
     files: CampaignFiles, runs: Mapping[str, RunFiles], origin: Provenance, say: Callable[[str], None]
 ) -> Assignment:
-    """Return what a launcher must know to find and end what it runs; campaign.toml may be damaged by now."""
+    """Return what a launcher needs to find and end its runs, without campaign.toml, which may be damaged."""
     directories = {run_id: found.directory.absolute() for run_id, found in runs.items()}
     directory = files.directory.absolute()
     options, workers = dict(origin.options), len(runs)
@@ -77,7 +77,7 @@ def assignment_for_stopping(
 
 
 def takes_permits(config: Config) -> bool:
-    """Whether a run's backend calls an API under permits; one that does not say is taken to."""
+    """Whether a run's backend calls an API under permits; the default is yes."""
     says = registry.hook("backends", config.backend.backend, "takes_permits")
     return bool(says(config.backend.options)) if says else True
 
@@ -104,7 +104,7 @@ def has_engine(campaign: Campaign) -> bool:
 
 
 def check_launch(plan: Plan, source: str) -> None:
-    """Ask the launcher what of a plan cannot work, before anything exists.
+    """Ask the launcher what cannot work in a plan, before anything is created.
 
     Raises:
         ConfigError: every problem found.
@@ -116,10 +116,10 @@ def check_launch(plan: Plan, source: str) -> None:
 
 
 def check_engine(plan: Plan) -> None:
-    """Ask the launcher's engine whether it would take a plan.
+    """Ask the launcher's engine whether it would accept a plan.
 
     Raises:
-        LaunchError: it is not there, or would not.
+        LaunchError: it does not answer, or would refuse.
     """
     check = registry.hook("launchers", plan.campaign.launcher, "check_engine")
     if check:
@@ -127,7 +127,7 @@ def check_engine(plan: Plan) -> None:
 
 
 def as_launched(plan: Plan) -> Plan:
-    """Return a plan with as many workers at a time as its launcher will have: permits may allow fewer."""
+    """Return a plan with the number of workers that its launcher runs at a time: permits may allow fewer."""
     says = registry.hook("launchers", plan.campaign.launcher, "at_a_time")
     if says is None or not plan.campaign.parallel:
         return plan
@@ -135,7 +135,7 @@ def as_launched(plan: Plan) -> Plan:
 
 
 def launch_script(plan: Plan) -> str:
-    """Return what the launcher would submit; empty for one that submits nothing."""
+    """Return what the launcher would submit; empty if it submits nothing."""
     script = registry.hook("launchers", plan.campaign.launcher, "script")
     return str(script(_draft(plan))) if script else ""
 
@@ -152,17 +152,17 @@ def require_left(
     runs: Mapping[str, RunFiles],
     say: Callable[[str], None],
 ) -> None:
-    """Make sure that the engine which a campaign was with has no runs of it, unless it stays there.
+    """Raise if a campaign changes its launcher while the former engine still has runs of it.
 
     Args:
         files: the campaign's, whose lock is ours.
-        origin: how it was launched so far.
-        campaign: how it is to go on.
+        origin: how it was launched before.
+        campaign: how it continues.
         runs: all runs' files by their ids.
-        say: tells whoever watches.
+        say: shows a notice to the user.
 
     Raises:
-        LaunchError: it has some, or cannot be asked.
+        LaunchError: it has some, or does not answer.
     """
     home = files.directory / origin.launcher  # where launchers that queue keep what they submitted
     now = _engine(campaign.launcher, options_of(campaign))
@@ -173,14 +173,14 @@ def require_left(
         queued = [run_id for run_id in launcher.queued() if not runs[run_id].done.exists()]
     except LaunchError as error:
         raise LaunchError(
-            f"{files.directory}: was with {origin.launcher}, which cannot be asked whether it still has runs "
-            f"of it: {error}. Resume where it can be; if it is gone for good, remove {home}"
+            f"{files.directory}: ran with {origin.launcher}, which cannot be asked whether it still has runs "
+            f"of it: {error}. Resume where it answers; if it is gone for good, remove {home}"
         ) from error
     if queued:
         raise LaunchError(
             f"{files.directory}: {origin.launcher} still has {len(queued)} runs of it: "
-            f"{first_of(sorted(queued))}. Take them back with "
-            f'`retrain stop {as_typed(files.directory)}`, or go on with launcher = "{origin.launcher}"'
+            f"{first_of(sorted(queued))}. Cancel them with "
+            f'`retrain stop {as_typed(files.directory)}`, or continue with launcher = "{origin.launcher}"'
         )
 
 
@@ -189,22 +189,22 @@ def _engine(launcher: str, options: Mapping[str, Any]) -> tuple[str, object]:
 
 
 def open_permits(plan: Plan, files: CampaignFiles, say: Callable[[str], None]) -> None:
-    """Make each directory hold as many permits as the plan says; what is odd about it is said."""
+    """Set each directory's number of permits to the plan's; report what differs."""
     for directory, permits, is_shared in permit_directories(plan, files):
         problem = lock_sharing_problem(directory)
         if problem:
             say(f"{problem} Permits will hold on this machine only.")
         semaphore = FileSemaphore(directory, permits or FIRST_PERMITS, allow_unshared=True)
         if permits is None or semaphore.permits == permits:
-            continue  # what an earlier attempt found out is kept
+            continue  # a number learned by an earlier attempt is kept
         if is_shared:
-            say(f"{directory} is shared and has {semaphore.permits} permits, not {permits}")
+            say(f"{directory} is shared and has {semaphore.permits} permits instead of {permits}")
         else:
             semaphore.set_permits(permits)
 
 
 def permit_directories(plan: Plan, files: CampaignFiles) -> list[tuple[Path, int | None, bool]]:
-    """List directories of permits: how many each is to have (None: that adapts), and whether it is shared."""
+    """Return the directories of permits: how many each has (None: adaptive), and whether it is shared."""
     found: dict[Path, tuple[int | None, bool]] = {}
     for run in plan.runs:
         backend = run.config.backend

@@ -1,4 +1,4 @@
-"""How a worker's end is to be understood: its run's files first, its exit code second."""
+"""How a worker's end is interpreted: its run's files first, its exit code second."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ class Ending:
 
     state: RunState
     message: str = ""
-    is_lasting: bool = False  # until somebody does what the message says
+    is_lasting: bool = False  # until the user does what the message says
     took_s: float | None = field(default=None, compare=False)  # the attempt, as its worker measured it
 
 
 def ending_by(error: RetrainError) -> Ending:
-    """Return what an error that kept a worker from being started, or its end from being read, comes to."""
+    """Return the ending for an error in starting a worker or reading its end."""
     is_lasting = isinstance(error, RecordsError) and not may_pass(error)
     return Ending(RunState.INFRASTRUCTURE, str(error), is_lasting)
 
 
 def ended_attempts(files: RunFiles) -> int:
-    """Number of the newest attempt that is known to be over; what a new worker does comes after it."""
+    """Return the number of the newest attempt that has ended; a new worker's comes after it."""
     attempts = read_attempts(files.attempts)
     return max((attempt.number for attempt in attempts if attempt.ending is not None), default=0)
 
@@ -48,16 +48,16 @@ def conclude(
     before: int = 0,
     why: str = "",
 ) -> Ending:
-    """Decide how an attempt ended, and write it down if its worker could not.
+    """Return how an attempt ended, and record it if its worker could not.
 
     Args:
         files: the run's.
         config_hash: of the configuration that the run should have finished.
         exit_code: the worker's; minus the signal if one ended it; None if unknown.
-        cancelled: why we ended it, if we did.
-        before: the attempt that was already over when the worker began (`ended_attempts`): a worker
-            that is killed early writes nothing, and its predecessor's ending is not its own.
-        why: what the engine says of the worker's end, used where the worker itself left no word.
+        cancelled: why we cancelled it, if we did.
+        before: the newest attempt that had ended when the worker began (`ended_attempts`): a worker
+            that is killed early writes none, and its predecessor's ending is not its own.
+        why: the engine's reason, used if the worker left no message.
 
     Raises:
         RecordsError: a file cannot be read or written.
@@ -66,20 +66,22 @@ def conclude(
     last = next((a for a in reversed(read_attempts(files.attempts)) if a.number > before), None)
     if done is not None and done.config_hash == config_hash:
         return Ending(RunState.DONE, took_s=last.duration_s if last else None)
-    told = _told_by_worker(last)
-    if told is None:
+    recorded = _recorded_by_worker(last)
+    if recorded is None:
         ending = Ending(cancelled) if cancelled else _from_exit_code(files, exit_code, why)
-    elif told.state is RunState.INTERRUPTED and cancelled:  # the worker knows that it was asked, not why
-        ending = Ending(cancelled, told.message, took_s=told.took_s)
+    elif (
+        recorded.state is RunState.INTERRUPTED and cancelled
+    ):  # the worker does not know why it was interrupted
+        ending = Ending(cancelled, recorded.message, took_s=recorded.took_s)
     else:
-        ending = told
-    if last is not None and ending != told:
+        ending = recorded
+    if last is not None and ending != recorded:
         end_attempt(files.attempts, last.number, ending.state, exit_code=exit_code, message=ending.message)
     return ending
 
 
 def traceless(states: Mapping[str, RunState], endings: Mapping[str, Ending]) -> dict[str, RunState]:
-    """Return the ends of runs whose workers never came to write one."""
+    """Return the states of runs whose workers ended before they wrote a record."""
     return {run_id: e.state for run_id, e in endings.items() if states[run_id] is RunState.PENDING}
 
 
@@ -95,7 +97,7 @@ def log_tail(files: RunFiles, lines: int = TAIL_LINES) -> list[str]:
     return [plain(line, 200) for line in text.splitlines()[-lines:]]
 
 
-def _told_by_worker(attempt: Attempt | None) -> Ending | None:
+def _recorded_by_worker(attempt: Attempt | None) -> Ending | None:
     if attempt is None or attempt.ending not in ENDINGS:
         return None
     message = plain(attempt.message, LONGEST_MESSAGE)
@@ -104,16 +106,16 @@ def _told_by_worker(attempt: Attempt | None) -> Ending | None:
 
 def _from_exit_code(files: RunFiles, exit_code: int | None, why: str) -> Ending:
     if exit_code is None:
-        return Ending(RunState.INFRASTRUCTURE, why or "the worker vanished without a word")
+        return Ending(RunState.INFRASTRUCTURE, why or "the worker vanished without a message")
     if exit_code < 0:
         name = _signal_name(-exit_code)
         hint = "; the machine may be out of memory" if exit_code == -signal.SIGKILL else ""
-        return Ending(RunState.INFRASTRUCTURE, f"the worker was ended by {name}{hint}")
+        return Ending(RunState.INFRASTRUCTURE, f"the worker was killed by {name}{hint}")
     said = next((line for line in reversed(log_tail(files)) if line.strip()), "")
-    unsaid = f"the worker left with exit code {exit_code} and without a word"
+    no_message = f"the worker exited with code {exit_code} and no message"
     if exit_code == EXIT_INFRASTRUCTURE:
-        unsaid += "; is the disk full?"  # else it would have said in its log what was missing
-    message = said or unsaid
+        no_message += "; is the disk full?"  # else its log would say what was missing
+    message = said or no_message
     known = {EXIT_INFRASTRUCTURE: RunState.INFRASTRUCTURE, EXIT_INTERRUPTED: RunState.INTERRUPTED}
     return Ending(known.get(exit_code, RunState.FAILED), message)
 

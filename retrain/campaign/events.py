@@ -1,4 +1,4 @@
-"""What a campaign tells whoever watches it."""
+"""The events of a campaign, for observers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from retrain.records.layout import CampaignFiles
 
 
 class Observer(Protocol):
-    """Watches a campaign. Called from the orchestrator's thread; must return soon."""
+    """Observes a campaign. Called from the orchestrator's thread; must return soon."""
 
     def begun(self, files: CampaignFiles, runs: Sequence[RunPlan], workers: int) -> None:
         """Launching begins; `runs` are those still to do."""
@@ -22,20 +22,20 @@ class Observer(Protocol):
         ...
 
     def ended(self, run: RunPlan, ending: Ending, tail: Sequence[str]) -> None:
-        """A run ended for good; `tail` is the end of its output if it went wrong."""
+        """A run ended and is not retried; `tail` is the end of its output if it failed."""
         ...
 
     def retrying(self, run: RunPlan, ending: Ending, delay_s: float) -> None:
-        """A run is tried again after a delay."""
+        """A run is retried after a delay."""
         ...
 
     def notice(self, text: str) -> None:
-        """Something that the user should know."""
+        """A message for the user."""
         ...
 
 
 class Silent:
-    """Watches and says nothing."""
+    """An observer that ignores everything."""
 
     def begun(self, files: CampaignFiles, runs: Sequence[RunPlan], workers: int) -> None:
         """Ignore."""

@@ -38,18 +38,18 @@ class Undelivered:
             if run.config.logging.loggers and states[run.run_id] is RunState.DONE and self._is_behind(run)
         ]
 
-    def deliver(self, roll_up: RollUp, say: Callable[[str], None], is_leaving: Callable[[], bool]) -> None:
-        """Log what is missing, one run after the other.
+    def deliver(self, roll_up: RollUp, say: Callable[[str], None], is_stopped: Callable[[], bool]) -> None:
+        """Log the missing rows, run by run.
 
         Raises:
             RecordsError: a run's files cannot be read or written.
         """
         if self._runs:
-            say(f"logging what the loggers of {count_of(len(self._runs), 'finished run')} lack")
+            say(f"logging the missing rows of {count_of(len(self._runs), 'finished run')}")
         for run in self._runs:
-            if is_leaving():
+            if is_stopped():
                 return
-            self._deliver(run, is_leaving)
+            self._deliver(run, is_stopped)
             roll_up.changed(run.run_id)
 
     def _is_behind(self, run: RunPlan) -> bool:
@@ -58,16 +58,16 @@ class Undelivered:
         done = read_done(self._files_of(run.run_id).done)
         return done is not None and is_behind(run.config, self._files_of(run.run_id), done.result)
 
-    def _deliver(self, run: RunPlan, is_leaving: Callable[[], bool]) -> None:
+    def _deliver(self, run: RunPlan, is_stopped: Callable[[], bool]) -> None:
         from retrain.trainer.logger_threads import deliver
 
         files = self._files_of(run.run_id)
         lock, done, attempts = hold(files.lock), read_done(files.done), read_attempts(files.attempts)
         if lock is None or done is None or not attempts:
-            return  # its worker is still at it
+            return  # its worker still runs
         with lock:
             last = attempts[-1]
-            lacking = deliver(run.config, files, last.number, done.result, is_leaving)
+            lacking = deliver(run.config, files, last.number, done.result, is_stopped)
             end_attempt(
                 files.attempts,
                 last.number,
@@ -80,10 +80,10 @@ class Undelivered:
 
 
 def set_aside_changed(files: RunFiles) -> bool:
-    """Make a run with changed rows ready to run again; for the holder of the campaign's lock.
+    """Prepare a run with changed rows to run again; for the holder of the campaign's lock.
 
     Returns:
-        Whether its rows had changed; if not, or if that cannot be told, it is left as it is.
+        Whether its rows had changed; if not, or if that is unknown, it is left as it is.
 
     Raises:
         RecordsError: its files cannot be moved.

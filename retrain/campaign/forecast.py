@@ -1,4 +1,4 @@
-"""How long a campaign is expected to take: said as soon as it is known, and held against what it took."""
+"""The forecast: how long a campaign is expected to take, and, at its end, how long it took."""
 
 from __future__ import annotations
 
@@ -25,10 +25,8 @@ from retrain.records.run_state import RunState, inspect_run
 from retrain.system import cpu_capacity
 
 FIRST_LOOK_S = 1.0
-LOOK_EVERY = 1.5  # times as long as until the look before: the cost stays small, however long it takes
-ENOUGH_STEPS = (
-    20  # of each run that goes on, or the share below of its steps: too few look steadier than they are
-)
+LOOK_EVERY = 1.5  # times the time of the look before, so that the cost stays small
+ENOUGH_STEPS = 20  # of each running run, or the share below of its steps: fewer look steadier than they are
 ENOUGH_SHARE = 0.05
 LAST_ROWS = 5
 FEW_RUNS = 2  # of each condition, in earlier campaigns
@@ -36,7 +34,7 @@ STAMP = len("-20250131T120000Z-0a1b")  # what follows the name in a campaign's d
 
 
 class Forecaster:
-    """Foretells one session of a campaign, from earlier campaigns of its name or from its own first steps."""
+    """Forecasts one session of a campaign, from earlier campaigns of its name or from its own first steps."""
 
     def __init__(
         self,
@@ -52,7 +50,7 @@ class Forecaster:
             plan: what runs.
             directory: the campaign's own.
             files_of: a run's files, by its id.
-            known: the manifest as it is; a campaign that goes on keeps what was expected at first.
+            known: the present manifest; a resumed campaign keeps its first forecast.
             clock: seconds.
         """
         self._plan = plan
@@ -66,7 +64,7 @@ class Forecaster:
         self._next_look_s = FIRST_LOOK_S
 
     def look(self) -> Expectation | None:
-        """Return an expectation once, as soon as there is one. Cheap to call every second."""
+        """Return the forecast once, as soon as there is one. Cheap to call every second."""
         elapsed_s = self._clock() - self._began_s
         if self._expected is not None or not self._is_new:
             return None
@@ -79,11 +77,11 @@ class Forecaster:
         return self._expected
 
     def ended(self) -> Expectation | None:
-        """Return what was expected, and what it took now that every run is done; None if nothing was."""
+        """Return the forecast with the actual time, now that every run is done; None without a forecast."""
         if self._expected is None:
             return None
         own_s = self._clock() - self._began_s
-        with contextlib.suppress(RecordsError):  # then nobody can say what it took
+        with contextlib.suppress(RecordsError):  # then the actual time stays unknown
             return replace(self._expected, actual_s=own_s if self._is_new else self._busy_s())
         return self._expected
 
@@ -125,7 +123,7 @@ class Forecaster:
         return RunLeft(run.run_id, run.condition, left, is_running, pace_of(ends, seen.attempts))
 
     def _busy_s(self) -> float:
-        """Return the time in which any run was alive: a campaign that was stopped did not take its pauses."""
+        """Return the time in which any run was alive: the pauses of a stopped campaign do not count."""
         spans = [
             (attempt.started_at, attempt.ended_at)
             for run in self._plan.runs
@@ -153,12 +151,12 @@ def union_s(spans: Iterable[tuple[str, str]]) -> float:
 
 
 def said(expected: Expectation) -> str:
-    """Put an expectation into words."""
+    """Return the forecast in words."""
     return f"{about(expected.p50_s)} expected, P90 {about(expected.p90_s)} (from {expected.made_from})"
 
 
 def looked_at(forecaster: Forecaster) -> Expectation | None:
-    """Look, and let no record that is damaged, or says what cannot be, end a campaign for it."""
+    """Return the forecast if there is a new one; damaged records never end a campaign for it."""
     try:
         return forecaster.look()
     except (RecordsError, ValueError, ArithmeticError):

@@ -71,20 +71,20 @@ class CampaignRun:
         observer: Observer,
         catch_up: Callable[[], None] = lambda: None,
     ) -> None:
-        """Prepare; nothing is touched yet.
+        """Prepare; nothing is written yet.
 
         Args:
             plan: what is to run.
             files: the campaign's.
-            observer: is told what happens.
-            catch_up: brings the files of a campaign that goes on up to date; called once it is ours.
+            observer: receives the campaign's events.
+            catch_up: brings a resumed campaign's files up to date; called once its lock is held.
         """
         self._plan = plan
         self._files = files
         self._observer = observer
         self._catch_up = catch_up
         self._supervisor: Supervisor | None = None
-        self._asked_to_stop = 0  # before there was a supervisor to tell
+        self._asked_to_stop = 0  # before there was a supervisor
 
     @property
     def plan(self) -> Plan:
@@ -101,15 +101,15 @@ class CampaignRun:
         return RunFiles(self._files.directory) if self._plan.is_single_run else self._files.run(run_id)
 
     def execute(self, retry_failed: bool = False) -> Outcome:
-        """Run what is missing.
+        """Run what is not done.
 
         Args:
             retry_failed: run only what failed; otherwise failed runs are left alone.
 
         Raises:
-            ConfigError: the load function gave what is no load.
+            ConfigError: the load function returned no load.
             LaunchError: another orchestrator holds the campaign, or the launcher cannot start.
-            RecordsError: the directory cannot be written, or was removed while the runs went on.
+            RecordsError: the directory cannot be written, or was removed while runs were alive.
         """
         with self._lock() as lock:
             self._leave_engine()
@@ -118,11 +118,11 @@ class CampaignRun:
             roll_up = self._roll_up()
             states = self._states(roll_up, redo=retry_failed)
             launcher = self._open_launcher()
-            if launcher.queues:  # it can be resumed from another machine
+            if launcher.queues:  # another machine may resume it
                 lock.renew()
             todo, alive = self._shares(states, launcher.queued(), retry_failed)
             undelivered = Undelivered(self._plan.runs, states, self.files_of)
-            self._say_what_is_left_alone(roll_up.manifest.runs, todo, alive)
+            self._report_skipped(roll_up.manifest.runs, todo, alive)
             if not launcher.queues:
                 open_permits(self._plan, self._files, self._observer.notice)
             self._observer.begun(self._files, todo + alive, self._plan.workers)
@@ -169,7 +169,7 @@ class CampaignRun:
     def _shares(
         self, states: Mapping[str, RunState], queued: Collection[str], retry_failed: bool
     ) -> tuple[list[RunPlan], list[RunPlan]]:
-        """Return the runs to launch, and those that somebody launched already."""
+        """Return the runs to launch, and those launched earlier that are still alive or queued."""
         alive = [
             run
             for run in self._plan.runs
@@ -181,11 +181,11 @@ class CampaignRun:
         return [run for run in wanted if run.run_id not in taken], alive
 
     def _require_in_place(self, lock: HeldLock) -> None:
-        """Refuse to conclude anything from a directory that is not the one in which the runs began."""
+        """Raise if the directory was removed or replaced since the runs began."""
         if not lock.is_in_place:
             raise RecordsError(
                 f"{self._files.directory}: was removed or replaced while the campaign ran; its runs were "
-                "asked to stop, and what they wrote there is lost unless you restore it"
+                "asked to stop, and their records are lost unless you restore the directory"
             )
 
     def _supervisor_with(
@@ -199,7 +199,7 @@ class CampaignRun:
             if expected is not None:
                 roll_up.expect(expected)
                 observer.notice(said(expected))
-            is_lost = not lock.is_in_place  # every second: nothing that runs write now would be found again
+            is_lost = not lock.is_in_place  # checked every second: records written now would be lost
             return max(self._asked_to_stop, asked_to_stop(self._files), int(is_lost))
 
         def ask_workers(now: bool) -> None:
@@ -220,15 +220,15 @@ class CampaignRun:
     def _write_last(self, roll_up: RollUp, *, ended: bool) -> None:
         try:
             roll_up.write(ended=ended)
-        except RecordsError as error:  # a copy of what the runs say: no reason to hide how they ended
+        except RecordsError as error:  # the manifest only repeats the runs' records
             self._observer.notice(str(error))
 
     def _states(self, roll_up: RollUp, *, redo: bool = False) -> dict[str, RunState]:
-        """Look at every run; one with damaged records has failed, and `redo` prepares it to run again."""
+        """Return every run's state; damaged records count as failed, and `redo` prepares a rerun."""
         states = {}
         for entry in roll_up.entries():
             states[entry.run_id] = RunState.FAILED if entry.state == UNREADABLE else RunState(entry.state)
-            if entry.state != UNREADABLE:  # one run's damage is no reason to hold up the others
+            if entry.state != UNREADABLE:  # one damaged run does not hold up the others
                 continue
             if redo and set_aside_changed(self.files_of(entry.run_id)):
                 roll_up.changed(entry.run_id)
@@ -240,7 +240,7 @@ class CampaignRun:
                 self._observer.notice(f"{entry.run_id} is left alone: {entry.message}")
         return states
 
-    def _say_what_is_left_alone(
+    def _report_skipped(
         self, entries: Sequence[RunEntry], todo: Sequence[RunPlan], taken: Sequence[RunPlan]
     ) -> None:
         wanted = {run.run_id for run in todo}
@@ -249,10 +249,10 @@ class CampaignRun:
             self._observer.notice(f"{count_of(counts[RunState.DONE], 'finished run')} skipped")
         if counts[RunState.FAILED]:
             left = count_of(counts[RunState.FAILED], "failed run")
-            self._observer.notice(f"{left} left alone; --failed runs what failed again")
+            self._observer.notice(f"{left} left alone; --failed runs them again")
         alive = [entry.run_id for entry in entries if entry.state == RunState.RUNNING]
         queued = [run.run_id for run in taken if run.run_id not in alive]
-        for what, runs in (("alive", alive), ("still with the engine", queued)):
+        for what, runs in (("alive", alive), ("still queued by the engine", queued)):
             if runs:
                 self._observer.notice(f"{count_of(len(runs), 'run')} {what} and adopted: {first_of(runs)}")
 
@@ -262,7 +262,7 @@ class CampaignRun:
             who = present_holder(self._files.lock)
             raise LaunchError(
                 f"{self._files.directory}: is supervised by {who or 'another process'}; "
-                f"watch it with `retrain status {as_typed(self._files.directory)}`"
+                f"follow it with `retrain status {as_typed(self._files.directory)}`"
             )
         return lock
 

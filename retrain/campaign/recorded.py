@@ -1,8 +1,8 @@
-"""What the runs' own files say of how they began, and how their campaign's file differs now.
+"""How runs began, by their own files, and how their campaign's file differs now.
 
-A campaign goes on as it began. Whatever would change results must be accepted by the user; how runs
-are launched (workers, retries, timeouts) may change freely. A run.toml whose digest is not that of its
-configuration was changed by hand: nothing in it is believed.
+A campaign continues as it began. The user must accept whatever would change results; how runs are launched
+(workers, retries, timeouts) may change freely. A run.toml whose digest does not fit its configuration was
+changed by hand and is not trusted.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ SHOWN_RUNS = 3  # named in a line of a diff
 
 @dataclass(frozen=True)
 class Reconciled:
-    """A plan as its campaign goes on with it."""
+    """A plan as its campaign continues."""
 
     plan: Plan
     changes: tuple[str, ...]  # what would make results differ, one line each
@@ -117,12 +117,12 @@ def _compare(
 
 
 def _as_begun(run: RunPlan, before: str, files: RunFiles, is_same_file: bool) -> RunPlan | None:
-    """Return the run as it goes on without a change of its results; None if there is none."""
+    """Return the run as it continues with the same results; None if they would differ."""
     tables, now = recorded_tables(files), recorded_hash(files)
     is_intact = is_as_written(tables)
     if is_intact and now == run.config_hash:  # killed between writing that and the manifest
         return run
-    if now != before or not is_intact:  # nothing left to compare with
+    if now != before or not is_intact:  # nothing to compare with
         return run if is_same_file and not is_current(before) else None
     identity = run.config.run
     contents = identity.files if identity else {}
@@ -131,7 +131,7 @@ def _as_begun(run: RunPlan, before: str, files: RunFiles, is_same_file: bool) ->
     except TypeError:  # a key that this version has no more
         return None
     config_hash = digest(begun, contents)
-    if is_current(before) and config_hash != before:  # its files hold something else
+    if is_current(before) and config_hash != before:  # the content of its files has changed
         return None
     if config_hash == run.config_hash:
         return run
@@ -143,7 +143,7 @@ def _as_begun(run: RunPlan, before: str, files: RunFiles, is_same_file: bool) ->
 
 def _differences(before: Mapping[str, Any], run: RunPlan) -> Iterator[str]:
     if not before or not is_as_written(before):
-        yield "how it began is not known, because its run.toml is damaged or gone"
+        yield "its first configuration is unknown, because its run.toml is damaged or gone"
         return
     old = dict(_flat(as_meant(before, run_version(before, CURRENT))))
     new = dict(_flat(as_tables(run.config)))
@@ -153,7 +153,7 @@ def _differences(before: Mapping[str, Any], run: RunPlan) -> Iterator[str]:
         if old.get(key) != new.get(key)
     ]
     changed += changed_files(run.config, before["run"].get("files", {}))
-    yield from changed or ["its configuration is another"]
+    yield from changed or ["its configuration differs"]
 
 
 def _flat(tables: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:

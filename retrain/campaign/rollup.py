@@ -48,7 +48,7 @@ def manifest_of(
         found = read_manifest(files.manifest)
     except DamagedRecordError:
         found, aside = None, set_aside(files.manifest)
-        notice(f"manifest.json was damaged and is made again from the runs; it is kept as {aside.name}")
+        notice(f"manifest.json was damaged and is rebuilt from the runs; it is kept as {aside.name}")
     if found is None:
         found = new_manifest(plan.name, plan.config_hash, planned, Path.cwd(), shared_permits)
     return replace(
@@ -118,7 +118,7 @@ class RollUp:
 
 
 class RecordingObserver:
-    """Passes events on, keeps the manifest fresh, and writes notices down."""
+    """Forwards events, keeps the manifest fresh, and records notices."""
 
     def __init__(self, observer: Observer, roll_up: RollUp, notices: NoticeBook) -> None:
         self._observer = observer

@@ -44,7 +44,7 @@ from retrain.records.stop_request import withdraw_request
 
 PAUSE_S = 0.02
 MANY_RUNS = 32
-WRITERS = 16  # a disk takes the syncs of many at once: 2,000 runs in a second instead of half a minute
+WRITERS = 16  # syncs overlap: 2,000 runs in a second instead of half a minute
 
 
 def start(
@@ -53,17 +53,17 @@ def start(
     observer: Observer | None = None,
     beside: Path | None = None,
 ) -> CampaignRun:
-    """Check a file, make its campaign's directory and every run's run.toml.
+    """Check a file, and create its campaign's directory and every run's run.toml.
 
     Args:
         config_path: the TOML file.
         overrides: `section.key=value` each.
-        observer: is told what happens.
+        observer: receives the campaign's events.
         beside: where dotted paths are looked for before the current directory; default: the file's own.
 
     Raises:
         ConfigError: every problem of the file; nothing was created.
-        LaunchError: a server that runs need, or the launcher's engine, is not there; nothing was created.
+        LaunchError: a server that runs need, or the launcher's engine, does not answer; nothing was created.
         RecordsError: the directory cannot be written.
     """
     beside = beside or config_path.parent
@@ -102,24 +102,24 @@ def reopen(
     accept_config_change: bool = False,
     just_started: bool = False,
 ) -> CampaignRun:
-    """Open an existing campaign as it was given.
+    """Open an existing campaign to resume it.
 
     Args:
         directory: the campaign's, or a copy of it.
-        observer: is told what happens.
-        accept_config_change: go on although campaign.toml now gives other results: each unfinished
-            run from its newest checkpoint, under the configuration as it is now.
-        just_started: nobody has run it yet, so a request to stop it that is there holds.
+        observer: receives the campaign's events.
+        accept_config_change: continue although campaign.toml now gives other results: each unfinished
+            run from its newest checkpoint, with the present configuration.
+        just_started: it has not run yet, so an existing request to stop it stands.
 
     Raises:
         RecordsError: the directory holds no campaign.
-        ConfigError: its campaign.toml is not valid any more, or changed and the change not accepted.
+        ConfigError: its campaign.toml is no longer valid, or changed and the change is not accepted.
     """
     files = open_campaign(directory.absolute())
     origin, lost = known_origin(files)
     plan, where = _planned_anew(files, origin)
     check_launch(plan, str(files.campaign_toml))
-    if not has_engine(plan.campaign):  # another machine than before may have less
+    if not has_engine(plan.campaign):  # this machine may have less memory than the last
         check_memory(plan, str(files.campaign_toml))
     observer = observer or Silent()
     files_of = CampaignRun(plan, files, observer).files_of
@@ -141,7 +141,7 @@ def reopen(
                 rename_done(campaign.files_of(run.run_id).done, found.renamed[run.run_id], run.config_hash)
         _write_what_differs(campaign, files, now, observer)
         if lost:
-            observer.notice(f"{lost}; it is made again from the runs")
+            observer.notice(f"{lost}; it is rebuilt from the runs")
         if lost or now != origin:
             write_provenance(files, now)
 
@@ -157,7 +157,7 @@ def run_campaign(
     Args:
         path: the TOML file.
         overrides: `section.key=value` each.
-        observer: is told what happens.
+        observer: receives the campaign's events.
 
     Raises:
         ConfigError: every problem of the file; nothing was created.
@@ -177,7 +177,7 @@ def detach(directory: Path, arguments: Sequence[str] = ()) -> int:
         Its process id, once it holds the campaign (or has already finished it).
 
     Raises:
-        LaunchError: it ended at once; its last words are in campaign.log.
+        LaunchError: it ended at once; campaign.log says why.
     """
     files = CampaignFiles(directory)
     log = open_log(files.log)
@@ -191,7 +191,7 @@ def detach(directory: Path, arguments: Sequence[str] = ()) -> int:
             start_new_session=True,
         )
     except OSError as error:
-        raise LaunchError(f"{directory}: no orchestrator could be started ({error.strerror})") from error
+        raise LaunchError(f"{directory}: cannot start an orchestrator ({error.strerror})") from error
     finally:
         os.close(log)
     while (code := process.poll()) is None:
@@ -206,7 +206,7 @@ def detach(directory: Path, arguments: Sequence[str] = ()) -> int:
 
 
 def _planned_anew(files: CampaignFiles, origin: Provenance) -> tuple[Plan, Path]:
-    """Plan a campaign's file from the first directory where all that it names is found."""
+    """Return the plan of a campaign's file from the first directory where all its paths exist."""
     problem: ConfigError | None = None
     for where in working_directories(files, origin):
         if str(where) not in sys.path:
@@ -220,13 +220,13 @@ def _planned_anew(files: CampaignFiles, origin: Provenance) -> tuple[Plan, Path]
                 return plan_runs(config, origin.name, origin.seed), where
             except ConfigError as error:
                 problem = problem or error
-    raise problem or ConfigError(f"{files.directory}: no directory is left that its paths start from")
+    raise problem or ConfigError(f"{files.directory}: the directory that its paths are relative to is gone")
 
 
 def _write_what_differs(
     campaign: CampaignRun, files: CampaignFiles, origin: Provenance, observer: Observer
 ) -> None:
-    """Write every run.toml that is not what its plan says: nobody may obey another."""
+    """Write every run.toml that differs from its plan, so that no worker uses it."""
     differing = []
     for run in campaign.plan.runs:
         run_files, text = campaign.files_of(run.run_id), _text(run, files, origin)
@@ -235,7 +235,7 @@ def _write_what_differs(
             continue
         differing.append((run_files, text))
         if old and not is_as_written(recorded_tables(run_files)):
-            observer.notice(f"{run_files.run_toml}: was changed or damaged, and is written again")
+            observer.notice(f"{run_files.run_toml}: was changed or damaged; rewritten from campaign.toml")
     _write_runs(differing, files)
 
 
@@ -246,7 +246,7 @@ def _write_runs(runs: Sequence[tuple[RunFiles, str]], files: CampaignFiles) -> N
         return
     with ThreadPoolExecutor(WRITERS) as writers:
         for _ in writers.map(lambda pair: _write_run(pair[0], pair[1], files), runs):
-            pass  # raises what a writer raised
+            pass  # re-raises a writer's error
 
 
 def _write_run(run_files: RunFiles, text: str, files: CampaignFiles) -> None:
@@ -256,7 +256,7 @@ def _write_run(run_files: RunFiles, text: str, files: CampaignFiles) -> None:
 
 
 def _text(run: RunPlan, files: CampaignFiles, origin: Provenance) -> str:
-    """Write a run's resolved configuration: it can be repeated from that alone."""
+    """Return a run's resolved configuration, from which alone it can be repeated."""
     tables = as_tables(run.config)
     tables["run"] = {**tables["run"], "campaign": files.directory.name, "origin": as_table(origin)}
     return tomli_w.dumps(tables)

@@ -1,9 +1,8 @@
-"""Stops a campaign from anywhere: through its orchestrator, or without one.
+"""Stops a campaign from anywhere, with or without its orchestrator.
 
-A request is a file that the orchestrator looks for every second, so it arrives from another machine
-that shares the directory too. If the orchestrator is dead, its lock is ours to take, and its workers
-are ours to stop. What is to be stopped is read off the runs themselves: a damaged manifest or origin
-is no reason to leave workers running.
+The request is a file that the orchestrator looks for every second, so it also arrives from another machine
+that shares the directory. If the orchestrator is dead, `stop` takes its lock and stops its workers. Which
+runs to stop is read from the runs themselves: a damaged manifest or origin leaves no worker running.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ from retrain.records.run_toml import files_of_runs, recorded_hash
 from retrain.records.stop_request import ask_to_stop
 
 PAUSE_S = 0.1
-SHOWN_RUNS = 5  # that are named one by one
+SHOWN_RUNS = 5  # named one by one
 
 
 @dataclass(frozen=True)
@@ -49,7 +48,7 @@ def stop_campaign(
     Args:
         directory: the campaign's.
         now: kill the workers; what they did since their last checkpoint will be done again.
-        on_wait: is told whom we wait for.
+        on_wait: shows what we wait for.
 
     Raises:
         RecordsError: the directory holds no campaign, or cannot be written.
@@ -62,30 +61,30 @@ def stop_campaign(
             asked = found
             _ask_orchestrator(files, now=now)
             with suppress(RecordsError):
-                signal_holder(files.lock, signal.SIGCONT)  # one that Ctrl-Z suspended would never look
+                signal_holder(files.lock, signal.SIGCONT)  # one suspended by Ctrl-Z would never look
             on_wait(f"asked {found or 'its orchestrator'} to stop; it waits for its workers")
         elif found is not None and not found.is_same_process(asked):
-            return Stopped(was_supervised=True, workers=())  # somebody has resumed it meanwhile
-        elif not files.stop_request.exists():  # it was only starting, and swept away what it found
+            return Stopped(was_supervised=True, workers=())  # it has been resumed in the meantime
+        elif not files.stop_request.exists():  # it was starting, and removed earlier requests
             _ask_orchestrator(files, now=now)
         time.sleep(PAUSE_S)
     with lock:
-        with suppress(RecordsError):  # on a full disk; it is for workers that have not begun yet
+        with suppress(RecordsError):  # on a full disk; it is for workers that have not started yet
             ask_to_stop(files, now=now)
         if files.stop_request.exists() and not files.manifest.exists():
-            on_wait("nobody has run it yet; if it is just being started, it stops before its first run")
+            on_wait("it has not run yet; if it is being started now, it stops before its first run")
         try:
             return Stopped(asked is not None, _stop_workers(files, lock, now=now, on_wait=on_wait))
         except LaunchError as error:
-            raise LaunchError(_what_holds_anyway(files, error)) from error
+            raise LaunchError(_with_request(files, error)) from error
 
 
-def _what_holds_anyway(files: CampaignFiles, error: LaunchError) -> str:
+def _with_request(files: CampaignFiles, error: LaunchError) -> str:
     if not files.stop_request.exists():
         return str(error)
     return (
-        f"{error}. The request to stop is written down all the same: runs that have not started will not, "
-        "and those that have save and leave at their next step, as soon as they see it"
+        f"{error}. The request to stop is recorded: runs that have not started will not start, "
+        "and the others save and leave at their next step"
     )
 
 
@@ -103,7 +102,7 @@ def _stop_workers(
 ) -> tuple[str, ...]:
     runs, (origin, _) = files_of_runs(files), known_origin(files)
     launcher = open_launcher(origin.launcher, assignment_for_stopping(files, runs, origin, on_wait))
-    if launcher.queues:  # it could be resumed from another machine meanwhile
+    if launcher.queues:  # another machine may resume it
         lock.renew()
     queued = launcher.queued()
     alive = {run_id: run for run_id, run in runs.items() if run_id in queued or _is_alive(run, on_wait)}
@@ -120,7 +119,7 @@ def _stop_workers(
 def _announce(alive: Mapping[str, RunFiles], launcher: Launcher, on_wait: Callable[[str], None]) -> None:
     for run_id, run in islice(alive.items(), SHOWN_RUNS):
         who = _whereabouts(run) if is_held(run.lock) else launcher.describe()
-        on_wait(f"no orchestrator lives; stopping {run_id}, {who}")
+        on_wait(f"no orchestrator is alive; stopping {run_id}, {who}")
     if len(alive) > SHOWN_RUNS:
         on_wait(f"and {len(alive) - SHOWN_RUNS} more: {len(alive)} runs in all")
 
@@ -137,7 +136,7 @@ def _end(launcher: Launcher, run_ids: Collection[str], *, now: bool) -> None:
 def _is_alive(run: RunFiles, say: Callable[[str], None]) -> bool:
     try:
         return is_held(run.lock)
-    except RecordsError as error:  # one that cannot be looked at is no reason to let the others go on
+    except RecordsError as error:  # one unreadable run does not keep the others running
         say(str(error))
         return False
 
@@ -145,12 +144,12 @@ def _is_alive(run: RunFiles, say: Callable[[str], None]) -> bool:
 def _whereabouts(run: RunFiles) -> str:
     found = holder(run.lock)
     if found is not None and not found.is_here:
-        return f"{found}: signals do not reach that machine, so stop it there; waiting until it has ended"
+        return f"{found}: signals do not reach that machine, so stop it there; waiting for it to end"
     return str(found or "an unknown process")
 
 
 def _keep_manifest(files: CampaignFiles) -> None:
-    with suppress(RecordsError):  # a copy of what the runs say; the next resume makes it again
+    with suppress(RecordsError):  # it only repeats the runs' records; the next resume rewrites it
         manifest = read_manifest(files.manifest)
         if manifest is not None:
             write_manifest(files.manifest, refresh(manifest, files, ended=True))

@@ -1,4 +1,4 @@
-"""Launches runs, notices their ends, retries what may succeed, and stops when asked."""
+"""Launches runs, notices their ends, retries them by the retry policy, and stops when asked."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from retrain.records.layout import RunFiles
 from retrain.records.run_state import RunState
 from retrain.registry import names_place
 
-ENGINE_AGAIN_S = 10.0  # an engine that did not take runs is asked again after this
-LOOK_S = 1.0  # how often a request to stop is looked for; everything else wakes the loop by itself
+ENGINE_AGAIN_S = 10.0  # until runs that an engine did not accept are submitted again
+LOOK_S = 1.0  # how often stop.json is looked for; everything else wakes the loop
 
 
 class Supervisor:
-    """Takes runs to their end, as many at a time as are admitted."""
+    """Runs everything to its end, as many workers at a time as are admitted."""
 
     def __init__(
         self,
@@ -38,15 +38,15 @@ class Supervisor:
         asked_to_stop: Callable[[], int] = lambda: 0,
         ask_workers: Callable[[bool], None] = lambda now: None,
     ) -> None:
-        """Take over; nothing happens yet.
+        """Prepare; nothing happens yet.
 
         Args:
             campaign: retries, timeouts, what to do on failure.
             admission: how many workers may run.
             launcher: starts and ends them.
             files_of: where a run's files lie, by run id.
-            observer: is told what happens.
-            asked_to_stop: looked at every second: 0 no, 1 save and leave, 2 leave now.
+            observer: receives the campaign's events.
+            asked_to_stop: polled every second: 0 no, 1 save and leave, 2 leave now.
             ask_workers: asks workers to stop (True: now) without the engine, which may not answer.
         """
         self._campaign = campaign
@@ -60,21 +60,21 @@ class Supervisor:
         self._waiting: deque[RunPlan] = deque()
         self._retries = RetryPolicy(campaign.retries)
         self._active: dict[str, Active] = {}
-        self._was_taken = False  # the engine has taken runs of ours, so it is there in principle
-        self._before: dict[str, int] = {}  # of runs that wait: the newest attempt that is over
+        self._was_taken = False  # the engine has accepted runs before, so its silence is temporary
+        self._before: dict[str, int] = {}  # of waiting runs: the newest attempt that has ended
         self._next_launch = 0.0
         self._asked_to_stop = self._stopped = 0
         self._gave_up = False  # after a failure, as on_failure asks
         self.endings: dict[str, Ending] = {}
 
     def stop(self, *, now: bool = False) -> None:
-        """Stop launching and ask workers to save and leave; `now`: end them. For signal handlers."""
+        """Stop launching and ask workers to save and leave; `now`: kill them. Safe in a signal handler."""
         self._asked_to_stop = max(self._asked_to_stop, 2 if now else 1)
         self._launcher.wake()
 
     @property
     def was_stopped(self) -> bool:
-        """Whether somebody asked to stop; a stop after a failure is the campaign's own."""
+        """Whether the user asked to stop; a stop after a failure is the campaign's own."""
         return self._asked_to_stop > 0 and not self._gave_up
 
     @property
@@ -87,13 +87,13 @@ class Supervisor:
 
         Args:
             runs: to be launched, in order.
-            alive: already running, or queued by an engine, under an earlier orchestrator.
+            alive: already running, or queued, under an earlier orchestrator.
 
         Returns:
             How each run ended; without the runs that were never started.
 
         Raises:
-            LaunchError: the engine refuses; what it has taken already goes on.
+            LaunchError: the engine refuses; what it has accepted continues.
         """
         self._waiting.extend(runs)
         self._adopt(alive)
@@ -121,10 +121,10 @@ class Supervisor:
                 self._launch([run])
             except (LaunchError, RecordsError) as error:
                 self._settle(run, ending_by(error))
-            self._obey()  # a launcher that runs its workers inside `submit` has just taken its time
+            self._obey()  # `submit` may take long: `inline` runs its workers in it
 
     def _hand_over(self) -> None:
-        """Give the engine all that waits at once, and retries when none of them would stand in its queue."""
+        """Submit all waiting runs at once, and retries when they would not wait in the engine's queue."""
         batch = self._take_batch() if self._may_launch() else []
         if not batch:
             return
@@ -134,7 +134,7 @@ class Supervisor:
             if not self._was_taken or (isinstance(error, RecordsError) and not may_pass(error)):
                 raise
             if self._said != str(error):
-                self._observer.notice(f"{error}; {len(batch)} runs wait for that")
+                self._observer.notice(f"{error}; {len(batch)} runs wait for it")
             self._said, taken = str(error), frozenset()
         self._waiting.extend(run for run in batch if run.run_id not in taken)
         if self._waiting:
@@ -149,14 +149,14 @@ class Supervisor:
 
     def _is_readable(self, run: RunPlan) -> bool:
         try:
-            self._note_ended([run])
-        except RecordsError as error:  # no reason to hold up the others
+            self._note_attempts([run])
+        except RecordsError as error:  # does not hold up the others
             self._settle(run, ending_by(error))
             return False
         return True
 
     def _launch(self, runs: Sequence[RunPlan]) -> Collection[str]:
-        self._note_ended(runs)  # before: a worker may have begun when `submit` returns
+        self._note_attempts(runs)  # first: a worker may have begun when `submit` returns
         taken = self._launcher.submit([run.run_id for run in runs])
         self._was_taken, self._said = True, ""
         for run in runs:
@@ -168,7 +168,7 @@ class Supervisor:
         return taken
 
     def _adopt(self, runs: Sequence[RunPlan]) -> None:
-        self._note_ended(runs)
+        self._note_attempts(runs)
         self._launcher.adopt([run.run_id for run in runs])
         self._was_taken = self._was_taken or bool(runs)
         for run in runs:
@@ -176,8 +176,8 @@ class Supervisor:
             if not self._launcher.queues or is_held(self._files_of(run.run_id).lock):
                 self._begin(run.run_id)
 
-    def _note_ended(self, runs: Iterable[RunPlan]) -> None:
-        """Note what was over before runs' workers began; once, however long the runs then wait."""
+    def _note_attempts(self, runs: Iterable[RunPlan]) -> None:
+        """Note which attempts had ended before runs' workers begin; once, however long the runs wait."""
         for run in (run for run in runs if run.run_id not in self._before):
             files = self._files_of(run.run_id)
             self._retries.launched(run.run_id, files)
@@ -202,12 +202,12 @@ class Supervisor:
     def _activate(self, run: RunPlan) -> None:
         files, before = self._files_of(run.run_id), self._before.pop(run.run_id)
         active = self._active[run.run_id] = Active(run, files, before, Patience.endless(files))
-        if self._stopped:  # it turned up after everybody was asked to leave
+        if self._stopped:  # accepted after the stop
             active.cancelled = RunState.INTERRUPTED
             self._launcher.cancel([run.run_id], now=self._stopped > 1)
 
     def _begin(self, run_id: str) -> None:
-        """Time counts, and others hear of it, from the moment in which the worker starts."""
+        """Start a worker's timeouts and report its start."""
         active = self._active.get(run_id)
         if active is None or active.has_begun:
             return
@@ -220,10 +220,10 @@ class Supervisor:
         if ended.taken_back:
             active.cancelled = active.cancelled or RunState.INTERRUPTED
         try:
-            if is_held(active.files.lock):  # by a dead orchestrator's worker that started late
+            if is_held(active.files.lock):  # by a late worker of a dead orchestrator
                 self._launcher.adopt([ended.run_id])
                 self._active[ended.run_id] = active
-                if active.cancelled is not None:  # so far only the worker that has just ended was told
+                if active.cancelled is not None:  # only the worker that has just ended was asked
                     self._launcher.cancel([ended.run_id], now=self._stopped > 1)
                 return
             config_hash, before = active.run.config_hash, active.before
@@ -249,7 +249,7 @@ class Supervisor:
         is_unclear = went_wrong and not names_place(ending.message)
         self._observer.ended(run, ending, log_tail(self._files_of(run.run_id)) if is_unclear else ())
         if went_wrong and self._campaign.on_failure == "stop" and not self._asked_to_stop:
-            self._observer.notice('on_failure = "stop": the other runs are asked to save and leave')
+            self._observer.notice('on_failure = "stop": asking the other runs to save and leave')
             self._asked_to_stop, self._gave_up = 1, True
 
     def _obey(self) -> None:
@@ -259,7 +259,7 @@ class Supervisor:
         self._stopped = self._asked_to_stop
         for active in self._active.values():
             active.cancelled = active.cancelled or RunState.INTERRUPTED
-        if self._launcher.queues:  # its tasks may start later, and without us
+        if self._launcher.queues:  # its tasks may start after we have exited
             self._ask_workers(self._stopped > 1)
         self._launcher.cancel(list(self._active), now=self._stopped > 1)
 
@@ -292,5 +292,5 @@ class Supervisor:
         return dues + ([self._next_launch] if self._waiting else [])
 
     def _is_full(self, places: Places) -> bool:
-        """An engine with a queue keeps its own count; only a pause holds for it as well."""
+        """An engine with a queue keeps its own count; only a pause applies to it."""
         return places.count == 0 or (not self._launcher.queues and len(self._active) >= places.count)

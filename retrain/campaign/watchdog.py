@@ -1,7 +1,7 @@
-"""When a running worker has had its time: `run_timeout`, `stall_timeout`, and the grace after either.
+"""The watchdog of a worker: `run_timeout`, `stall_timeout`, and the grace period after either.
 
-Decided on a monotonic clock and on whether metrics.jsonl, or warmup.jsonl, changes its size, which one of
-them does with every step: a `stat` of each now and then, no reading, no timestamps.
+A stall is judged on a monotonic clock by the size of metrics.jsonl and warmup.jsonl, one of which grows with
+every step: a `stat` of each, no reading, no timestamps.
 """
 
 from __future__ import annotations
@@ -17,24 +17,24 @@ from retrain.records.layout import RunFiles
 from retrain.records.run_state import RunState, read_progress
 
 GRACE_S = 30.0  # to save a checkpoint after a timeout, before the worker is killed
-LOOKS = 8  # looks in a stall_timeout: it is noticed at most an eighth late
-PAUSED = "paused"  # a worker that yields to the machine's other work says so in status.json
+LOOKS = 8  # per stall_timeout: a stall is noticed at most an eighth late
+PAUSED = "paused"  # the phase in status.json while a worker yields to other load
 
 
 @dataclass
 class Active:
-    """A worker that runs, and what is known of its patience."""
+    """A running worker and its timeouts."""
 
     run: RunPlan
     files: RunFiles
-    before: int  # the newest attempt that was over when this worker began
+    before: int  # the newest attempt that had ended when this worker began
     patience: Patience
     has_begun: bool = False  # false while it waits in an engine's queue
     cancelled: RunState | None = None
     kill_at_s: float = math.inf
 
     def due_s(self) -> float:
-        """When to look at this worker again; infinite if only its end matters."""
+        """Return when to check this worker again; infinite if only its end matters."""
         return min(self.kill_at_s, self.patience.due_s() if self.cancelled is None else math.inf)
 
 
@@ -51,22 +51,22 @@ class Patience:
 
     @classmethod
     def endless(cls, files: RunFiles) -> Patience:
-        """Have no clock yet: a worker in an engine's queue may wait for days."""
+        """Return one without timeouts: a worker in an engine's queue may wait for days."""
         return cls(files, math.inf, 0.0, math.inf, 0.0)
 
     @classmethod
     def begin(cls, campaign: Campaign, files: RunFiles, now_s: float) -> Patience:
-        """Start the clock of a worker."""
+        """Return a worker's timeouts, from now."""
         timeout_at_s = now_s + campaign.run_timeout if campaign.run_timeout else math.inf
         stall_s = campaign.stall_timeout
         return cls(files, timeout_at_s, stall_s, now_s if stall_s else math.inf, now_s)
 
     def due_s(self) -> float:
-        """When to ask again."""
+        """Return when to check again."""
         return min(self.timeout_at_s, self.look_at_s)
 
     def ended_by(self, now_s: float) -> RunState | None:
-        """Return why a worker's time is over, or None if it is not."""
+        """Return which timeout has passed, or None."""
         if now_s >= self.timeout_at_s:
             return RunState.TIMEOUT
         if now_s < self.look_at_s:
