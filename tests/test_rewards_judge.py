@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 
-from retrain.backends.tinker.answers import Answers
 from retrain.errors import ConfigError, RunFailedError
 from retrain.rewards import Answer, Outcome, Score, UnscoredError, judge
 from retrain.rollouts import Prompt
@@ -273,17 +272,6 @@ def test_a_key_in_place_of_its_variable_is_refused_unshown() -> None:
 def test_an_address_that_cannot_be_one_is_a_problem_of_the_plan(url: str) -> None:
     (problem,) = judge.check_params({"base_url": url, "model": "m", "key_env": ""})
     assert problem.startswith("base_url: got ")
-
-
-def test_a_judge_s_refusals_do_not_count_as_the_tinker_api_s(server: JudgeServer) -> None:
-    server.reply = lambda body: refused(503)
-    answers = Answers()
-    answers.open()
-    try:
-        ask(server, "blue", retries=1)
-    finally:
-        answers.close()
-    assert (answers.take(), len(server.asked)) == (0, 2)
 
 
 def test_a_reply_without_end_is_an_error(server: JudgeServer, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,11 +12,11 @@ import pytest
 
 from retrain.backends import BackendSpec
 from retrain.backends.tinker import advise_run, check_run, connect
-from retrain.backends.tinker.datums import check_advantages, datum_arrays
-from retrain.backends.tinker.files import read_state, write_state
 from retrain.backends.tinker.losses import ApiLoss, api_loss
 from retrain.backends.tinker.options import check_options
 from retrain.backends.tinker.permits import Permits
+from retrain.backends.tinker.policy import State, read_state, write_state
+from retrain.backends.tinker.wire import check_advantages, datum_arrays
 from retrain.blocking import in_thread
 from retrain.config.schema import Algorithm, Config, Model, Training
 from retrain.distribution import install_command
@@ -161,8 +161,8 @@ def test_a_missing_key_is_an_error_before_anything_is_spent(monkeypatch: pytest.
 
 
 def test_a_checkpoint_of_another_model_is_refused(tmp_path: Path) -> None:
-    write_state(tmp_path, "tinker://m/weights/a", 5, "some/model", 32)
-    assert read_state(tmp_path, "some/model", 32) == ("tinker://m/weights/a", 5)
+    write_state(tmp_path, State("tinker://m/weights/a", 5), "some/model", 32)
+    assert read_state(tmp_path, "some/model", 32) == State("tinker://m/weights/a", 5)
     with pytest.raises(RecordsError, match="lora_rank is 32, the run's is 16"):
         read_state(tmp_path, "some/model", 16)
     (tmp_path / "tinker.json").write_text("{}")

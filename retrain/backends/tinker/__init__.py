@@ -21,11 +21,10 @@ import numpy as np
 
 from retrain import extras
 from retrain.backends import BackendInfo, BackendSpec, Optimization, Sampling, UpdateStats
-from retrain.backends.tinker.datums import check_advantages, datum_arrays, to_datum
-from retrain.backends.tinker.files import read_state, write_state
 from retrain.backends.tinker.losses import api_loss, loss_problem
 from retrain.backends.tinker.options import TinkerOptions, check_options, parse_options
-from retrain.backends.tinker.rollouts import to_rollouts
+from retrain.backends.tinker.policy import Model, read_state, write_state
+from retrain.backends.tinker.wire import check_advantages, datum_arrays, to_datum, to_rollouts
 from retrain.demonstrations import Demonstration
 from retrain.errors import ConfigError, NonFiniteError
 from retrain.rollouts import Group, Loss, Prompt, Rollout, TrainingSample
@@ -127,7 +126,6 @@ class TinkerBackend:
     def __init__(self, spec: BackendSpec, options: TinkerOptions) -> None:
         from retrain.backends.tinker.calls import Calls
         from retrain.backends.tinker.permits import Permits
-        from retrain.backends.tinker.policy import Model
         from retrain.backends.tinker.session import Session
         from retrain.backends.tinker.stats import Auditor
         from retrain.backends.tinker.text import LazyText
@@ -212,8 +210,7 @@ class TinkerBackend:
 
     async def save(self, directory: Path) -> None:
         """Have the API save weights and optimizer, and write down where."""
-        state = await self._session.save()
-        write_state(directory, state.path, state.version, self._spec.model, self._spec.lora_rank)
+        write_state(directory, await self._session.save(), self._spec.model, self._spec.lora_rank)
 
     async def load(self, directory: Path) -> None:
         """Go on from a saved state, optimizer included.
@@ -221,7 +218,7 @@ class TinkerBackend:
         Raises:
             RecordsError: unreadable, of another model, or the API does not have it any more.
         """
-        await self._session.resume(*read_state(directory, self._spec.model, self._spec.lora_rank))
+        await self._session.resume(read_state(directory, self._spec.model, self._spec.lora_rank))
 
     async def close(self) -> None:
         """End the session."""

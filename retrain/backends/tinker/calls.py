@@ -1,4 +1,4 @@
-"""Calls of the API: each holds a permit, has a time limit, and is tried again within a budget."""
+"""Calls of the API: each holds a permit, has a time limit, and is retried within a budget."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
-from retrain.backends.tinker.answers import Answers
 from retrain.backends.tinker.faults import FAULTS, Fault, classify, describe, is_overload
 from retrain.backends.tinker.options import TinkerOptions
 from retrain.backends.tinker.permits import Permits
-from retrain.controllers.permits import WAITED_S, CallFacts
+from retrain.controllers.permits import OVERLOAD, WAITED_S, CallFacts
 from retrain.errors import ConfigError, InfrastructureError, RunFailedError
+from retrain.http_client import CALLING
 
 T = TypeVar("T")
 A = TypeVar("A")
@@ -24,8 +24,47 @@ LONGEST_RETRY_S = 60.0
 log = logging.getLogger(__name__)
 
 
+class Answers(logging.Filter):
+    """Counts the API's overload answers between `open` and `close`, which the SDK hides by its own retries.
+
+    Every answer passes httpx, which logs it; a filter on that logger sees them without touching the SDK.
+    If a future httpx logs differently, nothing is counted and latency alone indicates overload.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._refusals = 0
+        self._level = self._shown_from = logging.WARNING
+
+    def open(self) -> None:
+        """Start counting."""
+        logger = logging.getLogger("httpx")
+        self._level, self._shown_from = logger.level, logger.getEffectiveLevel()
+        logger.addFilter(self)
+        logger.setLevel(min(self._shown_from, logging.INFO))  # the level of its line about an answer
+
+    def close(self) -> None:
+        """Restore the logger."""
+        logger = logging.getLogger("httpx")
+        if self in logger.filters:
+            logger.removeFilter(self)
+            logger.setLevel(self._level)
+
+    def take(self) -> int:
+        """Return the number of overload answers since the last call."""
+        count, self._refusals = self._refusals, 0
+        return count
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Count a record; return whether it would have been shown anyway."""
+        statuses = record.args if isinstance(record.args, tuple) and not CALLING.get() else ()
+        if any(isinstance(status, int) and status in OVERLOAD for status in statuses):
+            self._refusals += 1
+        return record.levelno >= self._shown_from
+
+
 class Calls:
-    """How one run calls the API."""
+    """One run's calls of the API."""
 
     def __init__(
         self,
@@ -33,12 +72,12 @@ class Calls:
         options: TinkerOptions,
         observe_call: Callable[[CallFacts], None] | None = None,
     ) -> None:
-        """Set the terms.
+        """Start watching answers if the number of permits adapts.
 
         Args:
             permits: one is held around each call.
             options: time limits and budget.
-            observe_call: told of each call, if the number of permits adapts.
+            observe_call: called after each call, if the number of permits adapts.
         """
         self._permits = permits
         self._options = options
@@ -67,7 +106,7 @@ class Calls:
         first: Callable[[], Awaitable[A]],
         second: Callable[[], Awaitable[B]],
     ) -> tuple[A, B]:
-        """Submit two calls together, as far as permits allow; the API keeps their order."""
+        """Submit two calls together if permits allow; the API keeps their order."""
         return await self._permits.two_in_order(
             lambda: self._observed(kind, first, 0.0), lambda: self._observed(f"{kind}, end", second, 0.0)
         )
@@ -81,9 +120,9 @@ class Calls:
         """Try until it succeeds.
 
         Args:
-            what: is tried, for messages.
+            what: is attempted, for messages.
             attempt: makes calls.
-            repair: makes the next attempt start afresh; called with True if what there is is lost.
+            repair: prepares the next attempt; called with True if the session or a client is lost.
 
         Raises:
             ConfigError: the API refuses the key.
@@ -102,16 +141,16 @@ class Calls:
                 spent_s = time.monotonic() - failed_at
                 if spent_s >= self._options.retry_budget_s:
                     raise InfrastructureError(
-                        f"{what}: failed {failures} times in {spent_s:.0f} s, at last with "
-                        f"{describe(error)}; tried again, the run goes on from its last checkpoint"
+                        f"{what}: failed {failures} times in {spent_s:.0f} s, most recently with "
+                        f"{describe(error)}; a retry of the run continues from its last checkpoint"
                     ) from error
                 pause_s = self._pause_s(failures)
-                log.warning("%s failed (%s); trying again in %.1f s", what, describe(error), pause_s)
+                log.warning("%s failed (%s); retrying in %.1f s", what, describe(error), pause_s)
             await asyncio.sleep(pause_s)
             await repair(fault is Fault.LOST)
 
     async def _observed(self, kind: str, operation: Callable[[], Awaitable[T]], waited_s: float) -> T:
-        """Run an operation with the time limit, and tell how it went."""
+        """Run an operation with the time limit, and report how it went."""
         started, worked, refused = time.monotonic(), False, False
         try:
             async with asyncio.timeout(self._options.call_timeout_s):
@@ -128,7 +167,7 @@ class Calls:
                 self._observe_call(CallFacts(kind, latency_s, overloaded, waited_s > WAITED_S))
 
     def _pause_s(self, failures: int) -> float:
-        """Double each time, cut at random so that workers that failed together do not return together."""
+        """Return an exponential backoff with jitter: workers that failed together do not retry together."""
         longest = min(LONGEST_RETRY_S, self._options.first_retry_s * 2.0 ** min(failures - 1, 30))
         return longest * random.uniform(0.5, 1.0)
 

@@ -1,15 +1,25 @@
-"""What a remote policy is made of."""
+"""A remote policy: the model, its saved states and updates, and its checkpoint on disk.
+
+A checkpoint is JSON that names the state which the API keeps.
+"""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
-
-from tinker import SamplingClient
-from tinker.types import AdamParams, Datum, ForwardBackwardOutput, OptimStepResponse
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from retrain.backends.tinker.losses import ApiLoss
+from retrain.errors import RecordsError
+
+if TYPE_CHECKING:
+    from tinker import SamplingClient
+    from tinker.types import AdamParams, Datum, ForwardBackwardOutput, OptimStepResponse
+
+FORMAT = 1  # of the file; raise it when old ones can no longer be read
+NAME = "tinker.json"
 
 BYTES_PER_TOKEN = 24  # of a request: input, target, log-probability, advantage, ratio mask
 
@@ -27,7 +37,7 @@ class Model:
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """A saved policy; without a path, the fresh one."""
+    """A saved policy, at the API's path, after `version` updates; without a path, the fresh one."""
 
     path: str
     version: int
@@ -78,3 +88,38 @@ class Sampler:
 
     client: SamplingClient
     version: int
+
+
+def write_state(directory: Path, state: State, model: str, rank: int) -> None:
+    """Write the API's path of a saved policy, and the model and rank that it belongs to."""
+    facts = {
+        "format": FORMAT,
+        "path": state.path,
+        "version": state.version,
+        "model": model,
+        "lora_rank": rank,
+    }
+    (directory / NAME).write_text(json.dumps(facts, indent=1), encoding="utf-8")
+
+
+def read_state(directory: Path, model: str, rank: int) -> State:
+    """Return the saved policy.
+
+    Raises:
+        RecordsError: unreadable, or of another model.
+    """
+    try:
+        facts = json.loads((directory / NAME).read_text(encoding="utf-8"))
+        found = {key: facts[key] for key in ("format", "model", "lora_rank")}
+        state = State(str(facts["path"]), int(facts["version"]))
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise RecordsError(
+            f"{directory}: not a readable checkpoint of the tinker backend ({error}); use an earlier one"
+        ) from error
+    for key, value in (("format", FORMAT), ("model", model), ("lora_rank", rank)):
+        if found[key] != value:
+            raise RecordsError(
+                f"{directory}: this checkpoint's {key} is {found[key]!r}, the run's is {value!r}; "
+                "resume with the configuration that wrote it"
+            )
+    return state

@@ -139,16 +139,16 @@ class Session:
 
         return await self._persist(f"saving after update {self.version}", attempt)
 
-    async def resume(self, path: str, version: int) -> None:
-        """Go on from a saved state, which has seen `version` updates.
+    async def resume(self, state: State) -> None:
+        """Continue from a saved state.
 
         Raises:
             RecordsError: the API does not have it any more.
         """
         async with self._lock:
-            self._saved, self._since = State(path, version), []
+            self._saved, self._since = state, []
             self._forget()
-        await self._persist(f"loading {path}", self._locked_training)
+        await self._persist(f"loading {state.path}", self._locked_training)
 
     async def renew_sampler(self, suspect: Sampler) -> None:
         """Have the next use make a new sampler, unless somebody did already."""

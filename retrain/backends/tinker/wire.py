@@ -1,4 +1,4 @@
-"""Training samples as the API wants them: shifted by one, and checked, because servers do not.
+"""Training samples as the API takes them, and its samples as rollouts; both checked, because servers do not.
 
 Position i of a datum's input predicts token i + 1 of prompt + completion. Targets, the sampler's
 log-probabilities and advantages stand at the position that predicts their token; on the prompt the
@@ -14,12 +14,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from retrain.backends import Sampling
 from retrain.backends.tinker.losses import ApiLoss
 from retrain.errors import ConfigError, NonFiniteError, RunFailedError
-from retrain.rollouts import TrainingSample
+from retrain.rollouts import Prompt, Rollout, TrainingSample
 
 if TYPE_CHECKING:
-    from tinker.types import Datum
+    from tinker.types import Datum, SampleResponse
+
+    from retrain.backends.tinker.text import Text
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -34,7 +37,7 @@ class DatumArrays:
 
 
 def datum_arrays(prompt: Sequence[int], sample: TrainingSample) -> DatumArrays:
-    """Lay a sample out.
+    """Return a sample as arrays.
 
     Raises:
         ConfigError: the prompt has no token, so that nothing predicts the completion's first one.
@@ -49,7 +52,7 @@ def datum_arrays(prompt: Sequence[int], sample: TrainingSample) -> DatumArrays:
     if len(set(lengths)) > 1 or not tokens:
         raise RunFailedError(
             f"a rollout of prompt {number} has {lengths[0]} tokens, {lengths[1]} log-probabilities and "
-            f"{lengths[2]} advantages; needs as many of each, at least one: look at the transform"
+            f"{lengths[2]} advantages; needs equally many, at least one; check the transform"
         )
     weighted = np.asarray(sample.advantages, dtype=np.float64) * sample.token_weight
     for name, values in (("log-probabilities", rollout.logprobs), ("weighted advantages", weighted)):
@@ -67,7 +70,7 @@ def datum_arrays(prompt: Sequence[int], sample: TrainingSample) -> DatumArrays:
 
 
 def check_advantages(samples: Sequence[TrainingSample], loss: ApiLoss) -> None:
-    """Refuse what the API would compute otherwise than we do.
+    """Refuse advantages for which the API's loss differs from ours.
 
     Raises:
         ConfigError: a loss with one ratio per rollout, and advantages that differ within a rollout.
@@ -80,7 +83,7 @@ def check_advantages(samples: Sequence[TrainingSample], loss: ApiLoss) -> None:
 
 
 def to_datum(arrays: DatumArrays, loss: ApiLoss) -> Datum:
-    """Make the SDK's object."""
+    """Return the SDK's object."""
     from tinker import TensorData, types
 
     inputs: dict[str, Any] = {
@@ -94,6 +97,41 @@ def to_datum(arrays: DatumArrays, loss: ApiLoss) -> Datum:
     if loss.is_per_rollout:
         inputs["sequence_ratio_mask"] = TensorData.from_numpy(arrays.completion)
     return types.Datum(model_input=types.ModelInput.from_ints(list(arrays.inputs)), loss_fn_inputs=inputs)
+
+
+def to_rollouts(
+    prompt: Prompt, response: SampleResponse, sampling: Sampling, version: int, text: Text
+) -> tuple[Rollout, ...]:
+    """Return what was sampled as rollouts.
+
+    Raises:
+        RunFailedError: there are too few rollouts, or the numbers of tokens and log-probabilities differ.
+    """
+    if len(response.sequences) != sampling.group_size:
+        raise RunFailedError(
+            f"prompt {prompt.id}: asked for {sampling.group_size} rollouts, got {len(response.sequences)}"
+        )
+    rollouts = []
+    for sequence in response.sequences:
+        tokens = tuple(sequence.tokens)
+        logprobs = np.asarray(sequence.logprobs or (), dtype=np.float64)
+        if len(logprobs) != len(tokens) or not np.isfinite(logprobs).all():
+            raise RunFailedError(
+                f"prompt {prompt.id}: the API sampled {len(tokens)} tokens with {len(logprobs)} "
+                "log-probabilities; needs a finite one for each"
+            )
+        rollouts.append(
+            Rollout(
+                prompt=prompt,
+                text=text.decode(tokens),
+                tokens=tokens,
+                logprobs=logprobs,
+                pieces=text.pieces(tokens),
+                truncated=sequence.stop_reason == "length" and tokens[-1:] != (text.end,),
+                policy_version=version,
+            )
+        )
+    return tuple(rollouts)
 
 
 def _shifted(prompt_length: int, values: Any) -> NDArray[np.float32]:
