@@ -130,7 +130,7 @@ COLUMNS = (
     "metric",
     ">seeds",
     "how",
-    ">told apart",
+    ">separated",
     ">expected",
     ">of so many",
     ">by theory",

@@ -94,8 +94,8 @@ def test_of_conditions_that_have_the_same_said_of_them_it_is_said_once(tmp_path)
     failed = {(f"f{i}", 0): flat(0.1, 3, ending="failed") for i in range(2)}
     metric = compared(write_campaign(tmp_path, runs | failed)).metrics[0]
     assert [(ground.names, ground.because) for ground in grounds(metric)] == [
-        ("c1, c2, c3, c4, c5 and 2 more", "1 seed finished in both; 3 are the fewest"),
-        ("f0, f1", "1 and 0 runs to compare; 3 of each are the fewest"),
+        ("c1, c2, c3, c4, c5 and 2 more", "1 seed finished in both; at least 3 are needed"),
+        ("f0, f1", "1 and 0 finished runs; at least 3 each are needed"),
     ]
     assert list(left_out(metric.sides)) == ["f0, f1: of 1 run each, 1 failed: left out"]
 
@@ -127,14 +127,14 @@ def test_runs_that_finished_without_the_metric_are_not_called_unfinished(tmp_pat
     found = compared(write_campaign(tmp_path, only | {("maxrl", 0): flat(0.5, 9)}), metrics=["gap"])
     assert said(found).splitlines() == [
         "maxrl: of 1 run, 1 without this metric: left out",
-        "3 and 0 runs to compare; 3 of each are the fewest",
+        "3 and 0 finished runs; at least 3 each are needed",
     ]
 
 
 def test_seeds_without_a_partner_are_told(tmp_path):
     more = {("maxrl", s): flat(0.1) for s in (7, 8)}
     assert said(compared(write_campaign(tmp_path, two() | more))).startswith(
-        "4 pairs of seeds, 2 runs without a partner left out; p "
+        "4 pairs of seeds, 2 unpaired runs left out; p "
     )
 
 
@@ -199,7 +199,7 @@ def test_a_run_is_compared_by_the_name_that_status_shows(tmp_path):
 @pytest.mark.parametrize(
     ("names", "says"),
     [
-        (["grpi"], "no condition or run of .*, which has grpo, maxrl"),
+        (["grpi"], "neither a directory nor a condition or run of .*, which has grpo, maxrl"),
         (["grpo"], "only 'grpo' is named; name what to compare it with: grpo, maxrl"),
     ],
 )
@@ -210,7 +210,7 @@ def test_a_name_that_says_too_little_is_answered_with_what_there_is(tmp_path, na
 
 
 def test_a_campaign_of_one_condition_has_nothing_to_compare_with(tmp_path):
-    with pytest.raises(ConfigError, match="holds grpo alone"):
+    with pytest.raises(ConfigError, match="contains only grpo"):
         choose([str(write_campaign(tmp_path, {("grpo", 0): flat(0.5)}))])
 
 
@@ -224,7 +224,7 @@ def test_campaigns_without_a_common_condition_say_what_they_have(tmp_path):
 def test_a_directory_of_several_campaigns_names_them(tmp_path):
     for name in ("one-aaaa", "two-bbbb"):
         write_campaign(tmp_path, two(), name=name)
-    with pytest.raises(ConfigError, match="holds 2 campaigns"):
+    with pytest.raises(ConfigError, match="contains 2 campaigns"):
         choose([str(tmp_path)])
 
 
@@ -309,8 +309,8 @@ def test_what_seeds_could_find_is_said_of_one_comparison_alone(tmp_path):
     noise = {"grpo": (0.5, 0.7, 0.6), "maxrl": (0.75, 0.6, 0.7), "gtpo": (0.6, 0.75, 0.55)}
     runs = {(name, seed): flat(x) for name, xs in noise.items() for seed, x in enumerate(xs)}
     directory = write_campaign(tmp_path, runs)
-    assert said(compared(directory, "grpo", "maxrl")).endswith("four times in five")
-    assert "four times in five, were it the only one" in said(compared(directory))
+    assert said(compared(directory, "grpo", "maxrl")).endswith("with 80 % power")
+    assert "with 80 % power in a single comparison" in said(compared(directory))
 
 
 def test_no_step_is_advised_where_a_side_has_no_rows(tmp_path):

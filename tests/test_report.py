@@ -57,7 +57,7 @@ def test_an_interval_ends_where_the_metric_does_and_says_so(tmp_path):
     assert curve(side(tmp_path / "2", *[flat(0.0)] * 5, flat(1.0)), "mean_reward", ONE_BY_ONE).low[0] == 0
     high = curve(side(tmp_path / "3", *[flat(1.0)] * 5, flat(0.0)), "mean_reward", ONE_BY_ONE)
     assert (high.high[0], high.is_cut) == (1.0, True)
-    assert "cut at the range of the metric" in describe([high], ONE_BY_ONE)
+    assert "clipped to the range of the metric" in describe([high], ONE_BY_ONE)
     unbounded = curve(side(tmp_path / "4", *[flat(9.0)] * 5, flat(0.0)), "mean_reward", ONE_BY_ONE)
     assert unbounded.high[0] > 9
 
@@ -129,7 +129,7 @@ def test_final_values_that_are_equal_have_an_axis_and_intervals_end_with_the_met
     found = contents(gather(write_campaign(tmp_path / "2", spread))).final[0].spec
     (intervals,) = [layer for layer in found["layer"] if layer["mark"]["type"] == "rule"]
     assert [(row["l"], row["h"]) for row in intervals["data"]["values"]] == [(0, 1), (0, 1)]
-    assert "cut at the range of the metric" in " ".join(found["title"]["subtitle"])
+    assert "clipped to the range of the metric" in " ".join(found["title"]["subtitle"])
 
 
 def test_ten_conditions_are_named_at_their_lines(tmp_path):

@@ -1,4 +1,4 @@
-"""Reads a campaign's whole history into what can be compared, plotted and shared.
+"""Compares, plots and exports a campaign's history: records in; rows, charts and pages out.
 
-Pure but for reading: records in; rows, charts and pages out. Nothing here prints or writes.
+Only `outputs` writes, and nothing here prints.
 """

@@ -1,4 +1,4 @@
-"""A run's rows as columns: what a campaign of a thousand runs still has room for."""
+"""Reads a run's rows as columns, small enough in memory for a campaign of a thousand runs."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from retrain.records.metrics import is_step
 
 FloatArray = NDArray[np.float64]
 
-MOST_METRICS = 200  # rows of ours have at most sixty; a damaged file must not make millions of columns
-LARGEST = 1e100  # nothing measured is larger, and sums of squares must not overflow
+MOST_METRICS = 200  # our rows have at most sixty; a damaged file must not make millions of columns
+LARGEST = 1e100  # no measurement is larger, and sums of squares must not overflow
 NOT_METRICS = frozenset({"step", "seed", "attempt"})
 
 
@@ -32,10 +32,10 @@ class Columns:
 
     Attributes:
         steps: step numbers, ascending, shape (rows,).
-        ends_s: when each step's row was written, in Unix seconds; NaN where it does not say.
-        metrics: name -> values, shape (rows,); NaN where a row has none.
-        regimes: the regime of each row, "" where it has none.
-        skipped_lines: lines that were torn or are no rows.
+        ends_s: when each step's row was written, in Unix seconds; NaN if unknown.
+        metrics: name -> values, shape (rows,); NaN where a row lacks it.
+        regimes: the regime of each row, "" if none.
+        skipped_lines: lines that are torn or not rows.
     """
 
     steps: NDArray[np.int64]
@@ -54,7 +54,7 @@ NO_ROWS = Columns(np.empty(0, dtype=np.int64), np.empty(0), {}, (), 0)
 
 
 def read_columns(run_dir: Path) -> Columns:
-    """Read a run's metrics; a run without rows has no columns.
+    """Read a run's metrics; without rows, there are no columns.
 
     Raises:
         RecordsError: the file cannot be read.
@@ -63,9 +63,9 @@ def read_columns(run_dir: Path) -> Columns:
 
 
 def read_warm_up(run_dir: Path) -> Columns:
-    """Read a run's supervised updates in the same way; a file that cannot be read has none.
+    """Read a run's supervised updates in the same way; none if the file cannot be read.
 
-    They are a side note, and what is wrong with a run's directory is said of its rows.
+    They are optional, and problems of a run's directory are reported for its metrics.
     """
     try:
         return _columns(RunFiles(run_dir).warmup)
@@ -85,17 +85,17 @@ def _columns(path: Path) -> Columns:
 
 
 class _Reading:
-    """Rows as they are read: one at a time, since as dictionaries they need ten times the room."""
+    """Collects rows one at a time: as dictionaries they would need ten times the memory."""
 
     def __init__(self) -> None:
         self.skipped_lines = 0
         self._steps = array("q")
         self._ends_s = array("d")
         self._regimes: list[str] = []
-        self._metrics: dict[str, array[float]] = {}  # may be shorter than the steps: then the rest is unknown
+        self._metrics: dict[str, array[float]] = {}  # may be shorter than the steps: the rest is unknown
 
     def add(self, step: int, row: Row) -> None:
-        """Add a row; it takes back all from its step on."""
+        """Add a row; it replaces all rows from its step on."""
         if self._steps and self._steps[-1] >= step:
             since = bisect_left(self._steps, step)
             del self._steps[since:], self._ends_s[since:], self._regimes[since:]
@@ -118,7 +118,7 @@ class _Reading:
         metric.append(value)
 
     def columns(self) -> Columns:
-        """Return what was read; a metric that only rows taken back had is none."""
+        """Return the columns, without metrics that only replaced rows had."""
         metrics: dict[str, FloatArray] = {}
         for name in list(self._metrics):
             metric = self._metrics.pop(name)  # freed one by one
@@ -136,21 +136,21 @@ def _fill(metric: array[float], rows: int) -> None:
 
 
 def _packed(values: FloatArray) -> FloatArray:
-    """Keep values in as little room as they need: many of a row's numbers never change."""
+    """Store values compactly: many metrics never change."""
     if (values == values[0]).all():
         return np.broadcast_to(values[0], values.shape)
     return values.copy()
 
 
 def number(value: object) -> float:
-    """Return a number as a float, NaN for anything that cannot be a measurement."""
+    """Return a number as a float; NaN if it cannot be a measurement."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not -LARGEST <= value <= LARGEST:
         return float("nan")
     return float(value)
 
 
 def unix_seconds(timestamp: object) -> float:
-    """Read a timestamp of the records, NaN if it is none."""
+    """Return a timestamp of the records in Unix seconds; NaN if it is invalid."""
     try:
         return datetime.fromisoformat(str(timestamp)).timestamp()
     except (ValueError, OverflowError):

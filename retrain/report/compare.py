@@ -1,4 +1,4 @@
-"""Compares sides metric by metric, each with the first, and says what the seeds allow to say."""
+"""Compares sides metric by metric, each with the first, and judges what the seeds support."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ OF_A_STEP = ("_time_s", "_wait_s", "tokens_per_second")  # metrics that more ste
 SEED = "training.seed"  # runs of a condition differ in it by definition
 ABSENT = "(absent)"
 VALUE_LIMIT = 80
-CONTEXT = 20  # characters shown before two long values part
+CONTEXT = 20  # characters shown before the point where long values diverge
 
 
 class Verdict(StrEnum):
-    """What can be said of a difference."""
+    """The conclusion about a difference."""
 
     HIGHER = "higher"
     LOWER = "lower"
@@ -50,17 +50,17 @@ class SideResult:
 
     label: str
     runs: int
-    failed: int  # ended badly: not counted
-    unfinished: int  # not there yet: not counted
-    silent: int  # there, but without this metric
-    steps: tuple[int, int] | None  # fewest and most after which runs that count are judged; None: no such run
+    failed: int  # not counted
+    unfinished: int  # not finished: not counted
+    silent: int  # finished, but without this metric
+    steps: tuple[int, int] | None  # fewest and most steps of the runs that count; None without such runs
     values: tuple[tuple[int | None, float], ...]  # seed, value
     sample: Sample
 
 
 @dataclass(frozen=True)
 class Judged:
-    """A side's difference from the first side, and the verdict."""
+    """A side's difference from the first side, and its verdict."""
 
     label: str
     difference: Difference
@@ -73,7 +73,7 @@ class MetricComparison:
     """All sides in one metric."""
 
     metric: str
-    how: str  # how a run's value was taken
+    how: str  # how a run's value is computed
     higher_is_better: bool | None  # None: neither
     sides: tuple[SideResult, ...]
     differences: tuple[Judged, ...]  # of all sides but the first, from the first
@@ -81,7 +81,7 @@ class MetricComparison:
 
 @dataclass(frozen=True)
 class KeyDifference:
-    """A key, and its value on each side; several values where a side's own runs differ."""
+    """A key, and its value on each side; several values if runs of one side differ."""
 
     key: str
     values: tuple[str, ...]
@@ -89,7 +89,7 @@ class KeyDifference:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Sides compared with the first of them."""
+    """Sides compared with the first."""
 
     title: str
     level: float
@@ -100,11 +100,11 @@ class Comparison:
 def compare(
     match: Match, metrics: Sequence[str] = (), moment: Moment | None = None, *, paired: bool = True
 ) -> Comparison:
-    """Compare sides.
+    """Compare sides in each metric.
 
     Args:
-        match: the sides; the first is what the others are compared with.
-        metrics: names; none: the score, and how long a step takes.
+        match: the sides; the first is the baseline.
+        metrics: names; if empty, the rewards and the step time.
         moment: when runs are judged; None: at their end.
         paired: seed by seed where most seeds match.
     """
@@ -119,13 +119,13 @@ def compare(
 
 
 def usual_metrics(runs: Sequence[RunRecord]) -> tuple[str, ...]:
-    """Choose what is shown unless asked: held-out reward, training reward and step time, if known."""
+    """Return the default metrics: held-out reward, training reward and step time, if known."""
     known = known_metrics(runs)
     return tuple(name for name in ("eval_reward", "mean_reward", SPEED) if name in known)
 
 
 def is_higher_better(metric: str) -> bool | None:
-    """Return which way a metric is good, None if neither."""
+    """Return whether higher is better; None if neither is."""
     if metric.endswith(LOWER_IS_BETTER):
         return False
     is_good = any(part in metric for part in HIGHER_IS_BETTER) and not metric.endswith("_std")
@@ -133,7 +133,7 @@ def is_higher_better(metric: str) -> bool | None:
 
 
 def _metric(name: str, sides: Sequence[Side], moment: Moment, *, paired: bool) -> MetricComparison:
-    found = [_by_seed(side.runs, name, moment, stranger=-1 - i) for i, side in enumerate(sides)]
+    found = [_by_seed(side.runs, name, moment, unmatched=-1 - i) for i, side in enumerate(sides)]
     gaps = [difference_of(found[0], other, paired=paired) for other in found[1:]]
     results = tuple(_side(side, values, moment) for side, values in zip(sides, found, strict=True))
     are_alike = [_ran_alike(name, results[0], other) for other in results[1:]]
@@ -151,18 +151,18 @@ def _metric(name: str, sides: Sequence[Side], moment: Moment, *, paired: bool) -
 
 
 def _ran_alike(metric: str, base: SideResult, other: SideResult) -> bool:
-    """Whether a difference can be the conditions' own: what is learned grows with the number of steps."""
+    """Whether a difference can be due to the conditions: what is learned depends on the number of steps."""
     return metric.endswith(OF_A_STEP) or not base.steps or not other.steps or base.steps == other.steps
 
 
-def _by_seed(runs: Sequence[RunRecord], metric: str, moment: Moment, stranger: int) -> dict[int, float]:
-    """Values by seed; runs whose seed is unknown or taken get keys that match no other side's."""
+def _by_seed(runs: Sequence[RunRecord], metric: str, moment: Moment, unmatched: int) -> dict[int, float]:
+    """Return values by seed; an unknown or repeated seed gets a negative key that matches no other side's."""
     values: dict[int, float] = {}
     for i, run in enumerate(runs):
         value = final_value(run, metric, moment)
         if value is not None:
-            nobodys = stranger * (len(runs) + 10**6) - i
-            values[nobodys if run.seed is None or run.seed in values else run.seed] = value
+            key = unmatched * (len(runs) + 10**6) - i
+            values[key if run.seed is None or run.seed in values else run.seed] = value
     return values
 
 
@@ -193,7 +193,7 @@ def _verdict(gap: Difference, p: float | None) -> Verdict:
 
 
 def differences(sides: Sequence[Sequence[RunRecord]]) -> tuple[KeyDifference, ...]:
-    """List every key that is not the same in all runs of all sides, seeds and places left out."""
+    """List the keys that differ between runs of any side, without seeds and paths."""
     flat = [[dict(flatten(run.config)) for run in runs if run.config] for runs in sides]
     keys = sorted({key for side in flat for tables in side for key in tables} - {SEED})
     found = {key: [_values(side, key) for side in flat] for key in keys}
@@ -201,7 +201,7 @@ def differences(sides: Sequence[Sequence[RunRecord]]) -> tuple[KeyDifference, ..
 
 
 def flatten(tables: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Return `section.key` and value of all that decides a run's result."""
+    """Iterate over `section.key` and value of every key that affects a run's result."""
     for key, value in tables.items():
         if not prefix and key in BESIDE_RESULTS:
             continue
@@ -212,7 +212,7 @@ def flatten(tables: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, 
 
 
 def _values(side: Sequence[Mapping[str, Any]], key: str) -> list[str]:
-    """Return the values that a side's runs have, each once; none if no run's configuration can be read."""
+    """Return the distinct values of a side's runs; none if no configuration can be read."""
     return list(dict.fromkeys(repr(one[key]) if key in one else ABSENT for one in side))
 
 
@@ -221,7 +221,7 @@ def _differ(by_side: Sequence[Sequence[str]]) -> bool:
 
 
 def _shown(by_side: Sequence[Sequence[str]]) -> tuple[str, ...]:
-    """Cut values to what fits; of long ones that begin alike, the part where they part."""
+    """Shorten values; of long ones with a common prefix, show where they diverge."""
     letters = zip(*(value for values in by_side for value in values), strict=False)
     alike = sum(1 for _ in takewhile(lambda place: len(set(place)) == 1, letters))
     start = max(0, alike - CONTEXT) if alike > VALUE_LIMIT - CONTEXT else 0

@@ -1,4 +1,4 @@
-"""All that a report shows of a campaign, worked out once for page, images and tables."""
+"""Everything that a report shows of a campaign, computed once for page and images."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from retrain.report.series import Bins, Curve, bins_for, curves
 from retrain.report.sides import Match, Side, conditions
 from retrain.report.timeline import step_splits, timeline
 
-MOST_CONDITIONS = 100  # drawn; tables hold all
-SHORT = 190  # pixels of a chart that supports another
-SIGHT = 3.0  # times the largest concurrency tried: a peak beyond it is a guess
+MOST_CONDITIONS = 100  # drawn; tables list all
+SHORT = 190  # pixels of a secondary chart
+SIGHT = 3.0  # times the largest concurrency tried: a peak beyond it is extrapolation
 TITLES = {
     "mean_reward": "Reward of the sampled rollouts while training",
     "eval_reward": "Reward on held-out prompts",
@@ -31,7 +31,7 @@ TITLES = {
 
 @dataclass(frozen=True)
 class Explored:
-    """A metric that can be chosen on the page."""
+    """A metric that can be selected on the page."""
 
     metric: str
     curves: tuple[Curve, ...]
@@ -39,7 +39,7 @@ class Explored:
 
 @dataclass(frozen=True)
 class Contents:
-    """What there is to show; charts of what a campaign has no data for are absent."""
+    """What a report shows; charts without data are absent."""
 
     campaign: CampaignRecord
     sides: tuple[Side, ...]
@@ -74,11 +74,11 @@ class Shown:
 
 
 def contents(campaign: CampaignRecord, metrics: Sequence[str] = ()) -> Contents:
-    """Work out what to show.
+    """Return what to show.
 
     Args:
-        campaign: what its directory holds.
-        metrics: further metrics that get a chart and a place in the comparison.
+        campaign: its records.
+        metrics: additional metrics to draw and compare.
     """
     sides = conditions(campaign)
     known = known_metrics(campaign.runs)
@@ -103,7 +103,7 @@ def contents(campaign: CampaignRecord, metrics: Sequence[str] = ()) -> Contents:
 
 
 def _first(found: MetricComparison) -> MetricComparison:
-    """As many sides as are drawn."""
+    """Return a comparison with as many sides as are drawn."""
     return replace(found, sides=found.sides[:MOST_CONDITIONS])
 
 
@@ -118,7 +118,7 @@ def _explored(shown: Shown, known: Sequence[str]) -> tuple[Explored, ...]:
 
 
 def _warm_up(shown: Shown) -> tuple[Chart, ...]:
-    """Draw what was learned from written completions before the first step, if anything was."""
+    """Draw the loss of the supervised updates before the first step, if there were any."""
     sides = [
         Side(side.label, tuple(replace(run, columns=read_warm_up(run.directory)) for run in side.runs))
         for side in shown.sides
@@ -145,7 +145,7 @@ def _back_pressure(campaign: CampaignRecord, fits: Sequence[Scalability], shown:
     charts += _best_concurrency(fits, shown)
     steered = [side for side in shown.sides if side.label in {fit.condition for fit in fits}]
     if batches := curves(steered, "batch_size", shown.bins):
-        charts.append(_curves("batch_size", "Batch size that was used", batches, shown, SHORT))
+        charts.append(_curves("batch_size", "Batch size used", batches, shown, SHORT))
     return tuple(charts)
 
 
@@ -154,8 +154,8 @@ def _best_concurrency(fits: Sequence[Scalability], shown: Shown) -> list[Chart]:
     plot = Plot(
         name="p-star",
         metric="bp_p_star",
-        title="Best concurrency p* as the controller saw it",
-        subtitle="Median over seeds. No line: more than half saw no peak, or one far beyond any batch tried.",
+        title="Best concurrency p* estimated by the controller",
+        subtitle="Median over seeds. No line: over half saw no peak, or one far beyond every batch tried.",
         height=SHORT,
         most=SIGHT * max(float(fit.concurrency.max()) for fit in fits),
         last_step=shown.bins.last_step,
@@ -173,7 +173,7 @@ def _rate(shown: Shown) -> tuple[Chart, ...]:
     ratio, age = (curves(shown.sides, name, shown.bins) for name in ("rate_ratio", "rate_sample_age_mean"))
     charts = []
     if ratio:
-        title = "Rate limiter: samples per trained batch, over the ratio asked for"
+        title = "Rate limiter: samples per trained batch, relative to the target"
         charts.append(_curves("rate_ratio", title, ratio, shown, SHORT, target=1.0))
     if age:
         title = "Age of the rollouts trained on"

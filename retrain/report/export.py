@@ -1,4 +1,4 @@
-"""All rows of all runs as one table: for a spreadsheet, R, pandas or a database."""
+"""Exports the rows of all runs as one table: for a spreadsheet, R, pandas or a database."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from retrain.report.final import Moment, final_value, known_metrics
 from retrain.report.gather import CampaignRecord, RunRecord
 
 FIRST = ("campaign", "run", "condition", "seed", "state", "step")
-PART_ROWS = 1000  # that are in memory as dictionaries
-GROUP_PARTS = 8  # in a group of Parquet's, which is slow to read if it is small
+PART_ROWS = 1000  # in memory as dictionaries at a time
+GROUP_PARTS = 8  # per Parquet row group; small groups are slow to read
 
 
 Kinds = Mapping[str, frozenset[type]]
@@ -32,33 +32,33 @@ Kinds = Mapping[str, frozenset[type]]
 
 @dataclass(frozen=True)
 class Table:
-    """Columns and rows; a row lacks the columns that it has no value for."""
+    """Columns and rows; a row omits columns without a value."""
 
     columns: tuple[str, ...]
-    read: Callable[[], Iterator[Row]]  # anew at each call: all rows together may not fit in memory
+    read: Callable[[], Iterator[Row]]  # reads again at each call, because all rows may not fit in memory
     kinds: Kinds  # of values, by column
 
 
 def rows_of(campaigns: Sequence[CampaignRecord]) -> Table:
-    """Return every step of every run, each once: all that its row says, and which run it was.
+    """Return every step of every run once: its row, and which run it belongs to.
 
-    Runs whose records are damaged have no rows.
+    Runs with damaged records are left out.
     """
     return _all_rows(campaigns, lambda run: RunFiles(run.directory).metrics)
 
 
 def warm_up_of(campaigns: Sequence[CampaignRecord]) -> Table:
-    """Return every supervised update of every run's warm-up in the same way; `step` counts updates."""
+    """Return every supervised update of every warm-up in the same way; `step` counts updates."""
     return _all_rows(campaigns, lambda run: RunFiles(run.directory).warmup)
 
 
 def ends_of(campaigns: Sequence[CampaignRecord]) -> Table:
-    """Return one row a run: what became of it, every metric's final value, every key of its configuration."""
+    """Return one row per run: its state, the final value of every metric, and its configuration."""
     return _table(lambda: (_end(campaign, run) for campaign in campaigns for run in campaign.runs))
 
 
 def write_csv(table: Table, out: BinaryIO) -> None:
-    """Write CSV; what is no number or text stands as JSON."""
+    """Write CSV; values other than numbers and text are JSON."""
     text = io.TextIOWrapper(out, encoding="utf-8", errors="replace", newline="", write_through=True)
     writer = csv.writer(text, lineterminator="\n")
     try:
@@ -66,7 +66,7 @@ def write_csv(table: Table, out: BinaryIO) -> None:
         for row in table.read():
             writer.writerow([_cell(row.get(name)) for name in table.columns])
     finally:
-        text.detach()  # the file is not this function's to close
+        text.detach()  # the caller closes the file
 
 
 def write_jsonl(table: Table, out: BinaryIO) -> None:
@@ -76,7 +76,7 @@ def write_jsonl(table: Table, out: BinaryIO) -> None:
 
 
 def write_parquet(table: Table, out: BinaryIO) -> None:
-    """Write Parquet: numbers as doubles or integers, all else as text.
+    """Write Parquet: numbers as doubles or integers, everything else as text.
 
     Raises:
         ConfigError: pyarrow is not installed.
@@ -157,7 +157,7 @@ def _kind_of(value: Any) -> type:
 
 
 def _one_kind(kinds: frozenset[type]) -> type | None:
-    """Choose one type for a column, as Parquet asks for; None for a column without values."""
+    """Return the one type of a column that Parquet requires; None without values."""
     if len(kinds) <= 1:
         kind = next(iter(kinds), None)
         return kind if kind in (None, bool, str, int, float) else str

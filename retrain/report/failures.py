@@ -1,4 +1,4 @@
-"""What went wrong: each failed run with its reason and the end of its output."""
+"""Lists failed runs, each with its reason and the end of its output."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from retrain.report.gather import RunRecord
 
 TAIL_LINES = 30
 LINE_LIMIT = 300
-MOST_TAILS = 20  # runs of a campaign fail alike; the tails of more tell nothing more
+MOST_TAILS = 20  # runs of a campaign tend to fail alike
 TROUBLED = ("died", "interrupted")
 
 
 @dataclass(frozen=True)
 class Failure:
-    """A run that did not end well, or an attempt that did not."""
+    """A run that failed, or of which an attempt failed."""
 
     run_id: str
     state: str
@@ -33,7 +33,7 @@ class Failure:
 
 
 def failures(runs: Sequence[RunRecord]) -> tuple[Failure, ...]:
-    """List runs that failed, broke off, or needed more than one attempt."""
+    """List runs that failed, were interrupted, or needed more than one attempt."""
     found = [run for run in runs if run.has_failed or run.state in TROUBLED or len(run.attempts) > 1]
     found.sort(key=lambda run: not run.has_failed)
     return tuple(_failure(run, with_tail=i < MOST_TAILS and not run.is_done) for i, run in enumerate(found))
@@ -45,7 +45,7 @@ def _failure(run: RunRecord, *, with_tail: bool) -> Failure:
         state=run.state,
         step=run.last_step,
         max_steps=run.max_steps,
-        attempts=tuple(plain(attempt.ending or "died without a word") for attempt in run.attempts),
+        attempts=tuple(plain(attempt.ending or "died without a message") for attempt in run.attempts),
         message=run.message,
         tail=_tail(RunFiles(run.directory)) if with_tail else (),
     )
@@ -64,5 +64,5 @@ def _tail(files: RunFiles) -> tuple[str, ...]:
 
 
 def _indent(line: str) -> str:
-    """Tracebacks are read by their indentation."""
+    """Return the indentation of a line, which makes tracebacks readable."""
     return " " * min(len(line) - len(line.lstrip(" ")), 40)

@@ -1,7 +1,7 @@
-"""What a run came to, as one number per metric.
+"""Reduces a run to one final value per metric.
 
-`eval_*`, measured on held-out prompts, are those of the evaluation that ended the run. Every other
-metric is the mean of the run's last steps: one step is too noisy, and the whole history says how fast
+`eval_*` values, measured on held-out prompts, come from the evaluation at the end of the run. Every other
+metric is the mean over the run's last steps: one step is too noisy, and the whole history shows how fast
 it learned rather than how well.
 """
 
@@ -20,7 +20,7 @@ from retrain.report.columns import FloatArray, number
 from retrain.report.gather import RunRecord
 
 HELD_OUT = "eval_"
-LAST_FRACTION = 0.1  # of the steps: long enough to average noise, short enough that learning has mostly ended
+LAST_FRACTION = 0.1  # of the steps: enough to average out noise, few enough that learning has mostly ended
 FEWEST_STEPS = 10
 
 
@@ -29,20 +29,20 @@ class Moment:
     """When a run is judged.
 
     Attributes:
-        step: as if the run had ended after this step; None: at its real end, which it must have reached.
-        last: steps that are averaged; 0: a tenth of the run's, but no fewer than 10.
+        step: as if the run had ended after this step; None: at its end, which it must have reached.
+        last: steps to average over; 0: a tenth of the run's, at least 10.
     """
 
     step: int | None = None
     last: int = 0
 
     def has(self, run: RunRecord) -> bool:
-        """Whether a run got so far."""
+        """Whether a run got that far."""
         return run.is_done if self.step is None else run.last_step >= self.step
 
 
 def final_value(run: RunRecord, metric: str, moment: Moment) -> float | None:
-    """Return what a run came to; None if it did not get so far or never said."""
+    """Return a run's final value; None if it did not get that far or lacks the metric."""
     if not moment.has(run):
         return None
     if metric.startswith(HELD_OUT):
@@ -54,7 +54,7 @@ def final_value(run: RunRecord, metric: str, moment: Moment) -> float | None:
 
 
 def describe(metric: str, moment: Moment) -> str:
-    """Return how a metric's final value was taken."""
+    """Return how a metric's final value is computed."""
     at = "at the end" if moment.step is None else f"at step {moment.step}"
     if metric.startswith(HELD_OUT):
         return f"held-out evaluation {at}"
@@ -62,7 +62,7 @@ def describe(metric: str, moment: Moment) -> str:
 
 
 def known_metrics(runs: Iterable[RunRecord]) -> tuple[str, ...]:
-    """List the metrics that any of the runs has, in the order in which rows name them."""
+    """List the metrics of all runs, in the order of their rows."""
     names: dict[str, None] = {}
     for run in runs:
         names |= dict.fromkeys(run.columns.metrics)
@@ -75,10 +75,10 @@ def known_metrics(runs: Iterable[RunRecord]) -> tuple[str, ...]:
 
 
 def check_metrics(names: Sequence[str], known: Sequence[str]) -> None:
-    """Refuse metrics that no run has, unless none has any.
+    """Check that some run has each metric, unless no run has any.
 
     Raises:
-        ConfigError: names the nearest, or all that there are.
+        ConfigError: an unknown metric; suggests the nearest, or lists all.
     """
     for name in names:
         if known and name not in known:
@@ -94,10 +94,10 @@ def _held_out(run: RunRecord, metric: str, moment: Moment) -> float | None:
     values = run.columns.metric(metric)
     if moment.step is not None:
         values = values[run.columns.steps <= moment.step]
-    said = values[np.isfinite(values)]
-    return float(said[-1]) if len(said) else None
+    known = values[np.isfinite(values)]
+    return float(known[-1]) if len(known) else None
 
 
 def _mean(values: FloatArray) -> float | None:
-    said = values[np.isfinite(values)]
-    return float(np.mean(said)) if len(said) else None
+    known = values[np.isfinite(values)]
+    return float(np.mean(known)) if len(known) else None

@@ -1,7 +1,7 @@
-"""A campaign's directory -> all that its report and its comparisons are made of.
+"""Reads a campaign's directory: everything that reports and comparisons are made of.
 
-What cannot be read is said where it belongs (a run's message, the campaign's problems); the rest is
-still shown. Texts are safe to print on a line; whoever writes HTML escapes them.
+What cannot be read becomes a run's message or one of the campaign's problems, and the rest is still
+reported. Texts are safe to print on one line; writers of HTML must escape them.
 """
 
 from __future__ import annotations
@@ -31,33 +31,33 @@ _NAME_LIMIT = 200
 
 @dataclass(frozen=True)
 class RunRecord:
-    """One run: what became of it and every row it wrote."""
+    """One run: its state and every row."""
 
     run_id: str
     condition: str
-    seed: int | None  # None if nothing tells
+    seed: int | None  # None if unknown
     state: str  # a RunState, or UNREADABLE
     max_steps: int | None
     attempts: tuple[Attempt, ...]
     columns: Columns
-    result: Mapping[str, Any]  # of done.json; empty unless it is done
-    config: Mapping[str, Any]  # tables of run.toml; empty if it cannot be read or was edited
-    message: str  # why it failed or cannot be read
+    result: Mapping[str, Any]  # from done.json; empty unless done
+    config: Mapping[str, Any]  # tables of run.toml; empty if unreadable or edited
+    message: str  # why it failed or is unreadable
     directory: Path
 
     @property
     def is_done(self) -> bool:
-        """Whether it finished its config."""
+        """Whether it finished."""
         return self.state == RunState.DONE
 
     @property
     def has_failed(self) -> bool:
-        """Whether it ended badly, and would not go on by itself."""
+        """Whether it failed and will not continue by itself."""
         return self.state not in ALIVE
 
     @property
     def last_step(self) -> int:
-        """Steps that it has rows of."""
+        """The last step with a row; 0 without rows."""
         return int(self.columns.steps[-1]) if len(self.columns.steps) else 0
 
 
@@ -68,14 +68,14 @@ class CampaignRecord:
     id: str
     directory: Path
     manifest: Manifest | None
-    overrides: tuple[str, ...]  # --set, as given
-    toml: str  # campaign.toml, or run.toml of a single run; as written
+    overrides: tuple[str, ...]  # --set, verbatim
+    toml: str  # campaign.toml, or run.toml of a single run; verbatim
     runs: tuple[RunRecord, ...]
     problems: tuple[str, ...]
 
     @property
     def conditions(self) -> tuple[str, ...]:
-        """Labels in the order of the campaign."""
+        """Labels in the campaign's order."""
         return tuple(dict.fromkeys(run.condition for run in self.runs))
 
     def of_condition(self, condition: str) -> tuple[RunRecord, ...]:
@@ -84,10 +84,10 @@ class CampaignRecord:
 
 
 def gather(directory: Path) -> CampaignRecord:
-    """Read the campaign or run that a directory is, or the only one that it holds.
+    """Read a campaign or run, given its directory or one that contains no other.
 
     Raises:
-        ConfigError: it holds none, or several; names the newest of those.
+        ConfigError: the directory contains none or several; lists the newest.
         RecordsError: there is no such directory.
     """
     found = find_campaigns(directory)
@@ -97,17 +97,17 @@ def gather(directory: Path) -> CampaignRecord:
         newest = sorted(found, key=lambda path: path.stat().st_mtime)[-SHOWN_CAMPAIGNS:]
         names = "\n".join(f"  {plain(str(path), _NAME_LIMIT)}" for path in reversed(newest))
         raise ConfigError(
-            f"{directory}: holds {len(found)} campaigns; name one, such as the latest:\n{names}"
+            f"{directory}: contains {len(found)} campaigns; specify one, for example the newest:\n{names}"
         )
     return _read(found[0])
 
 
 def gather_all(directory: Path, *, with_rows: bool = True) -> tuple[CampaignRecord, ...]:
-    """Read every campaign and single run below a directory, or the one that it is.
+    """Read every campaign and single run in a directory, or the one that it is.
 
     Args:
-        directory: of campaigns, or one's own.
-        with_rows: read what runs measured, and not only what became of them.
+        directory: of campaigns, or of one.
+        with_rows: read the metrics too, and not only the states.
 
     Raises:
         RecordsError: there is no such directory.
@@ -116,7 +116,7 @@ def gather_all(directory: Path, *, with_rows: bool = True) -> tuple[CampaignReco
 
 
 def left_out(runs: Iterable[RunRecord]) -> list[str]:
-    """Name the runs whose records are damaged, with the reason: they count in nothing."""
+    """Name the runs with damaged records and the reason: they are in no result."""
     return [f"{run.run_id} is left out: {run.message}" for run in runs if run.state == UNREADABLE]
 
 
@@ -173,7 +173,7 @@ def _planned(
 
 
 def _own(entries: Sequence[RunEntry], name: str) -> RunEntry:
-    """Find a single run's entry: its campaign's manifest has others too."""
+    """Return a single run's entry: its campaign's manifest has others too."""
     known = {entry.run_id: entry for entry in entries}
     return known.get(name, entries[0] if len(entries) == 1 else entry_from_name(name))
 
@@ -201,7 +201,7 @@ def _run(files: RunFiles, entry: RunEntry, *, with_rows: bool) -> RunRecord:
 
 
 def _became(files: RunFiles, entry: RunEntry) -> tuple[str, str, tuple[Attempt, ...], dict[str, Any]]:
-    """Return state, message, attempts and result; what cannot be read is unreadable, and says why."""
+    """Return state, message, attempts and result; an unreadable run has the reason as its message."""
     try:
         seen = inspect_run(files, entry.config_hash)
     except RecordsError as error:

@@ -1,4 +1,4 @@
-"""Numbers and spans of time as people read them."""
+"""Formats numbers and durations for people."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ MISSING = "-"
 
 
 def significant(value: float | None, *, signed: bool = False) -> str:
-    """Show three significant digits, or a dash."""
+    """Return three significant digits, or a dash."""
     if value is None or not math.isfinite(value):
         return MISSING
     sign = "+" if signed and value > 0 else ""
@@ -21,17 +21,17 @@ def significant(value: float | None, *, signed: bool = False) -> str:
 
 
 def interval(low: float | None, high: float | None) -> str:
-    """Show an interval of a difference, or a dash."""
+    """Return an interval of a difference, or a dash."""
     if low is None or high is None:
         return MISSING
     return f"{significant(low, signed=True)} to {significant(high, signed=True)}"
 
 
 def rounded(value: float) -> float | None:
-    """Keep four significant digits, all that a plot can show; None for what is not finite."""
+    """Return four significant digits, enough for a plot; None if not finite."""
     return float(f"{value:.4g}") if math.isfinite(value) else None
 
 
 def span(seconds: float | None) -> str:
-    """Show a time span in its two largest units, or a dash."""
+    """Return a duration in its two largest units, or a dash."""
     return MISSING if seconds is None or not math.isfinite(seconds) else format_duration(seconds)

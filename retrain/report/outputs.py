@@ -28,10 +28,10 @@ SCALE = 3.0  # pixels per point of a PNG: 300 dpi at the width of a page
 
 
 def chosen_format(output: Path | None, form: str | None, known: Collection[str] = FORMATS) -> str:
-    """Return the format that was asked for, or that the file's name says, or the first that is known.
+    """Return the requested format, else the one of the file's suffix, else the first known one.
 
     Raises:
-        ConfigError: the name ends in nothing known.
+        ConfigError: the suffix is unknown.
     """
     if form is not None:
         return str(form)
@@ -39,7 +39,7 @@ def chosen_format(output: Path | None, form: str | None, known: Collection[str] 
         return next(iter(known))
     ending = output.suffix.lstrip(".").lower()
     if ending not in known:
-        raise ConfigError(f"{output}: ends in no known format; add --format {', '.join(known)}")
+        raise ConfigError(f"{output}: unknown file format; add --format {', '.join(known)}")
     return ending
 
 
@@ -48,7 +48,7 @@ def write_table(table: Table, form: str, target: Path | None) -> None:
 
     Raises:
         ConfigError: pyarrow is not installed.
-        RecordsError: the disk refused.
+        RecordsError: the file cannot be written.
     """
     if target is None:
         TABLES[form](table, sys.stdout.buffer)
@@ -61,7 +61,7 @@ def write_table(table: Table, form: str, target: Path | None) -> None:
 
 
 def check_target(target: Path, form: str, may_replace: Callable[[str], bool]) -> None:
-    """Refuse a target that must not be written, before anything is computed; see `prepare`."""
+    """Check, before anything is computed, that the target may be written; see `prepare`."""
     prepare([target.with_name(f"{target.stem}-chart.{form}") if form in IMAGES else target], may_replace)
 
 
@@ -78,16 +78,16 @@ def write(
         The files: one, or for images one per chart beside `target`.
 
     Raises:
-        ConfigError: an extra is not installed, a metric is unknown, there is nothing to draw, or somebody
-            else's file is in an image's place.
-        RecordsError: the disk refused.
+        ConfigError: an extra is not installed, a metric is unknown, there is nothing to draw, or an
+            image would replace another program's file.
+        RecordsError: the file cannot be written.
     """
     check_metrics(metrics, known_metrics(campaign.runs))
     if form in TABLES:
         write_table(rows_of([campaign]), form, target)
         return [target]
     files = list(_files(campaign, target, form, metrics))
-    if form in IMAGES:  # whose names are known only now
+    if form in IMAGES:  # their names are known only now
         prepare([path for path, _ in files], may_replace)
     return [_write(path, content) for path, content in files]
 
@@ -121,20 +121,20 @@ def _write(path: Path, content: bytes) -> Path:
 
 
 def prepare(paths: Sequence[Path], may_replace: Callable[[str], bool]) -> None:
-    """Make the folders of files that are about to be written, and refuse those that must not be.
+    """Make the folders of files, and check that the files may be written.
 
     Args:
         paths: the files.
-        may_replace: asked, with a description, before a file that retrain did not write is replaced.
+        may_replace: called with a description before a file that retrain did not write is replaced.
 
     Raises:
         ConfigError: a link or directory is in the way, or a file that must not be replaced.
         RecordsError: a folder cannot be made.
     """
-    strangers = [path for path in paths if _is_strangers(path)]
-    if strangers and not may_replace(", ".join(map(str, strangers))):
+    foreign = [path for path in paths if _is_foreign(path)]
+    if foreign and not may_replace(", ".join(map(str, foreign))):
         raise ConfigError(
-            f"{strangers[0]}: exists, and retrain did not write it; --force replaces it, or name another file"
+            f"{foreign[0]}: exists, and retrain did not write it; --force replaces it, or name another file"
         )
     for folder in {path.parent for path in paths}:
         try:
@@ -146,7 +146,7 @@ def prepare(paths: Sequence[Path], may_replace: Callable[[str], bool]) -> None:
 
 
 def marked(content: bytes, form: str) -> bytes:
-    """Return an image with a mark by which retrain knows it again."""
+    """Return an image with the mark by which retrain recognizes its own files."""
     if form == "svg":
         return content + b"<!-- " + MARK.encode() + b" -->\n"
     chunk = b"tEXtSoftware\0" + MARK.encode()
@@ -154,13 +154,13 @@ def marked(content: bytes, form: str) -> bytes:
     return content[:PNG_START] + framed + content[PNG_START:]
 
 
-def _is_strangers(path: Path) -> bool:
-    """Whether a file is there that retrain did not write; a device or pipe is nobody's."""
+def _is_foreign(path: Path) -> bool:
+    """Whether the path is a file that retrain did not write; devices and pipes are not."""
     try:
         linked, mode = path.is_symlink(), path.stat().st_mode
     except FileNotFoundError:
         if path.is_symlink():
-            raise ConfigError(f"{path}: is a link to nothing; remove it, or name another file") from None
+            raise ConfigError(f"{path}: is a broken link; remove it, or name another file") from None
         return False
     except OSError as error:
         raise records_error(path, "look at", error) from error
@@ -169,7 +169,7 @@ def _is_strangers(path: Path) -> bool:
     if not stat.S_ISREG(mode):
         return False
     if linked:
-        raise ConfigError(f"{path}: is a link, which would change another file; name that file itself")
+        raise ConfigError(f"{path}: is a link; name its target if that file may be replaced")
     return path.stat().st_size > 0 and not _is_ours(path)
 
 

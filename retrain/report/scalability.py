@@ -1,4 +1,4 @@
-"""What back pressure saw: throughput at each concurrency, and the curve through it."""
+"""What back pressure measured: throughput at each concurrency, and the fitted curve."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Scalability:
         concurrency: rollouts at a time, shape (steps,).
         throughput: tokens per second, shape (steps,).
         fit: the curve through all steps of all seeds, by the controller's own method.
-        steered_p_star: median over seeds of the controller's last p*; None if half of them saw no optimum.
+        steered_p_star: median over seeds of the controller's last p*; None if half of them found no optimum.
     """
 
     condition: str
@@ -61,7 +61,7 @@ def scalability(side: Side) -> Scalability | None:
 
 
 def thinned(found: Scalability) -> tuple[FloatArray, FloatArray]:
-    """Return at most so many points as a plot needs, spread evenly over the steps."""
+    """Return at most `MOST_POINTS` points, evenly spaced over the steps."""
     keep = np.unique(np.linspace(0, len(found.concurrency) - 1, MOST_POINTS).astype(int))
     return found.concurrency[keep], found.throughput[keep]
 
@@ -72,11 +72,10 @@ def stretches(runs: Sequence[RunRecord]) -> tuple[Stretch, ...]:
 
 
 def best_concurrency(side: Side, bins: Bins) -> Curve | None:
-    """Follow the controller's p*: the median over all seeds and steps of a bin, NaN where it is infinite.
+    """Return the controller's p*: the median over all seeds and steps of a bin, NaN where it is infinite.
 
-    Bins without a step of this condition are left out.
-
-    A median, because one seed without crosstalk in sight has no finite p*, and a mean would have none then.
+    Bins without a step of this condition are left out. A median, because a mean would be infinite as soon
+    as one seed has no finite p*.
     """
     runs = [run for run in counted(side.runs) or side.runs if any(run.columns.regimes)]
     if not any(np.isfinite(run.columns.metric("bp_p_star")).any() for run in runs):

@@ -1,8 +1,7 @@
-"""A metric over steps: per condition the mean over seeds, with the seeds or a band, at few enough points.
+"""Curves of a metric over steps: per condition the mean over seeds, with the seeds or a band.
 
-Steps are put into equal bins, a run's values averaged in each; then seeds count as one value each. Runs
-that failed are in no mean, which they would bend where they end; if a condition has no others, they are
-shown one by one.
+Steps are grouped into equal bins and averaged per run, so each seed counts once per bin. Failed runs are in
+no mean, which would jump where they end; a condition without other runs shows them one by one.
 """
 
 from __future__ import annotations
@@ -18,10 +17,10 @@ from retrain.report.gather import RunRecord
 from retrain.report.sides import Side
 from retrain.report.statistics import FEWEST_SEEDS, LEVEL, scipy_stats
 
-MOST_POINTS = 100  # of a curve: more would be one per pixel's noise, fewer would hide bends
+MOST_POINTS = 100  # of a curve: more would be noise, fewer would hide bends
 FEWEST_POINTS = 20
-MOST_SEEDS_DRAWN = 5  # as lines of their own; of so few, an interval says less than the seeds themselves
-BOUNDED = ("reward", "_rate", "_fraction")  # metrics that end at 1 if no value is above it
+MOST_SEEDS_DRAWN = 5  # as separate lines; with so few, an interval is less informative than the seeds
+BOUNDED = ("reward", "_rate", "_fraction")  # metrics bounded by 1 if no value exceeds it
 NUMBERS = 400_000  # of all curves of a page: about 2.5 MB
 
 
@@ -33,9 +32,9 @@ class Curve:
         steps: mean step of each bin that has values, shape (points,).
         mean: over seeds, shape (points,); NaN if all runs failed.
         low, high: 95 % t interval of that mean; NaN if there are at most `MOST_SEEDS_DRAWN` runs.
-        seeds: how many those are, shape (points,).
-        each: the values of each of a few runs, shape (runs, points); no runs where there are many, or one.
-        is_cut: the interval went beyond the values that the metric can have, and was cut there.
+        seeds: their number, shape (points,).
+        each: the values of each run, shape (runs, points); no rows with many runs, or one.
+        is_cut: the interval was clipped to the range of the metric.
     """
 
     condition: str
@@ -58,7 +57,7 @@ class Bins:
 
 
 def bins_for(sides: Sequence[Side], metrics: int) -> Bins:
-    """Choose bins so that all curves of all metrics stay small enough together."""
+    """Choose bins that keep all curves of all metrics together small enough."""
     longest = max((run.last_step for side in sides for run in side.runs), default=0)
     room = NUMBERS // max(1, 4 * metrics * len(sides))
     points = min(max(room, FEWEST_POINTS), MOST_POINTS)
@@ -67,7 +66,7 @@ def bins_for(sides: Sequence[Side], metrics: int) -> Bins:
 
 
 def curve(side: Side, metric: str, bins: Bins) -> Curve:
-    """Sum up a metric of a condition."""
+    """Return a metric's curve of a condition."""
     runs = counted(side.runs)
     binned = [_binned(run, metric, bins) for run in runs or side.runs]
     values = np.array([one[0] for one in binned]).reshape(len(binned), bins.count)
@@ -94,13 +93,13 @@ def curve(side: Side, metric: str, bins: Bins) -> Curve:
 
 
 def range_of(metric: str, least: float, most: float) -> tuple[float, float]:
-    """Return where values of a metric can be: from 0 if none is below, to 1 if a share or reward."""
+    """Return the range of a metric: from 0 if no value is negative, to 1 for fractions and rewards."""
     is_bounded = most <= 1 and ("pass_at_" in metric or metric.endswith(BOUNDED))
     return 0.0 if least >= 0 else -np.inf, 1.0 if is_bounded else np.inf
 
 
 def _within_range(found: Curve, metric: str, least: float, most: float) -> Curve:
-    """Cut an interval where no value can be."""
+    """Clip an interval to the range of the metric."""
     low, high = (np.clip(ends, *range_of(metric, least, most)) for ends in (found.low, found.high))
     is_cut = bool((low > found.low).any() or (high < found.high).any())
     return replace(found, low=low, high=high, is_cut=is_cut)

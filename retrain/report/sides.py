@@ -1,4 +1,4 @@
-"""What a user names on the command line -> the sides of a comparison.
+"""Turns what a user names on the command line into the sides of a comparison.
 
 A directory is a campaign or a run; a name after it is a condition or a run of that campaign.
 """
@@ -16,7 +16,7 @@ from retrain.report.gather import CampaignRecord, RunRecord, gather
 
 @dataclass(frozen=True)
 class Side:
-    """Runs that count as one: a condition's, or a single run."""
+    """The runs of a condition, or a single run."""
 
     label: str
     runs: tuple[RunRecord, ...]
@@ -24,7 +24,7 @@ class Side:
 
 @dataclass(frozen=True)
 class Match:
-    """Sides to be compared with the first of them."""
+    """Sides to compare with the first."""
 
     title: str
     sides: tuple[Side, ...]
@@ -32,28 +32,28 @@ class Match:
 
 @dataclass
 class _Named:
-    """A directory, and what of it was asked for."""
+    """A directory, and the conditions or runs selected from it."""
 
     campaign: CampaignRecord
     names: list[str]
 
 
 def choose(arguments: Sequence[str]) -> tuple[Match, ...]:
-    """Find what is to be compared.
+    """Return what to compare.
 
     `CAMPAIGN` compares its conditions with the first of them; `CAMPAIGN a b` those two;
-    `CAMPAIGN1 CAMPAIGN2` the conditions that both have, each with its like; `CAMPAIGN1 a CAMPAIGN2 b`
+    `CAMPAIGN1 CAMPAIGN2` their common conditions, each with its namesake; `CAMPAIGN1 a CAMPAIGN2 b`
     a condition of one with a condition of the other; `RUN1 RUN2` two runs.
 
     Raises:
-        ConfigError: a name is unknown, or says too little; the message lists what there is.
+        ConfigError: a name is unknown or ambiguous; the message lists the candidates.
         RecordsError: a directory does not exist.
     """
     named = _read(arguments)
     campaigns = [one.campaign for one in named]
     tags = _tags(campaigns)
     if not any(one.names for one in named):
-        return (_conditions(campaigns[0]),) if len(named) == 1 else _like_with_like(campaigns, tags)
+        return (_conditions(campaigns[0]),) if len(named) == 1 else _common_conditions(campaigns, tags)
     sides = [side for one, tag in zip(named, tags, strict=True) for side in _of(one, tag)]
     if len(sides) < 2:
         raise ConfigError(
@@ -75,7 +75,7 @@ def _read(arguments: Sequence[str]) -> list[_Named]:
             named[-1].names.append(argument)
         elif named and not Path(argument).is_dir():
             raise ConfigError(
-                f"{plain(argument)!r} is no directory, and no condition or run of "
+                f"{plain(argument)!r} is neither a directory nor a condition or run of "
                 f"{named[-1].campaign.directory}, which has {_offer(named[-1])}"
             )
         else:
@@ -101,12 +101,12 @@ def _conditions(campaign: CampaignRecord) -> Match:
     if len(sides) < 2:
         only = sides[0].label if sides else "no run"
         raise ConfigError(
-            f"{campaign.directory}: holds {only} alone; name another campaign, or two runs of this one"
+            f"{campaign.directory}: contains only {only}; add another campaign, or name two of its runs"
         )
     return Match("", sides)
 
 
-def _like_with_like(campaigns: Sequence[CampaignRecord], tags: Sequence[str]) -> tuple[Match, ...]:
+def _common_conditions(campaigns: Sequence[CampaignRecord], tags: Sequence[str]) -> tuple[Match, ...]:
     if all(len(campaign.conditions) == 1 for campaign in campaigns):
         return (Match("", tuple(_side(c, c.conditions[0], t) for c, t in zip(campaigns, tags, strict=True))),)
     shared = [
@@ -114,7 +114,7 @@ def _like_with_like(campaigns: Sequence[CampaignRecord], tags: Sequence[str]) ->
     ]
     if not shared:
         have = "; ".join(f"{c.directory} has {', '.join(c.conditions[:10])}" for c in campaigns)
-        raise ConfigError(f"no condition is in all of them ({have}); name one after each directory")
+        raise ConfigError(f"the campaigns share no condition ({have}); name one after each directory")
     return tuple(
         Match(label, tuple(_side(c, label, t) for c, t in zip(campaigns, tags, strict=True)))
         for label in shared
@@ -126,7 +126,7 @@ def _of(named: _Named, tag: str) -> list[Side]:
     if not names and len(campaign.conditions) == 1:
         names = list(campaign.conditions)
     if not names:
-        raise ConfigError(f"{campaign.directory}: which condition? name one after it: {_offer(named)}")
+        raise ConfigError(f"{campaign.directory}: has several conditions; name one after it: {_offer(named)}")
     return [_side(campaign, name, tag) for name in names]
 
 
@@ -134,11 +134,11 @@ def _side(campaign: CampaignRecord, name: str, tag: str) -> Side:
     runs = campaign.of_condition(name) or tuple(run for run in campaign.runs if name in _names_of(run))
     if not tag:
         return Side(name, runs)
-    return Side(tag if tag.startswith(name) else f"{name} ({tag})", runs)  # a run's directory says both
+    return Side(tag if tag.startswith(name) else f"{name} ({tag})", runs)  # a run's directory names both
 
 
 def _tags(campaigns: Sequence[CampaignRecord]) -> list[str]:
-    """Tell campaigns apart briefly: by the four digits that end their ids, if those differ."""
+    """Return short labels of campaigns: the last four digits of their ids, if those differ."""
     if len(campaigns) == 1:
         return [""]
     short = [campaign.id.rpartition("-")[2] for campaign in campaigns]

@@ -1,9 +1,9 @@
-"""Two conditions told apart, or not, by a few seeds each.
+"""Tests whether two conditions differ, with a few seeds each.
 
 The decision is Student's: paired t where seeds match, Welch's t where they do not. With the few seeds that
 people can afford, bootstrap intervals are far too narrow: of two identical conditions with three or five
-seeds each they tell 14 to 28 % apart at the 95 % level, a t interval 2 to 6 % (`benchmarks/compare_aa.py`).
-The bootstrap (BCa) is given beside it, as the field expects, and does not decide. Where all differences are
+seeds each they separate 14 to 28 % at the 95 % level, a t interval 2 to 6 % (`benchmarks/compare_aa.py`).
+The bootstrap (BCa) is reported too, as the field expects, but does not decide. Where all differences are
 equal a t statistic is infinite; then exact permutations decide.
 
 Sources: Welch 1947, doi:10.1093/biomet/34.1-2.28; Efron 1987, doi:10.1080/01621459.1987.10478410 (BCa);
@@ -25,17 +25,17 @@ from retrain import extras
 from retrain.report.columns import FloatArray
 
 LEVEL = 0.95
-POWER = 0.8  # the customary chance to find what is there
-FEWEST_SEEDS = 3  # two give a spread that may be off by any factor
+POWER = 0.8  # the customary probability of detecting a true difference
+FEWEST_SEEDS = 3  # the spread of two may be off by any factor
 RESAMPLES = 9999
 TRIMMED = 0.25  # at each end: the interquartile mean
-ROUNDING = 1e-12  # relative; spreads below it are the arithmetic's, not the seeds'
+ROUNDING = 1e-12  # relative; smaller spreads are rounding errors
 SMALLEST = 1e-100  # a spread below it has no square
 
 
 @dataclass(frozen=True)
 class Sample:
-    """What the seeds of one condition came to."""
+    """The values of one condition's seeds, summarized."""
 
     n: int
     mean: float | None
@@ -52,12 +52,12 @@ class Difference:
     Attributes:
         n: pairs, or None if unpaired.
         difference: of the means; of the pairs' means if paired.
-        low, high: 95 % t interval; None if there are too few seeds, or no spread to make one of.
+        low, high: 95 % t interval; None with too few seeds or without spread.
         p: two-sided p-value that goes with it.
-        bootstrap_low, bootstrap_high: 95 % BCa bootstrap interval; None where it cannot be had.
+        bootstrap_low, bootstrap_high: 95 % BCa bootstrap interval; None if undefined.
         iqm_difference: of the interquartile means over all seeds.
-        improvement: chance that a run of the second scores above one of the first, ties half.
-        detectable: difference that so many seeds, spread like this, would find 80 % of the time.
+        improvement: probability that a run of the second scores above one of the first, ties half.
+        detectable: difference that this many seeds with this spread would detect with 80 % power.
     """
 
     n: int | None
@@ -73,7 +73,7 @@ class Difference:
 
 
 def describe_sample(values: Sequence[float]) -> Sample:
-    """Sum up one condition."""
+    """Summarize one condition."""
     x, stats = np.asarray(values, dtype=float), scipy_stats()
     if not len(x):
         return Sample(0, None, None, None, None, None)
@@ -88,30 +88,30 @@ def describe_sample(values: Sequence[float]) -> Sample:
 def difference_of(
     first: Mapping[int, float], second: Mapping[int, float], *, paired: bool = True
 ) -> Difference:
-    """Compare what the seeds of two conditions came to.
+    """Compare two conditions by the values of their seeds.
 
     Args:
         first, second: seed -> value.
-        paired: compare seed by seed, if most seeds are in both; else all with all.
+        paired: compare seed by seed if most seeds are in both, else all with all.
     """
-    a, b = (_settled(x, np.abs(x).max(initial=0)) for x in map(_array, (first.values(), second.values())))
+    a, b = (_rounded(x, np.abs(x).max(initial=0)) for x in map(_array, (first.values(), second.values())))
     seeds = sorted(first.keys() & second.keys())
     if not len(a) or not len(b):
         return Difference(None, *(None,) * 9)
     iqm = interquartile_mean(b) - interquartile_mean(a)
     if paired and 2 * len(seeds) > max(len(a), len(b)):
-        gains = _settled(_array(second[seed] - first[seed] for seed in seeds), np.abs([*a, *b]).max())
+        gains = _rounded(_array(second[seed] - first[seed] for seed in seeds), np.abs([*a, *b]).max())
         return Difference(len(seeds), *_one_sample(gains), iqm, _improvement(a, b), _detectable(gains))
     return Difference(None, *_two_samples(a, b), iqm, _improvement(a, b), _detectable(a, b))
 
 
 def interquartile_mean(x: FloatArray) -> float:
-    """Mean of the middle half; of four values the middle two, of fewer all."""
+    """Return the mean of the middle half: of four values the middle two, of fewer all."""
     return float(scipy_stats().trim_mean(x, TRIMMED))
 
 
 def holm(p_values: Sequence[float | None]) -> list[float | None]:
-    """Adjust p-values so that, over all of them, a false claim is made in at most 5 % of cases.
+    """Return p-values adjusted so that the family-wise error rate stays at the level.
 
     Source: Holm 1979, Scandinavian Journal of Statistics 6, 65-70.
     """
@@ -128,7 +128,7 @@ def scipy_stats() -> Any:
     """Import `scipy.stats`.
 
     Raises:
-        ConfigError: it is not installed; says how to install it.
+        ConfigError: it is not installed.
     """
     return extras.load("scipy.stats", "report", "comparing conditions")
 
@@ -163,7 +163,7 @@ def _two_samples(a: FloatArray, b: FloatArray) -> Interval:
 
 def _tested(test: Any, *data: Any, **options: Any) -> tuple[Any, tuple[float, float]]:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # one side may be constant: no news, and no obstacle
+        warnings.simplefilter("ignore")  # one side may be constant, which does no harm
         found = test(*data, **options)
     low, high = found.confidence_interval(LEVEL)
     return found, (float(low), float(high))
@@ -171,7 +171,7 @@ def _tested(test: Any, *data: Any, **options: Any) -> tuple[Any, tuple[float, fl
 
 def _bootstrap(samples: tuple[FloatArray, ...], statistic: Any) -> tuple[float | None, float | None]:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # a degenerate distribution gives NaN, which is said below
+        warnings.simplefilter("ignore")  # a degenerate distribution gives NaN, handled below
         found = scipy_stats().bootstrap(
             samples, statistic, n_resamples=RESAMPLES, confidence_level=LEVEL, rng=np.random.default_rng(0)
         )
@@ -180,7 +180,7 @@ def _bootstrap(samples: tuple[FloatArray, ...], statistic: Any) -> tuple[float |
 
 
 def _detectable(*samples: FloatArray) -> float | None:
-    """Smallest true difference found with the customary power, if spreads are as measured."""
+    """Return the smallest true difference detected with the customary power, given the measured spreads."""
     if min(map(len, samples)) < FEWEST_SEEDS or all(map(_is_constant, samples)):
         return None
     parts = np.array([x.var(ddof=1) / len(x) for x in samples])
@@ -195,8 +195,8 @@ def _improvement(a: FloatArray, b: FloatArray) -> float:
     return float((above + 1).mean() / 2)
 
 
-def _settled(x: FloatArray, size: float) -> FloatArray:
-    """Make differences equal that only rounding keeps apart, in numbers of a size."""
+def _rounded(x: FloatArray, size: float) -> FloatArray:
+    """Remove differences that are only rounding errors at this magnitude."""
     resolution = max(ROUNDING * size, SMALLEST)
     if not len(x) or np.ptp(x) > resolution:
         return x

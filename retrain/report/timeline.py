@@ -22,7 +22,7 @@ SLACK_S = 0.02  # an attempt's end is written a moment before the next one's sta
 PIECES = 3000  # of waiting, in all bars together
 MOST_PIECES = 60  # in one bar
 PARTS = ("sampling", "waiting for permits", "rewards", "training", "other")
-LEAST_SHARE = 0.005  # of a piece's time; less waiting cannot be seen
+LEAST_SHARE = 0.005  # of a piece's time; less waiting is invisible
 
 
 @dataclass(frozen=True)
@@ -42,12 +42,12 @@ class Bar:
 
 @dataclass(frozen=True)
 class Waiting:
-    """A piece of a bar, and the share of its time in which the run waited for permits."""
+    """A piece of a bar, and the share of its time spent waiting for permits."""
 
     lane: int
     start_s: float
     end_s: float
-    share: float  # at most 1, though calls that wait beside each other add up to more
+    share: float  # at most 1, although the waits of concurrent calls add up to more
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ class _Life:
 
 
 def timeline(runs: Sequence[RunRecord]) -> Timeline:
-    """Lay all attempts whose times are known into lanes."""
+    """Assign all attempts with known times to lanes."""
     lives = sorted((life for run in runs for life in _lives(run)), key=lambda life: life.start_s)
     begin = lives[0].start_s if lives else 0.0
     free_from: list[float] = []
@@ -92,7 +92,7 @@ def _lives(run: RunRecord) -> Iterator[_Life]:
 
 
 def _end(run: RunRecord, attempt: Attempt, start_s: float, next_s: float) -> float:
-    """When an attempt ended; one that left no ending was last seen at its last row."""
+    """Return when an attempt ended; without a record of its end, the time of its last row."""
     if attempt.duration_s is not None and math.isfinite(attempt.duration_s):
         return start_s + max(0.0, attempt.duration_s)
     ended_s = unix_seconds(attempt.ended_at)
@@ -103,7 +103,7 @@ def _end(run: RunRecord, attempt: Attempt, start_s: float, next_s: float) -> flo
 
 
 def _waits(life: _Life) -> tuple[FloatArray, FloatArray]:
-    """When the attempt's rows were written, and how long each step had waited."""
+    """Return when the attempt's rows were written, and how long each step waited."""
     ends_s = life.run.columns.ends_s
     inside = (ends_s >= life.start_s) & (ends_s <= life.end_s + SLACK_S)
     return ends_s[inside], np.nan_to_num(life.run.columns.metric("permit_wait_s")[inside])
@@ -137,10 +137,10 @@ class StepSplit:
 
 
 def step_split(side: Side) -> StepSplit | None:
-    """Average the parts of all steps of a condition; None if no row has times.
+    """Return the mean parts of all steps of a condition; None if no row has times.
 
-    Waiting for permits happens while sampling (or while training, on a remote backend); of calls that wait
-    beside each other it is the sum, so it is shown as at most the time of sampling.
+    Waiting for permits happens while sampling (or while training, on a remote backend). It is summed over
+    concurrent calls, so it is limited to the time of sampling.
     """
     runs = [run for run in counted(side.runs) if np.isfinite(run.columns.metric("step_time_s")).any()]
     if not runs:

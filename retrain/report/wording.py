@@ -1,4 +1,4 @@
-"""What a comparison's numbers allow to say, in sentences; the same for terminals and pages."""
+"""Puts the results of a comparison into sentences, the same for terminals and pages."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ MOST_NAMED = 5  # conditions in one sentence
 
 
 def heading(metric: MetricComparison) -> str:
-    """Return how a metric's values were taken, and which way is good."""
+    """Return how a metric's values are computed, and whether higher is better."""
     return "; ".join(filter(None, (metric.how, DIRECTIONS[metric.higher_is_better])))
 
 
 def left_out(sides: Sequence[SideResult]) -> Iterator[str]:
-    """Return which runs do not count, and which of those that do are judged at other steps."""
+    """Return which runs were left out, and which are judged after different numbers of steps."""
     alike: dict[tuple[str, str], list[str]] = {}
     for side in sides:
         why = {"failed": side.failed, "not finished": side.unfinished, "without this metric": side.silent}
@@ -40,12 +40,12 @@ def _other_steps(sides: Sequence[SideResult]) -> Iterator[str]:
         (first, low, high), *others = judged
         rest = "".join(f", {label} {_range(*both)}" for label, *both in others[:MOST_NAMED])
         rest += ", and so on" if len(others) > MOST_NAMED else ""
-        advice = f"; --step {min(steps)} compares them after as many" if min(steps) else ""
+        advice = f"; --step {min(steps)} compares them after equally many" if min(steps) else ""
         yield f"{first} ran {_range(low, high)} steps{rest}{advice}"
 
 
 def judgement(judged: Judged, metric: MetricComparison) -> str:
-    """Return the verdict, and whether that is good."""
+    """Return the verdict, and whether it is better or worse."""
     if judged.verdict not in (Verdict.HIGHER, Verdict.LOWER) or metric.higher_is_better is None:
         return str(judged.verdict)
     is_better = (judged.verdict == Verdict.HIGHER) == metric.higher_is_better
@@ -54,7 +54,7 @@ def judgement(judged: Judged, metric: MetricComparison) -> str:
 
 @dataclass(frozen=True)
 class Ground:
-    """What the verdict on one side rests on, or on several if it is the same."""
+    """The reason for the same verdict on one or several sides."""
 
     names: str
     verdict: Verdict
@@ -63,13 +63,13 @@ class Ground:
 
 
 def grounds(metric: MetricComparison) -> tuple[Ground, ...]:
-    """Return what each verdict rests on."""
+    """Return the reason for each verdict."""
     base, *others = metric.sides
     alike: dict[tuple[Verdict, str, str], list[str]] = {}
     for side, judged in zip(others, metric.differences, strict=True):
-        said = judged.verdict, judgement(judged, metric), _because(base, side, judged)
-        alike.setdefault(said, []).append(side.label)
-    return tuple(Ground(_names(labels), *said) for said, labels in alike.items())
+        reason = judged.verdict, judgement(judged, metric), _because(base, side, judged)
+        alike.setdefault(reason, []).append(side.label)
+    return tuple(Ground(_names(labels), *reason) for reason, labels in alike.items())
 
 
 def _because(base: SideResult, side: SideResult, judged: Judged) -> str:
@@ -83,19 +83,19 @@ def _because(base: SideResult, side: SideResult, judged: Judged) -> str:
         return seeds
     parts = [seeds, f"p {significant(gap.p)}"]
     if judged.p_adjusted != gap.p:
-        parts.append(f"{significant(judged.p_adjusted)} among all these comparisons")
+        parts.append(f"{significant(judged.p_adjusted)} after Holm's adjustment")
     if judged.verdict == Verdict.NOT_ENOUGH and gap.detectable is not None:
         least = significant(gap.detectable)
-        alone = ", were it the only one" if judged.p_adjusted != gap.p else ""
-        parts.append(f"seeds like these find a difference of {least} four times in five{alone}")
+        alone = " in a single comparison" if judged.p_adjusted != gap.p else ""
+        parts.append(f"seeds like these detect a difference of {least} with 80 % power{alone}")
     return "; ".join(parts)
 
 
 def _too_few(base: int, side: int, pairs: int | None) -> str:
     if pairs is None and min(base, side) < FEWEST_SEEDS:
-        return f"{base} and {side} runs to compare; {FEWEST_SEEDS} of each are the fewest"
+        return f"{base} and {side} finished runs; at least {FEWEST_SEEDS} each are needed"
     if pairs is not None and pairs < FEWEST_SEEDS:
-        return f"{pairs} {'seed' if pairs == 1 else 'seeds'} finished in both; {FEWEST_SEEDS} are the fewest"
+        return f"{count_of(pairs, 'seed')} finished in both; at least {FEWEST_SEEDS} are needed"
     return ""
 
 
@@ -105,7 +105,7 @@ def _compared(base: int, side: int, pairs: int | None) -> str:
     alone = base + side - 2 * pairs
     if not alone:
         return f"{pairs} pairs of seeds"
-    return f"{pairs} pairs of seeds, {alone} {'run' if alone == 1 else 'runs'} without a partner left out"
+    return f"{pairs} pairs of seeds, {alone} unpaired {'run' if alone == 1 else 'runs'} left out"
 
 
 def _names(labels: Sequence[str]) -> str:
@@ -123,12 +123,12 @@ def footnotes(comparisons: Sequence[Comparison]) -> Iterator[str]:
     if metrics:
         yield (
             "Verdicts follow the 95 % interval (Student's t), which holds its level with few seeds; the "
-            "bootstrap's (BCa) is too narrow then."
+            "bootstrap interval (BCa) is then too narrow."
         )
     if any(len(comparison.metrics[0].differences) > 1 for comparison in comparisons if comparison.metrics):
         yield (
-            "Of several comparisons one may seem clear by chance, so each needs a smaller p (Holm): an "
-            "interval without 0 may not suffice."
+            "With several comparisons one may look significant by chance, so p-values are adjusted (Holm): "
+            "an interval that excludes 0 may not suffice."
         )
     if metrics > 1:
-        yield "Each metric is judged on its own; of 20 alike, one will seem different. Decide by the first."
+        yield "Metrics are judged separately: 1 in 20 will differ by chance. Decide by the first."

@@ -1,4 +1,4 @@
-"""What back pressure saw and did."""
+"""Charts of back pressure: throughput over concurrency, and regimes."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ NAMED_FITS = 4  # in the subtitle
 
 
 def usl_chart(found: Sequence[Scalability], conditions: Sequence[str]) -> Chart:
-    """Draw observed throughput, the fitted curves and where they peak."""
+    """Draw measured throughput, the fitted curves and their peaks."""
     x = quantity("p", "concurrency p (rollouts at a time)", scale={"zero": True, "nice": True})
     y = quantity("x", "throughput (sampled tokens per second)", scale={"zero": True})
     seen = hints(("c", "condition", ""), ("p", "concurrency", ",.0f"), ("x", "tokens per second", ",.0f"))
@@ -51,7 +51,7 @@ def usl_chart(found: Sequence[Scalability], conditions: Sequence[str]) -> Chart:
     return chart(
         "usl",
         "Throughput over concurrency, and the Universal Scalability Law fitted to it",
-        "Dots: steps. Line: X(p) = λp / (1 + σ(p − 1) + κp(p − 1)). Dashed: its peak p*, if in sight. "
+        "Dots: steps. Line: X(p) = λp / (1 + σ(p − 1) + κp(p − 1)). Dashed: its peak p*, if in range. "
         + parameters,
         encoding=by_condition(conditions, {one.condition for one in found}),
         layer=layers,
@@ -59,7 +59,7 @@ def usl_chart(found: Sequence[Scalability], conditions: Sequence[str]) -> Chart:
 
 
 def regime_chart(stretches: Sequence[Stretch], last_step: int) -> Chart:
-    """Draw which regime each run was in at which step."""
+    """Draw the regime of each run at each step."""
     runs = list(dict.fromkeys(stretch.run_id for stretch in stretches))[:MOST_RUNS]
     shown = set(runs)
     rows = [
@@ -75,7 +75,7 @@ def regime_chart(stretches: Sequence[Stretch], last_step: int) -> Chart:
     return chart(
         "regimes",
         "Regime of each step, run by run",
-        "What back pressure took each step for." + left_out,
+        "How back pressure classified each step." + left_out,
         height=max(60, (20 if is_labelled else 5) * len(runs)),
         data={"values": rows},
         mark={"type": "bar"},

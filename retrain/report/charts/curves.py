@@ -38,7 +38,7 @@ NAMES = {
     "grad_norm": "gradient norm",
     "entropy": "entropy (nats per token)",
 }
-MARKED_POINTS = 40  # so few are drawn as dots too
+MARKED_POINTS = 40  # at most so many are drawn as dots too
 OVERSHOOT = 0.12  # of the means' range: a band may leave the chart beyond it
 NARROWEST = 0.002  # of the values' size: numbers are drawn with four digits, and an axis needs some between
 BAND = "Band: its 95 % confidence interval (Student's t)"
@@ -48,7 +48,7 @@ LABEL_WIDTH = 130
 
 
 def axis_title(metric: str) -> str:
-    """Name a metric with its unit."""
+    """Return the name of a metric with its unit."""
     if metric in NAMES:
         return NAMES[metric]
     name, unit = (metric.removesuffix("_s"), " (s)") if metric.endswith("_s") else (metric, "")
@@ -57,7 +57,7 @@ def axis_title(metric: str) -> str:
 
 @dataclass(frozen=True)
 class Plot:
-    """What is drawn and how it is named.
+    """What is drawn, and its titles.
 
     Attributes:
         name: of the chart's file.
@@ -110,7 +110,7 @@ def curve_chart(
 
 
 def line_ends(found: Sequence[Curve], limits: Sequence[float], height: int = HEIGHT) -> list[Spec]:
-    """Return where the name of each line stands, beside its end but never over another name."""
+    """Return where to place the name of each line: next to its end, without overlaps."""
     low, high = limits
     gap = LABEL_GAP * (high - low) / height
     ends = sorted((float(known[-1]), one.condition) for one in found if len(known := _known(one)))
@@ -118,7 +118,7 @@ def line_ends(found: Sequence[Curve], limits: Sequence[float], height: int = HEI
     for value, _ in ends:
         places.append(max([value, *(place + gap for place in places[-1:])]))
     ceiling = high
-    for number in reversed(range(len(places))):  # back below the top, where they were pushed over it
+    for number in reversed(range(len(places))):  # back below the top
         places[number] = min(places[number], ceiling)
         ceiling = places[number] - gap
     return [{"c": name, "e": rounded(place)} for place, (_, name) in zip(places, ends, strict=True)]
@@ -143,7 +143,7 @@ def points(one: Curve) -> list[Spec]:
 
 
 def has_mean(one: Curve) -> bool:
-    """Whether there is a mean: no run that did not fail, no mean."""
+    """Whether there is a mean: if all runs failed, there is none."""
     return bool(np.isfinite(one.mean).any())
 
 
@@ -158,7 +158,7 @@ def seed_points(one: Curve) -> list[Spec]:
 
 
 def domain(found: Sequence[Curve], target: float | None = None) -> list[float]:
-    """Return an axis that shows every line, and of the bands what does not dwarf them."""
+    """Return an axis that shows every line, and the bands as far as they leave the lines visible."""
     lines = [line for one in found for line in (one.mean, one.each.ravel())]
     means = np.concatenate([*lines, [np.nan if target is None else target]])
     means = means[np.isfinite(means)]
@@ -173,7 +173,7 @@ def domain(found: Sequence[Curve], target: float | None = None) -> list[float]:
 
 
 def axis(low: float, high: float) -> list[float]:
-    """Return the ends of an axis; of values that hardly differ, one that begins or ends at zero."""
+    """Return the ends of an axis; it includes zero if values hardly differ."""
     size = max(abs(low), abs(high))
     if high - low > NARROWEST * size:
         return [low, high]
@@ -181,7 +181,7 @@ def axis(low: float, high: float) -> list[float]:
 
 
 def describe(found: Sequence[Curve], bins: Bins) -> str:
-    """Return what lines and bands are."""
+    """Return what lines and bands show."""
     seeds = int(max((one.seeds.max() for one in found), default=0))
     line = f"Line: mean over {seeds} seeds" if seeds > 1 else "Line: one seed"
     each = f", each point over {bins.width} steps" if bins.width > 1 and not is_sparse(found) else ""
@@ -198,8 +198,8 @@ def _about_bands(found: Sequence[Curve]) -> str:
     beyond = any(
         np.nanmin(one.low, initial=low) < low or np.nanmax(one.high, initial=high) > high for one in found
     )
-    cut = ", cut at the range of the metric" if any(one.is_cut for one in found) else ""
-    return f" {BAND}{cut}{'; it goes on beyond the axis' if beyond else ''}."
+    cut = ", clipped to the range of the metric" if any(one.is_cut for one in found) else ""
+    return f" {BAND}{cut}{'; it extends beyond the axis' if beyond else ''}."
 
 
 def has_band(found: Sequence[Curve]) -> bool:
@@ -208,7 +208,7 @@ def has_band(found: Sequence[Curve]) -> bool:
 
 
 def is_sparse(found: Sequence[Curve]) -> bool:
-    """Whether there are so few points that each is worth a dot."""
+    """Whether there are few enough points to draw a dot for each."""
     return max((len(one.steps) for one in found), default=0) <= MARKED_POINTS
 
 

@@ -1,4 +1,4 @@
-"""What the seeds of each condition came to: every seed a dot."""
+"""Chart of the final values of each condition: every seed a dot."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from retrain.report.compare import MetricComparison, SideResult
 from retrain.report.numbers import rounded
 from retrain.report.series import range_of
 
-ROW, NARROW_ROW, MANY_ROWS = 34, 14, 12  # pixels of a condition; so many are drawn narrow
+ROW, NARROW_ROW, MANY_ROWS = 34, 14, 12  # pixels of a condition; more than so many are narrow
 
 
 def final_chart(found: MetricComparison) -> Chart:
@@ -25,7 +25,7 @@ def final_chart(found: MetricComparison) -> Chart:
     intervals = [row for row in means if "l" in row]
     shown = [*values, *(row[end] for row in intervals for end in "lh")]
     layers = [_seeds(found, names, label, axis(min(shown), max(shown))), _means(means, label)]
-    cut = ", cut at the range of the metric" if any(row.get("cut") for row in means) else ""
+    cut = ", clipped to the range of the metric" if any(row.get("cut") for row in means) else ""
     return chart(
         f"final-{found.metric.replace('_', '-')}",
         f"Final {label}, seed by seed",

@@ -1,4 +1,4 @@
-"""How all charts look: dark on white, colours that the colour-blind can tell apart, sizes for print.
+"""The style of all charts: dark on white, colors for the color-blind, sizes for print.
 
 Specs are dictionaries and not altair's objects: importing altair takes 0.6 s and 30 MB, which would take the
 report of a large campaign beyond its 200 MB.
@@ -23,7 +23,7 @@ INK, FAINT = "#1a1a1a", "#e4e4e4"
 # Okabe and Ito's colours, without the yellow, which is too pale for lines on white.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 DASHES = ([1, 0], [6, 3], [2, 2], [8, 2, 2, 2], [12, 4])  # so that 35 conditions differ
-LEGEND_CONDITIONS = 24  # more names than this would be larger than the chart
+LEGEND_CONDITIONS = 24  # a legend of more would be larger than the chart
 SUBTITLE_WIDTH = 118  # characters
 TITLE_WIDTH = 84
 
@@ -80,7 +80,7 @@ class Chart:
 def chart(
     name: str, title: str, subtitle: str, *, height: int = HEIGHT, room_right: int = 0, **spec: Any
 ) -> Chart:
-    """Frame a spec: title, size, look; `room_right` is left free beside the plot."""
+    """Return a chart with title, size and style; `room_right` is left free to the right of the plot."""
     lines = textwrap.wrap(subtitle, SUBTITLE_WIDTH)
     heading: Spec = {"text": textwrap.wrap(title, TITLE_WIDTH), **({"subtitle": lines} if lines else {})}
     size = {
@@ -95,7 +95,7 @@ def chart(
 def by_condition(
     conditions: Sequence[str], shown: Collection[str] | None = None, *, dashed: bool = False
 ) -> Spec:
-    """Return each condition its colour, the same in every chart, and beyond seven its dashes.
+    """Return the encoding that gives each condition its color in all charts, and beyond seven its dashes.
 
     Args:
         conditions: all of the report.
@@ -119,18 +119,18 @@ def by_condition(
 
 
 def zoom(*axes: str) -> Spec:
-    """Let drag move and Ctrl + wheel (or a pinch) zoom; a plain wheel scrolls the page."""
+    """Return the parameter that lets drag move and Ctrl + wheel zoom; a plain wheel scrolls the page."""
     select = {"type": "interval", "encodings": list(axes), "zoom": "wheel![event.ctrlKey || event.metaKey]"}
     return {"name": "zoom", "select": select, "bind": "scales"}
 
 
 def quantity(field: str, title: str, **more: Any) -> Spec:
-    """Encode a number."""
+    """Return the encoding of a number."""
     return {"field": field, "type": "quantitative", "title": title, **more}
 
 
 def hints(*fields: tuple[str, str, str]) -> list[Spec]:
-    """Encode what hovering shows: field, title, format ("" for text)."""
+    """Return the encoding of a tooltip: field, title, format ("" for text)."""
     return [
         {"field": field, "title": title, "type": "quantitative", "format": form}
         if form

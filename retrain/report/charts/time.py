@@ -1,4 +1,4 @@
-"""Where the time went: over workers, and within a step."""
+"""Charts of time: runs over workers, and the parts of a step."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from retrain.report.numbers import rounded, span
 from retrain.report.timeline import PARTS, Bar, StepSplit, Timeline
 
 UNITS = ((172_800.0, "hours", 3600.0), (7200.0, "minutes", 60.0), (0.0, "seconds", 1.0))
-LANE, LEAST_LANE, MANY_LANES = 28, 2, 40  # pixels; so many lanes share the tallest chart
+LANE, LEAST_LANE, MANY_LANES = 28, 2, 40  # pixels; more lanes than so many share the tallest chart
 TALLEST = 1000
 BAR_HINTS = (
     ("run", "run", ""),
@@ -23,7 +23,7 @@ PART_COLOURS = ("#56B4E9", "#1a1a1a", "#E69F00", "#0072B2", "#BBBBBB")
 
 
 def timeline_chart(found: Timeline, conditions: Sequence[str]) -> Chart:
-    """Draw attempts over workers, with waiting for permits inside and bad endings marked."""
+    """Draw attempts over workers, with waits for permits, and failed ones marked."""
     last_s = max((bar.end_s for bar in found.bars), default=0.0)
     unit, size = next((name, size) for least, name, size in UNITS if last_s >= least)
     bars = [_bar(bar, size) for bar in found.bars]
@@ -47,7 +47,7 @@ def timeline_chart(found: Timeline, conditions: Sequence[str]) -> Chart:
     return chart(
         "timeline",
         "Runs over workers",
-        "Bars: attempts. Black: share of time spent waiting for permits. Crosses: attempts that ended badly.",
+        "Bars: attempts. Black: share of time spent waiting for permits. Crosses: failed attempts.",
         height=round(lane * max(found.lanes, 2)),
         layer=[
             {
@@ -84,7 +84,7 @@ def _bar(bar: Bar, size: float) -> Spec:
 
 
 def split_chart(found: Sequence[StepSplit]) -> Chart:
-    """Draw what the mean step of each condition is made of."""
+    """Draw the parts of the mean step of each condition."""
     longest = max(sum(one.seconds) for one in found)
     unit, size = ("milliseconds", 1e-3) if longest < 1 else ("seconds", 1.0)
     rows = [
@@ -101,7 +101,7 @@ def split_chart(found: Sequence[StepSplit]) -> Chart:
     return chart(
         "step-time",
         "What a step's time is spent on",
-        "Mean over all steps of all seeds. Sampling beside training counts only as far as it is waited for.",
+        "Mean over all steps of all seeds. Asynchronous sampling counts only while training waits for it.",
         height=max(80, 30 * len(names)),
         data={"values": rows},
         mark={"type": "bar", "height": {"band": 0.72}},
