@@ -11,13 +11,13 @@ from pathlib import Path
 from retrain.errors import EXIT_CONFIG, EXIT_DONE, EXIT_INTERRUPTED, EXIT_RECORDS, RetrainError
 from retrain.streams import fill_closed
 
-FULL = (errno.ENOSPC, errno.EDQUOT, errno.EIO)  # what a disk says that takes no more
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EIO)  # errors of a full disk
 
 
 def main() -> None:
     """Run the command line."""
     fill_closed()
-    os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "1")  # looking for them takes 20 ms, and none is used
+    os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "1")  # the search takes 20 ms, and none is used
     arguments = sys.argv[1:]
     first = next((i for i, argument in enumerate(arguments) if not argument.startswith("-")), None)
     if first is not None and _names_a_file(arguments[first]):
@@ -32,7 +32,7 @@ def main() -> None:
 
 
 def _names_a_file(argument: str) -> bool:
-    """Tell a file, also a misspelt one, from a command: these have neither dots nor slashes."""
+    """Whether an argument is a file, even a misspelt one: commands have neither dots nor slashes."""
     return "." in argument or os.sep in argument
 
 
@@ -52,7 +52,7 @@ def _run(arguments: list[str]) -> int:
             print(fault, file=sys.stderr)
             return EXIT_CONFIG
         if isinstance(error, OSError):
-            return _told(error)
+            return _report_os_error(error)
         raise
     return code
 
@@ -78,9 +78,9 @@ def _answer(arguments: list[str]) -> int:
     return EXIT_DONE
 
 
-def _told(error: OSError) -> int:
-    """Return which place could not be read or written, and give the exit code."""
-    if error.filename is not None:  # one that nobody thought of, such as the shell's own files
+def _report_os_error(error: OSError) -> int:
+    """Print which file could not be read or written, and return the exit code."""
+    if error.filename is not None:  # an unforeseen one, such as the shell's own files
         print(f"{error.filename}: {error.strerror}; --debug shows where", file=sys.stderr)
         return EXIT_RECORDS
     if isinstance(error, FileNotFoundError):  # which only the current directory has no name for

@@ -54,5 +54,5 @@ def test_a_campaign_that_was_stopped_before_it_was_left_running_launches_nothing
     script = [sys.executable, "-c", STOPPED_AT_ONCE, str(campaign_file)]
     subprocess.run(script, check=False, capture_output=True, cwd=campaign_file.parent, env=environment)
     (directory,) = (campaign_file.parent / "logs").iterdir()
-    wait_until(lambda: "go on with: retrain resume" in CampaignFiles(directory).log.read_text())
+    wait_until(lambda: "continue with: retrain resume" in CampaignFiles(directory).log.read_text())
     assert not any((directory / "runs").rglob("attempts.jsonl"))

@@ -74,7 +74,7 @@ def test_explain_shows_matrix_capacity_and_the_pilot_to_run(retrain: Call, campa
 
 def test_explain_tells_permits_that_adapt(retrain: Call, campaign_file: Path) -> None:
     shown = retrain("explain", campaign_file.name, "--set", "backend.max_concurrent=auto").stdout
-    assert "4 at first, then what the API bears" in shown
+    assert "4 at first, then adapted to the API" in shown
     assert "auto" in retrain("schema", "--keys").stdout
 
 

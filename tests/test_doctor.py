@@ -123,7 +123,7 @@ def test_every_built_in_plugin_says_what_it_is_and_which_extra_brings_its_packag
 def test_doctor_misses_a_log_directory_that_cannot_be_made(retrain: Call, here: Path) -> None:
     (here / "logs").write_text("a file")
     found = checks(retrain("doctor", "--json", env=NO_KEYS))["disk for logs"]
-    assert (found["verdict"], found["found"]) == ("missing", f"{here / 'logs'} is no directory")
+    assert (found["verdict"], found["found"]) == ("missing", f"{here / 'logs'} is not a directory")
 
 
 def test_doctor_misses_the_commands_of_the_engine_that_a_file_names(retrain: Call, here: Path) -> None:

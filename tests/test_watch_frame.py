@@ -96,14 +96,14 @@ def test_the_last_line_says_how_to_leave_at_every_size(width, height):
     runs = [run_of(f"condition-{i}", seed) for i in range(9) for seed in range(9)]
     events = [Event("2025-01-31T12:00:00.000Z", "c0_s0", "started", "")] * 9
     lines = text_of(view_of(campaign_of(runs), events=events), width, height).splitlines()
-    assert (len(lines), lines[-1].startswith("q leaves")) == (height, True)
+    assert (len(lines), lines[-1].startswith("q quits")) == (height, True)
 
 
-def test_a_campaign_without_its_orchestrator_says_what_to_type():
+def test_a_campaign_without_its_orchestrator_shows_how_to_resume():
     seen = campaign_of([run_of()])
     status = dataclasses.replace(seen.status, resume_with="retrain resume logs/study")
     told = text_of(view_of(dataclasses.replace(seen, status=status)), width=120)
-    assert "its orchestrator is gone" in told
+    assert "its orchestrator has exited" in told
     assert "retrain resume logs/study" in told
 
 

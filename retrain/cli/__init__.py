@@ -16,22 +16,22 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 COMMANDS = {  # in the order of `retrain --help`, each in the file of its name
-    "init": "Write a commented file to start from.",
-    "explain": "Check a file, and say how long it would take.",
-    "calibrate": "Size a campaign by short real runs.",
+    "init": "Write a commented campaign file to start from.",
+    "explain": "Check a file and forecast its wall time.",
+    "calibrate": "Measure short real runs and recommend settings.",
     "run": "Run every condition with every seed.",
-    "resume": "Go on with a campaign that was stopped or killed.",
-    "stop": "Have a campaign's workers save and leave.",
-    "status": "Show what runs, ran and is left.",
-    "logs": "Show what a run printed.",
-    "report": "Make one HTML file of a campaign.",
-    "samples": "Show what a run's policy wrote.",
-    "compare": "Say which condition is better, if the seeds tell.",
-    "export": "Write all steps of all runs as one table.",
+    "resume": "Continue a campaign that was stopped or killed.",
+    "stop": "Stop a campaign; its workers save a checkpoint first.",
+    "status": "Show which runs are done, running, failed or pending.",
+    "logs": "Show a run's output.",
+    "report": "Write a campaign's report as one HTML file.",
+    "samples": "Show prompts and completions of a run.",
+    "compare": "Compare conditions over their seeds.",
+    "export": "Export every step of every run as one table.",
     "schema": "Print the JSON Schema of a campaign file.",
-    "plugins": "List tasks, rewards, backends and what they need.",
-    "squeeze": "Make a LoRA adapter smaller.",
-    "doctor": "Say what is missing here, and how to get it.",
+    "plugins": "List plugins and what they need, or check your own.",
+    "squeeze": "Reduce the rank of a LoRA adapter.",
+    "doctor": "Check for missing packages, keys and programs.",
 }
 CONVERSIONS: Mapping[Any, Callable[[Any], Any]] = {
     Path: Path,
@@ -44,11 +44,11 @@ HELP = {"help_option_names": ["-h", "--help"]}
 
 
 class Commands(TyperGroup):
-    """The commands of `retrain`, each imported and built when it is asked for."""
+    """The commands of `retrain`, each imported and built when it is named."""
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
-        self.commands: dict[str, Any] = dict.fromkeys(COMMANDS)  # suggestions are made of the names
+        self.commands: dict[str, Any] = dict.fromkeys(COMMANDS)  # names, for suggestions
 
     def list_commands(self, ctx: Any) -> list[str]:
         """Return the names in the order in which help shows them."""
@@ -80,7 +80,7 @@ def _build(name: str) -> Any:
 
 
 def _convert_plainly(param: Any) -> Any:
-    """Convert what needs no check without pydantic, whose import takes newer typers 80 ms."""
+    """Convert plain values without pydantic, whose import takes newer typers 80 ms."""
     annotation = getattr(getattr(param, "type_descriptor", None), "annotation", None)
     if annotation in CONVERSIONS:
         param.get_runtime_param = lambda: _Conversion(CONVERSIONS[annotation])
@@ -122,7 +122,7 @@ def _options(
     debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
     version: Annotated[
         bool,
-        typer.Option("--version", help="Show the version and leave.", callback=_show_version, is_eager=True),
+        typer.Option("--version", help="Show the version and exit.", callback=_show_version, is_eager=True),
     ] = False,
 ) -> None:
     """Plan, run and compare reinforcement-learning campaigns for language models."""

@@ -1,4 +1,4 @@
-"""What `retrain doctor` looks at: Python, extras, keys, GPUs, disk and locks."""
+"""The checks of `retrain doctor`: Python, extras, keys, GPUs, disk and locks."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ class Verdict(StrEnum):
     """What a check found."""
 
     OK = "ok"
-    ABSENT = "absent"  # not there, and not needed by the file
-    WARNING = "warning"  # works, but watch out
-    MISSING = "missing"  # needed, and not there
+    ABSENT = "absent"  # missing, and not needed by the file
+    WARNING = "warning"  # works, with a risk
+    MISSING = "missing"  # missing, and needed
 
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One thing that was looked at, and how to put it right."""
+    """One check, what it found and how to fix it."""
 
     what: str
     verdict: Verdict
@@ -62,7 +62,7 @@ class Used:
 
 
 def core_checks() -> Iterator[Check]:
-    """Look at Python and at what retrain depends on."""
+    """Check Python and the packages that retrain depends on."""
     yield Check("python", Verdict.OK, f"{sys.version.split()[0]} at {sys.executable}")
     for requirement in requirements():
         name = requirement.split(";")[0].rstrip("0123456789.,<>=!~ ")
@@ -90,7 +90,7 @@ def used_plugins(configs: Sequence[Config]) -> list[Used]:
 
 
 def plugin_checks(used: Sequence[Used]) -> Iterator[Check]:
-    """Look for extras, keys and programs: those of all plugins, and strictly for those that are used."""
+    """Check for extras, keys and programs of all plugins; those of plugins in use are required."""
     known = [*OF_COMMANDS, *(needs(kind, name) for kind in registry.KINDS for name in registry.names(kind))]
     needed = [(one, needs(one.kind, one.name)) for one in used]
     yield from _extra_checks(known, needed)
@@ -99,7 +99,7 @@ def plugin_checks(used: Sequence[Used]) -> Iterator[Check]:
 
 
 def machine_checks(configs: Sequence[Config]) -> Iterator[Check]:
-    """Look at GPUs, the disk and the locks."""
+    """Check GPUs, the disk and the locks."""
     yield _gpu_check()
     for directory in dict.fromkeys(c.logging.log_dir for c in configs) or [Logging.log_dir]:
         yield _disk_check(Path(directory))
@@ -109,13 +109,13 @@ def machine_checks(configs: Sequence[Config]) -> Iterator[Check]:
 
 
 def server_checks(configs: Sequence[Config]) -> Iterator[Check]:
-    """Ask the servers that runs name."""
+    """Check that the servers named by runs answer."""
     for server in servers_of(configs):
         what = f"server {server.address}"
         if not server.silence:
             yield Check(what, Verdict.OK, "answers")
             continue
-        fix = f"start it, or correct {server.key}; runs on other machines may see it"
+        fix = f"start it or correct {server.key}; other machines may still reach it"
         yield Check(what, Verdict.MISSING, server.silence, fix)
 
 
@@ -149,7 +149,7 @@ def _key_checks(known: Sequence[Needs], needed: Sequence[tuple[Used, Needs]]) ->
 
 
 def _keys(one: Used, wanted: Needs) -> tuple[str, ...]:
-    """A plugin that lets its key's variable be named is looked at there."""
+    """Return the variables that hold a plugin's key, as named by its table if it names one."""
     if wanted.keys and "key_env" in one.params:
         return (one.params["key_env"],) if one.params["key_env"] else ()
     return wanted.keys
@@ -176,7 +176,7 @@ def _command_check(name: str, wanted: Needs, *, is_used: bool) -> Check:
     what, missing = f"commands of {name}", wanted.missing_commands()
     if missing:
         verdict = Verdict.MISSING if is_used else Verdict.ABSENT
-        fix = f"go to a machine that has them, or load the module that brings {missing[0]}"
+        fix = f"use a machine that has them, or load the environment module with {missing[0]}"
         return Check(what, verdict, f"{', '.join(missing)} not found", fix)
     try:
         asked = subprocess.run(
@@ -186,7 +186,7 @@ def _command_check(name: str, wanted: Needs, *, is_used: bool) -> Check:
         return Check(what, Verdict.WARNING, plain(str(error), 200), f"try {wanted.commands[0]} --version")
     said = plain((asked.stdout.strip() or asked.stderr.strip() or "no version").splitlines()[-1], 200)
     if asked.returncode:
-        return Check(what, Verdict.WARNING, said, "they are here, but know of no cluster: see SLURM_CONF")
+        return Check(what, Verdict.WARNING, said, "installed, but without a cluster: set SLURM_CONF")
     return Check(what, Verdict.OK, f"{said}: {', '.join(wanted.commands)}")
 
 
@@ -194,7 +194,7 @@ def _gpu_check() -> Check:
     try:
         found = gpus()
     except InfrastructureError as error:
-        return Check("gpu", Verdict.WARNING, "there is one, and it cannot be read", str(error))
+        return Check("gpu", Verdict.WARNING, "found, but cannot be read", str(error))
     if not found:
         return Check("gpu", Verdict.ABSENT, "none")
     return Check(
@@ -209,10 +209,10 @@ def _disk_check(directory: Path) -> Check:
     free = shutil.disk_usage(place).free
     what, found = f"disk for {directory}", f"{free / GIB:.1f} GiB free"
     if not place.is_dir() or not os.access(place, os.W_OK | os.X_OK):
-        why = "cannot be written by this user" if place.is_dir() else "is no directory"
-        return Check(what, Verdict.MISSING, f"{place} {why}", "set logging.log_dir elsewhere")
+        why = "cannot be written by this user" if place.is_dir() else "is not a directory"
+        return Check(what, Verdict.MISSING, f"{place} {why}", "set logging.log_dir to another directory")
     if free < LITTLE_DISK_BYTES:
-        return Check(what, Verdict.MISSING, found, "free some space, or set logging.log_dir elsewhere")
+        return Check(what, Verdict.MISSING, found, "free some space, or set logging.log_dir to another disk")
     if free < ENOUGH_DISK_BYTES:
         return Check(what, Verdict.WARNING, found, "checkpoints of a model may not fit")
     return Check(what, Verdict.OK, found)

@@ -1,4 +1,4 @@
-"""`retrain calibrate`: short real runs, and the values that follow from them."""
+"""`retrain calibrate`: measure short real runs and recommend settings."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ def command(
     file: ConfigFile,
     overrides: Overrides = None,
     budget: Annotated[
-        str, typer.Option("--budget", metavar="TIME", help="Stop trying after this time, as 30m or 2h.")
+        str, typer.Option("--budget", metavar="TIME", help="Time limit of all trials, such as 30m or 2h.")
     ] = "30m",
     steps: Annotated[int, typer.Option(min=4, max=1000, help="Steps of each pilot run.")] = 30,
     seeds: Annotated[int, typer.Option(min=1, max=16, help="Seeds of each condition in the pilot.")] = 1,
     most_workers: Annotated[
-        int, typer.Option(min=1, max=1024, help="Try at most so many workers at a time.")
+        int, typer.Option(min=1, max=1024, help="Largest number of concurrent workers to try.")
     ] = 16,
     probe_seconds: Annotated[
-        float, typer.Option(min=0.0, help="How long so many workers are tried side by side, at least.")
+        float, typer.Option(min=0.0, help="Minimum time for each number of workers, in seconds.")
     ] = 4.0,
     output: Annotated[
         Path | None,
@@ -39,11 +39,11 @@ def command(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Run a pilot, and write a file with the values that it recommends.
+    """Run a pilot and write a file with the recommended settings.
 
-    Use it before a large campaign: it runs every condition for a few steps, then several workers side by
-    side, and seeks the best batch size. The file you give is never changed. Ctrl-C ends it and reports what
-    was measured so far.
+    Use it before a large campaign: it runs every condition for a few steps, then several workers
+    concurrently, and searches for the best batch size. Your file is never changed. Ctrl-C ends it and reports
+    what was measured so far.
 
     Example: retrain calibrate campaign.toml --budget 20m
     """
@@ -71,13 +71,13 @@ def command(
             lambda trial: errors.print(f"{trial.name}: {trial.what}"),
             lambda session: stack.enter_context(_interruptible(session)),
         )
-        if found.steps:  # otherwise nothing is known, and an earlier file may say more
+        if found.steps:  # otherwise nothing was measured, and an earlier file may hold more
             found = calibrator.write(found, target)
     _finish(found, as_json=as_json)
 
 
 def _finish(found: Calibration, *, as_json: bool) -> None:
-    """Print what was found, and leave with the code for how it ended."""
+    """Print what was measured and exit with the code of its ending."""
     from retrain.errors import EXIT_INTERRUPTED, EXIT_RUN_FAILED
     from retrain.render.calibration import show
     from retrain.render.tables import console, print_json
@@ -101,7 +101,7 @@ def _interruptible(session: Session) -> Iterator[None]:
         del number, frame
         presses += 1
         with suppress(OSError):
-            os.write(sys.stderr.fileno(), b"\nending the trial; what was measured is reported\n")
+            os.write(sys.stderr.fileno(), b"\nending the trial; reporting what was measured\n")
         session.interrupt(now=presses > 1)
 
     before = {number: signal.signal(number, on_interrupt) for number in (signal.SIGINT, signal.SIGTERM)}

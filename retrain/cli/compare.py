@@ -1,4 +1,4 @@
-"""`retrain compare`: which condition is better, and whether the seeds suffice to say so."""
+"""`retrain compare`: which condition is better, and whether there are enough seeds to tell."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ def command(
     ],
     metrics: Annotated[
         list[str] | None,
-        typer.Option("--metric", "-m", metavar="NAME", help="A metric of the rows; repeat for more."),
+        typer.Option("--metric", "-m", metavar="NAME", help="Metric to compare; repeatable."),
     ] = None,
     step: Annotated[
         int | None, typer.Option("--step", min=1, help="Compare as if every run had ended after this step.")
     ] = None,
     last: Annotated[
-        int, typer.Option("--last", min=0, help="Steps that a run's end is the mean of; 0: its last tenth.")
+        int, typer.Option("--last", min=0, help="Average over the last N steps; 0: the last tenth.")
     ] = 0,
     unpaired: Annotated[bool, typer.Option("--unpaired", help="Do not pair runs of the same seed.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Compare conditions, campaigns or runs over their seeds, and say when there are too few to tell.
+    """Compare conditions, campaigns or runs over their seeds, with intervals and a verdict.
 
-    One campaign: its conditions with the first of them. Two campaigns: the conditions that both have.
+    One campaign: each condition against the first. Two campaigns: the conditions that both have.
 
     Examples: retrain compare logs/study; retrain compare logs/study grpo maxrl;
     retrain compare logs/monday grpo logs/tuesday grpo

@@ -1,4 +1,4 @@
-"""`retrain doctor`: what this machine, and a file, lack."""
+"""`retrain doctor`: what is missing on this machine, or for a file."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ STYLES = {"ok": "green", "absent": "dim", "warning": "yellow", "missing": "bold 
 
 def command(
     file: Annotated[
-        Path | None, typer.Argument(metavar="FILE.toml", help="Check for what this file needs.")
+        Path | None, typer.Argument(metavar="FILE.toml", help="Also check what this file needs.")
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Say what is missing here and how to get it; with a file, what that file needs.
+    """Check what is installed here and how to install what is missing; with a file, what that file needs.
 
-    Leaves with exit code 2 if something is missing. Keys are looked for, never shown.
+    Exits with code 2 if something is missing. Keys are checked for, never shown.
 
     Example: retrain doctor campaign.toml
     """
@@ -51,7 +51,7 @@ def command(
         print_result(checks, "checks")
     else:
         cells = [(c.what, Text(c.verdict, STYLES[c.verdict]), c.found, c.fix) for c in checks]
-        console().print(table("", ("check", "verdict", "found", "what to do"), cells))
+        console().print(table("", ("check", "verdict", "found", "fix"), cells))
     if any(check.verdict is Verdict.MISSING for check in checks):
         raise typer.Exit(EXIT_CONFIG)
 
@@ -64,6 +64,6 @@ def _configs(file: Path | None) -> list[Config]:
     from retrain.config.load import load_config
     from retrain.plan.matrix import plan_runs
 
-    config = load_config(file, try_plugins=False)  # what is missing is what the doctor is asked
+    config = load_config(file, try_plugins=False)  # missing plugins are what is checked here
     conditions = {run.condition: run.config for run in plan_runs(config, file.name).runs}
     return [replace(one, campaign=config.campaign) for one in conditions.values()]

@@ -1,4 +1,4 @@
-"""`retrain explain`: what a file would do, how long it would take, and what to decide first."""
+"""`retrain explain`: what a file would run, how long it would take, and what to check first."""
 
 from __future__ import annotations
 
@@ -20,17 +20,18 @@ def command(
     overrides: Overrides = None,
     logs: Annotated[
         Path | None,
-        typer.Option("--from", metavar="LOGS", help="Learn step times and start-up from earlier campaigns."),
+        typer.Option("--from", metavar="LOGS", help="Take step and start-up times from earlier campaigns."),
     ] = None,
     budget: Annotated[
-        str, typer.Option("--budget", metavar="TIME", help="Longest acceptable wall time, as 6h or 1h30m.")
+        str,
+        typer.Option("--budget", metavar="TIME", help="Longest acceptable wall time, as 6h or 1h30m."),
     ] = "",
     check: Annotated[
-        bool, typer.Option("--check", help="Leave with code 2 if a line of the checklist warns.")
+        bool, typer.Option("--check", help="Exit with code 2 if a line of the checklist warns.")
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Say what a file would do and how long it would take, and check it; nothing is created.
+    """Check a file, show its run matrix and forecast its wall time; nothing is created.
 
     Use it before every campaign: first for the pilot to run, then with --from for an estimate.
 

@@ -1,4 +1,4 @@
-"""`retrain export`: every row of every run as one table, for other tools."""
+"""`retrain export`: every step of every run as one table."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from retrain.cli.options import Force, permission
 
 
 class Format(StrEnum):
-    """What rows are written as."""
+    """File formats of the table."""
 
     CSV = "csv"
     JSONL = "jsonl"
@@ -25,21 +25,21 @@ def command(
     ] = Path("logs"),
     output: Annotated[
         Path | None,
-        typer.Option("--output", "-o", metavar="FILE", help="Where to; default: standard output."),
+        typer.Option("--output", "-o", metavar="FILE", help="File to write; default: standard output."),
     ] = None,
     form: Annotated[
-        Format | None, typer.Option("--format", help="Default: what FILE ends in, else csv.")
+        Format | None, typer.Option("--format", help="Default: by FILE's extension, else csv.")
     ] = None,
     runs: Annotated[
         bool,
-        typer.Option("--runs", help="One row per run instead: its end, and every key of its configuration."),
+        typer.Option("--runs", help="One row per run instead: its result and its configuration."),
     ] = False,
     warmup: Annotated[
-        bool, typer.Option("--warmup", help="The supervised updates of warm-ups instead, one row each.")
+        bool, typer.Option("--warmup", help="One row per supervised update of a warm-up instead.")
     ] = False,
     force: Force = False,
 ) -> None:
-    """Write all steps of all runs as one table, each step once, to go on with pandas, R or SQL.
+    """Write every step of every run as one table, each step once, for pandas, R or SQL.
 
     Example: retrain export logs/study-20260101T120000Z-1a2b -o rows.parquet
     """
@@ -49,7 +49,7 @@ def command(
     from retrain.report.outputs import TABLES, chosen_format, prepare, write_table
 
     if runs and warmup:
-        raise ConfigError("--runs --warmup: ask for one of them at a time")
+        raise ConfigError("--runs --warmup: use only one of them")
     chosen = chosen_format(output, form, TABLES)
     if output is not None:
         prepare([output], permission(force))

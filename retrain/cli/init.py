@@ -14,13 +14,13 @@ def command(
     template: Annotated[
         str,
         typer.Option(
-            "--template", "-t", help="Which template; see --list.", autocompletion=complete_templates
+            "--template", "-t", help="Name of the template; see --list.", autocompletion=complete_templates
         ),
     ] = "campaign",
-    force: Annotated[bool, typer.Option("--force", help="Overwrite NAME.toml if it is there.")] = False,
-    show_list: Annotated[bool, typer.Option("--list", help="List the templates and leave.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite NAME.toml if it exists.")] = False,
+    show_list: Annotated[bool, typer.Option("--list", help="List the templates and exit.")] = False,
 ) -> None:
-    """Write NAME.toml, a commented file to start from, and beside it the schema that editors complete it by.
+    """Write NAME.toml, a commented file to start from, and the JSON Schema with which editors complete it.
 
     Example: retrain init --template quickstart
     """
@@ -34,14 +34,14 @@ def command(
     text = read_template(template)
     target = Path(f"{template}.toml")
     if not force and _holds(target, text):
-        said = f"{target} is there already, as it would be written"
+        said = f"{target} exists and is the same"
     else:
         said = f"wrote {target}"
         try:
             with target.open("w" if force else "x", encoding="utf-8") as file:
                 file.write(text)
         except FileExistsError:
-            raise ConfigError(f"{target}: is there already, and differs; --force overwrites it") from None
+            raise ConfigError(f"{target}: exists and differs; use --force to overwrite it") from None
         except OSError as error:
             raise ConfigError(f"{target}: cannot be written ({error.strerror})") from error
     _write_schema()
@@ -57,7 +57,7 @@ def _holds(target: Path, text: str) -> bool:
 
 
 def _write_schema() -> None:
-    """Write what the file's first line names: for editors, so that a failure is no reason to stop."""
+    """Write the JSON Schema that the file's first line names; a failure costs only completion."""
     import contextlib
     import json
 

@@ -1,4 +1,4 @@
-"""`retrain logs`: what a run, or a campaign in the background, said."""
+"""`retrain logs`: output of a run, or of a campaign in the background."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ def command(
     directory: RunDirectory,
     run: RunId = "",
     following: Annotated[
-        bool, typer.Option("--follow", "-f", help="Go on until it ends. Ctrl-C ends the reading only.")
+        bool, typer.Option("--follow", "-f", help="Follow until the run ends; Ctrl-C does not stop the run.")
     ] = False,
-    lines: Annotated[int, typer.Option("--lines", "-n", min=1, help="How many lines to begin with.")] = 200,
+    lines: Annotated[int, typer.Option("--lines", "-n", min=1, help="Number of lines to show first.")] = 200,
 ) -> None:
-    """Show the output of a run; of a campaign without a run's name, the messages of its orchestrator.
+    """Show a run's output; without a run's name, the messages of the campaign's orchestrator.
 
     Example: retrain logs logs/campaign-20260101T120000Z-1a2b grpo_s0 -f
     """
@@ -26,15 +26,15 @@ def command(
     from retrain.status.logs import find_log
 
     log = find_log(directory, run)
-    said_something = False
+    has_output = False
     for path in log.beside:
         typer.echo(f"{path.name}:", err=True)
         for line in last_lines(path, lines)[0]:
             typer.echo(line)
-            said_something = True
+            has_output = True
     begun, at = last_lines(log.path, lines)
     for line in chain(begun, follow(log.path, at, log.is_over if following else lambda: True)):
         typer.echo(line)
-        said_something = True
-    if not said_something:
-        typer.echo(f"{log.path}: nothing was said yet", err=True)
+        has_output = True
+    if not has_output:
+        typer.echo(f"{log.path}: no output yet", err=True)

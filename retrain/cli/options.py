@@ -46,7 +46,7 @@ Overrides = Annotated[
     typer.Option(
         "--set",
         metavar="SECTION.KEY=VALUE",
-        help="Replace a value of the file; repeat for more.",
+        help="Override a value of the file; repeatable.",
         autocompletion=complete_keys,
     ),
 ]
@@ -55,26 +55,24 @@ RunId = Annotated[
     str, typer.Argument(metavar="RUN-ID", help="Which run of a campaign.", autocompletion=complete_runs)
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the same rows as JSON.")]
-Detach = Annotated[
-    bool, typer.Option("--detach", help="Leave it running in the background, and return at once.")
-]
+Detach = Annotated[bool, typer.Option("--detach", help="Run it in the background and return immediately.")]
 
-Force = Annotated[bool, typer.Option("--force", help="Replace a file that retrain did not write.")]
+Force = Annotated[bool, typer.Option("--force", help="Overwrite a file that retrain did not write.")]
 
 
 def permission(force: bool) -> Callable[[str], bool]:
-    """Return what decides whether somebody else's file may be replaced: --force, or else the user."""
+    """Return what decides whether a foreign file may be overwritten: --force, else the user."""
 
     def may_replace(what: str) -> bool:
         if force or not (sys.stdin.isatty() and sys.stderr.isatty()):
             return force
-        return typer.confirm(f"{what}: exists, and retrain did not write it; replace?", err=True)
+        return typer.confirm(f"{what}: exists, and retrain did not write it; overwrite?", err=True)
 
     return may_replace
 
 
 def duration(text: str, option: str) -> float:
-    """Read a time span in seconds; a wrong one is bad usage of `option`."""
+    """Read a time span in seconds; an invalid one is a usage error of `option`."""
     from retrain.plan.durations import parse_duration
 
     try:

@@ -1,4 +1,4 @@
-"""`retrain plugins`: what can be named in a file, and what each needs."""
+"""`retrain plugins`: what a file can name, and what each plugin needs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from retrain.cli.options import AsJson, complete_kinds
 
 @dataclass(frozen=True, slots=True)
 class PluginRow:
-    """One plugin; nothing of it was imported."""
+    """One plugin, described without importing it."""
 
     kind: str
     name: str
@@ -27,11 +27,11 @@ class PluginRow:
 def command(
     kind: Annotated[
         str,
-        typer.Argument(metavar="KIND", help="Only these, such as rewards.", autocompletion=complete_kinds),
+        typer.Argument(metavar="KIND", help="Only this kind, as rewards.", autocompletion=complete_kinds),
     ] = "",
     check: Annotated[
         str,
-        typer.Option("--check", metavar="NAME", help="Try a plugin of yours out, such as my_rewards.score."),
+        typer.Option("--check", metavar="NAME", help="Check your own plugin, such as my_rewards.score."),
     ] = "",
     overrides: Annotated[
         list[str] | None,
@@ -39,9 +39,9 @@ def command(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """List tasks, rewards, backends and so on, and what each of them needs; or try one out.
+    """List the plugins and what each needs, or check your own.
 
-    A dotted path to a function of yours works wherever a name does.
+    The dotted path of your own function works wherever a name does.
 
     Example: retrain plugins --check my_rewards.score --set bonus=0.1
     """
@@ -50,7 +50,7 @@ def command(
     from retrain.render.tables import console, print_json, table
 
     if kind and kind not in registry.KINDS:
-        raise ConfigError(f"{kind!r} is no kind of plugin; known: {', '.join(registry.KINDS)}")
+        raise ConfigError(f"{kind!r} is not a kind of plugin; known: {', '.join(registry.KINDS)}")
     if check:
         _try_out(check, kind, overrides or (), as_json)
         return

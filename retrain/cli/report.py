@@ -1,4 +1,4 @@
-"""`retrain report`: a campaign as one file to look at and to share."""
+"""`retrain report`: a campaign as one file to read and share."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from retrain.cli.options import Force, permission
 
 
 class Format(StrEnum):
-    """What a report is written as."""
+    """File formats of a report."""
 
     HTML = "html"
     PNG = "png"
@@ -29,23 +29,22 @@ def command(
         ),
     ] = None,
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", metavar="FILE", help="Where to; default: report.FORMAT.")
+        Path | None,
+        typer.Option("--output", "-o", metavar="FILE", help="File to write; else report.FORMAT."),
     ] = None,
     form: Annotated[
-        Format | None, typer.Option("--format", help="Default: what FILE ends in, else html.")
+        Format | None, typer.Option("--format", help="Default: by FILE's extension, else html.")
     ] = None,
     metrics: Annotated[
         list[str] | None,
-        typer.Option(
-            "--metric", "-m", metavar="NAME", help="Draw and compare this as well; repeat for more."
-        ),
+        typer.Option("--metric", "-m", metavar="NAME", help="Also plot and compare this metric; repeatable."),
     ] = None,
     force: Force = False,
 ) -> None:
-    """Make one HTML file of a campaign: curves, comparison, failures, configuration, provenance.
+    """Write one HTML file per campaign: curves, comparison, failures, configuration, provenance.
 
-    It needs no network to be viewed. png and svg write one file per chart, csv and parquet the rows. Of
-    several campaigns, each gets a file of its own, named after it.
+    The file needs no network. png and svg write one file per chart, csv and parquet the rows. With several
+    campaigns, each gets its own file, named after it.
 
     Example: retrain report logs/study-20260101T120000Z-1a2b -o study.html
     """

@@ -1,4 +1,4 @@
-"""`retrain resume`: the rest of a campaign."""
+"""`retrain resume`: continue a campaign."""
 
 from __future__ import annotations
 
@@ -14,28 +14,28 @@ from retrain.cli.run import JUST_STARTED, carry_out, finish, leave_running, obse
 
 def command(
     directory: Annotated[Path, typer.Argument(metavar="DIR", help="The campaign's directory.")],
-    failed: Annotated[bool, typer.Option("--failed", help="Run again what failed, and only that.")] = False,
+    failed: Annotated[bool, typer.Option("--failed", help="Run only the failed runs again.")] = False,
     accept_config_change: Annotated[
         bool,
         typer.Option(
-            "--accept-config-change", help="Go on although campaign.toml now gives different results."
+            "--accept-config-change", help="Continue although campaign.toml now gives different results."
         ),
     ] = False,
     detach: Detach = False,
     just_started: Annotated[bool, typer.Option(JUST_STARTED, hidden=True)] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Run what is missing of a campaign that was stopped or killed, from the newest checkpoints.
+    """Continue a campaign that was stopped or killed, from the newest checkpoints.
 
     Finished runs are skipped, failed ones left alone unless --failed is given. Workers that are still
-    alive are adopted. A changed campaign.toml is refused, and what changed is shown.
+    alive are adopted. A changed campaign.toml is refused, and the changes are shown.
 
     Example: retrain resume logs/campaign-20260101T120000Z-1a2b
     """
     from retrain.campaign.run import reopen
 
     if detach:
-        reopen(directory, accept_config_change=accept_config_change)  # its errors belong on this terminal
+        reopen(directory, accept_config_change=accept_config_change)  # its errors appear on this terminal
         flags = {"--failed": failed, "--accept-config-change": accept_config_change}
         leave_running(directory, [flag for flag, given in flags.items() if given])
         return

@@ -1,4 +1,4 @@
-"""`retrain run`: a file to its end."""
+"""`retrain run`: run a campaign file."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ JUST_STARTED = "--just-started"  # tells `resume` that it is the rest of `run --
 def command(
     file: ConfigFile, overrides: Overrides = None, detach: Detach = False, as_json: AsJson = False
 ) -> None:
-    """Run every condition with every seed, and show the result.
+    """Run every condition with every seed and show the result.
 
-    Ctrl-C asks the runs to save a checkpoint and stop; a second one ends them.
+    Ctrl-C lets the runs save a checkpoint and stop; a second Ctrl-C kills them.
 
     Example: retrain run campaign.toml --set campaign.max_workers=2
     """
@@ -42,22 +42,22 @@ def command(
 
 
 def leave_running(directory: Path, arguments: Sequence[str] = ()) -> None:
-    """Hand a campaign to an orchestrator in the background, and say how to follow it."""
+    """Start an orchestrator in the background and print how to follow it."""
     from retrain.campaign.run import detach
     from retrain.records.text import as_typed
 
     pid = detach(directory, arguments)
-    typer.echo(f"{directory} goes on in process {pid}")
+    typer.echo(f"{directory} runs in the background as process {pid}")
     for purpose, command_line in (
-        ("follow it with", f"retrain logs {as_typed(directory)} -f"),
-        ("look at it with", f"retrain status {as_typed(directory)}"),
-        ("end it with", f"retrain stop {as_typed(directory)}"),
+        ("follow", f"retrain logs {as_typed(directory)} -f"),
+        ("status", f"retrain status {as_typed(directory)}"),
+        ("stop", f"retrain stop {as_typed(directory)}"),
     ):
         typer.echo(f"{purpose}: {command_line}")
 
 
 def carry_out(campaign: CampaignRun, *, retry_failed: bool = False) -> Outcome:
-    """Execute with Ctrl-C stopping gently, then firmly."""
+    """Execute; the first Ctrl-C stops gracefully, the second kills."""
     presses = 0
 
     def on_interrupt(number: int, frame: object) -> None:
@@ -65,9 +65,9 @@ def carry_out(campaign: CampaignRun, *, retry_failed: bool = False) -> Outcome:
         del number, frame
         presses += 1
         said = (
-            "ending the runs"
+            "killing the runs"
             if presses > 1
-            else "asking the runs to save and stop; Ctrl-C again ends them now"
+            else "the runs save a checkpoint and stop; press Ctrl-C again to kill them"
         )
         with suppress(OSError):
             os.write(sys.stderr.fileno(), f"\n{said}\n".encode())  # a signal handler must not wait for a lock
@@ -82,7 +82,7 @@ def carry_out(campaign: CampaignRun, *, retry_failed: bool = False) -> Outcome:
 
 
 def finish(outcome: Outcome, *, as_json: bool) -> None:
-    """Print the result table and leave with the campaign's exit code."""
+    """Print the result table and exit with the campaign's exit code."""
     from retrain.render.overview import show
     from retrain.render.tables import console, messages, print_result, reader_may_leave
     from retrain.status.survey import survey
@@ -116,5 +116,5 @@ def _next_command(directory: Path, outcome: Outcome) -> str:
     if states <= {RunState.DONE}:
         return ""
     if states <= {RunState.DONE, RunState.FAILED}:
-        return f"try the failed runs again with: retrain resume {as_typed(directory)} --failed"
-    return f"go on with: retrain resume {as_typed(directory)}"
+        return f"retry the failed runs with: retrain resume {as_typed(directory)} --failed"
+    return f"continue with: retrain resume {as_typed(directory)}"

@@ -1,4 +1,4 @@
-"""`retrain samples`: what a policy wrote, and what it got for it."""
+"""`retrain samples`: prompts, completions and rewards of a run."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ def command(
     directory: RunDirectory,
     run: RunId = "",
     step: Annotated[int | None, typer.Option("--step", min=0, help="Of this step, not the last.")] = None,
-    best: Annotated[bool, typer.Option("--best", help="Highest rewards first, of all kept steps.")] = False,
+    best: Annotated[bool, typer.Option("--best", help="Highest rewards first, over all kept steps.")] = False,
     worst: Annotated[bool, typer.Option("--worst", help="Lowest rewards first.")] = False,
     ties: Annotated[
-        bool, typer.Option("--ties", help="Of prompts whose rollouts all got the same reward.")
+        bool, typer.Option("--ties", help="Only prompts whose rollouts all got the same reward.")
     ] = False,
-    count: Annotated[int, typer.Option("--count", "-n", min=1, help="At most so many.")] = 8,
+    count: Annotated[int, typer.Option("--count", "-n", min=1, help="Maximum number of samples.")] = 8,
     as_json: AsJson = False,
 ) -> None:
-    """Show what a run's policy wrote: prompt, completion, reward and advantage.
+    """Show samples of a run: prompt, completion, reward and advantage.
 
-    Kept are some rollouts of the first steps, the last, and steps evenly spaced between.
+    A run keeps some rollouts of its first steps, of its last, and of evenly spaced steps between.
 
     Example: retrain samples logs/campaign-20260101T120000Z-1a2b grpo_s0 --worst
     """
@@ -42,14 +42,14 @@ def command(
     wanted: dict[Which, bool] = {"best": best, "worst": worst, "ties": ties}
     chosen = [which for which, is_wanted in wanted.items() if is_wanted]
     if len(chosen) > 1:
-        raise ConfigError(f"--{chosen[0]} --{chosen[1]}: ask for one of them at a time")
+        raise ConfigError(f"--{chosen[0]} --{chosen[1]}: use only one of them")
     found = choose(find_run(directory, run), step, chosen[0] if chosen else "", count)
     if as_json:
         print_json(found)
     elif found:
         _show(found, console())
     else:
-        typer.echo("none of the samples that are kept is of a tied prompt")
+        typer.echo("no kept sample belongs to a tied prompt")
 
 
 def _show(samples: Sequence[Sample], console: Console) -> None:
@@ -79,7 +79,7 @@ def _headline(sample: Sample) -> Text:
         line.append(number(sample.reward), style="green" if sample.reward > 0 else "red")
     advantage = "-" if sample.advantage is None else f"{sample.advantage:+.3f}"
     line.append(f"  advantage {advantage}  {sample.tokens} tokens")
-    marks = (("  tie: taught nothing", sample.tie), ("  truncated", sample.truncated))
+    marks = (("  tie: no learning signal", sample.tie), ("  truncated", sample.truncated))
     return line.append("".join(mark for mark, is_so in marks if is_so), style="yellow")
 
 

@@ -1,4 +1,4 @@
-"""`retrain schema`: every key, for people and for editors."""
+"""`retrain schema`: every key, for readers and editors."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from retrain.cli.options import AsJson
 
 
 def command(
-    keys: Annotated[bool, typer.Option("--keys", help="A table of keys instead of JSON Schema.")] = False,
+    keys: Annotated[bool, typer.Option("--keys", help="Print a table of keys instead.")] = False,
     markdown: Annotated[
-        bool, typer.Option("--markdown", help="The configuration reference, as a page.")
+        bool, typer.Option("--markdown", help="Print the configuration reference as Markdown.")
     ] = False,
     metrics: Annotated[
-        bool, typer.Option("--metrics", help="The fields of metrics.jsonl, as a page.")
+        bool, typer.Option("--metrics", help="Print the fields of metrics.jsonl as Markdown.")
     ] = False,
     as_json: AsJson = False,
 ) -> None:

@@ -1,4 +1,4 @@
-"""`retrain squeeze`: how much of a LoRA adapter's rank is used, and a smaller one."""
+"""`retrain squeeze`: how much rank a LoRA adapter uses, and a smaller adapter."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Squeezed:
-    """What was found, and what was written."""
+    """What was measured and written."""
 
     adapter: str
     layers: int
@@ -32,23 +32,24 @@ class Squeezed:
 
 def command(
     adapter: Annotated[
-        Path, typer.Argument(metavar="ADAPTER", help="What peft saved, or a run's directory.", exists=False)
+        Path,
+        typer.Argument(metavar="ADAPTER", help="A peft adapter's or a run's directory.", exists=False),
     ],
     output: Annotated[
         Path | None, typer.Option("-o", "--output", help="Write the smaller adapter to this directory.")
     ] = None,
     rank: Annotated[
-        int | None, typer.Option(min=1, help="Its rank, shown in any case; default: the recommended one.")
+        int | None, typer.Option(min=1, help="Rank of the smaller adapter; default: the recommended one.")
     ] = None,
     keep: Annotated[
         float, typer.Option(min=0.0, max=1.0, help="Variance that the worst layer must retain.")
     ] = 0.99,
     as_json: AsJson = False,
 ) -> None:
-    """Say how much variance of a LoRA adapter each rank retains; with -o, write a smaller one.
+    """Show how much of a LoRA adapter's variance each rank retains; with -o, write a smaller adapter.
 
-    The recommended rank is the smallest whose worst layer retains --keep. What is written is in peft's
-    format, read back, and compared with the original by its outputs.
+    The recommended rank is the smallest whose worst layer retains --keep. The new adapter is in peft's
+    format; it is read back and its outputs are compared with the original's.
 
     Example: retrain squeeze logs/RUN/runs/grpo_s0 -o adapter-r8
     """
@@ -126,7 +127,7 @@ def show(result: Squeezed, keep: float) -> None:
         )
         for one in result.ranks
     ]
-    columns = (">rank", ">retained, mean", ">worst layer", "which")
+    columns = (">rank", ">retained, mean", ">worst layer", "in layer")
     say.print(table(f"{result.adapter}: {result.layers} layers", columns, rows))
     if result.untrained_layers:
         say.print(f"{result.untrained_layers} layers have not been trained: their update is zero")

@@ -1,4 +1,4 @@
-"""`retrain status`: what ran, how it went, what is running, what is left."""
+"""`retrain status`: which runs are done, running, failed or pending."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ def command(
         Path, typer.Argument(metavar="DIR", help="A log directory, or one campaign.")
     ] = Path("logs"),
     watching: Annotated[
-        bool, typer.Option("--watch", "-w", help="Go on showing it as it changes; q or Ctrl-C leaves.")
+        bool, typer.Option("--watch", "-w", help="Keep the view up to date; q or Ctrl-C quits.")
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Show campaigns: finished, running, failed, and what is left. Reads files only.
+    """Show campaigns and their runs: state, progress, rewards, time left. Reads files only.
 
-    With --watch and --json, a line for each campaign, run and event that changed, until all has ended.
+    With --watch and --json: a line for each campaign, run or event that changed, until all runs have ended.
 
     Example: retrain status logs --watch
     """

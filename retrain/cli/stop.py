@@ -1,4 +1,4 @@
-"""`retrain stop`: ends a campaign from anywhere."""
+"""`retrain stop`: stop a campaign from any machine."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ import typer
 def command(
     directory: Annotated[Path, typer.Argument(metavar="DIR", help="The campaign's directory.")],
     now: Annotated[
-        bool, typer.Option("--now", help="Kill the workers; steps since their checkpoints are repeated.")
+        bool, typer.Option("--now", help="Kill the workers; steps since the last checkpoint are repeated.")
     ] = False,
 ) -> None:
-    """Have a campaign's workers save a checkpoint and leave, whether or not its orchestrator lives.
+    """Stop a campaign, whether or not its orchestrator is alive: workers save a checkpoint and exit.
 
-    Waits until they have left. Ctrl-C ends the waiting, not the stop.
+    Waits until they have exited. Ctrl-C ends the wait, not the stop.
 
     Example: retrain stop logs/campaign-20260101T120000Z-1a2b
     """
@@ -25,11 +25,11 @@ def command(
     from retrain.records.text import as_typed
 
     def say(what: str) -> None:
-        with suppress(OSError):  # a message that nobody can read is no reason not to stop
+        with suppress(OSError):  # the stop must not depend on who reads its messages
             typer.echo(what, err=True)
 
     found = stop_campaign(directory, now=now, on_wait=say)
     if not found.was_supervised and not found.workers:
-        typer.echo(f"{directory}: nothing of it was running")
+        typer.echo(f"{directory}: nothing was running")
     else:
-        typer.echo(f"{directory}: stopped; go on with: retrain resume {as_typed(directory)}")
+        typer.echo(f"{directory}: stopped; continue with: retrain resume {as_typed(directory)}")

@@ -1,4 +1,4 @@
-"""Shows a calibration: what will be tried, and what came out."""
+"""A calibration on the terminal: its trials, then its results."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ BARS = 24  # characters of the longest
 
 
 def show_trials(trials: Iterable[Trial], budget_s: float, console: Console) -> None:
-    """Say what will be tried, before anything is."""
+    """Print the trials before the first one starts."""
     rows = [(t.name, t.what, f"{t.runs} x {t.steps}") for t in trials]
-    title = f"calibration: at most {about(budget_s)}, shorter if the trials are"
+    title = f"calibration: at most {about(budget_s)}"
     console.print(table(title, ("trial", "what", ">runs x steps"), rows))
 
 
 def show(found: Calibration, console: Console) -> None:
-    """Print what was measured, then what follows from it."""
+    """Print the measurements, then the recommended settings."""
     _steps(found, console)
     _lengths(found, console)
     _workers(found, console)
@@ -63,7 +63,7 @@ def _steps(found: Calibration, console: Console) -> None:
         ">training",
         ">permit wait",
     )
-    console.print(table("where a step's time goes", columns, rows))
+    console.print(table("breakdown of step time", columns, rows))
 
 
 def _lengths(found: Calibration, console: Console) -> None:
@@ -79,8 +79,8 @@ def _lengths(found: Calibration, console: Console) -> None:
         for one in found.lengths
     ]
     if rows:
-        columns = ("condition", ">max_tokens", ">reached it", ">median", ">95 %", ">longest")
-        console.print(table("tokens of a completion", columns, rows))
+        columns = ("condition", ">max_tokens", ">hit the limit", ">median", ">P95", ">longest")
+        console.print(table("completion length in tokens", columns, rows))
 
 
 def _workers(found: Calibration, console: Console) -> None:
@@ -98,7 +98,11 @@ def _workers(found: Calibration, console: Console) -> None:
         for m in found.scaling.measured
     ]
     console.print(
-        table("workers at a time", (">workers", ">tokens/s", ">step", ">permit wait", "throughput"), rows)
+        table(
+            "throughput by number of workers",
+            (">workers", ">tokens/s", ">step", ">permit wait", "throughput"),
+            rows,
+        )
     )
     law = found.scaling
     if law.sigma is not None and law.kappa is not None:
@@ -121,8 +125,8 @@ def _facts(found: Calibration) -> Iterable[str]:
         )
     if found.out_of_memory_at is not None:
         yield (
-            f"{found.out_of_memory_at} prompts at a time did not fit in memory: steps were taken in parts, "
-            "and their times are those of parts"
+            f"{found.out_of_memory_at} prompts at a time did not fit in memory, so steps "
+            "were split and took longer"
         )
     if found.disk is not None:
         yield _disk(found.disk)
@@ -157,15 +161,15 @@ def _advice(found: Calibration, console: Console) -> None:
         for one in found.advice
     ]
     if rows:
-        console.print(table("what follows", ("key", ">now", ">advised", "why"), rows))
+        console.print(table("recommended settings", ("key", ">current", ">recommended", "reason"), rows))
 
 
 def _times(found: Calibration) -> Iterable[str]:
     if found.before is None or found.after is None:
         yield "wall time: unknown, because no condition completed two steps"
         return
-    yield f"wall time as it is    {_time(found.before)}"
-    yield f"wall time as advised  {_time(found.after)}"
+    yield f"wall time, current      {_time(found.before)}"
+    yield f"wall time, recommended  {_time(found.after)}"
     for note in found.after.notes:
         yield f"  {plain(note)}"
 
@@ -176,14 +180,14 @@ def _time(time: WallTime) -> str:
 
 def _ends(found: Calibration) -> Iterable[str]:
     for reason in found.left_out:
-        yield f"left out  {plain(reason)}"
+        yield f"skipped: {plain(reason)}"
     yield f"took {about(found.seconds)}; records in {plain(found.directory)}"
     if found.written:
         file = plain(shlex.quote(found.written))
-        yield f"wrote {plain(found.written)}; next: retrain explain {file}{_learnt(found)}"
+        yield f"wrote {plain(found.written)}; next: retrain explain {file}{_from_pilot(found)}"
 
 
-def _learnt(found: Calibration) -> str:
+def _from_pilot(found: Calibration) -> str:
     return f" --from {plain(shlex.quote(found.pilot))}" if found.steps else ""
 
 

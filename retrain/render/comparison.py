@@ -1,4 +1,4 @@
-"""A comparison as tables for people: numbers, then what they allow to say."""
+"""A comparison on the terminal: numbers, then the verdicts that they support."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def show(comparisons: Sequence[Comparison], console: Console) -> None:
         for metric in comparison.metrics:
             _show_metric(metric, console)
         if not comparison.metrics:
-            console.print("no run has rows yet: nothing to compare", soft_wrap=True)
+            console.print("no run has metrics yet: nothing to compare", soft_wrap=True)
         _show_config(comparison, console)
     for line in footnotes(comparisons):
         console.print(line, style="dim", soft_wrap=True)
@@ -66,7 +66,7 @@ def _show_config(comparison: Comparison, console: Console) -> None:
     if not comparison.metrics:
         return
     if not comparison.config:
-        console.print("configuration: the same but for seeds", soft_wrap=True)
+        console.print("configuration: identical except for seeds", soft_wrap=True)
         return
     labels = [side.label for side in comparison.metrics[0].sides]
     rows = [(row.key, *row.values) for row in comparison.config]

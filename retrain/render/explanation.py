@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 MOST_SEEDS = 8  # more are abbreviated
 CHECK_STYLES = {"pass": "green", "warn": "yellow", "unknown": "cyan"}
-UNRELIABLE = {"short": " (a short pilot: see below)", "heavy": " (not to be relied on: see below)"}
+UNRELIABLE = {"short": " (a short pilot: see below)", "heavy": " (unreliable: see below)"}
 
 
 def show(explanation: Explanation, console: Console) -> None:
@@ -33,7 +33,7 @@ def show(explanation: Explanation, console: Console) -> None:
     for note in explanation.wall_time.notes if explanation.wall_time else ():
         console.print(f"  {plain(note, 500)}", soft_wrap=True)
     if explanation.script:
-        console.print(f"\n{explanation.launcher} would be given:\n", soft_wrap=True)
+        console.print(f"\nscript for {explanation.launcher}:\n", soft_wrap=True)
         for said in explanation.script.splitlines():
             indent = " " * (4 + len(said) - len(said.lstrip()))
             console.print(indent + plain(said, 2000), soft_wrap=True, markup=False, highlight=False)
@@ -73,11 +73,11 @@ def _facts(explanation: Explanation) -> list[tuple[str, str]]:
         ("effective parallelism", f"{explanation.effective_parallelism} ({explanation.launcher})"),
         (
             "permits (API calls)",
-            f"{explanation.permits} at first, then what the API bears"
+            f"{explanation.permits} at first, then adapted to the API"
             if explanation.permits_adapt
             else str(explanation.permits),
         ),
-        ("records below", f"{explanation.log_dir}/"),
+        ("log directory", f"{explanation.log_dir}/"),
     ]
     return [
         *facts,
@@ -87,8 +87,8 @@ def _facts(explanation: Explanation) -> list[tuple[str, str]]:
 
 def _unknown(explanation: Explanation) -> list[tuple[str, str]]:
     return [
-        ("wall time", "unknown, and with it " + "; ".join(explanation.unknown)),
-        ("a pilot would tell", explanation.pilot_command),
+        ("wall time", "unknown; no earlier run has measured " + ", ".join(explanation.unknown)),
+        ("measure it with", explanation.pilot_command),
     ]
 
 
@@ -100,23 +100,23 @@ def _time(time: WallTime) -> list[tuple[str, str]]:
     ]
     if beside:
         facts.append(
-            ("beside the steps", ", ".join(f"{what} {duration(s)}" for what, s in beside) + " a run")
+            ("outside the steps", ", ".join(f"{what} {duration(s)}" for what, s in beside) + " a run")
         )
     waits = f", {time.permit_wait_fraction:.0%} of a step waiting" if time.permit_wait_fraction > 0.01 else ""
     facts += [
-        ("wall time, by thumb", f"{about(time.rule_of_thumb_s)} (a lower bound)"),
+        ("wall time, lower bound", f"{about(time.rule_of_thumb_s)} (total work over parallelism)"),
         (
-            "wall time, simulated",
+            "wall time, forecast",
             f"P50 {about(time.p50_s)}, P90 {about(time.p90_s)}{UNRELIABLE.get(time.tail, '')}",
         ),
         ("limited by", f"{time.limited_by} ({time.waves} wave{'s' * (time.waves != 1)}{waits})"),
     ]
     for number, change in enumerate(time.changes):
-        facts.append(("what would help" if number == 0 else "", f"{change.text} [{change.setting}]"))
+        facts.append(("what would shorten it" if number == 0 else "", f"{change.text} [{change.setting}]"))
     if time.actual_over_p50:
         ratios = sorted({f"{ratio:.2f}" for ratio in time.actual_over_p50})
         took = " to ".join([ratios[0], ratios[-1]][: len(ratios)])
-        facts.append(("earlier estimates", f"{len(time.actual_over_p50)}: it took {took} of their P50"))
+        facts.append(("earlier forecasts", f"{len(time.actual_over_p50)}; actual time was {took} of P50"))
     return facts
 
 

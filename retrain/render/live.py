@@ -24,7 +24,7 @@ REFRESH_S = 0.5
 
 
 class EventLines:
-    """Says each event in a line; tails of failed runs at once."""
+    """Prints a line for each event; after a failure, the last lines of the run's output."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -33,20 +33,20 @@ class EventLines:
         self._total = 0
 
     def begun(self, files: CampaignFiles, runs: Sequence[RunPlan], workers: int) -> None:
-        """Say where records go."""
+        """Print the number of runs and where records go."""
         self._total = len(runs)
-        self._say(f"{count_of(len(runs), 'run')}, {workers} at a time, records in {files.directory}")
+        self._print(f"{count_of(len(runs), 'run')}, {workers} at a time, records in {files.directory}")
 
     def started(self, run: RunPlan) -> None:
-        """Say that a run started."""
+        """Print that a run started."""
         self._started[run.run_id] = time.monotonic()
-        self._say(f"started {run.title}")
+        self._print(f"started {run.title}")
 
     def ended(self, run: RunPlan, ending: Ending, tail: Sequence[str]) -> None:
-        """Say how a run ended, with its last words if it went wrong."""
+        """Print how a run ended, with the last lines of its output after a failure."""
         self._done += 1
         started = self._started.get(run.run_id)
-        took_s = ending.took_s  # not what was seen: an engine is asked only now and then
+        took_s = ending.took_s  # not measured here, because an engine is polled only now and then
         if took_s is None and started is not None:
             took_s = time.monotonic() - started
         took = f" after {duration(took_s)}" if took_s is not None else ""
@@ -54,19 +54,19 @@ class EventLines:
         line.append(f" {run.title}{took} ({self._done} of {self._total})", style="default")
         if ending.message:
             line.append(f": {ending.message}", style="default")
-        self._say(line)
+        self._print(line)
         for said in tail:
             self._console.print(f"    {said}", style="dim", soft_wrap=True)
 
     def retrying(self, run: RunPlan, ending: Ending, delay_s: float) -> None:
-        """Say why a run is tried again, and when."""
-        self._say(f"retrying {run.title} in {duration(delay_s)}: {ending.message}")
+        """Print why a run is retried, and when."""
+        self._print(f"retrying {run.title} in {duration(delay_s)}: {ending.message}")
 
     def notice(self, text: str) -> None:
-        """Say it."""
-        self._say(text)
+        """Print a message."""
+        self._print(text)
 
-    def _say(self, what: str | Text) -> None:
+    def _print(self, what: str | Text) -> None:
         line = Text(time.strftime("%H:%M:%S "), style="dim")
         line.append_text(what if isinstance(what, Text) else Text(what, style="default"))
         self._console.print(line, soft_wrap=True)

@@ -40,7 +40,7 @@ def show_all(campaigns: Sequence[CampaignStatus], console: Console) -> None:
         console.print(table("earlier", ("campaign", "state", ">steps", "started"), rows))
     for campaign in recent:
         show(campaign, console)
-        for line in what_to_type(campaign):
+        for line in resume_lines(campaign):
             console.print(line, style="yellow", soft_wrap=True)
 
 
@@ -62,7 +62,7 @@ def show(campaign: CampaignStatus, console: Console) -> None:
 
 
 def _failures(runs: Sequence[RunRow]) -> Iterator[Text]:
-    """Return what went wrong or is missing, once for all runs that say the same."""
+    """Iterate over failures and missing logger rows, once for all runs with the same message."""
     alike: dict[tuple[str, str], list[RunRow]] = {}
     for run in runs:
         if run.message and (run.state in BAD_STATES or run.state == "done"):
@@ -142,19 +142,19 @@ def _remarks(campaign: CampaignStatus) -> Iterator[str]:
     if permits is not None and (permits.holders or permits.waiting):
         yield _permits(permits)
     if permits is not None and permits.change:
-        yield f"permits adapt to the API: {permits.permits} now; last {permits.change}"
+        yield f"permits follow the API: {permits.permits} now; last change {permits.change}"
 
 
-def what_to_type(campaign: CampaignStatus) -> Iterator[str]:
-    """Yield lines that say that nobody supervises a campaign with work left, and what to type."""
+def resume_lines(campaign: CampaignStatus) -> Iterator[str]:
+    """Iterate over the lines for a campaign with work left that has no orchestrator: why, and the command."""
     if campaign.resume_with and campaign.state == "running":
-        yield "its orchestrator is gone: workers go on, but nothing is started or retried"
+        yield "its orchestrator has exited: workers continue, but no run is started or retried"
     if campaign.resume_with:
-        yield f"go on with: {campaign.resume_with}"
+        yield f"continue with: {campaign.resume_with}"
 
 
 def time_left(campaign: CampaignStatus) -> str:
-    """Return how long a campaign will go on: the middle of what is expected, and how late it may get."""
+    """Return the time left of a campaign: its median and P90."""
     if campaign.eta_s is None:
         return ""
     p90 = f" (P90 {about(campaign.eta_p90_s)})" if campaign.eta_p90_s is not None else ""
@@ -162,7 +162,7 @@ def time_left(campaign: CampaignStatus) -> str:
 
 
 def expectation(expected: Expectation) -> str:
-    """Return what was expected of a campaign, and what came of it."""
+    """Return the forecast of a campaign's wall time, and the actual time once it is done."""
     when = f"after {about(expected.made_after_s)}" if expected.made_after_s else "at the start"
     said = f"expected {when}: {about(expected.p50_s)}, P90 {about(expected.p90_s)}"
     if expected.actual_s is None:

@@ -55,7 +55,7 @@ def print_json(value: Any) -> None:
 
 
 def print_result(value: Any, rows: str = "") -> None:
-    """Print a documented result as one JSON object that says its version.
+    """Print a documented result as one JSON object with its version.
 
     Args:
         value: a dataclass, or a sequence of them.
@@ -67,13 +67,13 @@ def print_result(value: Any, rows: str = "") -> None:
 
 class _Console(Console):
     def on_broken_pipe(self) -> None:
-        """Let the caller decide what it means that the reader has left; rich would end the process."""
+        """Raise, so that the caller decides about a closed pipe; rich would end the process."""
         raise BrokenPipeError
 
 
 @contextlib.contextmanager
 def reader_may_leave() -> Iterator[None]:
-    """Print a result whose exit code counts even if nobody reads on, or there is no space for it."""
+    """Keep the exit code of a result that cannot be printed: a closed pipe, or a full disk."""
     try:
         yield
         sys.stdout.flush()
@@ -85,7 +85,7 @@ def reader_may_leave() -> Iterator[None]:
 
 
 class _Unfailing:
-    """A stream whose reader may leave and whose disk may be full: what cannot be written is dropped."""
+    """A stream that drops what cannot be written: its reader may be gone, its disk full."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -104,7 +104,7 @@ class _Unfailing:
 
 
 def messages() -> Console:
-    """Return a console for what a long work says on the way: none of it is worth ending the work for."""
+    """Return a console for progress messages, whose loss must not end the work."""
     return _as_it_is(
         Console(file=cast(TextIO, _Unfailing(sys.stderr)), markup=False, emoji=False, highlight=False)
     )
@@ -113,7 +113,7 @@ def messages() -> Console:
 def console(*, stderr: bool = False) -> Console:
     """Return a console that takes text as it is: no markup, no emoji, no guessed colours.
 
-    What is not a terminal has no width, so that lines are whole for the program that reads them.
+    A pipe gets long lines, so that a program that reads them finds them whole.
     """
     return _as_it_is(_Console(stderr=stderr, markup=False, emoji=False, highlight=False))
 
@@ -145,7 +145,7 @@ def table(
 
 
 def fitted(title: str, columns: Sequence[str], rows: Sequence[Sequence[str | Text]], width: int) -> Table:
-    """Lay out as many of the columns as there is room for, unwrapped; the first ones matter most."""
+    """Lay out as many columns as fit, unwrapped; the first ones matter most."""
     count = len(columns)
     while count > LEAST_COLUMNS and width_of(columns[:count], rows) > width:
         count -= 1
@@ -166,12 +166,12 @@ def _cells(text: str | Text) -> int:
 
 
 def state(name: str) -> Text:
-    """Colour a run's state."""
+    """Return a run's state in its colour."""
     return Text(name, style=STYLES.get(name, BAD))
 
 
 def plain_value(value: Any) -> Any:
-    """Return what JSON can say of a value: dataclasses as objects, what is not finite as a string."""
+    """Return a value as JSON types: dataclasses as objects, numbers that are not finite as strings."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {f.name: plain_value(getattr(value, f.name)) for f in dataclasses.fields(value)}
     if isinstance(value, dict):
@@ -184,24 +184,24 @@ def plain_value(value: Any) -> Any:
 
 
 def number(value: float | None, digits: int = 3) -> str:
-    """Show a number, or a dash."""
+    """Return a number with so many digits, or a dash."""
     if value is None or not math.isfinite(value):
         return MISSING if value is None or math.isnan(value) else "none"
     return f"{value:.{digits}f}"
 
 
 def spread(mean: float | None, std: float | None) -> str:
-    """Show mean ± spread; without a spread, the mean alone."""
+    """Return mean ± spread; without a spread, the mean alone."""
     return number(mean) if std is None else f"{number(mean)} ± {number(std)}"
 
 
 def run_name(run: RunRow) -> str:
-    """Name a run by its condition's own name, as commands take it beside its id."""
+    """Return a run's name by its condition's own name, which commands accept as well as its id."""
     return run.run_id if run.seed is None else f"{run.condition}_s{run.seed}"
 
 
 def duration(seconds: float | None) -> str:
-    """Show a time span in its two largest units."""
+    """Return a time span in its two largest units, or a dash."""
     if seconds is None or not math.isfinite(seconds):
         return MISSING
     return format_duration(seconds)

@@ -1,4 +1,4 @@
-"""Reads a logs directory into rows: what ran, how it went, what is running, what is left.
+"""Reads a log directory into rows of campaigns, conditions and runs.
 
 Read only, and from files only, so it works on a live, crashed or copied directory. It looks at
 small files and at the ends of large ones, never at a whole history.

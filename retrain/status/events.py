@@ -1,4 +1,4 @@
-"""What happened in a run, told from its attempts and rows."""
+"""Events of a run, derived from its attempts and metrics."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _CALM = ("", "done", "interrupted")
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """Something that happened; its text is safe to print."""
+    """One event; its text is safe to print."""
 
     at: str  # UTC, as the records say it; "" if they do not
     run_id: str  # "" if it is about the campaign as a whole
@@ -25,7 +25,7 @@ class Event:
 
 
 def of_attempts(run_id: str, before: Sequence[Attempt], now: Sequence[Attempt]) -> Iterator[Event]:
-    """Tell starts, retries and endings that are in `now` and were not in `before`."""
+    """Iterate over starts, retries and endings that are in `now` and were not in `before`."""
     known = {attempt.number: attempt for attempt in before}
     previous = ""
     for attempt in now:
@@ -38,13 +38,13 @@ def of_attempts(run_id: str, before: Sequence[Attempt], now: Sequence[Attempt]) 
 
 
 def of_death(run_id: str, attempt: Attempt, progress: Progress | None, message: str) -> Event:
-    """Tell that an attempt ended without a word; when, is known to the last sign of life."""
+    """Return the end of an attempt that recorded none, at the time of its last sign of life."""
     at = progress.updated_at if progress and progress.attempt == attempt.number else attempt.started_at
-    return Event(plain(at), run_id, RunState.DIED, plain(message) or "killed without a word")
+    return Event(plain(at), run_id, RunState.DIED, plain(message) or "killed without a message")
 
 
 def of_rows(run_id: str, before: Row | None, rows: Sequence[Row]) -> Iterator[Event]:
-    """Tell changes of the throttle's level and of back pressure's batch."""
+    """Iterate over changes of the throttle's level and of back pressure's batch size."""
     for row in rows:
         at = plain(str(row.get("timestamp", "")))
         was, level = (before or {}).get("throttle_level"), row.get("throttle_level")

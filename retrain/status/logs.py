@@ -1,4 +1,4 @@
-"""Which run or log is meant, and whether anybody still writes it."""
+"""Finding a run or its log, and whether the log is still written."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SHOWN_CAMPAIGNS = 3  # the newest
 
 @dataclass(frozen=True)
 class Log:
-    """A file of output, and the locks of those who write it."""
+    """A file of output, and the locks of the processes that write it."""
 
     path: Path
     lock: Path  # of the process that writes it
@@ -27,7 +27,7 @@ class Log:
     beside: tuple[Path, ...] = ()  # what an engine said of the run's tasks
 
     def is_over(self) -> bool:
-        """Whether nobody who could write to it lives."""
+        """Whether no process that could write to it is alive."""
         if is_held(self.lock):
             return False
         is_finished = self.end is not None and self.end.exists()
@@ -38,12 +38,14 @@ def find_log(directory: Path, run_id: str = "") -> Log:
     """Find the output of a run, given by its directory or by a campaign's and its id; else a campaign's own.
 
     Raises:
-        RecordsError: there is no such run; names those that there are.
+        RecordsError: there is no such run; lists the existing ones.
     """
     campaign = CampaignFiles(directory)
     if not run_id and is_campaign(directory):
         if not campaign.log.exists():
-            raise RecordsError(f"{directory}: never ran in the background; name one of {_names(campaign)}")
+            raise RecordsError(
+                f"{directory}: never ran in the background, so it has no log; name a run: {_names(campaign)}"
+            )
         return Log(campaign.log, campaign.lock)
     files = find_run(directory, run_id)
     above = files.directory.parent.parent if files.directory.parent.name == "runs" else directory
@@ -55,7 +57,7 @@ def find_run(directory: Path, run_id: str = "") -> RunFiles:
     """Find a run, given by its directory or by its campaign's and its id or CONDITION_sSEED.
 
     Raises:
-        RecordsError: there is no such run; names those that there are.
+        RecordsError: there is no such run; lists the existing ones.
     """
     campaign = CampaignFiles(directory)
     if not is_campaign(directory):
@@ -66,7 +68,7 @@ def find_run(directory: Path, run_id: str = "") -> RunFiles:
         raise RecordsError(f"{directory}: is a campaign; name one of its runs: {_names(campaign)}")
     condition, _, seed = run_id.rpartition("_s")
     for name in (run_id, f"{label_of(condition)}_s{seed}"):
-        with suppress(RecordsError):  # what is no run's id may be the name of one
+        with suppress(RecordsError):  # an invalid id may still be a valid name
             files = campaign.run(name)
             if files.run_toml.is_file():
                 return files
@@ -74,7 +76,7 @@ def find_run(directory: Path, run_id: str = "") -> RunFiles:
 
 
 def _what_it_is(directory: Path) -> str:
-    """Return what a directory is that is neither a campaign nor a run."""
+    """Return why a directory is neither a campaign nor a run, and what to name instead."""
     if not directory.is_dir():
         return "does not exist; `retrain status` lists campaigns"
     found = sorted(find_campaigns(directory), key=lambda path: path.stat().st_mtime)

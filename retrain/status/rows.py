@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from retrain.plan.estimate.remaining import Remaining
 
 _UNTOUCHED = (RunState.PENDING, RunState.RUNNING, RunState.DONE, RunState.INTERRUPTED)
-_FINAL = (RunState.DONE, RunState.FAILED, UNREADABLE)  # nobody will take more steps of these
+_FINAL = (RunState.DONE, RunState.FAILED, UNREADABLE)  # these take no more steps
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class ConditionStatus:
 
 @dataclass(frozen=True)
 class PermitHolder:
-    """Who has an API call in flight."""
+    """A process with an API call in flight."""
 
     pid: int
     host: str
@@ -61,7 +61,7 @@ class CampaignStatus:
 
     id: str  # name of its directory
     name: str
-    state: str  # pending, running, done, failed (ended, not all done), interrupted (work left, nobody at it)
+    state: str  # pending, running, done, failed (ended, not all done), interrupted (work left, none running)
     started_at: str
     ended_at: str  # "" while it goes on
     conditions: tuple[ConditionStatus, ...]  # the matrix: these rows ...
@@ -84,7 +84,7 @@ class CampaignStatus:
 
 
 def summarize(runs: Sequence[RunRow]) -> tuple[ConditionStatus, ...]:
-    """Sum up each condition over its seeds, in the order in which conditions appear."""
+    """Return the row of each condition over its seeds, in order of appearance."""
     by_condition: dict[str, list[RunRow]] = {}
     for run in runs:
         by_condition.setdefault(run.condition, []).append(run)
@@ -92,7 +92,7 @@ def summarize(runs: Sequence[RunRow]) -> tuple[ConditionStatus, ...]:
 
 
 def campaign_state(runs: Sequence[RunRow], *, is_supervised: bool) -> str:
-    """Tell a campaign's state: running if its orchestrator or any worker lives."""
+    """Return a campaign's state: running if its orchestrator or any worker is alive."""
     states = [run.state for run in runs]
     if is_supervised or RunState.RUNNING in states:
         return "running"
@@ -113,7 +113,7 @@ def typical_step_time(runs: Sequence[RunRow]) -> float | None:
 def time_left(runs: Sequence[RunRow], manifest: Manifest | None, *, is_supervised: bool) -> Remaining | None:
     """Estimate when the last run ends, from the pace so far; None if nothing runs or no pace is known.
 
-    Without a supervisor, runs that have not begun are left out: nobody would start them.
+    Without a supervisor, runs that have not begun are left out: nothing would start them.
     """
     if not any(run.state == RunState.RUNNING for run in runs):
         return None

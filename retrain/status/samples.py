@@ -1,4 +1,4 @@
-"""Which of a run's samples are asked for."""
+"""Selects samples of a run."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Sample:
     completion: str
     reward: float | None  # None: could not be scored
     advantage: float | None
-    tie: bool  # its whole group had the same reward, and taught nothing
+    tie: bool  # its whole group had the same reward: no learning signal
     tokens: int | None
     truncated: bool
 
@@ -40,7 +40,7 @@ def choose(files: RunFiles, step: int | None, which: Which, count: int) -> list[
         count: at most so many.
 
     Raises:
-        RecordsError: none are kept at all, or of that step; says of which steps there are.
+        RecordsError: there are none, or none of that step; names the nearest steps.
     """
     found = [sample for row in read_samples(files.samples) if (sample := _sample(row))]
     if not found:
@@ -52,7 +52,7 @@ def choose(files: RunFiles, step: int | None, which: Which, count: int) -> list[
         found = [sample for sample in found if sample.step == step]
         if not found:
             raise RecordsError(
-                f"{files.samples}: keeps no samples of step {step}; the nearest are of {_near(steps, step)}"
+                f"{files.samples}: has no samples of step {step}; the nearest are of {_near(steps, step)}"
             )
     return _ordered(found, which)[:count]
 

@@ -37,13 +37,13 @@ _LONGEST_COMMAND = 4000
 def survey(log_dir: Path) -> tuple[CampaignStatus, ...]:
     """Read all campaigns and single runs below a directory, or the one that the directory is.
 
-    What cannot be read is reported where it belongs, in a run's message or a campaign's problem.
+    Files that cannot be read are reported in a run's message or a campaign's problem.
 
     Returns:
         By directory name; empty if nothing there is a campaign.
 
     Raises:
-        RecordsError: there is no such directory, or all that is there cannot be read.
+        RecordsError: there is no such directory, or nothing in it can be read.
     """
     found = tuple(_campaign(directory) for directory in find_campaigns(log_dir))
     problems = [why for campaign in found if (why := _unreadable(campaign))]
@@ -57,13 +57,13 @@ def _campaign(directory: Path) -> CampaignStatus:
     problems: list[str] = []
     manifest = manifest_of(files, problems)
     runs = _runs(files, manifest, problems)
-    return put_together(files, manifest, runs, problems)
+    return campaign_row(files, manifest, runs, problems)
 
 
-def put_together(
+def campaign_row(
     files: CampaignFiles, manifest: Manifest | None, runs: tuple[RunRow, ...], problems: list[str]
 ) -> CampaignStatus:
-    """Sum up a campaign from its runs, and look at its lock and permits as they are now."""
+    """Return a campaign's row from those of its runs, and from its lock and permits as they are now."""
     directory = files.directory
     is_supervised = _is_supervised(files, problems)
     state = campaign_state(runs, is_supervised=is_supervised)

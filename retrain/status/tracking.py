@@ -39,7 +39,7 @@ class WatchedRun:
 
 
 class RunTracker:
-    """What is known of one run, brought up to date by `look`."""
+    """The state of one run, brought up to date by `look`."""
 
     def __init__(self, files: RunFiles, run_id: str) -> None:
         self._files = files
@@ -57,7 +57,7 @@ class RunTracker:
         self.now: WatchedRun | None = None
 
     def look(self, planned: RunEntry) -> WatchedRun:
-        """Look at the run's files; an unreadable one makes the run so, and is looked at again."""
+        """Bring the row up to date; an unreadable file makes the run unreadable, and is retried."""
         try:
             changed = [
                 self._look_at_state(planned),
@@ -75,7 +75,7 @@ class RunTracker:
         return self.now
 
     def take_events(self) -> list[Event]:
-        """Return what happened since this was last asked."""
+        """Return the events since the last call."""
         events, self._events = self._events, []
         return events
 
@@ -127,7 +127,7 @@ class Curve:
     _last_step: int = -1
 
     def add(self, step: int, value: float) -> None:
-        """Add a step; a step that came before takes back all since, as a resumed run does."""
+        """Add a step; an earlier step discards all since, as a resumed run does."""
         if step <= self._last_step:
             self._take_back(step // self.span)
         self._last_step = step
@@ -188,7 +188,7 @@ class _MetricsTracker:
 
 
 def _plan(entry: RunEntry) -> object:
-    """Return what a manifest says of a run that its directory does not."""
+    """Return what only the manifest records of a run."""
     return entry.condition, entry.seed, entry.max_steps, entry.config_hash
 
 

@@ -17,11 +17,11 @@ from retrain.records.notices import parse_notice
 from retrain.records.text import plain
 from retrain.status.events import Event
 from retrain.status.rows import CampaignStatus
-from retrain.status.survey import manifest_of, put_together, runs_of
+from retrain.status.survey import campaign_row, manifest_of, runs_of
 from retrain.status.tracking import RunTracker, WatchedRun
 
 REMEMBERED_EVENTS = 200
-IDLE_LOOKS = 10  # a campaign at which nobody works is looked at so many times less often
+IDLE_LOOKS = 10  # an idle campaign is looked at less often by this factor
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,10 +55,10 @@ class View:
 
 
 class Watcher:
-    """Looks at a directory again and again."""
+    """Follows a directory of campaigns."""
 
     def __init__(self, log_dir: Path) -> None:
-        """Begin; nothing is read yet.
+        """Create; nothing is read yet.
 
         Args:
             log_dir: a directory of campaigns, a campaign, or a run.
@@ -106,7 +106,7 @@ class Watcher:
 
 
 class _CampaignTracker:
-    """What is known of one campaign."""
+    """The state of one campaign."""
 
     def __init__(self, directory: Path) -> None:
         self._files = CampaignFiles(directory)
@@ -147,7 +147,7 @@ class _CampaignTracker:
         except RecordsError as error:
             problems.append(str(error))
             seen = ()
-        status = put_together(self._files, self._manifest, tuple(run.row for run in seen), problems)
+        status = campaign_row(self._files, self._manifest, tuple(run.row for run in seen), problems)
         runs = {run.row.run_id: run for run in seen}
         if self._now is not None and self._now.status == status and self._now.runs == runs:
             return self._now

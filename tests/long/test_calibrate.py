@@ -117,8 +117,8 @@ def test_a_file_is_calibrated_by_real_runs(here: Path) -> None:
 def test_a_budget_that_is_over_ends_the_trials_and_reports(here: Path) -> None:
     done = calibrate(here, "--budget", "2s", "--steps", "1000")
     assert done.returncode in (0, 4), done.stderr  # 4: this machine took no two steps in that time
-    assert "left out  workers-1: the time budget is used up" in done.stdout
-    assert ("where a step's time goes" in done.stdout) == (done.returncode == 0)
+    assert "skipped: workers-1: the time budget is used up" in done.stdout
+    assert ("breakdown of step time" in done.stdout) == (done.returncode == 0)
     assert (here / "campaign.calibrated.toml").exists() == (done.returncode == 0)
 
 
@@ -136,8 +136,8 @@ def test_an_interrupt_keeps_what_was_measured_and_still_reports(here: Path) -> N
         process.send_signal(signal.SIGINT)
         out, _ = process.communicate(timeout=60)
     assert process.returncode == 130
-    assert "where a step's time goes" in out
-    assert "left out  workers-1: interrupted" in out
+    assert "breakdown of step time" in out
+    assert "skipped: workers-1: interrupted" in out
     assert (here / "campaign.calibrated.toml").exists()
 
 
@@ -158,7 +158,7 @@ def test_a_pilot_in_which_nothing_works_leaves_no_file_and_tries_no_more(here: P
     (here / "campaign.toml").write_text(broken)
     done = calibrate(here, PYTHONPATH=str(here))
     assert done.returncode == 4
-    assert "left out  batch: no condition completed two steps in the pilot" in done.stdout
+    assert "skipped: batch: no condition completed two steps in the pilot" in done.stdout
     assert not (here / "campaign.calibrated.toml").exists()
 
 

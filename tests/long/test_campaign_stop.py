@@ -43,7 +43,7 @@ def left_running(retrain: Call, campaign_file: Path) -> Iterator[Path]:
     sets = [word for setting in LONG for word in ("--set", setting)]
     answer = retrain("run", campaign_file.name, "--detach", *sets)
     assert answer.returncode == 0, answer.stderr
-    directory = Path(re.search(r"^(\S+) goes on in process", answer.stdout)[1]).absolute()  # type: ignore[index]
+    directory = Path(re.search(r"^(\S+) runs in the background as process", answer.stdout)[1]).absolute()  # type: ignore[index]
     for name in ("grpo_s0", "maxrl_s0"):
         wait_until(lambda name=name: bool(read_metrics(directory / "runs" / name)))  # type: ignore[misc]
     yield directory
@@ -227,6 +227,6 @@ def test_a_module_of_the_same_name_as_pythons_does_not_end_a_detached_campaign(
         text=True,
         check=True,
     )
-    directory = Path(re.search(r"^(\S+) goes on", started.stdout)[1])  # type: ignore[index]
+    directory = Path(re.search(r"^(\S+) runs in the background", started.stdout)[1])  # type: ignore[index]
     wait_until(lambda: not is_held(directory / "campaign.lock"))
     assert "(4 of 4)" in (directory / "campaign.log").read_text()

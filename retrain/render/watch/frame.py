@@ -9,10 +9,10 @@ from collections.abc import Sequence
 
 from rich.text import Text
 
-from retrain.render.overview import time_left, what_to_type
+from retrain.render.overview import resume_lines, time_left
 from retrain.render.tables import BAD, STYLES
 from retrain.render.watch.glyphs import FULL, Glyphs, bar, legend
-from retrain.render.watch.runs import matrix, run_lines, telling
+from retrain.render.watch.runs import informative, matrix, run_lines
 from retrain.status.rows import CampaignStatus, PermitStatus
 from retrain.status.watch import View, WatchedCampaign, WatchedEvent
 
@@ -28,7 +28,7 @@ _KINDS = {"started": "cyan", "resumed": "cyan", "batch": "default"} | dict.fromk
 
 
 def frame(view: View, width: int, height: int, where: str, glyphs: Glyphs = FULL) -> list[Text]:
-    """Lay out campaigns, events and a last line that says how to leave, in exactly the height's room."""
+    """Lay out campaigns, events and a last line with the keys, in at most `height` lines."""
     if height < 3 or width < 10:
         return _cut([_summary(view, where)], width, height)
     events, several = _event_count(view, height), len(_chosen(view)) > 1
@@ -38,7 +38,7 @@ def frame(view: View, width: int, height: int, where: str, glyphs: Glyphs = FULL
     if events:
         lines.append(Text("last events", style="dim"))
         lines += [event_line(event, several=several) for event in _last(view.events, events)]
-    leaving = "q leaves, nothing is stopped   " if width >= WIDE else "q leaves   "
+    leaving = "q quits, runs continue   " if width >= WIDE else "q quits   "
     lines.append(Text(leaving + legend(glyphs), style="dim"))
     return _cut(lines, width, height)
 
@@ -50,7 +50,7 @@ def _cut(lines: list[Text], width: int, height: int) -> list[Text]:
 
 
 def event_line(watched: WatchedEvent, *, several: bool = False) -> Text:
-    """Tell an event in a line, at this machine's time of day."""
+    """Return an event as a line, at this machine's time of day."""
     event = watched.event
     style = _KINDS.get(event.kind) or STYLES.get(event.kind, BAD)
     parts = [watched.campaign] if several else []
@@ -60,7 +60,7 @@ def event_line(watched: WatchedEvent, *, several: bool = False) -> Text:
 
 
 def clock(at: str) -> str:
-    """Return the time of day here of a record's time; blanks if it is none."""
+    """Return a record's time as the local time of day; blanks if it cannot be parsed."""
     try:
         seconds = calendar.timegm(time.strptime(at[:19], "%Y-%m-%dT%H:%M:%S"))
     except ValueError:
@@ -70,9 +70,9 @@ def clock(at: str) -> str:
 
 def _last(events: Sequence[WatchedEvent], count: int) -> list[WatchedEvent]:
     """Choose the last events; changes of a batch, of which there are many, fill the room that is left."""
-    telling = [one for one in events if one.event.kind != "batch"][-count:]
+    others = [one for one in events if one.event.kind != "batch"][-count:]
     filling = [one for one in events if one.event.kind == "batch"][-count:]
-    chosen = [*telling, *(filling[len(telling) - count :] if len(telling) < count else ())]
+    chosen = [*others, *(filling[len(others) - count :] if len(others) < count else ())]
     return sorted(chosen, key=lambda one: one.event.at)
 
 
@@ -113,11 +113,11 @@ def _campaign(campaign: WatchedCampaign, width: int, height: int, glyphs: Glyphs
     lines = [_title(status, width), _progress(status, width, glyphs)]
     if status.problem:
         lines.append(Text(status.problem, style=BAD))
-    lines += [Text(line, style="yellow") for line in what_to_type(status)]
+    lines += [Text(line, style="yellow") for line in resume_lines(status)]
     if status.permits is not None:
         lines.append(_permits(status.permits, glyphs))
     room = height - len(lines) - 1
-    wanted_by_runs = min(telling(campaign), max(3, room // 2)) + 2
+    wanted_by_runs = min(informative(campaign), max(3, room // 2)) + 2
     if len(status.conditions) > 1 or len(status.seeds) > 1:
         lines += matrix(status, width, max(room - wanted_by_runs, room // 2), glyphs)
     lines += run_lines(campaign, width, height - len(lines) - 1, glyphs)
@@ -127,10 +127,10 @@ def _campaign(campaign: WatchedCampaign, width: int, height: int, glyphs: Glyphs
 def _title(status: CampaignStatus, width: int) -> Text:
     steps = f"{status.steps_done}/{status.steps_total or '?'} steps"
     counts = Counter(run.state for run in status.runs)
-    told = ", ".join(f"{count} {state}" for state, count in counts.most_common())
+    states = ", ".join(f"{count} {state}" for state, count in counts.most_common())
     shown = status.id if len(status.id) + len(steps) + 14 <= width else status.name
     title = Text.assemble((shown, "bold"), "  ", (status.state, STYLES.get(status.state, BAD)), f"  {steps}")
-    return title.append(f"  {told}", style="dim") if len(status.runs) > 1 else title
+    return title.append(f"  {states}", style="dim") if len(status.runs) > 1 else title
 
 
 def _progress(status: CampaignStatus, width: int, glyphs: Glyphs) -> Text:

@@ -1,4 +1,4 @@
-"""States and curves in single characters, told apart without colour; in ASCII where there is nothing else."""
+"""States and curves as single characters, distinct without colour; ASCII where the encoding has no more."""
 
 from __future__ import annotations
 

@@ -94,9 +94,9 @@ def _line(name: str, runs: Sequence[RunRow | None], cell: int, name_width: int, 
 
 
 def run_lines(campaign: WatchedCampaign, width: int, height: int, glyphs: Glyphs) -> list[Text]:
-    """Lay out the most telling runs in at most `height` lines: running, then failed, then the others."""
+    """Lay out the most informative runs in at most `height` lines: running, then failed, then the others."""
     runs = sorted(campaign.runs.values(), key=lambda run: _ORDER.get(run.row.state, _BAD_ORDER))
-    begun = telling(campaign)
+    begun = informative(campaign)
     if height < 2 or not begun:
         return []
     fitting = begun if begun + (begun < len(runs)) < height else max(0, height - 2)
@@ -108,8 +108,8 @@ def run_lines(campaign: WatchedCampaign, width: int, height: int, glyphs: Glyphs
     return lines + ([_rest(hidden)] if hidden else [])
 
 
-def telling(campaign: WatchedCampaign) -> int:
-    """Count the runs of which there is more to show than a character in the matrix."""
+def informative(campaign: WatchedCampaign) -> int:
+    """Count the runs that have more to show than a character in the matrix."""
     return sum(run.row.state != "pending" or bool(run.rewards) for run in campaign.runs.values())
 
 

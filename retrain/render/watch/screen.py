@@ -21,7 +21,7 @@ from retrain.status.watch import View, Watcher
 
 
 def watch_on_screen(log_dir: Path, console: Console) -> int:
-    """Show a directory until somebody leaves.
+    """Show a directory until the user quits.
 
     Returns:
         The exit code: 0 after `q`, 130 after Ctrl-C or a signal.
@@ -30,14 +30,14 @@ def watch_on_screen(log_dir: Path, console: Console) -> int:
         RecordsError: there is no such directory.
     """
     watcher, glyphs = Watcher(log_dir), glyphs_for(console)
-    view = watcher.look()  # before the screen is taken, so that an error is seen
+    view = watcher.look()  # before the screen is taken, so that an error is visible
     inbox = Inbox(has_screen=True)
     try:
         while True:
             asked = _show(watcher.look, view, str(log_dir), console, glyphs, inbox)
             if asked is not Asked.SUSPEND:
                 return EXIT_DONE if asked is Asked.QUIT else EXIT_INTERRUPTED
-            os.kill(os.getpid(), signal.SIGSTOP)  # the screen is given back; go on after `fg`
+            os.kill(os.getpid(), signal.SIGSTOP)  # the screen is restored; continues after `fg`
     finally:
         inbox.close()
 
@@ -54,7 +54,7 @@ def glyphs_for(console: Console) -> Glyphs:
 def _show(
     look: Callable[[], View], view: View, where: str, console: Console, glyphs: Glyphs, inbox: Inbox
 ) -> Asked:
-    """Take the screen, keep it up to date, and give it back when something is asked."""
+    """Take the screen and keep it up to date until a key or signal; then restore the terminal."""
     interval, shown = RefreshInterval(), None
     with (
         contextlib.suppress(OSError),

@@ -33,7 +33,7 @@ class JsonLines:
             print(json.dumps(line))
 
     def changes(self, view: View) -> Iterator[dict[str, Any]]:
-        """Return what changed since this was last asked."""
+        """Iterate over what changed since the last call."""
         for watched in view.campaigns:
             name = watched.status.id
             for run_id, run in watched.runs.items():
@@ -62,7 +62,7 @@ class PlainLines:
         self._tenths: dict[str, int] | None = None
 
     def show(self, view: View) -> None:
-        """Print what there is at first, then what happened since."""
+        """Print the tables first, then what happened since."""
         tenths = {c.status.id: _tenth(c.status) for c in view.campaigns}
         if self._tenths is None:
             self._begin(view)
@@ -82,7 +82,7 @@ class PlainLines:
 
 
 def watch_as_lines(log_dir: Path, show: Callable[[View], None]) -> int:
-    """Print changes until all that was begun has ended, or somebody stops it.
+    """Print changes until all runs have ended, or a signal.
 
     Returns:
         The exit code: 0, or 130 after Ctrl-C or a signal.

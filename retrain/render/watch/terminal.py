@@ -1,4 +1,4 @@
-"""What reaches a full-screen program from outside: keys and signals; and leaving the terminal as it was."""
+"""Keys, signals and time for the live view; restores the terminal afterwards."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ _KEPT = 0.7  # of the earlier cost in the average: one slow look does not make t
 
 
 class Asked(Enum):
-    """What was asked for while waiting."""
+    """What a key or signal asked for."""
 
     NOTHING = auto()
     REDRAW = auto()  # the terminal has another size
     SUSPEND = auto()  # Ctrl-Z
     QUIT = auto()  # the key
-    STOP = auto()  # Ctrl-C, or somebody ended us
+    STOP = auto()  # Ctrl-C or a signal
 
 
 ENDS = {signal.SIGINT: Asked.STOP, signal.SIGTERM: Asked.STOP, signal.SIGHUP: Asked.STOP}
@@ -36,7 +36,7 @@ OF_A_SCREEN = ENDS | {signal.SIGWINCH: Asked.REDRAW, signal.SIGTSTP: Asked.SUSPE
 
 
 class Inbox:
-    """Waits for time, signals and, on a screen, keys; signals are caught, and answered in `wait`."""
+    """Waits for a timeout, signals and, on a screen, keys; signals are caught and returned by `wait`."""
 
     def __init__(self, *, has_screen: bool) -> None:
         self._has_screen = has_screen
@@ -46,7 +46,7 @@ class Inbox:
         self._before = {number: signal.signal(number, self._catch) for number in self._meaning}
 
     def wait(self, timeout_s: float) -> Asked:
-        """Sleep until something is asked, or for so long."""
+        """Wait for a request or until the timeout."""
         keys = [sys.stdin.fileno()] if self._has_screen and _has_keys() else []
         ready, _, _ = select.select([self._out, *keys], [], [], timeout_s)
         if self._out in ready:
@@ -58,7 +58,7 @@ class Inbox:
         return Asked.QUIT if typed in QUIT_KEYS else Asked.NOTHING
 
     def close(self) -> None:
-        """Give signals back to whom they went before."""
+        """Restore the earlier signal handlers."""
         for number, handler in self._before.items():
             signal.signal(number, handler)
         os.close(self._out)
@@ -72,7 +72,7 @@ class Inbox:
 
 @contextlib.contextmanager
 def quiet_keys() -> Iterator[None]:
-    """Have keys come at once and unseen; what was typed is not left for the shell."""
+    """Read keys unbuffered and without echo; discard what was typed afterwards."""
     if not _has_keys():
         yield
         return
@@ -95,7 +95,7 @@ def _has_keys() -> bool:
 
 @dataclass
 class RefreshInterval:
-    """Measures what a look costs and rests in proportion."""
+    """How long to rest between two looks: in proportion to what a look costs."""
 
     share: float = SHARE
     _cost_s: float = 0.0
