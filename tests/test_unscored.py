@@ -131,7 +131,7 @@ def test_an_unscored_rollout_is_in_no_denominator(normalization):
     algorithm = Algorithm.of(parse(raw, "c"), lambda groups: batch_of([[]]))
     weights = []
     for batch in (batch_of([[1.0, 0.0, NAN]]), batch_of([[1.0, 0.0]])):
-        samples = algorithm.samples(batch, algorithm.estimate(batch.rewards), 0.0)
+        samples = algorithm.transform(batch, algorithm.estimate(batch.rewards), 0.0)
         weights.append([(len(s.rollout.tokens), s.token_weight, s.advantages.tolist()) for s in samples])
     assert weights[0] == weights[1]
 
