@@ -96,7 +96,7 @@ def _compare(
 ) -> Reconciled:
     """Compare a plan with the hash that each run began with.
 
-    With the campaign's file as it was, runs go on as they were resolved then, whatever this version's
+    With the campaign's file as it was, runs continue as they were resolved then, whatever this version's
     defaults are.
     """
     planned = {run.run_id for run in plan.runs}

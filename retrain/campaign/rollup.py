@@ -1,7 +1,7 @@
 """Keeps the campaign's own records, manifest.json and notices.jsonl, fresh while runs come and go.
 
 The manifest is written as a whole, so it waits until a twentieth of the runs have changed: the cost grows
-with the changes, not with changes times runs. A stale one harms nobody: `status`, `report` and `resume` read
+with the changes, not with changes times runs. A stale one does no harm: `status`, `report` and `resume` read
 the runs themselves.
 """
 

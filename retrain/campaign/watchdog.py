@@ -40,7 +40,7 @@ class Active:
 
 @dataclass
 class Patience:
-    """How long a worker may go on, and how long without a step."""
+    """How long a worker may run, and how long without a step."""
 
     files: RunFiles
     timeout_at_s: float

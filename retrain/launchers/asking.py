@@ -1,4 +1,4 @@
-"""When an engine is polled, and what the user is told while it does not answer.
+"""When an engine is polled, and what the user hears while it does not answer.
 
 One query covers all runs. It comes every `poll_seconds`, and never within two seconds of the last one.
 """
@@ -75,7 +75,7 @@ class Asking:
     def unanswered(self, why: object) -> None:
         """Tell the user, once, that the engine does not answer."""
         if not self._is_silent:
-            self._say(f"{why}; retrying; its runs go on meanwhile")
+            self._say(f"{why}; retrying; its runs continue meanwhile")
         self._is_silent = True
 
     def answered(self) -> None:
