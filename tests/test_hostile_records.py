@@ -21,7 +21,7 @@ from retrain.records.metrics import MetricsWriter, scan_rows, tail_rows
 from retrain.records.run_state import Progress, read_done, read_progress, write_done, write_progress
 from retrain.records.samples import SamplesWriter, read_samples
 from retrain.semaphore import FileSemaphore
-from retrain.semaphore.state import read_holder
+from retrain.semaphore.slots import read_holder
 
 ODD = (None, True, -1, 0, 10**400, 1e308, float("nan"), float("inf"), "x", [], [1], {}, {"a": []})
 READERS: dict[str, Callable[[Path], object]] = {

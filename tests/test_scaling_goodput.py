@@ -6,18 +6,9 @@ import json
 import math
 from pathlib import Path
 
-import numpy as np
 import pytest
 
-from retrain.controllers.scaling.goodput import (
-    Goodput,
-    MeasuredStep,
-    StepTimes,
-    efficiency,
-    fit_error,
-    fit_step_times,
-    phi_from,
-)
+from retrain.controllers.scaling import Goodput, StepTimes, efficiency, phi_from
 
 PUBLISHED = json.loads((Path(__file__).parent / "data" / "scaling_rules.json").read_text())
 NO_NETWORK = StepTimes(0.1, 0.01, 1e-8, 1e-8, 1e-8, 1e-8, 1.0)
@@ -57,39 +48,6 @@ def test_suggested_batches_are_as_published(case):
     )
     assert (found.atomic_batch, found.accumulation_steps) == (case["atomic_bsz"], case["accum_steps"])
     assert found.goodput == pytest.approx(case["goodput"], rel=1e-9)
-
-
-def steps_of(case):
-    times = zip(case["rows"], case["accum_step_time"], case["optim_step_time"], strict=True)
-    return [MeasuredStep(*row, pass_s, last_pass_s) for row, pass_s, last_pass_s in times]
-
-
-@pytest.mark.parametrize("case", PUBLISHED["goodput_fit"], ids=lambda case: case["name"])
-def test_the_error_of_a_fit_is_as_published(case):
-    assert fit_error(StepTimes(*case["true_params"]), steps_of(case)) == pytest.approx(
-        case["objective_at_true"]
-    )
-    assert fit_error(StepTimes(*case["fitted"]), steps_of(case)) == pytest.approx(case["objective_at_fit"])
-
-
-@pytest.mark.parametrize("case", PUBLISHED["goodput_fit"], ids=lambda case: case["name"])
-def test_a_fit_is_at_least_as_good_as_published(case):
-    fitted = fit_step_times(steps_of(case))
-    nodes, replicas, atomic = np.array(case["rows"], dtype=float).T
-    errors = fitted.last_pass_s(nodes, replicas, atomic) / np.array(case["optim_step_time"]) - 1
-    assert fit_error(fitted, steps_of(case)) <= case["objective_at_fit"]
-    assert np.abs(errors).max() <= max(case["max_rel_err_optim"], 1e-6)
-
-
-def test_a_network_between_nodes_that_was_never_seen_costs_a_tenth_more_than_one_within():
-    within = [MeasuredStep(1, n, 64, 0.2, 0.2 + 0.1 + 0.01 * (n - 2)) for n in (2, 4, 8)]
-    fitted = fit_step_times(within)
-    assert fitted.alpha_n == pytest.approx(1.1 * fitted.alpha_r)
-
-
-def test_a_fit_refuses_to_start_from_nothing():
-    with pytest.raises(ValueError, match="at least one measured step"):
-        fit_step_times([])
 
 
 def test_full_overlap_costs_the_longer_of_compute_and_network():

@@ -104,7 +104,7 @@ def test_cancelled_at_any_moment_no_permit_no_place_and_no_file_is_lost(tmp_path
     threads, descriptors = threading.active_count(), open_descriptors()
     asyncio.run(check())
     wait_until(lambda: is_free(tmp_path) and threading.active_count() == threads)
-    assert open_descriptors() <= descriptors + 1  # the bell's
+    assert open_descriptors() <= descriptors + 1  # the wakeup socket
 
 
 def test_a_loop_that_ends_takes_its_waiters_along(tmp_path):

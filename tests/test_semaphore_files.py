@@ -107,7 +107,7 @@ def test_a_damaged_number_is_named_and_set_again_by_whoever_opens_the_semaphore(
     FileSemaphore(tmp_path, 1)
     (tmp_path / "permits.json").write_text(text, encoding="latin-1")
 
-    with pytest.raises(RecordsError, match=r"permits\.json: damaged; .*`retrain resume`, mends it"):
+    with pytest.raises(RecordsError, match=r"permits\.json: damaged; .*`retrain resume` does, repairs it"):
         FileSemaphore.inspect(tmp_path)
 
     assert FileSemaphore(tmp_path, 1).acquire(timeout_s=5)
@@ -173,7 +173,7 @@ def test_inspecting_writes_nothing(tmp_path):
 
 
 def test_inspecting_something_else_says_so(tmp_path):
-    with pytest.raises(RecordsError, match="is no semaphore's directory"):
+    with pytest.raises(RecordsError, match="is not a semaphore's directory"):
         FileSemaphore.inspect(tmp_path)
 
 
@@ -220,7 +220,7 @@ def test_the_module_needs_only_the_standard_library():
 
 
 @pytest.mark.parametrize("in_file_system", [sys.platform != "linux", True])
-def test_a_bell_wakes_the_watcher_also_after_one_was_killed(tmp_path, in_file_system):
+def test_a_release_wakes_the_watcher_also_after_one_was_killed(tmp_path, in_file_system):
     (tmp_path / "turnstile.lock").touch()
     address = wakeup_address(tmp_path / "turnstile.lock", in_file_system=in_file_system)
     wake(address)  # nobody listens

@@ -1,7 +1,8 @@
 """What a campaign was made from: `origin.json`, written at the start, with a copy in every run.toml.
 
-If it is lost, the copies say the same. Version 0.1.0 made none: what campaign.toml and the directory say
-must do then, and a `--set` that changed results shows in the comparison with the runs.
+If it is lost, it is rebuilt from the copies. Version 0.1.0 made none: campaign.toml and the directory are
+used then, and a `--set` that changed results shows in the comparison with the runs. A lost manifest is
+replaced by the runs of the file in their order, because comparisons refer to the first condition.
 """
 
 from __future__ import annotations
@@ -15,8 +16,10 @@ from typing import Any
 
 from retrain.config.versions import CURRENT, run_version
 from retrain.errors import ConfigError, RecordsError
+from retrain.plan.matrix import planned_runs
 from retrain.records.atomic import read_json, write_json
-from retrain.records.layout import CampaignFiles
+from retrain.records.layout import CampaignFiles, RunFiles, is_single_run
+from retrain.records.manifest import RunEntry, entry_from_name
 from retrain.records.run_toml import files_of_runs, recorded_tables
 
 STAMP = re.compile(r"-\d{8}T\d{6}Z-[0-9a-f]{4}$")  # of a campaign's directory
@@ -145,4 +148,44 @@ def _parse(found: Mapping[str, Any]) -> Provenance:
         version=int(found.get("version", 1)),
         way_back=str(found.get("way_back", "../..")),
         beside=str(found.get("beside", ".")),
+    )
+
+
+def entries_without_manifest(files: CampaignFiles) -> tuple[RunEntry, ...]:
+    """List a campaign's runs as its file plans them; then those that only have a directory.
+
+    Raises:
+        RecordsError: their directories cannot be listed.
+    """
+    if is_single_run(files.directory):
+        return (_alone(files),)
+    there = files_of_runs(files)
+    planned = {entry.run_id: entry for entry in _planned(files)}
+    return (*planned.values(), *(entry_from_name(name) for name in there if name not in planned))
+
+
+def _planned(files: CampaignFiles) -> tuple[RunEntry, ...]:
+    from retrain.config.load import load_types  # imports pydantic, and a manifest is seldom lost
+
+    origin, _ = known_origin(files)
+    try:
+        config = load_types(files.campaign_toml, origin.overrides)
+    except (ConfigError, RecordsError):
+        return ()
+    runs = planned_runs(config, origin.seed)
+    return tuple(RunEntry(run.run_id, run.condition, run.seed, run.max_steps) for run in runs)
+
+
+def _alone(files: CampaignFiles) -> RunEntry:
+    """Describe a single run by its run.toml, or by the name of its directory if that cannot be read."""
+    tables = recorded_tables(RunFiles(files.directory))
+    run, training = tables.get("run"), tables.get("training")
+    if not isinstance(run, dict) or not isinstance(training, dict):
+        return entry_from_name(files.directory.resolve().name)
+    seed, steps = training.get("seed"), training.get("max_steps")
+    return RunEntry(
+        run_id=str(run.get("run_id", files.directory.resolve().name)),
+        condition=str(run.get("condition", "")),
+        seed=seed if isinstance(seed, int) else -1,
+        max_steps=steps if isinstance(steps, int) else 0,
     )

@@ -14,8 +14,7 @@ from typing import Any
 
 from retrain.config.digest import is_edited
 from retrain.errors import ConfigError, RecordsError
-from retrain.plan.order import entries_without_manifest
-from retrain.plan.provenance import known_origin
+from retrain.plan.provenance import entries_without_manifest, known_origin
 from retrain.records.attempts import Attempt
 from retrain.records.files import read_small
 from retrain.records.layout import CampaignFiles, RunFiles, find_campaigns, is_campaign, is_single_run

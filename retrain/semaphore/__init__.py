@@ -19,6 +19,6 @@ the child: they are free when released, or when both are dead.
 
 from retrain.semaphore.file_semaphore import FileSemaphore
 from retrain.semaphore.filesystems import lock_sharing_problem
-from retrain.semaphore.state import Holder, SemaphoreState
+from retrain.semaphore.slots import Holder, SemaphoreState
 
 __all__ = ["FileSemaphore", "Holder", "SemaphoreState", "lock_sharing_problem"]

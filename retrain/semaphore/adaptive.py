@@ -1,7 +1,7 @@
-"""One number of permits for all workers of a campaign, adapted to what the API bears.
+"""One number of permits for all workers of a campaign, adapted to what the API sustains.
 
-The controller's state lies beside the permits, in `adaptive.json`; whoever finished a call takes a
-lock, goes on from that state and sets the semaphore's permits. Every change is a line of
+The controller's state lies beside the permits, in `adaptive.json`: a worker that finished a call takes a
+lock, continues from that state and sets the semaphore's permits. Every change is a line of
 `adaptive.jsonl`. Nothing is lost when a worker dies: the kernel frees the lock, the file is whole.
 
 Time is the file system's, which all callers share: each machine's monotonic clock starts at its own boot.
@@ -35,7 +35,7 @@ class PermitChange:
     before: int
     permits: int
     reason: str
-    run: str  # whose call decided it
+    run: str  # the run whose call caused it
 
 
 class SharedPermits:
@@ -61,7 +61,7 @@ class SharedPermits:
         self._highest = highest
 
     def observe(self, call: CallFacts) -> None:
-        """Tell of a finished call; the number of permits follows.
+        """Update the number of permits from a finished call.
 
         Raises:
             RecordsError: the directory cannot be written.
@@ -89,7 +89,7 @@ class SharedPermits:
             if state is not None:
                 controller.load_state_dict(state)
         except (RecordsError, ValueError, TypeError, KeyError, AttributeError):
-            controller = AdaptivePermits(present, highest=self._highest)  # what it learned is learned again
+            controller = AdaptivePermits(present, highest=self._highest)  # damaged: it learns anew
         return controller
 
     def _write_line(self, before: int, permits: int, reason: str) -> None:
@@ -114,5 +114,5 @@ def last_change(directory: Path) -> PermitChange | None:
     rows = [row for line in read_lines(directory / CHANGES) if (row := parse_line(line)) is not None]
     try:
         return PermitChange(**rows[-1]) if rows else None
-    except TypeError:  # somebody else's line
+    except TypeError:  # another program's line
         return None

@@ -18,9 +18,9 @@ from retrain.errors import LaunchError, records_error
 from retrain.locks.descriptors import GUARD, LockFile
 from retrain.semaphore.filesystems import lock_sharing_problem
 from retrain.semaphore.limits import change_limits, check_permits, create_limits, read_limits
-from retrain.semaphore.slots import Slots
-from retrain.semaphore.state import (
+from retrain.semaphore.slots import (
     SemaphoreState,
+    Slots,
     describe_holder,
     inspect_semaphore,
     seat_path,

@@ -12,7 +12,7 @@ from retrain.errors import DamagedRecordError, RecordsError, records_error
 from retrain.locks.descriptors import GUARD, Descriptor, LockFile, open_regular
 from retrain.records.files import write_all
 
-MAX_PERMITS = 512  # whoever watches keeps one open file per permit, and 1024 is a usual limit
+MAX_PERMITS = 512  # the watcher keeps one open file per permit, and 1024 is a usual limit
 _READ_BYTES = 4096  # the file is far smaller; a planted one cannot fill the memory
 
 
@@ -25,7 +25,7 @@ class Limits:
 
 
 class LimitsFile:
-    """The limits at a look, and whether they have been replaced since."""
+    """The limits as read once, and whether they have been replaced since."""
 
     def __init__(self, directory: Path) -> None:
         """Read the limits; writes nothing.
@@ -38,7 +38,7 @@ class LimitsFile:
             with GUARD:
                 self._file = Descriptor(open_regular(self._path, os.O_RDONLY))
         except FileNotFoundError:
-            raise RecordsError(f"{self._path}: missing; {directory} is no semaphore's directory") from None
+            raise RecordsError(f"{self._path}: missing; {directory} is not a semaphore's directory") from None
         text = os.read(self._file.fileno(), _READ_BYTES)
         try:
             fields = json.loads(text)
@@ -46,11 +46,11 @@ class LimitsFile:
         except (ValueError, TypeError, KeyError, RecursionError):
             self.close()
             raise DamagedRecordError(
-                f"{self._path}: damaged; whoever opens the semaphore anew, such as `retrain resume`, mends it"
+                f"{self._path}: damaged; opening the semaphore again, as `retrain resume` does, repairs it"
             ) from None
 
     def is_current(self) -> bool:
-        """Compare inodes; that of an open file is given to no other, so that equal means the same."""
+        """Whether the file was not replaced: the inode of an open file is not reused."""
         return os.stat(self._path).st_ino == os.stat(self._file.fileno()).st_ino  # noqa: PTH116
 
     def close(self) -> None:
@@ -83,7 +83,7 @@ def create_limits(directory: Path, permits: int) -> None:
 
 
 def _slots_there(directory: Path) -> int:
-    """Count the slots whose files there are: each may be held, whatever the lost number was."""
+    """Count the existing slot files: each may be held, whatever the lost number was."""
     numbers = [path.name.removeprefix("slot-") for path in directory.glob("slot-*")]
     return min(max((int(n) + 1 for n in numbers if n.isascii() and n.isdigit()), default=0), MAX_PERMITS)
 
@@ -100,7 +100,7 @@ def change_limits(directory: Path, permits: int) -> None:
 
 
 def check_permits(permits: object) -> int:
-    """Return `permits` back if it is a number of permits.
+    """Return `permits` if it is a valid number of permits.
 
     Raises:
         ValueError: it is no whole number from 1 to `MAX_PERMITS`.

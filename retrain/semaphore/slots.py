@@ -1,19 +1,126 @@
-"""Takes a slot, if taking one keeps the number of permits. Only for who is inside the turnstile."""
+"""Slot files: a locked one is a permit that is out, and its first line names the holder.
+
+Only the lock admits or refuses; the text is for people. Times are taken from the monotonic clock,
+which the processes of one boot share, so that setting the wall clock changes no `held_s`.
+"""
 
 from __future__ import annotations
 
+import json
+import os
+import time
+from contextlib import closing
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
 from retrain.locks.descriptors import LockFile
-from retrain.semaphore.limits import Limits, LimitsFile
-from retrain.semaphore.state import read_holder, slot_path
+from retrain.locks.processes import boot_id
+from retrain.semaphore.limits import Limits, LimitsFile, read_limits
+from retrain.semaphore.wakeup import wake, wakeup_address
+
+MAX_TEXT = 100  # characters of a label or host name: one line of a table
+_RECORD_BYTES = 4096  # two such texts with every character escaped still fit
+
+
+@dataclass(frozen=True, slots=True)
+class Holder:
+    """The holder of a permit, as it described itself: text of bounded length, not to be trusted."""
+
+    pid: int  # 0 until the holder has written its record
+    host: str
+    label: str
+    held_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class SemaphoreState:
+    """A semaphore at one moment."""
+
+    permits: int
+    holders: tuple[Holder, ...]
+    waiting: int
+
+
+def slot_path(directory: Path, number: int) -> str:
+    """Name the file of a slot."""
+    return f"{directory}/slot-{number:04d}"
+
+
+def seat_path(directory: Path, number: int) -> str:
+    """Name the file of a waiter's seat."""
+    return f"{directory}/seat-{number:04d}"
+
+
+def describe_holder(label: str) -> str:
+    """Return this process's record without the times; made before a wait, to be quick after it."""
+    host = os.uname().nodename[:MAX_TEXT]
+    record = {"pid": os.getpid(), "host": host, "label": label[:MAX_TEXT], "clock": boot_id()}
+    return json.dumps(record).removesuffix("}")
+
+
+def write_holder(slot: LockFile, description: str) -> None:
+    """Write the holder of a slot into the first line of its file, with the time."""
+    times = f'"monotonic_s": {time.monotonic()!r}, "wall_s": {time.time()!r}'
+    os.pwrite(slot.fileno(), f"{description}, {times}}}\n".encode(), 0)
+
+
+def inspect_semaphore(directory: Path) -> SemaphoreState:
+    """Return a semaphore's state; waits for nothing and writes nothing.
+
+    Works in a read-only directory and in a copy, where nothing is held.
+
+    Raises:
+        RecordsError: there is no semaphore in the directory, or its files cannot be read.
+    """
+    limits = read_limits(directory)
+    slots = [slot_path(directory, number) for number in range(limits.slots)]
+    holders = tuple(_holder_of(slot) for slot in slots if _is_locked(slot))
+    waiting = sum(_is_locked(str(seat)) for seat in sorted(directory.glob("seat-*")))
+    _wake_watcher(directory)
+    return SemaphoreState(limits.permits, holders, waiting)
+
+
+def _is_locked(path: str) -> bool:
+    try:
+        file = LockFile(path, read_only=True)
+    except FileNotFoundError:
+        return False
+    with closing(file):
+        return not file.try_lock(shared=True)
+
+
+def _wake_watcher(directory: Path) -> None:
+    """Wake a watcher that found a free slot locked because it was being inspected."""
+    wait_queue = directory / "turnstile.lock"
+    if wait_queue.exists():
+        wake(wakeup_address(wait_queue))
+
+
+def _holder_of(slot: str) -> Holder:
+    with closing(LockFile(slot, read_only=True)) as file:
+        return read_holder(file)
+
+
+def read_holder(slot: LockFile) -> Holder:
+    """Read the present or last holder of a slot: see `write_holder`."""
+    text = os.pread(slot.fileno(), _RECORD_BYTES, 0)
+    try:
+        fields = json.loads(text.partition(b"\n")[0])
+        since_s, now_s = float(fields["monotonic_s"]), time.monotonic()
+        if fields["clock"] != boot_id():
+            since_s, now_s = float(fields["wall_s"]), time.time()
+        host, label = str(fields["host"])[:MAX_TEXT], str(fields["label"])[:MAX_TEXT]
+        return Holder(int(fields["pid"]), host, label, max(0.0, now_s - since_s))
+    except (ValueError, OverflowError, TypeError, KeyError, RecursionError):
+        return Holder(0, "", "", 0.0)
+
 
 OPEN_EARLY = 8  # files for each waiter; many threads of a process may wait
 
 
 class Slots:
-    """The slot files, kept open from one look to the next."""
+    """The slot files, kept open between two attempts; only for the waiter inside the turnstile."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
@@ -21,15 +128,15 @@ class Slots:
         self._limits = LimitsFile(directory)
 
     def prepare(self) -> None:
-        """Open what the first look needs, while others still hold the turnstile."""
+        """Open the first files while another process still holds the turnstile."""
         for number in range(min(self._limits.now.slots, OPEN_EARLY)):
             self._file(number)
 
     def take(self) -> LockFile | None:
-        """Lock a free slot, or give None if all permits are out."""
+        """Lock a free slot; None if all permits are out."""
         while True:
             number = self._lock_one(self._limits.now)
-            # Asked after locking: whoever changes the number from now on finds the slot taken.
+            # Checked after locking: a process that changes the number from now on finds the slot taken.
             if self._limits.is_current():
                 return None if number is None else self._files.pop(number)
             if number is not None:
@@ -38,11 +145,11 @@ class Slots:
             self._limits = LimitsFile(self._directory)
 
     def holders(self, at_most: int) -> set[int]:
-        """Return which processes hold permits, or did last: so many of the slots that were looked at."""
+        """Return the process ids of at most so many present or last holders."""
         return {read_holder(file).pid for file in islice(self._files.values(), at_most)}
 
     def close(self) -> None:
-        """Close all but the slot that was taken."""
+        """Close all files but the slot that was taken."""
         self._limits.close()
         for file in self._files.values():
             file.close()

@@ -1,8 +1,8 @@
 """Lets one waiter through at a time, in the order of arrival; the others sleep in the kernel.
 
-`flock` has no timeout. A waiter with one lets a thread stand in the queue for it. When time is
-up the thread stays parked, holding nothing: the next wait of this process takes its place in the
-queue over, and if none comes, it lets the turnstile go as soon as it gets it.
+`flock` has no timeout, so a waiter with a timeout queues by a thread. After a timeout the thread stays
+parked in the queue: the next wait of this process takes over its place; without one, the thread
+releases the turnstile as soon as it gets it.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class WaitQueue:
         self._parked: list[_Ticket] = []  # guarded by GUARD
 
     def try_enter(self) -> LockFile | None:
-        """Enter if nobody is inside; close what it gives to leave."""
+        """Enter if it is free, without waiting; close the file to leave."""
         file = LockFile(self._path)
         return file if file.try_lock() else None
 
@@ -86,17 +86,17 @@ class WaitQueue:
 
 
 class _Ticket:
-    """A place in the queue, stood in by a thread."""
+    """A place in the queue, held by a thread."""
 
     def __init__(self, file: LockFile, parked: list[_Ticket], patience: Patience) -> None:
         self.file = file
-        self.patience = patience  # of who waits with it
+        self.patience = patience  # of the waiter
         self._is_granted = False
-        self._parked = parked  # the tickets that nobody waits with; this one may be among them
+        self._parked = parked  # tickets without a waiter; this one may be among them
         threading.Thread(target=self._queue, name="permit-queue", daemon=True).start()
 
     def park(self) -> bool:
-        """Wait with it no longer; False if the turnstile has been entered meanwhile."""
+        """Park the ticket; False if it has been granted meanwhile."""
         with GUARD:
             if not self._is_granted:
                 self._parked.append(self)

@@ -1,10 +1,10 @@
-"""Wakes the waiter that watches the slots, right when a permit comes back.
+"""Wakes the waiter that watches the slots as soon as a permit is released.
 
-A hint and nothing more: a watcher that hears nothing looks by itself every few milliseconds.
-It is a datagram socket, not a named pipe in the directory, which would hang or fail whoever
-copies or searches the directory. On Linux its name is in no file system at all.
+Only a hint: a watcher that gets none polls every few milliseconds. It is a datagram socket, because a named
+pipe in the directory would hang programs that copy or search the directory. On Linux its name is in no
+file system.
 
-A holder that is killed rings no bell; there the watcher hears the kernel say that its process ended.
+A holder that is killed sends nothing; the kernel then tells the watcher that the process ended (pidfd).
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from retrain.locks.descriptors import GUARD, Descriptor
 
 
 def wakeup_address(wait_queue: Path, *, in_file_system: bool = sys.platform != "linux") -> str:
-    """Name the bell of a semaphore after its turnstile's file, by whatever path it is reached."""
+    """Return a semaphore's socket address, made of its turnstile's inode: the same by every path."""
     status = wait_queue.lstat()
     name = f"retrain-permits-{status.st_dev:x}-{status.st_ino:x}"
     return f"/tmp/{name}" if in_file_system else f"\0{name}"
 
 
 def wake(address: str) -> None:
-    """Wake the watcher if there is one; never waits."""
+    """Wake the watcher, if there is one, without waiting."""
     with contextlib.suppress(OSError):
-        with GUARD:  # two threads that ring first would both open one
+        with GUARD:  # the first two threads would both open one
             sender = _sender()
         sender.sendto(b"!", address)
 
@@ -44,7 +44,7 @@ def _sender() -> socket.socket:
 
 
 class WakeupListener:
-    """The watcher's end of the bell. Deaf if the address cannot be had: `wait` then just sleeps."""
+    """The watcher's socket. If the address cannot be bound, `wait` only sleeps."""
 
     def __init__(self, address: str) -> None:
         self._address = address
@@ -56,7 +56,7 @@ class WakeupListener:
             self._poll.register(self._socket.fileno(), select.POLLIN)
 
     def follow(self, pids: Iterable[int]) -> None:
-        """Hear these processes end too, where the system tells; a number of no process is passed over."""
+        """Wake when one of these processes ends as well (Linux); ids of no process are skipped."""
         if sys.platform != "linux":
             return
         for pid in pids:
@@ -66,7 +66,7 @@ class WakeupListener:
                 self._poll.register(process.fileno(), select.POLLIN)
 
     def wait(self, timeout_s: float) -> None:
-        """Sleep until the bell rings, a process that is followed ends, or the time is over."""
+        """Sleep until woken, a followed process ends, or the time is over."""
         for fd, _ in self._poll.poll(timeout_s * 1000):
             if process := self._followed.pop(fd, None):
                 self._poll.unregister(fd)  # it would wake us for ever

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from retrain.errors import RecordsError
 from retrain.locks.held import is_held
-from retrain.plan.order import entries_without_manifest
+from retrain.plan.provenance import entries_without_manifest
 from retrain.records.layout import (
     CampaignFiles,
     RunFiles,

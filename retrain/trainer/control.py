@@ -17,8 +17,7 @@ from retrain.backends import UpdateStats
 from retrain.config.schema import Config
 from retrain.controllers.backpressure import BackPressure
 from retrain.controllers.backpressure.step import Decision, StepObservation
-from retrain.controllers.scaling.rules import RULES, LearningRateScaling, LEGWRule, ScalingDecision
-from retrain.controllers.scaling.schedule import schedule_factor
+from retrain.controllers.scaling import RULES, LearningRateScaling, LEGWRule, ScalingDecision, schedule_factor
 from retrain.controllers.throttle import ThrottleState
 from retrain.records.step_row import BackPressureSummary, ControlSummary, ScalingSummary, ThrottleSummary
 from retrain.rollouts import Floats, TrainingSample

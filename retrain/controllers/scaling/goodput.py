@@ -8,8 +8,7 @@ Source: Pollux, arXiv:2008.12260.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 from typing import TypeAlias
 
 import numpy as np
@@ -19,7 +18,6 @@ from retrain.rollouts import Floats
 Numbers: TypeAlias = Floats | float  # arguments that broadcast
 
 TINY = 1e-8  # seconds; a time that was never measured is taken as next to nothing
-GAMMA_LIMITS = (1.0, 10.0)  # 1: compute and network in turn; 10: all but wholly overlapped
 CANDIDATES = 50  # total batches tried, evenly spaced on a log scale: neighbours differ by a few percent
 
 
@@ -161,105 +159,3 @@ class Goodput:
         if replicas == 1:
             passes = np.where(share > self.init_batch_size + rounding, np.maximum(passes, 2), passes)
         return np.ceil(share / passes - rounding), passes
-
-
-@dataclass(frozen=True, slots=True)
-class MeasuredStep:
-    """Times of one kind of step, averaged."""
-
-    nodes: int
-    replicas: int
-    atomic_batch: int
-    pass_s: float  # a pass without network
-    last_pass_s: float  # the pass that ends in averaging gradients
-
-
-def fit_error(times: StepTimes, steps: Sequence[MeasuredStep]) -> float:
-    """Return how badly `times` explain `steps`: root mean squared log errors, plus mild penalties.
-
-    The penalties prefer little overlap and a network that does not slow down with replicas.
-    """
-    return _error(times, _columns(steps))
-
-
-def fit_step_times(steps: Sequence[MeasuredStep]) -> StepTimes:
-    """Find the throughput model that explains measured steps best.
-
-    What no step shows is assumed cheap, so that a planner is tempted to try it: half of a pass
-    is fixed cost while only one atomic batch was seen, an unseen network costs nothing, and one
-    between nodes costs a tenth more than one within.
-
-    Raises:
-        ImportError: SciPy is not installed.
-        ValueError: no steps, or a time that is not positive.
-    """
-    try:
-        from scipy.optimize import minimize
-    except ImportError as error:
-        raise ImportError("fit_step_times needs SciPy: pip install scipy") from error
-    if not steps or min(min(s.pass_s, s.last_pass_s) for s in steps) <= 0:
-        raise ValueError(f"steps: got {len(steps)}; needs at least one measured step, and times above 0")
-    columns, fixed = _columns(steps), _unseen(steps)
-    free = [i for i in range(7) if i not in fixed]
-    bounds = [GAMMA_LIMITS if i == 6 else (math.log(TINY), math.log(1e6)) for i in free]
-
-    def times_at(point: Floats) -> StepTimes:
-        values = {i: float(x) if i == 6 else math.exp(x) for i, x in zip(free, point, strict=True)}
-        return StepTimes(*((values | fixed)[i] for i in range(7)))
-
-    fits = [
-        minimize(lambda x: _error(times_at(x), columns), start, method="L-BFGS-B", bounds=bounds)
-        for start in _starts(steps, free)
-    ]
-    return _between_nodes_dearer(times_at(min(fits, key=lambda fit: float(fit.fun)).x))
-
-
-def _columns(steps: Sequence[MeasuredStep]) -> Floats:
-    """Shape (5, steps), in the order of `MeasuredStep`'s fields."""
-    return np.array([astuple(step) for step in steps], dtype=np.float64).T
-
-
-def _error(times: StepTimes, columns: Floats) -> float:
-    nodes, replicas, atomic, pass_s, last_s = columns
-    pass_error = np.log(times.pass_s(atomic) / pass_s)
-    last_error = np.log(times.last_pass_s(nodes, replicas, atomic) / last_s)
-    slowdown = (times.beta_n / times.alpha_n) ** 2 + (times.beta_r / times.alpha_r) ** 2
-    error = math.sqrt(np.square(pass_error).mean()) + math.sqrt(np.square(last_error).mean())
-    return error + 1e-3 * (times.gamma - 1) ** 2 + 1e-2 * slowdown
-
-
-def _unseen(steps: Sequence[MeasuredStep]) -> dict[int, float]:
-    """Parameters (by place in `StepTimes`) that no step tells of, with the value assumed."""
-    fixed: dict[int, float] = {}
-    if len({s.atomic_batch for s in steps}) == 1:
-        fixed[0] = sum(s.pass_s for s in steps) / len(steps) / 2
-    fixed |= _unseen_network(2, [s.replicas for s in steps if s.nodes > 1])
-    fixed |= _unseen_network(4, [s.replicas for s in steps if s.nodes == 1 and s.replicas > 1])
-    if max(s.replicas for s in steps) == 1:
-        fixed[6] = 1.0
-    return fixed
-
-
-def _unseen_network(place: int, replicas: Sequence[int]) -> dict[int, float]:
-    """Parameters of a network that so many replicas used: base at `place`, then cost per replica."""
-    if not replicas:
-        return {place: TINY, place + 1: TINY}
-    return {place + 1: TINY} if max(replicas) <= 2 else {}
-
-
-def _starts(steps: Sequence[MeasuredStep], free: Sequence[int]) -> list[Floats]:
-    """Starting points: logs of times, network from slight to heavy, overlap from none to much."""
-    pass_s = float(np.median([s.pass_s for s in steps]))
-    per_sample = pass_s / float(np.median([s.atomic_batch for s in steps]))
-    points = []
-    for network, gamma in ((0.03, 1.1), (0.3, 1.5), (3.0, 3.0)):
-        slow = network * pass_s
-        guess = [*np.log([pass_s / 2, per_sample / 2, slow, slow / 10, slow, slow / 10]), gamma]
-        points.append(np.array([guess[i] for i in free]))
-    return points
-
-
-def _between_nodes_dearer(times: StepTimes) -> StepTimes:
-    values = list(astuple(times))
-    values[2], values[3] = max(values[2], 1.1 * values[4]), max(values[3], 1.1 * values[5])
-    return StepTimes(*values)
