@@ -1,4 +1,4 @@
-"""Tries a plugin out against the contract of its kind, as its author does before a campaign depends on it.
+"""Tests a plugin against the contract of its kind, before a campaign depends on it.
 
 Every check runs the plugin itself: rewards score, losses are differentiated, backends train, launchers start
 and end processes. A check that raises has failed; the others go on.
@@ -39,7 +39,7 @@ COMPLETIONS = ("15", "42", "", "7", "no idea", "1" * 500, "\\boxed{15}", "é\n")
 STEP = 1e-6  # of the finite difference
 PATIENCE_S = 600.0  # for an engine to begin a run
 LOOK_S = 0.1
-PATIENT_STEPS = 100_000  # of a run that is to be ended: more than it will take
+PATIENT_STEPS = 100_000  # of a run that is stopped: more than it will take
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,7 @@ def kinds_of(name: str) -> list[str]:
     """Return which kinds of plugin a name may be, by the function that it names or the module defines.
 
     Raises:
-        ConfigError: there is nothing of that name, or nothing that tells the kind.
+        ConfigError: nothing has that name, or its kind cannot be derived from it.
     """
     last = name.rpartition(".")[2]
     found = [kind for kind in registry.KINDS if name in registry.names(kind)]
@@ -65,12 +65,12 @@ def kinds_of(name: str) -> list[str]:
         module = registry.find_module(name)
         found = [kind for entry, kind in entries.items() if hasattr(module, entry)]
     if not found:
-        raise ConfigError(f"{name!r} does not tell its kind; write: retrain plugins KIND --check {name}")
+        raise ConfigError(f"{name!r} may be of any kind; write: retrain plugins KIND --check {name}")
     return found
 
 
 def check_plugin(kind: str, name: str, table: Table) -> Iterator[Finding]:
-    """Try a plugin out; `table` holds the keys that a campaign file would give it."""
+    """Test a plugin; `table` holds the keys that a campaign file would give it."""
     yield Finding(kind, "its functions can be called as declared", _tried(lambda: _form(kind, name)))
     yield Finding(kind, "its table is valid", _tried(lambda: _of_table(kind, name, table)))
     for check in CHECKS[kind]:
@@ -82,7 +82,7 @@ def _tried(check: Callable[[], str]) -> str:
         return check()
     except RetrainError as error:
         return str(error)
-    except (Exception, SystemExit) as error:  # noqa: BLE001 - somebody's plugin: what it raises is the finding
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - what a plugin raises is the finding
         return registry.fault_of(error) or f"{type(error).__name__}: {error}"
 
 
@@ -94,7 +94,7 @@ def _form(kind: str, name: str) -> str:
         module = registry.find_module(name.rpartition(".")[0])
         lost = [hook for hook in hooks if hasattr(module, hook)]
         if lost:
-            return f"{', '.join(lost)} belong to a function called {spec.entry!r}, which this one is not"
+            return f"{', '.join(lost)} have no effect: the function is not called {spec.entry!r}"
     return ""
 
 
@@ -117,8 +117,8 @@ def _scores(name: str, table: Table) -> str:
     unknown = [answer for answer, score in zip(answers, scores, strict=True) if score.value is None]
     odd = [s.value for s in scores if s.value is not None and not np.isfinite(s.value)]
     if odd:
-        return f"gave {odd[0]}; a reward is a finite number"
-    return f"could score none of {len(answers)} completions" if len(unknown) == len(answers) else ""
+        return f"returned {odd[0]}; a reward is a finite number"
+    return f"scored none of {len(answers)} completions" if len(unknown) == len(answers) else ""
 
 
 def _estimates(name: str, table: Table) -> str:
@@ -128,20 +128,22 @@ def _estimates(name: str, table: Table) -> str:
     before = rewards.copy()
     found = np.asarray(registry.find("advantages", name)(rewards, **table))
     if found.shape != rewards.shape or not np.isfinite(found).all():
-        return f"gave shape {found.shape}, finite: {bool(np.isfinite(found).all())}; needs {rewards.shape}"
+        return (
+            f"returned shape {found.shape}, finite: {bool(np.isfinite(found).all())}; needs {rewards.shape}"
+        )
     if not np.array_equal(rewards, before):
-        return "changed the rewards that it was given"
+        return "modified its argument `rewards`"
     falls = [row for row in range(2) if (np.diff(found[row, np.argsort(rewards[row])]) < -1e-9).any()]
     return "a better rollout of a group got a smaller advantage" if falls else ""
 
 
 def _reweighs(name: str, table: Table) -> str:
-    """it gives a finite advantage for each token, at every progress"""
+    """it returns a finite advantage for each token, at any progress"""
     rollout = Rollout(PROMPTS[0], "15", (1, 5, 9), np.array([-0.5, -1.0, -0.1]), ("1", "5", ""), False)
     for progress in (0.0, 0.5, 1.0):
         found = np.asarray(registry.find("transforms", name)(rollout, 0.7, progress, **table))
         if found.shape != (3,) or not np.isfinite(found).all():
-            return f"gave {found} at progress {progress}; needs 3 finite numbers for 3 tokens"
+            return f"returned {found} at progress {progress}; needs 3 finite numbers for 3 tokens"
     return ""
 
 
@@ -164,11 +166,11 @@ def _slopes(name: str, table: Table) -> str:
 
 
 def _builds(name: str, table: Table) -> str:
-    """it gives the same prompts for the same seed, held-out ones apart, within its alphabet"""
+    """the same seed builds the same task, without overlap of splits, within its alphabet"""
     made = [registry.find("tasks", name)(seed=0, **table) for _ in range(2)]
     task = registry.check_made("tasks", name, made[0])
     if made[0] != made[1]:
-        return "gave another task for the same seed"
+        return "built another task from the same seed"
     prompts = [*task.train, *task.held_out]
     if not task.train or len({prompt.id for prompt in prompts}) < len(prompts):
         return f"{len(task.train)} prompts to train on; needs some, each with an id of its own"
@@ -179,7 +181,7 @@ def _builds(name: str, table: Table) -> str:
 
 
 def _trains(name: str, table: Table) -> str:
-    """it samples, takes a step, saves, and goes on from what it saved"""
+    """it samples, takes a step, saves, and resumes from what it saved"""
     spec = BackendSpec(seed=0, alphabet="0123456789+=", options=table)
     calls = EventLoopThread()
     with contextlib.closing(calls), tempfile.TemporaryDirectory() as home:
@@ -192,7 +194,7 @@ def _trains(name: str, table: Table) -> str:
         backend, other = connect(), connect()
         groups = calls.wait_for(backend.sample(PROMPTS, Sampling(2, 8, 1.0)))
         if [len(group.rollouts) for group in groups] != [2, 2]:
-            return f"gave {len(groups)} groups; needs a group of 2 rollouts for each of 2 prompts"
+            return f"returned {len(groups)} groups; needs a group of 2 rollouts for each of 2 prompts"
         rollouts = [rollout for group in groups for rollout in group.rollouts]
         if any(len(r.tokens) != len(r.logprobs) or not 0 < len(r.tokens) <= 8 for r in rollouts):
             return "a rollout needs 1 to max_tokens tokens, each with a log-probability"
@@ -209,11 +211,11 @@ def _trains(name: str, table: Table) -> str:
         ]
         for one in (backend, other, backend):
             calls.wait_for(one.close())
-    return "samples otherwise after a load" if backend.info.deterministic and texts[0] != texts[1] else ""
+    return "samples differently after a load" if backend.info.deterministic and texts[0] != texts[1] else ""
 
 
 def _logs(name: str, table: Table) -> str:
-    """it takes rows, keeps them, ends, and goes on for a second attempt"""
+    """it logs rows, flushes, closes, and continues in a second attempt"""
     with tempfile.TemporaryDirectory() as home:
         known = ""
         for attempt in (1, 2):
@@ -223,16 +225,16 @@ def _logs(name: str, table: Table) -> str:
             logger.rows([{"step": attempt, "mean_reward": 0.5, "timestamp": "2026-01-01T00:00:00Z"}])
             logger.flush()
             logger.close("done", {"mean_reward": 0.5})
-    return "" if known else "its id is empty, so the next attempt could not go on with it"
+    return "" if known else "its id is empty, so the next attempt cannot continue it"
 
 
 def _finishes(name: str, table: Table) -> str:
-    """it brings the workers of a small campaign to their end"""
+    """it runs the workers of a small campaign to their end"""
     return _launched(name, table, 2, RunState.DONE)
 
 
 def _ends(name: str, table: Table) -> str:
-    """it ends a worker that is asked to leave"""
+    """it stops a worker when asked"""
     return _launched(name, table, PATIENT_STEPS, RunState.INTERRUPTED)
 
 

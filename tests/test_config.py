@@ -59,7 +59,7 @@ def problems(text: str, here: Path, *overrides: str) -> list[str]:
             "needs at least 2, because an advantage compares rollouts of one prompt",
         ),
         ("[campaign]\nseeds = []", "[campaign].seeds: got none, so the matrix is empty"),
-        ("[campaign]\nseeds = [1, 2, 1]", "[campaign].seeds: [1] stand more than once"),
+        ("[campaign]\nseeds = [1, 2, 1]", "[campaign].seeds: seed 1 listed more than once"),
         ("[campaign]\nseeds = [true]", "[campaign].seeds: got [True]; needs whole numbers"),
         ("[campaign]\nconditions = []", "[campaign].conditions: got none, so the matrix is empty"),
         ("[campaign]\nlauncher = 'slrm'", "[campaign].launcher: 'slrm' is not one of the launchers"),
@@ -252,7 +252,7 @@ def test_a_pipe_is_not_waited_for(here: Path) -> None:
 
 @pytest.mark.parametrize("path", ["..x", "a..b", "a.b-c", "1.2"])
 def test_a_path_that_python_could_not_write_is_refused(path: str, here: Path) -> None:
-    assert "is no dotted path" in problems(f'[reward]\nreward = "{path}"', here)[0]
+    assert "is not a dotted path" in problems(f'[reward]\nreward = "{path}"', here)[0]
 
 
 def test_an_override_of_two_lines_is_one_string(here: Path) -> None:

@@ -1,4 +1,4 @@
-"""`retrain plugins --check`: built-in plugins pass, and what breaks the contract is told."""
+"""`retrain plugins --check`: built-in plugins pass, and reports what breaks it."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_built_in_plugins_pass(kind: str, name: str, here: Path) -> None:
         ("def score(c, p): return {}['b']", "own.score", "own.py:1: KeyError: 'b'"),
     ],
 )
-def test_what_breaks_the_contract_is_told(
+def test_a_breach_of_the_contract_is_reported(
     code: str, name: str, says: str, retrain: Retrain, here: Path
 ) -> None:
     (here / "own.py").write_text(code)

@@ -249,7 +249,7 @@ def test_steps_after_the_checkpoint_are_logged_again_as_they_came_out_then(tmp_p
         ({"loggers": ["wandbb"]}, "[logging].loggers: 'wandbb' is not one of the loggers; did you mean"),
         ({"loggers": "wandb"}, "[logging].loggers"),
         ({"loggers": [f"{OWN}.recording"] * 2}, "is named twice"),
-        ({"logger_params": {"wandb": {}}}, "is no logger of this file"),
+        ({"logger_params": {"wandb": {}}}, "is not in logging.loggers"),
         ({"loggers": [f"{OWN}.recording"], "logger_params": {f"{OWN}.recording": {"nam": "x"}}}, "'name'?"),
     ],
 )

@@ -20,7 +20,7 @@ Retrain = Callable[..., subprocess.CompletedProcess[str]]
     ("code", "says"),
     [
         ("def score(:", "({shown}:1: SyntaxError: invalid syntax"),
-        ("\nscore = 1 / 0", "({shown}:2: ZeroDivisionError: division by zero); mend that code"),
+        ("\nscore = 1 / 0", "({shown}:2: ZeroDivisionError: division by zero); fix that code"),
         ("from .other import score", "(attempted relative import with no known parent package); check"),
         ("raise SystemExit('no licence')", "({shown}:1: SystemExit: no licence)"),
         ("pass", "has no attribute 'score'); check the path"),
@@ -41,7 +41,7 @@ def test_what_cannot_be_imported_is_told_with_its_place(
 
 
 def test_a_function_without_a_module_is_no_path() -> None:
-    with pytest.raises(ConfigError, match="is no dotted path"):
+    with pytest.raises(ConfigError, match="is not a dotted path"):
         registry.find_function("throttle.load_fn", "load")
 
 

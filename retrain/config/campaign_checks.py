@@ -19,7 +19,7 @@ OPTIONS = KEYS["launcher"].means.params
 
 
 def with_launcher_options(raw: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Move `[campaign.<launcher>]` to where it is kept, and drop those of launchers that are not used."""
+    """Return tables with `[campaign.<launcher>]` as `launcher_options`, without those of unused launchers."""
     campaign = raw.get("campaign")
     if not isinstance(campaign, dict):
         return raw
@@ -59,11 +59,12 @@ def _seed_problems(seeds: list[Any] | None) -> Iterator[str]:
     times = Counter(seed for seed in seeds or () if type(seed) is int)
     repeated = sorted(seed for seed, count in times.items() if count > 1)
     if repeated:
-        yield f"{repeated} stand more than once, but their runs would be the same; list each seed once"
+        listed = f"seed{'s' * (len(repeated) > 1)} {', '.join(map(str, repeated))}"
+        yield f"{listed} listed more than once, which would repeat the same run; list each seed once"
 
 
 def _condition_problems(campaign: Campaign) -> Iterator[Problem]:
-    """Find what a condition says twice, differently, and what only the campaign can say."""
+    """Iterate over contradictions within a condition, and keys that belong to the campaign."""
     for number, condition in enumerate(campaign.conditions or ()):
         at = ("campaign", "conditions", number)
         for short, dotted in SHORTHANDS.items():
@@ -107,7 +108,10 @@ def check_logging(draft: Draft, try_plugins: bool) -> Iterator[Problem]:
             yield ("logging", "logger_params", name, key), what
     for name, own in table.logger_params.items():
         if name not in table.loggers:
-            yield ("logging", "logger_params", name), "is no logger of this file; add it to logging.loggers"
+            yield (
+                ("logging", "logger_params", name),
+                "is not in logging.loggers; add it there",
+            )
         elif not isinstance(own, dict):
             yield ("logging", "logger_params", name), f"got {own!r}; needs a table"
 

@@ -78,7 +78,7 @@ def trial_problems(kind: str, name: str, params: Mapping[str, Any], seed: int) -
 
 
 def _try_task(kind: str, name: str, options: Mapping[str, Any], seed: int) -> tuple[str, ...]:
-    if kind != "tasks" or name not in registry.built_in_names(kind):
+    if kind != "tasks" or not registry.is_built_in(kind, name):
         return ()
     try:
         registry.find("tasks", name)(seed=seed, **options)
@@ -143,7 +143,7 @@ def _file_problems(draft: Draft) -> Iterator[str]:
     except ConfigError as error:
         yield from (problem.removeprefix("path: ") for problem in error.problems)
         return
-    built_in = backend.backend in registry.built_in_names("backends")
+    built_in = registry.is_built_in("backends", backend.backend)
     has_template = backend.options.get("chat_template") is True
     talks = next((row.prompt.id for row in rows if row.prompt.messages), None)
     if talks is not None and built_in and not has_template:

@@ -90,7 +90,7 @@ def is_edited(tables: Mapping[str, Any]) -> bool:
 
 
 def laid_over(recorded: Mapping[str, Any], planned: Config, contents: Mapping[str, str]) -> Config:
-    """Take what decides the result from a recorded run.toml, and all else from a plan.
+    """Return a configuration with what decides the result from a recorded run.toml, and the rest from a plan.
 
     Files of the same name are the plan's: they may have moved.
     """

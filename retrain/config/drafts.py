@@ -81,6 +81,6 @@ def _innermost(tables: dict[str, Any], location: Location) -> tuple[Any, Any]:
 
 
 def _holds(below: Any, part: str | int) -> bool:
-    if isinstance(below, list):  # of anything but tables, one that is wrong spoils all
+    if isinstance(below, list):  # a list of anything but tables is dropped whole
         return isinstance(part, int) and part < len(below) and isinstance(below[part], dict)
     return isinstance(below, dict) and part in below

@@ -1,7 +1,7 @@
 """The JSON Schema of a campaign file: what editors complete and check it from.
 
 More than pydantic knows: the names of plugins, what their tables may hold, and that a condition's
-tables look like the file's own. A name that is no built-in plugin stays allowed, as a dotted path.
+tables look like the file's own. A name that is not a built-in plugin's is allowed as a dotted path.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def for_editors(schema: dict[str, Any]) -> dict[str, Any]:
 
 
 def _complete(properties: dict[str, Any], section: Any) -> None:
-    """Add what the declarations of a table's keys say beyond pydantic: plugins, and what a key affects."""
+    """Write into the schema what pydantic does not know: names of plugins, and what a key affects."""
     for name, key in keys_of(section).items():
         schema = properties[name]
         schema["description"] = key.help
@@ -74,7 +74,7 @@ def _name_plugins(key: dict[str, Any], kind: str) -> None:
 
 
 def _name_parameters(key: dict[str, Any], kind: str) -> None:
-    """Offer every key that a built-in plugin of this kind takes, and say which plugin takes it."""
+    """Write every key that a built-in plugin of this kind takes into the schema, with the plugin's name."""
     found: dict[str, dict[str, Any]] = {}
     for name in registry.built_in_names(kind):
         for parameter, described in _parameters(kind, name):
@@ -82,8 +82,8 @@ def _name_parameters(key: dict[str, Any], kind: str) -> None:
             kind_of_value = {k: v for k, v in described.items() if k != "description"}
             if kind_of_value not in known["anyOf"]:
                 known["anyOf"].append(kind_of_value)
-            told = f"{name}: {described['description']}" if "description" in described else name
-            known["description"] += f"; {told}" if known["description"] else told
+            use = f"{name}: {described['description']}" if "description" in described else name
+            known["description"] += f"; {use}" if known["description"] else use
     key["properties"] = dict(sorted(found.items()))
 
 
@@ -109,7 +109,7 @@ def _backend_options(name: str) -> Iterable[tuple[str, dict[str, Any]]]:
 
 
 def _value(annotation: str) -> dict[str, Any]:
-    """Say in JSON Schema what a Python annotation means; nothing if it is not a plain value."""
+    """Return the JSON Schema of a Python annotation; empty if it is not a plain value."""
     if annotation.startswith("Literal["):
         return {"enum": list(ast.literal_eval(f"({annotation[8:-1]},)"))}
     if annotation.startswith(("tuple[str", "list[str", "Sequence[str")):
@@ -118,7 +118,7 @@ def _value(annotation: str) -> dict[str, Any]:
 
 
 def _without_null(node: Any) -> Any:
-    """Drop what TOML cannot say: a key without a value is left out."""
+    """Return a schema without null, which TOML does not have: a key without a value is left out."""
     if isinstance(node, list):
         return [_without_null(one) for one in node]
     if not isinstance(node, dict):

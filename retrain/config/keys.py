@@ -53,7 +53,7 @@ class Key:
 
     @property
     def first_default(self) -> Any:
-        """Return the value that goes without saying: the default when the key was introduced."""
+        """Return the default when the key was introduced, which digests leave out."""
         return self.default if self.means.was is UNCHANGED else self.means.was
 
 
@@ -102,7 +102,7 @@ class Between:
     most: int
 
     def __get_pydantic_core_schema__(self, source: Any, handler: Callable[[Any], Any]) -> Table:
-        """Add them to pydantic's idea of the number."""
+        """Return pydantic's schema of the number with these bounds."""
         return {**handler(source), "strict": True, "ge": self.least, "le": self.most}
 
 

@@ -10,7 +10,7 @@ DIGEST_LENGTH = 6  # hex digits that keep apart what shortening made equal
 
 
 def label_of(name: str, room: int = 40) -> str:
-    """Make a label that is safe as part of a file name: [a-z0-9+._-], at most `room` long."""
+    """Return a label that is safe as part of a file name: [a-z0-9+._-], at most `room` long."""
     ascii_name = unicodedata.normalize("NFKD", name).encode("ascii", "ignore").decode().lower()
     label = re.sub(r"[^a-z0-9+._-]+", "-", ascii_name).strip(".-") or "condition"
     if len(label) <= room and ascii_name == name.lower():
@@ -20,6 +20,6 @@ def label_of(name: str, room: int = 40) -> str:
 
 
 def label_of_modes(advantage_mode: str, transform_mode: str) -> str:
-    """Name a condition without a name after what it does."""
+    """Return the label of a condition without a name: its two modes."""
     modes = [mode.rpartition(".")[2] for mode in (advantage_mode, transform_mode) if mode != "none"]
     return label_of("+".join(modes))

@@ -65,7 +65,7 @@ def load_types(path: Path, overrides: Sequence[str] = ()) -> Config:
     """Read a file of which no more than types is checked: for readers of what runs from it already.
 
     Raises:
-        ConfigError: the file is no TOML, or has a key or type that is none of this version's.
+        ConfigError: the file is not TOML, or has a key or type that this version does not know.
     """
     draft = draft_of(with_launcher_options(load_tables(path, overrides)))
     if draft.mistakes:
@@ -77,7 +77,7 @@ def load_tables(path: Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
     """Read a file's tables as they are, with overrides applied; `load_config` checks them.
 
     Raises:
-        ConfigError: the file is no TOML, or an override no `section.key=value`.
+        ConfigError: the file is not TOML, or an override is not `section.key=value`.
     """
     return _overridden(path, overrides)[0]
 
@@ -174,7 +174,7 @@ def json_schema() -> dict[str, Any]:
 
 
 def _without_effect(raw: Mapping[str, Any], overridden: frozenset[Location]) -> Iterator[Problem]:
-    """Find overrides that change nothing, because something else of the file decides."""
+    """Iterate over overrides without effect, because another key of the file decides."""
     campaign, conditions = raw.get("campaign"), _conditions(raw)
     for location in sorted(overridden, key=str):
         key = DECIDED_BY_CAMPAIGN.get(".".join(map(str, location)), "")

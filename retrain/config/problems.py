@@ -60,7 +60,7 @@ def explain(error: Mapping[str, Any], location: Location) -> str:
 
 
 def unknown_key(location: Location) -> str:
-    """Say that a key or section is unknown, with the nearest one there is."""
+    """Return that a key or section is unknown, and the nearest known one."""
     known = list(_keys(location[:-1]))
     near = nearest(str(location[-1]), known)
     what = "section" if len(location) == 1 else "key"

@@ -74,7 +74,7 @@ def with_default_plugins(raw: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def merge(base: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
-    """Lay tables over tables, key by key; parameters of a plugin that is replaced are dropped."""
+    """Return tables with others laid over them, key by key; a replaced plugin loses its parameters."""
     merged = dict(base)
     for key, value in overrides.items():
         below = merged.get(key)

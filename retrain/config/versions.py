@@ -42,7 +42,7 @@ def run_version(tables: Mapping[str, Any], otherwise: int) -> int:
 
 def _renamed(algorithm: Any, default: str | None = None) -> Any:
     if not isinstance(algorithm, Mapping):
-        return algorithm  # a mistake, told by whoever checks the file
+        return algorithm  # a mistake, which the check of the file reports
     value = algorithm.get("loss_normalization", default)
     if value is None:
         return algorithm

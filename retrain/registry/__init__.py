@@ -1,4 +1,4 @@
-"""Finds plugins by name and holds them to the contract that their kind declares.
+"""Plugins by name, each checked against the contract that its kind declares.
 
 A name is that of a built-in plugin (`retrain/<kind>/<name>.py`, or a folder of that name), of an entry
 point in the group `retrain.<kind>`, or a dotted path: of a function (`my_pkg.rewards.score`), or of a file or
@@ -76,7 +76,7 @@ Plugin: TypeAlias = BuiltIn | Imported
 
 
 def plugin(kind: str, name: str) -> Plugin:
-    """Find a plugin; a built-in one is not imported.
+    """Return a plugin; a built-in one is not imported.
 
     Raises:
         ConfigError: no such plugin, or it cannot be imported; says which names exist.
@@ -127,7 +127,7 @@ def hook(kind: str, name: str, wanted: str) -> Callable[..., Any] | None:
     """Return a further function of a plugin that its kind declares; None if the plugin has none.
 
     Raises:
-        ConfigError: there is one that cannot be called as declared.
+        ConfigError: it cannot be called as declared.
     """
     return plugin(kind, name).hook(wanted)
 
@@ -243,7 +243,7 @@ def _at(what: str, path: str) -> tuple[ModuleType, Any]:
     """Import what a dotted path names: a module, or something in one."""
     parent, _, last = path.rpartition(".")
     if not parent or not all(part.isidentifier() for part in path.split(".")):
-        raise ConfigError(f"{path!r} is no dotted path; write it as Python does: my_pkg.my_module.name")
+        raise ConfigError(f"{path!r} is not a dotted path; write it as in Python: my_pkg.my_module.name")
 
     def load() -> tuple[ModuleType, Any]:
         module = import_module(parent)
@@ -260,7 +260,7 @@ def _at(what: str, path: str) -> tuple[ModuleType, Any]:
 
 
 def _loaded(name: str, what: str, load: Callable[[], Any]) -> Any:
-    """Run what somebody else wrote; whatever it raises is told as a problem of the file that names it."""
+    """Run third-party code; any exception becomes a problem of the file that names it."""
     try:
         return load()
     except (ImportError, AttributeError) as error:
@@ -270,4 +270,4 @@ def _loaded(name: str, what: str, load: Callable[[], Any]) -> Any:
     except (Exception, SystemExit) as error:
         said = error.msg if isinstance(error, SyntaxError) else error
         raised = f"{place_of(error)}: {type(error).__name__}: {said}"
-        raise ConfigError(f"{name!r} cannot be loaded as {what} ({raised}); mend that code") from error
+        raise ConfigError(f"{name!r} cannot be loaded as {what} ({raised}); fix that code") from error

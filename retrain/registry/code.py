@@ -81,7 +81,7 @@ class Imported:
         """Return a hook; None if there is none.
 
         Raises:
-            ConfigError: it is no function, or cannot be called as the contract says.
+            ConfigError: it is not a function, or cannot be called as the contract says.
         """
         declared = self.spec.hook(name)
         found = getattr(self.module, name, None)
@@ -141,7 +141,7 @@ def home_of(module: str, function: str) -> Path:
 
 @cache
 def _homes(module: str) -> Mapping[str, str]:
-    """Name the functions that a module defines or imports, each with the module that it comes from."""
+    """Return the functions that a module defines or imports, each with the module that defines it."""
     package = module if path_of(module).name == "__init__.py" else module.rpartition(".")[0]
     homes: dict[str, str] = {}
     for node in _tree(module).body:

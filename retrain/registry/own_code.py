@@ -36,7 +36,7 @@ def import_module(name: str) -> ModuleType:
 
 
 def remember(module: ModuleType, found: object, what: str) -> None:
-    """Take note of a plugin's files; `what` it is goes into messages."""
+    """Record a plugin's files; `what` it is goes into messages."""
     code = getattr(inspect.unwrap(found) if callable(found) else found, "__code__", None)
     for file in (getattr(module, "__file__", None), getattr(code, "co_filename", None)):
         if file:
@@ -44,7 +44,7 @@ def remember(module: ModuleType, found: object, what: str) -> None:
 
 
 def fault_of(error: BaseException) -> str:
-    """Return what somebody's own code raised and where, `file:line: Type: message`; "" for other errors."""
+    """Return what a user's own code raised and where, `file:line: Type: message`; "" for other errors."""
     frames = [(frame.f_code.co_filename, line) for frame, line in traceback.walk_tb(error.__traceback__)]
     plugin = next((_files[file] for file, _ in frames if file in _files), "")
     if not plugin:
