@@ -28,7 +28,7 @@ class Simulated:
     """How one run went."""
 
     rewards: Sequence[float]  # one per step
-    ending: str = "done"  # an attempt's ending; "" for a process that died without a word
+    ending: str = "done"  # an attempt's ending; "" for a process that died without a message
     held_out: float | None = None
     message: str = ""
     output: str = ""

@@ -32,7 +32,6 @@ class Bar:
     lane: int  # from 1
     run_id: str
     condition: str
-    seed: int | None
     attempt: int
     ending: str
     start_s: float
@@ -125,7 +124,7 @@ def _bar(life: _Life, lane: int, begin: float, wait_s: float) -> Bar:
     run, attempt = life.run, life.attempt
     ending = attempt.ending or (run.state if attempt is run.attempts[-1] else "died")
     start_s, end_s = life.start_s - begin, life.end_s - begin
-    return Bar(lane, run.run_id, run.condition, run.seed, attempt.number, ending, start_s, end_s, wait_s)
+    return Bar(lane, run.run_id, run.condition, attempt.number, ending, start_s, end_s, wait_s)
 
 
 @dataclass(frozen=True)

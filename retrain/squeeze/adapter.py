@@ -38,13 +38,13 @@ class Layer:
 
     @property
     def rank(self) -> int:
-        """Rows of a."""
+        """The rank: rows of a."""
         return int(self.a.shape[0])
 
 
 @dataclass(frozen=True)
 class Adapter:
-    """A whole adapter: its layers, and what is kept as it is."""
+    """An adapter: its layers, and tensors that are kept unchanged."""
 
     config: Mapping[str, Any]
     layers: tuple[Layer, ...]
@@ -52,7 +52,7 @@ class Adapter:
 
     @property
     def size_bytes(self) -> int:
-        """Of all tensors."""
+        """Size of all tensors."""
         factors = [factor for layer in self.layers for factor in (layer.a, layer.b)]
         return sum(t.numel() * t.element_size() for t in [*factors, *self.others.values()])
 
@@ -61,7 +61,7 @@ def read_adapter(directory: Path) -> Adapter:
     """Read an adapter that peft saved.
 
     Raises:
-        ConfigError: the directory holds none, or one of a kind that a smaller rank would falsify.
+        ConfigError: the directory contains none, or one of a kind that cannot be truncated.
     """
     safetensors = extras.load("safetensors", "local", "squeeze")
     load_file = extras.load("safetensors.torch", "local", "squeeze").load_file
@@ -79,7 +79,7 @@ def read_adapter(directory: Path) -> Adapter:
         if key.endswith(a_end)
     ]
     if not pairs:
-        raise ConfigError(f"{directory / WEIGHTS}: holds no LoRA factors")
+        raise ConfigError(f"{directory / WEIGHTS}: contains no LoRA factors; save the adapter again")
     layers = tuple(_layer(directory, config, tensors, keys) for keys in pairs)
     return Adapter(config, layers, tensors)
 
@@ -89,12 +89,12 @@ def _read_config(path: Path) -> dict[str, Any]:
         config = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
         raise ConfigError(
-            f"{path.parent}: holds no {CONFIG}; name what peft saved, or a run of an adapter"
+            f"{path.parent}: contains no {CONFIG}; name an adapter saved by peft, or a run that trained one"
         ) from error
     except (OSError, ValueError) as error:
         raise ConfigError(f"{path}: cannot be read ({error}); save the adapter again") from error
     if not isinstance(config, dict) or config.get("peft_type") != "LORA":
-        raise ConfigError(f"{path}: is not of a LoRA adapter; only those can be squeezed")
+        raise ConfigError(f"{path}: not a LoRA adapter; only LoRA adapters can be squeezed")
     if config.get("use_dora"):
         raise ConfigError(f"{path}: DoRA normalizes each update, so a smaller rank changes all of it")
     initialization = str(config.get("init_lora_weights", "")).lower()
@@ -120,7 +120,7 @@ def _layer(
         )
     if not (bool(a.isfinite().all()) and bool(b.isfinite().all())):
         raise ConfigError(
-            f"{directory / WEIGHTS}: {name} holds NaN or infinite values, so its training had diverged; "
+            f"{directory / WEIGHTS}: {name} contains NaN or infinite values, so training diverged; "
             "squeeze an earlier checkpoint"
         )
     alpha = _matching(config.get("alpha_pattern") or {}, name, config.get("lora_alpha", 8))
@@ -164,7 +164,7 @@ def write_adapter(adapter: Adapter, directory: Path) -> None:
 
 
 def _ranks(adapter: Adapter) -> dict[str, Any]:
-    """Return the keys of the config that say rank and alpha: the commonest, and who differs."""
+    """Return the rank and alpha keys of the config: the most common values, and the layers that differ."""
     rank = Counter(layer.rank for layer in adapter.layers).most_common(1)[0][0]
     alpha = Counter(layer.alpha for layer in adapter.layers).most_common(1)[0][0]
     return {

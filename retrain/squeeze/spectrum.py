@@ -22,11 +22,11 @@ class LayerSpectrum:
 
     @property
     def is_trained(self) -> bool:
-        """False while the update is zero, as it is before the first step."""
+        """Whether the update is not zero, as it is before the first step."""
         return any(self.singular_values)
 
     def retained(self, rank: int) -> float:
-        """Share of the update's variance (squared Frobenius norm) that `rank` directions hold."""
+        """Return the share of the update's variance (squared Frobenius norm) that `rank` directions hold."""
         if not self.is_trained:
             return 1.0
         largest = self.singular_values[0]  # relative to it, squares neither overflow nor vanish
@@ -69,13 +69,13 @@ class Spectrum:
         return Retained(rank, math.fsum(shares.values()) / len(shares), shares[worst], worst)
 
     def recommended(self, keep_fraction: float) -> Retained:
-        """Return the smallest rank whose worst layer still keeps so much."""
+        """Return the smallest rank whose worst layer keeps at least this fraction."""
         ranks = (self.at(rank) for rank in range(1, self.rank + 1))
         return next((one for one in ranks if one.worst_fraction >= keep_fraction), self.at(self.rank))
 
 
 def analyse(adapter: Adapter) -> Spectrum:
-    """Decompose every layer, in double precision."""
+    """Return the singular values of every layer, computed in double precision."""
     return Spectrum(
         tuple(
             LayerSpectrum(layer.name, tuple((_decomposed(layer)[1] * abs(layer.scale)).tolist()))
@@ -85,7 +85,7 @@ def analyse(adapter: Adapter) -> Spectrum:
 
 
 def squeezed(adapter: Adapter, rank: int) -> Adapter:
-    """Cut every layer to `rank`; what has less stays as it is. Scale and precision are kept."""
+    """Truncate every layer to `rank`; smaller layers are unchanged. Scale and precision are kept."""
     return replace(adapter, layers=tuple(_cut(adapter, layer, rank) for layer in adapter.layers))
 
 

@@ -142,7 +142,7 @@ def test_the_rank_asked_for_is_among_those_shown(model, tmp_path):
     [
         ({"use_dora": True}, "DoRA normalizes"),
         ({"init_lora_weights": "pissa_niter_4"}, "also changed the base model"),
-        ({"peft_type": "LOHA"}, "is not of a LoRA adapter"),
+        ({"peft_type": "LOHA"}, "not a LoRA adapter"),
     ],
 )
 def test_kinds_that_a_smaller_rank_would_falsify_are_refused(model, tmp_path, change, says):
@@ -160,7 +160,7 @@ def test_an_adapter_whose_training_diverged_is_refused_by_layer(model, tmp_path,
     broken = next(name for name in weights if "lora_B" in name)
     weights[broken][0, 0] = value
     save_file(weights, original / "adapter_model.safetensors")
-    with pytest.raises(ConfigError, match="holds NaN or infinite values") as refused:
+    with pytest.raises(ConfigError, match="contains NaN or infinite values") as refused:
         read_adapter(original)
     assert broken.removeprefix("base_model.model.").removesuffix(".lora_B.weight") in str(refused.value)
 
@@ -184,7 +184,7 @@ def test_an_output_that_exists_is_refused_before_anything_is_read(tmp_path, retr
 
 
 def test_files_that_are_no_adapter_are_named(model, tmp_path):
-    with pytest.raises(ConfigError, match="holds no adapter_config"):
+    with pytest.raises(ConfigError, match="contains no adapter_config"):
         read_adapter(tmp_path)
     original = saved_adapter(model, tmp_path / "adapter")
     (original / "adapter_model.safetensors").write_bytes(b"cut short")
