@@ -1,12 +1,11 @@
-"""What thousands of runs cost a campaign on Ray: submitting, looking, status, and handing places on.
+"""What thousands of runs cost a campaign on Ray: submitting, looking, status, and a task for each.
 
     python -m benchmarks.ray_scale [--runs 2000] [--at-a-time 4] [--json]     executed, by instant workers
     python -m benchmarks.ray_scale --train                                    by real ones, a step each
-    python -m benchmarks.ray_scale --runs 24 --share-seconds 0                a job of Ray's for each run
 
 Starts a Ray of three nodes on loopback (the extra `ray`). An instant worker is a Python process that
 declares its run finished, so that what is measured is everything but training. All that the orchestrator
-asks of Ray is counted, with its times; what jobs ask, to hand their place on, shows in the number of jobs.
+asks of Ray is counted, with its times.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from typing import Any
 
 from benchmarks.many_runs import campaign_of, status_cost
 from retrain import run_campaign
-from retrain.launchers._ray_client import Client
+from retrain.launchers.ray.client import Client
 from tests.cluster.ray_cluster import Cluster
 from tests.cluster.waiting import await_that
 
@@ -48,12 +47,12 @@ if "retrain.worker" in sys.orig_argv:
 class Row:
     runs: int
     at_a_time: int
-    create_s: float  # checking the file, the runs' directories, until the first job is submitted
-    submit_s: float  # from then until all places are taken: every run is in Ray's hands or the queue
-    list_s: float  # one question for all jobs, median
+    create_s: float  # checking the file, the runs' directories, until the driver is submitted
+    submit_s: float  # submitting it, after which the orchestrator is not needed any more
+    begin_s: float  # from then until the driver has given Ray the first run
+    ask_s: float  # one question, median
     least_gap_s: float | None  # from the beginning of such a question to that of the next
-    questions: int  # for all jobs
-    submissions: int  # by the orchestrator
+    questions: int  # by the orchestrator
     jobs: int  # that Ray had in all
     status_s: float  # `retrain status`, a process of its own, median over the campaign
     status_cpu_s: float  # of it, on a processor: the rest is waiting for whatever else the machine does
@@ -66,7 +65,6 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--runs", type=int, default=2000)
     parser.add_argument("--at-a-time", type=int, default=4)
-    parser.add_argument("--share-seconds", type=float, default=10.0)
     parser.add_argument("--train", action="store_true", help="real workers, a step each")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
@@ -88,7 +86,7 @@ def main() -> None:
 
 def measure(cluster: Cluster, home: Path, options: argparse.Namespace) -> Row:
     file, at_a_time = home / "scale.toml", min(options.at_a_time, options.runs)
-    keys = f'address = "{cluster.address}"\ncpus = 0.1\nshare_seconds = {options.share_seconds}'
+    keys = f'address = "{cluster.address}"\ncpus = 0.1'
     file.write_text(campaign_of(options.runs, at_a_time, "ray", home / "logs", keys))
     calls, cpu_s = _count_calls(), [0.0]
     began = time.perf_counter()
@@ -99,26 +97,26 @@ def measure(cluster: Cluster, home: Path, options: argparse.Namespace) -> Row:
 
     campaign = threading.Thread(target=orchestrate)
     campaign.start()
-    await_that(
-        "all places", lambda: sum(name == "submit" for name, *_ in calls) >= at_a_time or _is_dead(campaign)
-    )
+    events = "*/ray/events.jsonl"
+    await_that("the first run", lambda: any((home / "logs").glob(events)) or _is_dead(campaign), every_s=0.02)
+    given_at = time.perf_counter()
     (directory,) = (home / "logs").iterdir()
     statuses = [status_cost(directory)]
     while campaign.is_alive():
         campaign.join(STATUS_EVERY_S)
         statuses.append(status_cost(directory))
     ended = time.perf_counter()
-    looks = [(begin, end) for name, begin, end in calls if name == "jobs"]
+    looks = [(begin, end) for name, begin, end in calls if name == "job"]
     submissions = [(begin, end) for name, begin, end in calls if name == "submit"]
     return Row(
         runs=options.runs,
         at_a_time=at_a_time,
         create_s=submissions[0][0] - began,
-        submit_s=submissions[at_a_time - 1][1] - submissions[0][0],
-        list_s=statistics.median(end - begin for begin, end in looks),
+        submit_s=submissions[0][1] - submissions[0][0],
+        begin_s=given_at - submissions[0][1],
+        ask_s=statistics.median(end - begin for begin, end in looks),
         least_gap_s=min((after[0] - before[0] for before, after in pairwise(looks)), default=None),
         questions=len(looks),
-        submissions=len(submissions),
         jobs=len(cluster.client.jobs()),
         status_s=statistics.median(wall_s for wall_s, _ in statuses),
         status_cpu_s=statistics.median(cpu for _, cpu in statuses),
@@ -151,14 +149,14 @@ def _count_calls() -> list[tuple[str, float, float]]:
 
         return noted
 
-    for name in ("jobs", "submit"):
+    for name in ("job", "submit"):
         setattr(Client, name, noting(name))
     return calls
 
 
 def _is_dead(thread: threading.Thread) -> bool:
     if not thread.is_alive():
-        raise RuntimeError("the campaign ended before all places were taken")
+        raise RuntimeError("the campaign ended before a run began")
     return False
 
 

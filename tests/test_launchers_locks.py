@@ -14,14 +14,14 @@ import pytest
 
 from retrain.config.engines import Ray
 from retrain.errors import LaunchError
-from retrain.launchers._ray_client import Job
-from retrain.launchers._ray_proof import LockTest
-from retrain.launchers._ray_queue import Queue
 from retrain.launchers.lock_verdict import directories_of, read_verdict
-from retrain.launchers.ray import RayLauncher
+from retrain.launchers.ray.client import Job
+from retrain.launchers.ray.home import Home
+from retrain.launchers.ray.launcher import RayLauncher
+from retrain.launchers.ray.locks import LockTest
 from retrain.records.layout import CampaignFiles
 from retrain.records.stop_request import ask_to_stop
-from tests.remembering_ray import Jobs, assignment
+from tests.ray_pieces import Jobs, assignment
 
 SHARED = Ray(permits="shared")
 
@@ -97,10 +97,8 @@ class Nodes(Jobs):
 
 
 def sharing(directory: Path, nodes: Nodes, table: Ray = SHARED, **changes: Any) -> RayLauncher:
-    """Return a launcher of five runs that are to share two permits."""
-    made = RayLauncher(assignment(directory, 5, permits=2, workers=3, **changes), table)
-    made._client = nodes
-    return made
+    """Give a launcher of five runs that are to share two permits."""
+    return RayLauncher(assignment(directory, 5, permits=2, workers=3, **changes), table, nodes)
 
 
 def test_two_nodes_are_asked_once_and_then_runs_start_anywhere(tmp_path: Path) -> None:
@@ -108,17 +106,10 @@ def test_two_nodes_are_asked_once_and_then_runs_start_anywhere(tmp_path: Path) -
     made = sharing(tmp_path / "camp", nodes)
     assert made.submit(["r0", "r1"]) == ["r0", "r1"]
     assert {nodes.all[job].node for job in nodes.running} == {"id of 10.0.0.2", "id of 10.0.0.4"}
-    assert sorted(set(nodes.all) - set(nodes.running)) == ["camp.r0.1", "camp.r1.1"]
-    assert "entrypoint_resources" not in made._queue.terms().ask
+    assert set(nodes.all) - set(nodes.running) == {"camp.1"}
+    assert Home(tmp_path / "camp").terms().options == {"num_cpus": 1.0}
     made.submit(["r2"])
     assert len(nodes.running) == 2
-
-
-def test_jobs_of_the_test_are_no_runs(tmp_path: Path) -> None:
-    nodes = Nodes("10.0.0.2", "10.0.0.3")
-    made = sharing(tmp_path / "camp", nodes)
-    made.submit(["r0"])
-    assert all(made._queue.parse(job) is None for job in nodes.running)
 
 
 def test_where_one_node_is_large_enough_all_runs_keep_to_it(tmp_path: Path) -> None:
@@ -128,7 +119,8 @@ def test_where_one_node_is_large_enough_all_runs_keep_to_it(tmp_path: Path) -> N
     made.submit(["r0"])
     made.submit(["r1"])
     assert not nodes.running
-    assert made._queue.terms().ask["entrypoint_resources"] == {"tpu": 0, "node:10.0.0.2": 0.001}
+    kept = Home(tmp_path / "camp").terms().options["resources"]
+    assert kept == {"tpu": 0, "node:10.0.0.2": 0.001}
     assert said == ["only node 10.0.0.2 is large enough for a run, so all runs keep to it"]
 
 
@@ -172,6 +164,9 @@ def test_a_stop_does_not_wait_for_the_test(tmp_path: Path) -> None:
 def test_a_signal_ends_the_wait_for_the_test(tmp_path: Path) -> None:
     nodes = Nodes("10.0.0.2", "10.0.0.3")
     given = assignment(tmp_path / "camp", 1, permits=2)
-    test = LockTest(given, replace(SHARED, setup=["exec sleep 600"]), Queue(given.directory), nodes)
+    home = Home(given.directory)
+    home.prepare()
+    home.script.write_text("exec sleep 600")
+    test = LockTest(given, SHARED, home, nodes)
     assert test.node(lambda seconds: True) is None
     assert set(nodes.stopped) == set(nodes.running)

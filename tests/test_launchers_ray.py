@@ -1,36 +1,33 @@
-"""What the Ray launcher decides, writes and reads, without a Ray; tests/cluster has a real one."""
+"""What the Ray launcher submits, reads and concludes, without a Ray; tests/cluster has a real one."""
 
 from __future__ import annotations
 
+import shlex
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from retrain.distribution import install_command
+from retrain.config.engines import Ray
 from retrain.errors import (
-    EXIT_CONFIG,
-    EXIT_LAUNCH,
     EngineDownError,
     LaunchError,
     RecordsError,
 )
 from retrain.launchers import Begun, Ended
-from retrain.launchers._ray_client import BY_COMMAND, NO_ROOM, Job, _why_silent
-from retrain.launchers._ray_local import Local
-from retrain.launchers._ray_marks import Taken
-from retrain.launchers._ray_queue import Queue
-from retrain.launchers._ray_watch import Watch
-from retrain.launchers.ray import RayLauncher
+from retrain.launchers.ray.client import BY_COMMAND, NO_ROOM, _why_silent
+from retrain.launchers.ray.home import Home
+from retrain.launchers.ray.launcher import RayLauncher
+from retrain.launchers.ray.local import LocalJobs
 from retrain.locks.held import hold
 from retrain.records.layout import RunFiles
 from retrain.records.run_state import write_done
-from tests.remembering_ray import Jobs, assignment, launcher, look
+from tests.ray_pieces import Jobs, Threads, assignment, drive, look
 
 Retrain = Callable[..., subprocess.CompletedProcess[str]]
+RUNS = [f"r{n}" for n in range(5)]
+SLOW = 'touch "$2/started"; exec sleep 600'
 
 
 @pytest.fixture
@@ -39,181 +36,242 @@ def jobs() -> Jobs:
 
 
 @pytest.fixture
-def two_at_a_time(tmp_path: Path, jobs: Jobs, monkeypatch: pytest.MonkeyPatch) -> RayLauncher:
-    made = launcher(assignment(tmp_path / "camp", 5, workers=2), jobs, monkeypatch)
-    made.submit(["r0", "r1", "r2", "r3", "r4"])
+def home(tmp_path: Path) -> Home:
+    return Home(tmp_path / "camp")
+
+
+def launcher(campaign: Path, jobs: Jobs, table: Ray | None = None) -> RayLauncher:
+    return RayLauncher(assignment(campaign, 5, workers=2), table or Ray(), jobs)
+
+
+@pytest.fixture
+def made(tmp_path: Path, jobs: Jobs) -> RayLauncher:
+    """A launcher that was given five runs, two at a time."""
+    made = launcher(tmp_path / "camp", jobs)
+    made.submit(RUNS)
     return made
 
 
-def test_ray_is_given_as_many_jobs_as_there_may_be_workers(two_at_a_time: RayLauncher, jobs: Jobs) -> None:
-    assert list(jobs.all) == ["camp.r0.1", "camp.r1.1"]
-    look(two_at_a_time)
-    assert len(jobs.all) == 2
+def work(home: Home, number: int = 1, script: str = "exit 4", cluster: Threads | None = None) -> None:
+    """Be the driver, whose workers are these lines of shell."""
+    home.script.write_text(script)
+    drive(home, cluster, number)
 
 
-def test_a_place_that_nobody_handed_on_is_filled(two_at_a_time: RayLauncher, jobs: Jobs) -> None:
-    jobs.becomes("camp.r0.1", "FAILED", error="JOB_SUPERVISOR_ACTOR_DIED", message="node lost")
-    (begun, ended) = look(two_at_a_time)
-    assert begun == Begun("r0")
+def test_a_campaign_is_one_job_however_many_runs_are_submitted(made: RayLauncher, jobs: Jobs) -> None:
+    made.submit(["r0"])
+    assert list(jobs.all) == ["camp.1"]
+    (command,) = jobs.entrypoints
+    assert shlex.split(command)[2:] == ["retrain.launchers.ray.driver", str(made._home.campaign), "1"]
+
+
+def test_a_look_asks_one_question(made: RayLauncher, jobs: Jobs) -> None:
+    before = jobs.questions
+    look(made)
+    assert jobs.questions == before + 1
+
+
+def test_what_the_driver_did_is_told_once(made: RayLauncher, home: Home) -> None:
+    work(home)
+    happened = look(made)
+    assert happened == [event for r in RUNS for event in (Begun(r), Ended(r, 4))]
+    assert look(made) == []
+    assert made.room() == 2
+
+
+def test_a_run_that_goes_on_has_begun(made: RayLauncher, home: Home) -> None:
+    cluster = Threads()
+    told = []
+
+    def look_on() -> None:
+        told.extend(look(made))
+        if told:
+            made.cancel(RUNS, now=True)
+
+    cluster.first_look = look_on
+    work(home, script=SLOW, cluster=cluster)
+    assert told[0] == Begun("r0")
+
+
+def test_a_lost_run_is_handed_to_the_retry_policy_and_gets_a_new_number(
+    made: RayLauncher, home: Home, jobs: Jobs
+) -> None:
+    cluster = Threads()
+    cluster.loses = [f"r0.1.{life}" for life in range(9)]
+    work(home, cluster=cluster)
+    ended = look(made)[1]
     assert isinstance(ended, Ended)
     assert (ended.run_id, ended.goes_on, ended.is_lost) == ("r0", True, True)
-    assert jobs.having("PENDING") == ["camp.r1.1", "camp.r2.1"]
+    assert "NodeDiedError: gone" in ended.why
+    assert home.wanted() == {}  # so the driver leaves it alone, whatever that policy decides
+    made.submit(["r0"])
+    assert home.wanted() == {"r0": 2}
 
 
-@given(ends=st.lists(st.tuples(st.integers(0, 4), st.booleans(), st.booleans()), max_size=12))
-def test_however_jobs_end_and_whoever_hands_on_no_more_go_and_none_twice(
-    ends: list[tuple[int, bool, bool]], tmp_path_factory: pytest.TempPathFactory
+def test_a_driver_that_had_worked_is_replaced(made: RayLauncher, home: Home, jobs: Jobs) -> None:
+    cluster = Threads()
+
+    def die() -> None:
+        raise RuntimeError("killed")
+
+    cluster.first_look = die
+    with pytest.raises(RuntimeError, match="killed"):
+        work(home, cluster=cluster)
+    jobs.becomes("camp.1", "FAILED", error="JOB_SUPERVISOR_ACTOR_DIED")
+    assert not [event for event in look(made) if isinstance(event, Ended)]
+    assert list(jobs.all) == ["camp.1", "camp.2"]
+    cluster = Threads()
+    work(home, 2, cluster=cluster)
+    assert cluster.started[:2] == ["r0.1.2", "r1.1.2"]
+    assert [event for event in look(made) if isinstance(event, Ended)] == [Ended(r, 4) for r in RUNS]
+
+
+@pytest.mark.parametrize(("error", "is_lost"), [(BY_COMMAND, False), ("JOB_SUPERVISOR_ACTOR_DIED", True)])
+def test_a_driver_that_never_worked_is_the_end_of_its_runs(
+    error: str, is_lost: bool, made: RayLauncher, home: Home, jobs: Jobs
 ) -> None:
-    with pytest.MonkeyPatch.context() as patch:
-        jobs = Jobs()
-        made = launcher(assignment(tmp_path_factory.mktemp("camp"), 5, workers=2), jobs, patch)
-        made.submit([f"r{n}" for n in range(5)])
-        for which, hands_on, looks in ends:
-            live = jobs.having("PENDING")
-            if live:
-                name = live[which % len(live)]
-                if hands_on:
-                    made._queue.fill(jobs, 1)
-                jobs.becomes(name, "FAILED")
-            if looks:
-                look(made)
-            assert len(jobs.having("PENDING")) <= 2
-        for _ in range(6):
-            for name in jobs.having("PENDING"):
-                jobs.becomes(name, "FAILED")
-            look(made)
-        assert sorted(made._queue.parse(name) for name in jobs.all) == [(f"r{n}", 1) for n in range(5)]
+    jobs.becomes("camp.1", "FAILED", error=error, message="it failed\nbash: /nowhere/python: not found")
+    ended = look(made)
+    assert [(event.run_id, event.is_lost) for event in ended] == [(r, is_lost) for r in RUNS]  # type: ignore[union-attr]
+    assert "whether the nodes see that directory" in ended[0].why  # type: ignore[union-attr]
+    assert "/nowhere/python" in (home.campaign / "runs/r0/engine-camp.1.out").read_text()
+    assert list(jobs.all) == ["camp.1"]
 
 
-def test_a_second_orchestrator_agrees_with_jobs_that_hand_on(
-    two_at_a_time: RayLauncher, tmp_path: Path, jobs: Jobs, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("change", [{"status": "SUCCEEDED"}, {"status": "FAILED", "error": NO_ROOM}])
+def test_a_driver_that_left_or_had_no_room_is_replaced(
+    change: dict[str, str], made: RayLauncher, jobs: Jobs
 ) -> None:
-    two_at_a_time._queue.fill(jobs, 1)  # r0's job hands on
-    jobs.becomes("camp.r0.1", "SUCCEEDED")
-    second = launcher(assignment(tmp_path / "camp", 5, workers=2), jobs, monkeypatch)
-    assert second.queued() == {"r1", "r2"}
+    jobs.becomes("camp.1", **change)
+    assert look(made) == []
+    assert list(jobs.all) == ["camp.1", "camp.2"]
+
+
+def test_a_driver_that_somebody_stopped_takes_its_runs_back(made: RayLauncher, jobs: Jobs) -> None:
+    jobs.becomes("camp.1", "STOPPED")
+    assert [(event.run_id, event.taken_back) for event in look(made)] == [(r, True) for r in RUNS]  # type: ignore[union-attr]
+    assert list(jobs.all) == ["camp.1"]
+
+
+def test_a_cluster_that_forgot_the_driver_is_asked_twice(made: RayLauncher, jobs: Jobs) -> None:
+    jobs.all.clear()
+    assert look(made) == []  # an answer may be older than the submission
+    assert [event.run_id for event in look(made)] == RUNS
+    made.submit(RUNS)
+    assert list(jobs.all) == ["camp.2"]
+
+
+def test_a_later_orchestrator_adopts_what_the_driver_has(
+    made: RayLauncher, home: Home, tmp_path: Path, jobs: Jobs
+) -> None:
+    home.want({"r0": 1})
+    work(home)
+    home.want(dict.fromkeys(RUNS, 1))
+    second = launcher(tmp_path / "camp", jobs)
+    assert second.queued() == {"r1", "r2", "r3", "r4"}
     second.adopt(["r1", "r2"])
     second.submit(["r3", "r4"])
-    assert jobs.having("PENDING") == ["camp.r1.1", "camp.r2.1"]
-    assert second._queue.wanted() == {"r1": 1, "r2": 1, "r3": 1, "r4": 1}
+    assert list(jobs.all) == ["camp.1"]
+    assert home.wanted() == {"r1": 1, "r2": 1, "r3": 2, "r4": 2}
 
 
-def test_a_cluster_that_forgot_everything_is_given_new_numbers(
-    two_at_a_time: RayLauncher, jobs: Jobs
+def test_a_worker_that_no_driver_has_is_watched_until_it_has_left(
+    made: RayLauncher, tmp_path: Path, jobs: Jobs
 ) -> None:
-    jobs.all.clear()
-    assert look(two_at_a_time) == []  # an answer may be older than the submission
-    lost = look(two_at_a_time)
-    assert [event.run_id for event in lost] == ["r0", "r1"]
-    two_at_a_time.submit(["r0", "r1"])
-    assert two_at_a_time._queue.wanted() == {"r0": 2, "r1": 2, "r2": 1, "r3": 1, "r4": 1}
-
-
-def test_a_worker_that_outlives_its_job_keeps_its_place(
-    two_at_a_time: RayLauncher, tmp_path: Path, jobs: Jobs
-) -> None:
+    jobs.becomes("camp.1", "FAILED")
+    second = launcher(tmp_path / "camp", jobs)
+    assert second.queued() == ()
     lock = hold(RunFiles(tmp_path / "camp/runs/r0").lock)
     assert lock is not None
     with lock:
-        jobs.becomes("camp.r0.1", "FAILED")
-        assert look(two_at_a_time) == [Begun("r0")]
-        assert len(jobs.all) == 2
-    assert isinstance(look(two_at_a_time)[0], Ended)
-    assert len(jobs.all) == 3
+        second.adopt(["r0"])
+        assert look(second) == [Begun("r0")]
+    assert look(second) == []
+    (ended,) = look(second)
+    assert isinstance(ended, Ended)
+    assert ended.is_lost
 
 
-def test_waiting_longer_than_ray_allows_is_no_end(two_at_a_time: RayLauncher, jobs: Jobs) -> None:
-    jobs.becomes("camp.r0.1", "FAILED", error=NO_ROOM)
-    assert look(two_at_a_time) == []
-    assert jobs.having("PENDING") == ["camp.r1.1", "camp.r0.2"]
-
-
-def test_what_waits_is_taken_back_and_what_runs_is_stopped(two_at_a_time: RayLauncher, jobs: Jobs) -> None:
-    jobs.becomes("camp.r0.1", "RUNNING")
-    look(two_at_a_time)
-    two_at_a_time.cancel([f"r{n}" for n in range(5)], now=False)
-    ended = [event for event in look(two_at_a_time) if isinstance(event, Ended)]
-    assert {(event.run_id, event.taken_back) for event in ended} == {(f"r{n}", True) for n in range(1, 5)}
-    assert set(jobs.stopped) == {"camp.r0.1", "camp.r1.1"}
-    assert two_at_a_time._queue.wanted() == {}
-    jobs.becomes("camp.r0.1", "STOPPED")
-    (last,) = look(two_at_a_time)
-    assert (last.run_id, last.taken_back) == ("r0", True)  # type: ignore[union-attr]
-
-
-def test_a_job_that_starts_after_its_run_was_taken_back_leaves(two_at_a_time: RayLauncher) -> None:
-    two_at_a_time.cancel(["r1"], now=True)
-    assert two_at_a_time._queue.wants("camp.r0.1")
-    assert not two_at_a_time._queue.wants("camp.r1.1")
-    assert two_at_a_time._queue.wants("camp.r0.2")  # it replaces one that was lost
-    assert two_at_a_time._queue.is_killed("r1", 1)
-
-
-def test_while_ray_is_silent_what_nobody_works_on_can_be_stopped(
-    two_at_a_time: RayLauncher, jobs: Jobs
+def test_what_waits_is_taken_back_at_once_even_while_ray_is_silent(
+    made: RayLauncher, home: Home, jobs: Jobs
 ) -> None:
     jobs.fails = EngineDownError("no answer")
-    two_at_a_time.cancel(["r0", "r1", "r2", "r3", "r4"], now=False)
-    assert len(look(two_at_a_time)) == 5
-    assert two_at_a_time.room() == 2
+    made.cancel(RUNS, now=False)
+    assert [(event.run_id, event.taken_back) for event in look(made)] == [(r, True) for r in RUNS]  # type: ignore[union-attr]
+    assert home.wanted() == {}
+    jobs.fails = None
+    home.want(dict.fromkeys(RUNS, 1))  # as a driver may have read before
+    work(home, script='touch "$2/started"')
+    assert not list(home.campaign.glob("runs/*/started"))
 
 
-def test_a_refusal_takes_nothing(tmp_path: Path, jobs: Jobs, monkeypatch: pytest.MonkeyPatch) -> None:
-    made = launcher(assignment(tmp_path / "camp"), jobs, monkeypatch)
+def test_what_was_taken_back_before_it_began_can_be_done_later(made: RayLauncher, home: Home) -> None:
+    made.cancel(RUNS, now=False)
+    look(made)
+    made.submit(RUNS)
+    work(home)
+    assert [event for event in look(made) if isinstance(event, Ended)] == [Ended(r, 4) for r in RUNS]
+
+
+def test_what_runs_is_stopped_and_over_when_its_worker_is(made: RayLauncher, home: Home) -> None:
+    cluster = Threads()
+    told: list[Begun | Ended] = []
+
+    def stop() -> None:
+        if len(list(home.campaign.glob("runs/*/started"))) == 2:
+            made.cancel(RUNS, now=False)
+            told.extend(look(made))
+
+    cluster.first_look = stop
+    work(home, script=SLOW, cluster=cluster)
+    told += look(made)
+    ended = {event.run_id: event for event in told if isinstance(event, Ended)}
+    assert {r: (e.exit_code, e.taken_back) for r, e in ended.items()} == {
+        "r0": (-15, False), "r1": (-15, False), "r2": (None, True), "r3": (None, True), "r4": (None, True)
+    }  # fmt: skip
+
+
+def test_a_refusal_takes_nothing(tmp_path: Path, home: Home, jobs: Jobs) -> None:
+    made = launcher(tmp_path / "camp", jobs)
     jobs.refuses = LaunchError("bad environment")
     with pytest.raises(LaunchError, match="bad environment"):
         made.submit(["r0", "r1"])
-    assert made._queue.wanted() == {}
-    assert made.room() == 3
+    assert home.wanted() == {}
+    assert made.room() == 2
 
 
-def test_a_queue_that_cannot_be_written_takes_nothing(
-    tmp_path: Path, jobs: Jobs, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    made = launcher(assignment(tmp_path / "camp"), jobs, monkeypatch)
-    (tmp_path / "camp/ray/wanted.json/in the way").mkdir(parents=True)
+def test_a_list_that_cannot_be_written_takes_nothing(tmp_path: Path, home: Home, jobs: Jobs) -> None:
+    made = launcher(tmp_path / "camp", jobs)
+    (home.directory / "wanted.json/in the way").mkdir(parents=True)
     with pytest.raises(RecordsError, match=r"wanted\.json"):
         made.submit(["r0", "r1"])
-    assert (made.room(), look(made), jobs.all) == (3, [], {})
+    assert (made.room(), look(made), jobs.all) == (2, [], {})
 
 
-def test_jobs_of_a_copied_campaign_are_not_taken_for_ours(
-    two_at_a_time: RayLauncher, tmp_path: Path, jobs: Jobs, monkeypatch: pytest.MonkeyPatch
+def test_the_driver_of_a_copied_campaign_is_not_taken_for_ours(
+    made: RayLauncher, tmp_path: Path, jobs: Jobs
 ) -> None:
-    copy = launcher(assignment(tmp_path / "elsewhere" / "camp", 5), jobs, monkeypatch)
-    assert copy.queued() == set()
+    copy = launcher(tmp_path / "elsewhere" / "camp", jobs)
+    assert copy.queued() == ()
     copy.submit(["r0"])
-    assert "camp.r0.2" not in jobs.all  # refused as used; the next look finds that it is not ours
+    assert list(jobs.all) == ["camp.1", "camp.2"]
     look(copy)
-    assert isinstance(look(copy)[-1], Ended)
-    copy.submit(["r0"])
-    assert "camp.r0.2" in jobs.all
+    assert list(jobs.all) == ["camp.1", "camp.2"]
 
 
-@pytest.mark.parametrize("run_id", ["r", "a.b_s1", "x+y-1.5_s3", "1.2"])
-def test_an_id_names_its_run_and_number(run_id: str, tmp_path: Path) -> None:
-    queue = Queue(tmp_path / "camp-2026.x")
-    assert queue.parse(queue.id_of(run_id, 12)) == (run_id, 12)
-    assert queue.parse(f"other.{run_id}.12") is None
-    assert queue.parse("camp-2026.x.12") is None
+def test_a_run_that_succeeded_waits_for_its_files(made: RayLauncher, home: Home) -> None:
+    home.want({"r0": 1})
+    work(home, script="exit 0")
+    assert look(made) == [Begun("r0")]
+    RunFiles(home.campaign / "runs/r0").done.touch()
+    assert look(made) == [Ended("r0", 0)]
 
 
-# One run in Ray's hands
-
-
-def test_a_job_that_succeeded_waits_for_its_files(tmp_path: Path) -> None:
-    files, watch = RunFiles(tmp_path), Watch(1)
-    over = Job("camp.r.1", "SUCCEEDED")
-    assert watch.look("r", files, over, Taken(1, "camp.r.1")) == [Begun("r")]
-    files.done.touch()
-    assert [type(event) for event in watch.look("r", files, over, Taken(1, "camp.r.1"))] == [Ended]
-
-
-def test_a_finished_run_is_done_whatever_ray_still_says(tmp_path: Path) -> None:
-    files, at_work = RunFiles(tmp_path), Job("camp.r.1", "RUNNING")
+def test_a_finished_run_is_done_whatever_ray_and_the_driver_still_say(made: RayLauncher, home: Home) -> None:
+    files = RunFiles(home.campaign / "runs/r0")
     files.run_toml.write_text('[run]\nconfig_hash = "ab"\n')
     write_done(files.done, "ab", {})
-    assert Watch(1).look("r", files, at_work, Taken(1, "camp.r.1")) == [Begun("r"), Ended("r", 0)]
+    assert look(made) == [Begun("r0"), Ended("r0", 0)]
 
 
 @pytest.mark.parametrize(
@@ -236,62 +294,20 @@ def test_a_silent_cluster_is_told_of_in_the_networks_own_words(said: str, short:
     assert _why_silent(said) == short
 
 
-@pytest.mark.parametrize("order", [1, -1])  # Ray's own line is written beside the job's, and may come later
-def test_a_worker_that_wrote_nothing_is_spoken_for_by_ray(tmp_path: Path, order: int) -> None:
-    output = ["Running entrypoint for job camp.r.1: bash job.sh", "bash: no such file"][::order]
-    said = ["Job entrypoint command failed with exit code 127, last available logs:", *output]
-    failed = Job("camp.r.1", "FAILED", "\n".join(said), BY_COMMAND, 127)
-    ended = Watch(1).look("r", RunFiles(tmp_path), failed, Taken(1, "camp.r.1"))[-1]
-    assert isinstance(ended, Ended)
-    assert not ended.is_lost
-    for part in ("exit code 127", "logs: bash: no such file", "whether the nodes see that directory"):
-        assert part in ended.why
-
-
-# On a machine without Ray
-
-
-def test_without_ray_nothing_is_created_and_the_user_told(
-    retrain: Retrain, campaign_file: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("RAY_ADDRESS", "http://127.0.0.1:9")
-    done = retrain("run", campaign_file, "--set", "campaign.launcher=ray")
-    assert done.returncode == EXIT_LAUNCH
-    assert install_command("ray") in done.stderr or "no Ray cluster answers" in done.stderr
-    assert not (campaign_file.parent / "logs").exists()
-
-
-def test_explain_shows_what_would_be_submitted_and_no_secrets(retrain: Retrain, campaign_file: Path) -> None:
-    secret = """campaign.ray.runtime_env={env_vars={KEY='s3cret'}}"""
-    done = retrain("explain", campaign_file, "--set", "campaign.launcher=ray", "--set", secret)
-    assert done.returncode == 0, done.stderr
-    assert "entrypoint_num_cpus = 1" in done.stdout
-    assert "KEY" in done.stdout
-    assert "s3cret" not in done.stdout
-
-
-@pytest.mark.parametrize(
-    ("line", "problem"),
-    [
-        ("adress = 'x'", "[campaign.ray].adress: unknown key; did you mean 'address'?"),
-        ("poll_seconds = 0.5", "[campaign.ray].poll_seconds: got 0.5; needs at least 2"),
-        ("cpus = 0", "[campaign.ray].cpus: got 0; ask for something"),
-        ("resources = {tinker = 'x'}", "[campaign.ray].resources.tinker: got 'x'; needs a number above 0"),
-        ("resources = {GPU = 1}", "[campaign.ray].resources.GPU: is no custom resource; use the key gpus"),
-        ("runtime_env = {working_dir = '.'}", "[campaign.ray].runtime_env.working_dir: '.' would be copied"),
-        ("runtime_env = {env_vars = {A = 1}}", "[campaign.ray].runtime_env.env_vars: needs a table of"),
-        ('setup = ["""a\nb"""]', "[campaign.ray].setup: 'a\\nb' has more than one line"),
-    ],
-)
-def test_wrong_keys_are_named(line: str, problem: str, retrain: Retrain, campaign_file: Path) -> None:
-    ray = f'launcher = "ray"\n[campaign.ray]\n{line}\n[[campaign.conditions]]'
-    campaign_file.write_text(campaign_file.read_text().replace("[[campaign.conditions]]", ray, 1))
-    done = retrain("explain", campaign_file)
-    assert done.returncode == EXIT_CONFIG
-    assert problem in done.stderr
-
-
-def test_a_disk_that_refuses_a_ray_of_this_machine_is_a_launch_that_failed(tmp_path: Path) -> None:
-    (tmp_path / "local.out").mkdir()
+def test_a_disk_that_refuses_a_ray_of_this_machine_is_a_launch_that_failed(home: Home) -> None:
+    home.output.mkdir(parents=True)
     with pytest.raises(LaunchError, match=r"could not be started here.*local\.out"):
-        Local(tmp_path).start(print)
+        LocalJobs(home, print).submit("camp.1", "true", {})
+
+
+def test_a_driver_of_this_machine_that_cannot_start_is_told_with_its_last_words(
+    tmp_path: Path, home: Home
+) -> None:
+    table = Ray(address="local", setup=["echo no such module >&2; exit 3"])
+    made = RayLauncher(assignment(tmp_path / "camp", 1), table)
+    made.submit(["r0"])
+    ended: list[Begun | Ended] = []
+    while not ended:
+        ended = look(made)
+    assert isinstance(ended[0], Ended)
+    assert "no such module" in ended[0].why

@@ -1,54 +1,32 @@
-"""What the Ray launcher submits: what a job asks for, and the script that it runs."""
+"""What the Ray launcher submits, and what is wrong with a table, on a machine without a Ray."""
 
 from __future__ import annotations
 
 import subprocess
-import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from retrain.config.engines import Ray
-from retrain.errors import EXIT_INFRASTRUCTURE
+from retrain.distribution import install_command
+from retrain.errors import EXIT_CONFIG, EXIT_LAUNCH
 from retrain.launchers import ray as plugin
-from retrain.launchers._ray_queue import Queue, Terms
-from retrain.launchers._ray_script import ask_of, render, terms_of
 from retrain.launchers.permit_split import workers_at_a_time
-from tests.remembering_ray import assignment
+from retrain.launchers.ray.script import job_options, render, task_options
+from tests.ray_pieces import assignment
+
+Retrain = Callable[..., subprocess.CompletedProcess[str]]
 
 
-def test_a_job_asks_for_what_the_table_says(tmp_path: Path) -> None:
+def test_a_task_asks_for_what_the_table_says(tmp_path: Path) -> None:
     table = Ray(cpus=2, gpus=1, memory_gb=1.5, resources={"tinker": 1}, runtime_env={"env_vars": {"A": "b"}})
-    ask = ask_of(assignment(tmp_path), table)
-    assert ask["entrypoint_num_cpus"] == 2
-    assert ask["entrypoint_num_gpus"] == 1
-    assert ask["entrypoint_memory"] == 1_500_000_000
-    assert ask["entrypoint_resources"] == {"tinker": 1}
-    assert ask["runtime_env"]["env_vars"] == {"A": "b", "RAY_JOB_STOP_WAIT_TIME_S": "86400"}
-
-
-@pytest.mark.parametrize("name", ["plain", "two words", "it's", "$(touch hacked)", "a;b", "100%"])
-def test_a_job_runs_its_own_run_whatever_the_directory_is_called(name: str, tmp_path: Path) -> None:
-    given = assignment(tmp_path / name, where=tmp_path)
-    queue = Queue(given.directory)
-    queue.prepare(Terms())
-    (queue.home / "job.sh").write_text(render(given, Ray(python="echo", setup=['echo "$RETRAIN_JOB"'])))
-    done = subprocess.run(["bash", "-c", queue.entrypoint("r2", 1)], capture_output=True, check=False)
-    assert done.returncode == 0, done.stderr
-    said = (given.runs["r2"] / "output.log").read_text()
-    job = f"{name}.r2.1"
-    assert said == (f"ray {job}\n-P -m retrain.launchers._ray_place {given.directory} {job}\n")
-    assert not (tmp_path / "hacked").exists()
-
-
-def test_a_job_that_is_not_wanted_starts_no_worker(tmp_path: Path) -> None:
-    given = assignment(tmp_path / "camp")
-    Queue(given.directory).prepare(Terms())
-    command = [sys.executable, "-m", "retrain.launchers._ray_place", given.directory]
-    done = subprocess.run([*command, "camp.r0.1"], capture_output=True, text=True, check=False)
-    assert done.returncode == EXIT_INFRASTRUCTURE
-    assert "not wanted any more; left alone" in done.stderr
+    asked = {"num_cpus": 2, "num_gpus": 1, "memory": 1_500_000_000}
+    assert task_options(table) == {**asked, "resources": {"tinker": 1}}
+    assert task_options(Ray(cpus=0.5)) == {"num_cpus": 0.5}
+    environment = job_options(assignment(tmp_path), table)["runtime_env"]  # which tasks have as well
+    assert environment["env_vars"] == {"A": "b", "RAY_JOB_STOP_WAIT_TIME_S": "86400"}
 
 
 def test_permits_are_what_the_cap_leaves_each_run(tmp_path: Path) -> None:
@@ -73,5 +51,44 @@ def test_sharing_permits_with_other_campaigns_asks_for_proof(tmp_path: Path) -> 
     assert plugin.check_campaign(replace(sharing, options={"permits": "shared"})) == []
 
 
-def test_jobs_are_not_kept_to_a_node_without_need(tmp_path: Path) -> None:
-    assert "entrypoint_resources" not in terms_of(assignment(tmp_path), Ray()).ask
+# On a machine without Ray
+
+
+def test_without_ray_nothing_is_created_and_the_user_told(
+    retrain: Retrain, campaign_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RAY_ADDRESS", "http://127.0.0.1:9")
+    done = retrain("run", campaign_file, "--set", "campaign.launcher=ray")
+    assert done.returncode == EXIT_LAUNCH
+    assert install_command("ray") in done.stderr or "no Ray cluster answers" in done.stderr
+    assert not (campaign_file.parent / "logs").exists()
+
+
+def test_explain_shows_what_would_be_submitted_and_no_secrets(retrain: Retrain, campaign_file: Path) -> None:
+    secret = """campaign.ray.runtime_env={env_vars={KEY='s3cret'}}"""
+    done = retrain("explain", campaign_file, "--set", "campaign.launcher=ray", "--set", secret)
+    assert done.returncode == 0, done.stderr
+    assert "num_cpus = 1" in done.stdout
+    assert "KEY" in done.stdout
+    assert "s3cret" not in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("line", "problem"),
+    [
+        ("adress = 'x'", "[campaign.ray].adress: unknown key; did you mean 'address'?"),
+        ("poll_seconds = 0.5", "[campaign.ray].poll_seconds: got 0.5; needs at least 2"),
+        ("cpus = 0", "[campaign.ray].cpus: got 0; ask for something"),
+        ("resources = {tinker = 'x'}", "[campaign.ray].resources.tinker: got 'x'; needs a number above 0"),
+        ("resources = {GPU = 1}", "[campaign.ray].resources.GPU: is no custom resource; use the key gpus"),
+        ("runtime_env = {working_dir = '.'}", "[campaign.ray].runtime_env.working_dir: '.' would be copied"),
+        ("runtime_env = {env_vars = {A = 1}}", "[campaign.ray].runtime_env.env_vars: needs a table of"),
+        ('setup = ["""a\nb"""]', "[campaign.ray].setup: 'a\\nb' has more than one line"),
+    ],
+)
+def test_wrong_keys_are_named(line: str, problem: str, retrain: Retrain, campaign_file: Path) -> None:
+    ray = f'launcher = "ray"\n[campaign.ray]\n{line}\n[[campaign.conditions]]'
+    campaign_file.write_text(campaign_file.read_text().replace("[[campaign.conditions]]", ray, 1))
+    done = retrain("explain", campaign_file)
+    assert done.returncode == EXIT_CONFIG
+    assert problem in done.stderr

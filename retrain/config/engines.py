@@ -47,14 +47,12 @@ class Ray(Section, affects="schedule"):
     resources: dict[str, Any] = key(dict, "custom resources that each run holds, such as tinker = 1")
     autoscales: bool = key(False, "the cluster adds machines by itself: ask for what none has yet")
     runtime_env: dict[str, Any] = key(dict, "Ray's runtime environment for each run")
-    setup: list[str] = key(list, "lines of shell that a job runs first, such as module load")
-    python: str = key("", "the Python that workers run with; default: the one that submits")
+    setup: list[str] = key(list, "lines of shell that driver and workers run first, such as module load")
+    python: str = key("", "the Python that driver and workers run with; default: the one that submits")
     permits: Literal["split", "shared"] = declare(*PERMITS)
-    poll_seconds: float = key(10.0, "ask Ray for all jobs this often", ge=2, le=3600)
+    poll_seconds: float = key(
+        10.0, "ask Ray for the driver, and read what it wrote, this often", ge=2, le=3600
+    )
     share_seconds: float = key(
-        10.0,
-        "a job whose run was shorter goes on with the next one, because a job costs Ray seconds; "
-        "0 = a job for each run",
-        ge=0,
-        le=86400,
+        0.0, "of earlier versions; has no effect, because tasks are cheap", ge=0, le=86400
     )

@@ -18,7 +18,7 @@ from pathlib import Path
 import psutil
 
 from retrain.errors import EngineDownError
-from retrain.launchers._ray_client import Client
+from retrain.launchers.ray.client import Client
 from tests.cluster.ports import free_ports
 from tests.cluster.waiting import await_that
 

@@ -7,7 +7,10 @@ import signal
 import subprocess
 from pathlib import Path
 
+import psutil
+
 from retrain.errors import EXIT_LAUNCH, EXIT_RUN_FAILED
+from retrain.launchers.ray.client import Job
 from tests.cluster.campaigns import (
     BROKEN,
     CONDITIONS,
@@ -40,6 +43,27 @@ def states(status: subprocess.Popen[str]) -> set[str]:
     return {run["state"] for run in json.loads(out)["campaigns"][0]["runs"]}
 
 
+def drivers(ray: Cluster, campaign: Path) -> list[Job]:
+    """Give a campaign's jobs in the order of their numbers."""
+    mine = [job for job in ray.client.jobs() if job.id.startswith(f"{campaign.name}.")]
+    return sorted(mine, key=lambda job: job.id)
+
+
+def is_over(ray: Cluster, name: str) -> bool:
+    found = ray.client.job(name)
+    return found is not None and found.is_over
+
+
+def kill_driver(ray: Cluster) -> None:
+    """End the one driver that lives, as the kernel does for want of memory."""
+    (driver,) = [process for process in ray.processes(HEAD) if is_driver(process)]
+    driver.kill()
+
+
+def is_driver(process: psutil.Process) -> bool:
+    return process.cmdline()[1:4] == ["-P", "-m", "retrain.launchers.ray.driver"]
+
+
 def test_a_harmed_cluster_gives_what_one_machine_gives(ray: Cluster, retrain: Start, tmp_path: Path) -> None:
     (tmp_path / "both.toml").write_text(RAY_TOML + CONDITIONS + BROKEN)
     local = retrain("run", "both.toml", "--set", "logging.log_dir=alone", "--set", "campaign.max_workers=3")
@@ -59,7 +83,6 @@ def test_a_harmed_cluster_gives_what_one_machine_gives(ray: Cluster, retrain: St
         code, said = finish(retrain("resume", campaign))
         assert (code, "no Ray cluster answers" in said) == (EXIT_LAUNCH, True)
         ray.start_head()  # knows neither jobs nor the node that lives; Ray ends that within a minute
-        assert ray.workers(), "nothing lived through the head's restart"
         ray.start()
         code, said = finish(retrain("resume", campaign), 400)
 
@@ -80,7 +103,7 @@ def test_a_harmed_cluster_gives_what_one_machine_gives(ray: Cluster, retrain: St
 def test_a_campaign_goes_on_without_the_machine_that_submitted_it_and_a_node(
     ray: Cluster, retrain: Start, tmp_path: Path
 ) -> None:
-    table = "cpus = 2.5\nshare_seconds = 0\n"  # of four per node, so that Ray uses both nodes
+    table = "cpus = 2.5\n"  # of four per node, so that Ray uses both nodes
     (tmp_path / "gone.toml").write_text(RAY_TOML.replace("cpus = 0.5\n", table))
     settings = ("campaign.seeds=[0,1,2]", "campaign.max_workers=2", "campaign.max_steps=60")
     longer = [word for setting in settings for word in ("--set", setting)]
@@ -96,9 +119,33 @@ def test_a_campaign_goes_on_without_the_machine_that_submitted_it_and_a_node(
     assert code == 0, said
     assert max(counts) <= 2
     assert sorted(attempts_of(campaign))[:2] == [1, 1]
-    names = sorted(job.id.removeprefix(f"{campaign.name}.") for job in ray.client.jobs())
-    (again,) = [name for name in names if name.startswith("maxrl_s") and name.endswith(".2")]
-    assert set(names) >= {again, *(f"maxrl_s{seed}.1" for seed in range(3))}
+    (lost,) = [path.name for path in campaign.glob("ray/began/*") if path.name.endswith(".1.2")]
+    assert (campaign / "runs" / lost.removesuffix(".1.2")).is_dir()
+    assert [job.id for job in drivers(ray, campaign)] == [f"{campaign.name}.1"]
+
+
+def test_a_driver_that_is_lost_leaves_no_workers_and_is_replaced(
+    ray: Cluster, retrain: Start, tmp_path: Path
+) -> None:
+    (tmp_path / "lost.toml").write_text(RAY_TOML)
+    settings = ("campaign.seeds=[0,1]", "campaign.max_workers=2", "campaign.max_steps=60")
+    longer = [word for setting in settings for word in ("--set", setting)]
+    with counting_runs(tmp_path / "logs") as counts:
+        submitting = retrain("run", "lost.toml", *on(ray), *longer)
+        await_that("workers", lambda: len(ray.workers()) == 2)
+        kill_driver(ray)
+        campaign = only_campaign(tmp_path / "logs")
+        await_that("another one", lambda: len(drivers(ray, campaign)) == 2)
+        await_that("workers again", lambda: len(list(campaign.glob("ray/began/*.2.1"))) == 2)
+        submitting.send_signal(signal.SIGKILL)
+        finish(submitting)
+        kill_driver(ray)
+        await_that("no workers", lambda: not ray.workers())
+        code, said = finish(retrain("resume", campaign))
+    assert code == 0, said
+    assert max(counts) <= 2
+    assert len(drivers(ray, campaign)) == 3
+    assert all(state == "done" for state, _ in results(campaign).values())
 
 
 def test_a_second_job_of_a_running_run_leaves_and_touches_nothing(
@@ -110,15 +157,17 @@ def test_a_second_job_of_a_running_run_leaves_and_touches_nothing(
     )
     await_that("steps", lambda: any(tmp_path.glob("logs/*/runs/*/metrics.jsonl")))
     (run,) = tmp_path.glob("logs/*/runs/*")
-    job = f"{run.parent.parent.name}.{run.name}.1"
-    script = run.parent.parent / "ray" / "job.sh"
-    assert not ray.client.submit(job, "true", {}), "Ray took the same id twice"
-    ray.client.submit("unknown", f"bash {script} {run} {job}", {"entrypoint_num_cpus": 0.5})
-    await_that("the twin's end", lambda: ray.client.job("unknown").is_over)
-    assert ray.client.job("unknown").exit_code == 75
+    campaign = run.parent.parent
+    assert not ray.client.submit(f"{campaign.name}.1", "true", {}), "Ray took the same id twice"
+    twin = f"bash {campaign / 'ray' / 'job.sh'} retrain.worker {run} >> {run / 'output.log'} 2>&1"
+    ray.client.submit("unknown", twin, {"entrypoint_num_cpus": 0.5})
+    await_that("the twin's end", lambda: is_over(ray, "unknown"))
+    twin_job = ray.client.job("unknown")
+    assert twin_job is not None
+    assert twin_job.exit_code == 75
     assert "left alone" in (run / "output.log").read_text()
     assert finish(first)[0] == 0
-    assert attempts_of(run.parent.parent) == [1]
+    assert attempts_of(campaign) == [1]
     assert [row["step"] for row in numbers(run)] == list(range(1, 61))
 
 
@@ -133,7 +182,8 @@ def test_stop_saves_everything_from_another_machine_and_resume_goes_on(
     campaign = only_campaign(tmp_path / "logs")
     code, said = finish(retrain("stop", campaign))
     assert code == 0, said
-    assert all(job.is_over for job in ray.client.jobs())
+    assert not ray.workers()
+    await_that("the driver's end", lambda: all(job.is_over for job in drivers(ray, campaign)))
     assert any(campaign.glob("runs/*/checkpoints/step-*"))
     code, said = finish(retrain("resume", campaign))
     assert code == 0, said

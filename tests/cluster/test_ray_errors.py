@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -49,10 +50,19 @@ def test_what_ray_cannot_give_is_said_before_anything_exists(
     assert not (file.parent / "logs").exists()
 
 
-def test_a_cluster_that_is_too_old_is_told_before_anything_exists(retrain: Start, file: Path) -> None:
-    class Old(BaseHTTPRequestHandler):
+@pytest.mark.parametrize(
+    ("version", "problem"),
+    [
+        ("2.7.1", "the cluster has Ray 2.7.1, and it takes 2.8 or later"),
+        ("2.99.0", "install ray==2.99.0 here"),
+    ],
+)
+def test_a_cluster_of_another_version_is_told_before_anything_exists(
+    version: str, problem: str, retrain: Start, file: Path
+) -> None:
+    class Other(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            body = b'{"ray_version": "2.7.1"}'
+            body = json.dumps({"ray_version": version}).encode()
             self.send_response(200)
             self.send_header("Content-Length", str(len(body)))
             self.end_headers()
@@ -61,12 +71,12 @@ def test_a_cluster_that_is_too_old_is_told_before_anything_exists(retrain: Start
         def log_message(self, format: str, *arguments: object) -> None:
             """Say nothing."""
 
-    with ThreadingHTTPServer(("127.0.0.1", 0), Old) as server:
+    with ThreadingHTTPServer(("127.0.0.1", 0), Other) as server:
         threading.Thread(target=server.serve_forever).start()
         there = f"address=http://127.0.0.1:{server.server_port}"
         code, said = finish(retrain("run", file, "--set", 'campaign.launcher="ray"', *option(there)))
         server.shutdown()
-    assert (code, "the cluster has Ray 2.7.1, and it takes 2.8 or later" in said) == (EXIT_LAUNCH, True), said
+    assert (code, problem in said) == (EXIT_LAUNCH, True), said
     assert not (file.parent / "logs").exists()
 
 
@@ -136,9 +146,11 @@ def test_a_cluster_of_this_machine_is_started_and_ended(
     retrain: Start, file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     local = ("--set", 'campaign.launcher="ray"', *option("address=local"))
+    monkeypatch.setenv("HOME", str(file.parent))
     code, said = finish(retrain("run", file, *local, "--set", "campaign.max_workers=2"))
     assert code == 0, said
     assert "starting a Ray of this machine" in said
     directory = only_campaign(file.parent / "logs")
     assert states(directory) == {"done"}
     await_that("its end", lambda: not is_held(directory / "ray" / "local.lock"), 150)
+    assert not (file.parent / ".ray").exists()  # a token there would shut the user out of other clusters

@@ -9,10 +9,11 @@ from retrain.config.engines import Ray
 from retrain.config.keys import LARGEST_COUNT
 from retrain.config.resolve import build
 from retrain.errors import LaunchError
-from retrain.extras import missing_problem
+from retrain.extras import load, missing_problem
 from retrain.launchers import Assignment
-from retrain.launchers._ray_client import Client, check_environment
 from retrain.launchers.permit_split import sharing_problems
+from retrain.launchers.ray.client import Client
+from retrain.records.text import plain
 
 OWN_KEYS = {"CPU": "cpus", "GPU": "gpus", "memory": "memory_gb"}
 
@@ -29,7 +30,7 @@ def check_engine(assignment: Assignment) -> None:
     if table.address == "local":
         return
     client = Client(table.address)
-    client.require_version()
+    client.require_version(as_here=not table.python)
     if not table.autoscales:
         require_room(table, client.resources())
 
@@ -43,6 +44,19 @@ def require_packages() -> None:
     problem = missing_problem("launchers", "ray")
     if problem is not None:
         raise LaunchError(problem)
+
+
+def check_environment(environment: Mapping[str, Any]) -> None:
+    """Have Ray judge a runtime environment.
+
+    Raises:
+        LaunchError: it refuses it.
+    """
+    library = load("ray.runtime_env", "ray", "ray")
+    try:
+        library.RuntimeEnv(**environment)
+    except (TypeError, ValueError, RuntimeError, OSError) as error:
+        raise LaunchError(f"[campaign.ray].runtime_env: Ray refuses it: {plain(str(error), 300)}") from error
 
 
 def require_room(table: Ray, nodes: Sequence[Mapping[str, float]]) -> None:
@@ -96,7 +110,7 @@ def check_campaign(assignment: Assignment) -> list[str]:
             problems.append(f"{where}.resources.{name}: is no custom resource; use the key {OWN_KEYS[name]}")
     if not (table.cpus or table.gpus or table.memory_gb or table.resources):
         problems.append(
-            f"{where}.cpus: got 0; ask for something, because Ray runs jobs that ask for nothing on its head"
+            f"{where}.cpus: got 0; ask for something, because what asks for nothing is not counted by Ray"
         )
     problems += _environment_problems(table)
     problems += sharing_problems(assignment, table.permits, "campaign.ray")

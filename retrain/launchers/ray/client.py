@@ -5,9 +5,10 @@ One HTTP request per question, and one question for all jobs. The library `ray` 
 
 from __future__ import annotations
 
+import importlib.metadata
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -47,21 +48,15 @@ class Job:
         """Whether it will never run (again)."""
         return self.status in OVER
 
-    @property
-    def waits(self) -> bool:
-        """Whether its command has not started."""
-        return self.status == "PENDING"
-
 
 class Client:
     """Asks one cluster; connects anew after every failure."""
 
-    def __init__(self, address: str | Callable[[], str] = "") -> None:
+    def __init__(self, address: str = "") -> None:
         """Connect on first use.
 
         Args:
-            address: http://HEAD:8265, or what ray.init takes, or who knows it by then; "" leaves it
-                to the environment.
+            address: http://HEAD:8265, or what ray.init takes; "" leaves it to the environment.
         """
         self._address = address
         self._connected: Any = None
@@ -75,10 +70,15 @@ class Client:
         with self._asking() as ray:
             return [_job(found) for found in ray.list_jobs() if found.submission_id]
 
-    def job(self, job: str) -> Job:
-        """Return one job; raises as `jobs` does, and LaunchError for one that Ray does not know."""
-        with self._asking() as ray:
-            return _job(ray.get_job_info(job))
+    def job(self, job: str) -> Job | None:
+        """Return one job, None if Ray does not know it; raises as `jobs` does."""
+        try:
+            with self._asking() as ray:
+                return _job(ray.get_job_info(job))
+        except EngineDownError:
+            raise
+        except LaunchError:
+            return None
 
     def submit(self, job: str, entrypoint: str, ask: Mapping[str, Any]) -> bool:
         """Submit a job under an id; False if the id was used before.
@@ -104,15 +104,24 @@ class Client:
         except LaunchError:
             pass
 
-    def require_version(self) -> None:
-        """Make sure that the cluster is new enough. Raises as `jobs` does, and LaunchError if it is not."""
+    def require_version(self, *, as_here: bool) -> None:
+        """Check that the cluster is new enough, and has the Ray of this Python if the driver has that.
+
+        Raises as `jobs` does, and LaunchError if it is not.
+        """
         with self._asking() as ray:
             answer = ray._do_request("GET", "/api/version")
             answer.raise_for_status()
-            version = str(answer.json()["ray_version"])
+            version = plain(str(answer.json()["ray_version"]), 40)
         if tuple(map(int, re.findall(r"\d+", version)[:2])) < OLDEST:
             oldest = ".".join(map(str, OLDEST))
-            raise LaunchError(f"the cluster has Ray {plain(version, 40)}, and it takes {oldest} or later")
+            raise LaunchError(f"the cluster has Ray {version}, and it takes {oldest} or later")
+        here = importlib.metadata.version("ray")
+        if as_here and version != here:
+            raise LaunchError(
+                f"the cluster has Ray {version}, and this Python has {here}: install ray=={version} here, or "
+                "set [campaign.ray].python to one on the nodes that has it"
+            )
 
     def resources(self) -> list[dict[str, float]]:
         """Return what each living node has in all. Raises as `jobs` does."""
@@ -129,11 +138,8 @@ class Client:
 
         try:
             if self._connected is None:
-                address = self._address if isinstance(self._address, str) else self._address()
-                self._connected = _connect(library, address)
+                self._connected = _connect(library, self._address)
             yield self._connected
-        except LaunchError:  # nobody knows the address
-            raise
         except (OSError, RuntimeError, ValueError, KeyError, RayError) as error:
             raise self._meaning(error) from error
 
@@ -150,23 +156,8 @@ class Client:
         )
 
     def _where(self) -> str:
-        if not isinstance(self._address, str):
-            return "on this machine"
         known = self._address or next(filter(None, map(os.environ.get, ENVIRONMENT)), "")
         return f"at {plain(known, 100)}" if known else "on this machine"
-
-
-def check_environment(environment: Mapping[str, Any]) -> None:
-    """Have Ray judge a runtime environment.
-
-    Raises:
-        LaunchError: it refuses it.
-    """
-    library = load("ray.runtime_env", "ray", "ray")
-    try:
-        library.RuntimeEnv(**environment)
-    except (TypeError, ValueError, RuntimeError, OSError) as error:
-        raise LaunchError(f"[campaign.ray].runtime_env: Ray refuses it: {plain(str(error), 300)}") from error
 
 
 class UsedError(LaunchError):

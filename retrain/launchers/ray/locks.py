@@ -13,27 +13,25 @@ from collections.abc import Callable
 from retrain.config.engines import Ray
 from retrain.errors import LaunchError
 from retrain.launchers import Assignment
-from retrain.launchers._ray_checks import large_enough
-from retrain.launchers._ray_client import Client, said_of
-from retrain.launchers._ray_queue import Queue
-from retrain.launchers._ray_script import ask_of, node_of, pin, render_lock_test
 from retrain.launchers.lock_verdict import directories_of, is_proved, read_verdict
 from retrain.launchers.permit_split import SHARED
-from retrain.records.atomic import write_atomic
-from retrain.records.files import make_directory
+from retrain.launchers.ray.checks import large_enough
+from retrain.launchers.ray.client import Client, said_of
+from retrain.launchers.ray.home import Home
+from retrain.launchers.ray.script import job_options, node_of, pin
 
 
 class LockTest:
     """Two jobs on two nodes."""
 
-    def __init__(self, assignment: Assignment, table: Ray, queue: Queue, client: Client) -> None:
+    def __init__(self, assignment: Assignment, table: Ray, home: Home, client: Client) -> None:
         self._assignment = assignment
         self._table = table
-        self._queue = queue
+        self._home = home
         self._client = client
         self._nodes: list[str] = []  # addresses of those that are large enough for a run
         self._jobs: list[str] = []
-        self._verdict = queue.home / "locks.json"
+        self._verdict = home.directory / "locks.json"
 
     def node(self, rest: Callable[[float], bool]) -> str | None:
         """Make sure that permits which are shared are given out once: by a test, or on one node alone.
@@ -67,23 +65,21 @@ class LockTest:
 
     def start(self) -> None:
         """Submit both jobs."""
-        make_directory(self._queue.home)
-        path = self._queue.home / "locks.sh"
-        write_atomic(path, render_lock_test(self._assignment, self._table, self._queue.home))
-        mark, ask = secrets.token_hex(4), ask_of(self._assignment, self._table)
-        ask = {key: value for key, value in ask.items() if not key.startswith("entrypoint")}
+        mark, options = secrets.token_hex(4), job_options(self._assignment, self._table)
+        verdict, directories = self._home.directory / "locks.json", directories_of(self._assignment)
+        test = ["bash", self._home.script, "retrain.launchers.lock_proof", verdict, *directories]
         for rank, node in enumerate((self._nodes[0], self._nodes[-1])):
-            job = f"{self._queue.campaign.name}.locks.{mark}-{rank}"  # no run's: ends in no number
-            command = shlex.join(["bash", str(path), str(rank), mark, node])
+            job = f"{self._home.campaign.name}.locks.{mark}-{rank}"  # no driver's: ends in no number
+            command = shlex.join(map(str, [*test, rank, mark, node]))
             self._jobs.append(job)
-            self._client.submit(job, command, {**ask, "entrypoint_resources": pin(node)})
+            self._client.submit(job, command, {**options, "entrypoint_resources": pin(node)})
 
     def failure(self) -> str:
         """Return which job failed, or that Ray ran both on one node."""
         jobs = [job for job in self._client.jobs() if job.id in self._jobs]
         for job in jobs:
             if job.status in ("FAILED", "STOPPED"):
-                return f"{said_of(job)}. Do all nodes see {self._queue.home}?"
+                return f"{said_of(job)}. Do all nodes see {self._home.directory}?"
         nodes = [job.node for job in jobs if job.node]
         return "Ray ran both parts on one node." if len(nodes) > len(set(nodes)) else ""
 

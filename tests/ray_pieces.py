@@ -1,0 +1,134 @@
+"""A Ray that is made of threads, a Jobs API that remembers what it was told, and campaigns for both."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from retrain.launchers import Assignment, Begun, Ended
+from retrain.launchers.ray import task
+from retrain.launchers.ray.client import Client, Job
+from retrain.launchers.ray.driver import Driver, Result
+from retrain.launchers.ray.home import Home, Terms
+from retrain.launchers.ray.launcher import RayLauncher
+
+
+class Threads:
+    """A cluster whose tasks are threads, so many of them at a time; each runs the task's own code."""
+
+    def __init__(self, room: int = 8) -> None:
+        self._pool = ThreadPoolExecutor(room)
+        self.started: list[str] = []
+        self.options: list[Mapping[str, Any]] = []
+        self.loses: list[str] = []  # names of tasks that are lost, however they end
+        self.most = 0
+        self.first_look = lambda: None
+
+    def start(self, name: str, arguments: Sequence[str], options: Mapping[str, Any]) -> Future[int | None]:
+        self.started.append(name)
+        self.options.append(options)
+        made = self._pool.submit(task.work, *arguments, node="here")
+        made.name = name  # type: ignore[attr-defined]
+        return made
+
+    def wait(self, handles: Sequence[Any], seconds: float) -> Collection[Any]:
+        self.most = max(self.most, len(handles))
+        self.first_look()
+        if not handles:
+            time.sleep(0.01)
+        cancelled = [handle for handle in handles if handle.cancelled()]
+        return cancelled or wait(handles, seconds, FIRST_COMPLETED).done
+
+    def result(self, handle: Any) -> Result:
+        if handle.cancelled():
+            return Result()
+        if handle.name in self.loses:
+            return Result(why="NodeDiedError: gone", is_lost=True)
+        error = handle.exception()
+        return Result(why=f"{type(error).__name__}: {error}") if error else Result(handle.result())
+
+    def cancel(self, handle: Any) -> None:
+        handle.cancel()
+
+
+class Jobs(Client):
+    """A Jobs API that does nothing but remember, as Ray does: no id is taken twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.all: dict[str, Job] = {}
+        self.stopped: list[str] = []
+        self.entrypoints: list[str] = []
+        self.questions = 0
+        self.fails: Exception | None = None
+        self.refuses: Exception | None = None
+
+    def submit(self, job: str, entrypoint: str, ask: Mapping[str, Any]) -> bool:
+        self._fail()
+        if self.refuses is not None:
+            raise self.refuses
+        if job in self.all:
+            return False
+        self.all[job] = Job(job, "RUNNING", metadata=ask["metadata"])
+        self.entrypoints.append(entrypoint)
+        return True
+
+    def job(self, job: str) -> Job | None:
+        self._fail()
+        self.questions += 1
+        return self.all.get(job)
+
+    def jobs(self) -> list[Job]:
+        self._fail()
+        return list(self.all.values())
+
+    def stop(self, job: str) -> None:
+        self.stopped.append(job)
+
+    def becomes(self, job: str, status: str, **changes: Any) -> None:
+        self.all[job] = replace(self.all[job], status=status, **changes)
+
+    def _fail(self) -> None:
+        if self.fails is not None:
+            raise self.fails
+
+
+def assignment(directory: Path, runs: int = 3, **changes: Any) -> Assignment:
+    """A campaign of so many runs, with directories that hold nothing."""
+    named = {f"r{n}": directory / "runs" / f"r{n}" for n in range(runs)}
+    for path in named.values():
+        path.mkdir(parents=True, exist_ok=True)
+    (directory / "campaign.toml").touch()
+    plain = Assignment(directory.name, directory, named, workers=runs, permits=None, where=directory)
+    return replace(plain, **changes)
+
+
+def home_of(
+    directory: Path, runs: int = 3, workers: int = 2, script: str = "exit 0", number: int = 1
+) -> Home:
+    """What an orchestrator has written when a driver starts: all runs are wanted; the script is given."""
+    assignment(directory, runs)
+    home = Home(directory)
+    home.prepare()
+    home.script.write_text(f"module=$1 run=$2\n{script}\n")
+    home.write_terms(Terms(number, workers, {"num_cpus": 1}))
+    home.want({f"r{n}": 1 for n in range(runs)})
+    return home
+
+
+def drive(home: Home, cluster: Threads | None = None, number: int = 1) -> Threads:
+    """Be a driver to its end."""
+    cluster = cluster or Threads()
+    Driver(home, number, cluster).drive()
+    return cluster
+
+
+def look(made: RayLauncher) -> list[Begun | Ended]:
+    """Have a launcher look at once."""
+    made._asking.hold_off()
+    made._asking._due_at = 0.0
+    return list(made.poll(0))
