@@ -66,8 +66,8 @@ def test_a_default_of_max_tokens_is_no_choice(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("max_tokens", "state", "answer"),
     [
-        (3, "warn", "it cuts off 25% of the completions of a"),
-        (16, "pass", "16; every answer fits, so the 25% of a that it cuts off are rambling"),
+        (3, "warn", "25% of a's completions are cut off"),
+        (16, "pass", "16; every correct answer fits; 25% of a's completions hit the limit without ending"),
     ],
 )
 def test_completions_that_are_often_cut_off_are_warned_of_unless_every_answer_fits(
@@ -84,7 +84,7 @@ def test_a_full_run_wants_every_condition_to_have_finished_before(tmp_path: Path
     one = plan_of(tmp_path, conditions=[{"name": "a"}])
     record_campaign(one, "c-20250131T120000Z-0a1b", closing_s=0.0)
     line = line_of(explained(plan_of(tmp_path, training=full), learn(tmp_path)), "smoke test or full run")
-    assert (line.state, line.answer) == ("warn", "full run, and b never finished a run")
+    assert (line.state, line.answer) == ("warn", "full run, but b never finished a run")
 
 
 def test_more_workers_than_cores_are_beyond_the_limits(tmp_path: Path) -> None:

@@ -89,7 +89,7 @@ def test_runs_whose_server_is_silent_are_not_launched(retrain: Call, here: Path)
     (here / "judged.toml").write_text(JUDGE)
     answer = retrain("run", "judged.toml", env={**NO_KEYS, "JUDGE_KEY": "key"})
     assert answer.returncode == 3
-    assert "judged.toml [reward.params].parts.judge.params.base_url: nobody answers at" in answer.stderr
+    assert "judged.toml [reward.params].parts.judge.params.base_url: no answer from" in answer.stderr
     assert not (here / "logs").exists()
 
 

@@ -53,7 +53,7 @@ def test_where_the_api_bore_two_calls_eight_runs_take_four_times_as_long(tmp_pat
     found = estimated(tmp_path, PERMITS["refused"])
     assert found.p50_s == pytest.approx(8 * 12 / 2, rel=0.05)
     assert found.limited_by == "permits"
-    assert any("2 permits are taken to last" in note for note in found.notes)
+    assert any("2 permits are assumed" in note for note in found.notes)
 
 
 def test_more_permits_than_the_api_bears_are_no_advice(tmp_path):
@@ -66,7 +66,7 @@ def test_a_limit_that_was_not_met_or_holds_nobody_up_costs_nothing(tmp_path, per
 
 
 def test_a_limit_that_nobody_met_is_said_to_be_unknown(tmp_path):
-    assert any("met a limit" in note for note in estimated(tmp_path, PERMITS["growing"]).notes)
+    assert any("reached the API's limit" in note for note in estimated(tmp_path, PERMITS["growing"]).notes)
 
 
 def test_another_backends_limit_is_not_this_ones(tmp_path):

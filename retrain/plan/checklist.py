@@ -1,4 +1,4 @@
-"""The decisions to take before a full run, answered from the data where it can answer them."""
+"""The decisions to make before a full run, answered from data where there is any."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ LONG_WAIT = 0.2  # of a step: more workers than permits feed
 
 @dataclass(frozen=True)
 class Check:
-    """One line: the question, the answer, and the command that would settle it."""
+    """One line: the question, the answer, and the command that answers it."""
 
     question: str
     state: State
@@ -36,7 +36,7 @@ class Check:
 
 @dataclass(frozen=True)
 class Decisions:
-    """What the answers are taken from."""
+    """What the answers are based on."""
 
     plan: Plan
     longest_answers: Mapping[str, int]  # characters, by condition
@@ -48,7 +48,7 @@ class Decisions:
     learned_from: str  # what --from named
 
     def checklist(self, budget_s: float | None, *, sets_max_tokens: bool) -> tuple[Check, ...]:
-        """Answer every question."""
+        """Return the answer to every question."""
         return (
             self._smoke_or_full(),
             self._max_tokens(sets_max_tokens),
@@ -60,7 +60,7 @@ class Decisions:
     def _smoke_or_full(self) -> Check:
         question = "smoke test or full run"
         if all(_is_smoke(run) for run in self.plan.runs):
-            return Check(question, "pass", "smoke test: at most 2 x 8 rollouts of 1024 tokens a step", "")
+            return Check(question, "pass", "smoke test: at most 2 x 8 rollouts of 1024 tokens per step", "")
         tokens = min(SMOKE_TOKENS, *(run.config.training.max_tokens for run in self.plan.runs))
         steps = "training.max_steps" if self.plan.is_single_run else "campaign.max_steps"
         sets = (
@@ -74,7 +74,7 @@ class Decisions:
             return Check(question, "unknown", "full run; no earlier run is known", command)
         never = [label for label, measured in self.learned.conditions.items() if not measured.is_finished]
         if never:
-            return Check(question, "warn", f"full run, and {_listed(never)} never finished a run", command)
+            return Check(question, "warn", f"full run, but {_listed(never)} never finished a run", command)
         return Check(question, "pass", "full run; every condition has finished a run before", "")
 
     def _max_tokens(self, is_set: bool) -> Check:
@@ -82,7 +82,7 @@ class Decisions:
         allowed = max(run.config.training.max_tokens for run in self.plan.runs)
         calibrate = f"retrain calibrate {self.file_name}"
         if not is_set:
-            return Check(question, "warn", f"nobody set it: {allowed} is the default", calibrate)
+            return Check(question, "warn", f"not set: {allowed} is the default", calibrate)
         alone = all(answers_alone(run.config) for run in self.plan.runs)
         need = max(self.longest_answers.values(), default=0) if alone else 0
         if need and allowed > GENEROUS * (need + 1):
@@ -91,25 +91,26 @@ class Decisions:
         if rate > OFTEN_CUT:
             return self._often_cut(cut, rate, need)
         said = (
-            f"it cuts off {rate:.1%} of completions at most"
+            f"at most {rate:.1%} of completions are cut off"
             if cut
-            else "no earlier run says how often it cuts off"
+            else "no earlier run shows how often completions are cut off"
         )
         return Check(question, "pass", f"{allowed}; {said}", "")
 
     def _often_cut(self, condition: str, rate: float, need: int) -> Check:
-        """Tell rambling, where every answer of `need` characters fits, from answers that may not."""
+        """Check a high cut-off rate: harmless where every answer of `need` characters fits."""
         question, least = MAX_TOKENS, min(run.config.training.max_tokens for run in self.plan.runs)
         if 0 < need < least:
             rambling = (
-                f"{least}; every answer fits, so the {rate:.0%} of {condition} that it cuts off are rambling"
+                f"{least}; every correct answer fits; {rate:.0%} of {condition}'s completions "
+                "hit the limit without ending"
             )
             return Check(question, "pass", rambling, "")
-        cut = f"it cuts off {rate:.0%} of the completions of {condition}"
+        cut = f"{rate:.0%} of {condition}'s completions are cut off"
         return Check(question, "warn", cut, f"retrain calibrate {self.file_name}")
 
     def _most_cut_off(self) -> tuple[str, float]:
-        """Return whose completions are cut off most often, "" if nobody knows, and what fraction of them."""
+        """Return the condition whose completions are cut off most often ("" if unknown), and the fraction."""
         measured = self.time.conditions if self.time else ()
         rates = {c.condition: c.max_token_hit_rate or 0.0 for c in measured}
         return max(rates.items(), key=lambda item: item[1], default=("", 0.0))
@@ -132,7 +133,7 @@ class Decisions:
             return Check(
                 question, "pass", f"{workers} workers hardly wait for {backend.first_permits} permits", ""
             )
-        answer = f"whether {workers} workers slow each other down was not measured"
+        answer = f"not measured whether {workers} workers slow each other down"
         return Check(question, "unknown", answer, f"retrain calibrate {self.file_name}")
 
     def _throughput(self) -> Check:
@@ -142,7 +143,7 @@ class Decisions:
         measured = self.learned.conditions.values()
         others = [m.condition for m in measured if m.match != "same"]
         if others:
-            answer = f"not measured as set now: {_listed(others)}"
+            answer = f"not measured with these settings: {_listed(others)}"
             return Check(question, "warn", answer, self.pilot_command)
         few = [
             m.condition for m in measured if m.steps < PILOT_STEPS - m.runs
@@ -174,7 +175,7 @@ class Decisions:
 
 
 def _first_options(changes: Sequence[Change]) -> str:
-    """Put the first change's settings as options of a command; nothing if they are no keys."""
+    """Return the first change's settings as command-line options; empty if they are not keys."""
     pairs = [pair.split(" = ") for pair in changes[0].setting.split(", ") if " = " in pair] if changes else []
     return "".join(f" --set {key}={value}" for key, value in pairs)
 

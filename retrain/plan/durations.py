@@ -48,5 +48,5 @@ def parse_duration(text: str) -> float:
         seconds += float(part[1]) * UNITS_S[part[2]]
         at = part.end()
     if at < len(text.rstrip()) or not 0 < seconds < math.inf:
-        raise ValueError(f"{text!r} is no time span; write it as 6h, 90m or 1h30m")
+        raise ValueError(f"{text!r} is not a time span; write it as 6h, 90m or 1h30m")
     return seconds

@@ -1,4 +1,4 @@
-"""The last look before anything is created: what tasks are like, and what backends say of the runs."""
+"""Checks before anything is created: tasks can be built, and backends accept the runs."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def _task(run: RunPlan) -> Task:
 
 
 def _backend_problems(config: Config, task: Task) -> list[str]:
-    """Ask the backend, as far as it has an opinion: of prompts only if nothing else is wrong."""
+    """Return the backend's problems with a run; with its prompts only if there are no others."""
     name = config.backend.backend
     check_run = registry.hook("backends", name, "check_run")
     if problems := list(check_run(config)) if check_run else []:

@@ -1,4 +1,4 @@
-"""Asks, once for all runs, whether the servers that they name are there.
+"""Checks once, for all runs, that the servers they name answer.
 
 A backend or reward names them by `servers(config)` or `servers(params)`: address -> the key where it stands.
 Any answer will do, since what a server refuses is its own to say; nothing secret is sent.
@@ -33,7 +33,7 @@ class Server:
 
 
 def servers_of(configs: Iterable[Config]) -> Iterator[Server]:
-    """Ask every server that runs name, each once."""
+    """Iterate over the servers that runs name, each asked once."""
     named: dict[str, str] = {}
     for config in configs:
         backend = registry.hook("backends", config.backend.backend, "servers")
@@ -54,8 +54,8 @@ def check_servers(configs: Iterable[Config], source: str) -> None:
         LaunchError: names each that does not.
     """
     silent = [
-        f"{source} {server.key}: nobody answers at {server.address} ({server.silence}); "
-        "start the server, or correct the address"
+        f"{source} {server.key}: no answer from {server.address} ({server.silence}); "
+        "start the server or correct the address"
         for server in servers_of(configs)
         if server.silence
     ]

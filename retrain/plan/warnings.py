@@ -1,4 +1,4 @@
-"""What to think about before a plan runs: settings that cost time, or have no effect."""
+"""Warnings about a plan: settings that cost time or have no effect."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ CPU_BACKENDS = ("numpy",)
 
 
 def answers_alone(config: Config) -> bool:
-    """Whether a completion is the answer and no more; a language model thinks before it answers."""
+    """Whether a completion is only the answer; a language model reasons before it answers."""
     return config.backend.backend in CPU_BACKENDS
 
 
 def computes_here(config: Config) -> bool:
-    """Whether steps are this machine's cores at work; a rehearsed API mostly waits."""
+    """Whether steps compute on this machine's cores; a simulated API mostly waits."""
     name = config.backend.backend
     calls = registry.hook("backends", name, "takes_permits")
     return name in CPU_BACKENDS and not (calls and calls(config.backend.options))
@@ -44,7 +44,7 @@ def _too_few_cores(plan: Plan, cores: float) -> Iterator[str]:
     if plan.workers > cores and shares_cores(plan):
         yield (
             f"{plan.workers} workers share {cores:g} CPU cores: steps will be slower than measured alone; "
-            f"campaign.max_workers = {max(1, int(cores))} would keep them apart"
+            f"campaign.max_workers = {max(1, int(cores))} gives each its own core"
         )
 
 
@@ -55,7 +55,7 @@ def _room_to_ramble(plan: Plan, longest_answers: Mapping[str, int]) -> Iterator[
         if need and run.max_steps and answers_alone(run.config) and allowed > GENEROUS * (need + 1):
             yield (
                 f"{label}: max_tokens = {allowed}, but the longest answer has {need} "
-                f"characters; rambling is paid for: training.max_tokens = {2 * (need + 1)} would do"
+                f"characters, and every token costs time: training.max_tokens = {2 * (need + 1)} is enough"
             )
 
 
@@ -72,9 +72,7 @@ def _without_effect(plan: Plan) -> Iterator[str]:
 
 def _never_trains(plan: Plan) -> Iterator[str]:
     if any(run.config.throttle.enabled and run.config.throttle.min_level == "paused" for run in plan.runs):
-        yield (
-            'throttle.min_level = "paused" never trains, however idle the machine is; use "minimal" or less'
-        )
+        yield ('throttle.min_level = "paused" never trains, even on an idle machine; use "minimal" or less')
 
 
 def _different_batches(plan: Plan) -> Iterator[str]:
@@ -88,7 +86,7 @@ def _different_batches(plan: Plan) -> Iterator[str]:
 def _queue_for_permits(plan: Plan) -> Iterator[str]:
     backend = plan.runs[0].config.backend
     if plan.workers > backend.first_permits and not backend.adapts_permits:
-        yield f"{plan.workers} workers share {backend.first_permits} permits: fine, they queue for API calls"
+        yield f"{plan.workers} workers share {backend.first_permits} permits: their calls queue (fine)"
 
 
 def _of_launcher(campaign: Campaign) -> Iterator[str]:
@@ -98,7 +96,7 @@ def _of_launcher(campaign: Campaign) -> Iterator[str]:
         yield 'parallel has no effect with launcher = "inline": runs take turns in this process'
     for key in ("run_timeout", "stall_timeout"):
         if getattr(campaign, key):
-            yield f'{key} has no effect with launcher = "inline": nobody beside the worker looks at the time'
+            yield f'{key} has no effect with launcher = "inline": no other process watches the time'
 
 
 def _of_backend(run: RunPlan) -> list[str]:

@@ -196,4 +196,4 @@ def test_a_wrong_file_is_refused_before_anything_runs(here: Path) -> None:
 def test_a_span_that_is_none_is_bad_usage(here: Path) -> None:
     done = calibrate(here, "--budget", "soon")
     assert done.returncode == 2
-    assert "'soon' is no time span" in done.stderr
+    assert "'soon' is not a time span" in done.stderr

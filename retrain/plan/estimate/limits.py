@@ -45,7 +45,7 @@ class _Option:
 
 
 def find_limit(workload: Workload, expected_s: float, simulate: Simulate) -> tuple[Limit, tuple[Change, ...]]:
-    """Name what limits a campaign, and give the changes worth making, the best first.
+    """Return what limits a campaign, and the changes worth making, the best first.
 
     Args:
         workload: the campaign.
@@ -122,7 +122,10 @@ def _more_permits(workload: Workload) -> Iterator[_Option]:
 def _no_stagger(workload: Workload) -> Iterator[_Option]:
     stagger_s = workload.launching.stagger_s
     if stagger_s:
-        text = f"each launch waits {about(stagger_s)} for the one before it; none would fill places at once"
+        text = (
+            f"each launch waits {about(stagger_s)} after the one before it; "
+            "no stagger would start all workers at once"
+        )
         yield _Option("stagger", "campaign.stagger_seconds = 0", text, _with(workload, stagger_s=0.0))
 
 
@@ -132,7 +135,8 @@ def _slowest_first(workload: Workload) -> Iterator[_Option]:
     ordered = tuple(_by_seed(workload, sorted(lengths, key=lambda name: -lengths[name])))
     if _waves(workload) > 1 and len(lengths) > 1 and ordered != workload.runs:
         text = (
-            f"{slowest!r} is the slowest condition; the longest conditions first would fill the places better"
+            f"{slowest!r} is the slowest condition; "
+            "listing the longest conditions first would use the workers better"
         )
         setting = f"first of [[campaign.conditions]]: {slowest}"
         yield _Option("slowest condition", setting, text, replace(workload, runs=ordered))

@@ -192,7 +192,7 @@ class ClosedQueue:
             self._begin(run, 0.0)
 
     def mean_wait_s(self) -> float:
-        """Simulate, and give the mean wait of a step that makes calls."""
+        """Simulate, and return the mean wait of a step that makes calls."""
         runs = len(self._costs)
         for _ in range(WARM_UP * runs):
             self._next_step()
@@ -201,7 +201,7 @@ class ClosedQueue:
         return sum(waits) / max(1, len(waits))
 
     def _next_step(self) -> tuple[int, float]:
-        """Go on until a step ends; give its run and how long it waited."""
+        """Simulate until a step ends; return its run and how long it waited."""
         while True:
             now, _, run, is_end = heapq.heappop(self._events)
             if is_end:

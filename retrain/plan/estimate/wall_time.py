@@ -1,4 +1,4 @@
-"""A plan's wall time from earlier runs: the rule of thumb, and beside it the simulated makespan."""
+"""A plan's wall time from earlier runs: the rule of thumb and the simulated makespan."""
 
 from __future__ import annotations
 
@@ -119,8 +119,8 @@ def _advice(plan: Plan, found: Makespan, cores: float) -> Iterator[Change]:
 def _wider(found: Makespan, p90_s: float) -> Iterator[str]:
     if p90_s > found.p90_s:
         yield (
-            f"P90 would be {about(found.p90_s)} by the steps alone; earlier campaigns here took longer than "
-            "their steps foretold"
+            f"P90 would be {about(found.p90_s)} from step times alone; earlier campaigns here took longer "
+            "than their step times predicted"
         )
 
 
@@ -129,7 +129,7 @@ def _on_few_cores(plan: Plan, cores: float, history: History) -> Iterator[str]:
     if shares_cores(plan) and measured and plan.workers > max(cores, *measured):
         yield (
             f"measured with at most {max(measured)} at a time: beside {plan.workers} on {cores:g} CPU cores "
-            "steps are taken to be as much longer as each has less of a core"
+            "steps are assumed to slow down as workers share cores"
         )
 
 
@@ -152,7 +152,7 @@ def _shown(measured: Measured, crowd: float) -> MeasuredCondition:
 def _notes(plan: Plan, learned: Learned, found: Makespan) -> Iterator[str]:
     steps = learned.pilot.steps
     if found.tail == "heavy":
-        yield f"single steps take far longer than the mean: {steps} steps are too few for a P90 to rely on"
+        yield f"single steps take far longer than the mean: {steps} steps are too few for a reliable P90"
     if found.tail == "short":
         yield (
             f"{steps} steps were measured: what slows down fewer than 1 step in "
@@ -166,9 +166,9 @@ def _notes(plan: Plan, learned: Learned, found: Makespan) -> Iterator[str]:
             yield f"{measured.condition} was measured with other settings: {'; '.join(measured.differs)}"
     if plan.runs[0].config.backend.adapts_permits:
         yield 'max_concurrent = "auto": ' + (
-            "no earlier run met a limit of the API, so waits for permits are left out"
+            "no earlier run reached the API's limit, so waits for permits are not included"
             if learned.permits_borne is None
-            else f"{learned.permits_borne} permits are taken to last, what the API bore in earlier runs"
+            else f"{learned.permits_borne} permits are assumed, which the API sustained in earlier runs"
         )
     if learned.launch_s is None and plan.campaign.launcher not in ON_THIS_MACHINE:
         yield (
@@ -176,6 +176,6 @@ def _notes(plan: Plan, learned: Learned, found: Makespan) -> Iterator[str]:
             "the time from submission to start is not included"
         )
     if learned.startup_s is None:
-        yield "the start-up of a run is unknown and left out"
+        yield "a run's start-up time is unknown and not included"
     if learned.closing_s is None:
-        yield "no run ended yet: its last evaluation and checkpoint are left out"
+        yield "no run has ended yet: the final evaluation and checkpoint are not included"
