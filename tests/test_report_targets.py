@@ -90,7 +90,7 @@ def test_on_a_terminal_somebody_is_asked(logs: Path, here: Path) -> None:
         done = subprocess.run(words, cwd=here, stdin=theirs, stderr=theirs, timeout=60, check=False)
         asked = os.read(ours, 4096).decode()
         os.close(ours), os.close(theirs)
-        assert (done.returncode, "replace?" in asked) == (code, True)
+        assert (done.returncode, "overwrite?" in asked) == (code, True)
     assert (here / "rows.csv").read_text() != "mine\n"
 
 
