@@ -1,4 +1,4 @@
-"""Completions that somebody wrote, to learn from before reinforcement learning begins.
+"""Written completions, to learn from before reinforcement learning begins.
 
 A row is `{"prompt": ..., "completion": ...}` or `{"messages": [{"role": ..., "content": ...}, ...]}`. Every
 message of the assistant is a demonstration, with the messages before it as its prompt.
@@ -99,5 +99,5 @@ def _text(row: dict[str, Any], key: str) -> str:
     if key not in row:
         raise ValueError(f"has no {key!r}; needs {FORMS}")
     if not isinstance(row[key], str) or not row[key]:
-        raise ValueError(f"{key!r} is {json.dumps(row[key])[:40]}; needs a text that is not empty")
+        raise ValueError(f"{key!r} is {json.dumps(row[key])[:40]}; needs a non-empty string")
     return str(row[key])

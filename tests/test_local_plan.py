@@ -92,7 +92,7 @@ def test_a_model_of_the_hub_must_be_in_the_cache_if_the_hub_is_not_asked(
     monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
     assert check_run(run_of(model="some/model")) == []
     (problem,) = check_run(run_of(model="some/model", local_files_only=True))
-    assert f"neither a directory here nor in {tmp_path}" in problem
+    assert f"neither a directory nor in {tmp_path}" in problem
     (tmp_path / "models--some--model").mkdir()
     assert check_run(run_of(model="some/model", local_files_only=True)) == []
 

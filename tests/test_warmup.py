@@ -182,7 +182,7 @@ def test_every_turn_of_the_assistant_is_a_demonstration(tmp_path: Path) -> None:
         ("{", "rows.jsonl:2: not JSON"),
         ("[1]", "rows.jsonl:2: got a list; needs"),
         ('{"prompt": "a"}', "rows.jsonl:2: has no 'completion'"),
-        ('{"prompt": 3, "completion": "b"}', "'prompt' is 3; needs a text"),
+        ('{"prompt": 3, "completion": "b"}', "'prompt' is 3; needs a non-empty string"),
         ('{"messages": []}', "nothing is said by the assistant"),
         ('{"messages": [{"role": "assistant", "content": "a"}]}', "begin with the assistant"),
         ('{"messages": [{"role": "wizard", "content": "a"}]}', "the role one of system"),

@@ -2,9 +2,9 @@
 
 A plugin is one file or folder with `connect(spec) -> Backend`; keyword-only parameters are the keys of
 `[backend.options]`, which `spec.options` holds as well. Every method may be a plain function or a
-coroutine function; the trainer settles both, so a local numpy policy and a remote asynchronous API
+coroutine function; the trainer awaits what needs it, so a local numpy policy and a remote asynchronous API
 look the same. A backend that calls an API holds `spec.permit()` (with `with` or `async with`) around
-every call in flight, and tells `spec.observe_call`, if there is one, how each call went.
+every call in flight, and reports each call to `spec.observe_call`, if set.
 """
 
 from __future__ import annotations
@@ -26,12 +26,14 @@ SPEC = PluginSpec(
     members=("info", "sample", "update", "save", "load", "close"),
     hooks=(
         Hook("check_options", ("options",), "problems of [backend.options], as `key: what is wrong`"),
-        Hook("takes_permits", ("options",), "whether calls hold permits; one that does not say is taken to"),
+        Hook(
+            "takes_permits", ("options",), "whether calls hold permits; without this hook they are taken to"
+        ),
         Hook("wants_gpu", ("options",), "whether a run takes any GPU that it is given"),
         Hook("check_run", ("config",), "problems of a run's configuration, as `[section].key: what`"),
         Hook("check_prompts", ("config", "prompts"), "problems of a task's prompts"),
         Hook("check_alphabet", ("config", "prompts", "alphabet"), "problems of a task's characters"),
-        Hook("advise_run", ("config",), "what to think about before a run"),
+        Hook("advise_run", ("config",), "what to consider before a run"),
         Hook("servers", ("config",), "address -> key, of each server that must answer before a run"),
     ),
     judge="check_options",
@@ -48,7 +50,7 @@ class Permit(AbstractContextManager[object], AbstractAsyncContextManager[object]
 
 @dataclass(frozen=True, slots=True)
 class BackendSpec:
-    """All that a backend may know of its run."""
+    """What a backend needs to know of its run."""
 
     seed: int
     model: str = ""
@@ -57,7 +59,7 @@ class BackendSpec:
     alphabet: str = ""  # characters of the task's prompts and answers
     options: Mapping[str, Any] = field(default_factory=dict)  # [backend.options], checked by the backend
     permit: Callable[[], Permit] = nullcontext  # the right to one API call in flight
-    # told of each finished call where the number of permits adapts to what the API bears, else None
+    # called after each API call if the number of permits adapts, else None
     observe_call: Callable[[CallFacts], None] | None = None
     run_name: str = ""
 
@@ -145,7 +147,7 @@ class UpdateStats:
     grad_norm: float  # before clipping
     entropy: float  # mean nats per token under the policy that was updated
     clip_fraction: float  # share of tokens whose gradient was cut by clipping
-    moments: GradientMoments | None = None  # None: not asked for, or not yet to be told
+    moments: GradientMoments | None = None  # None: not asked for, or not known yet
     reference_kl: float | None = None  # nats per token from the policy before training; None: not asked for
     memory_fraction: float | None = None  # peak share of the device's memory; None if unknown
     work: Work | None = None  # None if unknown (remote)
@@ -153,7 +155,7 @@ class UpdateStats:
 
 @dataclass(frozen=True, slots=True)
 class BackendInfo:
-    """What the planner and controllers want to know of a backend."""
+    """What the planner and the controllers need to know of a backend."""
 
     parameters: int
     remote: bool = False  # calls an API and takes permits
@@ -167,8 +169,8 @@ class Backend(Protocol):
     It may also have `check_prompts(prompts)`, which refuses before the first step those that leave no
     room for a completion, and `take_sampling_work() -> SamplingWork`, what sampling cost since the last
     call (from any thread), for roofline hints. `[warmup]` needs two more methods:
-    `written(demonstrations) -> list[Rollout]` gives written completions as rollouts, the end token added and
-    log-probabilities 0, and `reset_optimizer()` forgets its moments and step count.
+    `written(demonstrations) -> list[Rollout]` returns written completions as rollouts, with the end token and
+    log-probabilities 0, and `reset_optimizer()` clears its moments and step count.
     """
 
     info: BackendInfo
@@ -197,5 +199,5 @@ class Backend(Protocol):
         ...
 
     def close(self) -> MaybeAwaitable[None]:
-        """Let go of devices and connections; safe to call twice."""
+        """Release devices and connections; safe to call twice."""
         ...

@@ -45,7 +45,7 @@ def _shown(tokenizer: Any, prompt: Prompt, system: str) -> str:
         messages = [{"role": role, "content": content} for role, content in prompt.messages]
     try:
         return str(tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False))
-    except Exception as error:  # a template is a program of somebody's
+    except Exception as error:  # a template is a program, which may raise anything
         advice = "without a system_prompt it may work" if system else "set it to false, or mend the template"
         raise ConfigError(
             f"[backend.options].chat_template: the tokenizer's own fails on prompt {prompt.id} "

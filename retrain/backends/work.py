@@ -1,7 +1,7 @@
 """What sampling and training a policy cost, from its size and the lengths of its sequences.
 
 Counts what the mathematics asks for, as model FLOPs utilisation does: no padding, no recomputed
-activations, no attention scores. Refuses to guess: the lengths are those that really ran.
+activations, no attention scores. The lengths are those that actually ran.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class ModelCosts:
     idle: int = 0
 
     def prefill(self, lengths: Sequence[int], passes: int, time_s: float) -> Work:
-        """Running prompts of these lengths; their last states wait for decoding to give them logits.
+        """Return the work of running prompts; the logits of their last states count as decoding.
 
         Args:
             lengths: of every distinct prompt.
@@ -57,7 +57,7 @@ class ModelCosts:
         return Work(tokens, token_flops(self.body, tokens, "prefill"), moved, time_s)
 
     def decode(self, prompts: Ints | int, lengths: Ints, time_s: float) -> Work:
-        """Drawing completions, all of them at a time.
+        """Return the work of drawing completions, all of them concurrently.
 
         A completion's first token costs logits alone, and its last is never run. Token k of a
         completion reads the cache of the prompt and of the k - 1 tokens before it.
@@ -75,7 +75,7 @@ class ModelCosts:
         return Work(tokens, flops, moved + self._head_bytes * longest, time_s)
 
     def train(self, tokens: int, drawn: int, passes: int, parts: int = 1, *, reference: bool = False) -> Work:
-        """Forward and backward over `tokens`, of which `drawn` have logits; the time is not set.
+        """Return the work (without time) of training on `tokens`, of which `drawn` have logits.
 
         Args:
             tokens: prompts and completions.
@@ -93,7 +93,7 @@ class ModelCosts:
         return Work(tokens, flops, directions * (self._body_bytes * passes + self._head_bytes * parts))
 
     def optimize(self) -> Work:
-        """One step of the optimizer; its few operations per weight are left out."""
+        """Return the work of one optimizer step; its few operations per weight are left out."""
         return Work(bytes_moved=float(OPTIMIZER_PASSES * self.trained_bytes))
 
     @property
@@ -118,7 +118,7 @@ class WorkMeter:
             self._sum = SamplingWork(self._sum.prefill + prefill, self._sum.decode + decode)
 
     def take(self) -> SamplingWork:
-        """Return the sum since the last time, and begin anew."""
+        """Return the sum since the last call, and start over."""
         with self._lock:
             taken, self._sum = self._sum, NOTHING
         return taken

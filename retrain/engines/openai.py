@@ -57,7 +57,7 @@ class Engine:
         self._observe_call = observe_call
 
     def use_adapter(self, name: str, directory: str) -> None:
-        """Have the server load adapters and sample with them, then unload the previous ones.
+        """Switch the server to these adapters, then unload the previous ones.
 
         Raises:
             InfrastructureError: the server does not answer.

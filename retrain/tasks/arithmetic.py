@@ -13,7 +13,7 @@ from retrain.tasks.generated import (
 
 
 def check_arithmetic(*, digits: int, base: int, count: int, held_out: float) -> None:
-    """Refuse options out of range, all at once."""
+    """Raise ConfigError for options out of range, all at once."""
     check(
         whole_number_problem("digits", digits, 1, MAX_LENGTH)
         + whole_number_problem("base", base, 2, len(DIGITS))

@@ -115,7 +115,7 @@ def _load(source: _Source, split: str, fields: Fields) -> Any:
 
 
 def _as_written(fields: Fields) -> dict[str, Any]:
-    """Have CSV's cells as text: "007" is no 7, and "NA" not nothing."""
+    """Return options that read CSV cells as text: "007" stays "007", and "NA" stays "NA"."""
     return {"keep_default_na": False, "converters": dict.fromkeys((fields.prompt, fields.answer), str)}
 
 

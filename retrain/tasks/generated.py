@@ -36,7 +36,7 @@ def held_out_problem(held_out: object) -> list[str]:
 
 
 def check(problems: Sequence[str]) -> None:
-    """Refuse options with problems, all at once."""
+    """Raise ConfigError with all problems at once, if there are any."""
     if problems:
         raise ConfigError(problems)
 
@@ -65,7 +65,7 @@ def generate(
     held_out: float,
     seed: int,
 ) -> Task:
-    """Draw distinct problems and split them.
+    """Return a task of distinct random problems, split into training and held-out prompts.
 
     Args:
         possible: how many problems there are; `write` gives each a prompt of its own.
@@ -91,7 +91,7 @@ def generate(
 
 
 def in_base(number: int, base: int, width: int = 1) -> str:
-    """Write a whole number in a base, zero-padded to at least `width` digits."""
+    """Return a whole number in a base, zero-padded to at least `width` digits."""
     digits: list[str] = []
     while number or len(digits) < width:
         number, digit = divmod(number, base)
@@ -103,7 +103,7 @@ def _distinct_numbers(possible: int, count: int, seed: int) -> list[int]:
     generator = random.Random(seed)
     if possible <= sys.maxsize:
         return generator.sample(range(possible), count)
-    numbers: dict[int, None] = {}  # so many that a repetition is a rarity
+    numbers: dict[int, None] = {}  # so many that repetitions are rare
     while len(numbers) < count:
         numbers[generator.randrange(possible)] = None
     return list(numbers)

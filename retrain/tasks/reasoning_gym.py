@@ -75,7 +75,7 @@ def _generator(dataset: str, spec: Mapping[str, Any]) -> Any:
 
 
 def _pointing(task: Task, source: Mapping[str, Any]) -> Task:
-    """Let every answer say where its entry comes from, from which the reward generates it again."""
+    """Return the task with answers that name their entry, from which the reward generates it again."""
 
     def pointed(prompt: Prompt) -> Prompt:
         return replace(prompt, answer=json.dumps({**source, "index": prompt.id - 1}))

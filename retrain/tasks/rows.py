@@ -1,4 +1,4 @@
-"""What tasks made of somebody's rows share: the fields, the template, and the held-out split.
+"""What tasks made of a user's rows share: the fields, the template, and the held-out split.
 
 Prompts are plain text here. A backend that has a tokenizer may show them through the model's chat
 template, with a system prompt (`[backend.options]`); a `template` is for the wording of the task.
@@ -45,7 +45,7 @@ def option_problems(fields: Fields, held_out: object, **required: object) -> lis
     """Return what is wrong with the options that all these tasks share, and with texts that must be given."""
     texts = {**required, "prompt_field": fields.prompt}
     problems = [
-        f"{key}: got {value!r}; needs a text that is not empty"
+        f"{key}: got {value!r}; needs a non-empty string"
         for key, value in texts.items()
         if not (isinstance(value, str) and value)
     ]
@@ -100,7 +100,7 @@ def read_prompts(rows: Iterable[Row], fields: Fields, source: str) -> list[Promp
 
 
 def split_by_fraction(prompts: Sequence[Prompt], held_out: float, seed: int) -> Task:
-    """Hold out a fraction of the distinct prompt texts; rows of one prompt stay on one side."""
+    """Return a task that holds out a fraction of the prompt texts; rows of one prompt stay together."""
     texts = list(dict.fromkeys(prompt.text for prompt in prompts))
     generator = random.Random(seed)
     generator.shuffle(texts)
@@ -148,7 +148,7 @@ def _prompt(row: Row, fields: Fields) -> Prompt:
         raise ValueError(row.problem)
     text = _text(row.values, fields.prompt, "prompt_field", fields.text)
     if not text:
-        raise ValueError(f"{fields.prompt!r} is empty; a policy needs something to go on")
+        raise ValueError(f"{fields.prompt!r} is empty; a prompt needs text")
     answer = _text(row.values, fields.answer, "answer_field", fields.text) if fields.answer else ""
     if fields.answer and not answer.strip():
         raise ValueError(

@@ -20,7 +20,7 @@ from retrain.tasks.generated import (
 def symbol_task(
     answer: Callable[[str], str], *, length: int, base: int, count: int, held_out: float, seed: int
 ) -> Task:
-    """Build a task whose prompts are rows of `length` symbols out of `base`."""
+    """Return a task whose prompts are rows of `length` symbols out of `base`."""
     check(
         whole_number_problem("length", length, 1, MAX_LENGTH)
         + whole_number_problem("base", base, 2, len(DIGITS))

@@ -1,4 +1,4 @@
-"""Learning-rate scaling for somebody's own PyTorch loop.
+"""Learning-rate scaling for your own PyTorch loop.
 
     rule = AdaScale()
     rule.initialize(model, optimizer)      # model plain or DistributedDataParallel
@@ -118,7 +118,7 @@ class ScalingRuleBase(ScalingRule):
         )
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Take one optimizer step at scaled learning rates, which are put back afterwards.
+        """Take one optimizer step at scaled learning rates, which are restored afterwards.
 
         Args:
             closure: computes the loss and its gradients, and returns the loss; called once, before the step.

@@ -69,7 +69,7 @@ class Gradients:
         self._sqr_sums: list[torch.Tensor | float] = [0.0] * len(self._groups)
 
     def close(self) -> None:
-        """Take the hooks away."""
+        """Remove the hooks."""
         for hook in self._hooks:
             hook.remove()
 
@@ -121,7 +121,7 @@ class Gradients:
         return root
 
     def _sqr_norms(self, gradients: list[list[torch.Tensor]]) -> Floats:
-        """Squared norm per parameter group: (groups,)."""
+        """Return the squared norm per parameter group: (groups,)."""
         norms = [
             sum(float(self._sqr_norm(i, p, g)) for p, g in zip(self._groups[i], group, strict=True))
             for i, group in enumerate(gradients)
@@ -157,7 +157,7 @@ def _import_torch() -> Any:
 
 
 def _refuse_shards(model: torch.nn.Module) -> None:
-    """Refuse what splits parameters; what was never imported, which takes seconds, is not in the model."""
+    """Raise for wrappers that split parameters; only modules imported already can be in the model."""
     fsdp, tensors = (sys.modules.get(f"torch.distributed.{name}") for name in ("fsdp", "tensor"))
     wrapped = fsdp and any(isinstance(one, fsdp.FullyShardedDataParallel) for one in model.modules())
     if wrapped or (tensors and any(isinstance(one, tensors.DTensor) for one in model.parameters())):

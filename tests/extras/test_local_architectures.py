@@ -99,7 +99,7 @@ def test_a_model_that_a_cache_changes_is_refused_rather_than_trained_on_wrong_nu
     keeps_its_state_in_itself = RecurrentGemmaConfig(
         **GQA, lru_width=32, attention_window_size=6, block_types=["recurrent", "attention"]
     )
-    with pytest.raises(ConfigError, match="answers otherwise when it is sampled from with a cache"):
+    with pytest.raises(ConfigError, match="has other logits with a cache"):
         open_backend(save(keeps_its_state_in_itself, tmp_path))
 
 

@@ -215,7 +215,7 @@ def test_a_token_that_the_model_does_not_know_is_told(server, model, token):
     server.rubbish = json.dumps(
         {"choices": [json.loads(choice(logprobs=logprobs))["choices"][0] | {"index": i} for i in range(15)]}
     ).encode()
-    with pytest.raises(RunFailedError, match=f"sampled token {token}, and this model knows 40"):
+    with pytest.raises(RunFailedError, match=f"drew token {token}, and this model knows 40"):
         draw(through(server, model))
 
 

@@ -71,7 +71,7 @@ def check_run(config: Config) -> list[str]:
 
 
 def advise_run(config: Config) -> list[str]:
-    """List what to think about before a run of this configuration."""
+    """List what to consider before a run of this configuration."""
     bounds = config.algorithm.loss_params
     tightest = min(bounds.get("clip_low", 0.0), bounds.get("clip_high", 0.0))  # unset: the published
     if config.algorithm.loss_mode != "gspo" or tightest >= ROUNDED_RATIO or not _is_rounded(config):
@@ -90,13 +90,13 @@ def _is_rounded(config: Config) -> bool:
 
 
 def check_prompts(config: Config, prompts: Sequence[Prompt]) -> list[str]:
-    """List what is wrong with prompts, as far as a model's files tell; torch is not imported."""
+    """List what is wrong with prompts, judging by the model's files; torch is not imported."""
     wrong = prompts_problem(config.model.model, prompts)
     return [f"[data]: {wrong}"] if wrong else []
 
 
 def servers(config: Config) -> dict[str, str]:
-    """Name the server that a run needs, and the key that it stands at."""
+    """Return the server that a run needs: address -> key."""
     options = config.backend.options
     return (
         {str(options.get("engine_url", "")): "[backend.options].engine_url"} if takes_permits(options) else {}
@@ -104,7 +104,7 @@ def servers(config: Config) -> dict[str, str]:
 
 
 def wants_gpu(options: Mapping[str, Any]) -> bool:
-    """Whether a run takes any GPU that it is given; not if it names one, or none."""
+    """Whether a run uses any GPU that it is assigned; false if it names one, or none."""
     return options.get("device", DEFAULTS.device) in ("auto", "cuda")
 
 
@@ -113,7 +113,7 @@ def connect(spec: BackendSpec) -> LocalBackend:
 
     Raises:
         ConfigError: an option is wrong, packages are missing, or the model cannot be used.
-        InfrastructureError: the hub or the generation engine cannot be reached.
+        InfrastructureError: the hub or the sampling server cannot be reached.
     """
     options = parse_options(spec.options)
     missing = missing_packages()

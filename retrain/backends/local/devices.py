@@ -63,7 +63,7 @@ class DeviceMemory:
         )
 
     def limit(self, share: float) -> None:
-        """Let this process use a share of a GPU's memory; other devices have no such limit."""
+        """Limit this process to a share of a GPU's memory; other devices have no such limit."""
         if self._device.type == "cuda" and share != self._share:
             torch.cuda.set_per_process_memory_fraction(share, self._device)
             self._share = share
@@ -82,7 +82,7 @@ class DeviceMemory:
         return min(1.0, used / (self._total * self._share))
 
     def free(self) -> None:
-        """Give back what no tensor holds, so that a smaller attempt finds whole blocks."""
+        """Free cached blocks that no tensor uses, so that a smaller attempt finds contiguous memory."""
         gc.collect()  # an exception's frames may have held tensors in cycles
         if self._device.type == "cuda":
             torch.cuda.empty_cache()

@@ -1,4 +1,4 @@
-"""Keeps a generation engine's adapters those of the policy, and its log-probabilities honest."""
+"""Keeps a sampling server's adapters up to date with the policy, and checks its log-probabilities."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from retrain.errors import RunFailedError
 from retrain.rollouts import Prompt, Rollout, TrainingSample
 
 TOLERANCE_NATS = 0.2  # mean over tokens; kernels and bfloat16 stay an order of magnitude below
-NOISE_NATS = 0.02  # below, two numbers cannot be told apart
+NOISE_NATS = 0.02  # a smaller difference is noise
 CHECKED_TOKENS = 256
 
 
 class EngineSampler:
-    """Samples by a server, which samples with the policy's latest adapters."""
+    """Samples by a server, with the policy's latest adapters."""
 
     def __init__(self, spec: BackendSpec, options: LocalOptions, policy: Policy, end_ids: Ids) -> None:
         self._engine = Engine(
@@ -79,7 +79,7 @@ class EngineSampler:
         self._version = -1
 
     def close(self) -> None:
-        """Give the server its memory back, and drop the adapters' files."""
+        """Have the server unload the adapters, and remove their files."""
         self._engine.close()
         shutil.rmtree(self._directory, ignore_errors=True)
 
@@ -90,7 +90,7 @@ class EngineSampler:
         except RefusedError as error:
             if not error.is_missing:
                 raise
-        self.restart()  # a server that was begun anew lost the adapters
+        self.restart()  # a server that was restarted has lost the adapters
         self._bring_up_to(version)
         return self._engine.complete(request)
 
@@ -108,18 +108,18 @@ class EngineSampler:
         self._loaded, self._version = name, version
 
     def _check_known(self, drawn: Sequence[Drawn]) -> None:
-        """Refuse tokens that the model has no embedding for: a GPU would take the process along."""
+        """Refuse tokens that the model has no embedding for: on a GPU that ends the process."""
         known = len(self._policy.causal.get_input_embeddings().weight)
         if unknown := [token for one in drawn for token in one.tokens if not 0 <= token < known]:
             raise RunFailedError(
-                f"the generation engine sampled token {unknown[0]}, and this model knows {known}; "
+                f"the sampling server drew token {unknown[0]}, and this model knows {known}; "
                 "check that it serves the same model"
             )
 
     def _check(
         self, prompts: Sequence[Ids], drawn: Sequence[Drawn], temperature: float, device: torch.device
     ) -> None:
-        """Compare the server's log-probabilities with our own: does it sample with these adapters?"""
+        """Raise if the server's log-probabilities differ from ours: it samples from another policy."""
         samples, texts = _first_tokens(prompts, drawn)
         batches = lay_out(samples, texts, self._tokens_at_a_time, device)
         theirs = np.concatenate([batch.data.sampler_logprobs for batch in batches])
@@ -132,12 +132,12 @@ class EngineSampler:
         apart = nats_apart(temperature)
         if apart > NOISE_NATS and nats_apart(1.0) < apart / 2:
             raise RunFailedError(
-                "the generation engine reports log-probabilities before the temperature is applied; start it "
+                "the sampling server reports log-probabilities before the temperature is applied; start it "
                 "with processed ones (vLLM: --logprobs-mode processed_logprobs)"
             )
         if apart > TOLERANCE_NATS:
             raise RunFailedError(
-                f"the generation engine's log-probabilities are {apart:.2f} nats per token from "
+                f"the sampling server's log-probabilities are {apart:.2f} nats per token from "
                 "this model's; check that it serves the same weights and applies the adapters"
             )
 

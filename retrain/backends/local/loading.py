@@ -114,7 +114,7 @@ def _source(model: str, options: LocalOptions) -> dict[str, Any]:
 
 @contextmanager
 def fitting(model: str) -> Iterator[None]:
-    """Return which model it is that memory ran out for.
+    """Name the model when memory runs out.
 
     Raises:
         BackendMemoryError: it did.
@@ -145,7 +145,7 @@ def _explained(model: str, options: LocalOptions) -> Iterator[None]:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Keep advice for other uses of the libraries out of a run's log."""
+    """Keep the libraries' progress bars and advice out of a run's log."""
     transformers_logging.disable_progress_bar()
     level = transformers_logging.get_verbosity()
     transformers_logging.set_verbosity_error()
@@ -158,7 +158,7 @@ def _quiet() -> Iterator[None]:
 
 
 def _remove_dropout(config: Any) -> None:
-    """The policy that is trained must be the one that sampled."""
+    """Set every dropout to 0: the policy that is trained must be the one that sampled."""
     for name, value in config.to_dict().items():
         if ("dropout" in name or name.endswith("_pdrop")) and isinstance(value, float):
             setattr(config, name, 0.0)

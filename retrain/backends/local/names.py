@@ -33,7 +33,7 @@ def model_problem(model: str, *, local_files_only: bool = False) -> str:
     offline = local_files_only or os.environ.get("HF_HUB_OFFLINE", "").lower() in YES
     if offline and not (_cache() / f"models--{model.replace('/', '--')}").is_dir():
         return (
-            f"{model!r} is neither a directory here nor in {_cache()}, and the hub is not to be asked; "
+            f"{model!r} is neither a directory nor in {_cache()}, and offline mode is on; "
             "name a directory, or let the hub be asked (local_files_only = false, no HF_HUB_OFFLINE)"
         )
     return ""
@@ -55,7 +55,7 @@ def _directory_problem(model: str, path: Path) -> str:
 
 
 def template_problem(model: str) -> str:
-    """Say that a saved model's tokenizer has no chat template; empty if it has, or may have."""
+    """Return that a saved model's tokenizer has no chat template; empty if it has, or may have."""
     path = Path(model).expanduser()
     config = path / "tokenizer_config.json"
     if not config.is_file() or _read(config).get("chat_template") or any(path.glob("*chat_template*")):
@@ -106,7 +106,7 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _cache() -> Path:
-    """Find where the hub's files are kept, as its own library does."""
+    """Return the hub's cache directory, found as its own library does."""
     home = os.environ.get("HF_HOME") or Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "huggingface"
     named = os.environ.get("HF_HUB_CACHE") or os.environ.get("HUGGINGFACE_HUB_CACHE")
     return Path(named or Path(home) / "hub").expanduser()

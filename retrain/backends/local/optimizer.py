@@ -40,20 +40,20 @@ class Optimizer:
         self.steps = 0
 
     def reset(self) -> None:
-        """Forget moments and step count; parameters stay."""
+        """Clear moments and step count; parameters stay."""
         self.begin()
         self._adam.state.clear()
         self._previous = []
         self.steps = 0
 
     def begin(self) -> None:
-        """Forget all gradients."""
+        """Clear all gradients."""
         self._part, self._sums, self._coming = [], [], []
         for parameter in (*self._parameters, *self._masters):
             parameter.grad = None
 
     def collect(self) -> None:
-        """Take the parameters' gradients, those of one micro-batch, into the part's."""
+        """Move the parameters' gradients, those of one micro-batch, into the part's."""
         self._part = _add(self._part, [_gradient(p) for p in self._parameters])
         for parameter in self._parameters:
             parameter.grad = None
@@ -86,7 +86,7 @@ class Optimizer:
         return _squared_norm(self._sums)
 
     def non_finite(self) -> list[str]:
-        """Name the parameters whose gradient is not finite."""
+        """Return the names of parameters whose gradient is not finite."""
         pairs = zip(self._names, self._sums, strict=True)
         return [name for name, gradient in pairs if not torch.isfinite(gradient).all()]
 
@@ -120,7 +120,7 @@ class Optimizer:
         return {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
 
     def load(self, tensors: Mapping[str, torch.Tensor], steps: int) -> None:
-        """Go on from what `state` gave after `steps` steps; the parameters are loaded already.
+        """Continue from what `state` returned after `steps` steps; the parameters are loaded already.
 
         Raises:
             KeyError: a tensor is missing.
@@ -145,7 +145,7 @@ class Optimizer:
         self._write_back()
 
     def _make_moments(self) -> None:
-        """Begin the moments, each parameter's whole or not at all: torch leaves half when memory runs out."""
+        """Allocate each parameter's moments, all or none: torch leaves half when memory runs out."""
         for master in self._masters:
             if not self._adam.state[master]:
                 self._adam.state[master] = {
@@ -154,7 +154,7 @@ class Optimizer:
                 }
 
     def _norm_seen(self, gradients: Sequence[torch.Tensor]) -> float:
-        """Squared norm of a gradient as Adam sees it: each entry over what its update is divided by."""
+        """Return the squared norm of a gradient whose entries are divided as Adam divides their update."""
         if self.steps < FIRST_SETTLED_STEP:
             return _squared_norm(list(gradients))
         correction = 1 - BETAS[1] ** self.steps

@@ -1,7 +1,7 @@
-"""Tries a loaded policy on a few tokens: does it give the same log-probabilities whichever way it is run?
+"""Checks on a few tokens that a policy has the same log-probabilities in sampling and in training.
 
 Sampling runs a model left-padded, with a cache that is copied and cut; training runs it whole, and takes
-its logits apart. A model that minds the difference would be trained on wrong numbers without a word.
+its logits apart. A model that is sensitive to the difference would silently be trained on wrong numbers.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def _check_logits(model: str, policy: Policy, device: torch.device) -> None:
         ours, whole, rtol=LOGITS_TOLERANCE, atol=LOGITS_TOLERANCE * float(whole.abs().max())
     ):
         raise ConfigError(
-            f"[model].model: {model!r} changes its logits in a way that this backend does not know, so its "
+            f"[model].model: {model!r} transforms its logits in a way that this backend lacks, so its "
             "log-probabilities would be wrong; use another model"
         )
 
@@ -68,8 +68,8 @@ def _check_cache(model: str, policy: Policy, device: torch.device) -> None:
     apart = float((sampled - trained).abs().mean() / trained.std())
     if not apart <= CACHE_TOLERANCE[policy.causal.dtype]:
         raise ConfigError(
-            f"[model].model: {model!r} answers otherwise when it is sampled from with a cache and padding "
-            f"(logits {apart:.0%} of their spread apart), so what was sampled could not be trained on; "
+            f"[model].model: {model!r} has other logits with a cache and padding than without "
+            f"({apart:.0%} of their spread apart), so its samples could not be trained on; "
             "use another model"
         )
 

@@ -134,7 +134,7 @@ class NumpyBackend:
         return [self._characters.written(one) for one in demonstrations]
 
     def reset_optimizer(self) -> None:
-        """Forget moments and step count."""
+        """Clear moments and step count."""
         self._optimizer = self._new_optimizer()
         self._previous = None
 
@@ -155,11 +155,11 @@ class NumpyBackend:
         self._previous = load_policy(directory, self._identity, self._weights, self._optimizer, self._random)
 
     def close(self) -> None:
-        """Nothing to let go of."""
+        """Do nothing: there is nothing to release."""
 
     @contextmanager
     def _call(self) -> Iterator[None]:
-        """Pose as one call of an API, if asked to: calls wait beside each other and compute in turn."""
+        """Simulate one API call if `api_latency_s` is set: calls wait concurrently and compute in turn."""
         if self._latency_s == 0:
             yield
             return
@@ -193,7 +193,7 @@ class NumpyBackend:
     def _accumulate(
         self, samples: Sequence[TrainingSample], loss: Loss, optimization: Optimization
     ) -> tuple[Totals, Weights, list[float], Work]:
-        """Sum the micro-batches' losses, gradients and work; give parts' squared norms if wanted."""
+        """Return the sums of micro-batches' losses, gradients and work, and squared norms if wanted."""
         parts = split_by_group(samples, optimization.micro_batches)
         texts = {sample.rollout.prompt.text for sample in samples}
         encoded = {text: self._characters.encode(text) for text in texts}

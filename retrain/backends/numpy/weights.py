@@ -43,5 +43,5 @@ class Weights:
         return same
 
     def non_finite(self) -> list[str]:
-        """Name the parts that hold a NaN or an infinity."""
+        """Return the names of parts that hold a NaN or an infinity."""
         return [name for name, view in self._views.items() if not np.isfinite(view).all()]

@@ -1,8 +1,8 @@
-"""The Tinker API: a policy that samples and trains on somebody else's machines, through the real SDK.
+"""The Tinker API: a policy that samples and trains remotely, through the SDK.
 
 Every call holds one of the campaign's permits from its submission to its result, long polling
 included; only the SDK's own housekeeping (a heartbeat every ten seconds, settings, telemetry) does
-not. The key is read from the environment by the SDK and by nobody else.
+not. Only the SDK reads the key, from the environment.
 
 Log-probabilities of training are taken at temperature 1 by the API, so sample at temperature 1. The
 API has no entropy bonus, no KL term, and batches by itself: `micro_batches` means nothing to it.
@@ -41,7 +41,7 @@ __all__ = ["TinkerBackend", "advise_run", "check_options", "check_run", "connect
 EXTRA = "tinker"
 PACKAGES = ("tinker",)
 KEYS = ("TINKER_API_KEY", "TINKER_CREDENTIAL_CMD")  # where the SDK finds a key in the environment
-PATIENCE = 2  # failures of one call until the whole session is made anew
+PATIENCE = 2  # failures of one call until a new session is opened
 
 
 def connect(spec: BackendSpec) -> Awaitable[TinkerBackend]:
@@ -77,7 +77,7 @@ def check_run(config: Config) -> list[str]:
 
 
 def servers(config: Config) -> dict[str, str]:
-    """Name the server that a run needs, if it is not the API's own, and the key that it stands at."""
+    """Return the server that a run needs, if it is not the API's own: address -> key."""
     if config.model.base_url:
         return {config.model.base_url: "[model].base_url"}
     named = os.environ.get("TINKER_BASE_URL")
@@ -85,7 +85,7 @@ def servers(config: Config) -> dict[str, str]:
 
 
 def advise_run(config: Config) -> list[str]:
-    """List what to think about before a run of this configuration."""
+    """List what to consider before a run of this configuration."""
     temperature = config.training.temperature
     if temperature == 1.0:
         return []
@@ -121,7 +121,7 @@ async def _open(spec: BackendSpec, options: TinkerOptions) -> TinkerBackend:
 
 
 class TinkerBackend:
-    """One run's policy at the API. For one event loop; sampling may go on beside an update."""
+    """One run's policy at the API. For one event loop; sampling may overlap an update."""
 
     def __init__(self, spec: BackendSpec, options: TinkerOptions) -> None:
         from retrain.backends.tinker.calls import Calls
@@ -155,7 +155,7 @@ class TinkerBackend:
 
         Raises:
             InfrastructureError: the API failed for longer than the retry budget.
-            RunFailedError: it answered something else than it was asked.
+            RunFailedError: its answer does not fit the request.
         """
         text = await self._text.get()
         places = asyncio.Semaphore(self._options.requests_at_once)
@@ -205,18 +205,18 @@ class TinkerBackend:
         return [text.written(one) for one in demonstrations]
 
     async def reset_optimizer(self) -> None:
-        """Have the API go on with the same weights and fresh moments."""
+        """Clear the optimizer's moments; the weights stay."""
         await self._session.reset_optimizer()
 
     async def save(self, directory: Path) -> None:
-        """Have the API save weights and optimizer, and write down where."""
+        """Have the API save weights and optimizer, and write the path that it saved to."""
         write_state(directory, await self._session.save(), self._spec.model, self._spec.lora_rank)
 
     async def load(self, directory: Path) -> None:
-        """Go on from a saved state, optimizer included.
+        """Continue from a saved state, optimizer included.
 
         Raises:
-            RecordsError: unreadable, of another model, or the API does not have it any more.
+            RecordsError: unreadable, of another model, or the API no longer has it.
         """
         await self._session.resume(read_state(directory, self._spec.model, self._spec.lora_rank))
 
@@ -272,7 +272,7 @@ class TinkerBackend:
 
 
 async def _all(coroutines: Sequence[Coroutine[Any, Any, Group]]) -> list[Group]:
-    """Run all at once; when one fails, end the others before saying so."""
+    """Run all concurrently; if one fails, cancel the others before raising."""
     tasks = [asyncio.ensure_future(coroutine) for coroutine in coroutines]
     try:
         return await asyncio.gather(*tasks)

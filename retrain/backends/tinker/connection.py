@@ -1,4 +1,4 @@
-"""The SDK's service client: opened without blocking the event loop, and let go without hurting calls."""
+"""The SDK's service client: opened without blocking the event loop, and closed without disturbing calls."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from retrain.errors import ConfigError, InfrastructureError
 T = TypeVar("T")
 
 LEAVING: tuple[type[Exception], ...] = (*FAULTS, InfrastructureError)
-GOODBYE_S = 5.0  # a session that nobody ends is ended by the API when its heartbeat stops
+GOODBYE_S = 5.0  # the API ends a session whose heartbeat stops
 log = logging.getLogger(__name__)
 
 
@@ -36,7 +36,7 @@ class Connection:
         self._over = asyncio.Event()  # no call is in flight, and none will come
 
     async def try_out(self) -> None:
-        """Open a session, and say in the user's words what is wrong.
+        """Open a session, or raise an error that names the setting at fault.
 
         Raises:
             ConfigError: the key or the address is refused.
@@ -73,7 +73,7 @@ class Connection:
         return self._service
 
     def drop(self) -> None:
-        """Have the next use open another session."""
+        """Drop the session; the next use opens another."""
         service, self._service = self._service, None
         if service is not None:
             farewell = asyncio.ensure_future(self._leave(service))
@@ -102,13 +102,13 @@ class Connection:
             async with asyncio.timeout(GOODBYE_S):
                 await self._calls.once("goodbye", lambda: result(service.close(status)))
         except LEAVING as error:
-            log.info("a session ended without goodbye: %s", describe(error))
+            log.info("a session could not be closed: %s", describe(error))
         finally:
-            _stop(holder)  # if there was no permit to say goodbye with
+            _stop(holder)  # even if no permit was free for the closing call
 
 
 def _stop(holder: Any) -> None:
-    """Have the SDK end a session's heartbeat and connections, without a call; again is fine."""
+    """End a session's heartbeat and connections, without a call; safe to call twice."""
     holder.close()
 
 

@@ -27,8 +27,8 @@ class Fault(Enum):
     """Four kinds of failure."""
 
     BUSY = auto()  # overload, timeout, connection: the same call may succeed later
-    LOST = auto()  # the session, model or sampler is gone or unusable: build anew, then try again
-    WRONG = auto()  # the API refuses what was asked: asking again is no use
+    LOST = auto()  # the session, model or sampler is gone or unusable: rebuild, then retry
+    WRONG = auto()  # the API refuses the request: a retry would not help
     REFUSED = auto()  # the key
 
 
@@ -36,7 +36,7 @@ _STATUS = re.compile(r"\bstatus[ =](\d{3})\b")  # results are fetched by the SDK
 
 
 def classify(error: Exception) -> Fault:
-    """Tell the kind of a fault."""
+    """Return the kind of a fault."""
     status = _status(error)
     if status is not None:
         return _by_status(status)
@@ -55,7 +55,7 @@ def is_overload(error: Exception) -> bool:
 
 
 def describe(error: Exception) -> str:
-    """Return one line about an error; an exception without text gets its name."""
+    """Return one line about an error; the class name for an exception without text."""
     text = " ".join(str(error).split())[:300]
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
@@ -72,7 +72,7 @@ def _by_status(status: int) -> Fault:
         return Fault.REFUSED
     if status in (404, 409, 410):
         return Fault.LOST
-    # 402, the account's bill: the SDK has waited for it, somebody may pay it before the run is tried again
+    # 402, the account's bill: the SDK has waited; it may be paid before the run is retried
     if status in (402, 408, 429) or status >= 500:
         return Fault.BUSY
     return Fault.WRONG

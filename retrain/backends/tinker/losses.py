@@ -30,12 +30,12 @@ class ApiLoss:
 
     @property
     def is_per_rollout(self) -> bool:
-        """One ratio for a whole rollout: the API is told which tokens are the rollout's."""
+        """Whether a whole rollout has one ratio: the API then needs to know its tokens."""
         return self.name == "gspo"
 
     @property
     def is_supervised(self) -> bool:
-        """Targets have weights, and there is no sampler."""
+        """Whether targets have weights, and there is no sampler."""
         return self.name == "cross_entropy"
 
 

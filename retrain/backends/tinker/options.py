@@ -12,7 +12,7 @@ DAY_S = 86400.0
 
 @dataclass(frozen=True, slots=True)
 class TinkerOptions:
-    """How to talk to the API, and for how long to put up with it."""
+    """How to call the API, and its timeouts."""
 
     tokenizer: str = ""  # local directory or hub id; empty: the one that the API names for the model
     chat_template: bool = False  # show prompts through the tokenizer's chat template

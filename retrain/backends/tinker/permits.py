@@ -28,7 +28,7 @@ class Permits:
 
     @asynccontextmanager
     async def one(self) -> AsyncIterator[None]:
-        """Hold a permit.
+        """Hold a permit while entered.
 
         Raises:
             InfrastructureError: none came in time.
@@ -50,7 +50,7 @@ class Permits:
         """Run two calls whose order the API keeps, at the same time if a second permit is there.
 
         The second is submitted when the first is done or another permit comes, whichever is
-        earlier: nobody sits on a permit while waiting for one, so that runs cannot block each other.
+        earlier: no call holds a permit while another waits for one, so runs cannot deadlock.
         """
         async with self.one(), AsyncExitStack() as held:
             one = asyncio.ensure_future(first())

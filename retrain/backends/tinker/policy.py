@@ -31,7 +31,7 @@ class Model:
     name: str
     rank: int
     seed: int  # of the fresh adapter; 0 or more
-    run: str  # for people who look at the API's console
+    run: str  # shown in the API's console
     base_url: str = ""
 
 
@@ -52,7 +52,7 @@ class Update:
     adam: AdamParams
 
     def parts(self, most_datums: int, most_bytes: int) -> list[list[Datum]]:
-        """Cut the data so that the SDK sends each part as one request, not several at once."""
+        """Return the data in parts that the SDK sends as one request each."""
         parts: list[list[Datum]] = [[]]
         size = 0
         for datum in self.data:

@@ -1,9 +1,9 @@
-"""The API's objects of one run, and how they are had again when they are lost.
+"""The API's objects of one run, and how they are rebuilt when they are lost.
 
 A run's policy is the last state that the API saved (at first: fresh weights from a seed) followed by
 the updates taken since. Both are remembered, so that whatever happens to the session, a new one is
 brought to the same policy: the state is loaded with its optimizer and the updates are repeated. An
-update of which nobody knows whether it was taken is thus taken exactly once.
+update whose outcome is unknown is thus taken exactly once.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ log = logging.getLogger(__name__)
 
 
 class Session:
-    """Gives training and sampling clients of the current policy. For one event loop."""
+    """Training and sampling clients of the current policy. For one event loop."""
 
     def __init__(self, model: Model, options: TinkerOptions, calls: Calls) -> None:
         self._model = model
@@ -45,7 +45,7 @@ class Session:
         self._sampler: Sampler | None = None
         self._saved = State("", 0)
         self._since: list[Update] = []  # taken after `_saved`
-        self.generation = 0  # sessions given up so far
+        self.generation = 0  # sessions dropped so far
 
     @property
     def version(self) -> int:
@@ -105,13 +105,13 @@ class Session:
         return await self._persist(f"update {self.version + 1}", attempt)
 
     async def undo(self) -> None:
-        """Take the last update back: the policy is as before it."""
+        """Undo the last update: the policy is as before it."""
         async with self._lock:
             self._since.pop()
             self._forget()
 
     async def reset_optimizer(self) -> None:
-        """Go on with the same weights, fresh moments and no updates seen."""
+        """Continue with the same weights, fresh moments and no updates seen."""
         saved = await self.save()
 
         async def attempt() -> None:
@@ -151,13 +151,13 @@ class Session:
         await self._persist(f"loading {state.path}", self._locked_training)
 
     async def renew_sampler(self, suspect: Sampler) -> None:
-        """Have the next use make a new sampler, unless somebody did already."""
+        """Drop a sampler, unless it was replaced already; the next use makes another."""
         async with self._lock:
             if suspect is self._sampler:
                 self._sampler = None
 
     async def renew(self, generation: int) -> None:
-        """Have the next use begin a new session, unless the one of this generation was given up already."""
+        """Drop the session, unless this generation's was dropped already; the next use opens another."""
         async with self._lock:
             if generation == self.generation:
                 self._forget()
@@ -181,7 +181,7 @@ class Session:
         return await self._calls.persist(what, noted, repair)
 
     async def _certain(self, call: Awaitable[T]) -> T:
-        """Await a call that the API takes in order; if it fails, nobody knows what it did: begin anew."""
+        """Await a call that the API takes in order; if it fails, its effect is unknown: start over."""
         try:
             return await call
         except BaseException:
@@ -193,7 +193,7 @@ class Session:
             return await self._trained()
 
     async def _trained(self) -> tinker.TrainingClient:
-        """Return the training client, made anew if need be. With the lock held."""
+        """Return the training client, made again if necessary. Needs the lock."""
         if self._training is None:
             training = await self._load() if self._saved.path else await self._create()
             if self._since:
@@ -233,7 +233,7 @@ class Session:
         except FAULTS as error:
             if classify(error) is Fault.WRONG or isinstance(error, tinker.NotFoundError):
                 raise RecordsError(
-                    f"{self._saved.path}: the API does not give this checkpoint ({describe(error)}); "
+                    f"{self._saved.path}: the API does not load this checkpoint ({describe(error)}); "
                     "use an earlier one, or start the run again"
                 ) from error
             raise
@@ -260,7 +260,7 @@ class Session:
         return Outcome.of([*passes, end], step)
 
     def _forget(self) -> None:
-        """Drop all clients; the next use makes them anew. With the lock held."""
+        """Drop all clients; the next use makes them again. Needs the lock."""
         self.generation += 1
         self._training = self._sampler = None
         self._connection.drop()

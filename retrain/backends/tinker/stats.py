@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 
 
 class Auditor:
-    """Turns the API's answers into statistics; warns of what does not fit, once each."""
+    """Turns the API's answers into statistics; warns once of each mismatch."""
 
     def __init__(self) -> None:
         self._warned: set[str] = set()
@@ -111,7 +111,7 @@ def _scored(samples: Sequence[TrainingSample], outputs: Sequence[Mapping[str, An
 
 
 def _grad_norm(metrics: Mapping[str, float]) -> float:
-    """Find the gradient's norm before clipping among metrics whose names servers choose."""
+    """Return the gradient's norm before clipping, from metrics whose names differ between servers."""
     names = [name for name in metrics if "grad" in name and ("norm" in name or "l2" in name)]
     unclipped = [name for name in names if "unclipped" in name] or names
     return float(metrics[unclipped[0]]) if unclipped else 0.0

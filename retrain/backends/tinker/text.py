@@ -1,4 +1,4 @@
-"""The tokenizer of a remote model, used here: the API takes and gives token ids only."""
+"""The tokenizer of a remote model, used here: the API only takes and returns token ids."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Text:
     """Prompts to token ids, and completions back to text."""
 
     def __init__(self, tokenizer: Any, options: TinkerOptions) -> None:
-        """Take a tokenizer of transformers.
+        """Wrap a tokenizer of transformers.
 
         Raises:
             ConfigError: it has no end-of-sequence token, or no chat template where one is asked for.
