@@ -70,7 +70,7 @@ class World:
 
 
 def reachable(settings, batch_sizes=None, workers=2, most=800):
-    """Give the worlds that can be reached, each state once, breadth first, at most about `most`."""
+    """Return the reachable worlds, each state once, breadth first, at most about `most`."""
     front = [World(settings, batch_sizes or [settings.batch_size], workers, seed) for seed in range(2)]
     known = set()
     while front and len(known) < most:

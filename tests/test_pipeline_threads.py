@@ -18,7 +18,7 @@ def settings(**changes):
 
 
 def counting(unit=1, end=None):
-    """Give a producer of 0, 1, 2, ... in units; it ends after `end` items."""
+    """Return a producer of 0, 1, 2, ... in units; it ends after `end` items."""
     numbers = itertools.count()
 
     def produce(version):

@@ -14,7 +14,7 @@ BOUND_S = 30  # only reached if the test fails
 
 @pytest.fixture
 def call():
-    """Give a function that makes a call in a thread of its own and gives its future."""
+    """Return a function that calls another in its own thread and returns the future."""
     with ThreadPoolExecutor(max_workers=8) as threads:
         yield threads.submit
 

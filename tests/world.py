@@ -127,7 +127,7 @@ class World:
         """Its workers are in this very world."""
 
     def poll(self, timeout_s: float) -> Sequence[Ended]:
-        """Tell that the last order is carried out, and wait for the next; ends are told at once."""
+        """Wait for the next order once the last is carried out; return ends at once."""
         if not self._ended and timeout_s > 0:
             self._obeyed.release()
             self._orders.get()()

@@ -73,13 +73,13 @@ class Asking:
         self._due_at = min(self._due_at, self._asked_at + LEAST_POLL_S)
 
     def unanswered(self, why: object) -> None:
-        """Tell the user, once, that the engine does not answer."""
+        """Report, once, that the engine does not answer."""
         if not self._is_silent:
             self._say(f"{why}; retrying; its runs continue meanwhile")
         self._is_silent = True
 
     def answered(self) -> None:
-        """Tell the user if the engine answers again."""
+        """Report that the engine answers again, if it was silent."""
         if self._is_silent:
             self._say(f"{self._engine} answers again")
         self._is_silent = False

@@ -156,7 +156,7 @@ def _what_to_do_about(path: Path) -> str:
 
 
 def inspect_run(files: RunFiles, config_hash: str = "") -> Inspection:
-    """Tell a run's state from its files, and give what says so.
+    """Return a run's state, with the records that it follows from.
 
     Args:
         files: the run's; the directory may be missing.

@@ -116,7 +116,7 @@ class FileSemaphore:
         return slot is not None and self._keep(slot)
 
     def release(self) -> None:
-        """Give back the permit that this thread or task acquired last, or else this object's oldest.
+        """Release the permit that this thread or task acquired last, or else this object's oldest.
 
         Raises:
             RuntimeError: this object holds none in this process.

@@ -40,7 +40,7 @@ PHRASES: tuple[str, ...] = (
 
 
 def planning_mask(rollout: Rollout, phrases: Sequence[str]) -> NDArray[np.bool_]:
-    """Tell for each token whether its text overlaps a planning phrase: shape (tokens,).
+    """Return which tokens overlap a planning phrase: shape (tokens,).
 
     Matching ignores case and the kind and amount of white space between words; a phrase matches whole
     words only. A token without text (end of sequence) is not planning.

@@ -76,7 +76,7 @@ def with_options(spec: BackendSpec, **options: object) -> BackendSpec:
 
 
 def during(spec: BackendSpec, story: Callable[[TinkerBackend], Coroutine[Any, Any, Any]]) -> Any:
-    """Tell a story with a connected backend."""
+    """Run a coroutine with a connected backend."""
 
     async def whole() -> Any:
         backend = await connect(spec)

@@ -18,7 +18,7 @@ ADAPTER = "default"  # peft's name for the only adapter
 
 
 def shorten_forwards(model: torch.nn.Module) -> None:
-    """Give every plain LoRA layer of a model a direct forward pass."""
+    """Replace the forward pass of every plain LoRA layer by a direct one."""
     for module in model.modules():
         if type(module) is Linear and _is_plain(module):
             module.__dict__["forward"] = _direct(module)

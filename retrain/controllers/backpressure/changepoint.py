@@ -1,4 +1,4 @@
-"""Tells a changed curve from noise and from stalls, with one pass over the surprises.
+"""Detect a change point in the curve, as opposed to noise and stalls, in one pass over the residuals.
 
 Two-sided CUSUM (Page, Biometrika 41, 1954), and two rules for surprises no curve explains: a step far
 too slow is a stall until the next one agrees; a step far too fast proves that older ones were slow.
