@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import os
-import signal
-import sys
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from retrain.cli.options import AsJson, ConfigFile, Overrides, duration
+from retrain.cli.run import interruptible
 
 if TYPE_CHECKING:
     from retrain.calibrate.conclude import Calibration
-    from retrain.calibrate.session import Session
+
+
+ENDING_TRIAL = "ending the trial; reporting what was measured"
 
 
 def command(
@@ -69,7 +68,9 @@ def command(
             budget_s,
             lambda: EventLines(errors),
             lambda trial: errors.print(f"{trial.name}: {trial.what}"),
-            lambda session: stack.enter_context(_interruptible(session)),
+            lambda session: stack.enter_context(
+                interruptible(lambda now: session.interrupt(now=now), ENDING_TRIAL, ENDING_TRIAL)
+            ),
         )
         if found.steps:  # otherwise nothing was measured, and an earlier file may hold more
             found = calibrator.write(found, target)
@@ -90,23 +91,3 @@ def _finish(found: Calibration, *, as_json: bool) -> None:
         raise typer.Exit(EXIT_INTERRUPTED)
     if not found.steps:
         raise typer.Exit(EXIT_RUN_FAILED)
-
-
-@contextmanager
-def _interruptible(session: Session) -> Iterator[None]:
-    presses = 0
-
-    def on_interrupt(number: int, frame: object) -> None:
-        nonlocal presses
-        del number, frame
-        presses += 1
-        with suppress(OSError):
-            os.write(sys.stderr.fileno(), b"\nending the trial; reporting what was measured\n")
-        session.interrupt(now=presses > 1)
-
-    before = {number: signal.signal(number, on_interrupt) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from collections.abc import Sequence
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -56,29 +56,32 @@ def leave_running(directory: Path, arguments: Sequence[str] = ()) -> None:
         typer.echo(f"{purpose}: {command_line}")
 
 
-def carry_out(campaign: CampaignRun, *, retry_failed: bool = False) -> Outcome:
-    """Execute; the first Ctrl-C stops gracefully, the second kills."""
+@contextmanager
+def interruptible(stop: Callable[[bool], None], first: str, again: str) -> Iterator[None]:
+    """Call `stop(now)` on Ctrl-C and SIGTERM, with `now` from the second one on, and print what happens."""
     presses = 0
 
     def on_interrupt(number: int, frame: object) -> None:
         nonlocal presses
         del number, frame
         presses += 1
-        said = (
-            "killing the runs"
-            if presses > 1
-            else "the runs save a checkpoint and stop; press Ctrl-C again to kill them"
-        )
-        with suppress(OSError):
-            os.write(sys.stderr.fileno(), f"\n{said}\n".encode())  # a signal handler must not wait for a lock
-        campaign.stop(now=presses > 1)
+        with suppress(OSError):  # a signal handler must not wait for a lock
+            os.write(sys.stderr.fileno(), f"\n{again if presses > 1 else first}\n".encode())
+        stop(presses > 1)
 
     before = {number: signal.signal(number, on_interrupt) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
-        return campaign.execute(retry_failed=retry_failed)
+        yield
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def carry_out(campaign: CampaignRun, *, retry_failed: bool = False) -> Outcome:
+    """Execute; the first Ctrl-C stops gracefully, the second kills."""
+    first = "the runs save a checkpoint and stop; press Ctrl-C again to kill them"
+    with interruptible(lambda now: campaign.stop(now=now), first, "killing the runs"):
+        return campaign.execute(retry_failed=retry_failed)
 
 
 def finish(outcome: Outcome, *, as_json: bool) -> None:
