@@ -12,15 +12,17 @@ import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from retrain.config.versions import CURRENT, run_version
 from retrain.errors import ConfigError, RecordsError
 from retrain.plan.matrix import planned_runs
 from retrain.records.atomic import read_json, write_json
 from retrain.records.layout import CampaignFiles, RunFiles, is_single_run
-from retrain.records.manifest import RunEntry, entry_from_name
 from retrain.records.run_toml import files_of_runs, recorded_tables
+
+if TYPE_CHECKING:
+    from retrain.records.manifest import RunEntry
 
 STAMP = re.compile(r"-\d{8}T\d{6}Z-[0-9a-f]{4}$")  # of a campaign's directory
 ENGINES = ("slurm", "ray")  # launchers that keep what they submitted in a folder of their name
@@ -157,6 +159,8 @@ def entries_without_manifest(files: CampaignFiles) -> tuple[RunEntry, ...]:
     Raises:
         RecordsError: their directories cannot be listed.
     """
+    from retrain.records.manifest import entry_from_name  # not at the top: `explain` needs no manifest
+
     if is_single_run(files.directory):
         return (_alone(files),)
     there = files_of_runs(files)
@@ -166,6 +170,7 @@ def entries_without_manifest(files: CampaignFiles) -> tuple[RunEntry, ...]:
 
 def _planned(files: CampaignFiles) -> tuple[RunEntry, ...]:
     from retrain.config.load import load_types  # imports pydantic, and a manifest is seldom lost
+    from retrain.records.manifest import RunEntry
 
     origin, _ = known_origin(files)
     try:
@@ -178,6 +183,8 @@ def _planned(files: CampaignFiles) -> tuple[RunEntry, ...]:
 
 def _alone(files: CampaignFiles) -> RunEntry:
     """Describe a single run by its run.toml, or by the name of its directory if that cannot be read."""
+    from retrain.records.manifest import RunEntry, entry_from_name
+
     tables = recorded_tables(RunFiles(files.directory))
     run, training = tables.get("run"), tables.get("training")
     if not isinstance(run, dict) or not isinstance(training, dict):
