@@ -35,10 +35,10 @@ def semaphore(rows: list[dict[str, Any]]) -> Iterator[Line]:
     limits = {
         "jain_busy": ("fairness (Jain), busy", "", {"at_least": 0.99}),
         "jain_thinking": ("fairness (Jain), thinking", "", {"at_least": 0.99}),
-        "waste_percent": ("permits idle while somebody waits", "%", {"at_most": 1.0}),
+        "waste_percent": ("idle permit time during contention", "%", {"at_most": 1.0}),
         "hand_off_ms_p50": ("hand-off, median", "ms", {}),
-        "idle_cpu_percent": ("23 waiters, of a core", "%", {"at_most": 1.0}),
-        "kill_to_free_ms_max": ("kill -9 to free, worst", "ms", {"at_most": 20.0}),
+        "idle_cpu_percent": ("23 waiters, share of a core", "%", {"at_most": 1.0}),
+        "kill_to_free_ms_max": ("kill -9 to release, worst", "ms", {"at_most": 20.0}),
         "over_admissions": ("holders above the permits", "", {"at_most": 0}),
     }
     for key, (what, unit, limit) in limits.items():
@@ -117,16 +117,16 @@ def staleness_bias(rows: list[dict[str, Any]]) -> Iterator[Line]:
         by_order.setdefault(row["order"], []).append(row)
     ours, arrival, deadline = (by_order[order] for order in ("ours", "arrival", "deadline"))
     for key, what, unit in (
-        ("lost", "prompts sampled and never trained on", ""),
+        ("lost", "prompts sampled but never trained on", ""),
         ("slowest_lost_percent", "of the slowest tenth", "%"),
-        ("distance", "latencies trained on: distance from the plain loop's", ""),
+        ("distance", "latency distribution: distance from the synchronous loop's", ""),
     ):
         worst, theirs = (max(row[key] for row in side) for side in (ours, arrival))
         yield Line(f"{what}, worst cell", worst, unit, theirs, "in order of arrival", at_most=0.0)
     speeds = [
         one["batches_per_s"] / other["batches_per_s"] for one, other in zip(ours, deadline, strict=True)
     ]
-    yield Line("speed against the least waiting that loses nothing, median", median(speeds), at_least=0.9)
+    yield Line("speed relative to the shortest lossless wait, median", median(speeds), at_least=0.9)
 
 
 def estimator(found: dict[str, Any]) -> Iterator[Line]:
@@ -162,7 +162,7 @@ def scaling(found: dict[str, Any]) -> Iterator[Line]:
         ours = "adamscale" if (problem, "adamscale") in gaps else "adascale"
         gap = gaps[problem, ours]
         for rival in ("none", "linear"):
-            what = f"{problem}: {ours} behind the small batch (± {gap['error']:.2g})"
+            what = f"{problem}: {ours} gap to the small batch (± {gap['error']:.2g})"
             yield Line(what, -gap["mean"], "", -gaps[problem, rival]["mean"], rival)
 
 
@@ -182,7 +182,7 @@ def trainers(rows: list[dict[str, Any]]) -> Iterator[Line]:
 def trl_gradients(rows: list[dict[str, Any]]) -> Iterator[Line]:
     for name in dict.fromkeys(row["loss_normalization"] for row in rows):
         own = [row for row in rows if row["loss_normalization"] == name]
-        what = f"{name} beside TRL's {own[0]['loss_type']}, {len(own)} batches: worst relative difference"
+        what = f"{name} against TRL's {own[0]['loss_type']}, {len(own)} batches: worst relative difference"
         yield Line(what, max(row["relative_error"] for row in own), at_most=1e-5)
 
 
