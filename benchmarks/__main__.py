@@ -17,7 +17,6 @@ import platform
 import sys
 import time
 from datetime import UTC, datetime
-from importlib.metadata import version
 from pathlib import Path
 
 import psutil
@@ -26,6 +25,7 @@ from rich.table import Table
 
 from benchmarks.areas import AREAS
 from benchmarks.suite import Area, Line, Measured, measure
+from retrain import distribution
 
 COLUMNS = ("what", "ours", "reference", "", "ratio", "limit", "")
 
@@ -129,7 +129,7 @@ def machine() -> dict[str, object]:
         "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
         "memory_gb": round(psutil.virtual_memory().total / 2**30),
         "python": platform.python_version(),
-        "retrain": version("retrain"),
+        "retrain": distribution.version(),
     }
 
 

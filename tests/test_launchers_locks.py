@@ -97,7 +97,7 @@ class Nodes(Jobs):
 
 
 def sharing(directory: Path, nodes: Nodes, table: Ray = SHARED, **changes: Any) -> RayLauncher:
-    """Give a launcher of five runs that are to share two permits."""
+    """Return a launcher of five runs that are to share two permits."""
     return RayLauncher(assignment(directory, 5, permits=2, workers=3, **changes), table, nodes)
 
 
