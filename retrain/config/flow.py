@@ -1,6 +1,6 @@
-"""How samples flow from production to training, and which settings of it hold together.
+"""How samples flow from production to training, and which settings are consistent.
 
-Decides what is refused before anything starts: settings that deadlock, or never hold their pace.
+Rejects, before anything starts, settings that would deadlock or could never keep their pace.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 ROUNDED = 1e-5  # relative: a speed may be written with six digits, as messages do
 BUFFERS = ("fifo", "firo", "reservoir")
-KEYS = {  # of the TOML, for what `FlowSettings` calls otherwise
+KEYS = {  # the TOML keys of fields with another name in `FlowSettings`
     "batch_size": ("training", "batch_size"),
     "samples_per_batch": ("rate_limiter", "rate_limit_speed_batch_per_sim"),
     "unit_size": ("rate_limiter", "nb_time_steps"),
@@ -45,19 +45,19 @@ def samples_per_batch(
 
 @dataclass(frozen=True, slots=True)
 class FlowSettings:
-    """How samples flow from production to training; counts are samples unless said otherwise."""
+    """How samples flow from production to training; counts are in samples unless noted."""
 
     batch_size: int  # samples per nominal batch
-    capacity: int  # most samples that the buffer holds
+    capacity: int  # of the buffer
     buffer: str = "fifo"
-    threshold: int = 0  # firo: samples that stay behind, so that reading is random among at least these
+    threshold: int = 0  # firo: samples always left in the buffer, so that reads are random
     samples_per_batch: float | None = None  # the pace; batches of another size count in proportion
     watermark: int = 0  # training and counting start once the buffer holds this many
     max_staleness: int | None = None  # in policy versions; None: any age
     unit_size: int = 1  # samples that one production unit is expected to yield
 
     def problems(self) -> list[str]:
-        """List what makes these settings wrong, deadlock or never hold the pace: key, value, reason."""
+        """List settings that are invalid, deadlock or cannot keep the pace: key, value, reason."""
         return self._wrong_values() or [
             *self._overflows(),
             *(self._pace_conflicts() if self.samples_per_batch is not None else []),
@@ -103,19 +103,19 @@ class FlowSettings:
         if self.buffer != "reservoir" and pace != self.batch_size:
             found.append(
                 f"samples_per_batch: got {pace:g}; {self.buffer} reads each sample once, so it must equal "
-                f"batch_size = {self.batch_size}, or the buffer runs empty or full, and the pace is lost or "
-                "both sides wait for ever; a reservoir takes others"
+                f"batch_size = {self.batch_size}; otherwise the buffer runs empty or full, and the pace is "
+                "lost or both sides deadlock; a reservoir takes other values"
             )
         if self.buffer == "reservoir" and pace > self.batch_size:
             found.append(
                 f"samples_per_batch: got {pace:g}; training sees at most batch_size = {self.batch_size} "
-                "samples of a reservoir per batch, so unseen ones would fill it, and the pace is lost or "
-                "both sides wait for ever"
+                "samples of a reservoir per batch, so unseen samples would fill it, and the pace is lost or "
+                "both sides deadlock"
             )
         if self.buffer == "reservoir" and max(self.watermark, pace) < self.batch_size:
             found.append(
                 f"watermark: got {self.watermark}; needs at least batch_size = {self.batch_size}, because at "
-                f"samples_per_batch = {pace:g} production would stop before the first batch is there"
+                f"samples_per_batch = {pace:g} production would stop before the first batch is complete"
             )
         if self.threshold and self.watermark < self.threshold + self.batch_size:
             found.append(
@@ -134,14 +134,14 @@ class FlowSettings:
             }
         return [
             f"{key}: got {getattr(self, key)}; with max_staleness = {self.max_staleness}, samples behind the "
-            f"first {fresh} are stale before their turn"
+            f"first {fresh} would be stale before training reads them"
             for key, queued in waiting.items()
             if queued > fresh
         ]
 
 
 def flow_settings(config: Config) -> FlowSettings | None:
-    """Return the flow of prompts; None if sampling and training take turns (max_staleness = 0).
+    """Return the flow of prompts; None if sampling and training alternate (max_staleness = 0).
 
     An item is one prompt's group; the nominal batch is the largest that back pressure may ask for, at
     the pace of `training.batch_size`.
@@ -168,14 +168,14 @@ def flow_settings(config: Config) -> FlowSettings | None:
 
 
 def flow_problems(config: Config) -> Iterator[tuple[tuple[str, ...], str]]:
-    """Return what is wrong with a run's flow: the key, and why."""
+    """Iterate over the problems of a run's flow: the key, and why."""
     settings, pressure = flow_settings(config), config.backpressure
     if settings is None:
         return
     if pressure.enabled and pressure.control == "microbatch":
         what = (
-            'got "microbatch", which cannot change what runs at a time where [rate_limiter] samples beside '
-            'training in units of their own size; use "batch", or rate_limiter.max_staleness = 0'
+            'got "microbatch", which has no effect on asynchronous sampling, whose units [rate_limiter] '
+            'sizes; use "batch", or rate_limiter.max_staleness = 0'
         )
         yield ("backpressure", "control"), what
     for problem in settings.problems():
@@ -198,12 +198,12 @@ def _speed_problem(config: Config, settings: FlowSettings, what: str) -> str:
 
 
 def is_positive(value: object) -> bool:
-    """Whether it is a finite number above 0; a boolean is not a number."""
+    """Whether a value is a finite number above 0; a boolean is not a number."""
     if not isinstance(value, int | float) or isinstance(value, bool):
         return False
     return math.isfinite(value) and value > 0
 
 
 def is_count(value: object, least: int) -> bool:
-    """Whether it is a whole number of at least `least`."""
+    """Whether a value is a whole number of at least `least`."""
     return isinstance(value, int) and not isinstance(value, bool) and value >= least
