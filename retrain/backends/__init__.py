@@ -2,8 +2,8 @@
 
 A plugin is one file or folder with `connect(spec) -> Backend`; keyword-only parameters are the keys of
 `[backend.options]`, which `spec.options` holds as well. Every method may be a plain function or a
-coroutine function; the trainer awaits what needs it, so a local numpy policy and a remote asynchronous API
-look the same. A backend that calls an API holds `spec.permit()` (with `with` or `async with`) around
+coroutine function; the trainer awaits the latter, so a local numpy policy and a remote async API look the
+same. A backend that calls an API holds `spec.permit()` (with `with` or `async with`) around
 every call in flight, and reports each call to `spec.observe_call`, if set.
 """
 
@@ -45,12 +45,12 @@ MaybeAwaitable: TypeAlias = T | Awaitable[T]
 
 
 class Permit(AbstractContextManager[object], AbstractAsyncContextManager[object], Protocol):
-    """The right to one API call: waited for on entry, given back on exit."""
+    """The right to make one API call: acquired on entry, released on exit."""
 
 
 @dataclass(frozen=True, slots=True)
 class BackendSpec:
-    """What a backend needs to know of its run."""
+    """What a backend needs to know about its run."""
 
     seed: int
     model: str = ""
@@ -68,8 +68,8 @@ class BackendSpec:
 class Sampling:
     """How to sample: temperature 0 means greedy.
 
-    A `seed` asks for random numbers of its own, so that this call changes no later one; None: those of
-    the run, whose state is in the checkpoint.
+    With a `seed`, the call uses its own random generator and does not affect later calls. With None, it
+    uses the run's generator, whose state is in the checkpoint.
     """
 
     group_size: int
@@ -86,33 +86,33 @@ class Optimization:
     max_grad_norm: float = 1.0
     entropy_bonus: float = 0.0
     kl_coef: float = 0.0  # weight of the KL divergence to the policy before training
-    micro_batches: int = 1  # the step's samples in this many parts, gradients accumulated
-    temperature: float = 1.0  # the sampler's: log-probabilities are compared at the same temperature
+    micro_batches: int = 1  # parts that the step's samples are split into; gradients are accumulated
+    temperature: float = 1.0  # of the sampler, so that log-probabilities are compared at the same temperature
     gpu_fraction: float = 1.0  # share of a GPU's memory that this step may use
-    wants_moments: bool = False  # measure what the gradient noise scale needs, if the backend can
+    wants_moments: bool = False  # measure the inputs of the gradient noise scale, if the backend can
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class GradientMoments:
-    """What the gradient noise scale is estimated from, per parameter group.
+    """Inputs to the estimate of the gradient noise scale, per parameter group.
 
     Gradients of n parts (micro-batches or replicas) of the step, each the mean over its part:
     `local_sqr_norms` (n, groups) their squared norms, `mean_sqr_norm` (groups,) of their mean. A
-    part of unequal size counts by its size. Divided by the optimizer's preconditioner, if it has one.
+    part is weighted by its size. Gradients are divided by the optimizer's preconditioner, if it has one.
     """
 
     local_sqr_norms: Floats
     mean_sqr_norm: Floats
-    consecutive: bool = False  # the parts are this step and the update before, as each had a single one
+    consecutive: bool = False  # the parts are this step and the previous one, each with a single part
 
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What one phase of a step cost: what the model's mathematics asks for, and the time it took.
+    """Cost of one phase of a step: the work that the model's mathematics requires, and the time it took.
 
     Attributes:
-        tokens: that the model ran over, padding left out.
-        flops: 2 per weight and token forward, 6 in training; attention's quadratic part left out.
+        tokens: tokens that the model processed, without padding.
+        flops: 2 per weight and token forward, 6 in training; without attention's quadratic part.
         bytes_moved: the weights once per pass, and every cached token each time it is read.
         time_s: seconds.
     """
@@ -133,7 +133,7 @@ class Work:
 
 @dataclass(frozen=True, slots=True)
 class SamplingWork:
-    """What sampling cost: running prompts (each distinct one once), then drawing tokens."""
+    """Cost of sampling: prefill (once per distinct prompt), then decoding."""
 
     prefill: Work
     decode: Work
@@ -141,33 +141,33 @@ class SamplingWork:
 
 @dataclass(frozen=True, slots=True)
 class UpdateStats:
-    """What one optimizer step did."""
+    """Result of one optimizer step."""
 
     loss: float
     grad_norm: float  # before clipping
-    entropy: float  # mean nats per token under the policy that was updated
+    entropy: float  # mean nats per token under the policy before the update
     clip_fraction: float  # share of tokens whose gradient was cut by clipping
-    moments: GradientMoments | None = None  # None: not asked for, or not known yet
-    reference_kl: float | None = None  # nats per token from the policy before training; None: not asked for
+    moments: GradientMoments | None = None  # None: not requested, or not known yet
+    reference_kl: float | None = None  # nats per token from the policy before training; None: not requested
     memory_fraction: float | None = None  # peak share of the device's memory; None if unknown
     work: Work | None = None  # None if unknown (remote)
 
 
 @dataclass(frozen=True, slots=True)
 class BackendInfo:
-    """What the planner and the controllers need to know of a backend."""
+    """What the planner and the controllers need to know about a backend."""
 
     parameters: int
     remote: bool = False  # calls an API and takes permits
-    overlaps: bool = False  # `sample` may be called, also several times, while `update` is under way
+    overlaps: bool = False  # `sample` may be called, even several times, while `update` is running
     deterministic: bool = False  # same seed and steps -> same bits, also after a resume
 
 
 class Backend(Protocol):
-    """A policy that samples and learns. One object per run, used by one thread at a time.
+    """A policy that samples and trains. One object per run, used by one thread at a time.
 
-    It may also have `check_prompts(prompts)`, which refuses before the first step those that leave no
-    room for a completion, and `take_sampling_work() -> SamplingWork`, what sampling cost since the last
+    Optional methods: `check_prompts(prompts)` rejects, before the first step, prompts that leave no room
+    for a completion; `take_sampling_work() -> SamplingWork` returns the cost of sampling since the last
     call (from any thread), for roofline hints. `[warmup]` needs two more methods:
     `written(demonstrations) -> list[Rollout]` returns written completions as rollouts, with the end token and
     log-probabilities 0, and `reset_optimizer()` clears its moments and step count.
@@ -195,7 +195,7 @@ class Backend(Protocol):
         ...
 
     def load(self, directory: Path) -> MaybeAwaitable[None]:
-        """Restore what `save` wrote: later steps are those of an undisturbed run."""
+        """Restore what `save` wrote; later steps equal those of an uninterrupted run."""
         ...
 
     def close(self) -> MaybeAwaitable[None]:

@@ -1,6 +1,6 @@
-"""A step's objective, the same for every backend: token weights, KL term, entropy bonus, and parts of a step.
+"""A step's objective, shared by all backends: token weights, KL term, entropy bonus, and parts of a step.
 
-A loss is a numpy function that returns value and slope per token. What a backend adds is the gradient.
+A loss is a numpy function that returns value and slope per token. Each backend computes the gradient.
 """
 
 from __future__ import annotations
@@ -53,17 +53,17 @@ class Totals:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TokenData:
-    """What a loss needs of samples: flat arrays over completion tokens, sample after sample."""
+    """Inputs of a loss: flat arrays over completion tokens, sample after sample."""
 
     sampler_logprobs: Floats
     advantages: Floats
     weights: Floats
     bonus_weights: Floats  # of the entropy bonus
-    sequence: NDArray[np.int64]  # which sample a token is of
+    sequence: NDArray[np.int64]  # index of each token's sample
 
     @classmethod
     def of(cls, samples: Sequence[TrainingSample]) -> TokenData:
-        """Return the data of samples, of which there is at least one."""
+        """Return the data of at least one sample."""
         counts = [len(sample.rollout.tokens) for sample in samples]
         return cls(
             sampler_logprobs=np.concatenate(
@@ -83,7 +83,7 @@ class TokenData:
         reference: Floats | None,
         optimization: Optimization,
     ) -> tuple[LossTerms, Totals]:
-        """Return value and slope per token, the KL term included, and the sums over tokens.
+        """Return value and slope per token, including the KL term, and the sums over tokens.
 
         Args:
             loss: the run's.
@@ -141,10 +141,10 @@ def group_counts(parts: Sequence[Sequence[TrainingSample]]) -> list[int]:
 
 
 def scale_to_step(squares: Sequence[float], counts: Sequence[int]) -> list[float]:
-    """Return squared norms of n parts, whose sum is the step's gradient, comparable with the step's.
+    """Return the squared norms of n parts on the scale of the step's gradient, which is their sum.
 
     A part with the share w of the groups is w times its own mean gradient. Its squared norm over
-    w^2 is that of the mean; times n w, a part of unequal size counts by its size, which keeps the
+    w^2 is that of the mean; the factor n w weights each part by its size, which keeps the
     estimates of `GradientNoiseScale` unbiased.
 
     Args:

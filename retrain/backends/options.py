@@ -1,4 +1,4 @@
-"""How backends check `[backend.options]`: a rule for each key, and the same words for the same mistake."""
+"""How backends check `[backend.options]`: one rule per key, and the same message for the same mistake."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from retrain.errors import ConfigError
 from retrain.registry import nearest
 
 Options = TypeVar("Options")
-Rule = tuple[Callable[[object], bool], str]  # whether a value fits, and what is needed in its place
+Rule = tuple[Callable[[object], bool], str]  # whether a value is valid, and what is needed instead
 
 TRUTH: Rule = (lambda value: isinstance(value, bool), "true or false")
 TEXT: Rule = (lambda value: isinstance(value, str), "a string")
 
 
 def whole(least: int, most: int, wanted: str = "") -> Rule:
-    """Ask for a whole number in a range; `wanted` says so better than by its ends alone."""
+    """Return a rule for a whole number in a range; `wanted` replaces the default description."""
 
     def fits(value: object) -> bool:
         return isinstance(value, int) and not isinstance(value, bool) and least <= value <= most
@@ -25,7 +25,7 @@ def whole(least: int, most: int, wanted: str = "") -> Rule:
 
 
 def number(least: float, most: float, wanted: str = "") -> Rule:
-    """Ask for a finite number in a range; `wanted` says so better than by its ends alone."""
+    """Return a rule for a finite number in a range; `wanted` replaces the default description."""
 
     def fits(value: object) -> bool:
         is_number = isinstance(value, int | float) and not isinstance(value, bool)
@@ -35,17 +35,17 @@ def number(least: float, most: float, wanted: str = "") -> Rule:
 
 
 def one_of(*choices: str) -> Rule:
-    """Ask for one of some words."""
+    """Return a rule for one of several words."""
     *others, last = map(repr, choices)
     return (lambda value: value in choices), f"{', '.join(others)} or {last}"
 
 
 def problems_of(options: Mapping[str, object], rules: Mapping[str, Rule]) -> list[str]:
-    """List unknown keys and values that do not fit, one line each that starts with its key.
+    """Return one line per unknown key or invalid value, starting with the key.
 
     Args:
         options: a `[backend.options]` table.
-        rules: one for each key that the backend knows.
+        rules: one for each known key.
     """
     found = ((key, _problem(key, value, rules)) for key, value in options.items())
     return [f"{key}: {problem}" for key, problem in found if problem]
@@ -55,7 +55,7 @@ def parsed(kind: Callable[..., Options], options: Mapping[str, Any], problems: S
     """Return checked options as a backend's own type.
 
     Raises:
-        ConfigError: there are problems; says them all.
+        ConfigError: lists every problem.
     """
     if problems:
         raise ConfigError([f"[backend.options].{problem}" for problem in problems])

@@ -1,4 +1,4 @@
-"""Token ids of a prompt, by a tokenizer of transformers: plain, or through its chat template."""
+"""Token ids of a prompt from a transformers tokenizer, with or without its chat template."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from retrain.rollouts import Prompt
 def prompt_tokens(
     tokenizer: Any, prompt: Prompt, ends: Collection[int], *, chat: bool, system: str
 ) -> tuple[int, ...]:
-    """Return a prompt's token ids, which a completion can follow.
+    """Return a prompt's token ids, ready to be followed by a completion.
 
     Args:
-        tokenizer: adds what begins a text; an end token that it adds is left out.
-        prompt: a text, or with `chat` also messages.
+        tokenizer: may add special tokens; end tokens at the end are removed.
+        prompt: text, or messages if `chat` is set.
         ends: token ids that end a completion.
-        chat: show it through the tokenizer's chat template.
-        system: the system prompt of that; "" for none.
+        chat: apply the tokenizer's chat template.
+        system: system prompt for the template; "" for none.
 
     Raises:
         ConfigError: the prompt has no token, is a conversation without `chat`, or its template fails.
     """
     if chat:
-        # the template wrote whatever begins a conversation
+        # the template has already written the special tokens
         ids = tokenizer(_shown(tokenizer, prompt, system), add_special_tokens=False)["input_ids"]
     elif prompt.messages:
         raise ConfigError(
@@ -45,7 +45,7 @@ def _shown(tokenizer: Any, prompt: Prompt, system: str) -> str:
         messages = [{"role": role, "content": content} for role, content in prompt.messages]
     try:
         return str(tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False))
-    except Exception as error:  # a template is a program, which may raise anything
+    except Exception as error:  # a template is a program and may raise anything
         advice = "without a system_prompt it may work" if system else "set it to false, or mend the template"
         raise ConfigError(
             f"[backend.options].chat_template: the tokenizer's own fails on prompt {prompt.id} "

@@ -1,7 +1,7 @@
-"""What sampling and training a policy cost, from its size and the lengths of its sequences.
+"""Cost of sampling and training a policy, from its size and its sequence lengths.
 
-Counts what the mathematics asks for, as model FLOPs utilisation does: no padding, no recomputed
-activations, no attention scores. The lengths are those that actually ran.
+Counts the required operations only, as model FLOPs utilisation (MFU) does: no padding, no recomputed
+activations, no attention scores. Lengths are the actual ones.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ from retrain.controllers.roofline import decode_bytes, token_flops
 Ints = NDArray[np.int64]
 
 NOTHING = SamplingWork(Work(), Work())
-OPTIMIZER_PASSES = 7  # Adam reads weight, gradient and two moments, and writes all but the gradient
+OPTIMIZER_PASSES = 7  # Adam reads weight, gradient and two moments, and writes weight and moments
 
 
 @dataclass(frozen=True, slots=True)
 class ModelCosts:
-    """A policy's size, as its phases need it.
+    """A policy's size, as the cost of each phase needs it.
 
     Attributes:
-        body: weights that every token is multiplied with.
-        head: weights that turn a token's state into logits.
-        weight_bytes: size of one of them.
+        body: weights that every token is multiplied by.
+        head: weights of the output projection, from hidden state to logits.
+        weight_bytes: size of one weight.
         kv_bytes_per_token: keys and values of one token, all layers; 0 without a cache.
-        frozen: whether only adapters are trained, so that most weights need no gradient.
-        trained_bytes: size of the weights that are trained, as the optimizer keeps them.
-        idle: weights of experts that a token is not sent to; a batch needs them all in each pass.
+        frozen: only adapters are trained, so most weights need no gradient.
+        trained_bytes: size of the trained weights, as the optimizer stores them.
+        idle: weights of experts that a token is not routed to; a batch still reads all of them per pass.
     """
 
     body: int
@@ -45,27 +45,27 @@ class ModelCosts:
     idle: int = 0
 
     def prefill(self, lengths: Sequence[int], passes: int, time_s: float) -> Work:
-        """Return the work of running prompts; the logits of their last states count as decoding.
+        """Return the work of the prefill; the logits of the last states count as decoding.
 
         Args:
             lengths: of every distinct prompt.
-            passes: over the weights: 1 when all positions run together, else one per position.
-            time_s: seconds that it took.
+            passes: over the weights: 1 if all positions run together, else one per position.
+            time_s: measured seconds.
         """
         tokens = sum(lengths)
         moved = decode_bytes(self._body_bytes, passes, self.kv_bytes_per_token, tokens)
         return Work(tokens, token_flops(self.body, tokens, "prefill"), moved, time_s)
 
     def decode(self, prompts: Ints | int, lengths: Ints, time_s: float) -> Work:
-        """Return the work of drawing completions, all of them concurrently.
+        """Return the work of decoding all completions concurrently.
 
-        A completion's first token costs logits alone, and its last is never run. Token k of a
-        completion reads the cache of the prompt and of the k - 1 tokens before it.
+        The first token of a completion costs only its logits, and the last one is not fed back. Token k
+        reads the cache of the prompt and of the k - 1 tokens before it.
 
         Args:
-            prompts: length of each completion's prompt, shape (completions,) or one for all.
-            lengths: of the completions, in tokens, shape (completions,).
-            time_s: seconds that it took.
+            prompts: prompt length of each completion, shape (completions,), or one length for all.
+            lengths: completion lengths in tokens, shape (completions,).
+            time_s: measured seconds.
         """
         tokens, longest = int(lengths.sum()), int(lengths.max(initial=0))
         run = tokens - len(lengths)
@@ -75,14 +75,14 @@ class ModelCosts:
         return Work(tokens, flops, moved + self._head_bytes * longest, time_s)
 
     def train(self, tokens: int, drawn: int, passes: int, parts: int = 1, *, reference: bool = False) -> Work:
-        """Return the work (without time) of training on `tokens`, of which `drawn` have logits.
+        """Return the work (without time) of training on `tokens`, `drawn` of which have logits.
 
         Args:
             tokens: prompts and completions.
             drawn: tokens of completions.
             passes: over the body's weights in each direction.
-            parts: micro-batches, each of which runs the head at once.
-            reference: the policy before training runs beside this one, forward only.
+            parts: micro-batches; each runs the head once.
+            reference: also run the policy before training, forward only.
         """
         flops = token_flops(self.body, tokens, "train", lora=self.frozen)
         flops += token_flops(self.head, drawn, "train", lora=self.frozen)
@@ -93,7 +93,7 @@ class ModelCosts:
         return Work(tokens, flops, directions * (self._body_bytes * passes + self._head_bytes * parts))
 
     def optimize(self) -> Work:
-        """Return the work of one optimizer step; its few operations per weight are left out."""
+        """Return the work of one optimizer step, without its few operations per weight."""
         return Work(bytes_moved=float(OPTIMIZER_PASSES * self.trained_bytes))
 
     @property
@@ -106,19 +106,19 @@ class ModelCosts:
 
 
 class WorkMeter:
-    """Adds up what sampling cost, from any thread, until it is taken."""
+    """Accumulates the cost of sampling, from any thread, until `take` is called."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._sum = NOTHING
 
     def add(self, prefill: Work, decode: Work) -> None:
-        """Count one call."""
+        """Add the work of one call."""
         with self._lock:
             self._sum = SamplingWork(self._sum.prefill + prefill, self._sum.decode + decode)
 
     def take(self) -> SamplingWork:
-        """Return the sum since the last call, and start over."""
+        """Return the sum since the last call and reset it."""
         with self._lock:
             taken, self._sum = self._sum, NOTHING
         return taken

@@ -1,6 +1,6 @@
 """Any causal language model, sampled and trained on this machine with PyTorch, transformers and peft.
 
-The heavy imports wait until a run connects: planning reads this file, `options` and `names` only.
+Heavy imports are deferred until a run connects: planning reads only this file, `options` and `names`.
 """
 
 from __future__ import annotations
@@ -43,16 +43,16 @@ __all__ = [
 
 EXTRA = "local"
 PACKAGES = ("torch", "transformers", "peft", "safetensors")
-ROUNDED_RATIO = 0.005  # what bfloat16 moves the mean ratio of sixty tokens by
+ROUNDED_RATIO = 0.005  # change of the mean ratio of sixty tokens by bfloat16 rounding
 
 
 def missing_packages() -> list[str]:
-    """List the packages that this backend needs and that are not installed, without importing any."""
+    """Return the required packages that are not installed, without importing any."""
     return [name for name in PACKAGES if importlib.util.find_spec(name) is None]
 
 
 def check_run(config: Config) -> list[str]:
-    """List what would stop a run of this configuration, each line with its key; torch is not imported."""
+    """Return the problems that would stop this run, each with its key; torch is not imported."""
     problems = []
     options = config.backend.options
     offline = bool(options.get("local_files_only"))
@@ -71,7 +71,7 @@ def check_run(config: Config) -> list[str]:
 
 
 def advise_run(config: Config) -> list[str]:
-    """List what to consider before a run of this configuration."""
+    """Return advice about this configuration."""
     bounds = config.algorithm.loss_params
     tightest = min(bounds.get("clip_low", 0.0), bounds.get("clip_high", 0.0))  # unset: the published
     if config.algorithm.loss_mode != "gspo" or tightest >= ROUNDED_RATIO or not _is_rounded(config):
@@ -90,13 +90,13 @@ def _is_rounded(config: Config) -> bool:
 
 
 def check_prompts(config: Config, prompts: Sequence[Prompt]) -> list[str]:
-    """List what is wrong with prompts, judging by the model's files; torch is not imported."""
+    """Return problems of the prompts, judged by the model's files; torch is not imported."""
     wrong = prompts_problem(config.model.model, prompts)
     return [f"[data]: {wrong}"] if wrong else []
 
 
 def servers(config: Config) -> dict[str, str]:
-    """Return the server that a run needs: address -> key."""
+    """Return the server that a run needs, as address -> key."""
     options = config.backend.options
     return (
         {str(options.get("engine_url", "")): "[backend.options].engine_url"} if takes_permits(options) else {}
@@ -104,12 +104,12 @@ def servers(config: Config) -> dict[str, str]:
 
 
 def wants_gpu(options: Mapping[str, Any]) -> bool:
-    """Whether a run uses any GPU that it is assigned; false if it names one, or none."""
+    """Whether a run uses the GPU that it is assigned; false if it names a GPU, or uses the CPU."""
     return options.get("device", DEFAULTS.device) in ("auto", "cuda")
 
 
 def connect(spec: BackendSpec) -> LocalBackend:
-    """Load a model and put fresh adapters on it.
+    """Load a model and add fresh adapters to it.
 
     Raises:
         ConfigError: an option is wrong, packages are missing, or the model cannot be used.

@@ -1,7 +1,7 @@
-"""The forward pass of a LoRA layer in three calls: peft's does the same in about thirty.
+"""The forward pass of a LoRA layer in three calls, where peft makes about thirty.
 
-With small models most of a step is such overhead, and with large ones the fused sum saves two passes
-over every layer's output. Only plain LoRA on plain linear layers is replaced; peft keeps the rest.
+In small models this overhead dominates a step; in large ones the fused sum saves two passes over every
+layer's output. Only plain LoRA on plain linear layers is replaced; peft runs all other layers.
 Source: LoRA, arXiv:2106.09685.
 """
 
@@ -18,7 +18,7 @@ ADAPTER = "default"  # peft's name for the only adapter
 
 
 def shorten_forwards(model: torch.nn.Module) -> None:
-    """Replace the forward pass of every plain LoRA layer by a direct one."""
+    """Replace the forward pass of every plain LoRA layer with a direct implementation."""
     for module in model.modules():
         if type(module) is Linear and _is_plain(module):
             module.__dict__["forward"] = _direct(module)

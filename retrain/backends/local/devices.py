@@ -1,4 +1,4 @@
-"""Where tensors live: choosing the device, what memory it has, and recognising that it ran out."""
+"""Choice of device, limits on its memory, and detection of out-of-memory errors."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from retrain.errors import ConfigError
 from retrain.system.machine import memory_limit_bytes
 from retrain.system.processes import own_memory_bytes
 
-TINY_PARAMETERS = 20_000_000  # below, a second thread costs more in waking up than it computes
+TINY_PARAMETERS = 20_000_000  # below this size, waking a second thread costs more than it saves
 
 
 def choose_device(name: str) -> torch.device:
     """Return the device that an option names.
 
     Raises:
-        ConfigError: there is no such device; says which there are.
+        ConfigError: no such device; lists the available ones.
     """
     count = torch.cuda.device_count()
     if name == "auto":
@@ -32,27 +32,27 @@ def choose_device(name: str) -> torch.device:
 
 
 def choose_dtype(name: str, device: torch.device) -> torch.dtype:
-    """Return the type of the frozen weights."""
+    """Return the dtype of the frozen weights."""
     if name == "auto":
         return torch.bfloat16 if device.type == "cuda" else torch.float32
     return {"float32": torch.float32, "bfloat16": torch.bfloat16}[name]
 
 
 def use_threads(asked: int, parameters: int) -> None:
-    """Set how many threads PyTorch computes with on the CPU; what the environment says if not asked."""
+    """Set the number of PyTorch's CPU threads; by default the environment decides."""
     if asked or parameters < TINY_PARAMETERS:
         torch.set_num_threads(asked or 1)
 
 
 def finished_s(device: torch.device) -> float:
-    """Return the time, in seconds of a monotonic clock, at which all work given to the device is done."""
+    """Wait until the device has finished all submitted work; return the time (monotonic clock, seconds)."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     return time.perf_counter()
 
 
 class DeviceMemory:
-    """What a run may use of its device's memory, and how much of that it did."""
+    """Limit and peak use of a device's memory."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -63,18 +63,18 @@ class DeviceMemory:
         )
 
     def limit(self, share: float) -> None:
-        """Limit this process to a share of a GPU's memory; other devices have no such limit."""
+        """Limit this process to a fraction of a GPU's memory; other devices have no limit."""
         if self._device.type == "cuda" and share != self._share:
             torch.cuda.set_per_process_memory_fraction(share, self._device)
             self._share = share
 
     def begin_peak(self) -> None:
-        """Start to look for a peak."""
+        """Start measuring the peak."""
         if self._device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self._device)
 
     def peak_fraction(self) -> float:
-        """Largest share in use since `begin_peak`; on the CPU the process's memory now."""
+        """Peak fraction in use since `begin_peak`; on the CPU, the process's current memory."""
         if self._device.type == "cuda":
             used = int(torch.cuda.max_memory_allocated(self._device))
         else:
@@ -82,14 +82,14 @@ class DeviceMemory:
         return min(1.0, used / (self._total * self._share))
 
     def free(self) -> None:
-        """Free cached blocks that no tensor uses, so that a smaller attempt finds contiguous memory."""
-        gc.collect()  # an exception's frames may have held tensors in cycles
+        """Free cached blocks that no tensor uses, so that a smaller attempt gets contiguous memory."""
+        gc.collect()  # reference cycles in an exception's frames may hold tensors
         if self._device.type == "cuda":
             torch.cuda.empty_cache()
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an allocation failed; the CPU's and CUDA's libraries raise a plain RuntimeError."""
+    """Whether an allocation failed; CPU and CUDA libraries raise a plain RuntimeError."""
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
     words = ("out of memory", "can't allocate memory", "not enough memory", "STATUS_ALLOC_FAILED")

@@ -1,4 +1,4 @@
-"""Keeps a sampling server's adapters up to date with the policy, and checks its log-probabilities."""
+"""Updates a sampling server's adapters after each optimizer step, and checks its log-probabilities."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from retrain.engines.openai import Engine
 from retrain.errors import RunFailedError
 from retrain.rollouts import Prompt, Rollout, TrainingSample
 
-TOLERANCE_NATS = 0.2  # mean over tokens; kernels and bfloat16 stay an order of magnitude below
-NOISE_NATS = 0.02  # a smaller difference is noise
+TOLERANCE_NATS = 0.2  # mean over tokens; differences from kernels and bfloat16 are ten times smaller
+NOISE_NATS = 0.02  # smaller differences are noise
 CHECKED_TOKENS = 256
 
 
 class EngineSampler:
-    """Samples by a server, with the policy's latest adapters."""
+    """Samples on a server, with the policy's latest adapters."""
 
     def __init__(self, spec: BackendSpec, options: LocalOptions, policy: Policy, end_ids: Ids) -> None:
         self._engine = Engine(
@@ -46,15 +46,15 @@ class EngineSampler:
         if parent:
             Path(parent).mkdir(parents=True, exist_ok=True)
         self._directory = Path(tempfile.mkdtemp(prefix="retrain-adapters-", dir=parent))
-        # a server refuses a name that it knows, and an earlier attempt may have used ours
+        # a server refuses a name that is already loaded, for example by an earlier attempt
         self._name = f"{re.sub(r'[^A-Za-z0-9._-]', '-', spec.run_name) or 'run'}-{secrets.token_hex(4)}"
         self._loaded, self._loads, self._version = "", 0, -1
-        self._checked = -1  # version whose log-probabilities were compared
+        self._checked = -1  # policy version whose log-probabilities were compared last
 
     def complete(
         self, prompts: Sequence[Ids], sampling: Sampling, version: int, generator: torch.Generator
     ) -> list[Drawn]:
-        """Return each prompt's group, prompt after prompt; `version` is the policy's."""
+        """Return each prompt's group, prompt after prompt; `version` is the policy version."""
         room = self._policy.context - max(map(len, prompts))
         seed = int(torch.randint(2**31, (1,), generator=generator, device=generator.device))
         request = Request(
@@ -75,11 +75,11 @@ class EngineSampler:
         return drawn
 
     def restart(self) -> None:
-        """Have the server load the adapters again before the next call."""
+        """Make the server reload the adapters before the next call."""
         self._version = -1
 
     def close(self) -> None:
-        """Have the server unload the adapters, and remove their files."""
+        """Unload the adapters from the server and delete their files."""
         self._engine.close()
         shutil.rmtree(self._directory, ignore_errors=True)
 
@@ -90,7 +90,7 @@ class EngineSampler:
         except RefusedError as error:
             if not error.is_missing:
                 raise
-        self.restart()  # a server that was restarted has lost the adapters
+        self.restart()  # a restarted server has lost the adapters
         self._bring_up_to(version)
         return self._engine.complete(request)
 
@@ -108,7 +108,7 @@ class EngineSampler:
         self._loaded, self._version = name, version
 
     def _check_known(self, drawn: Sequence[Drawn]) -> None:
-        """Refuse tokens that the model has no embedding for: on a GPU that ends the process."""
+        """Reject tokens without an embedding: on a GPU they would crash the process."""
         known = len(self._policy.causal.get_input_embeddings().weight)
         if unknown := [token for one in drawn for token in one.tokens if not 0 <= token < known]:
             raise RunFailedError(
@@ -119,7 +119,7 @@ class EngineSampler:
     def _check(
         self, prompts: Sequence[Ids], drawn: Sequence[Drawn], temperature: float, device: torch.device
     ) -> None:
-        """Raise if the server's log-probabilities differ from ours: it samples from another policy."""
+        """Raise if the server's log-probabilities differ from ours, so that it samples another policy."""
         samples, texts = _first_tokens(prompts, drawn)
         batches = lay_out(samples, texts, self._tokens_at_a_time, device)
         theirs = np.concatenate([batch.data.sampler_logprobs for batch in batches])
@@ -145,7 +145,7 @@ class EngineSampler:
 def _first_tokens(
     prompts: Sequence[Ids], drawn: Sequence[Drawn]
 ) -> tuple[list[TrainingSample], dict[str, Ids]]:
-    """Return enough completions to compare, and their prompts by text."""
+    """Return enough completions for the comparison, and their prompts by text."""
     samples: list[TrainingSample] = []
     texts: dict[str, Ids] = {}
     tokens = 0

@@ -1,6 +1,6 @@
-"""A local policy on disk: adapters in peft's own format, the rest as safetensors and JSON, no pickle.
+"""A local policy on disk: adapters in peft's format, the rest as safetensors and JSON, no pickle.
 
-`adapter/` (or `model/`, if every parameter trains) is what peft (or transformers) loads by itself.
+peft can load `adapter/` directly; transformers can load `model/`, written if every parameter is trained.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from retrain.backends.local.optimizer import Optimizer
 from retrain.backends.local.options import LocalOptions
 from retrain.errors import RecordsError
 
-FORMAT = 1  # raise it when old checkpoints can no longer be read
+FORMAT = 1  # increment when old checkpoints can no longer be read
 FACTS, OPTIMIZER = "local.json", "optimizer.safetensors"
 ADAPTER, MODEL = "adapter", "model"
-BUDGETS = {"train": "train", "sample": "sample", "evaluate": "sample"}  # tokens at a time: name, earlier name
+BUDGETS = {"train": "train", "sample": "sample", "evaluate": "sample"}  # tokens per batch: name, earlier name
 
 
 def save_weights(directory: Path, policy: Policy) -> None:
-    """Write what was trained, in the format that peft or transformers reads."""
+    """Write the trained weights in the format that peft or transformers reads."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # peft asks the hub about a base model's vocabulary
+        warnings.simplefilter("ignore")  # peft queries the hub about the base model's vocabulary
         if policy.adapters is not None:
             policy.adapters.save_pretrained(str(directory / ADAPTER), save_embedding_layers=False)
         else:
@@ -47,7 +47,7 @@ def save_policy(
     identity: Mapping[str, Any],
     budgets: Mapping[str, int],
 ) -> None:
-    """Write everything that a later step depends on, bit for bit."""
+    """Write all state that later steps depend on, bit for bit."""
     save_weights(directory, policy)
     save_file(optimizer.state(), directory / OPTIMIZER)
     facts = {
@@ -67,10 +67,10 @@ def load_policy(
     generator: torch.Generator,
     identity: Mapping[str, Any],
 ) -> dict[str, int]:
-    """Overwrite the three with what `save_policy` wrote.
+    """Overwrite model, optimizer and generator with what `save_policy` wrote.
 
     Returns:
-        The tokens at a time that fitted.
+        The batch sizes, in tokens, that fitted in memory.
 
     Raises:
         RecordsError: the files cannot be read, or belong to another model.
@@ -103,7 +103,7 @@ def _load_weights(directory: Path, policy: Policy) -> None:
         if found.unexpected_keys:
             raise ValueError(f"adapters of another model: {found.unexpected_keys[0]}")
         trained = {name for name, p in policy.adapters.named_parameters() if p.requires_grad}
-        if missing := sorted(trained & {*found.missing_keys}):  # it lists the base model's as well
+        if missing := sorted(trained & {*found.missing_keys}):  # missing_keys includes the base model's
             raise ValueError(f"adapters without {missing[0]}")
         return
     saved = AutoModelForCausalLM.from_pretrained(
@@ -123,7 +123,7 @@ def _check_same(directory: Path, facts: Mapping[str, Any], identity: Mapping[str
 
 
 def identity_of(spec: BackendSpec, options: LocalOptions, policy: Policy) -> Mapping[str, Any]:
-    """Return what a checkpoint and a run must have in common."""
+    """Return the properties that a checkpoint and a run must share."""
     return {
         "model": spec.model,
         "revision": options.revision,

@@ -1,4 +1,4 @@
-"""Optimizer steps of the local policy, in micro-batches that fit in memory."""
+"""Optimizer steps of the local policy in micro-batches that fit in memory."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from retrain.engines import Ids
 from retrain.errors import BackendMemoryError, NonFiniteError
 from retrain.rollouts import Loss, TrainingSample
 
-Cut = Sequence[Sequence[MicroBatch]]  # a step in parts, each in micro-batches
+Cut = Sequence[Sequence[MicroBatch]]  # a step's parts, each split into micro-batches
 
 
 class Learner:
-    """Takes steps, and remembers how many tokens at a time fit."""
+    """Takes optimizer steps, and remembers the micro-batch size in tokens that fits."""
 
     def __init__(
         self,
@@ -52,17 +52,17 @@ class Learner:
         loss: Loss,
         optimization: Optimization,
     ) -> UpdateStats:
-        """Take one step; what does not fit in memory is tried again with half as many tokens at a time.
+        """Take one step; on out-of-memory, retry with half as many tokens per micro-batch.
 
         Args:
             samples: at least one.
             prompts: token ids by prompt text.
-            loss: the run's.
-            optimization: how to take the step.
+            loss: the run's loss.
+            optimization: settings of the step.
 
         Raises:
             NonFiniteError: the loss or a gradient is not finite; nothing changed.
-            BackendMemoryError: one sequence at a time does not fit; nothing changed.
+            BackendMemoryError: a single sequence does not fit; nothing changed.
         """
         cut = split_by_group(samples, optimization.micro_batches)
         self._set_checkpointing(self._checkpointing)
@@ -80,13 +80,13 @@ class Learner:
                     time_s = finished_s(self._device) - began_s
                     work = self._work(samples, prompts, sum(map(len, parts)), optimization.kl_coef > 0)
                     return replace(stats, work=replace(work, time_s=time_s))
-                self._make_room(parts, reason)  # out here, the failed attempt's tensors are gone
+                self._make_room(parts, reason)  # after `except`, which frees the failed attempt's tensors
         finally:
             self._optimizer.begin()
             self._set_checkpointing(False)
 
     def _set_checkpointing(self, on: bool) -> None:
-        # layers recompute their activations in training mode only; dropout is off in both modes
+        # activations are recomputed in training mode only; dropout is off in both modes
         if self._checkpointing:
             self._policy.causal.train(on)
 
@@ -129,7 +129,7 @@ class Learner:
         """Halve the micro-batch after a step that did not fit.
 
         Raises:
-            BackendMemoryError: it is one sequence already.
+            BackendMemoryError: it is already a single sequence.
         """
         self._optimizer.begin()
         self._memory.free()

@@ -1,4 +1,4 @@
-"""From a hub id or a path to a policy: transformers loads it, peft puts adapters on it."""
+"""Loads a model from a hub id or a path with transformers, and adds adapters with peft."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ from retrain.backends.local.names import model_problem
 from retrain.backends.local.options import LocalOptions
 from retrain.errors import BackendMemoryError, ConfigError, InfrastructureError
 
-UNREACHABLE = ("couldn't connect", "offline mode")  # how transformers says that the hub did not answer
+UNREACHABLE = ("couldn't connect", "offline mode")  # transformers' messages if the hub did not answer
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Policy:
-    """A causal language model taken apart where its log-probabilities are made."""
+    """A causal language model, split into body and output head."""
 
     causal: Any  # transformers' model, adapters included
-    adapters: PeftModel | None  # the same model seen through peft; None if all parameters train
+    adapters: PeftModel | None  # the same model wrapped by peft; None if all parameters are trained
     body: torch.nn.Module  # token ids -> last hidden states
-    context: int  # most tokens of prompt and completion together
+    context: int  # maximum tokens of prompt plus completion
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Return next-token logits in float32: (..., hidden) -> (..., vocabulary)."""
@@ -46,12 +46,12 @@ class Policy:
         return logits
 
     def trainable(self) -> dict[str, torch.nn.Parameter]:
-        """Return what the optimizer moves, by name, in a fixed order."""
+        """Return the trained parameters by name, in a fixed order."""
         return {name: p for name, p in self.causal.named_parameters() if p.requires_grad}
 
     @contextmanager
     def as_reference(self) -> Iterator[None]:
-        """Be the model before training: adapters are switched off, nothing is copied."""
+        """Act as the model before training while entered: adapters are disabled, nothing is copied."""
         with self.adapters.disable_adapter() if self.adapters else nullcontext(), torch.no_grad():
             yield
 
@@ -59,7 +59,7 @@ class Policy:
 def load_policy(
     model: str, rank: int, options: LocalOptions, device: torch.device, dtype: torch.dtype, seed: int
 ) -> Policy:
-    """Load a model with fresh adapters (or with every parameter trainable); same seed, same adapters.
+    """Load a model with fresh adapters (or every parameter trainable); the seed determines the adapters.
 
     Raises:
         ConfigError: the model cannot be loaded.
@@ -72,7 +72,7 @@ def load_policy(
         _explained(model, options),
         torch.random.fork_rng(devices=[]),
         _quiet(),
-    ):  # drawn on the CPU: no GPU need wake up
+    ):  # drawn on the CPU, so that no GPU is initialised
         torch.default_generator.manual_seed(seed)
         config = AutoConfig.from_pretrained(**source)
         _remove_dropout(config)
@@ -114,10 +114,10 @@ def _source(model: str, options: LocalOptions) -> dict[str, Any]:
 
 @contextmanager
 def fitting(model: str) -> Iterator[None]:
-    """Name the model when memory runs out.
+    """Convert an out-of-memory error into one that names the model.
 
     Raises:
-        BackendMemoryError: it did.
+        BackendMemoryError: out of memory.
     """
     try:
         yield
@@ -135,7 +135,7 @@ def _explained(model: str, options: LocalOptions) -> Iterator[None]:
         if is_out_of_memory(error):
             raise
         first = next(iter(str(error).strip().splitlines()), type(error).__name__)
-        if "ignore_mismatched_sizes" in first:  # transformers' advice, which would train random weights
+        if "ignore_mismatched_sizes" in first:  # following transformers' advice would train random weights
             first = "its weights do not fit its config.json"
         message = f"[model].model: {model!r} cannot be loaded ({first})"
         if not options.local_files_only and any(words in str(error) for words in UNREACHABLE):
@@ -145,7 +145,7 @@ def _explained(model: str, options: LocalOptions) -> Iterator[None]:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Keep the libraries' progress bars and advice out of a run's log."""
+    """Suppress the libraries' progress bars and warnings in a run's log."""
     transformers_logging.disable_progress_bar()
     level = transformers_logging.get_verbosity()
     transformers_logging.set_verbosity_error()
@@ -158,7 +158,7 @@ def _quiet() -> Iterator[None]:
 
 
 def _remove_dropout(config: Any) -> None:
-    """Set every dropout to 0: the policy that is trained must be the one that sampled."""
+    """Set every dropout to 0, so that sampling and training see the same policy."""
     for name, value in config.to_dict().items():
         if ("dropout" in name or name.endswith("_pdrop")) and isinstance(value, float):
             setattr(config, name, 0.0)
@@ -167,7 +167,7 @@ def _remove_dropout(config: Any) -> None:
 def _with_adapters(causal: Any, rank: int, options: LocalOptions) -> PeftModel:
     targets = options.target_modules
     lora = LoraConfig(
-        revision=options.revision or None,  # of the base model, for whoever loads the adapters
+        revision=options.revision or None,  # of the base model, recorded in the adapters' config
         r=rank,
         lora_alpha=2 * rank,
         target_modules=targets[0] if targets == ("all-linear",) else list(targets),
@@ -185,7 +185,7 @@ def _with_adapters(causal: Any, rank: int, options: LocalOptions) -> PeftModel:
 
 
 def _checkpoint_activations(causal: Any) -> None:
-    renamed = getattr(causal, "activation_checkpointing_enable", None)  # in transformers 6 the only name
+    renamed = getattr(causal, "activation_checkpointing_enable", None)  # the only name in transformers 6
     (renamed or causal.gradient_checkpointing_enable)({"use_reentrant": False})
 
 

@@ -1,4 +1,4 @@
-"""Log-probabilities of given tokens, without keeping logits of shape (tokens, vocabulary)."""
+"""Log-probabilities of given tokens without storing all logits, shape (tokens, vocabulary)."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from dataclasses import dataclass
 import torch
 from torch.utils.checkpoint import checkpoint
 
-LOGITS_AT_A_TIME = 2**24  # numbers: 64 MiB in float32, and a GPU is busy with far fewer
+LOGITS_AT_A_TIME = 2**24  # numbers: 64 MiB in float32; far fewer already keep a GPU busy
 
 Logits = Callable[[torch.Tensor], torch.Tensor]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TokenLogprobs:
-    """Per token, shape (tokens,), in float32: its log-probability, and its distribution's entropy in nats."""
+    """Log-probability and entropy (nats) per token, shape (tokens,), float32."""
 
     logprobs: torch.Tensor
     entropies: torch.Tensor
@@ -30,15 +30,15 @@ def token_logprobs(
     vocabulary: int,
     entropy_gradient: bool = False,
 ) -> TokenLogprobs:
-    """Evaluate targets (tokens,) under hidden states (tokens, width), some tokens at a time.
+    """Evaluate targets (tokens,) under hidden states (tokens, width), in chunks of tokens.
 
-    With gradients and more than one piece, each piece's logits are computed again on the way back.
+    With gradients and more than one chunk, each chunk's logits are recomputed in the backward pass.
 
     Args:
         logits: hidden states -> float32 logits.
-        temperature: the logits are divided by it; 0 means 1.
-        vocabulary: how many logits a token has; decides how many tokens are evaluated at a time.
-        entropy_gradient: also let gradients flow through the entropies.
+        temperature: divides the logits; 0 means 1.
+        vocabulary: number of logits per token; determines the chunk size.
+        entropy_gradient: also propagate gradients through the entropies.
     """
 
     def evaluate(hidden: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -1,6 +1,6 @@
-"""What a model's name tells before torch is imported: is it there, and can it end a completion?
+"""Checks of a model name before torch is imported: does the model exist, and has it an end token?
 
-Only what is certain is a problem; the rest is found out when the model is loaded.
+Reports only certain problems; the others appear when the model is loaded.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from typing import Any
 
 from retrain.rollouts import Prompt
 
-# these have no end-of-sequence token unless their files name one; others may have it by themselves
+# these have no end-of-sequence token unless their files name one; other classes may have a default
 WITHOUT_DEFAULTS = ("PreTrainedTokenizerFast", "TokenizersBackend")
-CONTEXT = ("max_position_embeddings", "n_positions", "max_seq_len")  # as models name it
+CONTEXT = ("max_position_embeddings", "n_positions", "max_seq_len")  # names in model configs
 YES = ("1", "on", "yes", "true")
 
 
 def model_problem(model: str, *, local_files_only: bool = False) -> str:
-    """Return why a name is no model that could be trained; empty if it may be one."""
+    """Return why a model name is certainly unusable; "" if it may be usable."""
     if not model:
         return "empty; the local backend needs a hub id or a local path"
     path = Path(model).expanduser()
@@ -55,7 +55,7 @@ def _directory_problem(model: str, path: Path) -> str:
 
 
 def template_problem(model: str) -> str:
-    """Return that a saved model's tokenizer has no chat template; empty if it has, or may have."""
+    """Return a problem if a saved model's tokenizer has no chat template; "" if it has or may have one."""
     path = Path(model).expanduser()
     config = path / "tokenizer_config.json"
     if not config.is_file() or _read(config).get("chat_template") or any(path.glob("*chat_template*")):
@@ -64,19 +64,19 @@ def template_problem(model: str) -> str:
 
 
 def prompts_problem(model: str, prompts: Sequence[Prompt]) -> str:
-    """Return which prompts surely fill the context of a model in a directory here; empty if none is known to.
+    """Return which prompts certainly fill the context of a model in a local directory; "" if none.
 
-    Special tokens and a chat template come on top, so a prompt that just fits is found out at the start.
+    Special tokens and a chat template are not counted, so a borderline prompt is detected only at the start.
     """
     path = Path(model).expanduser()
     room = _context(path)
     long = [
         prompt for prompt in prompts if len(prompt.text.encode()) >= room
-    ]  # a token spells a byte or more
+    ]  # a token covers at least one byte
     file = path / "tokenizer.json"
     if not long or "model" not in _read(file) or find_spec("tokenizers") is None:
         return ""
-    from tokenizers import Tokenizer  # 25 ms, and no torch
+    from tokenizers import Tokenizer  # imports in 25 ms, without torch
 
     texts = [prompt.text for prompt in long]
     encoded = Tokenizer.from_file(str(file)).encode_batch(texts, add_special_tokens=False)
@@ -106,7 +106,7 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _cache() -> Path:
-    """Return the hub's cache directory, found as its own library does."""
+    """Return the hub's cache directory, by the same rules as huggingface_hub."""
     home = os.environ.get("HF_HOME") or Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "huggingface"
     named = os.environ.get("HF_HUB_CACHE") or os.environ.get("HUGGINGFACE_HUB_CACHE")
     return Path(named or Path(home) / "hub").expanduser()

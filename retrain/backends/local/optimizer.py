@@ -1,7 +1,7 @@
-"""AdamW over a policy's trainable parameters, in float32 whatever they are stored in.
+"""AdamW over a policy's trainable parameters, in float32 regardless of their dtype.
 
-Gradients of the parts of a step are added up here, so that parts can be compared and bfloat16 never
-sums them. Source: AdamW, arXiv:1711.05101; clipping, arXiv:1211.5063.
+Gradients of a step's parts are summed here, so that parts can be compared and sums are never in
+bfloat16. Source: AdamW, arXiv:1711.05101; clipping, arXiv:1211.5063.
 """
 
 from __future__ import annotations
@@ -16,31 +16,31 @@ from retrain.controllers.scaling.noise_scale import FIRST_SETTLED_STEP
 
 BETAS, EPSILON = (0.9, 0.999), 1e-8  # Adam's, arXiv:1412.6980
 MOMENTS = ("exp_avg", "exp_avg_sq")
-PREVIOUS = "previous_gradient."  # and the parameter's name
+PREVIOUS = "previous_gradient."  # prefix of the parameter's name
 
 
 class Optimizer:
-    """Parameters, their float32 masters, and the running moments of their gradients."""
+    """Parameters, their float32 master copies, and the running moments of their gradients."""
 
     def __init__(self, parameters: Mapping[str, torch.nn.Parameter], weight_decay: float) -> None:
         self._names = list(parameters)
         self._parameters = list(parameters.values())
-        # a float32 parameter is its own master
+        # a float32 parameter is its own master copy
         self._masters = [
             p if p.dtype == torch.float32 else torch.nn.Parameter(p.detach().float())
             for p in self._parameters
         ]
         self._part: list[torch.Tensor] = []
         self._sums: list[torch.Tensor] = []
-        self._previous: list[torch.Tensor] = []  # a lone part's gradient, to compare the next step's with
-        self._coming: list[torch.Tensor] = []  # this step's, to be that once the step is taken
+        self._previous: list[torch.Tensor] = []  # gradient of a single-part step, for the next step's moments
+        self._coming: list[torch.Tensor] = []  # this step's; becomes `_previous` once the step is taken
         self._adam = torch.optim.AdamW(
             self._masters, lr=0.0, betas=BETAS, eps=EPSILON, weight_decay=weight_decay, fused=True
         )
         self.steps = 0
 
     def reset(self) -> None:
-        """Clear moments and step count; parameters stay."""
+        """Clear moments and step count; keep parameters."""
         self.begin()
         self._adam.state.clear()
         self._previous = []
@@ -53,7 +53,7 @@ class Optimizer:
             parameter.grad = None
 
     def collect(self) -> None:
-        """Move the parameters' gradients, those of one micro-batch, into the part's."""
+        """Move the gradients of one micro-batch from the parameters into the part's."""
         self._part = _add(self._part, [_gradient(p) for p in self._parameters])
         for parameter in self._parameters:
             parameter.grad = None
@@ -64,11 +64,11 @@ class Optimizer:
         self._sums = _add(self._sums, part)
 
     def part_norm(self) -> float:
-        """Return the squared norm of the part's gradient so far, as Adam sees it."""
+        """Return the squared norm of the part's gradient so far, after Adam's preconditioning."""
         return self._norm_seen(self._part)
 
     def moments(self, squares: Sequence[float]) -> GradientMoments | None:
-        """Return the moments of the step's parts; of a lone part, those of it and the update before."""
+        """Return the moments of the step's parts; for a single part, of it and the previous update."""
         before = self._previous
         consecutive, mean = len(squares) == 1, self._sums
         if consecutive:
@@ -91,7 +91,7 @@ class Optimizer:
         return [name for name, gradient in pairs if not torch.isfinite(gradient).all()]
 
     def step(self, lr: float, norm: float, max_norm: float) -> None:
-        """Move the parameters downhill; a gradient longer than `max_norm` is shrunk to it first."""
+        """Update the parameters, with the gradient norm clipped to `max_norm`."""
         if norm > max_norm:
             torch._foreach_mul_(self._sums, max_norm / norm)
         self._make_moments()
@@ -107,7 +107,7 @@ class Optimizer:
         self.steps += 1
 
     def state(self) -> dict[str, torch.Tensor]:
-        """Return moments, and masters that are not the parameters themselves, by name."""
+        """Return by name the moments, and the master copies that are not the parameters themselves."""
         tensors = {}
         for name, parameter, master in self._named():
             for moment in MOMENTS:
@@ -120,11 +120,11 @@ class Optimizer:
         return {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
 
     def load(self, tensors: Mapping[str, torch.Tensor], steps: int) -> None:
-        """Continue from what `state` returned after `steps` steps; the parameters are loaded already.
+        """Restore what `state` returned after `steps` steps; the parameters must be loaded already.
 
         Raises:
             KeyError: a tensor is missing.
-            ValueError: a tensor has not its parameter's shape.
+            ValueError: a tensor's shape differs from its parameter's.
         """
         self.steps = steps
         with torch.no_grad():
@@ -145,7 +145,7 @@ class Optimizer:
         self._write_back()
 
     def _make_moments(self) -> None:
-        """Allocate each parameter's moments, all or none: torch leaves half when memory runs out."""
+        """Allocate all moments or none: torch leaves a partial allocation when memory runs out."""
         for master in self._masters:
             if not self._adam.state[master]:
                 self._adam.state[master] = {
@@ -154,7 +154,7 @@ class Optimizer:
                 }
 
     def _norm_seen(self, gradients: Sequence[torch.Tensor]) -> float:
-        """Return the squared norm of a gradient whose entries are divided as Adam divides their update."""
+        """Return the squared norm of a gradient preconditioned as in Adam's update."""
         if self.steps < FIRST_SETTLED_STEP:
             return _squared_norm(list(gradients))
         correction = 1 - BETAS[1] ** self.steps
@@ -181,7 +181,7 @@ def _add(sums: list[torch.Tensor], more: list[torch.Tensor]) -> list[torch.Tenso
 
 
 def _gradient(parameter: torch.nn.Parameter) -> torch.Tensor:
-    """Return a float32 gradient; zero for a parameter that no token used."""
+    """Return a float32 gradient; zero if no token used the parameter."""
     if parameter.grad is None:
         return torch.zeros_like(parameter, dtype=torch.float32)
     return parameter.grad.float()

@@ -21,22 +21,22 @@ class LocalOptions:
     """How a model is loaded, sampled and trained on this machine."""
 
     revision: str = ""  # branch, tag or commit on the hub; empty: the default branch
-    local_files_only: bool = False  # never ask the hub
+    local_files_only: bool = False  # never contact the hub
     device: str = "auto"  # auto (a GPU if there is one), cpu, cuda, cuda:N
     dtype: str = "auto"  # auto: bfloat16 on a GPU, float32 on the CPU; adapters are always float32
     lora: bool = True  # false trains every parameter
-    target_modules: tuple[str, ...] = ("all-linear",)  # what adapters are put on
-    gradient_checkpointing: bool = False  # activations recomputed: a third more work, far less memory
-    tokens_per_micro_batch: int = 16384  # padding included
+    target_modules: tuple[str, ...] = ("all-linear",)  # layers that get adapters
+    gradient_checkpointing: bool = False  # recompute activations: a third more work, far less memory
+    tokens_per_micro_batch: int = 16384  # including padding
     tokens_per_sampling_batch: int = 262144  # prompts and completions at full length; bounds the KV cache
-    threads: int = 0  # of the CPU; 0: one for tiny models, else what the environment says
+    threads: int = 0  # CPU threads; 0: one for tiny models, otherwise PyTorch's default
     weight_decay: float = 0.0
     stop: tuple[str, ...] = ()  # strings that end a completion
-    chat_template: bool = False  # show prompts through the tokenizer's chat template
+    chat_template: bool = False  # apply the tokenizer's chat template to prompts
     system_prompt: str = ""  # with chat_template
-    engine: str = "torch"  # what samples: torch (the model that is trained), openai (a server)
-    engine_url: str = ""  # of the server, without /v1
-    engine_adapters: str = ""  # directory that server and trainer both see; empty: a temporary one
+    engine: str = "torch"  # sampler: torch (in this process), openai (a server)
+    engine_url: str = ""  # server address, without /v1
+    engine_adapters: str = ""  # directory shared by server and trainer; empty: a temporary one
     engine_reload: str = "/v1/load_lora_adapter"  # vLLM; SGLang: /load_lora_adapter
     engine_timeout_s: float = 600.0
 
@@ -94,12 +94,12 @@ def parse_options(options: Mapping[str, Any]) -> LocalOptions:
 
 
 def takes_permits(options: Mapping[str, object]) -> bool:
-    """Whether calls hold permits: those to a server that samples."""
+    """Whether calls hold permits: true if a server samples."""
     return options.get("engine") == "openai"
 
 
 def check_options(options: Mapping[str, object]) -> list[str]:
-    """List the problems of a `[backend.options]` table, one line each that starts with its key."""
+    """Return the problems of a `[backend.options]` table, one line each, starting with the key."""
     return problems_of(options, _RULES) or list(_conflicts(options))
 
 

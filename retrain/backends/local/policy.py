@@ -1,4 +1,4 @@
-"""The local policy: the parts that sample, learn and save, put together for one run."""
+"""The local policy of one run: sampling, training and checkpoints combined."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ from retrain.engines import Ids
 from retrain.errors import ConfigError, NonFiniteError
 from retrain.rollouts import Group, Loss, Prompt, Rollout, TrainingSample
 
-MASTER_BYTES = 4  # the optimizer keeps float32 whatever the weights are stored in
-REMEMBERED = 10_000  # prompts whose token ids are kept: tens of megabytes at most
+MASTER_BYTES = 4  # the optimizer keeps float32 regardless of the weights' dtype
+REMEMBERED = 10_000  # prompts whose token ids are cached: tens of megabytes at most
 
 
 class LocalBackend:
@@ -69,18 +69,18 @@ class LocalBackend:
         use_threads(options.threads, self.info.parameters)
 
     def check_prompts(self, prompts: Sequence[Prompt]) -> None:
-        """Refuse prompts that leave no room for a completion; only those that might are encoded.
+        """Reject prompts that leave no room for a completion; only long prompts are encoded.
 
         Raises:
-            ConfigError: names the first few of them.
+            ConfigError: names the first few such prompts.
         """
-        around = len(self._encode(prompts[0])) if prompts else 0  # a template's tokens, and more
-        # a token spells a byte or more
+        around = len(self._encode(prompts[0])) if prompts else 0  # at least the template's tokens
+        # a token covers at least one byte
         long = [p for p in prompts if len(p.text.encode()) + around >= self._policy.context]
         check_room({p.id: len(self._text.encode(p)) for p in long}, self._policy.context)
 
     def sample(self, prompts: Sequence[Prompt], sampling: Sampling) -> list[Group]:
-        """Sample each prompt's group, running the prompt itself once.
+        """Sample each prompt's group, with one prefill per prompt.
 
         Raises:
             ConfigError: a prompt fills the model's context.
@@ -108,13 +108,13 @@ class LocalBackend:
     ) -> UpdateStats:
         """Take one AdamW step on the summed loss of `samples`.
 
-        What does not fit in memory is tried again in micro-batches of half as many tokens.
+        On out-of-memory, the step is retried in micro-batches of half as many tokens.
 
         Raises:
             ValueError: there are no samples.
-            ConfigError: a KL term is asked for and there is no reference, as all parameters train.
+            ConfigError: a KL term has no reference, because all parameters are trained.
             NonFiniteError: the loss or a gradient is not finite; nothing changed.
-            BackendMemoryError: one sequence at a time does not fit; nothing changed.
+            BackendMemoryError: a single sequence does not fit; nothing changed.
         """
         if not samples:
             raise ValueError("samples: got none; a step without signal needs no update")
@@ -128,7 +128,7 @@ class LocalBackend:
         """Return written completions as rollouts.
 
         Raises:
-            ConfigError: one does not fit into the model's context, or is a conversation without a template.
+            ConfigError: a row does not fit in the model's context, or is a conversation without a template.
         """
         rollouts = [self._text.written(one) for one in demonstrations]
         for rollout in rollouts:
@@ -136,11 +136,11 @@ class LocalBackend:
         return rollouts
 
     def reset_optimizer(self) -> None:
-        """Forget moments and step count."""
+        """Clear moments and step count."""
         self._optimizer.reset()
 
     def take_sampling_work(self) -> SamplingWork:
-        """Return what sampling cost since the last call; nothing if a server samples."""
+        """Return the cost of sampling since the last call; zero if a server samples."""
         return self._torch.work.take()
 
     def save(self, directory: Path) -> None:
@@ -160,7 +160,7 @@ class LocalBackend:
         self._sampler.restart()
 
     def close(self) -> None:
-        """Have a server that samples unload the adapters."""
+        """Unload the adapters from a sampling server."""
         self._sampler.close()
 
     def _encode(self, prompt: Prompt) -> Ids:
@@ -172,7 +172,7 @@ class LocalBackend:
 
 
 def info_of(policy: Policy, options: LocalOptions, device: torch.device) -> BackendInfo:
-    """Return what the planner and the controllers need to know of a policy."""
+    """Return what the planner and the controllers need to know about a policy."""
     return BackendInfo(
         parameters=sum(p.numel() for p in policy.causal.parameters()),
         remote=options.engine == "openai",
@@ -181,9 +181,9 @@ def info_of(policy: Policy, options: LocalOptions, device: torch.device) -> Back
 
 
 def costs_of(policy: Policy, options: LocalOptions) -> ModelCosts:
-    """Return the sizes that decide what a token costs.
+    """Return the sizes that determine the cost of a token.
 
-    The input embedding is looked up, not multiplied. Layers with a sliding window or a recurrent state
+    The input embedding is a lookup and is not counted. Layers with a sliding window or a recurrent state
     count as if they cached every token.
     """
     causal = policy.causal
@@ -207,7 +207,7 @@ def costs_of(policy: Policy, options: LocalOptions) -> ModelCosts:
 
 
 def _idle(causal: Any, config: Any) -> int:
-    """Count the weights of experts that a token is not sent to."""
+    """Return the number of weights in experts that a token is not routed to."""
     names = ("num_experts", "num_local_experts", "n_routed_experts")
     experts = next((int(n) for name in names if (n := getattr(config, name, None))), 0)
     used = getattr(config, "num_experts_per_tok", None)

@@ -1,4 +1,4 @@
-"""Sampling with the model that is trained: as many rows at a time as fit in memory."""
+"""Sampling with the trained model, in batches that fit in memory."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from retrain.errors import BackendMemoryError
 
 
 class TorchSampler:
-    """Samples with PyTorch, and remembers how many tokens at a time fit."""
+    """Samples with PyTorch, and remembers the batch size in tokens that fits."""
 
     def __init__(
         self, policy: Policy, text: Text, memory: DeviceMemory, costs: ModelCosts, tokens_at_a_time: int
@@ -28,8 +28,8 @@ class TorchSampler:
         self._memory = memory
         self._costs = costs
         self.work = WorkMeter()
-        # tokens at a time, halved when they do not fit; how rows are cut decides what is drawn, so an
-        # evaluation has its own
+        # batch size in tokens, halved when it does not fit; batching affects the random draws, so evaluation
+        # has a budget of its own
         self.budgets = {"sample": tokens_at_a_time, "evaluate": tokens_at_a_time}
 
     def complete(
@@ -38,7 +38,7 @@ class TorchSampler:
         """Return each prompt's group, prompt after prompt.
 
         Raises:
-            BackendMemoryError: one sequence at a time does not fit.
+            BackendMemoryError: a single sequence does not fit.
         """
         del version
         rows = [ids for ids in prompts for _ in range(sampling.group_size)]
@@ -48,7 +48,7 @@ class TorchSampler:
         while len(drawn) < len(rows):
             count = max(1, self.budgets[budget] // length)
             if sampling.group_size < count < len(rows):
-                count -= count % sampling.group_size  # whole groups: each prompt runs once
+                count -= count % sampling.group_size  # whole groups, for one prefill per prompt
             state = generator.get_state()
             part = rows[len(drawn) : len(drawn) + count]
             try:
@@ -75,7 +75,7 @@ class TorchSampler:
         return drawn
 
     def restart(self) -> None:
-        """Do nothing: weights that were loaded are those that this samples with."""
+        """Do nothing: this samples with the loaded weights directly."""
 
     def close(self) -> None:
         """Do nothing: there is no server."""

@@ -1,7 +1,7 @@
-"""Completions drawn from a policy, many sequences at a time, with a key-value cache.
+"""Batched sampling of completions with a key-value cache.
 
-Each distinct prompt runs once, left-padded with the others; its cache is then copied to the rows
-of its group. Log-probabilities come from the very forward pass that a token was drawn from.
+Each distinct prompt is run once, left-padded with the others; its cache is then copied to the rows of
+its group. A token's log-probability comes from the same forward pass that it was sampled from.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from retrain.backends.local.logprobs import entropy, log_distribution
 from retrain.backends.local.text import Text
 from retrain.engines import Drawn, Ids
 
-DEAD_SHARE = 0.25  # finished rows are dropped from the cache once they are this share of it
+DEAD_SHARE = 0.25  # finished rows are dropped once they are this fraction of the cache
 
-# a float32 uniform is zero once in 2^24 draws; as infinite Gumbel noise that would choose any token
+# a float32 uniform is zero once in 2^24 draws, which would give infinite Gumbel noise
 SMALLEST_NOISE = 2.0**-25
-GROWTH, LEAST_ROOM = 1.25, 32  # a quarter of the cache is idle at worst; each token is copied five times
+GROWTH, LEAST_ROOM = 1.25, 32  # at most a quarter of the cache is unused; a token is copied about five times
 
 
 @dataclass(frozen=True, slots=True)
 class Completed:
-    """Completions in the order of their prompts, and the seconds that each phase took."""
+    """Completions in the order of their prompts, and the seconds of each phase."""
 
     drawn: list[Drawn]
     prefill_s: float
@@ -39,9 +39,9 @@ class Completed:
 
 @dataclass(slots=True, eq=False)
 class Rows:
-    """Sequences that are being continued; `alive` are those that have not ended."""
+    """Sequences being sampled; `alive` marks those that have not ended."""
 
-    number: torch.Tensor  # (rows,) which completion a row is
+    number: torch.Tensor  # (rows,) index of each row's completion
     alive: torch.Tensor  # (rows,) bool
     position: torch.Tensor  # (rows,) of the next token
     mask: torch.Tensor | None  # (rows, length so far); None if nothing is padded
@@ -63,15 +63,15 @@ def complete(
     temperature: float,
     generator: torch.Generator,
 ) -> Completed:
-    """Draw one completion for each prompt; equal neighbours share their prefill.
+    """Sample one completion for each prompt; adjacent equal prompts share their prefill.
 
-    At temperature 0 the likeliest token is taken, with its log-probability at temperature 1.
+    Temperature 0 takes the most likely token, with its log-probability at temperature 1.
     """
-    # inference mode would taint what models cache for their training pass
+    # inference tensors that a model caches could not be used in training
     with torch.no_grad():
         began_s = finished_s(generator.device)
         rows, hidden = prefill(policy, prompts, generator.device)
-        prefilled_s = finished_s(generator.device)  # the first draw would wait for it anyway
+        prefilled_s = finished_s(generator.device)  # no extra wait: the first draw needs the result anyway
         drawn = _decode(policy, text, rows, hidden, max_tokens, temperature, generator)
         return Completed(drawn, prefilled_s - began_s, finished_s(generator.device) - prefilled_s)
 
@@ -111,7 +111,7 @@ def _decode(
 
 
 def prefill(policy: Policy, prompts: Sequence[Ids], device: torch.device) -> tuple[Rows, torch.Tensor]:
-    """Run each distinct prompt once; return a row per completion, and its last hidden state."""
+    """Run each distinct prompt once; return one row per completion, and the last hidden states."""
     distinct = {prompt: number for number, prompt in enumerate(dict.fromkeys(prompts))}
     longest = max(map(len, distinct))
     padded = torch.tensor([[0] * (longest - len(ids)) + list(ids) for ids in distinct], device=device)
@@ -140,7 +140,7 @@ def prefill(policy: Policy, prompts: Sequence[Ids], device: torch.device) -> tup
 
 
 def advance(policy: Policy, rows: Rows, tokens: torch.Tensor) -> torch.Tensor:
-    """Run the drawn tokens; return the hidden states (rows, width) that the next ones are drawn from."""
+    """Run the sampled tokens; return the hidden states (rows, width) for the next ones."""
     if rows.mask is not None:
         rows.mask = torch.nn.functional.pad(rows.mask, (0, 1), value=1)
     output = policy.body(
@@ -156,7 +156,7 @@ def advance(policy: Policy, rows: Rows, tokens: torch.Tensor) -> torch.Tensor:
 
 
 def _draw(logp: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
-    """Draw a token of each distribution: the largest of log-probability plus Gumbel noise."""
+    """Sample one token per distribution by the Gumbel-max trick."""
     noise = torch.empty_like(logp).exponential_(generator=generator).clamp_(min=SMALLEST_NOISE)
     return (logp - noise.log_()).argmax(-1)
 
@@ -188,17 +188,17 @@ def _by_completion(columns: list[tuple[torch.Tensor, ...]], stopped: torch.Tenso
 
 
 def _growing_cache(config: Any) -> DynamicCache:
-    """Return an empty cache: tokens are written in place, where transformers copies all of it for each.
+    """Return an empty cache that is written in place; that of transformers is copied for every token.
 
-    Layers of other kinds (sliding windows, recurrent states) stay as the model wants them.
+    Layers of other kinds (sliding windows, recurrent states) keep the model's own cache.
     """
     cache = DynamicCache(config=config)
     cache.layers = [GrowingLayer() if type(layer) is DynamicLayer else layer for layer in cache.layers]
     return cache
 
 
-class GrowingLayer(DynamicLayer):  # type: ignore[misc]  # checked without transformers, it is Any
-    """Keys and values of one layer, (rows, heads, length, width): views of buffers that are longer."""
+class GrowingLayer(DynamicLayer):  # type: ignore[misc]  # Any if type-checked without transformers
+    """Keys and values of one layer, (rows, heads, length, width): views of longer buffers."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -207,12 +207,12 @@ class GrowingLayer(DynamicLayer):  # type: ignore[misc]  # checked without trans
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Append states and return all so far."""
+        """Append states and return all states so far."""
         del args, kwargs
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
         length = self.get_seq_length()
-        if length == 0:  # a prompt: it is copied to its group's rows before anything is appended
+        if length == 0:  # a prompt, which is copied to its group's rows before anything is appended
             self.keys, self.values = key_states, value_states
             return key_states, value_states
         total = length + key_states.shape[-2]
@@ -226,7 +226,7 @@ class GrowingLayer(DynamicLayer):  # type: ignore[misc]  # checked without trans
 
 
 def _with_room(buffer: torch.Tensor, kept: torch.Tensor, total: int) -> torch.Tensor:
-    """Return `buffer` if it holds what is kept and `total` tokens, else a longer copy."""
+    """Return `buffer` if `kept` is a view of it and `total` tokens fit, else a longer copy of `kept`."""
     is_current = kept.data_ptr() == buffer.data_ptr() and len(kept) == len(buffer)
     if is_current and buffer.shape[2] >= total:
         return buffer

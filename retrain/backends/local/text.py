@@ -1,4 +1,4 @@
-"""Prompts to token ids and completions back to rollouts, through the model's own tokenizer."""
+"""Encodes prompts and decodes completions with the model's own tokenizer."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from retrain.engines import Drawn
 from retrain.errors import ConfigError
 from retrain.rollouts import Prompt, Rollout
 
-SHOWN = 3  # of the prompts that are too long
-SPARE_TOKENS = 4  # looked at beyond a stop string's bytes, as some tokens have no text
+SHOWN = 3  # prompts named in an error about length
+SPARE_TOKENS = 4  # checked beyond a stop string's bytes, because some tokens have no text
 
 
 class Text:
-    """What a model reads and writes: encoding, end tokens, stop strings.
+    """Encoding, end tokens and stop strings of one model.
 
     Raises:
-        ConfigError: the tokenizer has no end-of-sequence token, or no chat template where one is asked for.
+        ConfigError: the tokenizer has no end-of-sequence token, or lacks the requested chat template.
     """
 
     def __init__(self, model: str, tokenizer: Any, causal: Any, options: LocalOptions) -> None:
@@ -37,7 +37,7 @@ class Text:
         self._special = set(tokenizer.all_special_ids) | set(self.end_ids)
         self._anchor = self._ordinary_token()
         self._anchor_length = len(self._decode_all([[self._anchor]])[0])
-        # a token spells at least one byte, so this many surely hold the longest stop string
+        # a token covers at least one byte, so this many always contain the longest stop string
         self._window = max((len(stop.encode()) for stop in self._stop), default=0) + SPARE_TOKENS
         if self._chat and not tokenizer.chat_template:
             raise ConfigError(
@@ -46,21 +46,21 @@ class Text:
 
     @property
     def stops(self) -> bool:
-        """Whether completions may end at a string."""
+        """Whether there are stop strings."""
         return bool(self._stop)
 
     def encode(self, prompt: Prompt) -> tuple[int, ...]:
         """Return a prompt's token ids.
 
         Raises:
-            ConfigError: it has none, the chat template fails, or the model does not know a token.
+            ConfigError: there are none, the chat template fails, or the model does not know a token.
         """
         ids = prompt_tokens(self._tokenizer, prompt, self.end_ids, chat=self._chat, system=self._system)
         self._check_known(ids)
         return ids
 
     def written(self, demonstration: Demonstration) -> Rollout:
-        """Return a written completion as a rollout, ended by the tokenizer's own end token.
+        """Return a written completion as a rollout that ends with the tokenizer's end token.
 
         Raises:
             ConfigError: the model does not know a token.
@@ -72,12 +72,12 @@ class Text:
         return Rollout(demonstration.prompt, text, tokens, np.zeros(len(tokens)), pieces, truncated=False)
 
     def is_stopped(self, tails: Sequence[Sequence[int]]) -> list[bool]:
-        """Return for each completion so far whether its last tokens hold a stop string."""
+        """Return for each completion so far whether its last tokens contain a stop string."""
         shown = self._decode_all([tail[-self._window :] for tail in tails])
         return [any(stop in text for stop in self._stop) for text in shown]
 
     def completions(self, tokens: Sequence[Sequence[int]]) -> list[str]:
-        """Return completions' texts, each without its end token and up to a stop string."""
+        """Return the completions' texts without end token, cut before a stop string."""
         return [self._until_stop(text) for text in self._decode_all(tokens)]
 
     def pieces(self, tokens: Sequence[int]) -> tuple[str, ...]:
@@ -92,12 +92,12 @@ class Text:
             )
 
     def _piece(self, token: int) -> str:
-        # decoded behind another token, because some tokenizers drop the space before the first word
+        # decoded after another token, because some tokenizers drop the space before the first word
         (text,) = self._decode_all([[self._anchor, token]])
         return self._pieces.setdefault(token, text[self._anchor_length :])
 
     def _ordinary_token(self) -> int:
-        """Return a token that spells letters or digits: part of no character, and not stripped as a blank."""
+        """Return a token of whole letters or digits, which decoding does not strip."""
         for token in range(len(self._tokenizer)):
             (text,) = self._decode_all([[token]])
             if text.isascii() and text.isalnum():
@@ -109,16 +109,16 @@ class Text:
         return text[: min(cuts)] if cuts else text
 
     def _decode_all(self, rows: Sequence[Sequence[int]]) -> list[str]:
-        """Return the texts of rows, without special and end tokens."""
+        """Return the text of each row, without special and end tokens."""
         shown = [[token for token in row if token not in self._special] for row in rows]
         fast = getattr(self._tokenizer, "backend_tokenizer", None)
-        if fast is not None:  # one call for all rows: an order of magnitude quicker
+        if fast is not None:  # one call for all rows is ten times faster
             return list(fast.decode_batch(shown, skip_special_tokens=False))
         return [str(self._tokenizer.decode(ids, clean_up_tokenization_spaces=False)) for ids in shown]
 
 
 def _end_ids(model: str, tokenizer: Any, generation_config: Any) -> tuple[int, ...]:
-    """Return every id that ends a completion: chat models often have two."""
+    """Return all token ids that end a completion; chat models often have two."""
     listed = getattr(generation_config, "eos_token_id", None)
     ids = listed if isinstance(listed, list) else [listed]
     found = sorted({int(i) for i in [tokenizer.eos_token_id, *ids] if i is not None})
@@ -133,7 +133,7 @@ def _end_ids(model: str, tokenizer: Any, generation_config: Any) -> tuple[int, .
 def to_rollouts(
     text: Text, prompts: Sequence[Prompt], drawn: Sequence[Drawn], group_size: int, version: int
 ) -> Iterator[Rollout]:
-    """Return what was drawn as rollouts, `group_size` per prompt; `version` is the policy's."""
+    """Return sampled completions as rollouts, `group_size` per prompt; `version` is the policy version."""
     texts = text.completions([one.tokens for one in drawn])
     for number, (one, words) in enumerate(zip(drawn, texts, strict=True)):
         yield Rollout(
@@ -149,14 +149,14 @@ def to_rollouts(
 
 
 def check_room(tokens: Mapping[int, int], context: int) -> None:
-    """Refuse prompts that leave no room for a completion.
+    """Reject prompts that leave no room for a completion.
 
     Args:
-        tokens: of each prompt, by its id.
+        tokens: number of tokens of each prompt, by prompt id.
         context: the model's limit in tokens.
 
     Raises:
-        ConfigError: names the first few of them.
+        ConfigError: names the first few such prompts.
     """
     long = [(number, length) for number, length in tokens.items() if length >= context]
     if long:
@@ -168,10 +168,10 @@ def check_room(tokens: Mapping[int, int], context: int) -> None:
 
 
 def check_written(rollout: Rollout, prompt_tokens: int, context: int) -> None:
-    """Refuse a written completion that does not fit behind its prompt.
+    """Reject a written completion that does not fit in the context with its prompt.
 
     Raises:
-        ConfigError: names its row.
+        ConfigError: names the row.
     """
     length = prompt_tokens + len(rollout.tokens)
     if length > context:

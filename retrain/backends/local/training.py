@@ -1,7 +1,7 @@
 """Micro-batches of samples, their loss and its gradient by autograd.
 
-Losses are numpy functions that give value and slope per token; `sum(weight * slope * logprob)` with
-slopes held constant has exactly the loss's gradient, so every loss runs on every device.
+Losses are numpy functions that return value and slope per token; `sum(weight * slope * logprob)` with
+constant slopes has exactly the loss's gradient, so every loss runs on every device.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class MicroBatch:
     """Whole sequences, right-padded."""
 
     input_ids: torch.Tensor  # (sequences, longest), right-padded, each without its last token
-    sources: torch.Tensor  # (tokens,) index, in the flattened hidden states, of what predicts each token
+    sources: torch.Tensor  # (tokens,) index of the flattened hidden state that predicts each token
     targets: torch.Tensor  # (tokens,)
     data: TokenData
 
@@ -40,15 +40,15 @@ def lay_out(
     Args:
         samples: in any order.
         prompts: token ids by prompt text.
-        budget: tokens per micro-batch, padding included; a longer sequence gets one of its own.
-        device: where the tensors go.
+        budget: tokens per micro-batch, including padding; a longer sequence gets its own micro-batch.
+        device: of the tensors.
     """
 
     def length(sample: TrainingSample) -> int:
         return len(prompts[sample.rollout.prompt.text]) + len(sample.rollout.tokens) - 1
 
     parts: list[list[TrainingSample]] = []
-    for sample in sorted(samples, key=length, reverse=True):  # the first of a part is its longest
+    for sample in sorted(samples, key=length, reverse=True):  # the first of a micro-batch is the longest
         if not parts or length(parts[-1][0]) * (len(parts[-1]) + 1) > budget:
             parts.append([])
         parts[-1].append(sample)
@@ -64,7 +64,7 @@ def _micro_batch(
     longest = len(rows[0])
     padded = [row + [0] * (longest - len(row)) for row in rows]
     counts = np.array([len(completion) for completion in completions])
-    # a token is predicted by the state before it
+    # each token is predicted by the previous state
     starts = np.array([len(prompt) - 1 for prompt in prompts]) + longest * np.arange(len(rows))
     data = TokenData.of(samples)
     within = np.arange(len(data.sequence)) - np.repeat(np.cumsum(counts) - counts, counts)
@@ -77,7 +77,7 @@ def _micro_batch(
 
 
 def back_propagate(policy: Policy, batch: MicroBatch, loss: Loss, optimization: Optimization) -> Totals:
-    """Add the gradient of a micro-batch's weighted loss to the parameters'.
+    """Add the gradient of a micro-batch's weighted loss to the parameters' gradients.
 
     Raises:
         NonFiniteError: the loss is not finite; no gradient was added.
@@ -106,7 +106,7 @@ def evaluate(
 ) -> TokenLogprobs:
     """Return log-probabilities and entropies of a micro-batch's completion tokens.
 
-    Padding is on the right and attention looks left, so no mask is needed.
+    Padding is on the right and attention is causal, so no mask is needed.
     """
     hidden = policy.body(input_ids=batch.input_ids, use_cache=False).last_hidden_state
     return token_logprobs(

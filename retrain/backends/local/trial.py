@@ -1,7 +1,7 @@
-"""Checks on a few tokens that a policy has the same log-probabilities in sampling and in training.
+"""Checks on a few tokens that log-probabilities are the same in sampling and in training.
 
-Sampling runs a model left-padded, with a cache that is copied and cut; training runs it whole, and takes
-its logits apart. A model that is sensitive to the difference would silently be trained on wrong numbers.
+Sampling uses left padding and a cache that is copied and cut; training runs whole sequences and computes
+logits in chunks. A model that is sensitive to the difference would silently be trained on wrong numbers.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from retrain.backends.local.loading import Policy
 from retrain.backends.local.sampling import advance, prefill
 from retrain.errors import ConfigError
 
-LOGITS_TOLERANCE = 1e-3  # of the largest; the two ways to the logits run the same kernels
-# of the logits' standard deviation; a cache is summed in another order, and bfloat16 keeps eight bits
+LOGITS_TOLERANCE = 1e-3  # relative to the largest; both computations run the same kernels
+# of the logits' standard deviation; a cache changes the order of summation, and bfloat16 has eight bits
 CACHE_TOLERANCE = {torch.float32: 0.01, torch.bfloat16: 0.1}
 
 SHORT, LONG = (1, 2, 3), (3, 1, 2, 4, 5, 0)
 
 
 def try_out(model: str, policy: Policy, device: torch.device) -> None:
-    """Refuse a policy whose log-probabilities this backend would get wrong.
+    """Reject a policy whose log-probabilities this backend would compute incorrectly.
 
     Raises:
-        ConfigError: says what is wrong with it.
+        ConfigError: states the reason.
     """
     with _explained(model), torch.no_grad():
         _check_logits(model, policy, device)
@@ -35,7 +35,7 @@ def try_out(model: str, policy: Policy, device: torch.device) -> None:
 
 
 def _check_logits(model: str, policy: Policy, device: torch.device) -> None:
-    """Compare our way to the logits with the model's own, which may scale or cap them."""
+    """Compare this backend's logits with the model's own, which may be scaled or capped."""
     ids = torch.zeros((1, 2), dtype=torch.long, device=device)
     whole = policy.causal(input_ids=ids, use_cache=False).logits.float()
     ours = policy.logits(policy.body(input_ids=ids, use_cache=False).last_hidden_state)
@@ -54,7 +54,7 @@ def _check_logits(model: str, policy: Policy, device: torch.device) -> None:
 
 
 def _check_cache(model: str, policy: Policy, device: torch.device) -> None:
-    """Compare sampling's way, with rows that share a prompt and rows that leave, with training's."""
+    """Compare logits in sampling (shared prompts, rows that finish early) with those in training."""
     if policy.context < len(LONG) + 2:
         return
     rows, _ = prefill(policy, [LONG, SHORT, LONG, LONG], device)

@@ -1,6 +1,6 @@
 """The embedded backend: a small recurrent policy over characters, trained on one core with numpy.
 
-numpy and the policy are imported when a run connects: planning reads options and alphabets only.
+The policy is imported when a run connects: planning reads only options and alphabets.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ from retrain.rollouts import Prompt
 if TYPE_CHECKING:
     from retrain.backends.numpy.policy import NumpyBackend
 
-MAX_WIDTH = 4096  # past this, one core needs minutes for a step
+MAX_WIDTH = 4096  # above this, one core needs minutes per step
 MAX_LATENCY_S = 3600.0
 
 
 @dataclass(frozen=True, slots=True)
 class NumpyOptions:
-    """Size and arithmetic of the policy, and the API that it may pose as."""
+    """Size, dtype and optimizer of the policy, and the simulated API latency."""
 
     embedding: int = 24  # numbers per character
     hidden: int = 64  # numbers in the recurrent state
-    dtype: str = "float32"  # float64 is slower and checks gradients
-    optimizer: str = "adam"  # sgd: plain, for which [scaling].rule = "adascale" was derived
-    api_latency_s: float = 0.0  # above 0: calls hold permits and take that much longer, to rehearse an API
+    dtype: str = "float32"  # float64 is slower; for gradient checks
+    optimizer: str = "adam"  # or sgd, for which [scaling].rule = "adascale" was derived
+    api_latency_s: float = 0.0  # above 0: simulate an API; calls hold permits and take this much longer
 
 
 _RULES: Mapping[str, Rule] = {
@@ -56,17 +56,17 @@ def connect(spec: BackendSpec) -> NumpyBackend:
 
 
 def takes_permits(options: Mapping[str, object]) -> bool:
-    """Whether calls hold permits: only while an API is rehearsed."""
+    """Whether calls hold permits: only if an API is simulated."""
     return bool(options.get("api_latency_s"))
 
 
 def check_options(options: Mapping[str, object]) -> list[str]:
-    """List the problems of a `[backend.options]` table, one line each that starts with its key."""
+    """Return the problems of a `[backend.options]` table, one line each, starting with the key."""
     return problems_of(options, _RULES)
 
 
 def check_alphabet(config: Config, prompts: Sequence[Prompt], alphabet: str) -> list[str]:
-    """List prompts of the task and rows of [warmup] that hold a character which the task's alphabet lacks."""
+    """Return the task's prompts and [warmup] rows with characters outside the task's alphabet."""
     texts = [(f"[data].task: prompt {prompt.id}", prompt.text) for prompt in prompts]
     warmup = config.warmup
     if warmup.steps:

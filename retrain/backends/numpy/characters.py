@@ -1,6 +1,6 @@
-"""The character vocabulary: the task's alphabet, then one token that ends a sequence.
+"""The character vocabulary: the task's alphabet, then one end token.
 
-Prompts are encoded as they are; the policy is never shown the end token, only asked for it.
+The policy predicts the end token but never gets it as input.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from retrain.rollouts import Rollout
 
 
 class Characters:
-    """Text to token ids and back."""
+    """Maps text to token ids and back."""
 
     def __init__(self, alphabet: str) -> None:
         self.alphabet = "".join(sorted(set(alphabet)))
@@ -24,10 +24,10 @@ class Characters:
         self._ids = {character: token for token, character in enumerate(self.alphabet)}
 
     def encode(self, text: str, where: str = "prompt ") -> tuple[int, ...]:
-        """Return the token ids of a text; `where` it stands, for the error.
+        """Return the token ids of a text; `where` is its location, for the error.
 
         Raises:
-            ConfigError: the text holds a character that the task's alphabet lacks.
+            ConfigError: the text contains a character outside the task's alphabet.
         """
         try:
             return tuple([self._ids[character] for character in text])
@@ -38,7 +38,7 @@ class Characters:
             ) from None
 
     def written(self, demonstration: Demonstration) -> Rollout:
-        """Return a written completion as a rollout that ends.
+        """Return a written completion as a rollout with end token.
 
         Raises:
             ConfigError: a character is not in the task's alphabet, or the prompt is a conversation.

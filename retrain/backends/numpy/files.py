@@ -1,4 +1,4 @@
-"""A numpy policy on disk: arrays in npz, everything else in JSON, both readable without pickle."""
+"""A numpy policy on disk: arrays as npz, everything else as JSON, without pickle."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ import numpy as np
 from retrain.backends.numpy.weights import Array, Weights
 from retrain.errors import RecordsError
 
-FORMAT = 2  # of both files; raise it when old ones can no longer be read
+FORMAT = 2  # of both files; increment when old ones can no longer be read
 PREVIOUS = "previous_gradient"
 
 
 class Optimizer(Protocol):
-    """What is saved of an optimizer."""
+    """The optimizer state in a checkpoint."""
 
     steps: int
 
     @property
     def arrays(self) -> Mapping[str, Array]:
-        """By name, to be written over in place."""
+        """Arrays by name, to be overwritten in place."""
         ...
 
 
@@ -36,7 +36,7 @@ def save_policy(
     random: np.random.Generator,
     previous: Array | None,
 ) -> None:
-    """Write everything that a later step depends on, bit for bit."""
+    """Write all state that later steps depend on, bit for bit."""
     arrays: dict[str, Any] = {"weights": weights.flat, **optimizer.arrays}
     if previous is not None:
         arrays[PREVIOUS] = previous
@@ -59,7 +59,7 @@ def load_policy(
     """Overwrite weights, optimizer and generator with what `save_policy` wrote.
 
     Returns:
-        The gradient that the next step's is compared with, if one was kept.
+        The previous gradient, to compare the next step's with, if there is one.
 
     Raises:
         RecordsError: the files cannot be read, or belong to another policy.
@@ -67,7 +67,7 @@ def load_policy(
     try:
         facts = json.loads((directory / "policy.json").read_text(encoding="utf-8"))
         _check_same_policy(directory, facts, _identity(identity, weights))
-        # opened here, because np.load leaves a file open that turns out not to be a zip
+        # opened here, because np.load does not close a file that is not a zip
         with (directory / "policy.npz").open("rb") as file, np.load(file, allow_pickle=False) as arrays:
             read = {name: arrays[name] for name in arrays.files}
         targets = {"weights": weights.flat, **optimizer.arrays}
@@ -93,7 +93,7 @@ def _check_same_policy(directory: Path, facts: Mapping[str, object], identity: M
 
 
 def _identity(identity: Mapping[str, object], weights: Weights) -> dict[str, object]:
-    """Return what a checkpoint and a policy must have in common."""
+    """Return the properties that a checkpoint and a policy must share."""
     return {
         "format": FORMAT,
         **identity,

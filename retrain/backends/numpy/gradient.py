@@ -32,15 +32,15 @@ def loss_gradient(
 ) -> tuple[Totals, Weights]:
     """Return the sum over tokens of weight x (loss + KL) - bonus weight x bonus x entropy, with its gradient.
 
-    Equal prompts are run once; their rollouts' gradients meet again on the way back.
+    Equal prompts run once; the gradients of their rollouts are summed in the backward pass.
 
     Args:
         weights: the policy to evaluate.
-        reference: the policy that a KL term keeps it near.
+        reference: reference policy of the KL term.
         prompts: each sample's prompt as token ids.
         samples: rollouts with their advantages and weights.
         loss: value and slope per token.
-        optimization: weights of bonus and KL term, and the temperature that the rollouts were sampled at.
+        optimization: weights of bonus and KL term, and the sampling temperature.
     """
     numbers = {prompt: number for number, prompt in enumerate(dict.fromkeys(prompts))}
     owner = np.array([numbers[prompt] for prompt in prompts])
@@ -73,7 +73,7 @@ def _logit_gradient(
     loss: Loss,
     optimization: Optimization,
 ) -> tuple[Totals, Array]:
-    """Return the sums, and the derivative in every logit: shape (tokens, vocabulary), time-major."""
+    """Return the sums, and the gradient of the logits: shape (tokens, vocabulary), time-major."""
     probabilities = np.exp(logp)
     entropy = -(probabilities * logp).sum(axis=1)
     data = TokenData.of(samples)
@@ -92,6 +92,6 @@ def _logit_gradient(
 
 
 def _chosen(logp: Array, packed: Packed) -> Floats:
-    """Return the drawn tokens' log-probabilities, shape (tokens,), sequence after sequence."""
+    """Return the sampled tokens' log-probabilities, shape (tokens,), sequence after sequence."""
     chosen: Floats = logp[packed.position, packed.elements].astype(np.float64)
     return chosen

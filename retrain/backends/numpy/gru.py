@@ -5,8 +5,8 @@
 r is the reset gate, z the update gate, n the candidate state; logits are h V + d.
 Source: GRU, arXiv:1406.1078, with the reset gate applied after the recurrent product.
 
-Sequences are sorted by length, longest first, and stored time-major: at every time the rows that are
-still alive are the first ones, so a step is a plain slice. No padding means no mask.
+Sequences are sorted by length, longest first, and stored time-major: at each time the active rows come
+first, so a step is a plain slice. There is no padding and no mask.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ import numpy as np
 
 from retrain.backends.numpy.weights import Array, Ints, Weights
 
-OUTPUT_SCALE = 0.01  # first policy is nearly uniform, so it explores
+OUTPUT_SCALE = 0.01  # the initial policy is nearly uniform, for exploration
 
 
 def initial_weights(
     characters: int, embedding: int, hidden: int, dtype: str, random: np.random.Generator
 ) -> Weights:
-    """Return random first weights; outputs are the characters and, last, the end of the sequence."""
+    """Return random initial weights; outputs are the characters and, last, the end token."""
     weights = Weights(
         {
             "embedding": (characters, embedding),
@@ -52,10 +52,10 @@ def initial_weights(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Packed:
-    """Where each element of each sequence lies in the time-major layout.
+    """Position of each element of each sequence in the time-major layout.
 
-    Sequence i of length L_i has L_i states; its element t is what follows state t, so element
-    t - 1 is the input that leads to state t, and the last element is an input to nothing.
+    Sequence i of length L_i has L_i states. Element t follows state t: element t - 1 is the input of
+    state t, and the last element is never an input.
     """
 
     elements: Ints  # (total,) sequence after sequence, as given
@@ -63,7 +63,7 @@ class Packed:
     sequence: Ints  # (total,) element -> its sequence
     order: Ints  # (sequences,) row at time 0 -> sequence
     offsets: tuple[int, ...]  # (longest + 1,) first row of each time, then the total
-    inputs: Ints  # (total,) time-major: the element that leads to each state; rows of time 0 unused
+    inputs: Ints  # (total,) time-major: input element of each state; rows of time 0 unused
 
     def steps(self) -> Iterator[tuple[slice, slice]]:
         """Yield (rows before, rows after) of each transition, in time order."""
@@ -71,7 +71,7 @@ class Packed:
             yield slice(before, before + end - after), slice(after, end)
 
     def last(self) -> Ints:
-        """Return the row of each sequence's last state, in the order given."""
+        """Return the row of each sequence's last state, in input order."""
         ends = np.flatnonzero(np.diff(self.sequence, append=-1))
         return self.position[ends]
 
@@ -95,7 +95,7 @@ def pack(sequences: Sequence[Sequence[int]]) -> Packed:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Step:
-    """One transition of some rows: the new state and what its gradient needs."""
+    """One transition: the new states and the values that their gradient needs."""
 
     state: Array  # (rows, hidden)
     reset: Array
@@ -110,7 +110,7 @@ def input_table(weights: Weights) -> Array:
 
 
 def advance(weights: Weights, drive: Array, state: Array) -> Step:
-    """Return states (rows, hidden) one character on; `drive` is each row of the input table."""
+    """Return the next states (rows, hidden); `drive` holds each row's entry of the input table."""
     hidden = state.shape[1]
     product = state @ weights["recurrent"]
     gates = _sigmoid(drive[:, : 2 * hidden] + product[:, : 2 * hidden])
@@ -139,7 +139,7 @@ class Trace:
 
 
 def unroll(weights: Weights, packed: Packed, initial: Array) -> Trace:
-    """Run sequences from their initial states (sequences, hidden), given in the sequences' order."""
+    """Run sequences from initial states (sequences, hidden) in the same order."""
     table = input_table(weights)
     states = np.empty((len(packed.elements), initial.shape[1]), initial.dtype)
     states[: len(initial)] = initial[packed.order]
@@ -153,7 +153,7 @@ def unroll(weights: Weights, packed: Packed, initial: Array) -> Trace:
 
 def unroll_prompts(weights: Weights, prompts: Sequence[Sequence[int]]) -> Trace:
     """Run prompts, which may be empty, from the zero state."""
-    # the last element of a packed sequence is an input to nothing, so any id serves
+    # the last element of a packed sequence is never an input, so any id works
     packed = pack([(*prompt, 0) for prompt in prompts])
     return unroll(
         weights, packed, np.zeros((len(prompts), weights.shapes["recurrent"][0]), weights.flat.dtype)
@@ -161,7 +161,7 @@ def unroll_prompts(weights: Weights, prompts: Sequence[Sequence[int]]) -> Trace:
 
 
 def log_probabilities(weights: Weights, states: Array, temperature: float) -> Array:
-    """Return the next token's log-probabilities, shape (rows, tokens); temperature 0 reads as 1."""
+    """Return the next token's log-probabilities, shape (rows, tokens); temperature 0 means 1."""
     logits = states @ weights["output"] + weights["output_bias"]
     logits /= temperature or 1.0
     logits -= logits.max(axis=1, keepdims=True)
@@ -169,16 +169,16 @@ def log_probabilities(weights: Weights, states: Array, temperature: float) -> Ar
 
 
 def back_propagate(weights: Weights, trace: Trace, state_gradient: Array, gradient: Weights) -> Array:
-    """Add to `gradient` what flows back through the steps.
+    """Back-propagate through the steps, adding to `gradient`.
 
     Args:
-        weights: those that `trace` was unrolled with.
+        weights: of the forward pass.
         trace: the forward pass.
-        state_gradient: derivative of the loss in each state, shape (total, hidden); overwritten.
-        gradient: where the derivatives in the weights are added.
+        state_gradient: gradient of the loss for each state, shape (total, hidden); overwritten.
+        gradient: accumulates the gradients of the weights.
 
     Returns:
-        The derivative in the initial states, shape (sequences, hidden), in the sequences' order.
+        The gradient of the initial states, shape (sequences, hidden), in the sequences' order.
     """
     packed = trace.packed
     characters, dtype = weights.shapes["embedding"][0], weights.flat.dtype.name
@@ -199,7 +199,7 @@ def back_propagate(weights: Weights, trace: Trace, state_gradient: Array, gradie
 
 
 def _gate_gradients(step: Step, previous: Array, flow: Array) -> tuple[Array, Array]:
-    """Return the derivatives in the gates' sums, and in the recurrent product; both (rows, 3 hidden)."""
+    """Return the gradients of the gates' pre-activations and of the recurrent product, (rows, 3 hidden)."""
     hidden = previous.shape[1]
     by_gates = np.empty((len(flow), 3 * hidden), flow.dtype)
     by_candidate = flow * (1 - step.update) * (1 - step.candidate * step.candidate)
@@ -212,7 +212,7 @@ def _gate_gradients(step: Step, previous: Array, flow: Array) -> tuple[Array, Ar
 
 
 def one_hot(numbers: Ints, count: int, dtype: str) -> Array:
-    """Return a matrix (rows, count) whose transpose sums rows by number, as a product."""
+    """Return a one-hot matrix (rows, count), whose transpose sums rows by number."""
     matrix = np.zeros((len(numbers), count), dtype)
     matrix[np.arange(len(numbers)), numbers] = 1
     return matrix

@@ -1,4 +1,4 @@
-"""Optimizers over one flat vector: Adam with bias correction, plain SGD, and clipping by the global norm.
+"""Optimizers over one flat vector: Adam with bias correction, plain SGD, and global-norm clipping.
 
 Source: Adam, arXiv:1412.6980; clipping, arXiv:1211.5063.
 """
@@ -25,12 +25,12 @@ class Adam:
 
     @property
     def is_settled(self) -> bool:
-        """Whether `sqr_norm` is in the unit that it stays in."""
+        """Whether the preconditioner of `sqr_norm` has warmed up, so that values are comparable."""
         return self.steps >= FIRST_SETTLED_STEP
 
     @property
     def arrays(self) -> Mapping[str, Array]:
-        """Return what a checkpoint holds; loading overwrites the arrays in place."""
+        """Return the checkpoint's arrays; loading overwrites them in place."""
         return {"adam_mean": self.mean, "adam_square": self.square}
 
     def step(self, weights: Array, gradient: Array, lr: float) -> None:
@@ -43,7 +43,7 @@ class Adam:
         weights -= lr * mean / (np.sqrt(square) + EPSILON)
 
     def sqr_norm(self, gradient: Array) -> float:
-        """Return the squared norm of a gradient whose entries are divided as Adam divides their update."""
+        """Return the squared norm of a gradient preconditioned as in Adam's update."""
         scale = adam_preconditioner(self.square, self.steps, DECAY_SQUARE, EPSILON)
         seen = gradient / scale
         return float(np.dot(seen, seen))
@@ -52,14 +52,14 @@ class Adam:
 class Sgd:
     """Plain stochastic gradient descent: each step is the gradient times the learning rate."""
 
-    is_settled = True  # gradients are compared as they are
+    is_settled = True  # there is no preconditioner
 
     def __init__(self) -> None:
         self.steps = 0
 
     @property
     def arrays(self) -> Mapping[str, Array]:
-        """Return nothing: there is no state but the step count."""
+        """Return nothing: the step count is the only state."""
         return {}
 
     def step(self, weights: Array, gradient: Array, lr: float) -> None:
@@ -73,7 +73,7 @@ class Sgd:
 
 
 def clip_by_norm(gradient: Array, max_norm: float) -> float:
-    """Shrink `gradient` in place to at most `max_norm` and return the norm it had."""
+    """Clip `gradient` in place to norm `max_norm` and return its norm before clipping."""
     norm = float(np.sqrt(np.dot(gradient, gradient)))
     if norm > max_norm:
         gradient *= max_norm / norm

@@ -1,9 +1,9 @@
-"""The embedded backend: a small recurrent policy over characters, trained on one core with numpy.
+"""The embedded backend's policy: a small recurrent network, trained on one core with numpy.
 
 It is a real autoregressive policy with exact gradients, small enough that a campaign finishes in
-seconds; it reads no pretrained model, so `model`, `base_url` and `lora_rank` mean nothing to it.
-With `api_latency_s` above 0 it rehearses a permit-limited API: each `sample` and `update` is a
-call that holds a permit and takes that much longer.
+seconds. It loads no pretrained model and ignores `model`, `base_url` and `lora_rank`. With
+`api_latency_s` above 0 it simulates a permit-limited API: each `sample` and `update` is a call that
+holds a permit and takes that much longer.
 """
 
 from __future__ import annotations
@@ -45,23 +45,23 @@ from retrain.rollouts import Group, Loss, Prompt, Rollout, TrainingSample
 
 
 class NumpyBackend:
-    """A policy and its optimizer; weights, samples and updates depend on nothing but the seed."""
+    """A policy and its optimizer; weights, samples and updates depend only on the seed."""
 
     def __init__(self, spec: BackendSpec, options: NumpyOptions) -> None:
         self._permit = spec.permit
         self._latency_s = float(options.api_latency_s)
         self._computing = threading.Lock()
         self._characters = Characters(spec.alphabet)
-        # a negative seed means none: fresh randomness
+        # a negative seed means a random one
         self._random = np.random.default_rng(spec.seed if spec.seed >= 0 else None)
         self._weights = initial_weights(
             self._characters.end, options.embedding, options.hidden, options.dtype, self._random
         )
-        self._reference = self._weights.copy()  # the same after a resume: they follow from the seed
+        self._reference = self._weights.copy()  # the same after a resume, because the seed determines it
         self._new_optimizer = Sgd if options.optimizer == "sgd" else partial(Adam, self._weights.flat)
         self._optimizer = self._new_optimizer()
         self._identity = {"alphabet": self._characters.alphabet, "optimizer": options.optimizer}
-        self._previous: Array | None = None  # a lone part's gradient, to compare the next step's with
+        self._previous: Array | None = None  # gradient of a single-part step, to compare with the next step's
         count = self._weights.flat.size
         self.info = BackendInfo(
             parameters=count,
@@ -72,7 +72,7 @@ class NumpyBackend:
         self._work = WorkMeter()
 
     def sample(self, prompts: Sequence[Prompt], sampling: Sampling) -> list[Group]:
-        """Sample each prompt's group, running the prompt itself once.
+        """Sample each prompt's group, with one prefill per prompt.
 
         Raises:
             NonFiniteError: the policy's log-probabilities are not finite.
@@ -129,7 +129,7 @@ class NumpyBackend:
         """Return written completions as rollouts.
 
         Raises:
-            ConfigError: a text holds a character that the task's alphabet lacks, or is a conversation.
+            ConfigError: a text contains a character outside the task's alphabet, or is a conversation.
         """
         return [self._characters.written(one) for one in demonstrations]
 
@@ -139,7 +139,7 @@ class NumpyBackend:
         self._previous = None
 
     def take_sampling_work(self) -> SamplingWork:
-        """Return what sampling cost since the last call."""
+        """Return the cost of sampling since the last call."""
         return self._work.take()
 
     def save(self, directory: Path) -> None:
@@ -193,7 +193,7 @@ class NumpyBackend:
     def _accumulate(
         self, samples: Sequence[TrainingSample], loss: Loss, optimization: Optimization
     ) -> tuple[Totals, Weights, list[float], Work]:
-        """Return the sums of micro-batches' losses, gradients and work, and squared norms if wanted."""
+        """Return the sums over micro-batches of loss, gradient and work, and squared norms if requested."""
         parts = split_by_group(samples, optimization.micro_batches)
         texts = {sample.rollout.prompt.text for sample in samples}
         encoded = {text: self._characters.encode(text) for text in texts}
@@ -214,15 +214,15 @@ class NumpyBackend:
     def _part_work(
         self, prompts: Collection[Sequence[int]], part: Sequence[TrainingSample], *, reference: bool
     ) -> Work:
-        """Return what a micro-batch's arithmetic asks for: each distinct prompt runs once."""
+        """Return the work of a micro-batch; each distinct prompt counts once."""
         before = [len(prompt) for prompt in prompts]
         lengths = [len(sample.rollout.tokens) for sample in part]
         drawn = sum(lengths)
-        run = sum(before) + drawn - len(lengths)  # a last token leads to no state
+        run = sum(before) + drawn - len(lengths)  # last tokens are not fed back
         return self._costs.train(run, drawn, passes=max(before) + max(lengths) - 1, reference=reference)
 
     def _compare(self, gradient: Array, squares: Sequence[float]) -> GradientMoments | None:
-        """Return the moments of the step's parts; of a lone part, those of it and the update before."""
+        """Return the moments of the step's parts; for a single part, of it and the previous update."""
         sqr_norm = self._optimizer.sqr_norm
         before, self._previous = self._previous, None
         consecutive = len(squares) == 1
@@ -246,7 +246,7 @@ def _fitting(what: str, advice: str) -> Iterator[None]:
 
 
 def _costs(weights: Weights) -> ModelCosts:
-    """A character's way to the gates is a table, made once per call; biases do not count."""
+    """Return the policy's size; the input table is computed once per call, and biases are not counted."""
     return ModelCosts(
         body=weights["recurrent"].size,
         head=weights["output"].size,

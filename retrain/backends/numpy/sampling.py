@@ -1,4 +1,4 @@
-"""Completions drawn from the network, many sequences at a time."""
+"""Batched sampling of completions from the network."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from retrain.rollouts import Floats
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Completions:
-    """Flat arrays over tokens, sequence after sequence; `lengths` (sequences,) cuts them."""
+    """Flat arrays over tokens, sequence after sequence; `lengths` has shape (sequences,)."""
 
     tokens: Ints
     logprobs: Floats
-    entropies: Floats  # nats, of the distribution each token was drawn from
+    entropies: Floats  # nats, of the distribution that each token was sampled from
     lengths: Ints
 
 
 def complete(weights: Weights, states: Array, sampling: Sampling, random: np.random.Generator) -> Completions:
-    """Continue each state (sequences, hidden) until its end token or `max_tokens`.
+    """Continue each state (sequences, hidden) until the end token or `max_tokens`.
 
-    Rows that ended leave the batch at once, and nothing is allocated by `max_tokens`. At
-    temperature 0 the likeliest token is taken, with its log-probability at temperature 1.
+    Finished rows leave the batch at once, and no allocation depends on `max_tokens`. Temperature 0
+    takes the most likely token, with its log-probability at temperature 1.
     """
     end = weights.shapes["output"][1] - 1
     table = input_table(weights)
@@ -48,7 +48,7 @@ def complete(weights: Weights, states: Array, sampling: Sampling, random: np.ran
 
 def _draw(probabilities: Array, random: np.random.Generator) -> Ints:
     cumulative = probabilities.cumsum(axis=1)
-    # scaled by the last column and compared with the others: rounding cannot pass the last token
+    # scaled by the last column, so that rounding cannot select an index past the last token
     thresholds = random.random((len(cumulative), 1)) * cumulative[:, -1:]
     return cast(Ints, (cumulative[:, :-1] <= thresholds).sum(axis=1))
 

@@ -1,6 +1,6 @@
 """All weights of a small network in one vector, with a named view for each matrix.
 
-The optimizer and the gradient norm see one array; the network sees its parts.
+The optimizer and the gradient norm use the vector; the network uses the views.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Shapes: TypeAlias = Mapping[str, tuple[int, ...]]
 
 
 class Weights:
-    """A flat vector and its named views; a gradient has the same form as the weights."""
+    """A flat vector and its named views, for weights and for gradients."""
 
     def __init__(self, shapes: Shapes, dtype: str) -> None:
         self.shapes = dict(shapes)
@@ -33,15 +33,15 @@ class Weights:
         return self._views[name]
 
     def zeros_like(self) -> Weights:
-        """Return weights of the same form, all zero."""
+        """Return weights of the same shapes, all zero."""
         return Weights(self.shapes, self.flat.dtype.name)
 
     def copy(self) -> Weights:
-        """Return weights of the same form and values."""
+        """Return a copy."""
         same = self.zeros_like()
         same.flat[:] = self.flat
         return same
 
     def non_finite(self) -> list[str]:
-        """Return the names of parts that hold a NaN or an infinity."""
+        """Return the names of views that contain a NaN or an infinity."""
         return [name for name, view in self._views.items() if not np.isfinite(view).all()]
