@@ -1,13 +1,13 @@
-"""Controllers: facts in, decision and reason out.
+"""Controllers: measurements in, a decision and its reason out.
 
-Pure: no clock, no randomness, no I/O. The caller measures before and acts after; state is plain
-data, so that a recorded run can be replayed decision for decision.
+Pure: no clock, no randomness, no I/O. The caller measures before and acts after; the state is plain
+data, so a recorded run can be replayed decision for decision.
 """
 
 from __future__ import annotations
 
 
 def require(name: str, value: object, holds: bool, needed: str) -> None:
-    """Raise ValueError with the name, the value and what it needs, unless `holds`."""
+    """Raise ValueError naming the value and the requirement, unless `holds`."""
     if not holds:
         raise ValueError(f"{name}: got {value!r}; needs {needed}")

@@ -1,9 +1,9 @@
-"""Steers the batch size to where throughput (or goodput) is best, and says why.
+"""Choose the batch size with the best throughput (or goodput), with a reason for each decision.
 
-Each completed step tells (concurrency, throughput); the controller believes a curve, explores it when it
-does not know enough, operates at throttle_margin x p*, stays below what ran out of memory, and starts
-over when the curve changes. Concurrency p is batch_size x group_size. No clock and no I/O: observe steps
-that completed or ran out of memory, and leave out those that were skipped or failed for other reasons.
+Each completed step measures (concurrency, throughput). The controller fits a curve, explores where it is
+uncertain, operates at throttle_margin x p*, stays below sizes that ran out of memory, and explores again
+after a change point. Concurrency p is batch_size x group_size. No clock and no I/O: observe steps that
+completed or ran out of memory, not steps that were skipped or failed for other reasons.
 """
 
 from __future__ import annotations
@@ -30,26 +30,26 @@ from retrain.controllers.usl.online import StepTimeFitter
 __all__ = ["BackPressure", "Decision", "StepObservation"]
 
 STATE_VERSION = 1
-KNOWN = 3.0  # observations of a size from which a stall there is told from a slower machine by the next step
+KNOWN = 3.0  # observations of a size after which one more slow step tells a slower machine from a stall
 
 
 class BackPressure:
     """The controller; run `batch_size`, then `observe` the step.
 
-    An observed batch need not be the recommended one, nor come in order: it counts at the nearest known
-    size, as the newest measurement. One outside the bounds is ignored, and the decision says so. A size at
-    or above one that ran out of memory is never recommended again, except min_batch_size, below which
-    nothing may be recommended.
+    An observed batch may differ from the recommended one and arrive out of order: it counts as the newest
+    measurement of the nearest candidate size. A batch outside the bounds is ignored, and the decision's
+    reason says so. Sizes at or above the smallest that ran out of memory are not recommended again, except
+    min_batch_size, the lower bound of every recommendation.
 
     Args:
         batch_size: prompts of the first step.
         group_size: rollouts per prompt.
-        sizes: batch sizes to choose among, of those within the bounds; by default about eight per
-            doubling. The bounds and `batch_size` are always among them.
+        sizes: candidate batch sizes; those outside the bounds are ignored. Default: about eight per
+            doubling. The bounds and `batch_size` are always included.
         keys: see `Settings`.
 
     Raises:
-        ValueError: naming the key out of range.
+        ValueError: a key is out of range.
     """
 
     def __init__(
@@ -79,7 +79,7 @@ class BackPressure:
         self._refit()
 
     def observe(self, step: StepObservation) -> Decision:
-        """Learn from a step and decide the next one's batch size."""
+        """Learn from a step and decide the batch size of the next."""
         size = step.batch_size * step.group_size / self.group_size
         if not self._sizes[0] <= size <= self._sizes[-1]:
             bounds = f"{self._sizes[0]}..{self._sizes[-1]}"
@@ -96,11 +96,11 @@ class BackPressure:
         return self._explained(index, size, verdict)
 
     def hold(self, reason: str) -> Decision:
-        """Go on as before after a step that measured nothing (skipped, or failed): learns nothing."""
+        """Return an unchanged decision after a step without a measurement (skipped or failed)."""
         return self._decision("hold", "warmup" if self._explorer.warming else "optimal", reason)
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything that decides, as plain data for JSON."""
+        """Return the complete state as plain data for JSON."""
         return {
             "version": STATE_VERSION,
             "sizes": list(self._sizes),
@@ -118,10 +118,10 @@ class BackPressure:
         """Continue from a `state_dict`, decision for decision.
 
         Raises:
-            ValueError: the state is of another version, other batch sizes or another group size.
+            ValueError: the state has another version, other batch sizes or another group size.
         """
         missing = sorted(self.state_dict().keys() - set(state))
-        require("state", f"nothing for {missing}", not missing, "everything that `state_dict` gave")
+        require("state", f"without {missing}", not missing, "every key that `state_dict` returned")
         expected = {"version": STATE_VERSION, "sizes": list(self._sizes), "group_size": self.group_size}
         for name, value in expected.items():
             require(f"state {name}", state.get(name), state.get(name) == value, f"{value}, as configured")
@@ -146,7 +146,7 @@ class BackPressure:
         return verdict
 
     def _judge(self, index: int, value: float) -> Verdict:
-        """Compare an observation with its prediction; distrust older ones if the curve changed."""
+        """Compare an observation with its prediction; discount older ones after a change point."""
         surprise = value - float(self._posterior.expected[index])
         open_ = float(self._posterior.shape_variance[index] + self._posterior.own_variance[index])
         deviation = math.sqrt(self._measured.noise_variance + open_)
@@ -160,7 +160,7 @@ class BackPressure:
         return verdict
 
     def _refit(self) -> None:
-        """Recompute what follows from the measurements."""
+        """Recompute the posterior and the fit from the measurements."""
         self._posterior.update(self._measured)
         self._curve = fit_curve(self._fitter, self._concurrency, self._posterior, self._measured.mean)
 
@@ -190,16 +190,16 @@ class BackPressure:
         self.batch_size = self._sizes[chosen]
 
     def _goodput_noise_scale(self) -> float | None:
-        """The noise scale to weigh samples by; None when maximising throughput."""
+        """Return the noise scale that goodput uses; None when maximizing throughput."""
         wanted = self.settings.objective == "goodput" and self.settings.control == "batch"
         return self._noise_scale.noise_scale if wanted and self._noise_scale.is_known else None
 
     def _fallback(self) -> str:
-        """Why throughput is maximised although goodput was asked for; empty if it is not."""
+        """Return why throughput is maximized although goodput is configured; empty if it is not."""
         if self.settings.objective != "goodput" or self._goodput_noise_scale() is not None:
             return ""
         if self.settings.control == "microbatch":
-            return " (throughput: micro-batches teach the same at any size)"
+            return " (throughput: a micro-batch's size does not affect learning)"
         return f" (throughput: {self._noise_scale.samples} of {ENOUGH_SAMPLES} noise-scale samples so far)"
 
     def _explained(self, index: int, size: float, verdict: Verdict) -> Decision:
@@ -210,9 +210,9 @@ class BackPressure:
 
     def _intention(self) -> str:
         if self._explorer.purpose == "warmup":
-            return f"exploring: {self.batch_size} should pay"
+            return f"exploring: {self.batch_size} is expected to be faster"
         if self._explorer.purpose == "probe":
-            return f"probing {self.batch_size}, which may be better than believed"
+            return f"probing {self.batch_size}, which may be better than predicted"
         sought = "throughput" if self._goodput_noise_scale() is None else "goodput"
         return f"best expected {sought} at {self.batch_size}"
 

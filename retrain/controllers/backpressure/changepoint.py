@@ -1,7 +1,7 @@
 """Detect a change point in the curve, as opposed to noise and stalls, in one pass over the residuals.
 
-Two-sided CUSUM (Page, Biometrika 41, 1954), and two rules for surprises no curve explains: a step far
-too slow is a stall until the next one agrees; a step far too fast proves that older ones were slow.
+Two-sided CUSUM (Page, Biometrika 41, 1954), with two rules for residuals that no curve explains: a step far
+too slow is a stall until the next steps confirm it; a step far too fast proves that older ones were slow.
 """
 
 from __future__ import annotations
@@ -11,24 +11,24 @@ from typing import Literal
 
 DRIFT = 0.5  # standard deviations per step that are ignored
 ALARM = 7.0  # accumulated standard deviations; under one false alarm in 1000 steps of pure noise
-CLIP = 3.0  # what a single step can add, so that one stall raises no alarm
-IMPLAUSIBLE = 0.7  # log of 2: halving or doubling the batch explains no larger jump
-SAME_STALL = 0.2  # logs; slow steps nearer than this to each other are one change, not several stalls
-CONFIRMING = 1  # slow steps before that confirm one at a size that is known
-CONFIRMING_NEW = 2  # likewise at another: one pair of stalls there cost 45 % of a whole run
-MOST_STALLS = 4  # in a row, however they differ
+CLIP = 3.0  # the most that one step can add, so that one stall raises no alarm
+IMPLAUSIBLE = 0.7  # log of 2: halving or doubling the batch cannot explain a larger jump
+SAME_STALL = 0.2  # logs; slow steps that differ by less are one change, not several stalls
+CONFIRMING = 1  # earlier slow steps that confirm a change at a known size
+CONFIRMING_NEW = 2  # the same at a new size: one pair of stalls there cost 45 % of a whole run
+MOST_STALLS = 4  # consecutive, however much they differ
 
 Verdict = Literal["usual", "stall", "changed"]
 
 
 @dataclass
 class ChangeDetector:
-    """Sums of surprises in units of their standard deviation."""
+    """CUSUM sums of standardized residuals."""
 
     faster: float = 0.0
     slower: float = 0.0
-    stalls: int = 0  # in a row
-    stalled: float = 0.0  # surprise of the last one
+    stalls: int = 0  # consecutive
+    stalled: float = 0.0  # surprise of the last stall
 
     def judge(self, surprise: float, deviation: float, noise: float, *, is_known: bool = True) -> Verdict:
         """Classify one observation.
@@ -54,7 +54,7 @@ class ChangeDetector:
         return "usual"
 
     def _is_confirmed(self, surprise: float, noise: float, *, is_known: bool) -> bool:
-        """Whether steps before were as slow: stalls differ in length, steps of a slower machine do not."""
+        """Whether earlier steps were equally slow: stalls vary in length, a slower machine does not."""
         agrees = abs(surprise - self.stalled) < SAME_STALL + 2.0 * noise
         enough = CONFIRMING if is_known else CONFIRMING_NEW
         return self.stalls >= (enough if agrees else MOST_STALLS)

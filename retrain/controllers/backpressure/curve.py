@@ -1,7 +1,7 @@
-"""The fitted curve behind a decision: its optimum for throughput or goodput, and how a measurement compares.
+"""The fitted curve behind a decision: its optimum for throughput or goodput, and measured over fitted values.
 
-Throughputs are relative to the first one observed. Goodput is throughput x (phi + p0) / (phi + p), phi the
-gradient noise scale: samples of a large batch repeat each other. p0, the reference batch, moves no optimum.
+Throughputs are relative to the first one observed. Goodput is throughput x (phi + p0) / (phi + p), with phi
+the gradient noise scale: samples of a large batch are redundant. p0, the reference batch, moves no optimum.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from retrain.controllers.usl.online import StepTime, StepTimeFitter
 Objective = Literal["throughput", "goodput"]
 
 ENOUGH_SAMPLES = 5  # one estimate of the noise scale is off by a factor of two or more
-LEAST_PHI, LARGEST_PHI = 1e-9, 1e18  # rollouts; beyond them no batch that exists tells the difference
-SMOOTHING = 0.9  # per sample, of the log; the noise scale grows over a run
+LEAST_PHI, LARGEST_PHI = 1e-9, 1e18  # rollouts; beyond these limits no realistic batch makes a difference
+SMOOTHING = 0.9  # of the log, per sample; the noise scale grows over a run
 
 
 def goodput_best(sigma: float, kappa: float, noise_scale: float) -> float:
-    """Concurrency of the highest goodput, at least 1; infinite when nothing limits it.
+    """Return the concurrency of the highest goodput, at least 1; infinite if goodput has no maximum.
 
     The positive root of 2 kappa p^3 + (sigma - kappa + kappa phi) p^2 = (1 - sigma) phi, where the
     derivative of goodput vanishes.
@@ -40,8 +40,8 @@ def goodput_best(sigma: float, kappa: float, noise_scale: float) -> float:
     constant = (1.0 - sigma) * phi
     if kappa <= 0.0:
         return max(1.0, math.sqrt(constant / square)) if square > 0.0 else math.inf
-    # The cubic is convex from here on and positive here, so Newton's method falls onto the root. The
-    # second bound, throughput's own optimum, is near where phi is large and the first one far off.
+    # The cubic is positive here and convex beyond, so Newton's method descends to the root. For large phi
+    # the second bound, the optimum of throughput, is closer than the first.
     root = max(0.0, -square) / (2.0 * kappa) + math.pow(constant / (2.0 * kappa), 1.0 / 3.0)
     root = min(root, math.sqrt((1.0 - sigma) / kappa))
     for _ in range(60):
@@ -63,7 +63,7 @@ class NoiseScaleTrack:
     samples: int = 0
 
     def add(self, noise_scale: float | None) -> None:
-        """Take a sample; an estimate that is not positive and finite says nothing and is skipped."""
+        """Add a sample; estimates that are not positive and finite are skipped."""
         if noise_scale is None or not (0.0 < noise_scale < math.inf):
             return
         self.samples += 1
@@ -92,14 +92,14 @@ class Curve:
 
     @property
     def contention_and_crosstalk(self) -> tuple[float, float]:
-        """sigma and kappa; 0 without a fit."""
+        """Return sigma and kappa; 0 without a fit."""
         if self.time is None:
             return 0.0, 0.0
         sigma, kappa, _ = from_step_time(self.time)
         return sigma, kappa
 
     def best(self, noise_scale: float | None) -> float:
-        """Concurrency of the highest throughput, or goodput given a noise scale, at least 1.
+        """Return the concurrency of the highest throughput (or goodput, given a noise scale), at least 1.
 
         Infinite if unknown.
         """
@@ -110,13 +110,13 @@ class Curve:
         return goodput_best(*self.contention_and_crosstalk, noise_scale)
 
     def excess(self, p: float, log_throughput: float) -> float:
-        """Measured over fitted throughput; 1 without a fit."""
+        """Return measured over fitted throughput; 1 without a fit."""
         if self.time is None:
             return 1.0
         return math.exp(log_throughput) / self.time.throughput(p)
 
     def highest(self, lowest_p: float, highest_p: float) -> float:
-        """Highest fitted throughput between two concurrencies; infinite without a fit."""
+        """Return the highest fitted throughput between two concurrencies; infinite without a fit."""
         if self.time is None:
             return math.inf
         return self.time.throughput(min(max(self.time.best, lowest_p), highest_p))

@@ -1,7 +1,7 @@
-"""Chooses the next batch size from what is believed: warm-up by doubling, rare probes, else the best.
+"""Choose the next batch size from the posterior: doubling in warm-up, occasional probes, else the best.
 
-Optimism decides between sizes (expected value plus a share of its uncertainty), so that a size is tried
-again where trying can pay and left alone where it cannot.
+Sizes are ranked by an upper confidence bound (expected value plus a multiple of its standard deviation), so
+a size is tried again only where that may pay.
 """
 
 from __future__ import annotations
@@ -21,24 +21,24 @@ from retrain.controllers.backpressure.posterior import Posterior
 FloatArray = NDArray[np.float64]
 Purpose = Literal["warmup", "probe", "operate"]
 
-WARMUP_GAIN = 0.01  # log gain that the next doubling must promise, with optimism
-SHAPE_OPTIMISM, OWN_OPTIMISM = 0.5, 0.3  # standard deviations granted for exploring
-INCREASE_GAIN, THROTTLE_GAIN = 0.02, 0.01  # log gain worth a change of batch; less is churn
+WARMUP_GAIN = 0.01  # least log gain expected of the next doubling, optimism included
+SHAPE_OPTIMISM, OWN_OPTIMISM = 0.5, 0.3  # standard deviations added as optimism
+INCREASE_GAIN, THROTTLE_GAIN = 0.02, 0.01  # least log gain that justifies a change of batch
 PROBE_OPTIMISM = 2.0
-PROBE_LOSS = 0.3  # log loss that a single probing step may be expected to cost
-PROBE_FIRST, PROBE_GROWTH, PROBE_LAST = 10.0, 1.5, 40.0  # steps between probes: often after a change
+PROBE_LOSS = 0.3  # largest expected log loss of a probe
+PROBE_FIRST, PROBE_GROWTH, PROBE_LAST = 10.0, 1.5, 40.0  # steps between probes, fewest after a change
 
 
 @dataclass(frozen=True)
 class Situation:
-    """All that a choice depends on; sizes by their index.
+    """Input of a choice; sizes are given by index.
 
     Attributes:
         sizes: ascending batch sizes.
         value: expected log objective per size.
-        highest: index of the largest size that memory allows.
+        highest: index of the largest size that fits in memory.
         current: index of the size that just ran.
-        best: batch size of the fitted optimum, infinite if none is known.
+        best: batch size of the fitted optimum, infinite if unknown.
         throttle_margin, increase_margin: as in the settings.
     """
 
@@ -53,7 +53,7 @@ class Situation:
 
 @dataclass
 class Explorer:
-    """The little state that exploring needs."""
+    """State of the exploration."""
 
     warming: bool = True
     warmup_steps: int = 0
@@ -62,12 +62,12 @@ class Explorer:
     purpose: Purpose = "warmup"
 
     def restart(self) -> None:
-        """The curve changed: warm up again."""
+        """Start the warm-up again after a change point."""
         self.warming, self.warmup_steps = True, 0
         self.steps_since_probe, self.probe_interval = 0, PROBE_FIRST
 
     def choose(self, posterior: Posterior, measured: Measurements, at: Situation, warmup_limit: int) -> int:
-        """Index of the size to run next; `purpose` says what for."""
+        """Return the index of the size to run next, and set `purpose`."""
         self.warmup_steps += 1
         doubled = self._doubled(posterior, at, warmup_limit) if self.warming else None
         if doubled is not None:
@@ -87,7 +87,10 @@ class Explorer:
         return index if hope > at.value[at.current] + WARMUP_GAIN else None
 
     def _probe(self, posterior: Posterior, measured: Measurements, at: Situation, best: int) -> int | None:
-        """A size that may be better than believed, every now and then: beliefs cannot see every change."""
+        """Return a size that may be better than predicted, when a probe is due; else None.
+
+        Probes find changes that the steps at the operating point do not show.
+        """
         self.steps_since_probe += 1
         if self.steps_since_probe < self.probe_interval:
             return None
@@ -102,7 +105,7 @@ class Explorer:
 
 
 def _operating_point(posterior: Posterior, at: Situation) -> int:
-    """The most promising allowed size, held below the throttle margin, and kept unless a change pays."""
+    """Return the best size allowed, below the throttle margin; the current size unless a change pays."""
     optimism = SHAPE_OPTIMISM * np.sqrt(posterior.shape_variance) + OWN_OPTIMISM * np.sqrt(
         posterior.own_variance
     )
@@ -123,26 +126,26 @@ def _operating_point(posterior: Posterior, at: Situation) -> int:
 
 
 def _margin_cost(margin: float) -> float:
-    """Log loss of running at margin x p* on the sharpest curve of the law (no contention).
+    """Return the log loss of running at margin x p* on the sharpest curve of the law (no contention).
 
-    More than this (with room for error) is no margin but a mistake: the fit's p* is then too low.
+    A clearly larger loss means that the fitted p* is too low.
     """
     return math.log((1.0 + margin * margin) / (2.0 * margin))
 
 
-PER_DOUBLING = 8  # steps of 6 to 12 %; a scalability curve moves under 1 % between neighbours at its top
+PER_DOUBLING = 8  # steps of 6 to 12 %; near its maximum a scalability curve changes by under 1 % per step
 
 
 def batch_sizes(
     lowest: int, highest: int, configured: int, wanted: Iterable[int] | None = None
 ) -> tuple[int, ...]:
-    """Return the sizes wanted (by default a ladder) within the bounds, with these and the configured size."""
+    """Return the candidate sizes within the bounds, always with the bounds and the configured size."""
     sizes = {lowest, highest, configured, *(_ladder(highest) if wanted is None else wanted)}
     return tuple(sorted(size for size in sizes if lowest <= size <= highest))
 
 
 def _ladder(highest: int) -> Iterator[int]:
-    """Every size up to 16, then multiples of a power of two."""
+    """Iterate over every size up to 16, then multiples of powers of two."""
     yield from range(1, 2 * PER_DOUBLING + 1)
     stride = 2
     while stride * PER_DOUBLING < highest:
@@ -151,7 +154,7 @@ def _ladder(highest: int) -> Iterator[int]:
 
 
 def nearest(sizes: tuple[int, ...], size: float) -> int:
-    """Index of the size whose ratio to `size` is nearest 1; the last for infinity."""
+    """Return the index of the size whose ratio to `size` is nearest 1; the last for infinity."""
     if math.isinf(size):
         return len(sizes) - 1
     above = bisect_right(sizes, size)

@@ -1,7 +1,7 @@
-"""What was measured at each batch size: a running mean of log throughput that ages, and the noise.
+"""Measurements per batch size: an exponentially aging mean of log throughput, and the noise.
 
-Logs, because noise and gains of throughput are relative. Kept per size rather than in one window, so
-that a long stay at one size does not push the exploration out of memory.
+Logs, because noise and gains of throughput are relative. One mean per size instead of one sliding window, so
+many steps at one size do not displace the measurements of the others.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from numpy.typing import NDArray
 
 FloatArray = NDArray[np.float64]
 
-WINDOW = 100.0  # a mean never counts more observations than this, so it follows a slow drift
-KEPT_PER_STEP = 0.993  # other sizes' observations lose half their weight in 100 steps
-NOISE_PRIOR = 0.15  # standard deviation of log throughput before anything was repeated
+WINDOW = 100.0  # largest count of a mean, so that it follows slow drift
+KEPT_PER_STEP = 0.993  # other sizes' observations lose half of their weight in 100 steps
+NOISE_PRIOR = 0.15  # standard deviation of log throughput before any size was repeated
 NOISE_PRIOR_COUNT = 6.0
 NOISE_WINDOW = 60.0
-NOISE_FLOOR = 0.01  # nothing real is quieter; below it every wiggle would look like a change
-CLIP = 3.0  # standard deviations beyond which an observation counts as only so far off
+NOISE_FLOOR = 0.01  # real noise is never lower; a smaller value would cause false alarms
+CLIP = 3.0  # standard deviations at which a residual is clipped
 FIRST_WEIGHT = 0.3  # the first step compiles kernels and fills caches
-STALE_DEVIATION = 2.0  # after a change, old logs are hardly evidence: 1.0 lost 0.5 % more on late jumps
+STALE_DEVIATION = 2.0  # of old logs after a change point; 1.0 lost 0.5 % more throughput on late jumps
 
 
 @dataclass
@@ -47,13 +47,13 @@ class Measurements:
         return math.sqrt(self.noise_variance)
 
     def relative(self, throughput: float) -> float:
-        """Log of `throughput` over the first one seen."""
+        """Return the log of `throughput` over the first one observed."""
         if self.origin is None:
             self.origin = math.log(throughput)
         return math.log(throughput) - self.origin
 
     def learn_noise(self, index: int, surprise: float) -> None:
-        """Update the noise from how far an observation fell from its prediction at a known size."""
+        """Update the noise from the residual of an observation at a known size."""
         if self.count[index] <= 0.5:
             return
         known = float(self.count[index])
@@ -63,7 +63,7 @@ class Measurements:
         self.noise_variance = max(self.noise_variance, NOISE_FLOOR**2)
 
     def add(self, index: int, value: float) -> None:
-        """Take one observation into its size's mean, and let every size age by one step."""
+        """Add an observation to its size's mean, and age every size by one step."""
         first = not self.count.any()
         self.count *= KEPT_PER_STEP
         before = float(self.count[index])
@@ -75,11 +75,11 @@ class Measurements:
         self.count[index] = count
 
     def distrust(self) -> None:
-        """The curve changed: keep only a faint memory of every size."""
+        """Discount all earlier observations after a change point."""
         np.minimum(self.count, self.noise_variance / STALE_DEVIATION**2, out=self.count)
 
     def state(self) -> dict[str, Any]:
-        """Plain data; floats survive JSON exactly."""
+        """Return plain data; floats round-trip exactly through JSON."""
         return asdict(self) | {"count": self.count.tolist(), "mean": self.mean.tolist()}
 
     @classmethod

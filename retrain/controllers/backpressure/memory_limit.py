@@ -1,8 +1,8 @@
-"""How large a batch may be: what ran out of memory, what succeeded, and what memory telemetry predicts.
+"""The largest batch allowed, from sizes that ran out of memory, sizes that fitted, and memory telemetry.
 
-A size at or above one that ran out of memory is never allowed again: nothing seen later proves that it
-would fit. Without telemetry the way up after a failure is one size at a time, because each success is a
-normal step and only a failure costs one; after the second failure it ends.
+Sizes at or above the smallest that ran out of memory are never allowed again: no later measurement can prove
+that they fit. Without telemetry, the batch grows by one size at a time after a failure, since only a failure
+costs a step; after the second failure growth stops.
 """
 
 from __future__ import annotations
@@ -12,24 +12,24 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-GROWTH = 2  # never more than this times the largest success: memory grows at most in proportion
-FAILURES = 2  # that exploring may cost, counted from the first success on
-WIDE = 1.25  # times the largest success: a gap that is worth one more
+GROWTH = 2  # limit, times the largest success: memory grows at most proportionally
+FAILURES = 2  # allowed while exploring, counted after the first success
+WIDE = 1.25  # times the largest success: a gap this wide justifies one more failure
 CEILING = 0.95  # memory fraction to stay under; allocators fragment
-RETREAT = 0.8  # of a size that used to fit and no longer does
-FIRST_RETREAT = 0.5  # of a configured size that never did
-SPAN = 2.0  # ratio of sizes from which a straight line through memory fractions is trusted
+RETREAT = 0.8  # of a size that fitted before and no longer does
+FIRST_RETREAT = 0.5  # of a configured size that never fitted
+SPAN = 2.0  # least ratio of two sizes for a linear fit of memory fractions
 
 
 @dataclass
 class MemoryLimit:
-    """Facts about memory; sizes in prompts per step.
+    """Memory limits observed so far; sizes in prompts per step.
 
     Attributes:
-        largest: the largest success, or the configured size before any.
-        succeeded: whether any size fitted yet.
-        failed: the smallest failure, None while there is none.
-        peaks: size -> the highest memory fraction seen there.
+        largest: the largest size that fitted; the configured size before any did.
+        succeeded: whether any size has fitted.
+        failed: the smallest size that ran out of memory; None if none did.
+        peaks: size -> the highest memory fraction measured there.
     """
 
     largest: int
@@ -39,21 +39,21 @@ class MemoryLimit:
     peaks: dict[int, float] = field(default_factory=dict)
 
     def fitted(self, size: int, memory_fraction: float | None) -> None:
-        """A step of this size succeeded."""
+        """Record that a step of this size fitted."""
         self.largest = max(self.largest, size)
         self.succeeded = True
         if memory_fraction is not None:
             self.peaks[size] = max(memory_fraction, self.peaks.get(size, 0.0))
 
     def exhausted(self, size: int) -> None:
-        """A step of this size ran out of memory."""
+        """Record that a step of this size ran out of memory."""
         self.failures += self.succeeded
         self.failed = size if self.failed is None else min(self.failed, size)
         if size <= self.largest:
             self.largest = max(1, int((RETREAT if self.succeeded else FIRST_RETREAT) * size))
 
     def highest(self, sizes: tuple[int, ...]) -> int:
-        """Index of the largest of `sizes` (ascending) worth trying; 0 if none is."""
+        """Return the index of the largest allowed of `sizes` (ascending); 0 if none is."""
         limit = min(self._reach(sizes), self._predicted())
         return max(0, bisect_right(sizes, limit) - 1)
 
@@ -66,7 +66,7 @@ class MemoryLimit:
         return min(following, self.failed - 1)
 
     def _predicted(self) -> float:
-        """Where the memory fraction would reach the ceiling; proportional growth is the worst case."""
+        """Return the size at which memory reaches the ceiling; proportional growth is the worst case."""
         if not self.peaks:
             return float("inf")
         smallest, largest = min(self.peaks), max(self.peaks)
@@ -78,7 +78,7 @@ class MemoryLimit:
         return largest + (CEILING - top) / slope if slope > 0.0 else float("inf")
 
     def state(self) -> dict[str, Any]:
-        """Plain data; JSON has no integer keys, so the peaks become pairs."""
+        """Return plain data; JSON has no integer keys, so the peaks become pairs."""
         return asdict(self) | {"peaks": [[size, peak] for size, peak in self.peaks.items()]}
 
     @classmethod

@@ -1,8 +1,8 @@
-"""What the throughput of every batch size probably is, given a few noisy measurements.
+"""Posterior of the throughput at every batch size, given a few noisy measurements.
 
-A posterior over the shapes that the scalability law allows, on a fixed table of hypotheses, plus what
-each size's own measurements say beyond the shape (staircases and plateaus are no scalability curve).
-Refuses to decide: it gives an expectation and two uncertainties per size.
+A posterior over the curves of the scalability law, on a fixed grid of hypotheses, plus a deviation of each
+size from the curve (staircases and plateaus are not scalability curves). It makes no decision: it computes
+an expectation and two variances per size.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from retrain.controllers.backpressure.measurements import Measurements
 
 FloatArray = NDArray[np.float64]
 
-SHAPES_BEST = 16  # hypotheses for the best size, log-spaced, and one without a best
-SHAPES_KNEE = 9  # hypotheses for the size at which load equals lead, and one without load
-MODEL_DEVIATION = 0.05  # how far, in logs, real curves stray from the law at a single size
+SHAPES_BEST = 16  # hypotheses for the best size, log-spaced, plus one without an optimum
+SHAPES_KNEE = 9  # hypotheses for the size at which load equals lead, plus one without load
+MODEL_DEVIATION = 0.05  # standard deviation, in logs, of real curves from the law at one size
 
 
 class Posterior:
@@ -24,9 +24,9 @@ class Posterior:
 
     Attributes:
         expected: shape (sizes,).
-        shape_variance: shape (sizes,), what not knowing the curve's shape leaves open.
-        own_variance: shape (sizes,), what a size may still hold beyond the shape.
-        precision: shape (sizes,), one over the variance of each size's mean around its shape.
+        shape_variance: shape (sizes,), variance from the unknown shape of the curve.
+        own_variance: shape (sizes,), variance of the size's deviation from the curve.
+        precision: shape (sizes,), inverse variance of each size's mean around the curve.
     """
 
     def __init__(self, sizes: tuple[int, ...]) -> None:
@@ -44,7 +44,7 @@ class Posterior:
         self.precision: FloatArray = np.zeros(len(sizes))
 
     def update(self, measured: Measurements) -> None:
-        """Recompute everything from the measurements (no history is kept here)."""
+        """Recompute everything from the measurements; no history is kept here."""
         model_variance = MODEL_DEVIATION**2
         explained = measured.count / (measured.noise_variance / model_variance + measured.count)
         self.precision = explained / model_variance
@@ -59,7 +59,7 @@ class Posterior:
         self.expected = curve + explained * (measured.mean - curve)
 
     def _posterior(self, mean: FloatArray) -> tuple[FloatArray, FloatArray]:
-        """Weight and level (the free constant, at its best) of every hypothesis, shapes (hypotheses,)."""
+        """Return weight and best-fitting constant of every hypothesis, shapes (hypotheses,)."""
         total = float(self.precision.sum())
         if total <= 0.0:
             count = len(self._shapes)

@@ -1,4 +1,4 @@
-"""The back-pressure controller's settings, checked once."""
+"""Settings of the back-pressure controller, validated once."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ class Settings:
     """Keys of the TOML table, with their defaults.
 
     Attributes:
-        warmup_steps: most steps spent doubling the batch at the start and after a changed curve.
-        ema_decay: share of the old value in the reported moving average of throughput, in [0, 1).
-        throttle_margin: operating point as a share of p*, in (0, 1].
-        increase_margin: below this share of the operating point an increase needs no proof, in (0, 1].
+        warmup_steps: limit of steps that double the batch, at the start and after a change point.
+        ema_decay: weight of the old value in the reported moving average of throughput, in [0, 1).
+        throttle_margin: operating point as a fraction of p*, in (0, 1].
+        increase_margin: below this fraction of the operating point, the batch grows without a required gain.
         min_batch_size, max_batch_size: bounds of every recommendation, in prompts.
-        peak_gflops, peak_bw_gb_s: the machine's peaks for roofline hints; 0 when not known.
-        objective: maximise tokens per second, or goodput.
-        control: what the caller changes by a recommendation, the batch or only its micro-batches.
+        peak_gflops, peak_bw_gb_s: the machine's peaks for roofline hints; 0 if unknown.
+        objective: maximize tokens per second, or goodput.
+        control: what a recommendation changes, the batch or only its micro-batches.
     """
 
     warmup_steps: int = 10
@@ -39,7 +39,7 @@ class Settings:
     control: Control = "batch"
 
     def __post_init__(self) -> None:
-        """Raise ValueError naming the first key out of range."""
+        """Raise ValueError for the first key out of range."""
         for name in ("warmup_steps", "min_batch_size", "max_batch_size"):
             require(name, getattr(self, name), type(getattr(self, name)) is int, "a whole number")
         require("warmup_steps", self.warmup_steps, self.warmup_steps >= 0, "at least 0")
@@ -52,7 +52,7 @@ class Settings:
         require("max_batch_size", largest, largest >= self.min_batch_size, "at least min_batch_size")
         for name in ("peak_gflops", "peak_bw_gb_s"):
             value = getattr(self, name)
-            require(name, value, 0.0 <= value < math.inf, "finite and at least 0 (0: not known)")
+            require(name, value, 0.0 <= value < math.inf, "finite and at least 0 (0: unknown)")
         require(
             "objective", self.objective, self.objective in ("throughput", "goodput"), "throughput or goodput"
         )

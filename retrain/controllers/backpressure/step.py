@@ -1,15 +1,15 @@
-"""What goes into the back-pressure controller and what comes out: one step, one decision.
+"""Input and output of the back-pressure controller: one step, one decision.
 
 | regime | when | action |
 |---|---|---|
-| warmup | doubling the batch, at the start and after a changed curve | hold |
-| retrograde | past throttle_margin x p* or a measured fall; out of memory | throttle |
-| compute_bound | short of what the curve offers: a larger batch pays | increase |
-| compute_bound | under 80 % of the fit: slow, but no batch would mend it | hold |
-| memory_bound | over 110 % of the fit: headroom that the curve does not explain | hold |
+| warmup | doubling the batch, at the start and after a change point | hold |
+| retrograde | past throttle_margin x p*, a measured drop, or out of memory | throttle |
+| compute_bound | a larger batch is expected to be faster | increase |
+| compute_bound | under 80 % of the fit, and no other batch would be faster | hold |
+| memory_bound | over 110 % of the fit, which the curve does not explain | hold |
 | optimal | within 80 to 110 % of the fit, or no fit yet | hold |
 
-A probe explores: it holds, in the regime of the step that ran.
+A probe has action hold and the regime of the step just run.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def classify(size: float, following: int, purpose: Purpose, over_fit: float) -> 
     Args:
         size: the batch that ran.
         following: the batch to run next.
-        purpose: what the next batch is for.
+        purpose: why the next batch was chosen.
         over_fit: measured over fitted throughput at `size`; 1 without a fit.
     """
     if purpose == "warmup":
@@ -54,16 +54,16 @@ class StepObservation:
     Attributes:
         batch_size: prompts in the step.
         group_size: rollouts per prompt.
-        tokens: all sampled tokens, informative or not.
-        step_time_s: seconds the step took.
-        out_of_memory: the step did not fit; tokens and time are then not looked at.
-        memory_fraction: peak share of memory that was used, in [0, 1]; None when not known or not
-            telling (a pool that is reserved in advance).
-        noise_scale: measured gradient noise scale in samples; None without one. A value that is not
-            positive and finite says nothing and is skipped.
+        tokens: number of sampled tokens, informative or not.
+        step_time_s: duration of the step.
+        out_of_memory: the step did not fit; tokens and time are then ignored.
+        memory_fraction: peak fraction of memory in use, in [0, 1]; None if unknown or meaningless (a
+            pool reserved in advance).
+        noise_scale: measured gradient noise scale in samples, or None. A value that is not positive and
+            finite is skipped.
 
     Raises:
-        ValueError: a value that cannot be a measurement.
+        ValueError: a value is not a valid measurement.
     """
 
     batch_size: int
@@ -75,7 +75,7 @@ class StepObservation:
     noise_scale: float | None = None
 
     def __post_init__(self) -> None:
-        """Refuse what would poison a fit."""
+        """Raise ValueError for values that would corrupt the fit."""
         require("batch_size", self.batch_size, self.batch_size >= 1, "at least 1")
         require("group_size", self.group_size, self.group_size >= 1, "at least 1")
         if self.memory_fraction is not None:
@@ -91,18 +91,18 @@ class StepObservation:
 
 @dataclass(frozen=True)
 class Decision:
-    """What to run next, and why.
+    """The next batch size, with the reason.
 
     Attributes:
         action: hold, throttle or increase; exploring counts as hold.
-        regime: where the observed step ran (the table above).
+        regime: regime of the observed step (table above).
         batch_size: prompts to run next.
-        p_star: fitted best concurrency; infinite when there is none, or fewer than three sizes are known.
+        p_star: fitted optimal concurrency; infinite without an optimum, or with fewer than three sizes known.
         sigma, kappa: fitted contention and crosstalk; 0 until three sizes are known.
-        utilization: throughput expected of `batch_size` over the best that the fit offers between the bounds;
-            0 while unknown.
+        utilization: expected throughput of `batch_size` over the highest fitted within the bounds; 0 while
+            unknown.
         throughput: moving average of tokens per second.
-        reason: why, in a few words.
+        reason: short explanation.
     """
 
     action: Action
