@@ -1,7 +1,7 @@
-"""Replaces small files as a whole: a reader sees the old content or the new, never a mixture.
+"""Replace small files atomically: a reader sees the old content or the new content, never a mixture.
 
-Written to a temporary file in the same directory, synced, renamed, the directory synced. What a
-crash leaves behind is at most a `.NAME.*.tmp`, which `remove_leftovers` clears.
+The content is written to a temporary file in the same directory, synced and renamed; then the directory
+is synced. A crash leaves at most a `.NAME.*.tmp` file, which `remove_leftovers` removes.
 """
 
 # ruff: noqa: PTH105, PTH108 (calls on `os`, because that is where a crash test replaces them)
@@ -21,16 +21,16 @@ from retrain.records.files import FILE_MODE, read_small, remove_file, sync_direc
 
 
 def write_atomic(path: Path, content: str | bytes, *, durable: bool = True) -> None:
-    """Replace `path` by `content`, mode 0600.
+    """Replace the content of `path`; the file gets mode 0600.
 
     Args:
-        path: where; its directory must exist.
+        path: the file; its directory must exist.
         content: text is written as UTF-8.
-        durable: survive a power loss. Without it the file is still never seen half-written by
-            readers while the machine is up, and costs no disk sync: for files rewritten every step.
+        durable: survive a power loss. If False, the write skips the disk sync (for files rewritten every
+            step); readers still never see a half-written file while the machine is up.
 
     Raises:
-        RecordsError: not possible, or `path` is a symbolic link. The old content is still there.
+        RecordsError: the write failed, or `path` is a symbolic link. The old content is unchanged.
     """
     data = content.encode() if isinstance(content, str) else content
     temporary = path.with_name(f".{path.name}.{os.getpid()}-{os.urandom(4).hex()}.tmp")
@@ -47,21 +47,21 @@ def write_atomic(path: Path, content: str | bytes, *, durable: bool = True) -> N
 
 
 def write_json(path: Path, content: Mapping[str, Any], *, durable: bool = True) -> None:
-    """Replace `path` by a JSON object; see `write_atomic`.
+    """Replace the content of `path` with a JSON object; see `write_atomic`.
 
     Raises:
-        RecordsError: not possible.
-        ValueError: `content` holds NaN or infinity, which JSON cannot say.
+        RecordsError: the write failed.
+        ValueError: `content` holds NaN or infinity, which JSON cannot represent.
     """
     write_atomic(path, json.dumps(content, indent=1, allow_nan=False) + "\n", durable=durable)
 
 
 def read_json(path: Path) -> dict[str, Any] | None:
-    """Read a JSON object; None if there is no such file.
+    """Read a JSON object; return None if the file does not exist.
 
     Raises:
-        RecordsError: it cannot be read.
-        DamagedRecordError: it is no JSON object.
+        RecordsError: the file cannot be read.
+        DamagedRecordError: the file does not hold a JSON object.
     """
     data = read_small(path)
     if data is None:
@@ -73,18 +73,18 @@ def read_json(path: Path) -> dict[str, Any] | None:
             f"{path}: is not valid JSON ({error}); restore it or move it away"
         ) from error
     if not isinstance(found, dict):
-        raise DamagedRecordError(f"{path}: holds no JSON object; restore it or move it away")
+        raise DamagedRecordError(f"{path}: does not hold a JSON object; restore it or move it away")
     return found
 
 
 def remove_leftovers(directory: Path) -> int:
-    """Remove what writers that were killed left behind; only for the holder of the directory's lock.
+    """Remove temporary files of killed writers; only for the holder of the directory's lock.
 
     Returns:
-        How many files.
+        The number of files removed.
 
     Raises:
-        RecordsError: not possible.
+        RecordsError: a file cannot be removed.
     """
     leftovers = [p for p in directory.glob(".*.tmp") if not p.is_dir()]
     for leftover in leftovers:

@@ -1,7 +1,7 @@
-"""attempts.jsonl: one life of a run after another, each with how it began and how it ended.
+"""attempts.jsonl: the attempts of a run, each with its start and its end.
 
-Two kinds of lines, both only ever appended: an attempt's beginning and its ending. A beginning
-without an ending whose run.lock nobody holds is a process that died without a word.
+There are two kinds of lines, both append-only: the start of an attempt and its end. An attempt without
+an end line whose run.lock is free belongs to a process that died without recording why.
 """
 
 from __future__ import annotations
@@ -21,24 +21,24 @@ from retrain.records.software import installed
 
 @dataclass(frozen=True)
 class Attempt:
-    """One process life of a run; the fields that default to None are known once its end is written."""
+    """One attempt of a run (one process); fields that default to None are set when the end is recorded."""
 
     number: int  # from 1
     pid: int
     host: str
     started_at: str
-    resumed_from_step: int  # complete steps of the checkpoint that it went on from; 0 without one
+    resumed_from_step: int  # complete steps in the checkpoint that it resumed from; 0 without one
     ended_at: str | None = None
     ending: str | None = None  # a RunState: done, failed, infrastructure, timeout, stalled, interrupted
     exit_code: int | None = None  # -9 for a process killed by signal 9
     message: str = ""
     duration_s: float | None = None  # monotonic
-    job: str = ""  # of an engine: `slurm 123_4`
-    software: str = ""  # installed where it ran: `Python 3.12.1, numpy 2.3.0`
+    job: str = ""  # the engine's job: `slurm 123_4`
+    software: str = ""  # installed on its host: `Python 3.12.1, numpy 2.3.0`
 
 
 def begin_attempt(path: Path, *, resumed_from_step: int = 0) -> int:
-    """Write down that this process begins an attempt; only for the holder of the run's lock.
+    """Record that this process starts an attempt; only for the holder of the run's lock.
 
     Returns:
         The attempt's number, from 1.
@@ -46,7 +46,7 @@ def begin_attempt(path: Path, *, resumed_from_step: int = 0) -> int:
     Raises:
         RecordsError: the file cannot be read or written.
     """
-    with closing(LineAppender(path)) as lines:  # repairs first, so that whole lines are read below
+    with closing(LineAppender(path)) as lines:  # opening repairs the file, so the lines read below are whole
         number = max((a.number for a in read_attempts(path)), default=0) + 1
         begin = {
             "event": "begin",
@@ -73,7 +73,7 @@ def end_attempt(
     duration_s: float | None = None,
     ended_at: str | None = None,
 ) -> None:
-    """Write down how an attempt ended, now unless said; the last ending written is the one that counts.
+    """Record how an attempt ended (now, unless `ended_at` is given); the last recorded end counts.
 
     Raises:
         RecordsError: the file cannot be written.
@@ -93,13 +93,13 @@ def end_attempt(
 
 
 def read_attempts(path: Path) -> tuple[Attempt, ...]:
-    """Read a run's attempts in the order of their numbers; lines that are no attempts are skipped.
+    """Read a run's attempts in the order of their numbers; lines that are not attempts are skipped.
 
     Raises:
         RecordsError: the file cannot be read.
     """
     attempts: dict[int, Attempt] = {}
-    content = read_small(path) or b""  # read of every run, so in as few calls as can be
+    content = read_small(path) or b""  # done for every run, so in as few calls as possible
     for line in content.splitlines():
         row = parse_line(line) or {}
         number = row.get("attempt")

@@ -1,6 +1,6 @@
-"""Averages of a few numbers, None where there is nothing to average.
+"""Averages of a few numbers; None if there are no numbers.
 
-The standard library's `statistics` costs 10 ms to import, a third of what `status` may take.
+Importing the standard library's `statistics` takes 10 ms, too long for `status`.
 """
 
 from __future__ import annotations
@@ -10,23 +10,23 @@ from collections.abc import Sequence
 
 
 def mean(values: Sequence[float]) -> float | None:
-    """Arithmetic mean; None of nothing."""
+    """Return the arithmetic mean; None if there are no values."""
     if not values:
         return None
     try:
         return math.fsum(values) / len(values)
-    except OverflowError:  # absurd numbers in a damaged file are no reason to fail
+    except OverflowError:  # huge numbers in a damaged file must not cause a failure
         return sum(value / len(values) for value in values)
 
 
 def median(values: Sequence[float]) -> float | None:
-    """Middle value, or the mean of the two; None of nothing."""
+    """Return the median; None if there are no values."""
     ordered = sorted(values)
     return mean(ordered[(len(ordered) - 1) // 2 : len(ordered) // 2 + 1])
 
 
 def sample_std(values: Sequence[float]) -> float | None:
-    """Sample standard deviation (divided by n - 1); None below two values."""
+    """Return the sample standard deviation (divided by n - 1); None for fewer than two values."""
     centre = mean(values)
     if centre is None or len(values) < 2:
         return None

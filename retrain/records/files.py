@@ -1,6 +1,6 @@
-"""The file operations behind every record: small, checked, and replaceable as one.
+"""The file operations behind every record, in one place so that tests can replace them.
 
-All changes to a disk are these calls, looked up on `os` when they happen: `os.open`, `os.write`,
+All changes to a disk are these calls, looked up on `os` at the time of the call: `os.open`, `os.write`,
 `os.ftruncate`, `os.fsync`, `os.replace`, `os.unlink`, `os.mkdir`, `os.close`. A crash test
 replaces them there.
 """
@@ -18,14 +18,14 @@ from retrain.errors import RecordsError, records_error
 
 FILE_MODE = 0o600
 DIRECTORY_MODE = 0o700
-MAX_SMALL_FILE_BYTES = 128 * 2**20  # a manifest of 100,000 runs fits; a file that size is no record of ours
+MAX_SMALL_FILE_BYTES = 128 * 2**20  # a manifest of 100,000 runs fits; a larger file is not one of our records
 
 
 def make_directory(path: Path) -> None:
-    """Make a private directory and its missing parents; one that exists already is left as it is.
+    """Make a private directory and its missing parents; an existing directory is not changed.
 
     Raises:
-        RecordsError: not possible, or `path` is a symbolic link or no directory.
+        RecordsError: it cannot be made, or `path` is a symbolic link or not a directory.
     """
     try:
         mode = path.lstat().st_mode
@@ -42,23 +42,23 @@ def make_directory(path: Path) -> None:
 
 
 def _keep_name_of_empty(path: Path) -> None:
-    # whoever made it may have been killed before its name was synced; what is in it had to wait for that
+    # its creator may have been killed before syncing the name, which happens before anything is put in it
     try:
         with os.scandir(path) as entries:
             if next(entries, None) is None:
                 sync_directory(path.parent)
-    except PermissionError:  # somebody else made it, somewhere that we may not read
+    except PermissionError:  # made by another user; we may not read it
         return
     except OSError as error:
         raise records_error(path, "sync the directory", error) from error
 
 
 def make_new_directory(path: Path, *, exclusive: bool = False) -> None:
-    """Make one private directory and make its name last.
+    """Make one private directory, durably.
 
     Raises:
-        FileExistsError: it exists already, and `exclusive`.
-        RecordsError: not possible.
+        FileExistsError: it exists already and `exclusive` is set.
+        RecordsError: it cannot be made.
     """
     try:
         os.mkdir(path, DIRECTORY_MODE)
@@ -71,10 +71,10 @@ def make_new_directory(path: Path, *, exclusive: bool = False) -> None:
 
 
 def remove_file(path: Path) -> None:
-    """Remove a file, if it is there.
+    """Remove a file if it exists.
 
     Raises:
-        RecordsError: not possible.
+        RecordsError: it cannot be removed.
     """
     try:
         os.unlink(path)
@@ -85,7 +85,7 @@ def remove_file(path: Path) -> None:
 
 
 def sync_directory(path: Path) -> None:
-    """Make the names in a directory survive a power loss."""
+    """Sync a directory, so that the names in it survive a power loss."""
     fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(fd)
@@ -97,18 +97,18 @@ def sync_directory(path: Path) -> None:
 
 
 def write_all(fd: int, data: bytes) -> None:
-    """Write every byte: a disk that fills up takes a part first and refuses only the rest."""
+    """Write every byte: `os.write` may write only a part, for example on a disk that fills up."""
     view = memoryview(data)
     while view:
         view = view[os.write(fd, view) :]
 
 
 def open_regular(path: Path) -> int:
-    """Open a regular file for reading, never waiting (as a planted FIFO would make us).
+    """Open a regular file for reading without blocking (opening a FIFO could block).
 
     Raises:
-        FileNotFoundError: there is none.
-        RecordsError: it cannot be read, or is no regular file.
+        FileNotFoundError: the file does not exist.
+        RecordsError: it cannot be read, or is not a regular file.
     """
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -123,10 +123,10 @@ def open_regular(path: Path) -> int:
 
 
 def open_log(path: Path) -> int:
-    """Open a file that a process's output is appended to; never through a symbolic link.
+    """Open a file to append a process's output to; symbolic links are not followed.
 
     Raises:
-        RecordsError: it cannot be opened, or is no regular file.
+        RecordsError: it cannot be opened, or is not a regular file.
     """
     flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     try:
@@ -140,10 +140,10 @@ def open_log(path: Path) -> int:
 
 
 def read_small(path: Path) -> bytes | None:
-    """Read a whole file, None if there is none.
+    """Read a whole file; return None if it does not exist.
 
     Raises:
-        RecordsError: it cannot be read, is no regular file, or is far too large for a record.
+        RecordsError: it cannot be read, is not a regular file, or is too large for a record.
     """
     try:
         fd = open_regular(path)
@@ -152,7 +152,7 @@ def read_small(path: Path) -> bytes | None:
     try:
         size = os.fstat(fd).st_size
         if size > MAX_SMALL_FILE_BYTES:
-            raise RecordsError(f"{path}: has {size} bytes, too many for this record; move it away")
+            raise RecordsError(f"{path}: has {size} bytes, which is too large for this record; move it away")
         return _read_to_end(fd, size)
     except OSError as error:
         raise records_error(path, "read", error) from error

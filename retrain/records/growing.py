@@ -1,4 +1,4 @@
-"""Reads files of lines that others append to: only what is new since the last look, or as it comes (logs)."""
+"""Read files that other processes append lines to: only the new lines, or a log as it grows."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ from retrain.records.files import open_regular
 from retrain.records.text import plain
 
 WHOLE_BYTES = 2**16  # a file up to this size is read as a whole
-SAMPLES = 32  # lines looked at in the middle of a longer one
-END_BYTES = 2**14  # read from the end of a longer one: more than the rows that a median is taken of
+SAMPLES = 32  # lines read from the middle of a longer file
+END_BYTES = 2**14  # read from the end of a longer file: more than the rows that a median needs
 END_LINES = 6
 _MOST_NEW_BYTES = 2**20  # more than this at once (a sleeping laptop) is sampled as well
 _LINE_BYTES = 2**12  # most rows fit; a longer one is read again with more room
-LONGEST_LINE_BYTES = 2**16  # a longer one is skipped where a file is sampled
+LONGEST_LINE_BYTES = 2**16  # a longer line is skipped when a file is sampled
 
-Mark = tuple[int, int, int]  # what changes whenever a file does: inode, size, time of change
+Mark = tuple[int, int, int]  # inode, size and modification time: changes whenever the file does
 
 
 def mark_of(path: str) -> Mark | None:
-    """Return what changes whenever a file is appended to or replaced; None if there is none.
+    """Return a mark that changes when the file is appended to or replaced; None if it does not exist.
 
     Raises:
-        RecordsError: its directory cannot be looked into.
+        RecordsError: the file's directory cannot be accessed.
     """
     try:
-        found = os.stat(path)  # noqa: PTH116 (asked a thousand times a second: a Path would double its cost)
+        found = os.stat(path)  # noqa: PTH116 (called a thousand times a second; a Path would double the cost)
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as error:
@@ -40,33 +40,33 @@ def mark_of(path: str) -> Mark | None:
 
 @dataclass(frozen=True, slots=True)
 class Growth:
-    """Whole lines that are new, in the order of the file."""
+    """New complete lines, in file order."""
 
     lines: list[bytes]
-    begins_anew: bool  # forget what earlier lines said: this is another file, or the first look at it
+    begins_anew: bool  # discard earlier lines: the file was replaced, or this is the first read
 
 
 class GrowingFile:
-    """A file of lines; every complete line is given once.
+    """A file of lines, each of which is returned once when complete.
 
-    A long file, when first looked at, gives its first line, some from between and its last ones.
+    The first read of a long file returns its first line, a sample from the middle, and its last lines.
     """
 
     def __init__(self, path: Path) -> None:
         self._path = str(path)
         self._mark: Mark | None = None
-        self._at = 0  # every line before this was given
+        self._at = 0  # every line before this offset was returned
 
     def look(self) -> Growth | None:
-        """Return what is new; None, after a single `stat`, if nothing changed.
+        """Return the new lines; None, after a single `stat`, if nothing changed.
 
         Raises:
-            RecordsError: it cannot be read.
+            RecordsError: the file cannot be read.
         """
         mark = mark_of(self._path)
         if mark == self._mark:
             return None
-        before, self._mark = self._mark, None  # looked at again, should reading fail
+        before, self._mark = self._mark, None  # if reading fails, the next call reads again
         growth = self._read(before, mark)
         self._mark = mark
         return growth
@@ -95,7 +95,7 @@ class GrowingFile:
 
 
 def _start_of_end(fd: int, size: int) -> int:
-    """Return where the last lines begin: some of them, but at least one, if it is no monster."""
+    """Return the offset of the last few lines: at least one, unless it is extremely long."""
     length = END_BYTES  # the file is longer
     while os.pread(fd, length, size - length).count(b"\n") < END_LINES and length < LONGEST_LINE_BYTES:
         length = min(2 * length, size)
@@ -103,7 +103,7 @@ def _start_of_end(fd: int, size: int) -> int:
 
 
 def _sample(fd: int, end: int) -> list[bytes]:
-    """Return the first line and others, evenly spaced, of what lies before `end`."""
+    """Return the first line and evenly spaced others before the offset `end`."""
     places = [end * number // SAMPLES for number in range(SAMPLES)]
     lines = [_line_after(fd, place, end) for place in places]
     return [line for line in dict.fromkeys(lines) if line]
@@ -127,7 +127,7 @@ _LONGEST_LINE = 2000
 
 
 def last_lines(path: Path, count: int) -> tuple[list[str], int]:
-    """Return the last whole lines of a log, safe to print, and where the rest begins; nothing without a file.
+    """Return the last complete lines of a log, safe to print, and the offset after them; no file has none.
 
     Raises:
         RecordsError: it cannot be read.
@@ -139,20 +139,20 @@ def last_lines(path: Path, count: int) -> tuple[list[str], int]:
 
 
 def follow(path: Path, at: int, is_over: Callable[[], bool]) -> Iterator[str]:
-    """Return a log from a place on, line by line, until `is_over` and all has been given.
+    """Iterate over the lines of a log from an offset, until `is_over` returns True and the end is reached.
 
-    A log that is shorter than what was read of it is another one, and is given from its beginning.
+    A log that became shorter was replaced, and is read from its start.
 
     Raises:
         RecordsError: it cannot be read.
     """
     rest = b""
     while True:
-        ends = is_over()  # asked first: what was written before the end is still read below
+        ends = is_over()  # called first, so that lines written before the end are still read below
         before = at
         added, at = _read_from(path, before)
         if at - len(added) != before:
-            rest = b""  # of the log that was here before
+            rest = b""  # a fragment of the previous log
         *lines, rest = (rest + added).split(b"\n")
         yield from map(_printable, lines)
         if ends:
@@ -169,7 +169,7 @@ def _read_from(path: Path, at: int) -> tuple[bytes, int]:
     except FileNotFoundError:
         return b"", at
     try:
-        if os.fstat(fd).st_size < at:  # cut back or replaced, as those who rotate logs do
+        if os.fstat(fd).st_size < at:  # truncated or replaced, as by log rotation
             at = 0
         parts = []
         while part := os.pread(fd, _BLOCK, at):

@@ -1,8 +1,8 @@
-"""Where each file of a campaign and of a run lies, and how their directories come to be.
+"""The paths of all files of a campaign and of a run, and how their directories are created.
 
 <log_dir>/<name>-<UTC>-<hex>/      a campaign: CampaignFiles
   runs/<run-id>/                   its runs: RunFiles
-<log_dir>/<name>-<UTC>-<hex>/      a single run: both kinds of files in the one directory
+<log_dir>/<name>-<UTC>-<hex>/      a single run: both kinds of files in one directory
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from pathlib import Path
 from retrain.errors import ConfigError, RecordsError, records_error
 from retrain.records.files import make_directory, make_new_directory
 
-TRIALS = "calibrations"  # below a log directory: trials of `retrain calibrate` are never among results
+TRIALS = "calibrations"  # in the log directory: trials of `retrain calibrate`, kept apart from results
 _MAX_NAME = 64
-_ID = re.compile(r"-\d{8}T\d{6}Z-[0-9a-f]{4}$")  # ends the name of a campaign, also of one just being made
-_MAX_TRIES = 1000  # 65,536 ids a second and name: this many collisions in a row are no accident
+_ID = re.compile(r"-\d{8}T\d{6}Z-[0-9a-f]{4}$")  # suffix of a campaign's directory name
+_MAX_TRIES = 1000  # with 65,536 ids per second and name, so many collisions in a row are no accident
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class RunFiles:
 
     @property
     def engine_logs(self) -> tuple[Path, ...]:
-        """What an engine itself said of its tasks of this run: `engine-<task>.out`, many of them empty."""
+        """The engine's output for this run's tasks, `engine-<task>.out`; empty files are left out."""
         return tuple(path for path in sorted(self.directory.glob("engine-*.out")) if path.stat().st_size)
 
     @property
@@ -120,7 +120,7 @@ class CampaignFiles:
         """Return a run's files; the id must be a plain name.
 
         Raises:
-            RecordsError: the id would lead out of the campaign's directory.
+            RecordsError: the id would point outside the campaign's directory.
         """
         if run_id in {"", ".", ".."} or "/" in run_id or "\0" in run_id:
             raise RecordsError(f"{run_id!r} is not a run id; use letters, digits and . _ + -")
@@ -128,11 +128,11 @@ class CampaignFiles:
 
 
 def open_campaign(directory: Path) -> CampaignFiles:
-    """Return the files of a campaign that exists.
+    """Return the files of an existing campaign.
 
     Raises:
-        ConfigError: the directory holds none.
-        RecordsError: it cannot be looked into.
+        ConfigError: the directory does not hold a campaign.
+        RecordsError: the directory cannot be read.
     """
     files = CampaignFiles(directory)
     try:
@@ -140,20 +140,20 @@ def open_campaign(directory: Path) -> CampaignFiles:
     except OSError as error:
         raise records_error(directory, "look inside", error) from error
     if not holds_one:
-        raise ConfigError(f"{directory}: holds no campaign; `retrain status` lists those below logs/")
+        raise ConfigError(f"{directory}: holds no campaign; `retrain status` lists the campaigns in logs/")
     return files
 
 
 def create_directory(log_dir: Path, name: str) -> Path:
     """Make a new directory for a campaign or single run: `<name>-<UTC time>-<4 hex digits>`.
 
-    The directory is this caller's alone, even if others create theirs in the same millisecond.
+    The name is unique, even if several processes create directories in the same millisecond.
 
     Raises:
-        RecordsError: not possible.
+        RecordsError: it cannot be made.
     """
     try:
-        is_there = log_dir.is_dir()  # a link to another disk is welcome here, unlike in what we make below it
+        is_there = log_dir.is_dir()  # may be a link to another disk, unlike the directories made in it
     except OSError as error:
         raise records_error(log_dir, "look inside", error) from error
     if not is_there:
@@ -172,21 +172,21 @@ def create_directory(log_dir: Path, name: str) -> Path:
 def is_campaign(directory: Path) -> bool:
     """Whether a directory holds a campaign's files (a single run's directory does not count)."""
     files = CampaignFiles(directory)
-    # other tools write a manifest.json too, but not beside runs/
+    # other tools also write a manifest.json, but not next to runs/
     is_ours = _exists(files.campaign_toml) or (_exists(files.manifest) and _exists(files.runs))
     return is_ours and not is_single_run(directory)
 
 
 def is_single_run(directory: Path) -> bool:
-    """Whether a directory is itself a run's."""
+    """Whether a directory is itself the directory of a run."""
     return _exists(RunFiles(directory).run_toml)
 
 
 def find_campaigns(log_dir: Path) -> tuple[Path, ...]:
-    """List campaigns and single runs below a directory, by name, or the directory itself if it is one.
+    """List the campaigns and single runs in a directory, by name; or the directory itself if it is one.
 
     Raises:
-        ConfigError: `log_dir` holds other things only, so it was hardly meant.
+        ConfigError: `log_dir` holds only other files, so it is probably not a log directory.
         RecordsError: `log_dir` does not exist or cannot be listed.
     """
     if is_single_run(log_dir) or is_campaign(log_dir):
@@ -194,29 +194,29 @@ def find_campaigns(log_dir: Path) -> tuple[Path, ...]:
     try:
         found = sorted(log_dir.iterdir())
     except FileNotFoundError:
-        raise RecordsError(f"{log_dir}: does not exist; name the directory that log_dir points to") from None
+        raise RecordsError(f"{log_dir}: does not exist; give the directory set as log_dir") from None
     except OSError as error:
         raise RecordsError(f"{log_dir}: cannot be listed ({error.strerror})") from error
     campaigns = tuple(path for path in found if is_single_run(path) or is_campaign(path))
     if not campaigns and any(_is_strange(path) for path in found):
-        raise ConfigError(f"{log_dir}: holds no campaign; name a log directory, or one campaign")
+        raise ConfigError(f"{log_dir}: holds no campaign; give a log directory or a campaign's directory")
     return campaigns
 
 
 def _is_strange(path: Path) -> bool:
-    """Whether something in a log directory is none of ours: no campaign, trials of one, or shared permits."""
+    """Whether a path in a log directory is not one of ours."""
     is_ours = path.name in (TRIALS, "permits") or _ID.search(path.name) or path.name.startswith(".")
     return not is_ours
 
 
 def campaign_of(run_dir: Path) -> CampaignFiles:
-    """Return the files of the campaign that a run belongs to; a single run is its own."""
+    """Return the files of the campaign that a run belongs to; a single run is its own campaign."""
     above = run_dir.parent.parent
     return CampaignFiles(above if run_dir.parent.name == "runs" and is_campaign(above) else run_dir)
 
 
 def permits_directory(run_dir: Path) -> Path:
-    """Where a run's permits lie: its campaign's, or its own if it is a single run."""
+    """Return the directory of a run's permits: its campaign's, or its own if it is a single run."""
     return campaign_of(run_dir).permits
 
 
@@ -227,5 +227,5 @@ def _as_file_name(name: str) -> str:
 def _exists(path: Path) -> bool:
     try:
         return path.exists()
-    except OSError:  # no right to look inside: not ours to show
+    except OSError:  # no permission to read it: not ours to show
         return False

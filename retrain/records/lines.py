@@ -1,9 +1,8 @@
-"""Append-only files of one JSON object per line: written whole, read whatever happened to them.
+"""Append-only files with one JSON object per line, readable after any interruption.
 
-A line is one `os.write` to a descriptor in append mode. Whatever stops it half-way (a full disk,
-a kill, a power loss) leaves at most one unfinished last line. Readers skip that; the next writer
-repairs it: an object that only lacks its newline is kept and completed, anything else is cut off,
-since it never was a record.
+A line is one `os.write` to a descriptor in append mode. An interruption (a full disk, a kill, a power
+loss) leaves at most one incomplete last line. Readers skip it; the next writer repairs it: a complete
+object without its newline is kept, and anything else is truncated, because it never was a record.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from retrain.locks.descriptors import is_in_place
 from retrain.records.files import FILE_MODE, open_regular, sync_directory, write_all
 
 _BLOCK = 2**16
-_MAX_TAIL_BYTES = 16 * 2**20  # no line of ours is that long
+_MAX_TAIL_BYTES = 16 * 2**20  # our lines are never that long
 
 _DECODER = json.JSONDecoder()
 
@@ -29,11 +28,11 @@ Row = dict[str, Any]
 
 
 class LineAppender:
-    """The one writer of a file of lines; opening it repairs what an earlier writer left unfinished.
+    """The only writer of a file of lines; opening it repairs an incomplete last line.
 
     Raises:
-        RecordsError: the file cannot be opened or written (also by its methods). Every line that
-            was complete before stays so.
+        RecordsError: the file cannot be opened or written (also raised by the methods). Complete lines
+            are never damaged.
     """
 
     def __init__(self, path: Path) -> None:
@@ -47,21 +46,21 @@ class LineAppender:
             raise records_error(path, "append to", error) from error
 
     def append(self, line: str) -> None:
-        """Add one line, all of it or nothing."""
+        """Append one line atomically."""
         found = os.fstat(self._fd)
         before = found.st_size
-        if not found.st_nlink:  # costs nothing here; a move and an NFS server's rename show in `sync`
+        if not found.st_nlink:  # a free check; `sync` also detects a move and an NFS server's rename
             raise self._removed()
         try:
             write_all(self._fd, line.encode() + b"\n")
-        except BaseException as error:  # a signal handler that raises must not leave half a line either
+        except BaseException as error:  # also a signal handler that raises must not leave half a line
             self._cut_back(before)
             if isinstance(error, OSError):
                 raise records_error(self._path, "append to", error) from error
             raise
 
     def sync(self) -> None:
-        """Make every line so far survive a power loss, under the name that readers look for."""
+        """Make every line so far survive a power loss, and check that the file still has its name."""
         try:
             os.fsync(self._fd)
         except OSError as error:
@@ -70,7 +69,7 @@ class LineAppender:
             raise self._removed()
 
     def close(self) -> None:
-        """Let go of the file; safe to call twice."""
+        """Close the file; safe to call twice."""
         if self._fd >= 0:
             fd, self._fd = self._fd, -1
             os.close(fd)
@@ -89,8 +88,8 @@ def dump_line(row: Mapping[str, Any]) -> str:
     """Write a row as one line of JSON.
 
     Raises:
-        ValueError: a value is NaN or infinite; names its key.
-        TypeError: a value is nothing that JSON knows; names its key.
+        ValueError: a value is NaN or infinite; the message names its key.
+        TypeError: JSON cannot represent a value; the message names its key.
     """
     try:
         return json.dumps(row, allow_nan=False, default=_plain_number)
@@ -101,7 +100,7 @@ def dump_line(row: Mapping[str, Any]) -> str:
 
 
 def parse_line(line: bytes) -> Row | None:
-    """Read one line; None if it is torn or no JSON object."""
+    """Parse one line; None if it is incomplete or not a JSON object."""
     try:
         row = json.loads(line)
     except (ValueError, RecursionError):
@@ -110,10 +109,10 @@ def parse_line(line: bytes) -> Row | None:
 
 
 def pick(line: bytes, keys: Sequence[str]) -> Row | None:
-    """Like `parse_line` for a few scalar keys, the first of which every row has: 10 times faster.
+    """Parse only a few scalar keys of a line, 10 times faster than `parse_line`; every row has the first key.
 
-    A row without nested objects names each key once, so those values are parsed and no others; a
-    string cannot hold such a name, since its quotes are escaped.
+    In a row without nested objects each key occurs once, so only those values are parsed; a string
+    cannot contain a key, since its quotes are escaped.
     """
     if line.count(b"{") == 1 and line.startswith(b"{") and line.endswith(b"}"):
         text = line.decode(errors="replace")
@@ -127,7 +126,7 @@ def pick(line: bytes, keys: Sequence[str]) -> Row | None:
 
 
 def number_in(row: Mapping[str, object] | None, key: str) -> float | None:
-    """Return a row's finite number, None if it has none of that name."""
+    """Return the finite number stored under a key; None if there is none."""
     value = row.get(key) if row else None
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
@@ -135,7 +134,7 @@ def number_in(row: Mapping[str, object] | None, key: str) -> float | None:
 
 
 def read_lines(path: Path) -> Iterator[bytes]:
-    """Return the lines of a file that are not blank, nothing if there is no such file.
+    """Iterate over the non-blank lines of a file; none if the file does not exist.
 
     Raises:
         RecordsError: it cannot be read.
@@ -152,7 +151,7 @@ def read_lines(path: Path) -> Iterator[bytes]:
 
 
 def read_tail(fd: int, count: int) -> list[bytes]:
-    """Return the last `count` lines of an open file, reading little more than those."""
+    """Return the last `count` lines of an open file, reading little more than them."""
     start = os.fstat(fd).st_size
     block, data = _BLOCK // 2, b""
     while start > 0 and data.count(b"\n") <= count and len(data) < _MAX_TAIL_BYTES:
@@ -160,7 +159,7 @@ def read_tail(fd: int, count: int) -> list[bytes]:
         start -= length
         data = os.pread(fd, length, start) + data
         block *= 2
-    lines = data.rsplit(b"\n", count + 1)  # the first is the rest, unless that is a whole line
+    lines = data.rsplit(b"\n", count + 1)  # the first is a fragment, unless it is a whole line
     return list(_not_blank(lines if start == 0 and len(lines) <= count + 1 else lines[1:]))[-count:]
 
 
@@ -178,7 +177,7 @@ def _open_for_append(path: Path) -> int:
     if not stat.S_ISREG(os.fstat(fd).st_mode):
         os.close(fd)
         raise RecordsError(f"{path}: is not a regular file; move it away")
-    if os.fstat(fd).st_size == 0:  # new, or whoever made it may have been killed before this
+    if os.fstat(fd).st_size == 0:  # new, or its creator may have been killed before this sync
         sync_directory(path.parent)
     return fd
 
@@ -209,7 +208,7 @@ def _fragment_start(fd: int, size: int) -> int:
 def _plain_number(value: object) -> object:
     item = getattr(value, "item", None)  # numpy's scalars
     if item is None:
-        raise TypeError(f"{type(value).__name__} is no JSON value")
+        raise TypeError(f"{type(value).__name__} is not a JSON value")
     return item()
 
 

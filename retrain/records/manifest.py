@@ -1,7 +1,7 @@
-"""manifest.json: a campaign at a glance, rebuilt from its run directories whenever something changes.
+"""manifest.json: a campaign at a glance, rebuilt from its run directories on every change.
 
-It holds what the directories cannot say (where the campaign came from, what was planned) and a
-copy of what they do say. Losing it loses no run.
+It holds what the directories do not (provenance and plan) and a copy of what they do.
+Losing it loses no run.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from retrain.distribution import version
 from retrain.errors import DamagedRecordError, RecordsError, records_error
 from retrain.records.atomic import read_json, write_atomic
 from retrain.records.layout import CampaignFiles, RunFiles, is_single_run
-from retrain.records.run_row import PlannedRun as PlannedRun  # who makes a manifest needs it too
+from retrain.records.run_row import PlannedRun as PlannedRun  # re-exported for callers that make a manifest
 from retrain.records.run_state import UNREADABLE, RunState, inspect_run
 from retrain.records.settled import Settled, from_json, marks_of, settle, to_json
 from retrain.records.software import GitState, git_state
@@ -30,7 +30,7 @@ SCHEMA_VERSION = 2  # 1 had no `settled`
 
 @dataclass(frozen=True)
 class RunEntry(PlannedRun):
-    """A planned run and what became of it."""
+    """A planned run and its state."""
 
     state: str = RunState.PENDING  # or UNREADABLE
     attempts: int = 0
@@ -38,23 +38,23 @@ class RunEntry(PlannedRun):
     ended_at: str = ""
     message: str = ""
     result: Mapping[str, Any] | None = None
-    settled: Settled | None = None  # what readers may believe without opening the run's files
+    settled: Settled | None = None  # summary that readers may use without opening the run's files
 
 
 @dataclass(frozen=True)
 class Expectation:
-    """How long the whole campaign was expected to take, and how long it took, in seconds."""
+    """Expected and actual duration of the whole campaign, in seconds."""
 
     p50_s: float
     p90_s: float
-    made_after_s: float  # of the campaign; 0 for an estimate from earlier campaigns
+    made_after_s: float  # time since the campaign's start; 0 for an estimate from earlier campaigns
     made_from: str
     actual_s: float | None = None  # None until every run is done
 
 
 @dataclass(frozen=True)
 class Manifest:
-    """Where a campaign came from, what it planned, and what became of each run."""
+    """Provenance and plan of a campaign, and the state of each run."""
 
     schema_version: int
     name: str
@@ -64,12 +64,12 @@ class Manifest:
     host: str
     python: str
     started_at: str
-    ended_at: str  # "" while it goes on
+    ended_at: str  # "" while it runs
     runs: tuple[RunEntry, ...]
     shared_permits: tuple[str, ...] = ()  # directories of permits that other campaigns use too
     workers: int = 0  # runs at a time; 0 if not known
     stagger_s: float = 0.0  # least time between two launches
-    shared_cores: float = 0.0  # on which all runs compute, each keeping one busy; 0 if they do not
+    shared_cores: float = 0.0  # CPU cores shared by runs that keep one busy each; 0 if they do not
     expected: Expectation | None = None  # None while no step time is known
 
 
@@ -80,7 +80,7 @@ def new_manifest(
     where: Path,
     shared_permits: Sequence[str] = (),
 ) -> Manifest:
-    """Begin a manifest: all runs pending, provenance taken now, git's from the directory `where`."""
+    """Return a new manifest: all runs pending, provenance as of now, git state of the directory `where`."""
     return Manifest(
         schema_version=SCHEMA_VERSION,
         name=name,
@@ -97,20 +97,20 @@ def new_manifest(
 
 
 def with_plan(manifest: Manifest, config_hash: str, planned: Sequence[PlannedRun]) -> Manifest:
-    """Go on with a manifest: its own facts, the runs of a plan, and what is known of those already."""
+    """Return a manifest with the runs of a plan, keeping its own facts and what is known of those runs."""
     known = {run.run_id: run for run in manifest.runs}
     runs = tuple(_planned_anew(known.get(run.run_id), run) for run in planned)
     return replace(manifest, config_hash=config_hash, runs=runs)
 
 
 def _planned_anew(known: RunEntry | None, run: PlannedRun) -> RunEntry:
-    if known is None or known.config_hash != run.config_hash:  # whatever is known is of another config
+    if known is None or known.config_hash != run.config_hash:  # what is known belongs to another config
         return RunEntry(**asdict(run))
     return replace(known, **asdict(run))
 
 
 def refresh(manifest: Manifest, campaign: CampaignFiles, *, ended: bool = False) -> Manifest:
-    """Read every run's directory anew; a run whose files cannot be read says so in its message."""
+    """Read every run's directory again; the message of a run whose files cannot be read says so."""
     alone = RunFiles(campaign.directory) if is_single_run(campaign.directory) else None
     runs = tuple(look_at(entry, alone or campaign.run(entry.run_id)) for entry in manifest.runs)
     return replace(manifest, runs=runs, ended_at=utc_now() if ended else "")
@@ -120,21 +120,21 @@ def write_manifest(path: Path, manifest: Manifest) -> None:
     """Replace manifest.json.
 
     Raises:
-        RecordsError: not possible; the old one is still there.
+        RecordsError: the write failed; the old file is unchanged.
     """
     head = asdict(replace(manifest, schema_version=SCHEMA_VERSION, runs=()))
     del head["runs"]
-    runs = ",\n".join(map(_line, manifest.runs))  # a line each: indentation would take ten times as long
+    runs = ",\n".join(map(_line, manifest.runs))  # one line each: indented output takes ten times as long
     rest = json.dumps(head, indent=1, allow_nan=False).removesuffix("\n}")
     write_atomic(path, f'{rest},\n "runs": [\n{runs}\n ]\n}}\n')
 
 
 def read_manifest(path: Path) -> Manifest | None:
-    """Read manifest.json; None if there is none.
+    """Read manifest.json; return None if it does not exist.
 
     Raises:
-        RecordsError: it is unreadable, or of a later schema.
-        DamagedRecordError: it is no manifest; losing it loses no run.
+        RecordsError: it cannot be read, or has a later schema.
+        DamagedRecordError: it is not a manifest; losing it loses no run.
     """
     found = read_json(path)
     if found is None:
@@ -142,7 +142,7 @@ def read_manifest(path: Path) -> Manifest | None:
     version = found.get("schema_version")
     if isinstance(version, int) and version > SCHEMA_VERSION:
         raise RecordsError(
-            f"{path}: has schema {version!r}, this retrain reads {SCHEMA_VERSION}; upgrade retrain"
+            f"{path}: has schema {version!r}, but this retrain reads up to {SCHEMA_VERSION}; upgrade retrain"
         )
     try:
         return _parse(found)
@@ -154,12 +154,12 @@ def set_aside(path: Path) -> Path:
     """Move a damaged manifest.json out of the way; for the holder of the campaign's lock.
 
     Returns:
-        Where it is now.
+        Its new path.
 
     Raises:
-        RecordsError: not possible.
+        RecordsError: it cannot be moved.
     """
-    if path.is_symlink():  # somebody planted it: nothing is done for them
+    if path.is_symlink():  # not made by us, so it is not moved
         raise RecordsError(f"{path}: is a symbolic link; move it away")
     try:
         return path.replace(path.with_name(f"{path.name}.damaged"))
@@ -211,7 +211,7 @@ def _expectation(found: Mapping[str, Any]) -> Expectation:
 
 
 def entry_from_name(run_id: str) -> RunEntry:
-    """Return what a run's name `<condition>_s<seed>` tells of it, for a campaign without a manifest."""
+    """Return an entry read from a run's name `<condition>_s<seed>`, for a campaign without a manifest."""
     condition, mark, seed = run_id.rpartition("_s")
     if mark and seed.isascii() and seed.isdigit() and len(seed) <= 18:
         return RunEntry(run_id, condition, int(seed), max_steps=0)
@@ -219,7 +219,7 @@ def entry_from_name(run_id: str) -> RunEntry:
 
 
 def look_at(entry: RunEntry, files: RunFiles) -> RunEntry:
-    """Read one run's directory anew; if its files cannot be read, state and message say so."""
+    """Read one run's directory again; if its files cannot be read, state and message say so."""
     try:
         marks = marks_of(files)
         seen = inspect_run(files, entry.config_hash)

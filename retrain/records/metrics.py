@@ -1,8 +1,7 @@
 """metrics.jsonl: one row per step, one writer at a time, each step read once.
 
-A resumed run goes on from its checkpoint and repeats the steps after it, so the file may hold a
-step more than once. What counts is the latest telling: a row removes every earlier row of its
-own or a later step.
+A resumed run continues from its checkpoint and repeats the steps after it, so the file may hold a
+step more than once. The last row counts: a row replaces every earlier row of the same or a later step.
 """
 
 from __future__ import annotations
@@ -21,12 +20,12 @@ from retrain.records.files import open_regular
 from retrain.records.layout import RunFiles
 from retrain.records.lines import LineAppender, Row, dump_line, parse_line, pick, read_lines, read_tail
 
-_MOST_STEPS = 2**53  # beyond, arithmetic in floats would lose some; a larger number is damage
-_HEAD_BYTES = 2**15  # more than one row; a longer first row is not looked at
+_MOST_STEPS = 2**53  # the largest exact float integer; a larger number is damage
+_HEAD_BYTES = 2**15  # more than one row; a longer first row is ignored
 
 
 class MetricsWriter:
-    """Appends one attempt's rows; only for the holder of the run's lock."""
+    """Append the rows of one attempt; only for the holder of the run's lock."""
 
     def __init__(self, path: Path, attempt: int) -> None:
         self._lines = LineAppender(path)
@@ -36,20 +35,20 @@ class MetricsWriter:
         """Add one step's row, with this attempt's number.
 
         Raises:
-            ValueError: a value is NaN or infinite (names the key), or `step` is no integer >= 0.
-            TypeError: a value is nothing that JSON knows (names the key).
-            RecordsError: the disk refused; earlier rows are intact and this one is not there.
+            ValueError: a value is NaN or infinite (names the key), or `step` is not an integer >= 0.
+            TypeError: JSON cannot represent a value (names the key).
+            RecordsError: the write failed; earlier rows are intact and this one is not stored.
         """
         if not is_step(row.get("step")):
-            raise ValueError(f"step is {row.get('step')!r}; a row needs the number of its step")
+            raise ValueError(f"step is {row.get('step')!r}; it must be an integer of 0 or more")
         self._lines.append(dump_line({**row, "attempt": self._attempt}))
 
     def sync(self) -> None:
-        """Make every row so far survive a power loss; a checkpoint is saved after this."""
+        """Make every row so far survive a power loss; call it before saving a checkpoint."""
         self._lines.sync()
 
     def close(self) -> None:
-        """Let go of the file; safe to call twice."""
+        """Close the file; safe to call twice."""
         self._lines.close()
 
     def __enter__(self) -> MetricsWriter:
@@ -78,43 +77,40 @@ class MetricsEnds:
 
 
 def read_metrics(run_dir: str | os.PathLike[str]) -> list[Row]:
-    """Read a run's rows in step order, each step once, whatever was killed.
+    """Read a run's rows in step order, each step once, also after crashes.
 
-    After a resume, steps that the new attempt has not reached again are not shown: they belong
-    to a past that was rolled back.
+    After a resume, steps that the new attempt has not repeated yet are left out: they were rolled back.
 
     Raises:
-        RecordsError: there is no such directory, or the file cannot be read.
+        RecordsError: the directory does not exist, or the file cannot be read.
     """
     return scan_metrics(run_dir).rows
 
 
 def scan_metrics(run_dir: str | os.PathLike[str]) -> MetricsScan:
-    """Like `read_metrics`, and counts the lines that were torn or are no rows."""
+    """Read the rows as `read_metrics` does, and count the lines that are not complete rows."""
     files = RunFiles(Path(run_dir))
     if not files.directory.is_dir():
-        raise RecordsError(
-            f"{files.directory}: is not a run's directory; see `retrain status` for their names"
-        )
+        raise RecordsError(f"{files.directory}: is not a run's directory; `retrain status` lists the runs")
     return scan_rows(files.metrics)
 
 
 def require_steps(path: Path, steps: int) -> None:
-    """Check that the rows of complete steps are there, as they were when the checkpoint after them was saved.
+    """Check that the file has a row for each of the first `steps` steps.
 
     Raises:
-        RecordsError: some are not, or the file cannot be read.
+        RecordsError: rows are missing, or the file cannot be read.
     """
     missing = sorted(set(range(1, steps + 1)) - set(_steps(path)))
     if missing:
         raise RecordsError(
-            f"{path}: lacks {len(missing)} of the {steps} steps that the newest checkpoint has behind it, "
-            f"from step {missing[0]}; restore the file, or move checkpoints/ away to take all steps again"
+            f"{path}: lacks {len(missing)} of the {steps} steps completed before the newest checkpoint, "
+            f"the first being step {missing[0]}; restore the file, or move checkpoints/ away to start over"
         )
 
 
 def count_steps(path: Path) -> int:
-    """Count a file's steps, each once.
+    """Count the distinct steps in a file.
 
     Raises:
         RecordsError: it cannot be read.
@@ -128,7 +124,7 @@ def stream_rows(path: Path) -> Iterator[Row]:
     Raises:
         RecordsError: it cannot be read.
     """
-    kept = iter(_kept_lines(path)[1])  # in step order is in the file's order
+    kept = iter(_kept_lines(path)[1])  # step order is also file order
     wanted = next(kept, None)
     for number, line in enumerate(read_lines(path)):
         if number == wanted:
@@ -143,7 +139,7 @@ def _steps(path: Path) -> array[int]:
 
 
 def _kept_lines(path: Path) -> tuple[array[int], array[int]]:
-    """Find what was told last of each step: step numbers, ascending, and the numbers of their lines."""
+    """Return the steps whose rows count, ascending, and the line numbers of those rows."""
     steps, lines = array("q"), array("q")
     for number, line in enumerate(read_lines(path)):
         row = pick(line, ("step",))
@@ -157,7 +153,7 @@ def _kept_lines(path: Path) -> tuple[array[int], array[int]]:
 
 
 def scan_rows(path: Path) -> MetricsScan:
-    """Read a file of rows, such as warmup.jsonl, in step order, each step once; nothing without the file.
+    """Read a file of rows, such as warmup.jsonl, in step order, each step once; none if it is missing.
 
     Raises:
         RecordsError: it cannot be read.
@@ -168,9 +164,9 @@ def scan_rows(path: Path) -> MetricsScan:
 
 
 def tail_rows(path: Path, n: int) -> list[Row]:
-    """Return the last rows of a metrics.jsonl, at most `n`, reading only the file's end.
+    """Return at most the last `n` rows of a metrics.jsonl, reading only the end of the file.
 
-    Fewer than `n` if a resume has just repeated steps, or lines are torn. Empty without a file.
+    There are fewer than `n` if a resume has just repeated steps or lines are incomplete; none without a file.
 
     Raises:
         RecordsError: it cannot be read.
@@ -208,7 +204,7 @@ def _read_ends(path: Path, n: int, parse: Callable[[bytes], Row | None]) -> Metr
 
 
 def latest_telling(rows: Iterable[Row]) -> list[Row]:
-    """Keep of each step what was told of it last, in step order: a row takes back all from its step on."""
+    """Return the row of each step that counts, in step order: a row replaces all rows from its step on."""
     kept: list[Row] = []
     for row in rows:
         while kept and kept[-1]["step"] >= row["step"]:
@@ -218,5 +214,5 @@ def latest_telling(rows: Iterable[Row]) -> list[Row]:
 
 
 def is_step(step: object) -> TypeGuard[int]:
-    """Return whether a row's `step` can be one."""
+    """Whether a value is a valid step number."""
     return isinstance(step, int) and not isinstance(step, bool) and 0 <= step <= _MOST_STEPS

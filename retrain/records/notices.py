@@ -1,4 +1,4 @@
-"""notices.jsonl: what an orchestrator had to say about its campaign as a whole, for who looks later."""
+"""notices.jsonl: an orchestrator's notices about its campaign as a whole, for later readers."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from retrain.records.lines import LineAppender, dump_line, parse_line
 
 @dataclass(frozen=True, slots=True)
 class Notice:
-    """Something that was said; the text is as it was written, not made safe to print."""
+    """One notice; the text is as written, not made safe to print."""
 
     at: str
     text: str
 
 
 class NoticeBook:
-    """Writes notices down; only for the holder of the campaign's lock."""
+    """Write notices; only for the holder of the campaign's lock."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._about = ""
 
     def write(self, text: str) -> None:
-        """Add a notice, unless it says the same as the last one, with other figures after its colon.
+        """Add a notice, unless it differs from the last one only in the figures after its colon.
 
         Raises:
             RecordsError: the file cannot be written.
@@ -40,7 +40,7 @@ class NoticeBook:
 
 
 def parse_notice(line: bytes) -> Notice | None:
-    """Read one line; None if it is none."""
+    """Parse one line; None if it is not a notice."""
     row = parse_line(line) or {}
     text = row.get("text")
     return Notice(str(row.get("at", "")), text) if isinstance(text, str) else None

@@ -1,4 +1,4 @@
-"""How fast a run has been so far, from the ends of its records: cheap enough for every run of a campaign."""
+"""A run's pace so far, from the ends of its records: cheap enough for every run of a campaign."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ PACE_KEYS = ("attempt", "timestamp", "step_time_s")  # of the rows that `pace_of
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """How fast a run has been."""
+    """How fast a run takes its steps."""
 
-    steps: int  # that the pace was measured over
-    step_s: float  # mean, with what lies between steps
-    recent_s: tuple[float, ...]  # the last steps' own times
+    steps: int  # measured
+    step_s: float  # mean, including the time between steps
+    recent_s: tuple[float, ...]  # times of the last steps alone
     startup_s: float | None
-    since_s: float | None = None  # seconds since 1970 from and until which it was measured
+    since_s: float | None = None  # start and end of the measurement, in seconds since 1970
     until_s: float | None = None
 
 
@@ -38,7 +38,7 @@ def pace_of(ends: MetricsEnds, attempts: Sequence[Attempt]) -> Pace | None:
     since = int(last["step"]) - int(number_in(first, "step") or 0)
     whole_s = seconds_between(first.get("timestamp"), last.get("timestamp"))
     if since > 0 and whole_s is not None and first.get("attempt") == last.get("attempt"):
-        steps, took_s = since, whole_s  # with what lies between steps
+        steps, took_s = since, whole_s  # including the time between steps
     since_s = until_s - took_s if until_s is not None else None
     return Pace(steps, took_s / steps, recent, _startup_s(first, attempts, recent), since_s, until_s)
 

@@ -1,7 +1,7 @@
-"""A run as one row: what `status`, its live view, `report`, `compare` and `--json` show of it.
+"""A run as one row, as `status`, its live view, `report`, `compare` and `--json` show it.
 
-A column is declared once, in `RunRow`, with its unit and meaning. It is read from a run's small files and
-from the ends of its metrics.jsonl, never from its whole history.
+Each column is declared once, in `RunRow`, with its unit and meaning. Rows are read from a run's small files
+and the ends of its metrics.jsonl, never from its whole history.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from retrain.records.run_state import (
 )
 from retrain.records.text import plain
 
-TAIL_ROWS = 5  # enough for a median that one slow step cannot move; more would cost time for every run
+TAIL_ROWS = 5  # one slow step does not change their median; more rows would cost time for every run
 NAME_LIMIT = 64  # characters of an id, a condition, a phase or a regime
 _BAD_ENDS = (RunState.FAILED, RunState.INFRASTRUCTURE, RunState.TIMEOUT, RunState.STALLED, RunState.DIED)
 _ONLY_RUN_TOML = ["run.toml"]
@@ -38,7 +38,7 @@ _ONLY_RUN_TOML = ["run.toml"]
 
 @dataclass(frozen=True)
 class PlannedRun:
-    """A run as the campaign wants it."""
+    """A run as the campaign planned it."""
 
     run_id: str
     condition: str
@@ -52,28 +52,28 @@ def _column(unit: str, meaning: str, **default: Any) -> Any:
 
 
 def _of_last_step(unit: str, meaning: str, **default: Any) -> Any:
-    """Declare a column that is the value of the same name in the last row of metrics.jsonl."""
+    """Declare a column that holds the value of the same name in the last row of metrics.jsonl."""
     return field(metadata={"unit": unit, "meaning": meaning, "is_of_last_step": True}, **default)
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunRow:
-    """One run. Figures are null until the run has rows that hold them.
+    """One run. Figures are null until the run has rows with them.
 
-    Every text in it is safe to print (see `records.text`).
+    Every text is safe to print (see `records.text`).
     """
 
     run_id: str = _column("", "name of its directory")
     condition: str = _column("", "its name")
-    seed: int | None = _column("", "null if it has none, or neither manifest nor name tells")
+    seed: int | None = _column("", "null if it has none, or neither manifest nor name gives it")
     state: str = _column(
         "",
         "pending, running, done, failed, infrastructure, timeout, stalled, interrupted, died or unreadable",
     )
-    phase: str = _column("", "what a running run was last seen doing", default="")
+    phase: str = _column("", "last known phase of a running run", default="")
     step: int = _column("steps", "steps that are complete", default=0)
     max_steps: int | None = _column("steps", "steps of the whole run")
-    attempt: int = _column("", "number of its last process life; 0 before the first", default=0)
+    attempt: int = _column("", "number of its last attempt; 0 before the first", default=0)
     reward_first: float | None = _column("reward", "mean reward of the first step", default=None)
     reward_last: float | None = _column("reward", "mean reward of the last step", default=None)
     reward_mean: float | None = _column("reward", "mean over the last 5 steps", default=None)
@@ -87,12 +87,12 @@ class RunRow:
     )
     bp_utilization: float | None = _of_last_step("ratio", "concurrency used over the best", default=None)
     throttle_level: str = _of_last_step(
-        "", 'what the machine\'s load allowed in the last step; "" without a throttle', default=""
+        "", 'level that the load allowed in the last step; "" without a throttle', default=""
     )
     message: str = _column(
-        "", "why it failed or cannot be read: the last line of the error; or what loggers lack", default=""
+        "", "why it failed or cannot be read: last line of the error; or rows that loggers lack", default=""
     )
-    pace: Pace | None = field(default=None, metadata={"unit": "", "meaning": "how fast it has been"})
+    pace: Pace | None = field(default=None, metadata={"unit": "", "meaning": "its pace so far"})
 
 
 _OF_LAST_STEP = {
@@ -106,7 +106,7 @@ def row_of(planned: PlannedRun, found: Mapping[str, Any]) -> RunRow:
     """Return the row of a planned run; texts in `found` are made safe to print.
 
     Raises:
-        TypeError: `found` has no state, or a column that there is not.
+        TypeError: `found` has no state, or has an unknown column.
     """
     known = {**found, "run_id": planned.run_id, "condition": planned.condition}
     known |= {name: plain(known[name], NAME_LIMIT) for name in _TEXTS if name in known}
@@ -120,7 +120,7 @@ def read_row(planned: PlannedRun, files: RunFiles) -> RunRow:
     """Read a run's directory, which may be missing.
 
     Raises:
-        RecordsError: a file is there and cannot be read.
+        RecordsError: a file exists and cannot be read.
     """
     if _is_untouched(files.directory):
         return row_of(planned, {"state": RunState.PENDING})
@@ -136,7 +136,7 @@ def row_of_inspected(planned: PlannedRun, files: RunFiles, seen: Inspection) -> 
     """Return the row of a run whose state is known, with the figures of its metrics.jsonl.
 
     Raises:
-        RecordsError: a file is there and cannot be read.
+        RecordsError: a file exists and cannot be read.
     """
     ends = read_ends(files.metrics, TAIL_ROWS, KEYS)
     progress, problem = (None, "") if seen.state == RunState.DONE else progress_of(files.status)
@@ -146,7 +146,7 @@ def row_of_inspected(planned: PlannedRun, files: RunFiles, seen: Inspection) -> 
 def row_of_parts(
     planned: PlannedRun, seen: Inspection, ends: MetricsEnds, progress: Progress | None, message: str
 ) -> RunRow:
-    """Return the row of a run from what was read of it; the rows of `ends` hold `KEYS`."""
+    """Return the row of a run from its parts; the rows of `ends` hold `KEYS`."""
     last = ends.last[-1] if ends.last else {}
     rewards = _numbers(ends.last, "mean_reward")
     found = {
@@ -167,8 +167,8 @@ def row_of_parts(
 
 
 def progress_of(status: Path) -> tuple[Progress | None, str]:
-    """Read status.json, or return why it cannot be read."""
-    # it is not synced, so a power loss may empty it: that costs a step count, not the run
+    """Return the content of status.json, or the reason why it cannot be read."""
+    # it is not synced, so a power loss may empty it: that loses a step count, not the run
     try:
         return read_progress(status), ""
     except RecordsError as error:
@@ -176,7 +176,7 @@ def progress_of(status: Path) -> tuple[Progress | None, str]:
 
 
 def why(files: RunFiles, seen: Inspection) -> str:
-    """Return why a run ended badly, the last line of its error or output; or what a finished one lacks."""
+    """Return why a run failed (the last line of its error or output), or the message of a finished run."""
     if seen.state == RunState.DONE and seen.attempts:
         return seen.attempts[-1].message
     if seen.state not in _BAD_ENDS:
@@ -186,10 +186,10 @@ def why(files: RunFiles, seen: Inspection) -> str:
 
 
 def _is_untouched(directory: Path) -> bool:
-    """Whether a run has not begun, in one system call: true of most of a large campaign, most of the time."""
+    """Whether a run has not started, in one system call: so most runs of a large campaign cost little."""
     try:
-        return os.listdir(directory) == _ONLY_RUN_TOML  # noqa: PTH208 (names alone are wanted)
-    except OSError:  # missing, or what reading its files will report
+        return os.listdir(directory) == _ONLY_RUN_TOML  # noqa: PTH208 (only names are needed)
+    except OSError:  # missing, or an error that reading its files will report
         return False
 
 
@@ -212,7 +212,7 @@ def _eval_reward(rows: Sequence[Row], done: Done | None) -> float | None:
 
 
 def _value(row: Row, key: str, kind: str) -> str | int | float | None:
-    """Return a value of a row as a column of this kind holds it."""
+    """Return a value of a row, converted to a column's type."""
     if kind == "str":
         return str(row.get(key, ""))
     if kind == "int | None":

@@ -1,7 +1,7 @@
-"""What state a run is in, read off its files; and the two files that say so: status.json, done.json.
+"""The state of a run, from its files; and the files status.json and done.json.
 
-Order of trust: a done.json for this config, then who holds run.lock, then the last attempt's
-ending. status.json adds the step and is never believed about being alive.
+In order of precedence: a done.json for this config, then whether run.lock is held, then the last
+attempt's ending. status.json adds the step, and never decides whether a run is alive.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ from retrain.records.seal import Seal, parse_seal, require_sealed
 class RunState(StrEnum):
     """State of a run; all but the first two are also endings of an attempt."""
 
-    PENDING = "pending"  # nothing of it has happened yet, or only under another config
-    RUNNING = "running"  # its lock is held
-    DIED = "died"  # an attempt began, nobody holds the lock, and no ending was written
+    PENDING = "pending"  # not started, or only with another config
+    RUNNING = "running"  # run.lock is held
+    DIED = "died"  # an attempt started, the lock is free, and no ending was recorded
     DONE = "done"
-    FAILED = "failed"  # code or config: trying again unchanged would fail again
-    INFRASTRUCTURE = "infrastructure"  # connection, memory, machine: trying again may help
+    FAILED = "failed"  # code or config: an unchanged retry would fail again
+    INFRASTRUCTURE = "infrastructure"  # connection, memory, machine: a retry may help
     TIMEOUT = "timeout"
     STALLED = "stalled"
-    INTERRUPTED = "interrupted"  # somebody asked
+    INTERRUPTED = "interrupted"  # by a user or the system
 
 
-UNREADABLE = "unreadable"  # in the place of a run's state: its files are there and cannot be read
+UNREADABLE = "unreadable"  # instead of a run's state: its files exist and cannot be read
 ENDINGS = frozenset(RunState) - {RunState.PENDING, RunState.RUNNING}
 
 
@@ -46,7 +46,7 @@ class Progress:
 
     state: str
     phase: str  # what the step is doing: sample, reward, train, checkpoint, evaluate, ...
-    step: int  # steps that are complete
+    step: int  # complete steps
     max_steps: int
     attempt: int
     updated_at: str = ""  # filled in by `write_progress`
@@ -55,7 +55,7 @@ class Progress:
 
 @dataclass(frozen=True)
 class Done:
-    """done.json: a finished run, the config that it finished, and what came out."""
+    """done.json: a finished run, its config and its result."""
 
     config_hash: str
     finished_at: str
@@ -65,7 +65,7 @@ class Done:
 
 @dataclass(frozen=True)
 class Inspection:
-    """A run's state and what says so."""
+    """A run's state and the records that it follows from."""
 
     state: RunState
     attempts: tuple[Attempt, ...]
@@ -76,16 +76,16 @@ def write_progress(path: Path, progress: Progress, *, durable: bool = False) -> 
     """Rewrite status.json with the current time.
 
     Raises:
-        RecordsError: not possible.
+        RecordsError: the write failed.
     """
     write_json(path, asdict(progress) | {"updated_at": utc_now()}, durable=durable)
 
 
 def read_progress(path: Path) -> Progress | None:
-    """Read status.json; None if there is none.
+    """Read status.json; return None if it does not exist.
 
     Raises:
-        RecordsError: it is unreadable or no status.
+        RecordsError: it cannot be read, or is not a status.
     """
     found = read_json(path)
     if found is None:
@@ -101,14 +101,14 @@ def read_progress(path: Path) -> Progress | None:
             message=str(found.get("message", "")),
         )
     except (KeyError, TypeError, ValueError, OverflowError) as error:
-        raise RecordsError(f"{path}: is no status of a run ({error!r}); remove it") from error
+        raise RecordsError(f"{path}: is not a run's status ({error!r}); remove it") from error
 
 
 def write_done(path: Path, config_hash: str, result: Mapping[str, Any], seal: Seal | None = None) -> None:
-    """Declare a run finished; the last thing that a worker writes, after its metrics are synced.
+    """Write done.json, the last file that a worker writes, after its metrics are synced.
 
     Raises:
-        RecordsError: not possible.
+        RecordsError: the write failed.
         ValueError: `result` holds NaN or infinity.
     """
     done = {"config_hash": config_hash, "finished_at": utc_now(), "result": dict(result)}
@@ -118,10 +118,10 @@ def write_done(path: Path, config_hash: str, result: Mapping[str, Any], seal: Se
 
 
 def rename_done(path: Path, before: str, now: str) -> None:
-    """Call the config that a run finished by its name of today, if it finished that.
+    """Replace the config hash `before` in done.json with `now`, if that is the hash it holds.
 
     Raises:
-        RecordsError: not possible.
+        RecordsError: it cannot be read or written.
     """
     found = read_json(path)
     if found is not None and found.get("config_hash") == before:
@@ -129,11 +129,11 @@ def rename_done(path: Path, before: str, now: str) -> None:
 
 
 def read_done(path: Path) -> Done | None:
-    """Read done.json; None if there is none.
+    """Read done.json; return None if it does not exist.
 
     Raises:
-        RecordsError: it is unreadable.
-        DamagedRecordError: it says nothing of a finished config.
+        RecordsError: it cannot be read.
+        DamagedRecordError: it does not describe a finished run.
     """
     try:
         found = read_json(path)
@@ -152,32 +152,32 @@ def read_done(path: Path) -> Done | None:
 
 
 def _what_to_do_about(path: Path) -> str:
-    return f"{path}: is damaged; remove it, and `retrain resume` ends the run from its newest checkpoint"
+    return f"{path}: is damaged; remove it, and `retrain resume` finishes the run from its newest checkpoint"
 
 
 def inspect_run(files: RunFiles, config_hash: str = "") -> Inspection:
-    """Return a run's state, with the records that it follows from.
+    """Return a run's state, and the records that it follows from.
 
     Args:
-        files: the run's; the directory may be missing.
-        config_hash: of the config that the run should have finished; "" accepts any.
+        files: the run's files; the directory may be missing.
+        config_hash: of the config that the run should have; "" accepts any.
 
     Raises:
-        RecordsError: a file is there and cannot be read.
-        DamagedRecordError: the run finished, and its metrics.jsonl is not what it finished with.
+        RecordsError: a file exists and cannot be read.
+        DamagedRecordError: metrics.jsonl changed after the run finished.
     """
     done = _done_for(config_hash, files)
     if done is None:
         if is_held(files.lock):
             return Inspection(RunState.RUNNING, read_attempts(files.attempts), None)
-        done = _done_for(config_hash, files)  # it may have finished between the two looks
+        done = _done_for(config_hash, files)  # it may have finished between the two checks
     attempts = read_attempts(files.attempts)
     if done is not None:
         if done.seal is not None:
             require_sealed(files.metrics, done.seal)
         return Inspection(RunState.DONE, attempts, done)
     state = _state_of_ended(attempts[-1]) if attempts else RunState.PENDING
-    if state == RunState.DIED and is_held(files.lock):  # or have begun
+    if state == RunState.DIED and is_held(files.lock):  # it may have started meanwhile
         state = RunState.RUNNING
     return Inspection(state, attempts, None)
 
@@ -190,16 +190,16 @@ def _done_for(config_hash: str, files: RunFiles) -> Done | None:
 def _state_of_ended(attempt: Attempt) -> RunState:
     if attempt.ending not in ENDINGS:
         return RunState.DIED
-    # "done" without a done.json of this config: another config's end
+    # "done" without a done.json of this config: another config's ending
     return RunState.PENDING if attempt.ending == RunState.DONE else RunState(attempt.ending)
 
 
 def worker_pids(runs: Path) -> set[int]:
-    """Return the process ids that the runs' locks name; a worker outlives the orchestrator that started it.
+    """Return the process ids of live workers, from the runs' locks; a worker can outlive its orchestrator.
 
     Args:
-        runs: the directory of a campaign's runs; without one there are no workers. A lock that cannot be
-            read names nobody.
+        runs: the directory of a campaign's runs; if it is missing, there are no workers. A lock that
+            cannot be read is skipped.
     """
     try:
         directories = list(runs.iterdir())
@@ -211,5 +211,5 @@ def worker_pids(runs: Path) -> set[int]:
 
 def _holder(run: RunFiles) -> Holder | None:
     with suppress(RecordsError):
-        return holder(run.lock) if is_held(run.lock) else None  # a dead worker's id may be a stranger's now
+        return holder(run.lock) if is_held(run.lock) else None  # a dead worker's id may have been reused
     return None

@@ -1,4 +1,4 @@
-"""run.toml as readers need it: the runs that have one, and what it says, if it can be read."""
+"""Reads run.toml: which runs have one, and its content if it can be read."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""samples.jsonl: what a policy wrote, of some prompts of some steps, in a file that stays small.
+"""samples.jsonl: completions of some prompts of some steps, in a file of bounded size.
 
-Of a run's steps the first, the last and some evenly spaced between are kept; which ones, follows from
-the number of the last step alone, so that a run that was killed and resumed ends with the same samples as
-one that was left in peace. Rows in between are dropped when the file is rewritten now and then.
+The first steps, the last steps and evenly spaced steps between them are kept. The choice depends only on
+the number of the last step, so a run that was killed and resumed ends with the same samples as an
+uninterrupted run. Other rows are dropped when the file is rewritten, every few hundred steps.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from retrain.records.atomic import write_atomic
 from retrain.records.lines import LineAppender, Row, dump_line, parse_line, read_lines
 from retrain.records.metrics import is_step
 
-FIRST, LAST, BETWEEN = 8, 16, 64  # steps kept: at most so many of each
-REWRITE_EVERY = 512  # steps, as a rewrite waits for the disk; the file holds so many more than are kept
+FIRST, LAST, BETWEEN = 8, 16, 64  # steps kept: at most this many of each
+REWRITE_EVERY = 512  # steps; a rewrite waits for the disk. The file holds up to this many extra steps
 _START = re.compile(rb'\{"step": (\d{1,15}), "attempt": (\d{1,9}), ')
-LONGEST_TEXT = 4000  # characters of a text; of a longer one, the beginning and the end are kept
+LONGEST_TEXT = 4000  # characters; of a longer text, the start and the end are kept
 
 
 def is_kept(step: int, last: int) -> bool:
-    """Whether a step's samples are kept once `last` steps are done; what is dropped stays dropped."""
+    """Whether a step's samples are kept once `last` steps are done; a dropped step is never kept later."""
     stride = 1
     while last // stride > BETWEEN:
         stride *= 2
@@ -32,7 +32,7 @@ def is_kept(step: int, last: int) -> bool:
 
 
 def shortened(text: str, limit: int = LONGEST_TEXT) -> str:
-    """Return a text's beginning and end, and how much was left out between; short ones whole."""
+    """Return a text's start and end, with a note of how much was cut between; a short text is unchanged."""
     if len(text) <= limit:
         return text
     half = limit // 2
@@ -40,15 +40,15 @@ def shortened(text: str, limit: int = LONGEST_TEXT) -> str:
 
 
 class SamplesWriter:
-    """Appends one attempt's samples; only for the holder of the run's lock."""
+    """Append the samples of one attempt; only for the holder of the run's lock."""
 
     def __init__(self, path: Path, attempt: int, rewrite_every: int = REWRITE_EVERY) -> None:
-        """Take over; the file is made with the first step.
+        """Set up; the file is created with the first step.
 
         Args:
             path: of samples.jsonl.
-            attempt: its number, which tells an earlier attempt's rows from ours.
-            rewrite_every: steps after which what is not kept is dropped from the file.
+            attempt: its number, which distinguishes its rows from those of earlier attempts.
+            rewrite_every: number of steps between two rewrites, which drop the steps not kept.
         """
         self._rewrite_every = rewrite_every
         self._path = path
@@ -59,7 +59,7 @@ class SamplesWriter:
         """Add a step's samples, in one write.
 
         Raises:
-            RecordsError: the disk refused; earlier steps are intact.
+            RecordsError: the write failed; earlier steps are intact.
         """
         marked = [dump_line({"step": step, "attempt": self._attempt, **row}) for row in rows]
         if not marked:
@@ -76,7 +76,7 @@ class SamplesWriter:
             self._lines.sync()
 
     def close(self) -> None:
-        """Let go of the file; safe to call twice."""
+        """Close the file; safe to call twice."""
         if self._lines is not None:
             self._lines.close()
             self._lines = None
@@ -88,24 +88,24 @@ class SamplesWriter:
 
 
 def read_samples(path: Path) -> list[Row]:
-    """Read the samples that are kept, in step order, each step once, whatever was killed.
+    """Read the kept samples in step order, each step once, also after crashes; none if there is no file.
 
     Raises:
-        RecordsError: the file cannot be read; none at all is no error.
+        RecordsError: the file cannot be read.
     """
     return [row for _, line in _kept(path) if (row := parse_line(line))]
 
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """Which step a line is about, and who says so."""
+    """The step of a line, and the attempt that wrote it."""
 
     step: int
     attempt: int
 
 
 def _kept(path: Path) -> list[tuple[_Place, bytes]]:
-    """Return the lines that count: of each step the latest telling, if the step is one to keep."""
+    """Return the lines that count: the latest rows of each step that is kept."""
     told: list[tuple[_Place, bytes]] = []
     for line in read_lines(path):
         place = _place(line)
@@ -124,7 +124,7 @@ def _takes_back(later: _Place, earlier: _Place) -> bool:
 
 
 def _place(line: bytes) -> _Place | None:
-    """Read a line's step and attempt, which come first, without the texts; None if it is torn or no row."""
+    """Read a line's step and attempt without parsing the texts; None if it is incomplete or not a row."""
     if (start := _START.match(line)) and line.rstrip().endswith(b"}"):
         return _Place(int(start[1]), int(start[2]))
     row = parse_line(line) or {}

@@ -1,6 +1,6 @@
-"""What a run's metrics.jsonl was when the run finished, so that later damage is found and not computed with.
+"""Detects changes to a run's metrics.jsonl after the run finished.
 
-A count of rows and a digest of the file, kept in done.json. Runs of 0.1.0 have neither and are believed.
+done.json holds the file's row count and digest. Runs of 0.1.0 have neither and are not checked.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from retrain.records.metrics import count_steps
 
 @dataclass(frozen=True, slots=True)
 class Seal:
-    """A finished run's metrics.jsonl in three numbers."""
+    """Row count, size and digest of a finished run's metrics.jsonl."""
 
     rows: int  # steps, each counted once
     size: int  # bytes
@@ -27,7 +27,7 @@ class Seal:
 
 
 def seal_of(path: Path) -> Seal:
-    """Read a metrics.jsonl and sum it up; a missing one is empty.
+    """Return the seal of a metrics.jsonl; a missing file counts as empty.
 
     Raises:
         RecordsError: it cannot be read.
@@ -40,7 +40,7 @@ def parse_seal(found: Mapping[str, Any]) -> Seal:
     """Read a seal back from done.json.
 
     Raises:
-        KeyError, TypeError, ValueError: it is none.
+        KeyError, TypeError, ValueError: it is not a seal.
     """
     rows, size, digest = found["rows"], found["bytes"], found["sha256"]
     if not (type(rows) is int and type(size) is int and isinstance(digest, str)):
@@ -49,10 +49,10 @@ def parse_seal(found: Mapping[str, Any]) -> Seal:
 
 
 def require_sealed(path: Path, seal: Seal) -> None:
-    """Check that a finished run's metrics.jsonl is still what it was.
+    """Check that a finished run's metrics.jsonl is unchanged.
 
     Raises:
-        DamagedRecordError: it is not.
+        DamagedRecordError: it changed.
         RecordsError: it cannot be read.
     """
     size, digest = _digest(path)
@@ -61,8 +61,8 @@ def require_sealed(path: Path, seal: Seal) -> None:
     rows = count_steps(path)
     lost = f"{rows} of {seal.rows} rows are left" if rows != seal.rows else "rows differ"
     raise DamagedRecordError(
-        f"{path}: changed after the run finished ({lost}), so the run counts nowhere; restore the file, "
-        "or run the run again with `retrain resume --failed`"
+        f"{path}: changed after the run finished ({lost}), so the run is left out of all results; "
+        "restore the file, or repeat the run with `retrain resume --failed`"
     )
 
 

@@ -1,9 +1,8 @@
-"""Runs that are over, summed up in the manifest, so that readers need not open their files again.
+"""Summaries of finished runs in the manifest, so that readers need not open the runs' files again.
 
-What says that nothing changed since are the sizes and times of three files. Any change of a run's state
-writes to two of them: attempts.jsonl grows before a worker does anything else, and done.json comes and goes.
-The third is metrics.jsonl, which the figures are from. A directory that was copied without its times is read
-anew.
+A summary is valid while the sizes and modification times of three files are unchanged. Any change of a
+run's state changes attempts.jsonl, to which a worker writes first, or done.json. The third file is
+metrics.jsonl, the source of the figures. A directory that was copied without its times is read again.
 """
 
 from __future__ import annotations
@@ -26,27 +25,27 @@ NAMES = ("done.json", "attempts.jsonl", "metrics.jsonl")
 
 @dataclass(frozen=True)
 class Settled:
-    """What a run's directory says, as long as its files have these marks."""
+    """Summary of a run's directory, valid while its files have these marks."""
 
     marks: Marks
     row: RunRow
 
 
 def marks_of(files: RunFiles) -> Marks:
-    """Look at what a run's state hangs on.
+    """Return the marks of the files that a run's state depends on.
 
     Raises:
-        RecordsError: the directory cannot be looked into.
+        RecordsError: the directory cannot be read.
     """
-    directory = str(files.directory)  # asked of every run of a campaign: a Path would double the cost
+    directory = str(files.directory)  # called for every run of a campaign: a Path would double the cost
     return tuple(_mark(f"{directory}/{name}") for name in NAMES)
 
 
 def is_still(settled: Settled, files: RunFiles) -> bool:
-    """Whether a run is as it was.
+    """Whether a run's files are unchanged.
 
     Raises:
-        RecordsError: the directory cannot be looked into.
+        RecordsError: the directory cannot be read.
     """
     return marks_of(files) == settled.marks
 
@@ -54,17 +53,17 @@ def is_still(settled: Settled, files: RunFiles) -> bool:
 def settle(
     planned: PlannedRun, files: RunFiles, seen: Inspection, marks: Marks, before: Settled | None
 ) -> Settled | None:
-    """Sum up a run that is over; None if it is not, or its worker did not record how it ended.
+    """Summarize a run that ended; None if it has not, or its worker did not record how it ended.
 
     Args:
-        planned: which run.
-        files: the run's.
+        planned: the run.
+        files: its files.
         seen: its state.
-        marks: taken before that was looked at.
-        before: what was known, which is kept while the marks are the same.
+        marks: taken before its state was read.
+        before: the previous summary, which is kept if the marks are the same.
 
     Raises:
-        RecordsError: a file is there and cannot be read.
+        RecordsError: a file exists and cannot be read.
     """
     if not _is_over(seen):
         return None
@@ -74,7 +73,7 @@ def settle(
 
 
 def to_json(settled: Settled) -> dict[str, Any]:
-    """Return it as JSON holds it, without what is unknown and what the manifest says of the run anyway."""
+    """Return a summary as JSON, without unknown values and without what the manifest holds anyway."""
     row = settled.row
     found = {name: value for name in _KINDS if (value := getattr(row, name)) != _DEFAULTS[name]}
     pace = row.pace
@@ -84,7 +83,7 @@ def to_json(settled: Settled) -> dict[str, Any]:
 
 
 def from_json(found: object, planned: PlannedRun) -> Settled | None:
-    """Read what `to_json` returned; None if it is anything else, since the run's directory knows better."""
+    """Parse the result of `to_json`; None if it is anything else: the run's directory is then read."""
     try:
         return _parse(found, planned) if isinstance(found, dict) else None
     except (KeyError, TypeError, ValueError, OverflowError):
@@ -104,7 +103,7 @@ def _mark(path: str) -> Mark | None:
 
 def _parse(found: Mapping[str, Any], planned: PlannedRun) -> Settled:
     marks = tuple(_mark_in(mark) for mark in found["marks"])
-    if len(marks) != len(NAMES):  # of 0.1.0, which did not look at metrics.jsonl
+    if len(marks) != len(NAMES):  # from 0.1.0, which did not check metrics.jsonl
         raise ValueError("a summary that says too little")
     summary = dict(found["summary"])
     pace = summary.pop("pace", None)

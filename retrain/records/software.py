@@ -10,9 +10,9 @@ from pathlib import Path
 PACKAGES = ("numpy", "torch", "transformers", "peft", "tinker")
 
 
-@cache  # it does not change while a process lives
+@cache  # does not change during a process's life
 def installed() -> str:
-    """Name Python and the packages that compute, each with its version; imports none of them."""
+    """Return the versions of Python and the packages in `PACKAGES`, without importing them."""
     from importlib import metadata  # not at the top: costs 15 ms, and readers never need it
 
     found = [f"Python {platform.python_version()}"]
@@ -36,7 +36,7 @@ class GitState:
 
 
 def git_state(directory: Path) -> GitState | None:
-    """Return what git says; None outside a repository, without git, or if it takes too long."""
+    """Return a directory's git state; None outside a repository, without git, or if git takes too long."""
     commit = _git(directory, "rev-parse", "--verify", "HEAD")
     changes = _git(directory, "status", "--porcelain", "--untracked-files=no") if commit else None
     return GitState(commit.strip(), bool(changes.strip())) if commit and changes is not None else None

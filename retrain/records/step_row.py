@@ -1,4 +1,4 @@
-"""A row of metrics.jsonl: every field, its unit, its meaning and which part of the program writes it.
+"""A row of metrics.jsonl: every field with its unit, its meaning and the module that writes it.
 
 Each contributor to a row returns one of the dataclasses below; a `StepRow` holds them, and `columns` returns
 the flat keys of the file. `docs/metrics.md` is generated from here (`retrain schema --metrics`). Rows are
@@ -30,10 +30,10 @@ def measured(unit: str, meaning: str, *, key: str = "", is_optional: bool = Fals
 
     Args:
         unit: of its value; "" for names and texts.
-        meaning: one line for the page of metrics.
+        meaning: one line for docs/metrics.md.
         key: its name in the file, the part's prefix included; "" for the prefix and the attribute's name. A
             mapping has one key per item, `key_item`, and shows the item's name in capitals.
-        is_optional: whether the key is left out, rather than null, where the value is None.
+        is_optional: whether a value of None leaves the key out instead of writing null.
     """
     return field(metadata={"unit": unit, "meaning": meaning, "key": key, "is_optional": is_optional})
 
@@ -46,7 +46,7 @@ class Identity:
     run: str = measured("", "the run's id, `<condition>_s<seed>`")
     condition: str = measured("", "its condition; empty outside a campaign")
     seed: int = measured("", "its seed; -1 is none")
-    attempt: int = measured("", "which process life of the run took this step, from 1")
+    attempt: int = measured("", "number of the attempt that took this step, from 1")
     timestamp: str = measured("", "when the step ended, UTC")
 
 
@@ -107,7 +107,7 @@ class UpdateSummary:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ControlSummary:
-    """What the controllers made of the configured step size."""
+    """How the controllers changed the configured step size."""
 
     lr_factor: float = measured("", "factor on `lr` from schedule and scaling rule")
     prompts_at_a_time: int = measured("prompts", "prompts sampled and trained on at a time")
@@ -216,7 +216,7 @@ def _by(writer: str, when: str = "always") -> dict[str, str]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepRow:
-    """Everything that is recorded of one step; None is a part that is off."""
+    """Everything recorded for one step; a part that is off is None."""
 
     identity: Identity = field(metadata=_by("trainer/loop.py"))
     timing: Timing = field(metadata=_by("trainer/step_meter.py"))
@@ -251,9 +251,9 @@ class _Field(NamedTuple):
 
 
 def columns(part: Any) -> dict[str, Value]:
-    """Return one part's keys and values as metrics.jsonl has them; none of a part that is None."""
+    """Return one part's keys and values as metrics.jsonl has them; none if the part is None."""
     row: dict[str, Value] = {}
-    kind: Any = type(part)  # hashable, which mypy does not know of a dataclass's type
+    kind: Any = type(part)  # hashable, which mypy cannot infer for a dataclass's type
     for declared in () if part is None else _fields(kind):
         value = getattr(part, declared.name)
         if declared.is_mapping:

@@ -1,8 +1,8 @@
-"""stop.json: somebody's wish that a campaign ends. It stands until the next orchestrator begins.
+"""stop.json: a request to stop a campaign, valid until the next orchestrator starts.
 
-It needs nobody's process id and reaches other machines that share the directory. The orchestrator
-looks for it, and so does every worker, when it begins and while it runs: one whose orchestrator or engine
-is away would otherwise outlive the stop.
+It needs no process id and reaches other machines that share the directory. The orchestrator checks for
+it, and so does every worker, at its start and while it runs: otherwise a worker whose orchestrator or
+engine is gone would not stop.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from retrain.records.layout import CampaignFiles
 
 
 def ask_to_stop(files: CampaignFiles, *, now: bool) -> None:
-    """Ask a campaign's orchestrator and coming workers to save and leave, or (`now`) to leave at once.
+    """Ask a campaign's orchestrator and workers to save and exit, or (`now`) to exit at once.
 
     Raises:
         RecordsError: it cannot be written.
@@ -23,9 +23,9 @@ def ask_to_stop(files: CampaignFiles, *, now: bool) -> None:
 
 
 def asked_to_stop(files: CampaignFiles) -> int:
-    """Return what was asked of a campaign: 0 nothing, 1 save and leave, 2 leave now.
+    """Return the request: 0 for none, 1 to save and exit, 2 to exit now.
 
-    A directory that cannot be looked into at present (a file server that is away) asks nothing.
+    A directory that cannot be read at present (an unavailable file server) counts as no request.
     """
     try:
         if not files.stop_request.exists():
@@ -39,7 +39,7 @@ def asked_to_stop(files: CampaignFiles) -> int:
 
 
 def withdraw_request(files: CampaignFiles) -> None:
-    """Forget an earlier request; only for the holder of the campaign's lock.
+    """Remove an earlier request; only for the holder of the campaign's lock.
 
     Raises:
         RecordsError: it cannot be removed.

@@ -1,4 +1,4 @@
-"""Makes text from outside (names, messages, logs) safe to show on a terminal, and paths fit to be copied."""
+"""Makes outside text (names, messages, logs) safe to show on a terminal, and quotes paths for a shell."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
-# Escape sequences go as a whole, or their parameters would stay behind as litter.
+# Escape sequences are removed whole; otherwise their parameters would remain as visible text.
 _ESCAPES = re.compile(
     r"(?:\x1b\]|\x9d)[^\x07\x1b\x9c]*(?:\x07|\x1b\\|\x9c)?"  # OSC: titles, links, clipboard
     r"|(?:\x1b[PX^_]|[\x90\x98\x9e\x9f])[^\x1b\x9c]*(?:\x1b\\|\x9c)?"  # DCS, SOS, PM, APC
@@ -18,7 +18,7 @@ _READ_AHEAD = 16  # read this many times the limit, so that megabytes of escapes
 
 
 def plain(text: str, limit: int = 200) -> str:
-    """Return `text` on one line without anything that a terminal would obey or hide.
+    """Return `text` on one line, without anything that a terminal would interpret or hide.
 
     Escape sequences, control characters (C0, C1), bidirectional and zero-width controls, lone
     surrogates and private-use characters are removed; white space becomes a single space. At
@@ -35,13 +35,13 @@ def plain(text: str, limit: int = 200) -> str:
 
 
 def plain_lines(text: str) -> list[str]:
-    """Return text line by line, indentation kept, without anything that a terminal would obey or hide."""
+    """Return lines, indentation kept, without anything that a terminal would interpret or hide."""
     visible = _ESCAPES.sub("", text).expandtabs(4)
     return ["".join(map(_visible, line)).rstrip() for line in visible.splitlines()]
 
 
 def as_typed(path: Path) -> str:
-    """Return a path as it is typed in a shell, for a command that is to be copied."""
+    """Return a path quoted for a shell, for commands that users copy."""
     return shlex.quote(str(path))
 
 
