@@ -149,7 +149,7 @@ def test_a_cluster_of_this_machine_is_started_and_ended(
     monkeypatch.setenv("HOME", str(file.parent))
     code, said = finish(retrain("run", file, *local, "--set", "campaign.max_workers=2"))
     assert code == 0, said
-    assert "starting a Ray of this machine" in said
+    assert "starting a Ray cluster on this machine" in said
     directory = only_campaign(file.parent / "logs")
     assert states(directory) == {"done"}
     await_that("its end", lambda: not is_held(directory / "ray" / "local.lock"), 150)

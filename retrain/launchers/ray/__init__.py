@@ -1,13 +1,13 @@
-"""A campaign on a Ray cluster: one job, the driver, that keeps `max_workers` tasks in Ray's hands.
+"""A campaign on a Ray cluster: one job, the driver, keeps up to `max_workers` tasks submitted.
 
-    launcher.py   submits the driver, and reads what it wrote; beside the orchestrator
-    driver.py     runs on the head: gives runs to Ray as tasks, and gives lost ones again
+    launcher.py   runs in the orchestrator: submits the driver and reads its events
+    driver.py     runs on the head: submits runs to Ray as tasks, and resubmits lost ones
     task.py       runs on a node: a worker process, which ends with the task
-    home.py       the directory `ray/` of a campaign, through which these three speak
+    home.py       the directory `ray/` of a campaign, through which these three communicate
     client.py     Ray's Jobs API     checks.py  what cannot work     script.py  what is submitted
     locks.py      two nodes test file locks     local.py  a Ray of this machine alone
 
-The campaign goes on when the orchestrator is gone, since everything else lives in the cluster.
+The campaign continues without the orchestrator, because everything else runs in the cluster.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What of a table `[campaign.ray]` cannot work: anywhere, and on a given cluster."""
+"""Checks a table `[campaign.ray]`: by itself, and against a given cluster."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ OWN_KEYS = {"CPU": "cpus", "GPU": "gpus", "memory": "memory_gb"}
 
 
 def check_engine(assignment: Assignment) -> None:
-    """Ask the cluster whether it is there, and has a node that is large enough for a run.
+    """Check that the cluster answers, and has a node that is large enough for a run.
 
     Raises:
-        LaunchError: it is not, or has none.
+        LaunchError: it does not, or has none.
     """
     require_packages()
     table = build(Ray, assignment.options)
@@ -36,7 +36,7 @@ def check_engine(assignment: Assignment) -> None:
 
 
 def require_packages() -> None:
-    """Make sure that the extra is installed.
+    """Check that the extra is installed.
 
     Raises:
         LaunchError: it is not.
@@ -60,11 +60,11 @@ def check_environment(environment: Mapping[str, Any]) -> None:
 
 
 def require_room(table: Ray, nodes: Sequence[Mapping[str, float]]) -> None:
-    """Make sure that a node is large enough for a run.
+    """Check that a node is large enough for a run.
 
     Args:
-        table: what each run asks for.
-        nodes: what each node has in all.
+        table: what each run requests.
+        nodes: total resources of each node.
 
     Raises:
         LaunchError: none is.
@@ -85,7 +85,7 @@ def require_room(table: Ray, nodes: Sequence[Mapping[str, float]]) -> None:
 
 
 def large_enough(table: Ray, nodes: Sequence[Mapping[str, float]]) -> list[Mapping[str, float]]:
-    """Return the nodes on which a run can be, as `require_room` takes them."""
+    """Return the nodes on which a run can be placed, as `require_room` takes them."""
     wanted = _wanted(table).items()
     return [node for node in nodes if all(node.get(name, 0.0) >= need for name, need in wanted)]
 
@@ -95,7 +95,7 @@ def _wanted(table: Ray) -> dict[str, float]:
 
 
 def check_campaign(assignment: Assignment) -> list[str]:
-    """List what cannot work on any cluster."""
+    """List problems that hold on every cluster."""
     table = build(Ray, assignment.options)
     where = "[campaign.ray]"
     problems = [
@@ -110,7 +110,7 @@ def check_campaign(assignment: Assignment) -> list[str]:
             problems.append(f"{where}.resources.{name}: is no custom resource; use the key {OWN_KEYS[name]}")
     if not (table.cpus or table.gpus or table.memory_gb or table.resources):
         problems.append(
-            f"{where}.cpus: got 0; ask for something, because what asks for nothing is not counted by Ray"
+            f"{where}.cpus: got 0; ask for something, because Ray does not limit tasks that ask for nothing"
         )
     problems += _environment_problems(table)
     problems += sharing_problems(assignment, table.permits, "campaign.ray")

@@ -1,6 +1,6 @@
-"""Ray's Jobs API as data: what is asked of a cluster, and what it means when that fails.
+"""Ray's Jobs API as data: requests to a cluster, and the meaning of their failures.
 
-One HTTP request per question, and one question for all jobs. The library `ray` is imported on first use.
+One HTTP request per query, and one query for all jobs. The library `ray` is imported on first use.
 """
 
 from __future__ import annotations
@@ -17,31 +17,31 @@ from retrain.errors import EngineDownError, LaunchError
 from retrain.extras import load
 from retrain.records.text import plain
 
-TIMEOUT_S = 60.0  # a busy head takes seconds; the library alone would wait for ever
-ENVIRONMENT = ("RAY_API_SERVER_ADDRESS", "RAY_ADDRESS")  # Ray lets them override what it is told
+TIMEOUT_S = 60.0  # a busy head takes seconds; the library itself has no timeout
+ENVIRONMENT = ("RAY_API_SERVER_ADDRESS", "RAY_ADDRESS")  # in Ray they override arguments
 OVER = frozenset({"STOPPED", "SUCCEEDED", "FAILED"})
 USED = re.compile(r"submission_id \S+ already exists")
-REFUSED = re.compile(r"status code 4\d\d")  # the head wraps what its agent refused in an error of its own
+REFUSED = re.compile(r"status code 4\d\d")  # the head wraps a refusal by its agent in another error
 REASON = re.compile(r"^\s*(?:\w+\.)*(\w*(?:Error|Exception)): (.+)$", re.MULTILINE)
 NETWORK = re.compile(r"\[Errno -?\d+\] ([\w ]+)|(timed out)")
-NO_ROOM = "JOB_SUPERVISOR_ACTOR_START_TIMEOUT"  # Ray's kinds of errors: it waited too long
+NO_ROOM = "JOB_SUPERVISOR_ACTOR_START_TIMEOUT"  # Ray's error types for a timeout
 BY_COMMAND = "JOB_ENTRYPOINT_COMMAND_ERROR"  # the job's own exit code
-HEADING = "Running entrypoint for job"  # Ray's own line of a job's output, which may come after the job's
-OLDEST = (2, 8)  # knows all that a job may ask for
+HEADING = "Running entrypoint for job"  # a line that Ray adds to a job's output, perhaps after the job's own
+OLDEST = (2, 8)  # supports everything that a job may request
 MOST_NODES = 10_000  # the API's own limit
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A job, as Ray lists it."""
+    """A job as listed by Ray."""
 
     id: str
     status: str
     message: str = ""
-    error: str = ""  # Ray's kind of error
+    error: str = ""  # Ray's error type
     exit_code: int | None = None
     metadata: Mapping[str, str] = field(default_factory=dict)
-    node: str = ""  # Ray's id of the one that it runs on, or ran
+    node: str = ""  # Ray's id of the node that it runs or ran on
 
     @property
     def is_over(self) -> bool:
@@ -56,7 +56,7 @@ class Client:
         """Connect on first use.
 
         Args:
-            address: http://HEAD:8265, or what ray.init takes; "" leaves it to the environment.
+            address: http://HEAD:8265, or an address for ray.init; "" for the environment's.
         """
         self._address = address
         self._connected: Any = None
@@ -84,7 +84,7 @@ class Client:
         """Submit a job under an id; False if the id was used before.
 
         Raises:
-            EngineDownError: the cluster does not answer; it may still have taken the job.
+            EngineDownError: the cluster does not answer; it may still have accepted the job.
             LaunchError: it refuses the job.
         """
         try:
@@ -95,7 +95,7 @@ class Client:
         return True
 
     def stop(self, job: str) -> None:
-        """Ask a job to end; one that Ray does not know is passed over. Raises as `jobs` does."""
+        """Ask a job to end; ignore a job that Ray does not know. Raises as `jobs` does."""
         try:
             with self._asking() as ray:
                 ray.stop_job(job)
@@ -105,7 +105,7 @@ class Client:
             pass
 
     def require_version(self, *, as_here: bool) -> None:
-        """Check that the cluster is new enough, and has the Ray of this Python if the driver has that.
+        """Check that Ray is new enough on the cluster, and the same as here if the driver uses this Python.
 
         Raises as `jobs` does, and LaunchError if it is not.
         """
@@ -115,16 +115,16 @@ class Client:
             version = plain(str(answer.json()["ray_version"]), 40)
         if tuple(map(int, re.findall(r"\d+", version)[:2])) < OLDEST:
             oldest = ".".join(map(str, OLDEST))
-            raise LaunchError(f"the cluster has Ray {version}, and it takes {oldest} or later")
+            raise LaunchError(f"the cluster has Ray {version}; retrain needs {oldest} or later")
         here = importlib.metadata.version("ray")
         if as_here and version != here:
             raise LaunchError(
-                f"the cluster has Ray {version}, and this Python has {here}: install ray=={version} here, or "
-                "set [campaign.ray].python to one on the nodes that has it"
+                f"the cluster has Ray {version}, but this Python has {here}: install ray=={version} here, or "
+                "set [campaign.ray].python to a Python on the nodes with that version"
             )
 
     def resources(self) -> list[dict[str, float]]:
-        """Return what each living node has in all. Raises as `jobs` does."""
+        """Return the total resources of each live node. Raises as `jobs` does."""
         with self._asking() as ray:
             answer = ray._do_request("GET", f"/api/v0/nodes?limit={MOST_NODES}")
             answer.raise_for_status()
@@ -167,7 +167,7 @@ class UsedError(LaunchError):
 def _connect(library: Any, address: str) -> Any:
     class Patient(library.JobSubmissionClient):  # type: ignore[misc]
         def _check_connection_and_version(self, *arguments: Any, **options: Any) -> None:
-            """Ask nothing: the library would twice when it connects, and before every job."""
+            """Do nothing: the library would check twice per connection, and before every job."""
 
         def _do_request(self, *arguments: Any, **options: Any) -> Any:
             return super()._do_request(*arguments, **{"timeout": TIMEOUT_S, **options})
@@ -194,7 +194,7 @@ def _job(found: Any) -> Job:
 
 
 def said_of(job: Job) -> str:
-    """Put into words what Ray says of a job that is over, with the last line of its output."""
+    """Return Ray's status of a job that has ended, with the last line of its output."""
     lines = [line for line in job.message.splitlines() if line.strip() and not line.startswith(HEADING)]
     if job.status != "FAILED" or not lines:
         return f"Ray says {job.status} of {job.id}"
@@ -204,7 +204,7 @@ def said_of(job: Job) -> str:
 
 
 def _why_silent(text: str) -> str:
-    """Return what the network said, of the many names that libraries wrap it in."""
+    """Return the network error, without the many errors that libraries wrap it in."""
     found = NETWORK.search(text)
     if found:
         return found[1] or found[2]

@@ -1,9 +1,9 @@
-"""The job of a campaign on the cluster: gives its runs to Ray as tasks, at most so many at a time.
+"""The job of a campaign on the cluster: submits its runs to Ray as tasks, up to the cap at a time.
 
-`python -m retrain.launchers.ray.driver CAMPAIGN NUMBER` runs on the head until nothing is wanted any more and
-no orchestrator lives that could want more. A task that Ray lost (with its node, or for memory) is given
-again: by the orchestrator's retry policy while one lives, by the driver itself while none does. Workers of an
-earlier driver, which may outlive it for a minute, keep their places until they have left.
+`python -m retrain.launchers.ray.driver CAMPAIGN NUMBER` runs on the head until all wanted runs are over and
+no live orchestrator could submit more. A task that Ray lost (with its node, or out of memory) is resubmitted
+by the orchestrator's retry policy while an orchestrator lives, otherwise by the driver. Workers of an earlier
+driver may outlive it by a minute; they count against the cap until they exit.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from retrain.records.stop_request import asked_to_stop
 from retrain.records.text import plain
 
 LOOK_S = 1.0
-MOST_LIVES = 4  # that nobody watches of one run: perhaps it is the run that ends its nodes
+MOST_LIVES = 4  # of one run without an orchestrator: the run itself may be killing its nodes
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,11 +44,11 @@ class Cluster(Protocol):
     """Where tasks run."""
 
     def start(self, name: str, arguments: Sequence[str], options: Mapping[str, Any]) -> Any:
-        """Call `task.work` on a node, as soon as one has room; return the task's handle."""
+        """Call `task.work` on a node as soon as one has room; return the task's handle."""
         ...
 
     def wait(self, handles: Sequence[Any], seconds: float) -> Collection[Any]:
-        """Wait until a task has ended, or for so long; return those that have."""
+        """Wait until a task has ended, or for the timeout; return the ended tasks."""
         ...
 
     def result(self, handle: Any) -> Result:
@@ -56,12 +56,12 @@ class Cluster(Protocol):
         ...
 
     def cancel(self, handle: Any) -> None:
-        """Take back a task that has not begun."""
+        """Cancel a task that has not begun."""
         ...
 
 
 class Driver:
-    """Takes a campaign's wanted runs to their end."""
+    """Runs a campaign's wanted runs to their end."""
 
     def __init__(self, home: Home, number: int, cluster: Cluster) -> None:
         self._home = home
@@ -70,15 +70,15 @@ class Driver:
         self._files = CampaignFiles(home.campaign)
         self._ledger = Ledger(home)
         self._tasks: dict[Any, Event] = {}
-        self._elsewhere: set[str] = set()  # runs whose worker is nobody's task
-        self._wish = 0  # 1: save and leave, 2: at once
+        self._elsewhere: set[str] = set()  # runs whose worker belongs to no task
+        self._wish = 0  # 1: save and exit, 2: end at once
 
     def leave(self) -> None:
-        """Ask all workers to save and leave; for signal handlers."""
+        """Ask all workers to save and exit; for signal handlers."""
         self._wish = max(self._wish, 1)
 
     def drive(self) -> None:
-        """Work until nothing is wanted, or another driver is in charge.
+        """Work until all wanted runs are over, or another driver is in charge.
 
         Raises:
             RecordsError: the campaign's files cannot be read or written.
@@ -87,7 +87,7 @@ class Driver:
         self._elsewhere = {run_id for run_id in self._home.run_ids() if self._is_alive(run_id)}
         for event in list(self._ledger.last.values()):
             if event.what == GIVEN:
-                self._write(event, LOST, why="with the driver that had given it to Ray")
+                self._write(event, LOST, why="with the driver that submitted it to Ray")
         while self._goes_on():
             pass
 
@@ -106,11 +106,11 @@ class Driver:
         except RecordsError as error:
             if not may_pass(error):
                 raise
-            time.sleep(LOOK_S)  # a disk that is full, or a file server that is away
+            time.sleep(LOOK_S)  # the disk is full, or the file server is unreachable
         return True
 
     def _may_be_needed(self) -> bool:
-        """Whether an orchestrator may want more of the same runs: a retry has a pause before it."""
+        """Whether an orchestrator may resubmit some of these runs: retries wait for their backoff."""
         return not self._wish and self._is_watched()
 
     def _open(self) -> dict[str, int]:
@@ -127,7 +127,7 @@ class Driver:
         )
 
     def _obey(self) -> int:
-        """Pass a wish to stop on; returns it."""
+        """Pass a stop request on to the worker; return the request."""
         wish = max(self._wish, asked_to_stop(self._files))
         if wish:
             for event in self._tasks.values():
@@ -137,7 +137,7 @@ class Driver:
     def _take_back(self, wanted: dict[str, int], is_in_charge: bool) -> None:
         for handle, event in self._tasks.items():
             if wanted.get(event.run_id) != event.number and not self._home.has_begun(event.name):
-                if is_in_charge:  # else it leaves by itself, and the next driver may want the same number
+                if is_in_charge:  # otherwise it exits by itself, and the next driver may run the same number
                     self._home.stop(event.run_id, event.number, now=False)
                 self._cluster.cancel(handle)
 
@@ -165,7 +165,7 @@ class Driver:
         return (event for event in found if event is not None and event.what == LOST)
 
     def _is_watched(self) -> bool:
-        """Whether an orchestrator lives, whose retry policy holds."""
+        """Whether an orchestrator lives; its retry policy then applies."""
         try:
             return is_held(self._files.lock)
         except RecordsError:
@@ -176,8 +176,8 @@ class Driver:
 
     def _conclude(self, event: Event, result: Result, is_in_charge: bool) -> None:
         if result.exit_code == EXIT_INFRASTRUCTURE and self._is_alive(event.run_id):
-            self._elsewhere.add(event.run_id)  # with a worker that outlives its node's connection
-            result = Result(why="somebody else works on it", is_lost=True)
+            self._elsewhere.add(event.run_id)  # by a worker that outlives its node's connection
+            result = Result(why="another worker holds the run", is_lost=True)
         if not is_in_charge:
             return
         if result.why:
@@ -191,7 +191,7 @@ class Driver:
 
 
 class RayCluster:
-    """The Ray that this job was submitted to, or one of its own."""
+    """The Ray cluster that this job was submitted to, or the driver's own."""
 
     def __init__(self, options: Mapping[str, Any]) -> None:
         import ray
@@ -208,7 +208,7 @@ class RayCluster:
         self._work = ray.remote(work)
 
     def start(self, name: str, arguments: Sequence[str], options: Mapping[str, Any]) -> Any:
-        # no retries of Ray's own: what becomes of a lost run depends on whether an orchestrator lives
+        # no retries by Ray: what happens to a lost run depends on whether an orchestrator lives
         return self._work.options(name=name, max_retries=0, **options).remote(arguments)
 
     def wait(self, handles: Sequence[Any], seconds: float) -> Collection[Any]:
@@ -238,7 +238,7 @@ class RayCluster:
 
 
 def main(campaign: Path, number: int) -> int:
-    """Be the driver; returns an exit code."""
+    """Run as the driver; return an exit code."""
     home = Home(campaign)
     with own_ray(home) as options, closing(RayCluster(options)) as cluster:
         driver = Driver(home, number, cluster)

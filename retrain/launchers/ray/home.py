@@ -1,17 +1,16 @@
-"""The directory `ray/` of a campaign: how orchestrator, driver and tasks speak, wherever each of them runs.
+"""The directory `ray/` of a campaign: how orchestrator, driver and tasks communicate, wherever they run.
 
     written by the orchestrator
-    terms.json     who is the driver, how many workers at a time, what a task asks for
-    wanted.json    which runs are to be done, in order, each with a number
-    stopped/       RUN.NUMBER.save or .now: that worker is to save and leave, or end; the driver writes it too
+    terms.json     number of the current driver, cap on workers, resources of a task
+    wanted.json    the runs to do, in order, each with a number
+    stopped/       RUN.NUMBER.save or .now: that worker must save and exit, or end; the driver writes it too
     written by the driver
-    events.jsonl   what became of the runs
+    events.jsonl   what happened to the runs
     written by tasks
     began/         RUN.NUMBER.LIFE: a task is about to start the worker; names its node
 
-A run that is wanted again gets a higher number; the driver counts its lives under a number. A task writes
-that it began before it looks whether its run was stopped, so whoever stops a run knows that no worker starts
-if there is no such file.
+A resubmitted run gets a higher number; the driver counts its lives under a number. A task writes its file in
+`began/` before it checks whether its run was stopped. So if a stopped run has no such file, no worker starts.
 """
 
 from __future__ import annotations
@@ -29,33 +28,33 @@ from retrain.records.files import make_directory
 from retrain.records.layout import CampaignFiles, RunFiles, is_single_run
 from retrain.records.lines import LineAppender, dump_line, parse_line, read_lines
 
-GIVEN, LOST, OVER = "given", "lost", "over"  # to Ray; by Ray; in the worker's own words
+GIVEN, LOST, OVER = "given", "lost", "over"  # to Ray; by Ray; as the worker recorded
 
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """What a driver keeps to."""
+    """The terms that a driver follows."""
 
-    driver: int = 0  # the one that is in charge, by number; 0: none yet
-    workers: int = 0  # at most so many at a time
+    driver: int = 0  # number of the driver in charge; 0: none yet
+    workers: int = 0  # maximum at a time
     options: Mapping[str, Any] = field(default_factory=dict)  # of a task, as `ray.remote` takes them
 
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """What became of a run."""
+    """What happened to a run."""
 
     run_id: str
     number: int
     life: int
     what: str  # GIVEN, LOST, OVER
-    driver: int  # who says so
-    exit_code: int | None = None  # of its worker; None if it had none, or Ray took it
-    why: str = ""  # in Ray's words, if the worker did not decide it
+    driver: int  # number of the driver that wrote it
+    exit_code: int | None = None  # of its worker; None if no worker ran, or Ray killed it
+    why: str = ""  # Ray's reason, if the worker recorded none
 
     @property
     def name(self) -> str:
-        """Name this life of the run."""
+        """Return the name of this life of the run."""
         return f"{self.run_id}.{self.number}.{self.life}"
 
 
@@ -67,7 +66,7 @@ class Home:
         self.directory = campaign / "ray"
         self.script = self.directory / "job.sh"
         self.events = self.directory / "events.jsonl"
-        self.lock = self.directory / "local.lock"  # of a driver that has a Ray of its own
+        self.lock = self.directory / "local.lock"  # of a driver that starts its own Ray
         self.output = self.directory / "local.out"  # its
         self._began = self.directory / "began"
         self._stopped = self.directory / "stopped"
@@ -75,16 +74,16 @@ class Home:
         self._wanted = self.directory / "wanted.json"
 
     def prepare(self) -> None:
-        """Make the directories."""
+        """Create the directories."""
         for directory in (self.directory, self._began, self._stopped):
             make_directory(directory)
 
     def write_terms(self, terms: Terms) -> None:
-        """Put a driver in charge: one with another number leaves, and its workers too."""
+        """Put a driver in charge: a driver with another number exits, and so do its workers."""
         write_json(self._terms, asdict(terms))
 
     def terms(self) -> Terms:
-        """Return what a driver keeps to.
+        """Return the terms that a driver follows.
 
         Raises:
             RecordsError: the file cannot be read.
@@ -93,7 +92,7 @@ class Home:
         return Terms(**{name: found[name] for name in Terms.__slots__ if name in found})
 
     def want(self, numbers: Mapping[str, int]) -> None:
-        """Write which runs are wanted, in the order in which they are to start, each with its number."""
+        """Write the wanted runs in the order in which they start, each with its number."""
         if self.directory.is_dir():
             write_json(self._wanted, {"runs": dict(numbers)})
 
@@ -112,12 +111,12 @@ class Home:
         return dict(runs)
 
     def stop(self, run_id: str, number: int, *, now: bool) -> None:
-        """Have a worker save and leave, or end at once; one that has not begun never starts."""
-        with suppress(FileNotFoundError):  # no directory: nothing was ever given to a driver
+        """Ask a worker to save and exit, or to end at once; a worker that has not begun never starts."""
+        with suppress(FileNotFoundError):  # no directory: no driver was ever submitted
             (self._stopped / f"{run_id}.{number}.{'now' if now else 'save'}").touch()
 
     def is_stopped(self, run_id: str, number: int) -> bool:
-        """Whether a run was ever stopped under a number, which then is of no use any more."""
+        """Whether a run was ever stopped under a number, which must then not be used again."""
         return any((self._stopped / f"{run_id}.{number}.{how}").exists() for how in ("save", "now"))
 
     def has_begun(self, name: str) -> bool:
@@ -135,23 +134,23 @@ class Home:
         return sorted(os.listdir(runs)) if runs.is_dir() else []  # noqa: PTH208 - names are all it takes
 
     def task_arguments(self, event: Event) -> tuple[str, ...]:
-        """Return what `task.work` is called with."""
+        """Return the arguments of `task.work`."""
         stop = str(self._stopped / f"{event.run_id}.{event.number}")
         began, run = str(self._began / event.name), str(self.run(event.run_id).directory)
         return str(self.script), run, began, stop, str(self._terms), str(event.driver)
 
 
 class Ledger:
-    """What became of each run last, read from the events; only what is new is looked at again."""
+    """The last event of each run; each refresh reads only new events."""
 
     def __init__(self, home: Home) -> None:
         self._path = home.events
         self._lines = 0
         self.last: dict[str, Event] = {}
-        self.driver = 0  # the last that wrote anything
+        self.driver = 0  # the last driver that wrote an event
 
     def read(self) -> None:
-        """Read what was written since.
+        """Read the events written since the last call.
 
         Raises:
             RecordsError: the file cannot be read.
@@ -159,22 +158,22 @@ class Ledger:
         lines = list(read_lines(self._path))
         for number, line in enumerate(lines[self._lines :], start=self._lines + 1):
             row = parse_line(line)
-            if row is not None:  # the last one may not be whole yet
+            if row is not None:  # the last line may be incomplete
                 self._note(Event(**row))
                 self._lines = number
 
     def write(self, event: Event) -> None:
-        """Add an event, as the only writer.
+        """Append an event; there is only one writer.
 
         Raises:
-            RecordsError: the disk refuses.
+            RecordsError: it cannot be written.
         """
         with closing(LineAppender(self._path)) as lines:
             lines.append(dump_line(asdict(event)))
         self._note(event)
 
     def of(self, run_id: str, number: int) -> Event | None:
-        """Return what became of a run under a number; None if no driver has said anything."""
+        """Return the last event of a run under a number; None if no driver has written any."""
         found = self.last.get(run_id)
         return found if found is not None and found.number == number else None
 

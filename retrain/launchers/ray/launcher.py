@@ -1,4 +1,4 @@
-"""Submits a campaign's driver and reads what that writes; asks Ray only whether the driver lives."""
+"""Submits a campaign's driver and reads its events; asks Ray only whether the driver lives."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from retrain.records.layout import RunFiles
 
 
 class Watch(EngineWatch):
-    """A run in the driver's hands, or alive though no driver has it (number 0)."""
+    """A run that the driver has, or that is alive without a driver (number 0)."""
 
     def __init__(self, number: int) -> None:
         super().__init__()
@@ -38,12 +38,12 @@ class RayLauncher:
     queues = True
 
     def __init__(self, assignment: Assignment, table: Ray, client: Client | None = None) -> None:
-        """Open; nothing is asked yet.
+        """Open; sends no request yet.
 
         Args:
             assignment: the campaign.
             table: [campaign.ray].
-            client: of the cluster, if not the one that the table names.
+            client: of the cluster; default: the cluster in the table.
         """
         self._assignment = assignment
         self._table = table
@@ -55,8 +55,8 @@ class RayLauncher:
         self._ledger = Ledger(self._home)
         self._order = {run_id: number for number, run_id in enumerate(assignment.runs)}
         self._watched: dict[str, Watch] = {}
-        self._driver: Job | None = None  # at the last look
-        self._missing = 0  # looks at which Ray did not know the driver
+        self._driver: Job | None = None  # at the last poll
+        self._missing = 0  # polls at which Ray did not know the driver
         self._node = ""
         self._asking = Asking("Ray", table.poll_seconds, assignment.say)
         self._said: set[str] = set()
@@ -66,18 +66,18 @@ class RayLauncher:
         return f"Ray, {self._workers} at a time"
 
     def room(self) -> int:
-        """Return what the cap leaves; runs in the queue have taken their places already."""
+        """Return how many more runs the cap allows; queued runs count."""
         return max(0, self._workers - len(self._watched))
 
     def submit(self, run_ids: Sequence[str]) -> Collection[str]:
-        """Write runs down as wanted, and see to it that there is a driver."""
+        """Record runs as wanted, and submit a driver if none lives."""
         if not self._prepare():
             return ()
         self._ledger.read()
         wanted = self._home.wanted()
         for run_id in run_ids:
             number = max(self._ledger.number(run_id), wanted.get(run_id, 0)) + 1
-            while self._home.is_stopped(run_id, number):  # taken back before the driver heard of it
+            while self._home.is_stopped(run_id, number):  # cancelled before the driver saw it
                 number += 1
             self._watched[run_id] = Watch(number)
         try:
@@ -88,14 +88,14 @@ class RayLauncher:
         except (LaunchError, RecordsError):
             for run_id in run_ids:
                 del self._watched[run_id]
-            with suppress(RecordsError):  # then the driver may do them, which who submits them again finds
+            with suppress(RecordsError):  # the driver may then run them; the next submission finds that out
                 self._write_wanted()
             raise
         self._asking.postpone()
         return run_ids
 
     def queued(self) -> Collection[str]:
-        """Ask Ray for the driver; its are the wanted runs that are neither over nor lost."""
+        """Ask Ray for the driver; it has the wanted runs that are neither over nor lost."""
         self._ask()
         self._ledger.read()
         if self._driver is None or self._driver.is_over:
@@ -112,7 +112,7 @@ class RayLauncher:
             self._watched[run_id] = Watch(number if _is_open(self._ledger.last.get(run_id), number) else 0)
 
     def poll(self, timeout_s: float) -> Sequence[Begun | Ended]:
-        """Wait for the next look, and return what it showed."""
+        """Wait until the next poll is due, and return what changed."""
         return self._look() if self._asking.wait(timeout_s) else []
 
     def wake(self) -> None:
@@ -120,7 +120,7 @@ class RayLauncher:
         self._asking.wake()
 
     def cancel(self, run_ids: Sequence[str], *, now: bool) -> None:
-        """Have workers save and leave, or end at once; what has not begun never does."""
+        """Ask workers to save and exit, or to end at once; runs that have not begun never start."""
         for run_id in run_ids:
             watch = self._watched.get(run_id)
             if watch is None:
@@ -136,7 +136,7 @@ class RayLauncher:
     # The driver
 
     def _prepare(self) -> bool:
-        """Write what jobs need; False if somebody wants to leave before permits are known to be safe."""
+        """Write what jobs need; False if a stop comes before permits are known to be safe."""
         self._home.prepare()
         write_atomic(self._home.script, render(self._assignment, self._table))
         test = LockTest(self._assignment, self._table, self._home, self._client)
@@ -148,7 +148,7 @@ class RayLauncher:
         self._node = node
         if self._assignment.gpu_runs and not self._table.gpus:
             seeing = len(self._assignment.gpu_runs)
-            self._say_once(f"{seeing} runs train on what GPUs they see, and Ray shows them none: gpus = 0")
+            self._say_once(f"{seeing} runs train on visible GPUs, but Ray shows them none: gpus = 0")
         return True
 
     def _say_once(self, text: str) -> None:
@@ -180,7 +180,7 @@ class RayLauncher:
         return False
 
     def _keep_driver(self) -> None:
-        """Put a driver in charge; the one that is there is told what has changed."""
+        """Put a driver in charge; a live driver gets the new terms."""
         number, options = self._home.terms().driver, task_options(self._table, self._node)
         if self._driver is not None and not self._driver.is_over:
             self._home.write_terms(Terms(number, self._workers, options))
@@ -194,7 +194,7 @@ class RayLauncher:
             is_taken = self._client.submit(self._id_of(number), command, asked)
         self._driver, self._missing = Job(self._id_of(number), "PENDING"), 0
 
-    # Looking
+    # Polling
 
     def _look(self) -> list[Begun | Ended]:
         happened: list[Begun | Ended] = []
@@ -210,7 +210,7 @@ class RayLauncher:
         else:
             self._asking.answered()
         if any(isinstance(event, Ended) for event in happened):
-            with suppress(RecordsError):  # then a driver may do a lost one again, which whoever retries finds
+            with suppress(RecordsError):  # a driver may then redo a lost run; the retry finds that out
                 self._write_wanted()
         return happened
 
@@ -246,7 +246,7 @@ class RayLauncher:
         if is_alive(files):
             watch.found()
             return watch.begin(run_id)
-        return watch.missed(run_id, "Ray knows nothing of its worker")
+        return watch.missed(run_id, "Ray has no record of its worker")
 
     def _see_end(self, watch: Watch, event: Event, files: RunFiles) -> list[Begun | Ended]:
         if event.exit_code is None and not event.why:
@@ -259,7 +259,7 @@ class RayLauncher:
         return [*begun, Ended(event.run_id, event.exit_code, why, goes_on=is_lost, is_lost=is_lost)]
 
     def _see_to_driver(self) -> list[Begun | Ended]:
-        """Replace a driver that is over although runs are wanted, unless that would come to nothing."""
+        """Replace a driver that has ended while runs are wanted, unless a new one would fail as well."""
         driver = self._driver
         is_stopped = driver is not None and driver.status == "STOPPED"
         has_waited = driver is not None and (driver.status == "SUCCEEDED" or driver.error == NO_ROOM)
@@ -278,7 +278,7 @@ class RayLauncher:
 
     def _keep_words(self, files: RunFiles, driver: Job | None) -> None:
         if driver is not None and driver.status == "FAILED":
-            with suppress(RecordsError):  # a missing directory or a full disk: whoever concludes says so
+            with suppress(RecordsError):  # a missing directory or a full disk: reported at the run's end
                 write_atomic(files.directory / f"engine-{driver.id}.out", driver.message + "\n")
 
     def _files(self, run_id: str) -> RunFiles:
@@ -286,14 +286,14 @@ class RayLauncher:
 
 
 def _is_open(last: Event | None, number: int) -> bool:
-    """Whether a driver that lives will do, or does, a run under a number."""
+    """Whether a live driver runs, or will run, a run under a number."""
     return number > 0 and (last is None or last.number < number or last.what not in (LOST, OVER))
 
 
 def _without_driver(run_id: str, files: RunFiles, driver: Job | None) -> Ended:
-    """Return the end of a run whose driver ended, in Ray's words."""
+    """Return the end of a run whose driver ended, with Ray's reason."""
     if driver is not None and driver.status == "STOPPED":
         return Ended(run_id, None, said_of(driver), taken_back=True)
     is_lost = driver is None or driver.error != BY_COMMAND
-    said = said_of(driver) if driver else "Ray knows nothing of the campaign's driver any more"
+    said = said_of(driver) if driver else "Ray no longer knows the campaign's driver"
     return Ended(run_id, None, said + why_without_a_word(files), goes_on=is_lost, is_lost=is_lost)

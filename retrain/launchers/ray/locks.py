@@ -1,7 +1,7 @@
-"""Has two nodes of a Ray cluster test whether they see each other's file locks, each in a job of its own.
+"""Tests, in one job on each of two Ray nodes, whether the nodes see each other's file locks.
 
-Ray runs a job on a given node if it asks for that node's own resource, and tells afterwards where it ran. A
-cluster with one node that is large enough for a run needs no test: then all runs stay on that one.
+Ray runs a job on a given node if it requests that node's own resource, and reports afterwards where it ran.
+If only one node of the cluster is large enough for a run, no test is needed: all runs stay on that node.
 """
 
 from __future__ import annotations
@@ -29,22 +29,22 @@ class LockTest:
         self._table = table
         self._home = home
         self._client = client
-        self._nodes: list[str] = []  # addresses of those that are large enough for a run
+        self._nodes: list[str] = []  # addresses of the nodes that are large enough for a run
         self._jobs: list[str] = []
         self._verdict = home.directory / "locks.json"
 
     def node(self, rest: Callable[[float], bool]) -> str | None:
-        """Make sure that permits which are shared are given out once: by a test, or on one node alone.
+        """Ensure that no shared permit is given out twice: by a test, or by keeping to one node.
 
         Args:
-            rest: waits for some seconds; True if it was woken because somebody wants to leave.
+            rest: waits for some seconds; True if a stop woke it.
 
         Returns:
-            The only node that runs may be on; "" if they may be on all; None if somebody wants to leave.
+            The only node on which runs may be placed; "" for all nodes; None if a stop comes first.
 
         Raises:
             EngineDownError: the cluster does not answer.
-            LaunchError: locks are not shared, or that cannot be tested.
+            LaunchError: locks are not shared, or the test cannot run.
         """
         is_local = self._table.address == "local"
         if self._table.permits != SHARED or self._assignment.permits is None or is_local:
@@ -58,7 +58,7 @@ class LockTest:
             if len(self._nodes) < 2:
                 raise LaunchError(
                     f'[campaign.ray].permits = "shared": {len(self._nodes)} nodes are large enough for a run '
-                    "at present, and it takes two to test whether nodes see each other's file locks; start "
+                    "at present, but it takes two to test whether nodes see each other's file locks; start "
                     'two, or use permits = "split"'
                 )
         return "" if is_proved(self._assignment, self._verdict, self, rest) else None
@@ -69,7 +69,7 @@ class LockTest:
         verdict, directories = self._home.directory / "locks.json", directories_of(self._assignment)
         test = ["bash", self._home.script, "retrain.launchers.lock_proof", verdict, *directories]
         for rank, node in enumerate((self._nodes[0], self._nodes[-1])):
-            job = f"{self._home.campaign.name}.locks.{mark}-{rank}"  # no driver's: ends in no number
+            job = f"{self._home.campaign.name}.locks.{mark}-{rank}"  # unlike a driver's, it ends in no number
             command = shlex.join(map(str, [*test, rank, mark, node]))
             self._jobs.append(job)
             self._client.submit(job, command, {**options, "entrypoint_resources": pin(node)})

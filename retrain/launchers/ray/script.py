@@ -1,4 +1,4 @@
-"""What is submitted to Ray: what the driver and a task ask for, and the script in which both begin."""
+"""What is submitted to Ray: resources of the driver and of a task, and the script that starts both."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ DRIVER = "retrain.launchers.ray.driver"
 
 
 def pin(node: str) -> dict[str, float]:
-    """Return the resource by which Ray keeps to one node: every node has one of its own address."""
+    """Return the resource that pins work to one node: every node has one named after its address."""
     return {f"{NODE}{node}": 0.001}
 
 
@@ -30,7 +30,7 @@ def node_of(resources: Mapping[str, float]) -> str:
 
 
 def task_options(table: Ray, node: str = "") -> dict[str, Any]:
-    """Return what each task asks for, as `ray.remote` takes it; tasks keep to a node if one is given."""
+    """Return each task's resources, as `ray.remote` takes them; a given node pins tasks to it."""
     options: dict[str, Any] = {
         "num_cpus": table.cpus,
         "num_gpus": table.gpus,
@@ -41,14 +41,14 @@ def task_options(table: Ray, node: str = "") -> dict[str, Any]:
 
 
 def job_options(assignment: Assignment, table: Ray) -> dict[str, Any]:
-    """Return what the driver's job asks for, as `submit_job` takes it: no resources, so it is on the head."""
+    """Return options of the driver's job, as `submit_job` takes them: no resources, so it is on the head."""
     environment = dict(table.runtime_env)  # tasks have that of their job
     environment["env_vars"] = {**GRACE, **environment.get("env_vars", {})}
     return {"runtime_env": environment, "metadata": {"retrain_campaign": str(assignment.directory)}}
 
 
 def render(assignment: Assignment, table: Ray) -> str:
-    """Write the script in which driver and workers begin: a module and its arguments are its own."""
+    """Return the script that starts driver and workers; its arguments are a module and that module's."""
     lines = [
         "#!/bin/bash",
         f"# Starts what belongs to {assignment.campaign}: a module of retrain, and its arguments.",

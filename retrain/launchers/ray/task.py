@@ -1,7 +1,7 @@
-"""What runs on a node: one worker process, for as long as its task is wanted.
+"""Runs on a node: one worker process, until its task is stopped.
 
-Sent to the nodes by value, so it imports nothing but the standard library (and Ray, which is there): nodes
-need `retrain` only for the Python that the script starts.
+Sent to the nodes by value, so it imports only the standard library and Ray: nodes need `retrain` only in the
+Python that the script starts.
 """
 
 import contextlib
@@ -14,7 +14,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-LOOK_S = 1.0  # how often a wish to stop is looked for
+LOOK_S = 1.0  # between checks for a stop request
 FILE_MODE = 0o600
 PR_SET_PDEATHSIG = 1
 
@@ -26,10 +26,10 @@ def work(script: str, run: str, began: str, stop: str, terms: str, driver: str, 
         script: starts a module of retrain.
         run: the run's directory.
         began: file to write before anything is started.
-        stop: path of the files that ask this worker to leave, without `.save` or `.now`.
-        terms: says which driver is in charge; once it is another, the worker is asked to leave.
-        driver: the number of the one that gave this task.
-        node: where this runs; for a look at `began`.
+        stop: path of the files that ask this worker to exit, without `.save` or `.now`.
+        terms: file that names the driver in charge; if that is another driver, the worker is asked to exit.
+        driver: number of the driver that submitted this task.
+        node: where this runs; written to `began`.
 
     Returns:
         The exit code, minus the signal that ended the worker; None if it was stopped before it began.
@@ -64,7 +64,7 @@ def work(script: str, run: str, began: str, stop: str, terms: str, driver: str, 
 
 
 def _wish(stop: str, terms: str, driver: str) -> int:
-    """Return what is asked of the worker: 0 nothing, 1 save and leave, 2 end at once."""
+    """Return the request to the worker: 0 none, 1 save and exit, 2 end at once."""
     if Path(f"{stop}.now").exists():
         return 2
     if Path(f"{stop}.save").exists():
@@ -72,13 +72,13 @@ def _wish(stop: str, terms: str, driver: str) -> int:
     try:
         return int(str(json.loads(Path(terms).read_text())["driver"]) != driver)
     except FileNotFoundError:
-        return 1  # somebody removed the directory
+        return 1  # the directory was removed
     except (OSError, ValueError, LookupError, TypeError):
-        return 0  # a file server that is away asks nothing
+        return 0  # the file server is unreachable: no request
 
 
 def _death_with_parent() -> Callable[[], None] | None:
-    """Return what has the kernel kill a child whose parent dies, whatever the parent dies of."""
+    """Return a function that makes the kernel kill a child whose parent dies, for whatever reason."""
     if sys.platform != "linux":
         return None
     prctl, parent = ctypes.CDLL(None).prctl, os.getpid()
