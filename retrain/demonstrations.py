@@ -1,7 +1,7 @@
-"""Written completions, to learn from before reinforcement learning begins.
+"""Demonstrations: written completions for supervised warm-up before reinforcement learning.
 
 A row is `{"prompt": ..., "completion": ...}` or `{"messages": [{"role": ..., "content": ...}, ...]}`. Every
-message of the assistant is a demonstration, with the messages before it as its prompt.
+assistant message is a demonstration, with the preceding messages as its prompt.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from retrain.errors import ConfigError
 from retrain.json_lines import numbered_lines
 from retrain.rollouts import Prompt
 
-MAX_PROBLEMS = 20  # shown of one file; the rest are likely the same mistake
+MAX_PROBLEMS = 20  # shown per file; the rest are probably the same mistake
 ROLES = ("system", "user", "assistant", "tool")
 FORMS = '{"prompt": ..., "completion": ...} or {"messages": [...]}'
 
 
 @dataclass(frozen=True, slots=True)
 class Demonstration:
-    """What the policy should say to a prompt."""
+    """A prompt with the completion to learn."""
 
     prompt: Prompt
     completion: str
@@ -36,7 +36,7 @@ def read_demonstrations(path: str) -> list[Demonstration]:
         path: the file, UTF-8, relative to the current directory.
 
     Raises:
-        ConfigError: it cannot be read, is empty, or rows are wrong: each with its line number.
+        ConfigError: it cannot be read, is empty, or has invalid rows; lists their line numbers.
     """
     found: list[Demonstration] = []
     problems: list[str] = []
@@ -81,7 +81,7 @@ def _of_messages(number: int, messages: object) -> Iterator[Demonstration]:
 
 def _turn(number: int, said: tuple[tuple[str, str], ...], at: int) -> Demonstration:
     before, completion = said[:at], said[at][1]
-    if len(before) == 1 and before[0][0] == "user":  # as a task's prompts are
+    if len(before) == 1 and before[0][0] == "user":  # same form as a task's prompts
         return Demonstration(Prompt(number, before[0][1], completion), completion)
     text = json.dumps(before, ensure_ascii=False)
     return Demonstration(Prompt(number, text, completion, before), completion)

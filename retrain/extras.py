@@ -1,9 +1,9 @@
 """What a plugin needs beyond the core: packages of an extra, keys in the environment, programs.
 
-Its file says so in constants, which are read from the source of a built-in plugin without importing it:
-`EXTRA = "math"` (its name in pyproject.toml), `PACKAGES = ("math_verify",)` (what must be
-importable), `KEYS = ("OPENAI_API_KEY",)` (environment variables, one of which must hold a secret) and
-`COMMANDS = ("sbatch",)` (programs that must be on PATH; the first one knows `--version`).
+A plugin declares it in constants, which are read from a built-in plugin's source without importing it:
+`EXTRA = "math"` (the extra in pyproject.toml), `PACKAGES = ("math_verify",)` (modules that must be
+importable), `KEYS = ("OPENAI_API_KEY",)` (environment variables; one must be set) and
+`COMMANDS = ("sbatch",)` (programs that must be on PATH; the first must support `--version`).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from retrain.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class Needs:
-    """What a plugin needs beyond the core; all empty for most."""
+    """What a plugin needs beyond the core; usually nothing."""
 
     extra: str = ""
     packages: tuple[str, ...] = ()
@@ -31,29 +31,29 @@ class Needs:
 
     @property
     def command(self) -> str:
-        """Return the command that installs the extra, or nothing."""
+        """Return the command that installs the extra, or ""."""
         return install_command(self.extra) if self.extra else ""
 
     def missing(self) -> list[str]:
-        """List the packages that Python does not find; none is imported."""
+        """Return the packages that Python does not find, without importing any."""
         return [package for package in self.packages if not _is_installed(package)]
 
     def missing_commands(self) -> list[str]:
-        """List the programs that are not on PATH."""
+        """Return the programs that are not on PATH."""
         return [name for name in self.commands if shutil.which(name) is None]
 
     def has_key(self) -> bool:
-        """Whether the environment holds a key, or none is needed."""
+        """Whether a key is set in the environment, or none is needed."""
         return not self.keys or any(os.environ.get(key, "").strip() for key in self.keys)
 
 
 def needs(kind: str, name: str) -> Needs:
-    """Return what a plugin needs; nothing for one that cannot be loaded."""
+    """Return what a plugin needs; nothing if the plugin cannot be loaded."""
     try:
         found = registry.plugin(kind, name)
     except ConfigError:
         return Needs()
-    extra = found.constant("EXTRA", "") if isinstance(found, registry.BuiltIn) else ""  # extras are ours
+    extra = found.constant("EXTRA", "") if isinstance(found, registry.BuiltIn) else ""  # extras are retrain's
     return Needs(extra, *(tuple(found.constant(key, ())) for key in ("PACKAGES", "KEYS", "COMMANDS")))
 
 
@@ -87,7 +87,7 @@ def load(module: str, extra: str, who: str) -> Any:
 
 def _is_installed(package: str) -> bool:
     spec = importlib.util.find_spec(package)
-    return spec is not None and spec.origin is not None  # a mere folder of that name has no origin
+    return spec is not None and spec.origin is not None  # a plain folder of that name has no origin
 
 
 def _problem(who: str, packages: list[str], extra: str) -> str:

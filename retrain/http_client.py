@@ -1,7 +1,7 @@
-"""JSON posted to a server that may be overloaded: time limits, retries, and no key in any message.
+"""An HTTP client that posts JSON, with timeouts, retries, and no key in any message.
 
-httpx is imported when a client is made. A redirection counts as a refusal, because following it would
-take the key along and drop the body. Certificates are the system's, which know a company's own.
+httpx is imported when a client is created. A redirect is treated as an error, because following it would
+forward the key and drop the body. The system's certificates are used, which include a company's own.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from retrain.extras import load
 
 T = TypeVar("T")
 
-PASSING = frozenset({408, 409, 425, 429, 500, 502, 503, 504, 529})  # statuses that a retry may get past
+PASSING = frozenset({408, 409, 425, 429, 500, 502, 503, 504, 529})  # transient statuses, worth a retry
 LONGEST_WAIT_S = 30.0
 LARGEST_ANSWER_BYTES = 1 << 30
-EXCERPT = 500  # characters of a refusal that are shown
-JITTER = random.Random()  # its own: waiting must not change anybody's seeded numbers
+EXCERPT = 500  # characters of an error response that are shown
+JITTER = random.Random()  # separate generator, so that waiting does not affect seeded ones
 HEADER_VALUE = re.compile(r"[!-~]+")
-CALLING = ContextVar("CALLING", default=False)  # whether a line that httpx logs here is about our call
+CALLING = ContextVar("CALLING", default=False)  # whether httpx is currently logging one of our calls
 
 
 class CallError(Exception):
-    """A call that failed: `code` is the HTTP status, 0 if no whole answer came."""
+    """A failed call: `code` is the HTTP status, 0 without a complete response."""
 
     def __init__(
         self, message: str, code: int = 0, *, is_timeout: bool = False, retry_after: str = ""
@@ -43,12 +43,12 @@ class CallError(Exception):
 
     @property
     def is_passing(self) -> bool:
-        """Whether another attempt may succeed."""
+        """Whether a retry may succeed."""
         return self.code == 0 or self.code in PASSING
 
 
 class HttpClient:
-    """Posts JSON to the paths below one address, from any thread."""
+    """Posts JSON to paths below one address, from any thread."""
 
     def __init__(
         self,
@@ -60,15 +60,15 @@ class HttpClient:
         who: str,
         largest_answer_bytes: int = LARGEST_ANSWER_BYTES,
     ) -> None:
-        """Connect to nothing yet.
+        """Create the client without connecting.
 
         Args:
             url: address that paths are appended to.
             key: sent as a bearer token; empty sends none.
-            timeout_s: limit of one call as a whole.
-            extra: of retrain, which holds httpx.
-            who: the plugin that needs it.
-            largest_answer_bytes: a longer answer fails.
+            timeout_s: limit of a whole call.
+            extra: retrain's extra that installs httpx.
+            who: plugin that needs it.
+            largest_answer_bytes: longest accepted response.
 
         Raises:
             ConfigError: httpx is not installed.
@@ -79,13 +79,13 @@ class HttpClient:
         self._client = self._httpx.Client(
             headers={"Authorization": f"Bearer {key}"} if key else {},
             timeout=timeout_s,
-            limits=self._httpx.Limits(max_connections=None),  # the caller bounds its calls
+            limits=self._httpx.Limits(max_connections=None),  # the caller limits concurrent calls
             verify=ssl.create_default_context(),
         )
         self._closed = threading.Event()
 
     def post(self, path: str, body: Mapping[str, Any]) -> bytes:
-        """Return the answer to one call.
+        """Make one call and return the response.
 
         Raises:
             CallError: refused, too slow, too long, or the connection failed.
@@ -105,12 +105,12 @@ class HttpClient:
             CALLING.reset(before)
 
     def persist(self, attempt: Callable[[], T], *, attempts: int, first_wait_s: float) -> T:
-        """Return the first result of `attempt`, called again where that may help.
+        """Call `attempt` with retries and return its result.
 
-        The wait between attempts is what the server asked for, else exponential with full jitter.
+        The wait between attempts is the server's Retry-After, else exponential backoff with full jitter.
 
         Raises:
-            CallError: the last attempt's, or one that another attempt would not help.
+            CallError: a permanent failure, or the last attempt's failure.
         """
         for number in range(attempts):
             try:
@@ -126,7 +126,7 @@ class HttpClient:
         raise ValueError(f"attempts: got {attempts}; needs at least 1")
 
     def stop(self) -> None:
-        """End waits between attempts; calls in flight go on."""
+        """End waits between attempts; calls in flight continue."""
         self._closed.set()
 
     def close(self) -> None:
@@ -138,7 +138,7 @@ class HttpClient:
         content = bytearray()
         for part in answer.iter_bytes():
             content += part
-            if time.monotonic() > deadline:  # httpx limits each read, not the whole
+            if time.monotonic() > deadline:  # httpx limits each read, not the whole call
                 raise self._too_slow()
             if len(content) > self._largest:
                 raise CallError(f"answered with over {self._largest} bytes")
@@ -146,7 +146,7 @@ class HttpClient:
 
     def _refusal(self, answer: Any) -> CallError:
         said = b""
-        with contextlib.suppress(self._httpx.HTTPError):  # its beginning is enough
+        with contextlib.suppress(self._httpx.HTTPError):  # the first part is enough
             for part in answer.iter_bytes():
                 said += part
                 if len(said) >= EXCERPT:
@@ -158,15 +158,15 @@ class HttpClient:
         return CallError(f"no whole answer within {self._timeout_s:g} s", is_timeout=True)
 
     def _masked(self, text: str) -> str:
-        """Return text without the key: some servers repeat it in a refusal."""
+        """Return text without the key, because some servers repeat it in an error."""
         return text.replace(self._key, "***") if self._key else text
 
 
 def read_json(answer: bytes) -> Any:
-    """Return the value of a JSON answer.
+    """Return the value of a JSON response.
 
     Raises:
-        CallError: it is not JSON.
+        CallError: the response is not JSON.
     """
     try:
         return json.loads(answer)

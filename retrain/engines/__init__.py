@@ -1,7 +1,7 @@
 """Engines: servers that sample for a backend.
 
-The backend trains the adapters and hands them over by directory; the engine samples token ids with
-the log-probabilities that they were drawn with.
+The backend trains the adapters and passes them in a directory; the engine returns sampled token ids with
+their log-probabilities.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ Ids = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class Drawn:
-    """One completion: token ids with the log-probabilities that they were drawn with."""
+    """One completion: token ids with their log-probabilities in sampling."""
 
     tokens: Ids
     logprobs: NDArray[np.float64]
-    entropy: float  # mean nats of the distributions they were drawn from; NaN if unknown
-    ended: bool  # by an end token or a stop string
+    entropy: float  # mean nats of the tokens' distributions; NaN if unknown
+    ended: bool  # with an end token or a stop string
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What one call samples: `count` completions of each prompt."""
+    """The request of one call: `count` completions of each prompt."""
 
     prompts: Sequence[Ids]
     count: int
@@ -41,7 +41,7 @@ class Request:
 
 
 class RefusedError(ConfigError):
-    """The server does not do what it is asked to, and another attempt would not help."""
+    """The server rejects the request, and a retry would not help."""
 
     def __init__(self, message: str, code: int) -> None:
         super().__init__(message)
@@ -49,5 +49,5 @@ class RefusedError(ConfigError):
 
     @property
     def is_missing(self) -> bool:
-        """Whether the server does not know the path or the adapters."""
+        """Whether the path or the adapters are unknown to the server."""
         return self.code == 404

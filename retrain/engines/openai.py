@@ -1,8 +1,8 @@
-"""Sampling by an OpenAI-compatible server, which loads the adapters after every update.
+"""Sampling on an OpenAI-compatible server, which reloads the adapters after every update.
 
-Speaks `/v1/completions` with token ids in and out (`return_token_ids`, or vLLM's older
-`return_tokens_as_token_ids`): text is never tokenized twice. The server must report the
-log-probabilities of the distribution that it draws from (vLLM: `--logprobs-mode processed_logprobs`).
+Uses `/v1/completions` with token ids in and out (`return_token_ids`, or vLLM's older
+`return_tokens_as_token_ids`), so that text is never tokenized twice. The server must report the
+log-probabilities of the distribution that it samples from (vLLM: `--logprobs-mode processed_logprobs`).
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from retrain.http_client import HEADER_VALUE, CallError, HttpClient, read_json
 
 KEY_VARIABLE = "OPENAI_API_KEY"  # read if set; never written anywhere
 ATTEMPTS = 5
-FIRST_WAIT_S = 0.5  # longest; doubled at each further attempt: four seconds on average, a server's hiccup
-RELEASE_S = 10.0  # for a permit and the call at the end; a worker that was asked to stop has 30 s
+FIRST_WAIT_S = 0.5  # upper bound; doubles per attempt: four seconds in total on average, for short outages
+RELEASE_S = 10.0  # for the final permit and call; a worker that is stopping has 30 s
 KEY_CODES = (401, 403)
 COMPLETIONS = "/v1/completions"
 
@@ -43,10 +43,10 @@ class Engine:
         permit: Callable[[], AbstractContextManager[object]],
         observe_call: Callable[[CallFacts], None] | None = None,
     ) -> None:
-        """Connect to nothing yet; `reload` is the path that loads adapters.
+        """Create the client without connecting; `reload` is the path that loads adapters.
 
         Raises:
-            ConfigError: the key in the environment cannot be sent, or httpx is not installed.
+            ConfigError: the key in the environment is not valid in a header, or httpx is not installed.
         """
         self._url = url.rstrip("/")
         self._client = HttpClient(self._url, key=_key(), timeout_s=timeout_s, extra="local", who="local")
@@ -61,11 +61,11 @@ class Engine:
 
         Raises:
             InfrastructureError: the server does not answer.
-            RefusedError: it refuses.
+            RefusedError: the server refuses.
         """
         self._post(self._reload, {"lora_name": name, "lora_path": directory})
         if self._adapter:
-            with contextlib.suppress(RefusedError):  # a server that was restarted does not know them
+            with contextlib.suppress(RefusedError):  # unknown to a restarted server
                 self._post(self._unload, {"lora_name": self._adapter})
         self._adapter = name
 
@@ -74,8 +74,8 @@ class Engine:
 
         Raises:
             InfrastructureError: the server does not answer.
-            RefusedError: it refuses, or does not know the adapters.
-            RunFailedError: its answer is not what was asked for.
+            RefusedError: the server refuses, or does not know the adapters.
+            RunFailedError: the response does not match the request.
         """
         answer = self._post(COMPLETIONS, self._body(request))
         try:
@@ -93,10 +93,10 @@ class Engine:
         return drawn
 
     def close(self) -> None:
-        """Have the server unload the adapters, if a permit is free soon; safe to call twice."""
+        """Unload the adapters from the server if a permit is free soon; safe to call twice."""
         adapter, self._adapter = self._adapter, ""
         if adapter:
-            # a daemon thread: neither a permit nor the server can hold the process back
+            # a daemon thread, so that neither permit nor server can delay the exit
             leaving = threading.Thread(target=self._release, args=(adapter,), name="engine", daemon=True)
             leaving.start()
             leaving.join(RELEASE_S)
@@ -109,7 +109,7 @@ class Engine:
     def _body(self, request: Request) -> dict[str, Any]:
         return {
             "model": self._adapter,
-            "lora_path": self._adapter,  # SGLang does not look for adapters among models
+            "lora_path": self._adapter,  # SGLang does not look up adapters by model name
             "prompt": [list(ids) for ids in request.prompts],
             "n": request.count,
             "max_tokens": request.max_tokens,
@@ -149,13 +149,13 @@ class Engine:
         return "check [backend.options].engine_url and how the server was started"
 
     def _under_permit(self, path: str, body: Mapping[str, Any]) -> Any:
-        """Make one call and report how it went, unless the connection failed: that says nothing of load."""
+        """Make one call and report its outcome, except connection failures, which say nothing about load."""
         asked, worked, overloaded = time.monotonic(), False, False
         with self._permit():
             started = time.monotonic()
             try:
                 answer = self._client.post(path, body)
-                # the adapters' endpoints answer in plain words
+                # the adapter endpoints answer in plain text
                 result = read_json(answer) if path == COMPLETIONS else answer
                 worked = True
                 return result

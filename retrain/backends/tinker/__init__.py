@@ -1,11 +1,11 @@
-"""The Tinker API: a policy that samples and trains remotely, through the SDK.
+"""The Tinker API: a policy that is sampled and trained remotely, through the SDK.
 
-Every call holds one of the campaign's permits from its submission to its result, long polling
-included; only the SDK's own housekeeping (a heartbeat every ten seconds, settings, telemetry) does
-not. Only the SDK reads the key, from the environment.
+Every call holds one of the campaign's permits from submission to result, including long polling. The
+SDK's own housekeeping (a heartbeat every ten seconds, settings, telemetry) holds none. Only the SDK
+reads the key, from the environment.
 
-Log-probabilities of training are taken at temperature 1 by the API, so sample at temperature 1. The
-API has no entropy bonus, no KL term, and batches by itself: `micro_batches` means nothing to it.
+The API computes training log-probabilities at temperature 1, so sample at temperature 1. It has no
+entropy bonus and no KL term, and does its own batching: `micro_batches` is ignored.
 """
 
 from __future__ import annotations
@@ -40,15 +40,15 @@ __all__ = ["TinkerBackend", "advise_run", "check_options", "check_run", "connect
 
 EXTRA = "tinker"
 PACKAGES = ("tinker",)
-KEYS = ("TINKER_API_KEY", "TINKER_CREDENTIAL_CMD")  # where the SDK finds a key in the environment
-PATIENCE = 2  # failures of one call until a new session is opened
+KEYS = ("TINKER_API_KEY", "TINKER_CREDENTIAL_CMD")  # environment variables from which the SDK gets a key
+PATIENCE = 2  # failures of one call before a new session is opened
 
 
 def connect(spec: BackendSpec) -> Awaitable[TinkerBackend]:
-    """Open a session with the API; nothing is spent.
+    """Open a session with the API, free of charge.
 
     Raises:
-        ConfigError: an option is wrong, the SDK or the key is missing, or the key is refused.
+        ConfigError: an option is wrong, the SDK or the key is missing, or the key is rejected.
         InfrastructureError: the API cannot be reached.
     """
     options = parse_options(spec.options)
@@ -59,7 +59,7 @@ def connect(spec: BackendSpec) -> Awaitable[TinkerBackend]:
 
 
 def check_run(config: Config) -> list[str]:
-    """List what would stop a run of this configuration, each line with its key; spends nothing."""
+    """Return the problems that would stop this run, each with its key; free of charge."""
     problems = _missing(config.model.model)
     wrong = loss_problem(config.algorithm.loss_mode)
     if wrong:
@@ -77,7 +77,7 @@ def check_run(config: Config) -> list[str]:
 
 
 def servers(config: Config) -> dict[str, str]:
-    """Return the server that a run needs, if it is not the API's own: address -> key."""
+    """Return the server that a run needs, as address -> key, unless it is the API's default."""
     if config.model.base_url:
         return {config.model.base_url: "[model].base_url"}
     named = os.environ.get("TINKER_BASE_URL")
@@ -85,7 +85,7 @@ def servers(config: Config) -> dict[str, str]:
 
 
 def advise_run(config: Config) -> list[str]:
-    """List what to consider before a run of this configuration."""
+    """Return advice about this configuration."""
     temperature = config.training.temperature
     if temperature == 1.0:
         return []
@@ -121,7 +121,7 @@ async def _open(spec: BackendSpec, options: TinkerOptions) -> TinkerBackend:
 
 
 class TinkerBackend:
-    """One run's policy at the API. For one event loop; sampling may overlap an update."""
+    """One run's policy at the API. Use in one event loop; sampling may overlap an update."""
 
     def __init__(self, spec: BackendSpec, options: TinkerOptions) -> None:
         from retrain.backends.tinker.calls import Calls
@@ -130,7 +130,7 @@ class TinkerBackend:
         from retrain.backends.tinker.stats import Auditor
         from retrain.backends.tinker.text import LazyText
 
-        # no seed means a fresh adapter, which must still be the same one when it is made again
+        # without a seed, draw one, so that a rebuilt session gets the same adapter
         seed = spec.seed if spec.seed >= 0 else secrets.randbelow(2**31)
         self._spec = spec
         self._options = options
@@ -142,10 +142,10 @@ class TinkerBackend:
         )
         self._text = LazyText(spec.model, options, self._session)
         self._auditor = Auditor()
-        self.info = BackendInfo(parameters=0, remote=True)  # the API does not tell the number
+        self.info = BackendInfo(parameters=0, remote=True)  # the API does not report the number
 
     async def open(self) -> None:
-        """Open the session, and load the tokenizer if it needs no model."""
+        """Open the session; load the tokenizer too if that needs no model."""
         await self._session.open()
         if self._options.tokenizer:
             await self._text.get()
@@ -155,7 +155,7 @@ class TinkerBackend:
 
         Raises:
             InfrastructureError: the API failed for longer than the retry budget.
-            RunFailedError: its answer does not fit the request.
+            RunFailedError: the response does not match the request.
         """
         text = await self._text.get()
         places = asyncio.Semaphore(self._options.requests_at_once)
@@ -164,11 +164,11 @@ class TinkerBackend:
     async def update(
         self, samples: Sequence[TrainingSample], loss: Loss, optimization: Optimization
     ) -> UpdateStats:
-        """Take one Adam step; gradients and step are submitted together.
+        """Take one Adam step; gradient computation and step are submitted together.
 
         Raises:
             ConfigError: the API cannot compute the loss, an entropy bonus or a KL term.
-            NonFiniteError: the loss or the gradient is not finite; the step is taken back.
+            NonFiniteError: the loss or the gradient is not finite; the step is undone.
             InfrastructureError: the API failed for longer than the retry budget.
         """
         if not samples:
@@ -197,7 +197,7 @@ class TinkerBackend:
         """Return written completions as rollouts.
 
         Raises:
-            ConfigError: one is a conversation, and there is no chat template.
+            ConfigError: a row is a conversation, and there is no chat template.
         """
         text = await self._text.get()
         for one in demonstrations:
@@ -205,15 +205,15 @@ class TinkerBackend:
         return [text.written(one) for one in demonstrations]
 
     async def reset_optimizer(self) -> None:
-        """Clear the optimizer's moments; the weights stay."""
+        """Clear the optimizer's moments; keep the weights."""
         await self._session.reset_optimizer()
 
     async def save(self, directory: Path) -> None:
-        """Have the API save weights and optimizer, and write the path that it saved to."""
+        """Save weights and optimizer at the API, and write the saved path to disk."""
         write_state(directory, await self._session.save(), self._spec.model, self._spec.lora_rank)
 
     async def load(self, directory: Path) -> None:
-        """Continue from a saved state, optimizer included.
+        """Continue from a saved state, including the optimizer.
 
         Raises:
             RecordsError: unreadable, of another model, or the API no longer has it.

@@ -1,4 +1,4 @@
-"""Calls of the API: each holds a permit, has a time limit, and is retried within a budget."""
+"""API calls: each holds a permit, has a timeout, and is retried within a budget."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ log = logging.getLogger(__name__)
 
 
 class Answers(logging.Filter):
-    """Counts the API's overload answers between `open` and `close`, which the SDK hides by its own retries.
+    """Counts the API's overload responses between `open` and `close`, which the SDK's own retries hide.
 
-    Every answer passes httpx, which logs it; a filter on that logger sees them without touching the SDK.
-    If a future httpx logs differently, nothing is counted and latency alone indicates overload.
+    httpx logs every response; a filter on its logger sees them without changing the SDK. If a future
+    httpx logs differently, nothing is counted and only latency indicates overload.
     """
 
     def __init__(self) -> None:
@@ -41,7 +41,7 @@ class Answers(logging.Filter):
         logger = logging.getLogger("httpx")
         self._level, self._shown_from = logger.level, logger.getEffectiveLevel()
         logger.addFilter(self)
-        logger.setLevel(min(self._shown_from, logging.INFO))  # the level of its line about an answer
+        logger.setLevel(min(self._shown_from, logging.INFO))  # the level at which httpx logs a response
 
     def close(self) -> None:
         """Restore the logger."""
@@ -51,12 +51,12 @@ class Answers(logging.Filter):
             logger.setLevel(self._level)
 
     def take(self) -> int:
-        """Return the number of overload answers since the last call."""
+        """Return the number of overload responses since the last call."""
         count, self._refusals = self._refusals, 0
         return count
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Count a record; return whether it would have been shown anyway."""
+        """Count a record; return whether the original log level shows it."""
         statuses = record.args if isinstance(record.args, tuple) and not CALLING.get() else ()
         if any(isinstance(status, int) and status in OVERLOAD for status in statuses):
             self._refusals += 1
@@ -64,7 +64,7 @@ class Answers(logging.Filter):
 
 
 class Calls:
-    """One run's calls of the API."""
+    """One run's API calls."""
 
     def __init__(
         self,
@@ -72,11 +72,11 @@ class Calls:
         options: TinkerOptions,
         observe_call: Callable[[CallFacts], None] | None = None,
     ) -> None:
-        """Start watching answers if the number of permits adapts.
+        """Start counting overload responses if the number of permits adapts.
 
         Args:
-            permits: one is held around each call.
-            options: time limits and budget.
+            permits: source of the permit for each call.
+            options: timeouts and retry budget.
             observe_call: called after each call, if the number of permits adapts.
         """
         self._permits = permits
@@ -87,14 +87,14 @@ class Calls:
             self._answers.open()
 
     def close(self) -> None:
-        """Stop watching answers."""
+        """Stop counting overload responses."""
         self._answers.close()
 
     async def once(self, kind: str, operation: Callable[[], Awaitable[T]]) -> T:
         """Make one call under a permit.
 
         Raises:
-            TimeoutError: no result in time.
+            TimeoutError: no result within the timeout.
         """
         asked = time.monotonic()
         async with self._permits.one():
@@ -106,7 +106,7 @@ class Calls:
         first: Callable[[], Awaitable[A]],
         second: Callable[[], Awaitable[B]],
     ) -> tuple[A, B]:
-        """Submit two calls together if permits allow; the API keeps their order."""
+        """Submit two calls together if permits allow; the API processes them in order."""
         return await self._permits.two_in_order(
             lambda: self._observed(kind, first, 0.0), lambda: self._observed(f"{kind}, end", second, 0.0)
         )
@@ -117,17 +117,17 @@ class Calls:
         attempt: Callable[[], Awaitable[T]],
         repair: Callable[[bool], Awaitable[None]],
     ) -> T:
-        """Try until it succeeds.
+        """Retry until success or until the budget is used up.
 
         Args:
-            what: is attempted, for messages.
-            attempt: makes calls.
+            what: description of the attempt, for messages.
+            attempt: makes the calls.
             repair: prepares the next attempt; called with True if the session or a client is lost.
 
         Raises:
-            ConfigError: the API refuses the key.
-            RunFailedError: it refuses what was asked.
-            InfrastructureError: the budget is used up.
+            ConfigError: the API rejects the key.
+            RunFailedError: the API rejects the request.
+            InfrastructureError: the retry budget is used up.
         """
         failed_at, failures = 0.0, 0
         while True:
@@ -150,7 +150,7 @@ class Calls:
             await repair(fault is Fault.LOST)
 
     async def _observed(self, kind: str, operation: Callable[[], Awaitable[T]], waited_s: float) -> T:
-        """Run an operation with the time limit, and report how it went."""
+        """Run an operation with the timeout, and report its outcome."""
         started, worked, refused = time.monotonic(), False, False
         try:
             async with asyncio.timeout(self._options.call_timeout_s):
@@ -167,7 +167,7 @@ class Calls:
                 self._observe_call(CallFacts(kind, latency_s, overloaded, waited_s > WAITED_S))
 
     def _pause_s(self, failures: int) -> float:
-        """Return an exponential backoff with jitter: workers that failed together do not retry together."""
+        """Return an exponential backoff with jitter, so that workers do not retry in lockstep."""
         longest = min(LONGEST_RETRY_S, self._options.first_retry_s * 2.0 ** min(failures - 1, 30))
         return longest * random.uniform(0.5, 1.0)
 

@@ -1,4 +1,4 @@
-"""The SDK's service client: opened without blocking the event loop, and closed without disturbing calls."""
+"""The SDK's service client: opened without blocking the event loop, closed after its calls have ended."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from retrain.errors import ConfigError, InfrastructureError
 T = TypeVar("T")
 
 LEAVING: tuple[type[Exception], ...] = (*FAULTS, InfrastructureError)
-GOODBYE_S = 5.0  # the API ends a session whose heartbeat stops
+GOODBYE_S = 5.0  # timeout of closing; the API also ends a session without heartbeat
 log = logging.getLogger(__name__)
 
 
@@ -33,13 +33,13 @@ class Connection:
         self._calls = calls
         self._service: tinker.ServiceClient | None = None
         self._farewells: set[asyncio.Future[None]] = set()
-        self._over = asyncio.Event()  # no call is in flight, and none will come
+        self._over = asyncio.Event()  # no call is in flight or will follow
 
     async def try_out(self) -> None:
-        """Open a session, or raise an error that names the setting at fault.
+        """Open a session.
 
         Raises:
-            ConfigError: the key or the address is refused.
+            ConfigError: the key or the address is rejected.
             InfrastructureError: the API cannot be reached.
         """
         try:
@@ -57,7 +57,7 @@ class Connection:
             ) from error
 
     async def service(self) -> tinker.ServiceClient:
-        """Return the service client, with a session that is open. May fail as calls do."""
+        """Return the service client with an open session. May fail like any call."""
         if self._service is None:
             service = tinker.ServiceClient(
                 user_metadata={"run": self._model.run}, base_url=self._model.base_url or None
@@ -65,7 +65,7 @@ class Connection:
 
             async def connect() -> None:
                 async with asyncio.timeout(self._options.connect_timeout_s):
-                    # in a thread, because the SDK blocks until its session is there
+                    # in a thread, because the SDK blocks until the session is open
                     await in_thread(lambda: service.holder, unwanted=_stop)
 
             await self._calls.once("session", connect)
@@ -73,7 +73,7 @@ class Connection:
         return self._service
 
     def drop(self) -> None:
-        """Drop the session; the next use opens another."""
+        """Drop the session; the next use opens a new one."""
         service, self._service = self._service, None
         if service is not None:
             farewell = asyncio.ensure_future(self._leave(service))
@@ -81,7 +81,7 @@ class Connection:
             farewell.add_done_callback(self._farewells.discard)
 
     async def close(self) -> None:
-        """End the session, and those that were dropped before."""
+        """End the session and all dropped ones."""
         service, self._service = self._service, None
         self._over.set()
         endings = [*self._farewells]
@@ -90,7 +90,7 @@ class Connection:
         await asyncio.gather(*endings)
 
     async def _leave(self, service: tinker.ServiceClient) -> None:
-        """Close a session when every call that began in it must have ended: closing makes calls hang."""
+        """Close a session after all of its calls must have ended, because closing makes calls hang."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self._options.call_timeout_s):
                 await self._over.wait()
@@ -104,14 +104,14 @@ class Connection:
         except LEAVING as error:
             log.info("a session could not be closed: %s", describe(error))
         finally:
-            _stop(holder)  # even if no permit was free for the closing call
+            _stop(holder)  # even without a permit for the closing call
 
 
 def _stop(holder: Any) -> None:
-    """End a session's heartbeat and connections, without a call; safe to call twice."""
+    """End a session's heartbeat and connections without an API call; safe to call twice."""
     holder.close()
 
 
 async def result(future: Awaitable[T]) -> T:
-    """Wait for an SDK future; a cancellation reaches the SDK."""
+    """Wait for an SDK future; cancellation is passed on to the SDK."""
     return await future

@@ -1,4 +1,4 @@
-"""What went wrong with a call, as far as it decides what to do next."""
+"""Classification of call failures, which decides whether to retry, rebuild or stop."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from tinker.types import RequestErrorCategory
 
 from retrain.controllers.permits import OVERLOAD
 
-# what the SDK lets through; its checks and its fetching of results raise plain ValueError and RuntimeError
+# exceptions that pass through the SDK; its own checks raise plain ValueError and RuntimeError
 FAULTS: tuple[type[Exception], ...] = (
     TinkerError,
     RetryableException,
     httpx.HTTPError,
-    OSError,  # TimeoutError and ConnectionError among them
+    OSError,  # includes TimeoutError and ConnectionError
     ValueError,
     RuntimeError,
 )
@@ -28,15 +28,15 @@ class Fault(Enum):
 
     BUSY = auto()  # overload, timeout, connection: the same call may succeed later
     LOST = auto()  # the session, model or sampler is gone or unusable: rebuild, then retry
-    WRONG = auto()  # the API refuses the request: a retry would not help
-    REFUSED = auto()  # the key
+    WRONG = auto()  # the API rejects the request: a retry would not help
+    REFUSED = auto()  # the API rejects the key
 
 
-_STATUS = re.compile(r"\bstatus[ =](\d{3})\b")  # results are fetched by the SDK, which hides the code in text
+_STATUS = re.compile(r"\bstatus[ =](\d{3})\b")  # the SDK reports the status of fetched results only as text
 
 
 def classify(error: Exception) -> Fault:
-    """Return the kind of a fault."""
+    """Return the kind of an error."""
     status = _status(error)
     if status is not None:
         return _by_status(status)
@@ -50,12 +50,12 @@ def classify(error: Exception) -> Fault:
 
 
 def is_overload(error: Exception) -> bool:
-    """Whether the API said that it has too much to do."""
+    """Whether the API reported overload."""
     return _status(error) in OVERLOAD
 
 
 def describe(error: Exception) -> str:
-    """Return one line about an error; the class name for an exception without text."""
+    """Return an error as one line; the class name if it has no text."""
     text = " ".join(str(error).split())[:300]
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
@@ -72,7 +72,7 @@ def _by_status(status: int) -> Fault:
         return Fault.REFUSED
     if status in (404, 409, 410):
         return Fault.LOST
-    # 402, the account's bill: the SDK has waited; it may be paid before the run is retried
+    # 402, payment required: the SDK has waited; the bill may be paid before the run is retried
     if status in (402, 408, 429) or status >= 500:
         return Fault.BUSY
     return Fault.WRONG

@@ -1,8 +1,8 @@
-"""Which of the API's loss functions is the run's loss, and with which parameters.
+"""Translates the run's loss into the API's loss function and parameters.
 
-The API sums the loss over all tokens it is given and clips ratios at absolute bounds, while ours
-are distances from 1. All these losses are homogeneous in the advantage, L(w A) = w L(A) for w > 0,
-so token weights travel inside the advantages and the API's sum is our normalised loss.
+The API sums the loss over all tokens and clips ratios at absolute bounds, while ours are distances
+from 1. All these losses are homogeneous in the advantage, L(w A) = w L(A) for w > 0, so token weights
+are multiplied into the advantages and the API's sum is our normalised loss.
 Formulas: https://tinker-docs.thinkingmachines.ai/losses.
 """
 
@@ -17,40 +17,40 @@ from retrain.errors import ConfigError
 from retrain.rollouts import SUPERVISED, Loss
 
 Name = Literal["importance_sampling", "ppo", "cispo", "gspo", "cross_entropy"]
-KNOWN = tuple(name for name in get_args(Name) if name != "cross_entropy")  # as a run's loss
+KNOWN = tuple(name for name in get_args(Name) if name != "cross_entropy")  # valid as a run's loss
 UNCLIPPED = ("importance_sampling",)  # the others take two bounds
 
 
 @dataclass(frozen=True, slots=True)
 class ApiLoss:
-    """What to ask the API for."""
+    """A loss function of the API with its parameters."""
 
     name: Name
     config: Mapping[str, float]
 
     @property
     def is_per_rollout(self) -> bool:
-        """Whether a whole rollout has one ratio: the API then needs to know its tokens."""
+        """Whether there is one ratio per rollout: the API then needs the mask of its tokens."""
         return self.name == "gspo"
 
     @property
     def is_supervised(self) -> bool:
-        """Whether targets have weights, and there is no sampler."""
+        """Whether the loss takes target weights instead of sampler log-probabilities."""
         return self.name == "cross_entropy"
 
 
 def loss_problem(name: str) -> str:
-    """Return why the API cannot compute a loss; empty if it can."""
+    """Return why the API cannot compute a loss; "" if it can."""
     if name in KNOWN:
         return ""
     return f"got {name!r}; the Tinker API computes {', '.join(KNOWN)} only"
 
 
 def api_loss(loss: Loss) -> ApiLoss:
-    """Translate a loss; clip bounds not given are those of our own function.
+    """Translate a loss; missing clip bounds default to those of our own function.
 
     Raises:
-        ConfigError: the API does not know it.
+        ConfigError: the API does not have this loss.
     """
     if loss.name == SUPERVISED:
         return ApiLoss("cross_entropy", {})

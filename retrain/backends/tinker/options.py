@@ -12,23 +12,23 @@ DAY_S = 86400.0
 
 @dataclass(frozen=True, slots=True)
 class TinkerOptions:
-    """How to call the API, and its timeouts."""
+    """Tokenizer, optimizer, timeouts and retries of the API."""
 
-    tokenizer: str = ""  # local directory or hub id; empty: the one that the API names for the model
-    chat_template: bool = False  # show prompts through the tokenizer's chat template
+    tokenizer: str = ""  # local directory or hub id; empty: as the API names it for the model
+    chat_template: bool = False  # apply the tokenizer's chat template to prompts
     system_prompt: str = ""  # with chat_template
-    beta1: float = 0.9  # Adam's; the API's own defaults
+    beta1: float = 0.9  # of Adam; the API's defaults
     beta2: float = 0.95
     eps: float = 1e-12
     weight_decay: float = 0.0
-    requests_at_once: int = 8  # sampling calls of one run that hold a permit or wait for one
-    replay_steps: int = 32  # updates remembered to repeat after a lost session; more: a state is saved
-    state_days: int = 0  # the API deletes checkpoints after so long; 0: never
+    requests_at_once: int = 8  # sampling calls of one run that hold or wait for a permit
+    replay_steps: int = 32  # updates kept for replay after a lost session; beyond that, a state is saved
+    state_days: int = 0  # days until the API deletes a checkpoint; 0: never
     connect_timeout_s: float = 60.0  # to open a session
-    call_timeout_s: float = 1800.0  # one call, from its permit to its result
-    permit_timeout_s: float = 21600.0  # for a permit; beyond, its holders are taken to be stuck
-    first_retry_s: float = 1.0  # before trying again; doubles each time, at random 50 to 100 % of it
-    retry_budget_s: float = 1800.0  # for one thing to succeed after its first failure; then the run ends
+    call_timeout_s: float = 1800.0  # one call, from permit to result
+    permit_timeout_s: float = 21600.0  # wait for a permit; after that, its holders are considered stuck
+    first_retry_s: float = 1.0  # backoff; doubles each time, with 50 to 100 % jitter
+    retry_budget_s: float = 1800.0  # from an operation's first failure until the run ends
 
 
 _RULES: Mapping[str, Rule] = {
@@ -60,7 +60,7 @@ def parse_options(options: Mapping[str, object]) -> TinkerOptions:
 
 
 def check_options(options: Mapping[str, object]) -> list[str]:
-    """List the problems of a `[backend.options]` table, one line each that starts with its key."""
+    """Return the problems of a `[backend.options]` table, one line each, starting with the key."""
     problems = problems_of(options, _RULES)
     if options.get("system_prompt") and not options.get("chat_template"):
         problems.append("system_prompt: needs chat_template = true, which has a place for it")

@@ -1,4 +1,4 @@
-"""Holds the campaign's permits around the calls of one run, without blocking the event loop."""
+"""Holds the campaign's permits during one run's calls, without blocking the event loop."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ class Permits:
         """Wrap a permit source.
 
         Args:
-            permit: holds one while entered; safe to cancel.
-            timeout_s: longest wait for one.
+            permit: context manager that holds a permit while entered; safe to cancel.
+            timeout_s: longest wait for a permit.
         """
         self._permit = permit
         self._timeout_s = timeout_s
@@ -31,7 +31,7 @@ class Permits:
         """Hold a permit while entered.
 
         Raises:
-            InfrastructureError: none came in time.
+            InfrastructureError: no permit within the timeout.
         """
         async with AsyncExitStack() as held:
             try:
@@ -47,10 +47,10 @@ class Permits:
     async def two_in_order(
         self, first: Callable[[], Awaitable[A]], second: Callable[[], Awaitable[B]]
     ) -> tuple[A, B]:
-        """Run two calls whose order the API keeps, at the same time if a second permit is there.
+        """Run two calls that the API processes in order, concurrently if a second permit is free.
 
-        The second is submitted when the first is done or another permit comes, whichever is
-        earlier: no call holds a permit while another waits for one, so runs cannot deadlock.
+        The second is submitted when the first is done or another permit is acquired, whichever is
+        earlier. The first call never waits for the second permit, so runs cannot deadlock.
         """
         async with self.one(), AsyncExitStack() as held:
             one = asyncio.ensure_future(first())
@@ -71,7 +71,7 @@ class Permits:
 
 
 async def _finish(futures: list[asyncio.Future[Any]]) -> None:
-    """Cancel what still runs and wait until it has ended."""
+    """Cancel the futures that are still running and wait until they have ended."""
     for future in futures:
         future.cancel()
     await asyncio.gather(*futures, return_exceptions=True)

@@ -1,6 +1,6 @@
 """A remote policy: the model, its saved states and updates, and its checkpoint on disk.
 
-A checkpoint is JSON that names the state which the API keeps.
+A checkpoint is a JSON file with the path of the state that the API saved.
 """
 
 from __future__ import annotations
@@ -18,26 +18,26 @@ if TYPE_CHECKING:
     from tinker import SamplingClient
     from tinker.types import AdamParams, Datum, ForwardBackwardOutput, OptimStepResponse
 
-FORMAT = 1  # of the file; raise it when old ones can no longer be read
+FORMAT = 1  # of the file; increment when old ones can no longer be read
 NAME = "tinker.json"
 
-BYTES_PER_TOKEN = 24  # of a request: input, target, log-probability, advantage, ratio mask
+BYTES_PER_TOKEN = 24  # in a request: input, target, log-probability, advantage, ratio mask
 
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """What is trained."""
+    """The model and adapter that are trained."""
 
     name: str
     rank: int
-    seed: int  # of the fresh adapter; 0 or more
+    seed: int  # of the new adapter; 0 or more
     run: str  # shown in the API's console
     base_url: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """A saved policy, at the API's path, after `version` updates; without a path, the fresh one."""
+    """A policy saved at the API's `path` after `version` updates; an empty path is the initial policy."""
 
     path: str
     version: int
@@ -45,14 +45,14 @@ class State:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Update:
-    """All that one optimizer step sends."""
+    """The data and settings of one optimizer step."""
 
     data: list[Datum]
     loss: ApiLoss
     adam: AdamParams
 
     def parts(self, most_datums: int, most_bytes: int) -> list[list[Datum]]:
-        """Return the data in parts that the SDK sends as one request each."""
+        """Return the data in parts of one request each."""
         parts: list[list[Datum]] = [[]]
         size = 0
         for datum in self.data:
@@ -67,14 +67,14 @@ class Update:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Outcome:
-    """What the API answered to an update."""
+    """The API's response to an update."""
 
     outputs: Sequence[Mapping[str, Any]]  # one per datum
     metrics: dict[str, float]
 
     @classmethod
     def of(cls, passes: Sequence[ForwardBackwardOutput], step: OptimStepResponse) -> Outcome:
-        """Join the answers to the parts; the API's sums are added up."""
+        """Join the responses to the parts; sums are added up."""
         outputs = [output for answer in passes for output in answer.loss_fn_outputs]
         metrics = {**passes[-1].metrics, **(step.metrics or {})}
         sums = {name for name in passes[-1].metrics if name.endswith(":sum")}
@@ -84,14 +84,14 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Sampler:
-    """A sampling client and the policy version that it samples from."""
+    """A sampling client and its policy version."""
 
     client: SamplingClient
     version: int
 
 
 def write_state(directory: Path, state: State, model: str, rank: int) -> None:
-    """Write the API's path of a saved policy, and the model and rank that it belongs to."""
+    """Write the API's path of a saved policy, with its model and rank."""
     facts = {
         "format": FORMAT,
         "path": state.path,

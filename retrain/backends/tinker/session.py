@@ -1,9 +1,8 @@
-"""The API's objects of one run, and how they are rebuilt when they are lost.
+"""The API clients of one run, and how they are rebuilt after a failure.
 
-A run's policy is the last state that the API saved (at first: fresh weights from a seed) followed by
-the updates taken since. Both are remembered, so that whatever happens to the session, a new one is
-brought to the same policy: the state is loaded with its optimizer and the updates are repeated. An
-update whose outcome is unknown is thus taken exactly once.
+A run's policy is the last state that the API saved (initially: weights from a seed) plus the updates
+since. Both are kept, so that a new session can restore the same policy: it loads the state with its
+optimizer and replays the updates. An update with unknown outcome is therefore taken exactly once.
 """
 
 from __future__ import annotations
@@ -33,35 +32,35 @@ log = logging.getLogger(__name__)
 
 
 class Session:
-    """Training and sampling clients of the current policy. For one event loop."""
+    """Training and sampling clients of the current policy. Use in one event loop."""
 
     def __init__(self, model: Model, options: TinkerOptions, calls: Calls) -> None:
         self._model = model
         self._options = options
         self._calls = calls
         self._connection = Connection(model, options, calls)
-        self._lock = asyncio.Lock()  # over everything that makes or changes clients
+        self._lock = asyncio.Lock()  # held while clients are made or changed
         self._training: tinker.TrainingClient | None = None
         self._sampler: Sampler | None = None
         self._saved = State("", 0)
-        self._since: list[Update] = []  # taken after `_saved`
+        self._since: list[Update] = []  # updates after `_saved`
         self.generation = 0  # sessions dropped so far
 
     @property
     def version(self) -> int:
-        """Optimizer updates that the policy has seen."""
+        """Number of optimizer updates of the policy."""
         return self._saved.version + len(self._since)
 
     @property
     def unsaved(self) -> int:
-        """Updates that a lost session would cost the time to repeat."""
+        """Number of updates to replay if the session is lost."""
         return len(self._since)
 
     async def open(self) -> None:
-        """Open a session, which costs nothing.
+        """Open a session, free of charge.
 
         Raises:
-            ConfigError: the key or the address is refused.
+            ConfigError: the key or the address is rejected.
             InfrastructureError: the API cannot be reached.
         """
         async with self._lock:
@@ -73,9 +72,9 @@ class Session:
         return await in_thread(training.get_tokenizer)
 
     async def sampler(self) -> Sampler:
-        """Return a sampler of the current policy. May fail as calls do.
+        """Return a sampler of the current policy. May fail like any call.
 
-        During an update this is the sampler of the policy before it.
+        During an update this is the sampler of the previous policy.
         """
         if self._sampler is not None:
             return self._sampler
@@ -105,13 +104,13 @@ class Session:
         return await self._persist(f"update {self.version + 1}", attempt)
 
     async def undo(self) -> None:
-        """Undo the last update: the policy is as before it."""
+        """Undo the last update."""
         async with self._lock:
             self._since.pop()
             self._forget()
 
     async def reset_optimizer(self) -> None:
-        """Continue with the same weights, fresh moments and no updates seen."""
+        """Continue with the same weights, new moments and an update count of 0."""
         saved = await self.save()
 
         async def attempt() -> None:
@@ -120,14 +119,14 @@ class Session:
                 training = await self._calls.once(
                     "load", lambda: result(service.create_training_client_from_state(saved.path))
                 )
-                self._saved, self._since = State("", 0), []  # names the state that is saved next
+                self._saved, self._since = State("", 0), []  # version 0 names the next saved state
                 self._saved = State(await self._certain(self._save_state(training)), 0)
                 self._training, self._sampler = training, None
 
         await self._persist("resetting the optimizer", attempt)
 
     async def save(self) -> State:
-        """Have the API save weights and optimizer."""
+        """Save weights and optimizer at the API."""
 
         async def attempt() -> State:
             async with self._lock:
@@ -143,7 +142,7 @@ class Session:
         """Continue from a saved state.
 
         Raises:
-            RecordsError: the API does not have it any more.
+            RecordsError: the API no longer has it.
         """
         async with self._lock:
             self._saved, self._since = state, []
@@ -151,19 +150,19 @@ class Session:
         await self._persist(f"loading {state.path}", self._locked_training)
 
     async def renew_sampler(self, suspect: Sampler) -> None:
-        """Drop a sampler, unless it was replaced already; the next use makes another."""
+        """Drop a sampler unless it was already replaced; the next use makes a new one."""
         async with self._lock:
             if suspect is self._sampler:
                 self._sampler = None
 
     async def renew(self, generation: int) -> None:
-        """Drop the session, unless this generation's was dropped already; the next use opens another."""
+        """Drop the session unless this generation's was already dropped; the next use opens a new one."""
         async with self._lock:
             if generation == self.generation:
                 self._forget()
 
     async def close(self) -> None:
-        """End the session; the API forgets what was not saved."""
+        """End the session; unsaved state is lost."""
         await self._connection.close()
 
     async def _persist(self, what: str, attempt: Callable[[], Awaitable[T]]) -> T:
@@ -181,7 +180,7 @@ class Session:
         return await self._calls.persist(what, noted, repair)
 
     async def _certain(self, call: Awaitable[T]) -> T:
-        """Await a call that the API takes in order; if it fails, its effect is unknown: start over."""
+        """Await an ordered call; after a failure its effect is unknown, so rebuild the training client."""
         try:
             return await call
         except BaseException:
@@ -193,7 +192,7 @@ class Session:
             return await self._trained()
 
     async def _trained(self) -> tinker.TrainingClient:
-        """Return the training client, made again if necessary. Needs the lock."""
+        """Return the training client, rebuilt if necessary. Needs the lock."""
         if self._training is None:
             training = await self._load() if self._saved.path else await self._create()
             if self._since:
@@ -260,7 +259,7 @@ class Session:
         return Outcome.of([*passes, end], step)
 
     def _forget(self) -> None:
-        """Drop all clients; the next use makes them again. Needs the lock."""
+        """Drop all clients; the next use rebuilds them. Needs the lock."""
         self.generation += 1
         self._training = self._sampler = None
         self._connection.drop()

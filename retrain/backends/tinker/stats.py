@@ -1,8 +1,8 @@
-"""What an optimizer step did, from the log-probabilities that the API returns, and whether to believe it.
+"""Statistics of an optimizer step from the API's log-probabilities, with consistency checks.
 
-The API's own loss is compared with ours, computed here from its log-probabilities, and those with the
-sampler's: a server that averages instead of summing, or scores at another temperature than it
-sampled with, is found at the first step and said, once each.
+The API's loss is compared with ours, computed from its log-probabilities, and these with the sampler's.
+A server that averages instead of summing, or scores at another temperature than it samples at, is
+detected at the first step; each mismatch is logged once.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from retrain.rollouts import Floats, Loss, TrainingSample
 
 LOSS = "loss:sum"  # the API's name for its loss
 LOSS_TOLERANCE = 0.02  # of the loss; log-probabilities come as float32 or bfloat16
-GAP_NATS = 0.1  # mean difference per token between sampler and trainer; numerics alone stay far below
+GAP_NATS = 0.1  # mean difference per token between sampler and trainer; rounding stays far below
 log = logging.getLogger(__name__)
 
 
 class Auditor:
-    """Turns the API's answers into statistics; warns once of each mismatch."""
+    """Converts the API's responses into statistics; warns once about each mismatch."""
 
     def __init__(self) -> None:
         self._warned: set[str] = set()
@@ -39,20 +39,20 @@ class Auditor:
         *,
         on_policy: bool,
     ) -> UpdateStats:
-        """Summarise a step.
+        """Return a step's statistics.
 
-        `entropy` is estimated by the mean surprisal of the sampled tokens; `grad_norm` is 0 where the
-        API does not tell it. Without log-probabilities in the answer the sampler's stand in.
+        `entropy` is estimated by the mean surprisal of the sampled tokens; `grad_norm` is 0 if the API
+        does not report it. If the response has no log-probabilities, the sampler's are used.
 
         Args:
-            samples: what was trained on.
-            loss: the run's own.
+            samples: the training samples.
+            loss: the run's loss.
             outputs: one mapping per sample.
             metrics: of the forward-backward pass and the optimizer step together.
-            on_policy: the samples are from the very policy that was updated.
+            on_policy: whether the samples are from the policy that was updated.
 
         Raises:
-            RunFailedError: the answer does not belong to the samples.
+            RunFailedError: the response does not match the samples.
         """
         data, scored = TokenData.of(samples), _scored(samples, outputs)
         sampled = data.sampler_logprobs
@@ -93,7 +93,7 @@ class Auditor:
 
 
 def _scored(samples: Sequence[TrainingSample], outputs: Sequence[Mapping[str, Any]]) -> Floats | None:
-    """Return the trainer's log-probabilities of all completion tokens, None if the API keeps them."""
+    """Return the trainer's log-probabilities of all completion tokens; None if the API returns none."""
     if len(outputs) != len(samples):
         raise RunFailedError(f"the API answered {len(outputs)} results for {len(samples)} rollouts")
     if any("logprobs" not in output for output in outputs):
@@ -111,7 +111,7 @@ def _scored(samples: Sequence[TrainingSample], outputs: Sequence[Mapping[str, An
 
 
 def _grad_norm(metrics: Mapping[str, float]) -> float:
-    """Return the gradient's norm before clipping, from metrics whose names differ between servers."""
+    """Return the gradient norm before clipping; the metric's name differs between servers."""
     names = [name for name in metrics if "grad" in name and ("norm" in name or "l2" in name)]
     unclipped = [name for name in names if "unclipped" in name] or names
     return float(metrics[unclipped[0]]) if unclipped else 0.0

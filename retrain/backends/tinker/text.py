@@ -1,4 +1,4 @@
-"""The tokenizer of a remote model, used here: the API only takes and returns token ids."""
+"""The tokenizer of a remote model, run locally because the API only handles token ids."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from retrain.rollouts import Prompt, Rollout
 
 
 class Text:
-    """Prompts to token ids, and completions back to text."""
+    """Encodes prompts to token ids, and decodes completions to text."""
 
     def __init__(self, tokenizer: Any, options: TinkerOptions) -> None:
-        """Wrap a tokenizer of transformers.
+        """Wrap a transformers tokenizer.
 
         Raises:
-            ConfigError: it has no end-of-sequence token, or no chat template where one is asked for.
+            ConfigError: it has no end-of-sequence token, or lacks the requested chat template.
         """
         if tokenizer.eos_token_id is None:
             raise ConfigError(
@@ -45,12 +45,12 @@ class Text:
         """Return a prompt's token ids.
 
         Raises:
-            ConfigError: it has none, or the chat template fails.
+            ConfigError: there are none, or the chat template fails.
         """
         return prompt_tokens(self._tokenizer, prompt, (self.end,), chat=self._chat, system=self._system)
 
     def written(self, demonstration: Demonstration) -> Rollout:
-        """Return a written completion as a rollout that ends."""
+        """Return a written completion as a rollout with end token."""
         ids = self._tokenizer.encode(demonstration.completion, add_special_tokens=False)
         tokens, text = (*ids, self.end), demonstration.completion
         pieces = self.pieces(tokens)
@@ -65,13 +65,13 @@ class Text:
     def pieces(self, tokens: Sequence[int]) -> tuple[str, ...]:
         """Return each token's text; a special token's is empty."""
         for token in set(tokens) - self._pieces.keys():
-            # behind another token, because some tokenizers drop the space before the first word
+            # after another token, because some tokenizers drop the space before the first word
             self._pieces[token] = self.decode([self._anchor, token])[self._anchor_length :]
         return tuple([self._pieces[token] for token in tokens])
 
 
 class LazyText:
-    """Loads the tokenizer when it is first needed, once."""
+    """Loads the tokenizer once, on first use."""
 
     def __init__(self, model: str, options: TinkerOptions, session: Session) -> None:
         self._model = model
@@ -81,10 +81,10 @@ class LazyText:
         self._text: Text | None = None
 
     async def get(self) -> Text:
-        """Return it.
+        """Return the tokenizer.
 
         Raises:
-            ConfigError: it cannot be loaded, or lacks what is needed.
+            ConfigError: it cannot be loaded, or lacks an end token or a chat template.
         """
         async with self._lock:
             if self._text is None:

@@ -1,8 +1,8 @@
-"""Training samples as the API takes them, and its samples as rollouts; both checked, because servers do not.
+"""Converts samples to the API's format and its responses to rollouts, with checks that servers omit.
 
 Position i of a datum's input predicts token i + 1 of prompt + completion. Targets, the sampler's
-log-probabilities and advantages stand at the position that predicts their token; on the prompt the
-last two are 0, which makes every loss 0 there.
+log-probabilities and advantages are stored at the position that predicts their token. On the prompt the
+last two are 0, so every loss is 0 there.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ class DatumArrays:
 
     inputs: tuple[int, ...]
     targets: NDArray[np.int64]
-    logprobs: NDArray[np.float32]  # the sampler's, nats
-    advantages: NDArray[np.float32]  # times the token weight
+    logprobs: NDArray[np.float32]  # of the sampler, nats
+    advantages: NDArray[np.float32]  # multiplied by the token weight
     completion: NDArray[np.float32]  # 1 where a completion token is predicted, else 0
 
 
@@ -40,9 +40,9 @@ def datum_arrays(prompt: Sequence[int], sample: TrainingSample) -> DatumArrays:
     """Return a sample as arrays.
 
     Raises:
-        ConfigError: the prompt has no token, so that nothing predicts the completion's first one.
+        ConfigError: the prompt has no token, so nothing predicts the completion's first token.
         RunFailedError: the lengths of tokens, log-probabilities and advantages differ.
-        NonFiniteError: one of them is NaN or infinite.
+        NonFiniteError: a log-probability or an advantage is NaN or infinite.
     """
     rollout = sample.rollout
     tokens, number = rollout.tokens, rollout.prompt.id
@@ -56,7 +56,7 @@ def datum_arrays(prompt: Sequence[int], sample: TrainingSample) -> DatumArrays:
         )
     weighted = np.asarray(sample.advantages, dtype=np.float64) * sample.token_weight
     for name, values in (("log-probabilities", rollout.logprobs), ("weighted advantages", weighted)):
-        with np.errstate(over="ignore"):  # what float32 cannot hold is refused as infinite
+        with np.errstate(over="ignore"):  # float32 overflow is rejected as infinite
             if not np.isfinite(np.asarray(values, dtype=np.float32)).all():
                 raise NonFiniteError(f"the {name} of a rollout of prompt {number} are not finite")
     whole = (*prompt, *tokens)
@@ -70,10 +70,10 @@ def datum_arrays(prompt: Sequence[int], sample: TrainingSample) -> DatumArrays:
 
 
 def check_advantages(samples: Sequence[TrainingSample], loss: ApiLoss) -> None:
-    """Refuse advantages for which the API's loss differs from ours.
+    """Reject advantages for which the API's loss differs from ours.
 
     Raises:
-        ConfigError: a loss with one ratio per rollout, and advantages that differ within a rollout.
+        ConfigError: the loss has one ratio per rollout, but advantages differ within a rollout.
     """
     if loss.is_per_rollout and any(np.ptp(s.advantages) > 0 for s in samples if len(s.advantages)):
         raise ConfigError(
@@ -102,10 +102,10 @@ def to_datum(arrays: DatumArrays, loss: ApiLoss) -> Datum:
 def to_rollouts(
     prompt: Prompt, response: SampleResponse, sampling: Sampling, version: int, text: Text
 ) -> tuple[Rollout, ...]:
-    """Return what was sampled as rollouts.
+    """Return the API's samples as rollouts.
 
     Raises:
-        RunFailedError: there are too few rollouts, or the numbers of tokens and log-probabilities differ.
+        RunFailedError: too few rollouts, or the numbers of tokens and log-probabilities differ.
     """
     if len(response.sequences) != sampling.group_size:
         raise RunFailedError(
