@@ -159,7 +159,7 @@ def test_a_machine_without_device_nodes_has_no_gpus(tmp_path):
 
 def test_a_gpu_that_cannot_be_read_says_what_to_do(tmp_path):
     (tmp_path / "nvidia0").touch()
-    with pytest.raises(InfrastructureError, match=r"retrain\[gpu\]|NVML does not start"):
+    with pytest.raises(InfrastructureError, match=r"\[gpu\]|NVML does not start"):
         gpus(tmp_path)
 
 
