@@ -90,8 +90,8 @@ def read_run(files: RunFiles) -> Config:
     if not is_intact:
         raise ConfigError(f"{files.run_toml}: was changed since it was planned; `{resume}` writes it again")
     if changed:
-        what = f"restore it, or accept the change with `{resume} --accept-config-change`"
-        raise ConfigError([f"{files.run_toml} {line} the run was planned; {what}" for line in changed])
+        what = f"restore it; `{resume}` finds the files of a moved project, and says how to accept a change"
+        raise ConfigError([f"{files.run_toml} {line}; {what}" for line in changed])
     return config
 
 

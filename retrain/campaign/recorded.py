@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from retrain.config.digest import decides, digest, is_as_written, is_current, laid_over
@@ -147,12 +148,14 @@ def _differences(before: Mapping[str, Any], run: RunPlan) -> Iterator[str]:
         return
     old = dict(_flat(as_meant(before, run_version(before, CURRENT))))
     new = dict(_flat(as_tables(run.config)))
+    known, named = before["run"].get("files", {}), run.config.run
+    is_moved = {key for key in known if named and key in named.files and _name(old, key) == _name(new, key)}
     changed = [
         f"{key}: {_shown(old, key)} -> {_shown(new, key)}"
         for key in sorted(old.keys() | new.keys())
-        if old.get(key) != new.get(key)
+        if old.get(key) != new.get(key) and key not in is_moved
     ]
-    changed += changed_files(run.config, before["run"].get("files", {}))
+    changed += changed_files(run.config, known)
     yield from changed or ["its configuration differs"]
 
 
@@ -169,6 +172,10 @@ def _leaves(value: Any, key: str) -> Iterator[tuple[str, Any]]:
         return
     for name, inner in value.items():
         yield from _leaves(inner, f"{key}.{name}")
+
+
+def _name(tables: Mapping[str, Any], key: str) -> str:
+    return Path(str(tables.get(key))).name
 
 
 def _shown(tables: Mapping[str, Any], key: str) -> str:

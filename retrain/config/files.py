@@ -41,7 +41,9 @@ def changed_files(config: Config, before: Mapping[str, str]) -> list[str]:
     """Return which files no longer hold what they did, one line each."""
     now = dict(_files(config))
     return [
-        f"{key}: {now[key]} has changed since" if key in now else f"{key}: the file is not there any more"
+        f"{key}: {now[key]} has changed since the run was planned"
+        if key in now
+        else f"{key}: the file is missing"
         for key, known in before.items()
         if key not in now or fingerprint(now[key]) != known
     ]
