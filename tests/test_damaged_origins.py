@@ -112,7 +112,8 @@ def test_a_lost_origin_is_made_again_from_the_runs(begun: Path, content: str | N
     assert reopen(begun, notes).execute().exit_code == 0
     after = json.loads(path.read_text())
     assert after == before
-    assert [text for text in notes.notices if "origin.json" in text and "rebuilt from the runs" in text]
+    lost = "missing" if content is None else "damaged"
+    assert f"{path}: is {lost}; it is rebuilt from the runs" in notes.notices
 
 
 @pytest.mark.parametrize("content", [None, "", "{", '{"permits": 0, "slots": 0}'])
@@ -198,6 +199,27 @@ def test_changed_prompts_are_another_experiment(campaign_file: Path, name: str) 
         reopen(directory)
     assert worker.run(directory / "runs" / "maxrl_s1", threading.Event()) == EXIT_CONFIG
     assert reopen(directory, accept_config_change=True).execute().exit_code == 0
+
+
+def test_only_the_changed_prompts_of_a_moved_project_are_named(
+    campaign_file: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    directory = with_prompts(campaign_file)
+    elsewhere = tmp_path_factory.mktemp("elsewhere")
+    monkeypatch.chdir(elsewhere)
+    moved = Path(shutil.move(campaign_file.parent, elsewhere / "project"))
+    campaign = moved / "logs" / directory.name
+    assert worker.run(campaign / "runs" / "maxrl_s1", threading.Event()) == EXIT_CONFIG
+    assert f"the file is missing; restore it; `retrain resume {campaign}` finds" in capfd.readouterr().err
+    edit(moved / "a.jsonl", '7"', '77"')
+    with pytest.raises(ConfigError) as refused:
+        reopen(campaign)
+    assert "a.jsonl has changed since" in str(refused.value)
+    assert "b.jsonl" not in str(refused.value)
+    assert " -> " not in str(refused.value)
 
 
 def test_a_worker_finds_its_files_from_any_directory(

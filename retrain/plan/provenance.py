@@ -77,11 +77,12 @@ def known_origin(files: CampaignFiles) -> tuple[Provenance, str]:
     """
     try:
         return read_provenance(files), ""
-    except RecordsError as error:
+    except RecordsError:
+        lost = "is damaged" if files.origin.exists() else "is missing"
         table = _campaign_table(files)
         found = _from_runs(files) or _from_directory(files, table)
         options = table.get(found.launcher)
-        return replace(found, options=options if isinstance(options, dict) else {}), str(error)
+        return replace(found, options=options if isinstance(options, dict) else {}), f"{files.origin}: {lost}"
 
 
 def working_directories(files: CampaignFiles, origin: Provenance) -> list[Path]:
