@@ -7,13 +7,13 @@ from dataclasses import asdict
 import pytest
 
 from retrain.backends import numpy as _numpy_options
-from retrain.backends.local import options as _torch_options
+from retrain.backends.local import options as local_options
 from retrain.backends.tinker import options as _tinker_options
 
 BACKENDS = [
     (_numpy_options, _numpy_options.NumpyOptions()),
     (_tinker_options, _tinker_options.TinkerOptions()),
-    (_torch_options, _torch_options.LocalOptions()),
+    (local_options, local_options.LocalOptions()),
 ]
 
 

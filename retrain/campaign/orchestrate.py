@@ -85,6 +85,7 @@ class CampaignRun:
         self._catch_up = catch_up
         self._supervisor: Supervisor | None = None
         self._asked_to_stop = 0  # before there was a supervisor
+        self._left_alone: set[str] = set()  # damaged runs that were named
 
     @property
     def plan(self) -> Plan:
@@ -236,7 +237,8 @@ class CampaignRun:
                     f"{entry.run_id} runs again from its start: its metrics.jsonl changed after it had "
                     "finished, and is kept as metrics.jsonl.damaged"
                 )
-            else:
+            elif entry.run_id not in self._left_alone:
+                self._left_alone.add(entry.run_id)
                 self._observer.notice(f"{entry.run_id} is left alone: {entry.message}")
         return states
 

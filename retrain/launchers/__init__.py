@@ -15,7 +15,7 @@ of the built-in engines are classes in `config/engines.py`); the table is `assig
 hooks in `SPEC` are asked before a campaign's directory exists.
 
 An engine tells its workers through the environment: `RETRAIN_JOB` names the engine's task (see
-`records/locks.py`: such a worker renews a lease in run.lock, because locks may not reach other machines)
+`locks/held.py`: such a worker renews a lease in run.lock, because locks may not reach other machines)
 and `RETRAIN_OWN_PERMITS` gives a worker so many permits of its own instead of a share of the campaign's.
 """
 
