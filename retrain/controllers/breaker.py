@@ -1,9 +1,9 @@
-"""Stops starting runs when one after another fails for the surroundings, not for itself.
+"""Circuit breaker: pause launching after consecutive infrastructure failures.
 
-Closed: everything is admitted. Open, after `threshold` infrastructure failures in a row: nothing is,
-for a pause that doubles each time. Then half-open: one run is admitted as a probe. If it ends in any
-other way, or is still alive after `probation_s`, the breaker closes; if it fails like the others,
-it opens again.
+Closed: every run is admitted. Open, after `threshold` consecutive infrastructure failures: no run is
+admitted for a pause that doubles each time. Then half-open: one run is admitted as a probe. If the probe
+fails for infrastructure, the breaker opens again; if it ends in any other way, or is still running after
+`probation_s`, the breaker closes.
 
 Source: the circuit breaker pattern, Nygard, Release It! (2007).
 """
@@ -19,16 +19,16 @@ from retrain.controllers import require
 
 @dataclass(frozen=True, slots=True)
 class Admission:
-    """May a run be started now, and if not, when to ask again."""
+    """Whether a run may start now, and if not, when to ask again."""
 
-    is_open: bool  # the breaker is: nothing may start
-    ask_again_s: float  # on the caller's clock; meaningless when runs may start
+    is_open: bool  # of the breaker: no run may start
+    ask_again_s: float  # on the caller's clock; only meaningful if the breaker is open
     reason: str
-    is_probe: bool = False  # one may start, and the next one when that has shown how it goes
+    is_probe: bool = False  # half-open: one run may start, the next after its outcome is known
 
 
 class CircuitBreaker:
-    """Counts infrastructure failures in a row over a campaign."""
+    """Count consecutive infrastructure failures over a campaign."""
 
     def __init__(
         self,
@@ -41,10 +41,10 @@ class CircuitBreaker:
         """Start closed.
 
         Args:
-            threshold: failures in a row that open it.
-            pause_s: the first pause; doubles while probes fail.
-            longest_pause_s: where doubling ends.
-            probation_s: a probe that lives this long counts as a success.
+            threshold: consecutive failures that open the breaker.
+            pause_s: the first pause; doubled after each failed probe.
+            longest_pause_s: upper limit of the pause.
+            probation_s: a probe that runs this long counts as a success.
 
         Raises:
             ValueError: a number is out of range.
@@ -75,27 +75,27 @@ class CircuitBreaker:
         if now_s < self._resumes_at_s:
             return Admission(True, self._resumes_at_s, self._why)
         if self._probe_ends_s is None:
-            return Admission(False, now_s, "one run is tried", is_probe=True)
+            return Admission(False, now_s, "one run is started as a probe", is_probe=True)
         if now_s < self._probe_ends_s:
-            return Admission(True, self._probe_ends_s, "one run is tried before the others")
+            return Admission(True, self._probe_ends_s, "one run is probing before the others start")
         self._close()
-        return Admission(False, now_s, "the run that was tried lives")
+        return Admission(False, now_s, "the probe is still running")
 
     def started(self, now_s: float) -> None:
-        """A run was started: if the breaker is half-open, it is the probe."""
+        """Record that a run was started; if the breaker is half-open, that run is the probe."""
         if self._resumes_at_s is not None and self._probe_ends_s is None:
             self._probe_ends_s = now_s + self._probation_s
 
     def ended(self, now_s: float, *, infrastructure: bool, message: str = "") -> bool:
-        """A run's attempt ended.
+        """Record that an attempt of a run ended.
 
         Args:
             now_s: the caller's clock.
-            infrastructure: it failed for its surroundings; anything else counts as success.
-            message: why, for people.
+            infrastructure: whether it failed for infrastructure; any other ending counts as success.
+            message: the cause, for the reason of later admissions.
 
         Returns:
-            True if this opened the breaker: worth a notice.
+            True if this opened the breaker.
         """
         if not infrastructure:
             self._close()
@@ -103,13 +103,13 @@ class CircuitBreaker:
         self._failures += 1
         is_probe = self._probe_ends_s is not None
         if self._resumes_at_s is not None and not is_probe:
-            return False  # a run from before the pause
+            return False  # this run was started before the pause
         if not is_probe and self._failures < self._threshold:
             return False
         self._pause_s = min(self._longest_pause_s, 2 * self._pause_s if is_probe else self._first_pause_s)
         self._resumes_at_s, self._probe_ends_s = now_s + self._pause_s, None
         self._why = f"{self._failures} attempts in a row failed for infrastructure" + (
-            f", the last one: {message}" if message else ""
+            f"; last error: {message}" if message else ""
         )
         return True
 
@@ -124,7 +124,7 @@ class CircuitBreaker:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from what `state_dict` gave."""
+        """Restore a `state_dict`."""
         self._failures = int(state["failures"])
         self._pause_s = float(state["pause_s"])
         self._resumes_at_s, self._probe_ends_s = state["resumes_at_s"], state["probe_ends_s"]

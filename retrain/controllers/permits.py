@@ -1,10 +1,9 @@
-"""How many permits an API bears: one more while calls go well, far fewer when it says it is too many.
+"""Adaptive number of permits for an API: additive increase, multiplicative decrease (AIMD).
 
-Additive increase, multiplicative decrease, the rule that lets many senders share a link without
-talking to each other. Two signs of overload count: the API said so (429, 502, 503, 504), or calls of
-a kind take much longer than they usually do. The number grows only while somebody waits for a
-permit: what is not used proves nothing. It grows slowly where the API refused last time, so that
-most of the time is spent just below what it bears.
+AIMD lets many senders share a link without coordination. There are two signs of overload: the API refused
+a call (429, 502, 503, 504), or calls of a kind take much longer than usual. The number grows only while
+callers wait for a permit, since unused permits prove nothing. It grows more slowly near the number at which
+the API last refused, so that most of the time is spent just below the limit.
 
 Source: Chiu and Jain, Analysis of the increase and decrease algorithms for congestion avoidance
 in computer networks (1989); the slow growth near the last refusal as in CUBIC, Ha, Rhee and Xu (2008).
@@ -18,31 +17,31 @@ from typing import Any
 
 from retrain.controllers import require
 
-OVERLOAD = (429, 502, 503, 504)  # HTTP statuses by which an API says that it has too much to do
-WAITED_S = 0.05  # a permit that took longer was waited for
-AFTER_OVERLOAD = 0.5  # of the permits stay: the usual halving
-AFTER_SLOWNESS = 0.75  # latency is a weaker sign than a refusal
-NEAR_REFUSAL = 0.75  # of the number that was refused last: from there on the number grows slowly
-SLOW_ROUNDS = 4  # rounds of good calls for one more permit there; elsewhere one
-SMOOTHING = 0.8  # of a kind's recent latency; the last five calls or so count
-RELAX = 1.02  # what a call usually takes may rise so fast per call, so that a lasting change is accepted
-CALLS_TO_JUDGE = 10  # of a kind, before its latency means anything
+OVERLOAD = (429, 502, 503, 504)  # HTTP statuses that mean overload
+WAITED_S = 0.05  # a call that got its permit later than this had to wait
+AFTER_OVERLOAD = 0.5  # of the permits are kept: the usual halving
+AFTER_SLOWNESS = 0.75  # high latency is a weaker sign than a refusal
+NEAR_REFUSAL = 0.75  # of the number at the last refusal; from here on growth is slow
+SLOW_ROUNDS = 4  # rounds of successful calls per additional permit there; elsewhere one
+SMOOTHING = 0.8  # of a kind's recent latency, over about five calls
+RELAX = 1.02  # fastest growth of the usual latency per call, so that a lasting change is accepted
+CALLS_TO_JUDGE = 10  # of a kind, before its latency is judged
 SHORTEST_PAUSE_S = 1.0  # between decreases, so that one burst of refusals counts once
 
 
 @dataclass(frozen=True, slots=True)
 class CallFacts:
-    """One call of the API that was answered or refused; one that got lost tells nothing of its load."""
+    """A call that the API answered or refused; a lost call is no evidence of load."""
 
     kind: str  # calls of a kind take about equally long
-    latency_s: float  # from the permit to the result
-    overloaded: bool = False  # the API refused at least once that it could do it now
-    waited: bool = False  # for its permit
+    latency_s: float  # from acquiring the permit to the result
+    overloaded: bool = False  # the API refused it at least once
+    waited: bool = False  # had to wait for its permit
 
 
 @dataclass(frozen=True, slots=True)
 class PermitDecision:
-    """How many permits there are to be from now on."""
+    """The number of permits from now on."""
 
     permits: int
     changed: bool
@@ -51,7 +50,7 @@ class PermitDecision:
 
 @dataclass
 class _Latency:
-    """Of one kind of call, in seconds."""
+    """Latency of one kind of call, in seconds."""
 
     recent_s: float
     usual_s: float
@@ -64,17 +63,17 @@ class _Latency:
 
 
 class AdaptivePermits:
-    """The number of permits of one API, for all its callers together."""
+    """The number of permits of one API, shared by all its callers."""
 
     def __init__(
         self, permits: int = 4, *, lowest: int = 1, highest: int = 64, latency_factor: float = 3.0
     ) -> None:
-        """Start with some permits.
+        """Start with a fixed number of permits.
 
         Args:
-            permits: to begin with.
-            lowest, highest: never fewer, never more.
-            latency_factor: calls this much slower than usual are a sign of overload.
+            permits: initial number.
+            lowest, highest: bounds of the number.
+            latency_factor: calls slower than usual by this factor are a sign of overload.
 
         Raises:
             ValueError: a number is out of range.
@@ -88,16 +87,16 @@ class AdaptivePermits:
         self._factor = latency_factor
         self._latencies: dict[str, _Latency] = {}
         self._good_calls = 0  # since the last change or sign of overload
-        self._was_wanted = False  # somebody waited for a permit meanwhile
+        self._was_wanted = False  # a caller has waited for a permit since then
         self._decreased_at_s: float | None = None
-        self._refused: int | None = None  # permits there were when the API refused last
+        self._refused: int | None = None  # number of permits at the last refusal
 
     def observe(self, now_s: float, call: CallFacts) -> PermitDecision:
-        """Take a finished call into account.
+        """Record a finished call and decide the number of permits.
 
         Args:
-            now_s: any clock that all callers share. It may be set: a step longer than the pause between
-                decreases, in either direction, ends that pause early.
+            now_s: a clock shared by all callers. The clock may be adjusted: a jump longer than the pause
+                between decreases, in either direction, ends that pause early.
             call: what happened.
         """
         slow = not call.overloaded and self._is_slow(call)
@@ -112,8 +111,8 @@ class AdaptivePermits:
         self._good_calls, self._was_wanted = 0, False
         self.permits += 1
         if self._refused is not None and self.permits > self._refused:
-            self._refused = None  # the API bears more than it did
-        return PermitDecision(self.permits, True, "calls go well and some wait")
+            self._refused = None  # the API's limit has risen
+        return PermitDecision(self.permits, True, "calls succeed and others wait")
 
     def state_dict(self) -> dict[str, Any]:
         """Return everything as plain data."""
@@ -127,7 +126,7 @@ class AdaptivePermits:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from what `state_dict` gave; a number out of today's range is moved into it."""
+        """Restore a `state_dict`; the number is clipped to the configured bounds."""
         self.permits = min(max(int(state["permits"]), self._lowest), self._highest)
         self._latencies = {kind: _Latency(**latency) for kind, latency in state["latencies"].items()}
         self._good_calls = int(state["good_calls"])
@@ -136,12 +135,12 @@ class AdaptivePermits:
         self._refused = state["refused"]
 
     def _rounds(self) -> int:
-        """Rounds of `permits` good calls that prove that there may be one more."""
+        """Return the rounds of `permits` successful calls that justify one more permit."""
         is_near = self._refused is not None and self.permits >= NEAR_REFUSAL * self._refused
         return SLOW_ROUNDS if is_near else 1
 
     def _is_slow(self, call: CallFacts) -> bool:
-        """Learn how long calls of this kind take. Not of one that was refused: it may end in no time."""
+        """Record the latency of a call that was not refused, and return whether its kind has become slow."""
         known = self._latencies.get(call.kind)
         if known is None:
             self._latencies[call.kind] = _Latency(call.latency_s, call.latency_s)
@@ -151,12 +150,12 @@ class AdaptivePermits:
 
     def _decrease(self, now_s: float, call: CallFacts) -> PermitDecision:
         if self.permits == self._lowest:
-            return PermitDecision(self.permits, False, "overloaded at the lowest number")
+            return PermitDecision(self.permits, False, "overloaded, already at the lowest number")
         known = self._latencies.get(call.kind)
         pause_s = max(SHORTEST_PAUSE_S, known.recent_s if known else call.latency_s)
         since = self._decreased_at_s
-        if since is not None and abs(now_s - since) < pause_s:  # a clock that was set ends the pause
-            return PermitDecision(self.permits, False, "calls from before the last decrease")
+        if since is not None and abs(now_s - since) < pause_s:  # a clock adjustment ends the pause
+            return PermitDecision(self.permits, False, "the call began before the last decrease")
         self._refused = self.permits if call.overloaded else self._refused
         share = AFTER_OVERLOAD if call.overloaded else AFTER_SLOWNESS
         self.permits = max(self._lowest, int(self.permits * share))

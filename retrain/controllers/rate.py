@@ -1,8 +1,8 @@
-"""Decides who must wait so that samples produced and batches consumed keep one ratio.
+"""Rate limiter: keep a fixed ratio of samples produced to batches consumed.
 
-Pure accounting for `retrain.pipeline`: no clock, no threads. The pace is Melissa's rate limiter:
-samples per batch = nb_time_steps / rate_limit_speed_batch_per_sim. Every comparison is made on
-running totals, so waiting errors never add up to a drift.
+Pure accounting for `retrain.pipeline`: no clock, no threads. The ratio is that of Melissa's rate limiter:
+samples per batch = nb_time_steps / rate_limit_speed_batch_per_sim. Every comparison uses running totals,
+so errors do not accumulate.
 """
 
 from __future__ import annotations
@@ -16,30 +16,31 @@ from retrain.config.flow import is_count, is_positive
 
 JsonState: TypeAlias = dict[str, float | int | bool]
 
-TOLERANCE = 1e-9  # samples; shares of a batch such as 1/3 do not add up exactly in floating point
+TOLERANCE = 1e-9  # samples; fractions of a batch such as 1/3 do not sum exactly in floating point
 
 
 @dataclass(slots=True)
 class RateAccount:
-    """Counts samples and batches, and says whether production or consumption may go on.
+    """Count samples and batches, and decide whether production or consumption may continue.
 
-    Until `watermark` samples are there production is free and consumption waits. Then the
-    watermark's samples pay for the first batch (as far as they go), and counting starts:
+    Until `watermark` samples have arrived, production is unlimited and consumption waits. Then the
+    watermark's samples are credited to the first batch (up to its cost), and counting starts:
     `balance` = samples counted - samples_per_batch x batches consumed. A batch needs a balance of
-    one batch; production waits once the balance covers the batches asked for. So the balance stays
+    one batch; production waits once the balance covers the batches requested. So the balance stays
     in [0, samples_per_batch + size of one report), and the ratio over k batches is off by at most
     that / (k x samples_per_batch).
 
     Raises:
-        ValueError: the pace is not positive and finite (None or 0 is off), or the watermark is negative.
+        ValueError: `samples_per_batch` is negative or not finite (None or 0 turns the limit off), or the
+            watermark is negative.
     """
 
     samples_per_batch: float | None
     watermark: int = 0
     produced: int = 0  # samples, over the whole run
     consumed: float = 0.0  # nominal batches, over the whole run
-    discarded: int = 0  # samples that nobody trained on
-    finished: bool = False  # nothing more will be produced
+    discarded: int = 0  # samples dropped without training on them
+    finished: bool = False  # no more samples will be produced
     counted: int = 0
     paid: float = 0.0
     warming: int = 0  # samples until counting starts
@@ -49,7 +50,7 @@ class RateAccount:
         self.samples_per_batch = self.samples_per_batch or None
         if self.samples_per_batch is not None and not is_positive(self.samples_per_batch):
             raise ValueError(
-                f"samples_per_batch: got {self.samples_per_batch!r}; needs to be positive; 0 or None is off"
+                f"samples_per_batch: got {self.samples_per_batch!r}; needs at least 0 (0: no limit)"
             )
         if not is_count(self.watermark, 0):
             raise ValueError(f"watermark: got {self.watermark!r}; needs a whole number of at least 0")
@@ -57,37 +58,37 @@ class RateAccount:
 
     @property
     def balance(self) -> float:
-        """Samples that are there beyond what the batches consumed so far cost; 0 if there is no pace."""
+        """Samples counted minus the cost of the batches consumed; 0 without a limit."""
         if self.samples_per_batch is None:
             return 0.0
         return self.counted - self.paid * self.samples_per_batch
 
     @property
     def ratio(self) -> float | None:
-        """Samples per batch since counting started over the target; None before a batch or without a pace."""
+        """Measured over configured samples per batch; None before the first batch or without a limit."""
         if self.samples_per_batch is None or self.paid == 0:
             return None
         return self.counted / (self.paid * self.samples_per_batch)
 
     def may_produce(self, *, asked: float = 1.0, starved: bool = False) -> bool:
-        """Whether samples may come in.
+        """Whether samples may be produced.
 
         Args:
-            asked: batches that training asks for; at least one is always allowed for.
-            starved: the buffer cannot serve the batch asked for, whatever the pace says (a reservoir
-                whose samples got stale); refilling it goes first.
+            asked: batches that training requests; counted as at least one.
+            starved: the buffer cannot serve the requested batch (a reservoir whose samples became stale);
+                refilling it takes priority over the ratio.
         """
         free = self.finished or not self.started or self.samples_per_batch is None
         return free or starved or not self._covers(max(1.0, asked))
 
     def may_consume(self, batches: float = 1.0, *, full: bool = False) -> bool:
-        """Whether `batches` may be taken; a `full` buffer lets nothing in, so it goes first."""
+        """Whether `batches` may be taken; always if the buffer is `full`, which blocks production."""
         if self.finished:
             return True
         return self.started and (full or self.samples_per_batch is None or self._covers(batches))
 
     def add(self, samples: int) -> None:
-        """Count samples that came in."""
+        """Count produced samples."""
         self.produced += samples
         if self.started:
             self.counted += samples
@@ -99,12 +100,12 @@ class RateAccount:
             self.counted = credit + self.warming - self.watermark
 
     def take(self, batches: float = 1.0) -> None:
-        """Count batches that were consumed."""
+        """Count consumed batches."""
         self.consumed += batches
         self.paid += batches
 
     def discard(self, samples: int) -> None:
-        """Take back samples that were dropped unused: they pay for no batch."""
+        """Subtract samples that were dropped unused; they are not credited to a batch."""
         self.discarded += samples
         if self.started:
             self.counted -= samples
@@ -112,7 +113,7 @@ class RateAccount:
             self.warming -= samples
 
     def restart(self) -> None:
-        """Count afresh from an empty buffer, waiting for the watermark again; totals stay."""
+        """Restart counting with an empty buffer, and wait for the watermark again; totals are kept."""
         self.counted, self.paid, self.warming = 0, 0.0, 0
         self.started, self.finished = self.watermark == 0, False
 
@@ -121,7 +122,7 @@ class RateAccount:
         return {key: getattr(self, key) for key in _STATE}
 
     def load_state_dict(self, state: Mapping[str, float | int | bool]) -> None:
-        """Go on from what `state_dict` gave."""
+        """Restore a `state_dict`."""
         for key in _STATE:
             setattr(self, key, state[key])
 

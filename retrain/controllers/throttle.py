@@ -1,7 +1,7 @@
-"""How much training a loaded machine allows: four levels, chosen without flapping.
+"""Training throttle: four levels by machine load, with hysteresis and dwell time against flapping.
 
-Facts in (a load, the time), level and reason out; it measures nothing and waits for nothing.
-More load restricts at once; less load relaxes only below a margin, and only once it has lasted.
+Input is a load and the time, output a level and its reason; it neither measures nor waits.
+A higher load restricts at once; a lower load relaxes only below a margin and after a dwell time.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 @functools.total_ordering
 class ThrottleLevel(enum.Enum):
-    """How restricted training is; a greater level is more restrictive."""
+    """Restriction of training; a greater level is more restrictive."""
 
     FULL = "full"
     REDUCED = "reduced"
@@ -29,9 +29,9 @@ class ThrottleLevel(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Allowance:
-    """What a level leaves to training, from this load upwards."""
+    """Resources that a level allows to training, from this load upwards."""
 
-    zone: str  # name of the loads from here to the next level
+    zone: str  # name of the load range up to the next level
     from_load: float
     batch_multiplier: float
     num_workers: int
@@ -49,14 +49,14 @@ LEVELS: Mapping[ThrottleLevel, Allowance] = {
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """One reading: the share in [0, 1] of each resource that is taken, and what could not be read."""
+    """One reading: the fraction in [0, 1] of each resource in use, and what could not be read."""
 
     parts: Mapping[str, float] = field(default_factory=dict)
-    unknown: tuple[str, ...] = ()  # one sentence per resource that exists but cannot be read
+    unknown: tuple[str, ...] = ()  # one message per resource that exists but could not be read
 
     @property
     def value(self) -> float | None:
-        """The scarcest resource's share; None if nothing was read."""
+        """Fraction of the most used resource; None if nothing was read."""
         return max(self.parts.values(), default=None)
 
     @property
@@ -67,10 +67,11 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class ThrottleState:
-    """The level that one reading led to, and why.
+    """The level chosen for one reading, with the reason.
 
-    An unknown load is not a fifth level, so that a training loop can always act on `level`: then
-    `is_known` is False, `level` is at least the policy's, and `reason` says what could not be read.
+    An unknown load is not a fifth level, so that a training loop can always act on `level`. If the load is
+    unknown, `is_known` is False, `level` is at least the policy's `on_unknown`, and `reason` names what could
+    not be read.
     """
 
     level: ThrottleLevel
@@ -88,9 +89,9 @@ class ThrottleState:
 
     @property
     def zone(self) -> str:
-        """Name of the load that was read: idle, moderate, busy, saturated, or unknown.
+        """Name of the load range: idle, moderate, busy, saturated, or unknown.
 
-        The level may be more restrictive, because it is held for a while.
+        The level may be more restrictive, because of hysteresis and dwell time.
         """
         return "unknown" if self.load is None else LEVELS[level_for(self.load)].zone
 
@@ -119,7 +120,7 @@ class ThrottleState:
         return self.level is not ThrottleLevel.PAUSED
 
     def summary(self) -> str:
-        """One line for people; why is in `reason`."""
+        """Return a one-line summary without the reason."""
         load = "unknown" if self.fleet_load is None else f"{self.fleet_load:.2f}"
         return (
             f"[{self.level.value}] batch×{self.batch_multiplier:.2f} workers={self.num_workers} "
@@ -127,7 +128,7 @@ class ThrottleState:
         )
 
     def to_dict(self) -> dict[str, object]:
-        """Plain data for a log; `load` is None when nothing could be read."""
+        """Return plain data for a log; `load` is None if nothing could be read."""
         return {
             "level": self.level.value,
             "load": self.load,
@@ -144,16 +145,16 @@ class ThrottleState:
 
 @dataclass(frozen=True, slots=True)
 class ThrottlePolicy:
-    """The choices behind a decision.
+    """Settings of the throttle.
 
     Raises:
-        ValueError: a margin that would never let go of a level, or a negative dwell.
+        ValueError: the hysteresis is so large that a level would never be left, or the dwell is negative.
     """
 
-    min_level: ThrottleLevel = ThrottleLevel.FULL  # never less restrictive than this
-    on_unknown: ThrottleLevel = ThrottleLevel.REDUCED  # half: neither idle nor overrun on a blind reading
-    hysteresis: float = 0.05  # twice the noise of a 0.25 s reading of 10 ms ticks on two cores
-    dwell_s: float = 10.0  # two readings at PAUSED, the level that costs most to leave too early
+    min_level: ThrottleLevel = ThrottleLevel.FULL  # the least restrictive level
+    on_unknown: ThrottleLevel = ThrottleLevel.REDUCED  # half, since an unknown load may be low or high
+    hysteresis: float = 0.05  # twice the noise of a 0.25 s reading in 10 ms ticks on two cores
+    dwell_s: float = 10.0  # two readings at PAUSED, the level that is most costly to leave too early
 
     def __post_init__(self) -> None:
         if not 0.0 <= self.hysteresis < LEVELS[ThrottleLevel.REDUCED].from_load:
@@ -166,26 +167,26 @@ class ThrottlePolicy:
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """What is remembered between decisions: the level, since when the load has allowed less, and how much."""
+    """State between decisions: the level, and since when the load has allowed a less restrictive one."""
 
     level: ThrottleLevel
     calm_since_s: float | None = None
-    calm_level: ThrottleLevel = ThrottleLevel.FULL  # what every reading since then allowed
+    calm_level: ThrottleLevel = ThrottleLevel.FULL  # most restrictive reading since then
 
 
 def level_for(load: float) -> ThrottleLevel:
-    """Look a load up in the table; a boundary belongs to the more restrictive level."""
+    """Return the level for a load; a boundary belongs to the more restrictive level."""
     return max(level for level, allowance in LEVELS.items() if load >= allowance.from_load)
 
 
 def decide(load: Load, now_s: float, held: Held | None, policy: ThrottlePolicy) -> tuple[ThrottleState, Held]:
-    """Choose the level for a reading, and what to remember for the next one.
+    """Choose the level for a reading, and return the state for the next decision.
 
     Args:
         load: the reading.
-        now_s: monotonic seconds, the same clock at every call.
-        held: what the last decision returned; None at the first.
-        policy: floor, margins, and the level for an unknown load.
+        now_s: monotonic seconds, from the same clock in every call.
+        held: the state that the last decision returned; None for the first.
+        policy: least restrictive level, margins, and the level for an unknown load.
     """
     wanted = _target(load, 0.0, policy)
     if held is None or wanted >= held.level:

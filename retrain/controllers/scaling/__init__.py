@@ -1,4 +1,4 @@
-"""Learning rate and batch size: the rules, the gradient noise scale, and goodput."""
+"""Learning rate and batch size: scaling rules, the gradient noise scale, and goodput."""
 
 from retrain.controllers.scaling.goodput import BatchSuggestion, Goodput, StepTimes, efficiency, phi_from
 from retrain.controllers.scaling.noise_scale import GradientNoiseScale

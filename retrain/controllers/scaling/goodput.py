@@ -1,6 +1,6 @@
-"""Goodput: useful samples per second, for choosing a batch that is fast and still learns.
+"""Goodput: useful samples per second, for choosing a batch that is fast and sample-efficient.
 
-Decides from a throughput model and the gradient noise scale; refuses to measure anything itself.
+Computed from a throughput model and the gradient noise scale; it measures nothing itself.
 
 Source: Pollux, arXiv:2008.12260.
 """
@@ -17,37 +17,37 @@ from retrain.rollouts import Floats
 
 Numbers: TypeAlias = Floats | float  # arguments that broadcast
 
-TINY = 1e-8  # seconds; a time that was never measured is taken as next to nothing
-CANDIDATES = 50  # total batches tried, evenly spaced on a log scale: neighbours differ by a few percent
+TINY = 1e-8  # seconds; stands for a time that was never measured
+CANDIDATES = 50  # total batch sizes evaluated, log-spaced: neighbours differ by a few percent
 
 
 @dataclass(frozen=True, slots=True)
 class StepTimes:
-    """Throughput model: seconds of one step from the replicas and samples in it."""
+    """Throughput model: seconds per step as a function of replicas and samples."""
 
-    alpha_c: float  # s, compute of one pass, however few samples
-    beta_c: float  # s per sample of one pass on one replica
+    alpha_c: float  # s, constant compute time of one pass
+    beta_c: float  # s per sample, compute time of one pass on one replica
     alpha_n: float  # s, network between nodes
-    beta_n: float  # s per replica above two, between nodes
+    beta_n: float  # s per replica beyond two, between nodes
     alpha_r: float  # s, network within a node
-    beta_r: float  # s per replica above two, within a node
+    beta_r: float  # s per replica beyond two, within a node
     gamma: float  # 1 (no overlap of compute and network) to 10 (nearly full)
 
     def pass_s(self, atomic_batch: Numbers) -> Floats:
-        """Seconds of one forward and backward pass of `atomic_batch` samples on each replica."""
+        """Return the seconds of one forward and backward pass of `atomic_batch` samples on each replica."""
         return self.alpha_c + self.beta_c * np.asarray(atomic_batch, dtype=np.float64)
 
     def network_s(self, nodes: Numbers, replicas: Numbers) -> Floats:
-        """Seconds to average gradients over `replicas` on `nodes`."""
+        """Return the seconds to average gradients over `replicas` on `nodes`."""
         base = np.select([np.greater(nodes, 1), np.greater(replicas, 1)], [self.alpha_n, self.alpha_r], TINY)
         each = np.select([np.greater(nodes, 1), np.greater(replicas, 1)], [self.beta_n, self.beta_r], TINY)
         seconds: Floats = base + each * np.maximum(np.subtract(replicas, 2), TINY)
         return seconds
 
     def last_pass_s(self, nodes: Numbers, replicas: Numbers, atomic_batch: Numbers) -> Floats:
-        """Seconds of a step's last pass, whose network time overlaps its compute."""
+        """Return the seconds of a step's last pass, whose network time overlaps its compute."""
         compute, network = self.pass_s(atomic_batch), self.network_s(nodes, replicas)
-        longest = np.maximum(compute, network)  # factored out, or large powers underflow
+        longest = np.maximum(compute, network)  # factored out, because large powers underflow
         parts = (compute / longest) ** self.gamma + (network / longest) ** self.gamma
         seconds: Floats = longest * parts ** (1 / self.gamma)
         return seconds
@@ -55,7 +55,7 @@ class StepTimes:
     def throughput(
         self, nodes: Numbers, replicas: Numbers, atomic_batch: Numbers, accumulation_steps: Numbers
     ) -> Floats:
-        """Samples per second; `accumulation_steps` passes go before the last, without network."""
+        """Return samples per second; `accumulation_steps` passes without network precede the last."""
         samples = np.multiply(replicas, atomic_batch) * np.add(accumulation_steps, 1)
         before = accumulation_steps * self.pass_s(atomic_batch)
         rate: Floats = samples / (before + self.last_pass_s(nodes, replicas, atomic_batch))
@@ -63,9 +63,9 @@ class StepTimes:
 
 
 def phi_from(grad_sqr: float, grad_var: float, init_batch_size: float) -> float:
-    """Return the gradient noise scale in samples from signal and from variance at the initial batch.
+    """Return the gradient noise scale in samples from the signal and the variance at the initial batch.
 
-    Infinite with noise but no signal; 0 with neither, as then a larger batch averages nothing away.
+    Infinite with noise but no signal; 0 with neither, since a larger batch then gains nothing.
     """
     if grad_sqr > 0:
         return init_batch_size * grad_var / grad_sqr
@@ -73,7 +73,7 @@ def phi_from(grad_sqr: float, grad_var: float, init_batch_size: float) -> float:
 
 
 def efficiency(batch_size: Numbers, *, phi: float, init_batch_size: float) -> Floats:
-    """Progress per sample at `batch_size`, against the initial batch's: (phi + M0) / (phi + M).
+    """Return progress per sample at `batch_size`, relative to the initial batch: (phi + M0) / (phi + M).
 
     Args:
         phi: gradient noise scale in samples (see `phi_from`).
@@ -87,7 +87,7 @@ def efficiency(batch_size: Numbers, *, phi: float, init_batch_size: float) -> Fl
 
 @dataclass(frozen=True, slots=True)
 class BatchSuggestion:
-    """What each replica should run, and the useful samples per second it should give."""
+    """The suggested batch of each replica, and its expected goodput."""
 
     atomic_batch: int  # samples of one pass on one replica
     accumulation_steps: int  # passes before the last
@@ -105,7 +105,7 @@ class Goodput:
     def evaluate(
         self, nodes: Numbers, replicas: Numbers, atomic_batch: Numbers, accumulation_steps: Numbers
     ) -> Floats:
-        """Useful samples per second; arguments broadcast."""
+        """Return useful samples per second; arguments broadcast."""
         batch = np.multiply(replicas, atomic_batch) * np.add(accumulation_steps, 1)
         gained = efficiency(batch, phi=self.phi, init_batch_size=self.init_batch_size)
         useful: Floats = self.times.throughput(nodes, replicas, atomic_batch, accumulation_steps) * gained
@@ -120,10 +120,10 @@ class Goodput:
         atomic_limits: tuple[int, int] | None = None,
         accumulation: bool = False,
     ) -> BatchSuggestion:
-        """Find the batch of the highest goodput, at least the initial one.
+        """Return the batch with the highest goodput, at least the initial batch.
 
-        A single replica needs two passes to tell noise from signal: it accumulates when it goes
-        beyond the initial batch, and without `accumulation` stays at the initial batch.
+        A single replica needs two passes to separate noise from signal: beyond the initial batch it
+        accumulates, and without `accumulation` it stays at the initial batch.
 
         Args:
             max_batch_size: total samples of a step, rounded up to whole samples per replica;

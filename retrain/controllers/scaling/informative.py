@@ -1,9 +1,9 @@
-"""How much larger a batch is in groups that teach something.
+"""Batch scale counted in informative groups.
 
-A prompt whose rollouts all score alike teaches nothing: it is left out of the gradient, and a batch
-of such prompts alone is no update. As fewer groups are informative, small batches skip more and more
-updates while a large one still makes each of its own, from fewer groups: growing the batch eightfold
-then buys less than eight times the groups per update.
+A prompt whose rollouts all have the same reward has no gradient; a batch of only such prompts makes no
+update. As fewer groups are informative, small batches skip more updates, while large batches still make
+every update from fewer groups: an eight times larger batch then has less than eight times the informative
+groups per update.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
-SMOOTHING = 0.99  # per initial batch; the share may fall from nearly all to a few within some hundred
-LEAST_SHARE = 1e-9  # keeps the formulas defined while nothing informative was seen
+SMOOTHING = 0.99  # per initial batch; the share can drop from nearly all to a few within some hundred batches
+LEAST_SHARE = 1e-9  # keeps the formulas defined before the first informative group
 
 
 class InformativeGroups:
-    """Running share of the prompts whose group is informative."""
+    """Moving average of the fraction of prompts whose group is informative."""
 
     def __init__(self, init_batch_size: int) -> None:
         self._init_batch_size = init_batch_size
@@ -25,25 +25,25 @@ class InformativeGroups:
 
     @property
     def share(self) -> float:
-        """Share of informative prompts; 1 before any step."""
+        """Fraction of informative prompts; 1 before the first step."""
         return min(1.0, max(LEAST_SHARE, self._sum / self._weight)) if self._weight else 1.0
 
     @property
     def per_initial_update(self) -> float:
-        """Informative groups in an initial batch that has any, on average."""
+        """Mean number of informative groups in initial batches that have at least one."""
         return self._init_batch_size * self.share / self._update_share(1.0)
 
     def count(self, informative: int, prompts: int) -> None:
-        """Learn from a step, also from one that was no update."""
+        """Count the groups of a step, with or without an update."""
         keep = SMOOTHING ** (prompts / self._init_batch_size)
         self._sum = keep * self._sum + (1 - keep) * informative / prompts
         self._weight = keep * self._weight + (1 - keep)
 
     def effective_scale(self, scale: float) -> float:
-        """Informative groups in an update of `scale` initial batches, over those in an initial update.
+        """Return the informative groups per update of `scale` initial batches, relative to one initial batch.
 
-        It equals the number of initial updates that the same prompts would have made: `scale` where
-        every group is informative, and 1 where hardly any is.
+        Equals the number of updates that the same prompts would have made in initial batches: `scale` if
+        every group is informative, 1 if hardly any is.
         """
         return scale * self._update_share(1.0) / self._update_share(scale)
 
@@ -52,11 +52,11 @@ class InformativeGroups:
         return {"sum": self._sum, "weight": self._weight}
 
     def load_state_dict(self, state: Mapping[str, float]) -> None:
-        """Restore what `state_dict` gave."""
+        """Restore a `state_dict`."""
         self._sum, self._weight = float(state["sum"]), float(state["weight"])
 
     def _update_share(self, scale: float) -> float:
-        """Return the chance that a batch of `scale` initial ones has an informative group."""
+        """Return the probability that a batch of `scale` initial batches has an informative group."""
         if self.share == 1.0:
             return 1.0
         return -math.expm1(scale * self._init_batch_size * math.log1p(-self.share))

@@ -1,7 +1,7 @@
-"""Gradient noise scale: how much a step's gradient owes to its samples and how much to the task.
+"""Gradient noise scale: noise of a step's gradient relative to its signal.
 
-Decides from squared norms alone, so that any framework can measure and this only computes.
-Refuses a single norm, which says nothing of noise.
+Computed from squared norms alone, so that any framework can measure them. At least two norms are needed: a
+single one contains no information about noise.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ import numpy as np
 
 from retrain.rollouts import Floats
 
-FIRST_SETTLED_STEP = 5  # Adam's second moment is mostly noise before so many steps
-LEAST_VAR = 1e-6  # gradient variance is never quite 0; keeps factors and gains defined
+FIRST_SETTLED_STEP = 5  # before this step Adam's second moment is mostly noise
+LEAST_VAR = 1e-6  # gradient variance is never exactly 0; keeps factors and gains defined
 
 
 def squared_norms(gradients: Sequence[Sequence[Floats]]) -> tuple[Floats, Floats]:
-    """Return what `GradientNoiseScale.update` takes, from gradients as arrays.
+    """Return the arguments of `GradientNoiseScale.update`, from gradients as arrays.
 
     Args:
         gradients: for each of n parts, its mean gradient for each parameter group (any shape),
@@ -34,11 +34,11 @@ def squared_norms(gradients: Sequence[Sequence[Floats]]) -> tuple[Floats, Floats
 
 
 def adam_preconditioner(second_moment: Floats, step: int, beta2: float, eps: float) -> Floats:
-    """Return what Adam divides a parameter's update by, its bias corrected: same shape as `second_moment`.
+    """Return Adam's bias-corrected divisor of a parameter's update, shaped like `second_moment`.
 
     Args:
         second_moment: Adam's running mean of squared gradients.
-        step: updates that went into it. Below 5 it is mostly noise, and ones are given.
+        step: number of updates in it. Below 5 it is mostly noise, and ones are returned.
     """
     if step < FIRST_SETTLED_STEP:
         return np.ones_like(second_moment)
@@ -49,7 +49,7 @@ class GradientNoiseScale:
     """Smoothed squared norm of the true gradient and variance of the estimate, per parameter group.
 
     Units: `sqr` and `var` are squared gradient norms; `var` is the variance of a gradient at
-    the initial batch size, which a batch S times as large divides by S.
+    the initial batch size, which a batch S times as large divides it by S.
 
     Source: McCandlish et al., arXiv:1812.06162; estimators and smoothing of AdaScale,
         arXiv:2007.05105, and Pollux, arXiv:2008.12260.
@@ -59,24 +59,24 @@ class GradientNoiseScale:
         if not 0 <= smoothing < 1:
             raise ValueError(f"smoothing: got {smoothing}; needs a number from 0 to below 1")
         self._smoothing = smoothing
-        self._consecutive = False  # the kind of the estimates averaged so far
+        self._consecutive = False  # kind of the estimates averaged so far
         self._weight = 0.0  # sum of the average's weights; 0 before any estimate
         self._sqr: Floats = np.zeros(0)
         self._var: Floats = np.zeros(0)
 
     @property
     def is_known(self) -> bool:
-        """Whether any estimate was made."""
+        """Whether there is at least one estimate."""
         return self._weight > 0
 
     @property
     def is_consecutive(self) -> bool:
-        """Whether what is known comes from steps in a row, not from parts of steps."""
+        """Whether the estimates come from consecutive steps, not from parts of steps."""
         return self.is_known and self._consecutive
 
     @property
     def sqr(self) -> Floats:
-        """Squared norm of the true gradient, at least 0: (groups,); (1,) holding 1 before any estimate."""
+        """Squared norm of the true gradient, at least 0: (groups,); (1,) with value 1 before any estimate."""
         return np.maximum(self._sqr / self._weight, 0.0) if self.is_known else np.ones(1)
 
     @property
@@ -86,34 +86,34 @@ class GradientNoiseScale:
 
     @property
     def noise_scale(self) -> float:
-        """Batch at which noise and signal balance, in initial batches; infinite without signal."""
+        """Batch size at which noise equals signal, in initial batches; infinite without signal."""
         sqr = float(self.sqr.sum())
         return float(self.var.sum()) / sqr if sqr > 0 else math.inf
 
     def gain(self, scale: float) -> float:
-        """Return the steps at the initial batch that one step at S times that batch is worth: 1 to S."""
+        """Return how many steps at the initial batch equal one step at S times that batch: 1 to S."""
         sqr, var = float(self.sqr.sum()), float(self.var.sum())
         return (var + sqr) / (var / scale + sqr)
 
     def update(
         self, local_sqr_norms: Floats, mean_sqr_norm: Floats, scale: float, *, consecutive: bool = False
     ) -> bool:
-        """Average one more estimate in, from the gradients of n parts of a step.
+        """Add one estimate to the average, from the gradients of n parts of a step.
 
         With L the mean of the parts' squared norms and T that of their mean, the true gradient's
-        squared norm is (n T - L) / (n - 1) and the variance (L - T) S / (n - 1). Estimates of
-        another kind than before (`consecutive` or not) start a new average, as theirs differ by
-        how far the weights moved.
+        squared norm is (n T - L) / (n - 1) and the variance (L - T) S / (n - 1). If the
+        kind of estimate changes (`consecutive` or not), a new average starts, since consecutive
+        estimates also contain the change of the weights.
 
         Args:
             local_sqr_norms: (n, groups), n at least 2, of parts of equal size.
             mean_sqr_norm: (groups,), of the mean of the parts' gradients.
             scale: S, the step's batch over the initial batch.
-            consecutive: the parts are the whole gradients of two steps in a row, each of
+            consecutive: the parts are the whole gradients of two consecutive steps, each of
                 scale S, because one step has a single part.
 
         Returns:
-            Whether the estimate was used; one that is not finite is left out.
+            Whether the estimate was used; estimates that are not finite are skipped.
 
         Raises:
             ValueError: shapes do not fit, n is below 2, or `scale` is not positive.
@@ -138,7 +138,7 @@ class GradientNoiseScale:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore what `state_dict` gave."""
+        """Restore a `state_dict`."""
         self._smoothing = float(state["smoothing"])
         self._consecutive = bool(state["consecutive"])
         self._weight = float(state["weight"])
@@ -166,8 +166,8 @@ def _checked(local_sqr_norms: Floats, mean_sqr_norm: Floats, scale: float) -> tu
         )
     if len(local) < 2:
         raise ValueError(
-            f"local_sqr_norms: got {len(local)} part(s); needs at least 2, because one norm says nothing of "
-            "noise; pair the gradient with the step before's and pass consecutive=True"
+            f"local_sqr_norms: got {len(local)} part(s); needs at least 2, because one norm cannot show "
+            "noise; pair it with the previous step's gradient and pass consecutive=True"
         )
     if not (math.isfinite(scale) and scale > 0):
         raise ValueError(f"scale: got {scale}; needs a finite number above 0")

@@ -1,6 +1,6 @@
-"""Learning-rate rules: the factor for one step whose batch is S times the initial one.
+"""Learning-rate rules: the factor for a step whose batch is S times the initial batch.
 
-Decides by formula from S and the gradient's noise; refuses to guess a missing fact.
+Each rule is a formula of S and the gradient noise; a missing argument is an error.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from retrain.rollouts import Floats
 
 
 class ScalingRule(ABC):
-    """Batch scale S -> one learning-rate factor per parameter group."""
+    """Map the batch scale S to one learning-rate factor per parameter group."""
 
     rests_on_noise = False  # whether the rule needs `grad_sqr` and `grad_var`
 
@@ -35,10 +35,10 @@ class ScalingRule(ABC):
         """Return the factor of each parameter group's learning rate for this step.
 
         Args:
-            scale: S, this step's batch over the initial batch.
+            scale: S, this step's batch divided by the initial batch.
             grad_sqr: squared norm of the true gradient per group, raised to at least 0.
             grad_var: gradient variance at the initial batch size per group, raised to at least 1e-6.
-            progress: steps at the initial batch that the steps so far were worth (see
+            progress: steps so far, in equivalent steps at the initial batch (see
                 `GradientNoiseScale.gain`).
             init_batch_size: samples of the initial batch.
 
@@ -46,7 +46,7 @@ class ScalingRule(ABC):
             Shape (groups,); (1,) if no group's gradient is given.
 
         Raises:
-            ValueError: a fact that the rule needs is missing, or a number is out of range.
+            ValueError: an argument that the rule needs is missing, or a number is out of range.
         """
         for name, value in (("scale", scale), ("init_batch_size", init_batch_size)):
             if value is not None and not (math.isfinite(value) and value > 0):
@@ -60,12 +60,12 @@ class ScalingRule(ABC):
 
     @abstractmethod
     def _factor(self, facts: Facts) -> Floats | float:
-        """Return the factor from facts in range: (groups,), or one for all."""
+        """Return the factors from validated facts: (groups,), or one for all."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Facts:
-    """What a rule may know of a step; None is not known."""
+    """Input of a rule for one step; None if unknown."""
 
     scale: float
     grad_sqr: Floats | None
@@ -75,7 +75,7 @@ class Facts:
 
 
 class NoScaling(ScalingRule):
-    """Leaves the learning rate alone, whatever the batch."""
+    """Factor 1: a constant learning rate at any batch."""
 
     def _factor(self, facts: Facts) -> float:
         del facts
@@ -83,21 +83,21 @@ class NoScaling(ScalingRule):
 
 
 class LinearRule(ScalingRule):
-    """S: as many small steps in one. Source: Goyal et al., arXiv:1706.02677."""
+    """Factor S: one step equals S small steps. Source: Goyal et al., arXiv:1706.02677."""
 
     def _factor(self, facts: Facts) -> float:
         return facts.scale
 
 
 class SqrtRule(ScalingRule):
-    """sqrt(S): keeps the variance of an update. Source: Krizhevsky, arXiv:1404.5997."""
+    """Factor sqrt(S): keeps the variance of an update constant. Source: Krizhevsky, arXiv:1404.5997."""
 
     def _factor(self, facts: Facts) -> float:
         return math.sqrt(facts.scale)
 
 
 class LEGWRule(ScalingRule):
-    """sqrt(S) after a warm-up that is S times as long in steps. Source: LEGW, arXiv:1901.08256.
+    """Factor sqrt(S) after a warm-up with S times as many steps. Source: LEGW, arXiv:1901.08256.
 
     The factor rises linearly over S x base_warmup_epochs x data_size / init_batch_size of progress.
     """
@@ -111,27 +111,27 @@ class LEGWRule(ScalingRule):
 
     def _factor(self, facts: Facts) -> float:
         if facts.progress is None or facts.init_batch_size is None:
-            raise ValueError("progress, init_batch_size: missing; LEGW's warm-up depends on both")
+            raise ValueError("progress, init_batch_size: missing; LEGW's warm-up needs both")
         warmup_steps = facts.scale * self._warmup_samples / facts.init_batch_size
         warmed_up = min(1.0, facts.progress / warmup_steps) if warmup_steps > 0 else 1.0
         return math.sqrt(facts.scale) * warmed_up
 
 
 class AdaScaleRule(ScalingRule):
-    """(var + sqr) / (var / S + sqr): S in pure noise, 1 without. Source: AdaScale, arXiv:2007.05105."""
+    """Factor (var + sqr) / (var / S + sqr), from 1 to S. Source: AdaScale, arXiv:2007.05105."""
 
     rests_on_noise = True
 
     def _factor(self, facts: Facts) -> Floats:
         if facts.grad_sqr is None or facts.grad_var is None:
-            raise ValueError("grad_sqr, grad_var: missing; take them from a GradientNoiseScale")
+            raise ValueError("grad_sqr, grad_var: missing; get them from a GradientNoiseScale")
         signal, noise = facts.grad_sqr, facts.grad_var
         factor: Floats = (noise + signal) / (noise / facts.scale + signal)
         return factor
 
 
 class AdamScaleRule(AdaScaleRule):
-    """AdaScale's square root, for Adam and kin. Source: Pollux, arXiv:2008.12260."""
+    """Square root of AdaScale's factor, for Adam and similar optimizers. Source: Pollux, arXiv:2008.12260."""
 
     def _factor(self, facts: Facts) -> Floats:
         return np.sqrt(super()._factor(facts))
@@ -149,24 +149,24 @@ RULES: Mapping[str, type[ScalingRule]] = {
 
 @dataclass(frozen=True, slots=True)
 class ScalingDecision:
-    """The learning rate of one step and why."""
+    """The learning-rate factor of one step, with the reason."""
 
     lr_factor: float
-    scale: float  # this step's batch over the initial batch, in prompts
+    scale: float  # this step's batch divided by the initial batch, in prompts
     effective_scale: float  # the same in informative groups
-    gain: float  # steps at the initial batch that this step is worth
-    progress: float  # those of all steps before this one
-    noise_scale: float  # prompts at which noise and signal balance; infinite without signal, NaN unknown
+    gain: float  # equivalent steps at the initial batch
+    progress: float  # sum of the gains of all earlier steps
+    noise_scale: float  # prompts at which noise equals signal; infinite without signal, NaN if unknown
     reason: str
 
 
 class LearningRateScaling:
-    """Scales a run's one learning rate to the batch that each step really uses.
+    """Scale a run's learning rate to the actual batch of each step.
 
     Per step: `decide`, train with `lr x lr_factor`, `count_groups`, and `observe` if there was an
-    update. The decision rests on the steps before, since a backend is told its learning rate before
-    it computes a gradient. Rules that rest on the noise, and progress, take the batch for as large
-    as it is in informative groups; the others, for as large as it is in prompts.
+    update. The decision uses earlier steps only, since a backend gets its learning rate before it computes a
+    gradient. Progress and the rules that need the noise count the batch in informative groups, the other
+    rules in prompts.
     """
 
     def __init__(self, rule: ScalingRule, init_batch_size: int, smoothing: float = 0.999) -> None:
@@ -177,7 +177,7 @@ class LearningRateScaling:
         self._noise = GradientNoiseScale(smoothing)
         self._groups = InformativeGroups(init_batch_size)
         self._progress = 0.0
-        self._last_scale = 0.0  # of the update before; 0 before any
+        self._last_scale = 0.0  # of the previous update; 0 before the first
 
     def decide(self, batch_size: int) -> ScalingDecision:
         """Return the factor for a step of `batch_size` prompts."""
@@ -196,7 +196,7 @@ class LearningRateScaling:
         return ScalingDecision(float(factor[0]), scale, effective, gain, self._progress, phi, reason)
 
     def count_groups(self, informative: int, prompts: int) -> None:
-        """Learn how many prompts of a step were informative, also if none was."""
+        """Count the informative prompts of a step, even if none was."""
         self._groups.count(informative, prompts)
 
     def observe(
@@ -208,19 +208,19 @@ class LearningRateScaling:
         informative: int | None = None,
         consecutive: bool = False,
     ) -> bool:
-        """Count the step that `decision` was for, and learn from its gradients.
+        """Count the step of `decision`, and update the noise scale from its gradients.
 
         Args:
-            local_sqr_norms: (n, groups), of parts of the step: informative prompt groups or
-                numbers of them. None if the backend cannot tell; fewer than two teach nothing.
+            local_sqr_norms: (n, groups), of parts of the step: single informative prompt groups or
+                several together. None if the backend cannot measure them; fewer than two are ignored.
             mean_sqr_norm: (groups,).
-            informative: prompt groups that the gradient rests on; None if all of the batch.
-            consecutive: the parts are this step and the update before. That teaches only if both
-                were of one scale, and if steps of several prompts have taught nothing yet: a step in
-                which a single group happened to be informative must not start a new average.
+            informative: number of prompt groups in the gradient; None if the whole batch.
+            consecutive: the parts are this step and the previous update. They are used only if both have
+                the same scale, and if steps of several prompts have given no estimate yet: a step with
+                only one informative group must not start a new average.
 
         Returns:
-            Whether it learned.
+            Whether the noise scale was updated.
         """
         self._progress += decision.gain
         is_steady, self._last_scale = math.isclose(decision.scale, self._last_scale), decision.scale
@@ -233,7 +233,7 @@ class LearningRateScaling:
         return self._noise.update(local, mean, scale, consecutive=consecutive)
 
     def _noise_scale(self) -> float:
-        """Noise scale in prompts; NaN before any estimate."""
+        """Return the noise scale in prompts; NaN before any estimate."""
         if not self._noise.is_known:
             return math.nan
         return self._noise.noise_scale * self._groups.per_initial_update / self._groups.share
@@ -243,7 +243,7 @@ class LearningRateScaling:
         return is_single or not self._noise.is_known or self._noise.is_consecutive
 
     def state_dict(self) -> dict[str, Any]:
-        """Return everything that changes, as plain data."""
+        """Return all state as plain data."""
         return {
             "progress": self._progress,
             "last_scale": self._last_scale,
@@ -252,7 +252,7 @@ class LearningRateScaling:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore what `state_dict` gave."""
+        """Restore a `state_dict`."""
         self._progress = float(state["progress"])
         self._last_scale = float(state["last_scale"])
         self._groups.load_state_dict(state["groups"])

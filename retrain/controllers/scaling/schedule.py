@@ -1,4 +1,4 @@
-"""Learning-rate schedules over progress: steps at the initial batch that the steps so far were worth."""
+"""Learning-rate schedules over progress: steps so far, in equivalent steps at the initial batch."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ def schedule_factor(schedule: Schedule, progress: float, total: float, warmup: f
     """Return the factor of the learning rate, in [0, 1].
 
     Args:
-        schedule: constant, or falling to zero at `total` along a line or half a cosine.
-        progress: of all steps before this one; the first step's is 0.
-        total: progress at which a falling schedule reaches zero.
-        warmup: progress over which the factor rises; the first step already moves.
+        schedule: constant, or decaying to zero at `total`, linearly or as half a cosine.
+        progress: of all earlier steps; 0 for the first step.
+        total: progress at which a decaying schedule reaches zero.
+        warmup: progress over which the factor rises; above 0 from the first step.
     """
     rise = min(1.0, (progress + 1.0) / warmup) if warmup > 0 else 1.0
     done = min(1.0, progress / total)
