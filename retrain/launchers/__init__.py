@@ -1,22 +1,22 @@
 """Launchers: where workers execute.
 
 A plugin is one file or folder with `open_launcher(assignment) -> Launcher`. It starts
-`python -m retrain.worker RUN_DIR` somewhere and reports its end; the worker does the rest. What became of a
+`python -m retrain.worker RUN_DIR` somewhere and reports its end; the worker does the rest. The outcome of a
 run is read from its directory: the engine's answer is only a hint.
 
-Two kinds. One starts what it is given at once (`queues = False`: `local`, `inline`), so the supervisor
-admits workers one by one. The other hands runs to an engine with a queue of its own (`queues = True`:
-`slurm`): it gets all runs at once, keeps `assignment.workers` of them running at a time by
-itself, and continues when the orchestrator has exited. A later orchestrator, possibly on another
-machine, asks `queued` what the engine still has; so the engine must be able to tell from names alone.
+There are two kinds. The first starts each submitted run immediately (`queues = False`: `local`, `inline`), so
+the supervisor admits workers one by one. The second submits runs to an engine with its own queue
+(`queues = True`: `slurm`, `ray`): it gets all runs at once, keeps up to `assignment.workers` of them running,
+and continues after the orchestrator has exited. A later orchestrator, possibly on another machine, calls
+`queued` to learn what the engine still has; so the engine must identify runs by name alone.
 
 The keys of a launcher's table `[campaign.<name>]` are the keyword-only parameters of `open_launcher` (those
 of the built-in engines are classes in `config/engines.py`); the table is `assignment.options` as well. The
-hooks in `SPEC` are asked before a campaign's directory exists.
+hooks in `SPEC` are called before a campaign's directory exists.
 
-An engine tells its workers through the environment: `RETRAIN_JOB` names the engine's task (see
+An engine sets two environment variables of its workers: `RETRAIN_JOB` names the engine's task (see
 `locks/held.py`: such a worker renews a lease in run.lock, because locks may not reach other machines)
-and `RETRAIN_OWN_PERMITS` gives a worker so many permits of its own instead of a share of the campaign's.
+and `RETRAIN_OWN_PERMITS` is the worker's own number of permits, instead of a share of the campaign's.
 """
 
 from __future__ import annotations
@@ -48,15 +48,15 @@ SPEC = PluginSpec(
 class Assignment:
     """What a launcher is opened for; constant while it is open."""
 
-    campaign: str  # id: the name of its directory
+    campaign: str  # its id: the name of its directory
     directory: Path  # absolute
     runs: Mapping[str, Path]  # of all runs, by run id, in launch order: their directories
-    workers: int  # at most so many at a time
-    permits: int | None  # API calls in flight over all workers at first; None if the backend makes none
+    workers: int  # maximum at a time
+    permits: int | None  # initial limit on API calls in flight, all workers together; None without an API
     where: Path  # working directory of the workers
-    permits_adapt: bool = False  # their number follows the API's capacity
+    permits_adapt: bool = False  # the limit adapts to the API's capacity
     permit_directories: tuple[Path, ...] = ()  # backend.throttle_dir: permits shared with other campaigns
-    gpu_runs: frozenset[str] = frozenset()  # those that train on whatever GPU they are given
+    gpu_runs: frozenset[str] = frozenset()  # runs that train on whatever GPU they get
     options: Mapping[str, Any] = field(default_factory=dict)  # the table [campaign.<launcher>]
     say: Callable[[str], None] = lambda text: None  # shows a notice to the user
 
@@ -76,7 +76,7 @@ class Ended:
     exit_code: int | None
     why: str = ""  # the engine's reason, used if the worker left no message
     goes_on: bool = False  # cut short by the engine: a time limit, a lost machine
-    is_lost: bool = False  # with its machine, or by the engine's restart; others may be lost with it
+    is_lost: bool = False  # lost with its machine or in the engine's restart; other runs may be lost too
     taken_back: bool = False  # cancelled by hand in the engine: not retried
 
 
@@ -86,7 +86,7 @@ class Launcher(Protocol):
     queues: bool  # True: takes all runs at once and starts `workers` at a time by itself
 
     def describe(self) -> str:
-        """Return in a few words where workers execute."""
+        """Return a short description of where workers execute."""
         ...
 
     def room(self) -> int:
@@ -101,7 +101,7 @@ class Launcher(Protocol):
 
         Raises:
             EngineDownError: the engine does not answer at present; nothing was accepted.
-            LaunchError: it refuses, and would refuse again.
+            LaunchError: it refuses, and a retry would not help.
         """
         ...
 
@@ -130,5 +130,5 @@ class Launcher(Protocol):
         ...
 
     def cancel(self, run_ids: Sequence[str], *, now: bool) -> None:
-        """Ask workers to save and leave, or kill them; queued ones never start."""
+        """Ask workers to save and exit, or kill them; queued runs never start."""
         ...

@@ -1,6 +1,6 @@
-"""When an engine is polled, and what the user hears while it does not answer.
+"""When an engine is polled, and which notices the user gets while it does not answer.
 
-One query covers all runs. It comes every `poll_seconds`, and never within two seconds of the last one.
+One query covers all runs. It is sent every `poll_seconds`, and at least two seconds after the last one.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Asking:
         return time.monotonic() >= self._due_at
 
     def rest(self, seconds: float) -> bool:
-        """Wait for so many seconds or `wake`; return whether it was `wake`."""
+        """Wait for the given seconds or `wake`; return whether it was `wake`."""
         try:
             self._wakeups.get(timeout=seconds)
         except queue.Empty:
@@ -65,7 +65,7 @@ class Asking:
         self._due_at = time.monotonic() + LEAST_POLL_S
 
     def hold_off(self) -> None:
-        """Do not query sooner than allowed."""
+        """Delay the next query until the minimum pause is over."""
         self._due_at = max(self._due_at, self._asked_at + LEAST_POLL_S)
 
     def hurry(self) -> None:

@@ -1,8 +1,8 @@
-"""What a run's files say while an engine has it, for every engine.
+"""Watches the files of a run that an engine has; the same for every engine.
 
-The engine's answer is only a hint. A run that has finished is over, though the engine may list its task for
-minutes. A run whose lock is held is alive, whatever became of its task. A task that the engine does not list
-is looked for twice. After a task that ended well, the files get time to arrive.
+The engine's answer is only a hint. A finished run is over, although the engine may list its task for
+minutes. A run whose lock is held is alive, whatever happened to its task. A task must be missing from the
+engine's list twice. After a task that ended well, the files get time to arrive.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class EngineWatch:
         self._over_since: float | None = None
 
     def begin(self, run_id: str) -> list[Begun | Ended]:
-        """Return the worker's start, the first time."""
+        """Return the worker's start at the first call."""
         if self.has_begun:
             return []
         self.has_begun = True
@@ -44,7 +44,7 @@ class EngineWatch:
         self._missing = 0
 
     def missed(self, run_id: str, what: str) -> list[Begun | Ended]:
-        """Return the run's end if the engine does not list its task a second time; its lock is free.
+        """Return the run's end if its task is missing for the second time; the run's lock is free.
 
         Args:
             run_id: of the run.
@@ -56,7 +56,7 @@ class EngineWatch:
         return [Ended(run_id, None, f"{what}", goes_on=True, is_lost=True)]
 
     def has_arrived(self, files: RunFiles) -> bool:
-        """Whether done.json is there, or has not come in time."""
+        """Whether done.json exists, or has not appeared in time."""
         with suppress(OSError):
             os.listdir(files.directory)  # noqa: PTH208 - makes a network file system look again
         if files.done.exists():
@@ -66,7 +66,7 @@ class EngineWatch:
 
 
 def is_finished(files: RunFiles) -> bool:
-    """Whether a run has finished its configuration and its worker has left."""
+    """Whether a run has finished its configuration and its worker has exited."""
     try:
         done = read_done(files.done) if files.done.exists() else None
         return done is not None and done.config_hash == recorded_hash(files) and not is_held(files.lock)
@@ -83,7 +83,7 @@ def is_alive(files: RunFiles) -> bool:
 
 
 def why_without_a_word(files: RunFiles) -> str:
-    """Return where to look if a worker wrote no record; else nothing."""
+    """Return where to look if a worker wrote no record; otherwise ""."""
     if files.attempts.exists():
         return ""
     unseen = "" if files.output_log.exists() else " and whether the nodes see that directory"

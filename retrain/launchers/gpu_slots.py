@@ -1,7 +1,7 @@
 """Which GPU a worker gets: the one with the fewest workers, over all campaigns of this user on this machine.
 
 A slot is a locked file whose descriptor the worker inherits. The kernel frees it when the worker's last
-process ends, so nothing has to be given back, and a restarted launcher finds the slots in use taken. A GPU
+process ends, so nothing has to be released, and a restarted launcher finds used slots locked. A GPU
 has as many slots as needed: with more workers than GPUs, workers share them evenly.
 """
 
@@ -57,7 +57,7 @@ def take_slot(
     Args:
         gpus: as from `visible_gpus`.
         directory: of the locks; default: one per user of this machine.
-        uuids: of this machine's GPUs, by number, so that one GPU is one whatever it is called;
+        uuids: of this machine's GPUs, by number, so that each GPU counts once whatever its name;
             default: from the driver.
 
     Raises:
@@ -81,7 +81,7 @@ def take_slot(
 
 
 def _lock_names(gpus: Sequence[str], uuids: Sequence[str]) -> dict[str, str]:
-    """Return each entry's name, the same for every way to write one GPU."""
+    """Return a unique name for each entry, however its GPU is written."""
     named = {gpu: next(iter(visible(uuids, gpu)), gpu) for gpu in gpus}
     full = {gpu: uuids[name] if isinstance(name, int) else name for gpu, name in named.items()}
     return {gpu: re.sub(r"[^A-Za-z0-9-]", "_", name) for gpu, name in full.items()}

@@ -25,7 +25,7 @@ def open_launcher(assignment: Assignment) -> InlineLauncher:
 
 
 def at_a_time(assignment: Assignment) -> int:
-    """Return one: `submit` runs workers to their ends."""
+    """Return the launcher: `submit` runs each worker to its end."""
     del assignment
     return 1
 
@@ -69,7 +69,7 @@ class InlineLauncher:
             )
 
     def poll(self, timeout_s: float) -> Sequence[Ended]:
-        """Return what ended; there is never anything to wait for."""
+        """Return the runs that ended; there is never anything to wait for."""
         del timeout_s
         ends, self._ended = self._ended, []
         return ends

@@ -1,7 +1,7 @@
 """Workers as processes on this machine, each in a session of its own.
 
-A thread per worker blocks in the kernel until the worker ends, so ends are noticed at once and waiting costs
-nothing. Output goes straight to the run's output.log: no pipe can fill.
+A thread per worker blocks in the kernel until the worker ends, so ends are noticed at once and waiting uses
+no CPU. Output goes straight to the run's output.log: no pipe can fill.
 """
 
 from __future__ import annotations
@@ -129,7 +129,7 @@ def _spawn(run_dir: Path, where: Path, slot: GpuSlot) -> subprocess.Popen[bytes]
             pass_fds=slot.descriptors,
         )
     except OSError as error:
-        what = error.filename or sys.executable  # the working directory, if that is gone
+        what = error.filename or sys.executable  # the working directory, if it no longer exists
         raise LaunchError(f"{run_dir}: cannot start a worker ({what}: {error.strerror})") from error
     finally:
         os.close(log)

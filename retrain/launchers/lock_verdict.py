@@ -1,4 +1,4 @@
-"""Permits are shared by a directory only if two nodes have proved that they see each other's file locks.
+"""Permits are shared through a directory only if two nodes have proved that they see each other's file locks.
 
 The proof is a file in the campaign's directory, valid while the directories are the same. A failed test is
 repeated when the campaign is resumed. The engine's launcher has two nodes run `lock_proof`, and reports if
@@ -29,11 +29,11 @@ class Test(Protocol):
     """Two nodes that run `lock_proof`. Methods raise LaunchError if the engine refuses or is silent."""
 
     def start(self) -> None:
-        """Have an engine start both parts."""
+        """Submit both parts to the engine."""
         ...
 
     def failure(self) -> str:
-        """Return why no answer will come; "" while one may."""
+        """Return why no answer will come; "" while an answer is possible."""
         ...
 
     def end(self) -> None:
@@ -42,7 +42,7 @@ class Test(Protocol):
 
 
 def directories_of(assignment: Assignment) -> list[Path]:
-    """Return the directories that permits of a campaign may lie in."""
+    """Return the directories in which a campaign's permits may be."""
     return [assignment.directory / "permits", *sorted(assignment.permit_directories)]
 
 
@@ -62,7 +62,7 @@ def is_proved(assignment: Assignment, path: Path, test: Test, rest: Callable[[fl
     """Return True once two nodes have proved that locks are shared.
 
     Args:
-        assignment: says which directories permits lie in.
+        assignment: determines the directories of permits.
         path: of the verdict.
         test: runs on the nodes if no verdict is known.
         rest: waits for some seconds; True if woken by a stop.
@@ -92,7 +92,7 @@ def _ask(path: Path, directories: Sequence[Path], test: Test, rest: Callable[[fl
         test.start()
         while problem is None and not is_stopped and not failure:
             is_stopped = rest(LOOK_S)
-            failure = test.failure()  # before the answer is read, which may have come in the meantime
+            failure = test.failure()  # before the answer is read, because it may come in between
             problem = read_verdict(path, directories)
             if problem is None and time.monotonic() > until:
                 failure = failure or f"no answer within {PROOF_S:g} s."

@@ -1,4 +1,4 @@
-"""How permits are shared by machines: a part for each worker, or one semaphore if file locks are shared."""
+"""How machines share permits: each worker gets a part, or all use one semaphore if file locks are shared."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ SHARED = "shared"
 
 
 def workers_at_a_time(assignment: Assignment, permits: str) -> int:
-    """Return how many runs there may be at a time: each needs a permit of its own if those are split."""
+    """Return how many runs may execute at a time: with split permits, each needs at least one."""
     if permits == SHARED or assignment.permits is None or assignment.permits_adapt:
         return assignment.workers
     return min(assignment.workers, assignment.permits)
@@ -28,6 +28,6 @@ def sharing_problems(assignment: Assignment, permits: str, table: str) -> list[s
         return []
     return [
         "[backend].throttle_dir: permits shared through a directory may be given out twice by machines "
-        f'that do not see each other\'s file locks; [{table}].permits = "shared" has two nodes '
-        "prove that they do"
+        f'that do not see each other\'s file locks; with [{table}].permits = "shared", two nodes '
+        "first test that they do"
     ]

@@ -34,7 +34,7 @@ def signal_holder(lock: Path, number: int) -> bool:
 
 
 def signal_worker(files: RunFiles, *, now: bool, engine: str) -> str:
-    """Ask a worker without a task to save and leave, or kill it; return why it cannot, if so."""
+    """Ask a worker without a task to save and exit, or kill it; return why that is not possible."""
     try:
         if signal_holder(files.lock, signal.SIGKILL if now else signal.SIGTERM):
             return ""

@@ -1,4 +1,4 @@
-"""Job arrays of a Slurm cluster: one task per run, at most so many at a time.
+"""Job arrays of a Slurm cluster: one task per run, up to the cap at a time.
 
 Slurm keeps the queue and the cap (`--array=...%K`), so the campaign continues without this process. One
 squeue covers all runs. A cap applies to one array only: an array that could exceed it waits for the others.
@@ -85,13 +85,13 @@ class SlurmLauncher:
         self._numbers = {run_id: number for number, run_id in self._run_ids.items()}
         self._names: Names | None = None
         self._watched: dict[str, Watch] = {}
-        self._seen = Queue({}, frozenset())  # at the last look
+        self._seen = Queue({}, frozenset())  # at the last poll
         self._to_cancel: dict[str, bool] = {}  # to be cancelled once Slurm answers; True: at once
         self._asking = Asking("Slurm", table.poll_seconds, assignment.say)
-        self._is_unsure = False  # an array may have been taken although its sbatch failed
-        self._is_full = False  # the site allows no more jobs for now
+        self._is_unsure = False  # an array may have been accepted although its sbatch failed
+        self._is_full = False  # the site accepts no more jobs at present
         self._caps = Caps(self._workers, assignment.say)
-        self._part = sys.maxsize  # tasks in one array, as the site has lately allowed
+        self._part = sys.maxsize  # tasks in one array: what the site accepted last
         self._said: dict[str, int] = {}
 
     def describe(self) -> str:
@@ -99,11 +99,11 @@ class SlurmLauncher:
         return f"Slurm, {self._workers} at a time"
 
     def room(self) -> int:
-        """Return what the cap leaves; queued runs count."""
+        """Return how many more runs the cap allows; queued runs count."""
         return max(0, self._workers - len(self._watched))
 
     def submit(self, run_ids: Sequence[str]) -> Collection[str]:
-        """Submit an array for every thousand runs or what the site allows."""
+        """Submit one array per thousand runs, or fewer if the site's limit is lower."""
         if self._is_unsure:
             known = self.queued()
             self.adopt([run_id for run_id in run_ids if run_id in known])
@@ -169,7 +169,7 @@ class SlurmLauncher:
             if not self._watched:
                 raise
             if not self._is_full:
-                self._assignment.say(f"{error}; the remaining runs are submitted as places become free")
+                self._assignment.say(f"{error}; the remaining runs are submitted as running ones end")
             self._is_full = True
         except LaunchError as error:
             self._is_unsure = isinstance(error, EngineDownError)
@@ -215,7 +215,7 @@ class SlurmLauncher:
             self._names = kept_names(self._assignment, len(self._listed))
         return self._names
 
-    # Looking
+    # Polling
 
     def _ask(self) -> Queue:
         names = self._the_names()
@@ -272,7 +272,7 @@ class SlurmLauncher:
                 for run_id in wanted:
                     del self._to_cancel[run_id]
         except EngineDownError as error:
-            self._assignment.say(f"{error}; no run starts any more, and those that run are asked again later")
+            self._assignment.say(f"{error}; no further run starts, and running ones are stopped later")
         except LaunchError as error:
             self._to_cancel.clear()
             self._assignment.say(str(error))
@@ -291,7 +291,7 @@ class SlurmLauncher:
             has_started = task is not None and task.job == job and not task.waits
             group = started if has_started else waiting
             group.setdefault(job, []).append(number - self._the_names().first(number))
-        # one that starts at this moment gets SIGTERM first, and time to save a checkpoint
+        # a task that starts at this moment gets SIGTERM first, and time to save a checkpoint
         commands.cancel(_labels(waiting), [])
         commands.cancel(_labels(started), ["--batch", f"--signal={'KILL' if now else 'TERM'}"])
 

@@ -1,7 +1,7 @@
-"""The four Slurm commands that are used, and what it means when they fail.
+"""The four Slurm commands in use, and the meaning of their failures.
 
 sbatch, squeue and scancel, and scontrol for limits. Never sacct: on sites without accounting, tools that rely
-on it take every job for lost.
+on it consider every job lost.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ DOWN = re.compile(
     r"|communication|transport endpoint|munge|unexpected message received|in standby|not responding",
     re.IGNORECASE,
 )
-# A user's settings for looking and submitting by hand: one that shows a single partition would hide living
-# tasks, and sbatch believes SBATCH_ variables more than the script that the user was shown.
+# A user's defaults for manual use: an SQUEUE_ filter on one partition would hide live tasks, and SBATCH_
+# variables override the script that the user was shown.
 HABITS = ("SQUEUE_", "SCANCEL_", "SBATCH_")
 # Printed by sbatch when a user, an account or the cluster has reached its job limit.
 FULL = re.compile(r"job submit limit|SubmitJob|MaxJobCount|job queue full", re.IGNORECASE)
-RETRYING = "sleeping and retrying"  # sbatch, on a full queue, and it goes on for two minutes
+RETRYING = "sleeping and retrying"  # printed by sbatch on a full queue; it retries for two minutes
 SLICE_S = 1.0  # how often a command's output so far is read
 GONE = re.compile(r"invalid job id|already completing|already completed|already finished", re.IGNORECASE)
 
@@ -124,8 +124,8 @@ def array_limit() -> int:
 class Caps:
     """The arrays whose cap is lower than the campaign's.
 
-    A controller that forgot its queue, or another launcher, leaves workers alive without a task of ours. An
-    array submitted beside them gets the places that they leave, and theirs when they have ended.
+    If a controller lost its queue, or another launcher was used before, workers are alive without a task. An
+    array submitted meanwhile gets a cap lowered by their number, which is raised when they have ended.
     """
 
     def __init__(self, workers: int, say: Callable[[str], None]) -> None:
@@ -134,12 +134,12 @@ class Caps:
         self._lowered: dict[int, int] = {}
 
     def submitted(self, job: int, cap: int) -> None:
-        """Remember an array's cap if it is low."""
+        """Remember an array's cap if it was lowered."""
         if cap < self._workers:
             self._lowered[job] = cap
 
     def lift(self, cap: int) -> None:
-        """Raise caps that are lower than need be; tried again later if Slurm does not answer."""
+        """Raise caps that are lower than necessary; retried later if Slurm does not answer."""
         for job in [job for job, lowered in self._lowered.items() if lowered < cap]:
             try:
                 set_cap(job, cap)
@@ -176,7 +176,7 @@ def _error(reason: str) -> LaunchError:
 
 
 def _call(command: list[str], text: str | None) -> tuple[int, str, str]:
-    """Run a command; an sbatch that starts to wait for a place in the queue is killed."""
+    """Run a command; kill an sbatch that starts to wait because the queue is full."""
     process = subprocess.Popen(
         command,
         stdin=subprocess.PIPE if text is not None else None,

@@ -52,7 +52,7 @@ class LockTest:
         self._job = commands.submit([f"--job-name={self._name}", str(path)])
 
     def failure(self) -> str:
-        """Return how it failed; empty otherwise."""
+        """Return how the job failed; "" if it has not."""
         for task in parse(commands.list_tasks([self._name])):
             if task.job == self._job and task.is_over and task.state != "COMPLETED":
                 output = self._home / f"locks-{self._job}.out"

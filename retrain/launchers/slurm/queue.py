@@ -1,4 +1,4 @@
-"""What squeue says: which task of which job is in which state, and what that means for a run."""
+"""Parses squeue's output: the state of each task of each job, and what it means for a run."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from retrain.launchers import Begun, Ended
 from retrain.launchers.engine_watch import EngineWatch, is_alive, is_finished, why_without_a_word
 from retrain.records.layout import RunFiles
 
-FORMAT = "%i|%T|%j|%r|%o"  # task, state, job's name, reason, script: the last may hold anything
+FORMAT = "%i|%T|%j|%r|%o"  # task, state, job's name, reason, script: the last may contain anything
 # Ended tasks, which squeue shows for some minutes (MinJobAge); every other state is live.
 OVER = frozenset(
     "BOOT_FAIL CANCELLED COMPLETED DEADLINE FAILED NODE_FAIL OUT_OF_MEMORY PREEMPTED REVOKED TIMEOUT".split()
 )
 LOST = frozenset("BOOT_FAIL NODE_FAIL PREEMPTED REVOKED".split())  # ended through no fault of the task
 WAITS = frozenset("PENDING CONFIGURING REQUEUED REQUEUE_HOLD REQUEUE_FED RESV_DEL_HOLD SPECIAL_EXIT".split())
-# Reasons why tasks wait on every busy cluster.
+# Normal reasons to wait on a busy cluster.
 USUAL_REASONS = frozenset(
     "None Priority Resources JobArrayTaskLimit Dependency Licenses BeginTime Reservation Cleaning".split()
 )
@@ -104,7 +104,7 @@ class Names:
 
 @dataclass(frozen=True, slots=True)
 class Queue:
-    """What Slurm knows of a campaign."""
+    """A campaign's tasks, as listed by Slurm."""
 
     tasks: Mapping[int, Task]  # the newest of each run, by the run's number
     cancelled: frozenset[int]  # jobs with tasks that were cancelled together and are not listed one by one
@@ -152,7 +152,7 @@ class Watch(EngineWatch):
     """A run that was submitted to Slurm."""
 
     def __init__(self, job: int) -> None:
-        """Watch a task of a job; 0: a worker that is alive though Slurm has no task of it."""
+        """Watch a task of a job; 0: a worker that is alive although Slurm has no task for it."""
         super().__init__()
         self.job = job
 

@@ -1,4 +1,4 @@
-"""The batch script, one for all arrays of a campaign, and the files by which its tasks find their runs.
+"""The batch script, one for all arrays of a campaign, and the files from which its tasks find their runs.
 
 It lies in the campaign's directory beside `runs.txt` (a run's directory per line; a task knows its run by the
 line's number) and `arrays.json` (job name and array size). Its last line replaces the shell by the worker, so
@@ -22,12 +22,12 @@ from retrain.records.atomic import read_json, write_json
 from retrain.records.files import make_directory
 
 SAVE_S = 60  # seconds before the time limit in which a worker saves its checkpoint
-NO_LINE = "\n\r\0"  # what follows the first two would be a line, and a command, of its own
-UNFIT = '\n\r"\\'  # characters that no line of #SBATCH can carry
+NO_LINE = "\n\r\0"  # text after the first two would be a separate line and command
+UNFIT = '\n\r"\\'  # characters that no #SBATCH line can hold
 
 
 def slurm_directory(assignment: Assignment) -> Path:
-    """Where the script, the list of runs and Slurm's own output lie."""
+    """Return the directory of the script, the list of runs and Slurm's own output."""
     return assignment.directory / "slurm"
 
 
@@ -59,7 +59,7 @@ def render(assignment: Assignment, table: Slurm) -> str:
 
 
 def check_campaign(assignment: Assignment) -> list[str]:
-    """Return the problems that no cluster could work with."""
+    """Return problems that hold on every cluster."""
     table = build(Slurm, assignment.options)
     problems = [
         f"[campaign.slurm].{key}: {text!r} has more than one line; use one string per line"
@@ -99,8 +99,8 @@ def check_engine(assignment: Assignment) -> None:
 def numbered_runs(assignment: Assignment) -> list[Path]:
     """Return the runs' directories by their numbers, which a run keeps once `runs.txt` has it.
 
-    Slurm's tasks know their runs by number alone; who stops a campaign knows no order of its runs, and
-    one that is resumed may have other conditions and seeds than when they were submitted.
+    Slurm's tasks identify their runs by number only; a process that stops a campaign does not know the order
+    of the runs, and a resumed campaign may have other conditions and seeds than at their submission.
 
     Raises:
         RecordsError: the list cannot be read.
@@ -118,7 +118,7 @@ def numbered_runs(assignment: Assignment) -> list[Path]:
 
 
 def kept_names(assignment: Assignment, runs: int) -> Names:
-    """Return the job names of the first submission, and its array size: tasks are found again by them.
+    """Return the job names and array size of the first submission, by which tasks are found again.
 
     Raises:
         EngineDownError: nothing was submitted yet, and Slurm does not answer.
