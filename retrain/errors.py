@@ -1,6 +1,6 @@
-"""One tree of errors; each branch carries the exit code that the command line ends with.
+"""One tree of errors; each branch has the exit code of the command line.
 
-Raise the narrowest branch, with a message that says where, what and how to fix.
+Raise the most specific class, with a message that says where, what and how to fix it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ EXIT_CONFIG = 2
 EXIT_LAUNCH = 3
 EXIT_RUN_FAILED = 4
 EXIT_RECORDS = 5
-EXIT_INFRASTRUCTURE = 75  # sysexits' EX_TEMPFAIL: trying again may help
+EXIT_INFRASTRUCTURE = 75  # EX_TEMPFAIL in sysexits.h: a retry may help
 EXIT_INTERRUPTED = 130
 
 
@@ -42,11 +42,11 @@ class LaunchError(RetrainError):
 
 
 class EngineDownError(LaunchError):
-    """The engine that runs workers does not answer at present; later it may."""
+    """The engine that runs workers does not answer at present; retrying later may help."""
 
 
 class RunFailedError(RetrainError):
-    """A run started and failed: trying again unchanged would fail again."""
+    """A run started and failed: an unchanged retry would fail again."""
 
     exit_code = EXIT_RUN_FAILED
 
@@ -62,17 +62,17 @@ class RecordsError(RetrainError):
 
 
 class DamagedRecordError(RecordsError):
-    """A file can be read, and is not what was written there."""
+    """A file can be read, but differs from what was written."""
 
 
 class InfrastructureError(RetrainError):
-    """The surroundings failed (connection, machine, memory): trying again may help."""
+    """The infrastructure failed (connection, machine, memory): a retry may help."""
 
     exit_code = EXIT_INFRASTRUCTURE
 
 
 class InterruptedRunError(RetrainError):
-    """Somebody asked to stop; what was done is saved."""
+    """A stop was requested; progress is saved."""
 
     exit_code = EXIT_INTERRUPTED
 
@@ -101,12 +101,12 @@ _LASTING = frozenset(
 
 
 def may_pass(error: RecordsError) -> bool:
-    """Whether trying again may help: a disk may have space again, a forbidden file stays forbidden."""
+    """Whether a retry may help: a full disk may be freed, but permissions do not change by themselves."""
     cause = error.__cause__
     return isinstance(cause, OSError) and cause.errno not in _LASTING
 
 
 def records_error(path: Path, doing: str, error: OSError) -> RecordsError:
-    """Return which file, what went wrong and how to fix it."""
+    """Return an error that names the file, the problem and the fix."""
     fix = _FIXES.get(error.errno or 0, "check the path and the disk")
     return RecordsError(f"{path}: cannot {doing} ({error.strerror or error}); {fix}")

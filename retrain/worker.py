@@ -2,7 +2,7 @@
 
 `python -m retrain.worker RUN_DIR` needs only the run's directory and can be started anywhere. On SIGTERM or
 SIGINT it saves a checkpoint at the next step boundary and exits. It does not touch a run that another process
-holds, that is finished, or whose campaign was stopped.
+holds, that has finished, or whose campaign was stopped.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ if TYPE_CHECKING:
     from retrain.trainer.journal import Journal
     from retrain.trainer.logger_threads import LoggerThreads
 
-LOOK_S = 1.0  # between checks for a request to stop
+LOOK_S = 1.0  # between checks for a stop request
 ENDINGS = {
     EXIT_DONE: RunState.DONE,
     EXIT_INFRASTRUCTURE: RunState.INFRASTRUCTURE,
@@ -109,16 +109,14 @@ def run(directory: Path, stop: threading.Event) -> int:
     try:
         config = read_run(files)
         if config.run is not None and (where := str(config.run.origin.get("where", ""))):
-            sys.path.append(where)  # plugins of the campaign, wherever this was started
+            sys.path.append(where)  # the campaign's plugins, wherever this process was started
             registry.look_beside(Path(where) / str(config.run.origin.get("beside", ".")))
         lock = hold(files.lock)
         if lock is None:
             who = present_holder(files.lock) or "another process"
             return _say(f"{directory}: this run is held by {who}; left alone", EXIT_INFRASTRUCTURE)
         with lock:
-            if os.environ.get(
-                "RETRAIN_JOB"
-            ):  # of a cluster's queue, which may start the run on another machine
+            if os.environ.get("RETRAIN_JOB"):  # a cluster may start the run on another machine
                 lock.renew()
             return _unless_finished(config, files, stop)
     except (RetrainError, OSError) as error:
@@ -132,7 +130,7 @@ def _unless_finished(config: Config, files: RunFiles, stop: threading.Event) -> 
         return _say(f"{files.directory}: this run is finished; left alone", EXIT_INFRASTRUCTURE)
     campaign = campaign_of(files.directory)
     if asked_to_stop(campaign):
-        advice = f"go on with: retrain resume {as_typed(campaign.directory)}"
+        advice = f"continue with: retrain resume {as_typed(campaign.directory)}"
         return _say(f"{files.directory}: its campaign was stopped; {advice}", EXIT_INTERRUPTED)
     return _attempt(config, files, stop)
 
@@ -210,7 +208,7 @@ def _train(
         code = exit_code_of(error)
         message = str(error) if isinstance(error, RetrainError) else _message(error)
         if code != EXIT_INTERRUPTED:
-            # the message of a configuration error says it all; a traceback would not help
+            # the message of a configuration error is complete; a traceback would not help
             is_told = isinstance(error, ConfigError) or registry.names_place(message)
             _say(message if is_told else traceback.format_exc().rstrip(), code)
         journal.ended(ENDINGS.get(code, RunState.FAILED), {})
@@ -251,13 +249,13 @@ def main(arguments: list[str]) -> int:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
     with contextlib.suppress(FileNotFoundError):  # the directory may have been deleted
-        sys.path.append(str(Path.cwd()))  # a plugin's dotted path may name a file beside the campaign
+        sys.path.append(str(Path.cwd()))  # a plugin's dotted path may name a file in the campaign's directory
     return run(Path(arguments[0]), stop)
 
 
 if __name__ == "__main__":
     fill_closed()
-    os.environ.setdefault("OMP_NUM_THREADS", "1")  # workers share the cores; set it to give one more
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # workers share the cores; set it to give a worker more
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     code = main(sys.argv[1:])
     try:
@@ -266,5 +264,5 @@ if __name__ == "__main__":
     except OSError:  # Python would flush again at exit and change the exit code
         os._exit(code)
     if any(thread.name.startswith("logger ") for thread in threading.enumerate()):
-        os._exit(code)  # it is stuck and might never end
+        os._exit(code)  # the logger is stuck and might never end
     sys.exit(code)

@@ -33,8 +33,8 @@ def file(tmp_path: Path) -> Path:
 @pytest.mark.parametrize(
     ("key", "why"),
     [
-        ("training.max_steps", "has no effect beside campaign.max_steps = 9; set that"),
-        ("training.seed", "has no effect beside campaign.seeds = [0, 1]; set that"),
+        ("training.max_steps", "has no effect, because campaign.max_steps = 9 decides; set that"),
+        ("training.seed", "has no effect, because campaign.seeds = [0, 1] decides; set that"),
         (
             "algorithm.loss_params.clip_low",
             "has no effect, because every condition gives its own [algorithm.loss_params].clip_low",

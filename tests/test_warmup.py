@@ -206,7 +206,7 @@ def test_a_condition_leaves_the_warm_up_out(tmp_path: Path, answers: Path) -> No
 @pytest.mark.parametrize(
     ("table", "says"),
     [
-        ({"steps": 5}, "[warmup].path: steps = 5 need a JSONL file"),
+        ({"steps": 5}, "[warmup].path: steps = 5 needs a JSONL file"),
         ({"path": "x.jsonl"}, "[warmup].steps: is not given, so path would not be read"),
         ({"path": "nowhere.jsonl", "steps": 1}, "[warmup].path: cannot read 'nowhere.jsonl'"),
     ],

@@ -1,4 +1,4 @@
-"""What types cannot say of a whole file: seeds, conditions, the launcher and the loggers."""
+"""Checks of a whole file beyond types: seeds, conditions, the launcher and the loggers."""
 
 from __future__ import annotations
 

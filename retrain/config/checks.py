@@ -1,6 +1,6 @@
-"""What types cannot say of one run: keys that must fit each other, plugins and their parameters.
+"""Checks of one run beyond types: keys that must be consistent, plugins and their parameters.
 
-Each check is of typed sections (`Draft`) and passes over keys that are wrong by themselves.
+Each check takes typed sections (`Draft`) and skips keys that are wrong by themselves.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def check_run(draft: Draft, try_plugins: bool) -> Iterator[Problem]:
 
 
 def check_plugin_names(draft: Draft) -> Iterator[Problem]:
-    """Check the plugins that a file names, whatever its conditions put in their place."""
+    """Check the plugins that a file names, even if its conditions replace them."""
     for plugin in PLUGINS:
         name = getattr(getattr(draft.config, plugin.section), plugin.key)
         if draft.is_sound(f"{plugin.section}.{plugin.key}"):
@@ -59,7 +59,7 @@ def _check_plugin(plugin: PluginKey, draft: Draft, try_plugins: bool) -> Iterato
 
 
 def trial_problems(kind: str, name: str, params: Mapping[str, Any], seed: int) -> Iterator[tuple[str, str]]:
-    """Try what only a plugin can judge, before anything is created: its values, data and packages.
+    """Check what only a plugin can, before anything is created: its values, data and packages.
 
     Built-in tasks are built, and plugins are asked to check their tables. A task of the user's own, which may
     take long, is built once for all runs that share it, by the preflight of the plan.
@@ -127,9 +127,9 @@ def _check_warm_up(draft: Draft, try_plugins: bool) -> Iterator[Problem]:
     if not draft.is_sound("warmup.steps", "warmup.path") or not (table.steps or table.path):
         return
     if not table.path:
-        yield ("warmup", "path"), f"steps = {table.steps} need a JSONL file to learn from"
+        yield ("warmup", "path"), f"steps = {table.steps} needs a JSONL file of completions"
     elif not draft.gives("warmup", "steps"):
-        yield ("warmup", "steps"), "is not given, so path would not be read; say how many updates, 0 for none"
+        yield ("warmup", "steps"), "is not given, so path would not be read; set it, 0 for no updates"
     elif table.steps and try_plugins and draft.is_sound("backend"):
         yield from ((("warmup", "path"), what) for what in _file_problems(draft))
 

@@ -1,7 +1,7 @@
-"""The identity of a run's configuration: all that was set and decides its result, and nothing else.
+"""The identity of a run's configuration: everything set that decides its result, and nothing else.
 
-Defaults are left out, so that a key which a later version adds changes no digest. Files count by what
-they hold, so that a project which was moved is the same experiment, and changed prompts are another.
+Defaults are left out, so that keys added by later versions change no digest. Files count by their content,
+so a moved project is the same experiment, and changed prompts are another one.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def digest(config: Config, contents: Mapping[str, str] | None = None) -> str:
     """Identify everything that decides a run's result: "v2:" and 16 hex digits.
 
     Args:
-        config: a run's.
+        config: of a run.
         contents: fingerprints of the files that it names, by dotted key; None reads the files.
     """
     contents = contents_of(config) if contents is None else contents
@@ -55,12 +55,12 @@ def decides(section: str, key: str) -> bool:
 
 
 def is_current(config_hash: str) -> bool:
-    """Whether a digest is of this version's kind."""
+    """Whether a digest has this version's format."""
     return config_hash.startswith(VERSION)
 
 
 def is_as_written(tables: Mapping[str, Any]) -> bool:
-    """Whether a run.toml still has the configuration that its own digest is of.
+    """Whether a run.toml still has the configuration of its digest.
 
     Raises:
         ConfigError: a later retrain wrote it.
@@ -81,7 +81,7 @@ def is_as_written(tables: Mapping[str, Any]) -> bool:
 
 
 def is_edited(tables: Mapping[str, Any]) -> bool:
-    """Whether a run.toml names a digest, and not that of its configuration."""
+    """Whether a run.toml has a digest that differs from its configuration's."""
     run = tables.get("run")
     try:
         return isinstance(run, dict) and bool(run.get("config_hash")) and not is_as_written(tables)
@@ -123,7 +123,7 @@ def _sections(config: Config) -> list[tuple[str, Any]]:
 
 
 def _normal(value: Any, key: str, contents: Mapping[str, str]) -> Any:
-    """Write a value in one way only: 1 for 1.0, and a file as what it holds."""
+    """Return a value's canonical form: 1 for 1.0, and a file's content for its path."""
     if key in contents:
         return {"file": contents[key]}
     if isinstance(value, dict):
@@ -134,7 +134,7 @@ def _normal(value: Any, key: str, contents: Mapping[str, str]) -> Any:
 
 
 def _digest_of_0_1(tables: Mapping[str, Any]) -> str:
-    """Identify a run.toml as 0.1.0 did: every value that it holds, defaults and paths too."""
+    """Identify a run.toml as 0.1.0 did: by every value in it, defaults and paths included."""
     kept: dict[str, Any] = {}
     for section, table in tables.items():
         left_out = _LEFT_OUT_BY_0_1.get(section, ())

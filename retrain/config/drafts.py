@@ -1,6 +1,6 @@
-"""Turns a file's tables into typed sections, although some of its keys may be wrong.
+"""Turns a file's tables into typed sections, even if some of its keys are wrong.
 
-A key with a wrong type or value counts as not given, so that all that is right is still checked and every
+A key with a wrong type or value counts as missing, so that everything else is still checked and every
 problem of a file is reported at once. This is the only module that needs pydantic.
 """
 
@@ -22,27 +22,27 @@ Problem: TypeAlias = tuple[Location, str]
 
 @dataclass(frozen=True)
 class Draft:
-    """The typed sections of tables, and what is wrong with single keys."""
+    """The typed sections of tables, and the problems of single keys."""
 
     config: Config
     tables: Mapping[str, Any]  # as they are in the file
     mistakes: tuple[Problem, ...] = ()
 
     def is_sound(self, *keys: str) -> bool:
-        """Whether nothing is wrong with some keys by themselves; a table's name means all of its keys."""
+        """Whether keys have no problems by themselves; a table's name stands for all of its keys."""
         wrong = [".".join(map(str, location)) + "." for location, _ in self.mistakes]
         return not any(
             one.startswith(f"{key}.") or f"{key}.".startswith(one) for one in wrong for key in keys
         )
 
     def gives(self, section: str, key: str) -> bool:
-        """Whether a key is written down, even with its default."""
+        """Whether a key is set explicitly, even to its default."""
         table = self.tables.get(section)
         return isinstance(table, dict) and key in table
 
 
 def draft_of(tables: Mapping[str, Any]) -> Draft:
-    """Type every section."""
+    """Return every section typed."""
     try:
         return Draft(adapter().validate_python(tables), tables)
     except ValidationError as error:
@@ -56,12 +56,12 @@ def draft_of(tables: Mapping[str, Any]) -> Draft:
 
 @cache
 def adapter() -> TypeAdapter[Config]:
-    """Return what checks tables against `Config`'s classes."""
+    """Return the validator of tables against `Config`'s classes."""
     return TypeAdapter(Config)
 
 
 def _drop(tables: dict[str, Any], location: Location) -> None:
-    """Remove the innermost key that a mistake is in; a table in a list becomes empty."""
+    """Remove the innermost key that contains a mistake; a table in a list becomes empty."""
     holder, key = _innermost(tables, location)
     if isinstance(holder, list):
         holder[key] = {}

@@ -1,4 +1,4 @@
-"""Files that a run's configuration names: found from any directory, and known by what they hold.
+"""Files that a run's configuration names: found from any directory, and identified by content.
 
 A value names a file if its field says so, or, in a plugin's table, if its key is `path` or ends in
 `_path`; and if a file or directory of that name exists. Anything else (a hub id, a dotted path) is text.
@@ -17,13 +17,13 @@ from retrain.config.keys import Key, keys_of
 from retrain.config.resolve import SECTIONS, as_tables, build
 from retrain.config.schema import Config
 
-LARGEST_WHOLE = 256 * 2**20  # bytes; of a larger file (weights) samples are read, or each start would wait
+LARGEST_WHOLE = 256 * 2**20  # bytes; of a larger file (weights) only samples are read, to start quickly
 SAMPLES = 256
 SAMPLE_BYTES = 64 * 2**10
 
 
 def with_absolute_paths(config: Config) -> Config:
-    """Spell out the files of a configuration: its run may go on from any directory."""
+    """Return a configuration with absolute paths, so that its run can resume from any directory."""
     tables = as_tables(config)
     for section, key in _keys(config):
         table = tables[section]
@@ -38,7 +38,7 @@ def contents_of(config: Config) -> dict[str, str]:
 
 
 def changed_files(config: Config, before: Mapping[str, str]) -> list[str]:
-    """Return which files no longer hold what they did, one line each."""
+    """Return which files have changed, one line each."""
     now = dict(_files(config))
     return [
         f"{key}: {now[key]} has changed since the run was planned"
@@ -50,7 +50,7 @@ def changed_files(config: Config, before: Mapping[str, str]) -> list[str]:
 
 
 def fingerprint(path: str) -> str:
-    """Identify what a file or a directory of files holds: 16 hex digits, the same wherever it lies.
+    """Identify the content of a file or a directory of files: 16 hex digits, the same at any path.
 
     Raises:
         OSError: it cannot be read.

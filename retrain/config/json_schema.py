@@ -1,7 +1,7 @@
-"""The JSON Schema of a campaign file: what editors complete and check it from.
+"""The JSON Schema of a campaign file, for completion and checks in editors.
 
-More than pydantic knows: the names of plugins, what their tables may hold, and that a condition's
-tables look like the file's own. A name that is not a built-in plugin's is allowed as a dotted path.
+It adds to pydantic's: the names of plugins, the keys of their tables, and that a condition's tables have the
+same keys as the file's. A name that is not a built-in plugin's is allowed as a dotted path.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from retrain.config.keys import keys_of
 from retrain.config.resolve import PLUGINS, RUN_SECTIONS, SECTIONS, sections_of
 from retrain.config.schema import Campaign, Condition
 
-NAME = "retrain.schema.json"  # beside a campaign file, whose first line names it
-DIRECTIVE = f"#:schema ./{NAME}"  # as the TOML extensions of editors read it
+NAME = "retrain.schema.json"  # in the directory of a campaign file, whose first line names it
+DIRECTIVE = f"#:schema ./{NAME}"  # the directive that editors' TOML extensions read
 DOTTED = {"type": "string", "pattern": r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)+$"}
 RUN_KINDS = {plugin.kind for plugin in PLUGINS}
 _DRAFT = "https://json-schema.org/draft/2020-12/schema"
@@ -32,7 +32,7 @@ _TYPES: dict[str, dict[str, Any]] = {
 
 
 def for_editors(schema: dict[str, Any]) -> dict[str, Any]:
-    """Complete the schema that pydantic makes of `Config`."""
+    """Complete the schema that pydantic generates from `Config`."""
     schema["properties"].pop("run", None)
     definitions = schema["$defs"]
     classes = {_class_of(schema, section): kind for section, kind in SECTIONS.items() if section != "run"}
@@ -49,7 +49,7 @@ def for_editors(schema: dict[str, Any]) -> dict[str, Any]:
 
 
 def _complete(properties: dict[str, Any], section: Any) -> None:
-    """Write into the schema what pydantic does not know: names of plugins, and what a key affects."""
+    """Add what pydantic does not know to the schema: names of plugins, and what a key affects."""
     for name, key in keys_of(section).items():
         schema = properties[name]
         schema["description"] = key.help
@@ -74,7 +74,7 @@ def _name_plugins(key: dict[str, Any], kind: str) -> None:
 
 
 def _name_parameters(key: dict[str, Any], kind: str) -> None:
-    """Write every key that a built-in plugin of this kind takes into the schema, with the plugin's name."""
+    """Add every key of the built-in plugins of a kind to the schema, with the plugin's name."""
     found: dict[str, dict[str, Any]] = {}
     for name in registry.built_in_names(kind):
         for parameter, described in _parameters(kind, name):
@@ -96,7 +96,7 @@ def _parameters(kind: str, name: str) -> Iterable[tuple[str, dict[str, Any]]]:
 
 
 def _backend_options(name: str) -> Iterable[tuple[str, dict[str, Any]]]:
-    """Read a backend's options off the dataclass in the file that its `check_options` comes from."""
+    """Read a backend's options from the dataclass in the file that defines its `check_options`."""
     source = registry.home_of(f"retrain.backends.{name}", "check_options").read_text(encoding="utf-8")
     options = next(
         node for node in ast.parse(source).body if isinstance(node, ast.ClassDef) and "Options" in node.name

@@ -1,4 +1,4 @@
-"""How a key of a TOML table is declared: its default, what it means, and what it may be."""
+"""How a key of a TOML table is declared: its default, its meaning, and its allowed values."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ class Meaning:
     """What a key's declaration says beyond its type, default, description and bounds."""
 
     affects: Effect | None = None  # None: what its table affects
-    plugin: str = ""  # kind of plugin that the value names
+    plugin: str = ""  # kind of the plugin that the value names
     params: str = ""  # key of the same table that holds the plugin's parameters
     path: Literal["", "file", "directory"] = ""  # what the value names, if it is a path
     stands_for: str = ""  # dotted key that this one replaces
     because: str = ""  # why it has its bounds, for the error
-    needs: str = ""  # what it may be, for the error, where that has several types
-    was: Any = UNCHANGED  # its first default, where a later version has another
+    needs: str = ""  # allowed values, for the error, if there are several types
+    was: Any = UNCHANGED  # its first default, if a later version changed it
 
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """A key of a TOML table: all that its field declares."""
+    """A key of a TOML table: everything that its field declares."""
 
     name: str
     annotation: str
@@ -96,7 +96,7 @@ MEANINGS = {declared.name for declared in fields(Meaning)}
 
 @dataclass(frozen=True)
 class Between:
-    """Bounds of a whole number that is one of several things a key may hold."""
+    """Bounds of a whole number, for a key that also allows other types."""
 
     least: int
     most: int
@@ -116,7 +116,7 @@ class Section:
     __affects__: ClassVar[Effect] = "result"
 
     def __init_subclass__(cls, affects: Effect = "result") -> None:
-        """Declare what the keys of a table affect that do not say so themselves."""
+        """Declare what the keys of a table affect, unless they declare it themselves."""
         cls.__affects__ = affects
 
 

@@ -6,7 +6,7 @@ import hashlib
 import re
 import unicodedata
 
-DIGEST_LENGTH = 6  # hex digits that keep apart what shortening made equal
+DIGEST_LENGTH = 6  # hex digits that distinguish labels which shortening made equal
 
 
 def label_of(name: str, room: int = 40) -> str:

@@ -23,7 +23,7 @@ from retrain.config.schema import Config
 from retrain.config.versions import CURRENT, as_meant, run_version
 from retrain.errors import ConfigError
 
-LARGEST_FILE_BYTES = 1_000_000  # a campaign file is a page or two; this bounds what a parser may be fed
+LARGEST_FILE_BYTES = 1_000_000  # a campaign file is a page or two; this limits the parser's input
 
 
 def load_config(
@@ -40,9 +40,9 @@ def load_config(
         path: the TOML file.
         overrides: `section.key=value` each, value as in TOML (a bare word is a string); they replace
             what the file says outside its conditions.
-        try_plugins: also build tasks and ask plugins what they think of their options.
-        version: what the file's keys mean; a run.toml says it itself.
-        beside: where dotted paths are looked for before the current directory; default: the file's own.
+        try_plugins: also build tasks and ask plugins to check their options.
+        version: of the keys' meanings; a run.toml contains its own.
+        beside: directory searched for dotted paths before the current one; default: the file's.
 
     Raises:
         ConfigError: every problem of the file and the overrides, one line each.
@@ -55,14 +55,14 @@ def load_config(
 
 
 def _place_of_origin(raw: Mapping[str, Any]) -> Path | None:
-    """Return where the dotted paths of a run.toml are looked for; None for any other file."""
+    """Return the directory searched for the dotted paths of a run.toml; None for any other file."""
     run = raw.get("run")
     origin = run.get("origin") if isinstance(run, dict) else None
     return Path(str(origin["where"])) / str(origin.get("beside", ".")) if origin else None
 
 
 def load_types(path: Path, overrides: Sequence[str] = ()) -> Config:
-    """Read a file of which no more than types is checked: for readers of what runs from it already.
+    """Read a file and check only types: for readers of a campaign that already runs from it.
 
     Raises:
         ConfigError: the file is not TOML, or has a key or type that this version does not know.
@@ -88,7 +88,7 @@ def _overridden(path: Path, overrides: Sequence[str]) -> tuple[dict[str, Any], f
 
 
 def sets_key(path: Path, overrides: Sequence[str], section: str, key: str) -> bool:
-    """Whether a file, one of its conditions or an override gives a key: a default was not chosen."""
+    """Whether a file, one of its conditions or an override sets a key explicitly."""
     raw = read_toml(path)
     campaign = raw.get("campaign", {})
     tables = [raw, *(campaign.get("conditions", []) if isinstance(campaign, dict) else [])]
@@ -113,7 +113,7 @@ def read_toml(path: Path) -> dict[str, Any]:
 
 
 def _read(path: Path) -> bytes:
-    """Read a regular file, one byte more than is allowed: a device or pipe might never end."""
+    """Read at most one byte more than the limit of a regular file: a device or pipe might never end."""
     try:
         if path.exists() and not path.is_file():
             raise ConfigError(f"{path}: is not a file; name the campaign's TOML file")
@@ -174,12 +174,13 @@ def json_schema() -> dict[str, Any]:
 
 
 def _without_effect(raw: Mapping[str, Any], overridden: frozenset[Location]) -> Iterator[Problem]:
-    """Iterate over overrides without effect, because another key of the file decides."""
+    """Iterate over overrides that have no effect because another key takes precedence."""
     campaign, conditions = raw.get("campaign"), _conditions(raw)
     for location in sorted(overridden, key=str):
         key = DECIDED_BY_CAMPAIGN.get(".".join(map(str, location)), "")
         if key and isinstance(campaign, dict) and campaign.get(key):
-            yield location, f"has no effect beside campaign.{key} = {quote(campaign[key])}; set that"
+            rule = f"campaign.{key} = {quote(campaign[key])}"
+            yield location, f"has no effect, because {rule} decides; set that"
             continue
         inside = ("training", "max_steps") if location == ("campaign", "max_steps") else location
         if conditions and all(_stands_in(overrides_of(one), inside) for one in conditions):

@@ -1,4 +1,4 @@
-"""Turns what a validator found into lines that say where, what and how to fix."""
+"""Turns a validator's errors into lines that say where, what and how to fix it."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def place(location: Location) -> str:
 
 
 def explain(error: Mapping[str, Any], location: Location) -> str:
-    """Return what is wrong and how to fix it, for one of pydantic's errors."""
+    """Return the problem and its fix, for one of pydantic's errors."""
     kind = error["type"]
     if needs := _meaning(location).needs:
         return f"got {quote(error['input'])}; needs {needs}"
@@ -60,7 +60,7 @@ def explain(error: Mapping[str, Any], location: Location) -> str:
 
 
 def unknown_key(location: Location) -> str:
-    """Return that a key or section is unknown, and the nearest known one."""
+    """Return the message for an unknown key or section, with the nearest known name."""
     known = list(_keys(location[:-1]))
     near = nearest(str(location[-1]), known)
     what = "section" if len(location) == 1 else "key"
@@ -68,7 +68,7 @@ def unknown_key(location: Location) -> str:
 
 
 def quote(value: object) -> str:
-    """Show a value as TOML has it, shortened."""
+    """Return a value as written in TOML, shortened."""
     if isinstance(value, bool):
         return str(value).lower()
     text = f'"{value}"' if isinstance(value, str) else repr(value)
@@ -94,7 +94,7 @@ def _section_class(tables: Location) -> Any:
 
 
 def key_of(location: Location) -> Location:
-    """Return the key that a problem is about: pydantic also names which of its kinds of value was tried."""
+    """Return the key of a problem: pydantic's location also names the alternative type that it tried."""
     return location[:2] if _meaning(location[:2]).needs else location
 
 
@@ -104,7 +104,7 @@ def _because(location: Location) -> str:
 
 
 def _meaning(location: Location) -> Meaning:
-    """Return what the schema says of a key beyond its type and bounds."""
+    """Return a key's declaration beyond its type and bounds."""
     known = keys_of(_section_class(location[:-1])) if len(location) > 1 else {}
     found = known.get(str(location[-1]))
     return found.means if found else Meaning()

@@ -1,4 +1,4 @@
-"""The configuration reference, read off the schema's classes."""
+"""The configuration reference, generated from the schema's classes."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ runs execute, and what is recorded) can change between a run's attempts.
 
 @dataclass(frozen=True)
 class KeyReference:
-    """One key: what may stand there and what it means."""
+    """One key: its type, default and meaning."""
 
     name: str
     type: str

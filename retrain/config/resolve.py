@@ -23,7 +23,7 @@ class PluginKey(NamedTuple):
     default: str
 
 
-@cache  # reading type hints takes longer than all the rest, and a campaign builds a config per run
+@cache  # reading type hints is the slowest part, and a campaign builds a config per run
 def sections_of(kind: Any) -> dict[str, Any]:
     """Map the keys of a table that are tables themselves to their classes."""
     found = {}
@@ -50,7 +50,7 @@ PARAMS_OF = {plugin.key: plugin.params for plugin in PLUGINS}
 
 
 def overrides_of(condition: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a raw condition's overrides as sections, its shorthands spelled out."""
+    """Return a raw condition's overrides as sections, with its shorthands expanded."""
     sections = {k: v for k, v in condition.items() if k in RUN_SECTIONS and v != {}}
     for short, dotted in SHORTHANDS.items():
         section, _, key = dotted.partition(".")
@@ -61,9 +61,9 @@ def overrides_of(condition: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def with_default_plugins(raw: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a file's tables of runs with the plugins spelled out that they use.
+    """Return a file's tables of runs with their default plugins written out.
 
-    So a condition that names another plugin is seen to replace the default one.
+    So a condition that names another plugin is known to replace the default one.
     """
     spelled = {name: table for name, table in raw.items() if name in RUN_SECTIONS or name not in SECTIONS}
     for plugin in PLUGINS:
@@ -87,7 +87,7 @@ def merge(base: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, An
 
 
 def resolve(config: Config, condition: Condition | None, seed: int) -> Config:
-    """Return the configuration of one run: no campaign, its own seed, every value spelled out."""
+    """Return the configuration of one run: no campaign, its own seed, every value explicit."""
     tables = dataclasses.asdict(config)
     campaign = tables.pop("campaign") or {}
     if campaign.get("max_steps") is not None:
@@ -99,7 +99,7 @@ def resolve(config: Config, condition: Condition | None, seed: int) -> Config:
 
 
 def build(kind: type[T], table: Mapping[str, Any]) -> T:
-    """Build a section from tables that were checked before (unknown keys are TypeErrors)."""
+    """Build a section from tables that have been checked (unknown keys are TypeErrors)."""
     sections = sections_of(cast(Hashable, kind))
     values = {
         key: build(sections[key], value) if key in sections and isinstance(value, dict) else value
@@ -109,7 +109,7 @@ def build(kind: type[T], table: Mapping[str, Any]) -> T:
 
 
 def as_tables(config: Config) -> dict[str, Any]:
-    """Return a run's configuration as TOML tables: everything but what is absent."""
+    """Return a run's configuration as TOML tables, without absent values."""
     return {name: _present(table) for name, table in dataclasses.asdict(config).items() if table is not None}
 
 

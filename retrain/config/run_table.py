@@ -1,4 +1,4 @@
-"""The table of run.toml that no campaign file has: which run of which campaign it is."""
+"""The table `[run]`, only in run.toml: which run of which campaign it is."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class Run(Section, affects="display"):
     run_id: str = key("", "name of the run's directory")
     campaign: str = key("", "id of the campaign")
     condition: str = key("", "name of the condition")
-    config_hash: str = key("", "digest of all that decides the result")
-    files: Table = key(dict, "fingerprints of the files that decide it, by key")
-    origin: Table = key(dict, "what origin.json holds, from which that can be made again")
-    version: int = key(1, "which version's meaning the keys have; 0.1.0's is 1", ge=1)
+    config_hash: str = key("", "digest of everything that decides the result")
+    files: Table = key(dict, "fingerprints of the files that decide the result, by key")
+    origin: Table = key(dict, "contents of origin.json, from which it can be restored")
+    version: int = key(1, "version of the keys' meanings; 0.1.0 is 1", ge=1)

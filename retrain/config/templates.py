@@ -9,7 +9,7 @@ from retrain.registry import nearest
 
 
 def templates() -> dict[str, str]:
-    """List templates with what each is for (the file's first comment)."""
+    """List templates, each with its purpose (the file's first comment)."""
     found = sorted(_folder().glob("*.toml"))
     return {path.stem: _summary(path) for path in found}
 

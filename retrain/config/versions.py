@@ -1,7 +1,7 @@
-"""Reads what an earlier version recorded as that version meant it.
+"""Reads records of earlier versions with the meanings that their keys had then.
 
-A key whose meaning changes while its name stays makes a new number. It is written into run.toml and
-origin.json; a record without it is of 0.1.0, whose number is 1.
+If a key's meaning changes but not its name, the number increases. It is written into run.toml and
+origin.json; a record without it is from 0.1.0, whose number is 1.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ OVER_INFORMATIVE = {name: f"informative_{name}" for name in ("token", "sequence"
 
 
 def as_meant(tables: Mapping[str, Any], version: int) -> dict[str, Any]:
-    """Return a file's tables in today's words, with today's names for defaults that meant something else."""
+    """Return a file's tables with current names for values and defaults whose meaning has changed."""
     if version >= CURRENT:
         return dict(tables)
     renamed = {**tables, "algorithm": _renamed(tables.get("algorithm", {}), default="token")}
@@ -32,7 +32,7 @@ def as_meant(tables: Mapping[str, Any], version: int) -> dict[str, Any]:
 
 
 def run_version(tables: Mapping[str, Any], otherwise: int) -> int:
-    """Return the number that a run.toml was written with; `otherwise` for a file that is none."""
+    """Return the number in a run.toml; `otherwise` for any other file."""
     run = tables.get("run")
     if not isinstance(run, Mapping):
         return otherwise

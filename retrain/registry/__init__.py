@@ -96,13 +96,13 @@ def find(kind: str, name: str) -> Callable[..., Any]:
     """Return the entry function of a plugin.
 
     Raises:
-        ConfigError: no such plugin, it cannot be imported, or it cannot be called as its kind is.
+        ConfigError: no such plugin, it cannot be imported, or it does not take the arguments of its kind.
     """
     return plugin(kind, name).function()
 
 
 def bound(kind: str, name: str, table: Mapping[str, Any]) -> Callable[..., Any]:
-    """Return the entry function of a plugin with those keys of its table that it takes."""
+    """Return the entry function of a plugin, bound to those keys of its table that it takes."""
     found = plugin(kind, name)
     known = found.parameters()
     keys = table.keys() if known is None else table.keys() & {p.name for p in known}
@@ -110,7 +110,7 @@ def bound(kind: str, name: str, table: Mapping[str, Any]) -> Callable[..., Any]:
 
 
 def check_made(kind: str, name: str, made: T) -> T:
-    """Return what an entry function returned, if it is what its kind asks for.
+    """Return what an entry function returned, if it has the members that its kind requires.
 
     Raises:
         ConfigError: it lacks a member.
@@ -124,7 +124,7 @@ def check_made(kind: str, name: str, made: T) -> T:
 
 
 def hook(kind: str, name: str, wanted: str) -> Callable[..., Any] | None:
-    """Return a further function of a plugin that its kind declares; None if the plugin has none.
+    """Return a hook of a plugin; None if the plugin does not define it.
 
     Raises:
         ConfigError: it cannot be called as declared.
@@ -133,7 +133,7 @@ def hook(kind: str, name: str, wanted: str) -> Callable[..., Any] | None:
 
 
 def find_function(what: str, path: str) -> Callable[..., Any]:
-    """Return the function that a dotted path names; `what` it is, for the error.
+    """Return the function that a dotted path names; `what` describes it in the error.
 
     Raises:
         ConfigError: it cannot be imported.
@@ -147,7 +147,7 @@ def find_function(what: str, path: str) -> Callable[..., Any]:
 
 
 def find_module(path: str) -> ModuleType:
-    """Return the module that a dotted path names, or that holds what it names.
+    """Return the module that a dotted path names, or that contains the named object.
 
     Raises:
         ConfigError: it cannot be imported.
@@ -172,7 +172,7 @@ def built_in_names(kind: str) -> tuple[str, ...]:
 
 @cache
 def is_built_in(kind: str, name: str) -> bool:
-    """Whether a built-in plugin of a kind has this name; reads that plugin's file and no other."""
+    """Whether a built-in plugin of a kind has this name; reads only that plugin's file."""
     return name in _modules(kind) and defines(f"retrain.{kind}.{name}", spec_of(kind).entry)
 
 
@@ -228,7 +228,7 @@ def _from_dotted_path(kind: str, path: str) -> Imported:
 
 
 def _imported(kind: str, name: str, found: Any, module: ModuleType, attribute: str) -> Imported:
-    """Return a plugin that was found by its module, or by a function in it."""
+    """Return a plugin found by its module, or by a function in it."""
     spec = spec_of(kind)
     if isinstance(found, ModuleType):
         if not hasattr(found, spec.entry):
@@ -260,7 +260,7 @@ def _at(what: str, path: str) -> tuple[ModuleType, Any]:
 
 
 def _loaded(name: str, what: str, load: Callable[[], Any]) -> Any:
-    """Run third-party code; any exception becomes a problem of the file that names it."""
+    """Run third-party code; report any exception as a problem of the file that names it."""
     try:
         return load()
     except (ImportError, AttributeError) as error:

@@ -1,4 +1,4 @@
-"""The code of a plugin: a file or a folder, read without an import (ours), or imported (anybody's).
+"""The code of a plugin, a file or a folder: read without an import (built-in), or imported (any other).
 
 Names and parameters of built-in plugins are read from their source, so that a plan can be checked without
 importing what the plugins need.
@@ -26,7 +26,7 @@ PACKAGE = Path(__file__).parent.parent
 
 @dataclass(frozen=True)
 class BuiltIn:
-    """A plugin of ours: `retrain/<kind>/<name>.py`, or a folder of that name."""
+    """A built-in plugin: `retrain/<kind>/<name>.py`, or a folder of that name."""
 
     spec: PluginSpec
     module: str  # retrain.<kind>.<name>
@@ -62,18 +62,18 @@ class BuiltIn:
 
 @dataclass(frozen=True)
 class Imported:
-    """Somebody's plugin. The hooks of a module belong to the function that has the entry's name."""
+    """An external plugin. The hooks of a module belong to the function that has the entry's name."""
 
     spec: PluginSpec
     name: str
     found: Callable[..., Any]
-    module: ModuleType | None  # where hooks and constants are looked for; None for a function beside them
+    module: ModuleType | None  # of hooks and constants; None for a function with another name
 
     def function(self) -> Callable[..., Any]:
         """Return the entry function.
 
         Raises:
-            ConfigError: it cannot be called as its kind is.
+            ConfigError: it does not take the arguments of its kind.
         """
         return self._checked(self.found, self.name, self.spec.arguments, self.spec.given)
 
@@ -113,13 +113,13 @@ class Imported:
 
 
 def path_of(module: str) -> Path:
-    """Return the file of a module of ours; a folder's is its `__init__.py`."""
+    """Return the file of a module of retrain; a folder's is its `__init__.py`."""
     path = PACKAGE.joinpath(*module.split(".")[1:])
     return path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
 
 
 def defines(module: str, function: str) -> bool:
-    """Whether the file of a module of ours defines a function; the others of its folder serve the plugins."""
+    """Whether the file of a module of retrain defines a function; other modules only serve plugins."""
     text = path_of(module).read_text(encoding="utf-8")
     return re.search(rf"^(?:async )?def {function}\(", text, re.MULTILINE) is not None
 

@@ -1,6 +1,6 @@
-"""What a kind of plugin must and may define: declared by each kind in its own `__init__`, as `SPEC`.
+"""What a kind of plugin must and may define: each kind declares it in its `__init__`, as `SPEC`.
 
-Built-in plugins, installed ones and a user's own files are held to the same contract.
+Built-in plugins, installed plugins and a user's own files follow the same contract.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ KINDS = ("backends", "tasks", "rewards", "advantages", "transforms", "losses", "
 
 @dataclass(frozen=True, slots=True)
 class Hook:
-    """A further function that a plugin may define beside its entry function."""
+    """An optional function that a plugin may define in addition to its entry function."""
 
     name: str
     arguments: tuple[str, ...]  # positional
@@ -34,10 +34,10 @@ class PluginSpec:
     noun: str  # one plugin of this kind
     entry: str  # the function that its file or folder defines
     arguments: tuple[str, ...] = ()  # positional, as retrain calls it
-    given: tuple[str, ...] = ()  # keyword arguments from retrain, which are no keys of the table
-    members: tuple[str, ...] = ()  # what the object that it returns must have
+    given: tuple[str, ...] = ()  # keyword arguments that retrain passes, which are not keys of the table
+    members: tuple[str, ...] = ()  # that the returned object must have
     hooks: tuple[Hook, ...] = ()
-    judge: str = ""  # hook that checks the table's values; alone if the entry function has no keys
+    judge: str = ""  # hook that checks the table's values; the only check if the entry function has no keys
 
     def hook(self, name: str) -> Hook:
         """Return a declared hook."""
@@ -54,7 +54,7 @@ def call_problem(function: Callable[..., Any], arguments: Sequence[str], given: 
     """Return why a function cannot be called as the contract says; "" if it can."""
     try:
         signature = inspect.signature(function)
-    except (TypeError, ValueError):  # one written in C
+    except (TypeError, ValueError):  # a function written in C
         return ""
     keys = [p.name for p in signature.parameters.values() if p.kind is p.KEYWORD_ONLY]
     try:

@@ -1,4 +1,4 @@
-"""Code of users' own: found beside the campaign's file, and named when it raises."""
+"""Users' own code: found in the directory of the campaign's file, and located when it raises."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def look_beside(directory: Path) -> None:
 
 
 def import_module(name: str) -> ModuleType:
-    """Import a module that a dotted path names, from beside the campaign's file if it is there."""
+    """Import a module that a dotted path names; the directory of the campaign's file comes first."""
     top = name.partition(".")[0]
     for directory in _beside:
         if PathFinder.find_spec(top, [str(directory)]) is not None:
@@ -36,7 +36,7 @@ def import_module(name: str) -> ModuleType:
 
 
 def remember(module: ModuleType, found: object, what: str) -> None:
-    """Record a plugin's files; `what` it is goes into messages."""
+    """Record a plugin's files; `what` describes it in messages."""
     code = getattr(inspect.unwrap(found) if callable(found) else found, "__code__", None)
     for file in (getattr(module, "__file__", None), getattr(code, "co_filename", None)):
         if file:
@@ -53,7 +53,7 @@ def fault_of(error: BaseException) -> str:
 
 
 def place_of(error: BaseException) -> str:
-    """Return `file:line` of the innermost line that is neither a library's nor retrain's."""
+    """Return `file:line` of the innermost line outside libraries and retrain."""
     if isinstance(error, SyntaxError) and error.filename:
         return f"{_shown(error.filename)}:{error.lineno}"
     frames = [(frame.f_code.co_filename, line) for frame, line in traceback.walk_tb(error.__traceback__)]
@@ -73,7 +73,7 @@ def _said(error: BaseException) -> str:
 
 
 def _make_way(top: str, directory: str) -> None:
-    """Put a directory on Python's path, and forget a module of that name from an earlier campaign's."""
+    """Put a directory on Python's path, and unload a module of that name from an earlier campaign's."""
     loaded = str(getattr(sys.modules.get(top), "__file__", None) or "")
     if loaded.startswith(directory + os.sep):
         return

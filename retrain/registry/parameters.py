@@ -10,13 +10,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, TypeAlias, get_origin
 
-# How a plugin says what its numbers may be; checked by the annotation's name, without an import.
+# Ranges of a plugin's numbers; checked by the annotation's name, without an import.
 Positive: TypeAlias = Annotated[float, "Positive"]
 NotNegative: TypeAlias = Annotated[float, "NotNegative"]
 Fraction: TypeAlias = Annotated[float, "Fraction"]
 
 NUMBER = (int, float)
-LARGEST = sys.float_info.max  # a whole number in TOML may be larger, and no float holds it then
+LARGEST = sys.float_info.max  # a whole number in TOML may be larger than any float
 ACCEPTS: Mapping[str, tuple[tuple[type, ...], Callable[[Any], bool], str]] = {
     "float": (NUMBER, lambda value: abs(value) <= LARGEST, "a finite number"),
     "Positive": (NUMBER, lambda value: 0 < value <= LARGEST, "a number above 0"),
@@ -38,7 +38,7 @@ class Parameter:
 
 
 def from_source(function: ast.FunctionDef | ast.AsyncFunctionDef) -> tuple[Parameter, ...] | None:
-    """Read keyword-only parameters off a function's source; None if it takes any (**params)."""
+    """Read keyword-only parameters from a function's source; None if it takes any (**params)."""
     if function.args.kwarg is not None:
         return None
     return tuple(
@@ -51,7 +51,7 @@ def from_function(function: Callable[..., Any]) -> tuple[Parameter, ...] | None:
     """Return a function's keyword-only parameters; None if it takes any (**params)."""
     try:
         signature = inspect.signature(function).parameters.values()
-    except (TypeError, ValueError):  # one written in C
+    except (TypeError, ValueError):  # a function written in C
         return None
     if any(p.kind is p.VAR_KEYWORD for p in signature):
         return None
@@ -77,7 +77,7 @@ def problem_with(plugin: str, known: Sequence[Parameter], key: str, value: objec
 
 
 def nearest(word: str, known: Iterable[str]) -> str | None:
-    """Return the known word that `word` was probably meant to be."""
+    """Return the known word closest to `word`; None if none is similar."""
     matches = difflib.get_close_matches(word, list(known), n=1)
     return matches[0] if matches else None
 
@@ -91,7 +91,7 @@ def _annotation(annotation: Any) -> str:
 
 
 def _is_of(types: tuple[type, ...], value: object) -> bool:
-    """Whether a value is of one of the types; Python takes true for a number, TOML does not."""
+    """Whether a value has one of the types; a boolean is a number in Python, but not in TOML."""
     return isinstance(value, types) and (bool in types or not isinstance(value, bool))
 
 
