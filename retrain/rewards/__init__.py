@@ -1,13 +1,13 @@
-"""Rewards: how good a completion is, from its text alone.
+"""Rewards: scores of completions, from their text alone.
 
 A plugin is one file or folder with `score(completion, prompt, *, <params>) -> float`, plain or a coroutine
-function. A reward of 1 or more counts as correct. Such a function raises `UnscoredError` or
-TimeoutError where it cannot score a completion, which is counted and neither rewarded nor
-punished; any other exception is a bug and stops the run.
+function. A reward of 1 or more counts as correct. A function that cannot score a completion raises
+`UnscoredError` or TimeoutError; the completion is then counted, but not used in training. Any other
+exception is a bug and stops the run.
 
 A plugin that needs processes, connections or the whole batch also defines
-`open_scorer(**params) -> BatchScorer`, and one whose values need more than a type `check_params`. A constant
-`RANGE = (0.0, 1.0)` declares the range of its rewards: any other is refused, and its completion unscored.
+`open_scorer(**params) -> BatchScorer`; `check_params` checks more than the types of parameters. A constant
+`RANGE = (0.0, 1.0)` declares the range of the rewards: a completion with a reward outside it is unscored.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ SPEC = PluginSpec(
 
 
 class UnscoredError(Exception):
-    """How good a completion is, is unknown; the message says why."""
+    """A completion cannot be scored; the message says why."""
 
 
 class Outcome(StrEnum):
-    """How scoring a completion ended; a wrong answer is SCORED."""
+    """Outcome of scoring a completion; a wrong answer is SCORED."""
 
     SCORED = "scored"
     ERROR = "error"
@@ -48,11 +48,11 @@ class Outcome(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """One completion's reward, and how it came about.
+    """One completion's reward and outcome.
 
-    `value` is None where the reward is unknown through no fault of the completion (a judge that
-    did not answer): it is in no mean and is not trained on. A completion that makes its own
-    check hang or fail has earned its 0, and is still counted as a timeout or an error.
+    `value` is None if the reward is unknown through no fault of the completion (such as a judge that
+    did not answer): it is excluded from means and from training. A completion that makes its own check
+    hang or fail gets 0, and is also counted as a timeout or an error.
     """
 
     value: float | None
@@ -62,14 +62,14 @@ class Score:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What is scored: a completion and its prompt, which holds the right answer."""
+    """A completion to score, and its prompt with the reference answer."""
 
     completion: str
     prompt: Prompt
 
 
 class Reward(Protocol):
-    """A completion's text and its prompt (with the answer) -> reward, finite; 1 = correct."""
+    """Completion text and prompt (with the answer) -> finite reward; 1 = correct."""
 
     def __call__(self, completion: str, prompt: Prompt, **params: Any) -> float | Awaitable[float]: ...
 
@@ -87,10 +87,10 @@ class BatchScorer(Protocol):
 
 
 def number_of(reward: object) -> float:
-    """Return a reward as a number; true is 1.
+    """Return a reward as a float; true is 1.
 
     Raises:
-        TypeError: it is not a number; the message continues "the reward".
+        TypeError: not a number; the message is meant to follow "the reward".
     """
     if isinstance(reward, str | bytes | bytearray) or not hasattr(reward, "__float__"):
         raise TypeError(

@@ -1,6 +1,6 @@
-"""Refuses a reward outside its plugin's range: a policy's text may lead a scorer astray.
+"""Rejects rewards outside their plugin's range, since a policy's text may exploit a scorer.
 
-A plugin whose rewards have bounds says so by a constant beside its `score`: `RANGE = (0.0, 1.0)`.
+A plugin whose rewards have bounds declares them in a constant: `RANGE = (0.0, 1.0)`.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ ROUNDING = 1e-9
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """The range of a plugin's rewards, both ends included."""
+    """The range of a plugin's rewards, including both ends."""
 
-    reward: str  # its name
+    reward: str  # name of the plugin
     low: float = field(default=-math.inf)
     high: float = field(default=math.inf)
 
@@ -31,7 +31,7 @@ class Bounds:
         return self.low > -math.inf or self.high < math.inf
 
     def keep(self, scores: Iterable[Score]) -> list[Score]:
-        """Return the scores, those out of bounds (or NaN) as errors without a value."""
+        """Return the scores, with those out of bounds (or NaN) as errors without a value."""
         return [self._kept(score) for score in scores] if self.is_bounded else list(scores)
 
     def _kept(self, score: Score) -> Score:
@@ -43,7 +43,7 @@ class Bounds:
 
 
 def bounds_of(name: str) -> Bounds:
-    """Return what a plugin declares.
+    """Return the range that a plugin declares.
 
     Raises:
         ConfigError: no such plugin, or its RANGE is not two numbers in order.

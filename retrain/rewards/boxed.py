@@ -1,4 +1,4 @@
-r"""Reads the last `\boxed{...}` of a text, the form in which many models are taught to end."""
+r"""Reads the last `\boxed{...}` of a text, in which many models are trained to put their answer."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ BOXED = r"\boxed{"
 
 
 def last_boxed(text: str) -> str | None:
-    r"""Return the stripped content of the last complete `\boxed{...}`; None if there is none."""
+    r"""Return the stripped content of the last complete `\boxed{...}`, or None."""
     start = text.rfind(BOXED)
     if start < 0:
         return None

@@ -1,7 +1,7 @@
-"""A function of yours in killable processes, with a time limit for each completion.
+"""Your own function in killable processes, with a time limit per completion.
 
-`reward = "my_rewards.score"` calls a function in the run's own process, which is quicker; this is for
-functions that may hang or crash, or are slow enough to be worth several cores.
+`reward = "my_rewards.score"` calls a function in the run's own process, which is faster; use this for
+functions that may hang or crash, or are slow enough to need several cores.
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ def score(
     """Return what the function at `path` returns.
 
     Args:
-        completion: what the policy wrote.
-        prompt: what it was shown, and the answer.
+        completion: text of the completion.
+        prompt: the prompt and its answer.
         path: dotted path of a plain or coroutine function `f(completion, prompt, **params) -> float`.
         params: table of keyword arguments for it.
-        timeout_s: limit of one call, from when it begins.
-        workers: processes that call it at a time; 0 is one for each core.
+        timeout_s: limit of one call, from its start.
+        workers: number of processes; 0 is one per core.
 
     Raises:
         ConfigError: there is no such function.
-        RunFailedError: it raised.
-        TimeoutError: it took longer than `timeout_s`.
-        UnscoredError: it raised it, or ended its process.
+        RunFailedError: the function raised an exception.
+        TimeoutError: the call took longer than `timeout_s`.
+        UnscoredError: the function raised UnscoredError, or ended its process.
     """
     scorer = open_scorer(path=path, params=params, timeout_s=timeout_s, workers=workers)
     return score_one(scorer, completion, prompt)
@@ -55,7 +55,7 @@ def open_scorer(
 
 
 def check_params(params: Mapping[str, Any]) -> Iterator[str]:
-    """Return what is wrong with the parameters; imports the function to see that it is there."""
+    """Return the problems of the parameters; imports the function to check that it exists."""
     yield from limit_problems(params)
     path, arguments = params.get("path", ""), params.get("params", {})
     if not isinstance(path, str) or "." not in path:

@@ -1,7 +1,7 @@
-"""A language model as judge, behind an OpenAI-compatible endpoint.
+"""A language model as judge, at an OpenAI-compatible endpoint.
 
-The key is read from the environment only. A completion whose judge does not answer, or gives no score, is
-unscored and counted; it never counts as wrong.
+The key is read only from the environment. If the judge does not answer or returns no score, the completion
+is counted as unscored, never as wrong.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ Say briefly what is right and wrong about the response. Then end with a line of 
 where x is a number from 0 (wrong) to 1 (entirely right)."""
 VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 PLACEHOLDER = re.compile(r"\{(prompt|answer|completion)\}")
-# all that belongs to the number is matched, so that "0,5" is refused and not read as 0
+# matches the whole number, so that "0,5" is rejected and not read as 0
 SCORE = re.compile(
     r"score\W{0,10}?(-?\.?\d(?:[\w.,]|(?<=[eE])-)*)(?:\s*/\s*(\d[\w.,]*))?\s*(%?)", re.IGNORECASE
 )
@@ -68,25 +68,25 @@ def score(
     """Return the judge's score, from 0 to 1.
 
     Args:
-        completion: what the policy wrote.
-        prompt: what it was shown, and the reference answer.
-        base_url: address of the endpoint, up to and without `/chat/completions`.
-        model: the judge's name there.
-        template: what the judge is asked; {prompt}, {answer} and {completion} are filled in. Its reply
-            must hold "Score: x" (the last one counts); "x/10" is taken as a tenth.
-        key_env: environment variable that holds the key; "" sends none.
-        max_concurrent: questions in flight.
-        max_tokens: bound on a reply.
-        temperature: the judge's.
+        completion: text of the completion.
+        prompt: the prompt and its reference answer.
+        base_url: address of the endpoint, without `/chat/completions`.
+        model: the judge's model name at the endpoint.
+        template: prompt for the judge; {prompt}, {answer} and {completion} are filled in. The reply
+            must contain "Score: x" (the last one counts); "x/10" is divided by ten.
+        key_env: environment variable with the key; "" sends none.
+        max_concurrent: maximum number of requests in flight.
+        max_tokens: limit of a reply.
+        temperature: of the judge.
         timeout_s: limit of one attempt.
-        retries: further attempts after overload, failures of the server and of the network.
-        backoff_s: longest first wait between attempts; it doubles each time.
+        retries: further attempts after overload, server errors and network failures.
+        backoff_s: upper bound of the first wait between attempts; doubles each time.
 
     Raises:
         ConfigError: there is no key.
         RunFailedError: the endpoint refuses the request.
         TimeoutError: no answer in time.
-        UnscoredError: no answer, or none with a score.
+        UnscoredError: no answer, or an answer without a score.
     """
     return score_one(
         open_scorer(
@@ -134,7 +134,7 @@ def open_scorer(
 
 
 def check_params(params: Mapping[str, Any]) -> Iterator[str]:
-    """Return what is wrong with the parameters; no request is made."""
+    """Return the problems of the parameters, without a request."""
     yield from limit_problems(params)
     for key in ("max_concurrent", "max_tokens", "backoff_s"):
         yield from positive_problem(key, params.get(key, 1))
@@ -153,15 +153,15 @@ def check_params(params: Mapping[str, Any]) -> Iterator[str]:
 
 
 def servers(params: Mapping[str, Any]) -> dict[str, str]:
-    """Return the endpoint: address -> parameter."""
+    """Return the endpoint, as address -> parameter."""
     return {str(params.get("base_url", "")): "base_url"}
 
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """An OpenAI-compatible chat endpoint, asked again where that may help."""
+    """An OpenAI-compatible chat endpoint, with retries."""
 
-    base_url: str  # up to and without /chat/completions
+    base_url: str  # without /chat/completions
     client: HttpClient
     retries: int
     backoff_s: float
@@ -170,9 +170,9 @@ class Endpoint:
         """Return the text of the first choice.
 
         Raises:
-            TimeoutError: no answer in time, at any attempt.
-            UnscoredError: unreachable or overloaded at every attempt, or the answer holds no text.
-            RunFailedError: the endpoint refuses (key, model, request): another attempt would not help.
+            TimeoutError: no answer in time in any attempt.
+            UnscoredError: unreachable or overloaded in every attempt, or the answer has no text.
+            RunFailedError: the endpoint refuses (key, model, request), so a retry would not help.
         """
         try:
             reply = self.client.persist(
@@ -196,7 +196,7 @@ class Endpoint:
 
 @dataclass(frozen=True, slots=True)
 class JudgeScorer:
-    """Asks the judge about every completion, several at a time."""
+    """Sends every completion to the judge, several at a time."""
 
     endpoint: Endpoint
     template: str
@@ -213,11 +213,11 @@ class JudgeScorer:
         try:
             return [future.result() for future in futures]
         finally:
-            for future in futures:  # after a refusal: the rest would be refused too
+            for future in futures:  # after a refusal, the rest would be refused too
                 future.cancel()
 
     def close(self) -> None:
-        """Drop questions that wait, and close the connections."""
+        """Drop waiting requests, and close the connections."""
         self.threads.shutdown(wait=False, cancel_futures=True)
         self.endpoint.client.close()
 
@@ -246,7 +246,7 @@ def _is_address(url: str) -> bool:
             and parts.port != 0
             and HEADER_VALUE.fullmatch(url)
         )
-    except ValueError:  # no number for a port, or half an IPv6 address
+    except ValueError:  # invalid port, or incomplete IPv6 address
         return False
 
 

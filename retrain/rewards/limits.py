@@ -1,4 +1,4 @@
-"""Checks of parameters that several rewards take."""
+"""Checks of parameters that several rewards share."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ LARGEST_WORKERS = 1024
 
 
 def limit_problems(params: Mapping[str, Any]) -> list[str]:
-    """Return what is wrong with `timeout_s`, `workers` and `memory_mb`, where given."""
+    """Return the problems of `timeout_s`, `workers` and `memory_mb`, if given."""
     return [
         *positive_problem("timeout_s", params.get("timeout_s", 1.0)),
         *_whole_problem("workers", params.get("workers", 0), 0, LARGEST_WORKERS),
@@ -20,14 +20,14 @@ def limit_problems(params: Mapping[str, Any]) -> list[str]:
 
 
 def positive_problem(key: str, value: object) -> list[str]:
-    """Return what is wrong with a number that must be above 0, or nothing."""
+    """Return the problem of a number that must be above 0, if any."""
     if is_number(value) and value > 0:  # type: ignore[operator]
         return []
     return [f"{key}: got {value!r}; needs a number above 0"]
 
 
 def choice_problem(key: str, value: object, choices: tuple[str, ...]) -> list[str]:
-    """Return what is wrong with a value that must be one of the choices, or nothing."""
+    """Return the problem of a value that must be one of the choices, if any."""
     return [] if value in choices else [f"{key}: got {value!r}; needs one of {', '.join(choices)}"]
 
 

@@ -9,9 +9,9 @@ RANGE = (0.0, 1.0)
 
 
 def score(completion: str, prompt: Prompt) -> float:
-    r"""Return 1 if the completion, or what its last `\boxed{...}` holds, is the answer as text.
+    r"""Return 1 if the completion, or the content of its last `\boxed{...}`, equals the answer as text.
 
-    Blanks around either are put aside. An answer that is boxed itself counts by what it holds.
+    Surrounding whitespace is ignored. If the answer is boxed itself, its content is compared.
     """
     wanted = prompt.answer.strip()
     if completion.strip() == wanted:

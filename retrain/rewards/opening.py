@@ -1,4 +1,4 @@
-"""Opens a reward by name: the plugin's own scorer, or its function called once for each completion."""
+"""Opens a reward by name: the plugin's own scorer, or its function called once per completion."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from retrain import registry
 from retrain.errors import RunFailedError
 from retrain.rewards import Answer, BatchScorer, Outcome, Score, UnscoredError, number_of
 
-MOST_AT_ONCE = 64  # coroutines in flight: above that, common HTTP clients and servers only queue
-LIMIT_S = 600.0  # of one call; no call that is worth waiting for takes longer
+MOST_AT_ONCE = 64  # coroutines in flight; common HTTP clients and servers only queue beyond that
+LIMIT_S = 600.0  # limit of one call; no useful call takes longer
 TOO_LONG = 'took over {:g} s; reward = "custom" has a timeout_s of its own'
 
 
@@ -24,7 +24,7 @@ def open_scorer(name: str, params: Mapping[str, Any]) -> BatchScorer:
     """Open a reward by TOML name, entry point or dotted path.
 
     Raises:
-        ConfigError: no such reward, or it refuses its parameters.
+        ConfigError: no such reward, or it rejects its parameters.
     """
     opener = registry.hook("rewards", name, "open_scorer")
     if opener is not None:
@@ -34,7 +34,7 @@ def open_scorer(name: str, params: Mapping[str, Any]) -> BatchScorer:
 
 
 class CallingScorer:
-    """Calls a function for each completion in turn; awaitables that it returns are awaited concurrently."""
+    """Calls a function for each completion in turn; returned awaitables are awaited concurrently."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
         self._function = function
@@ -43,8 +43,8 @@ class CallingScorer:
         """Score every completion, in order.
 
         Raises:
-            RunFailedError: a reward is not a number, or called sys.exit; names the prompt. Any other
-                exception of the function is raised as it is.
+            RunFailedError: a reward is not a number, or called sys.exit; names the prompt. Other
+                exceptions of the function are raised unchanged.
         """
         given: list[Any] = []
         try:
@@ -69,7 +69,7 @@ class CallingScorer:
             raise _left(answer, error) from error
 
     async def _await_all(self, answers: Sequence[Answer], given: Sequence[Any]) -> list[Score]:
-        """Await what is awaitable; the first exception cancels the others and is raised as it is."""
+        """Await all awaitables; the first exception cancels the others and is raised unchanged."""
         slots = asyncio.Semaphore(MOST_AT_ONCE)
         tasks = [
             asyncio.ensure_future(_awaited(answer, one, slots))
@@ -126,14 +126,14 @@ def close_unawaited(given: Sequence[Any]) -> None:
 
 
 def unscored(error: UnscoredError | TimeoutError) -> Score:
-    """Return the score of a completion that a function could not score."""
+    """Return the outcome for a completion that a function could not score."""
     outcome = Outcome.TIMEOUT if isinstance(error, TimeoutError) else Outcome.ERROR
     return Score(None, outcome, str(error))
 
 
 @contextmanager
 def _interrupted_after(limit_s: float, said: str) -> Iterator[None]:
-    """Raise TimeoutError in code that takes longer, even while it waits.
+    """Raise TimeoutError in code that takes longer, even while it is blocked.
 
     Needs SIGALRM, which only the main thread receives: in other threads, and while another timer runs,
     there is no limit. C code that does not check for signals is not interrupted.

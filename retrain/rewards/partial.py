@@ -1,4 +1,4 @@
-"""Partial credit for the characters of an answer that are right and in their place."""
+"""Partial credit for the characters of an answer that are correct and in the right position."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ RANGE = (0.0, 1.0)
 
 
 def score(completion: str, prompt: Prompt, *, power: Positive = 2.0) -> float:
-    """Return the fraction of positions at which the stripped completion and answer agree, to a power.
+    """Return the fraction of matching positions in stripped completion and answer, raised to a power.
 
-    The share is of the longer text of the two, so that rambling on costs as much as stopping
-    short, and only the answer itself gets 1.
+    The fraction is relative to the longer text, so that extra text costs as much as missing text, and
+    only the exact answer gets 1.
 
     Args:
-        completion: what the policy wrote.
+        completion: text of the completion.
         prompt: holds the answer.
-        power: 1 pays by the place; above 1, chance hits are worth next to nothing and the last
-            place pays most.
+        power: 1 rewards every position equally; above 1, chance matches earn almost nothing and the
+            last position earns most.
 
     Raises:
         ValueError: `power` is not a number above 0.

@@ -7,14 +7,14 @@ reward = "weighted"
 [reward.params.parts]
 math = 0.9                                          # a reward's name and its weight
 
-[reward.params.parts.brevity]                       # or a label with the rest spelled out
+[reward.params.parts.brevity]                       # or a label and a table
 reward = "my_rewards.brevity"
 weight = 0.1
 params = { longest = 200 }
 ```
 
-Weights are taken as they are: with weights that add up to 1, a completion that is right in every
-respect gets 1, which is what counts as correct.
+Weights are not normalised: if they add up to 1, a completion with full marks in every part gets 1, which
+counts as correct.
 """
 
 from __future__ import annotations
@@ -56,15 +56,15 @@ class OpenPart:
 
     weight: float
     scorer: BatchScorer
-    bounds: Bounds  # those of the sum follow: each part is held to its own
+    bounds: Bounds  # each part is checked against its own range
 
 
 def score(completion: str, prompt: Prompt, *, parts: Mapping[str, Any]) -> float:
     """Return the weighted sum of the parts' rewards.
 
     Args:
-        completion: what the policy wrote.
-        prompt: what it was shown, and the answer.
+        completion: text of the completion.
+        prompt: the prompt and its answer.
         parts: name of a reward -> its weight, or label -> table of `reward` (default: the label),
             `weight` and `params`.
 
@@ -107,7 +107,7 @@ def parts_of(parts: object) -> list[Part]:
 
 
 def check_params(params: Mapping[str, Any]) -> Iterator[str]:
-    """Return what is wrong with the parts and with their parameters."""
+    """Return the problems of the parts and of their parameters."""
     parts = params.get("parts")
     if not isinstance(parts, Mapping) or not parts:
         yield f"parts: got {parts!r}; needs a table of rewards with their weights, such as {{ match = 1.0 }}"
@@ -120,16 +120,16 @@ def check_params(params: Mapping[str, Any]) -> Iterator[str]:
 
 
 def made_of(params: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any]]]:
-    """Return name and parameters of every part that is well formed."""
+    """Return name and parameters of every well-formed part."""
     return [(part.reward, part.params) for part in parts_of(params.get("parts"))]
 
 
 def servers(params: Mapping[str, Any]) -> dict[str, str]:
-    """Return the servers that parts need: address -> parameter."""
+    """Return the servers that the parts need, as address -> parameter."""
     named: dict[str, str] = {}
     tables = params.get("parts")
     for label, table in tables.items() if isinstance(tables, Mapping) else ():
-        for part in parts_of({label: table}):  # none if it is not well formed
+        for part in parts_of({label: table}):  # empty if it is not well-formed
             find = registry.hook("rewards", part.reward, "servers")
             found = find(part.params) if find else {}
             named |= {address: f"parts.{label}.params.{key}" for address, key in found.items()}
@@ -137,7 +137,7 @@ def servers(params: Mapping[str, Any]) -> dict[str, str]:
 
 
 class WeightedScorer:
-    """Scores with all parts at the same time."""
+    """Scores with all parts concurrently."""
 
     def __init__(self, parts: Sequence[OpenPart], opened: ExitStack) -> None:
         self._parts = parts
@@ -145,7 +145,7 @@ class WeightedScorer:
 
     def score_all(self, answers: Sequence[Answer]) -> Coroutine[Any, Any, list[Score]]:
         """Score every completion, in order."""
-        # parts that wait for processes or servers start first, then this thread calls functions
+        # start the parts that wait for processes or servers, then call functions in this thread
         columns: list[Any] = [
             _begin(part.scorer, answers) if _waits(part.scorer) else None for part in self._parts
         ]
@@ -170,19 +170,19 @@ class WeightedScorer:
 
 
 def _waits(scorer: BatchScorer) -> bool:
-    """Whether `score_all` is done only when all scores are there."""
+    """Whether `score_all` blocks until all scores are available."""
     at_once = isinstance(scorer, CallingScorer | WeightedScorer)
     return not (at_once or inspect.iscoroutinefunction(scorer.score_all))
 
 
 def _begin(scorer: BatchScorer, answers: Sequence[Answer]) -> Future[Any]:
-    """Score in a daemon thread, which cannot keep the process from exiting."""
+    """Score in a daemon thread, which does not block the process's exit."""
     scores: Future[Any] = Future()
 
     def work() -> None:
         try:
             scores.set_result(scorer.score_all(answers))
-        except BaseException as error:  # noqa: BLE001 - carried to whoever waits
+        except BaseException as error:  # noqa: BLE001 - raised in the waiting thread
             scores.set_exception(error)
 
     scores.set_running_or_notify_cancel()
@@ -197,7 +197,7 @@ async def _column(scores: Any) -> list[Score]:
 
 
 def _sum(weights: Sequence[float], scores: Sequence[Score]) -> Score:
-    """Return the weighted sum; unknown if a part is, with the first fault's message."""
+    """Return the weighted sum; unknown if a part's score is, with the first fault's message."""
     fault = next((s for s in scores if s.outcome is not Outcome.SCORED), Score(0.0))
     values = [s.value for s in scores if s.value is not None]
     total = sum(w * v for w, v in zip(weights, values, strict=True)) if len(values) == len(scores) else None

@@ -23,8 +23,8 @@ class Task:
 
     train: tuple[Prompt, ...]
     held_out: tuple[Prompt, ...]
-    alphabet: str  # every character that prompts and answers may hold, sorted; for character vocabularies
-    longest_answer: int  # characters; tells whether max_tokens is set on purpose
+    alphabet: str  # sorted characters of prompts and answers, for character vocabularies
+    longest_answer: int  # characters; compared with max_tokens
 
 
 class TaskBuilder(Protocol):

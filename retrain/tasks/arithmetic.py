@@ -1,4 +1,4 @@
-"""Checks that tasks on whole numbers share."""
+"""Option checks shared by tasks on whole numbers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from retrain.tasks.generated import (
 
 
 def check_arithmetic(*, digits: int, base: int, count: int, held_out: float) -> None:
-    """Raise ConfigError for options out of range, all at once."""
+    """Raise one ConfigError for all options out of range."""
     check(
         whole_number_problem("digits", digits, 1, MAX_LENGTH)
         + whole_number_problem("base", base, 2, len(DIGITS))

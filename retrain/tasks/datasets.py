@@ -38,7 +38,7 @@ READERS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
 
 @dataclass(frozen=True)
 class _Source:
-    """Where rows come from: a hub id, or a local directory or file."""
+    """The source of rows: a hub id, or a local directory or file."""
 
     path: str
     subset: str | None
@@ -61,21 +61,21 @@ def build(
     """Load the data set and split it by prompt text; rows of one prompt stay on one side.
 
     Args:
-        path: hub id such as "openai/gsm8k", or a directory: one that `save_to_disk` wrote, or of files
-            that `load_dataset` reads; or one file: .json, .jsonl, .csv, .tsv, .parquet or .arrow.
-        subset: name of a configuration, where the data set has several.
-        split: what to train on; slices such as "train[:1000]" work.
-        held_out_split: what to evaluate on, such as "test"; then `split` is trained on whole.
+        path: hub id such as "openai/gsm8k"; or a directory, written by `save_to_disk` or with files that
+            `load_dataset` reads; or one file: .json, .jsonl, .csv, .tsv, .parquet or .arrow.
+        subset: name of a configuration, if the data set has several.
+        split: split to train on; slices such as "train[:1000]" work.
+        held_out_split: split to evaluate on, such as "test"; then all of `split` is used for training.
         revision: branch, tag or commit on the hub.
-        prompt_field: column of the text that the policy is shown, not empty.
-        answer_field: column that a reward compares with: text, or whole numbers, which become text;
-            "" where none does.
-        template: what the policy is shown, {prompt} being that text.
-        held_out: fraction of the distinct prompts that training never sees, without `held_out_split`.
-        seed: decides the order and the split.
+        prompt_field: column of the prompt text, not empty.
+        answer_field: column of the reference answer: text, or whole numbers, which are converted to text;
+            "" if the reward needs none.
+        template: wording of the prompt; {prompt} is replaced by the text.
+        held_out: fraction of the distinct prompts that training never sees; unused with `held_out_split`.
+        seed: determines the order and the split.
 
     Raises:
-        ConfigError: the package is not installed, the data set cannot be loaded, or rows are wrong.
+        ConfigError: the package is not installed, the data set cannot be loaded, or rows are invalid.
     """
     fields = Fields(prompt_field, answer_field, template)
     check(option_problems(fields, held_out, path=path, split=split))

@@ -1,7 +1,7 @@
-"""What every generated task shares: distinct problems drawn by a seed, and the held-out split.
+"""Common parts of generated tasks: distinct random problems, and the held-out split.
 
-A problem is a whole number below the count of all problems of its kind; the task's own file turns
-the number into a prompt and an answer.
+A problem is a whole number below the number of possible problems; each task converts it to a prompt and
+an answer.
 """
 
 from __future__ import annotations
@@ -14,21 +14,21 @@ from retrain.errors import ConfigError
 from retrain.rollouts import Prompt
 from retrain.tasks import Task
 
-DIGITS = "0123456789abcdefghijklmnopqrstuvwxyz"  # base 36 is the last that these can write
+DIGITS = "0123456789abcdefghijklmnopqrstuvwxyz"  # up to base 36
 MAX_COUNT = 1_000_000  # prompts are kept in memory
 DEFAULT_COUNT = 1000
 MAX_LENGTH = 64
 
 
 def whole_number_problem(key: str, value: object, least: int, most: int) -> list[str]:
-    """Return what is wrong with an option that must be a whole number, or nothing."""
+    """Return the problem of an option that must be a whole number, if any."""
     if isinstance(value, int) and not isinstance(value, bool) and least <= value <= most:
         return []
     return [f"{key}: got {value!r}; needs a whole number from {least} to {most}"]
 
 
 def held_out_problem(held_out: object) -> list[str]:
-    """Return what is wrong with the held-out fraction's form, or nothing."""
+    """Return the problem of a held-out fraction's type or range, if any."""
     number = isinstance(held_out, int | float) and not isinstance(held_out, bool)
     if number and 0 <= held_out < 1:  # type: ignore[operator]
         return []
@@ -36,16 +36,16 @@ def held_out_problem(held_out: object) -> list[str]:
 
 
 def check(problems: Sequence[str]) -> None:
-    """Raise ConfigError with all problems at once, if there are any."""
+    """Raise one ConfigError with all problems, if there are any."""
     if problems:
         raise ConfigError(problems)
 
 
 def held_out_count(available: int, held_out: float) -> int:
-    """Return how many of the available prompts to hold out.
+    """Return the number of prompts to hold out.
 
     Raises:
-        ConfigError: the fraction asks for some, but rounds to none or leaves none to train on.
+        ConfigError: the fraction is above 0, but rounds to no prompt or leaves none for training.
     """
     kept = round(available * held_out)
     if held_out > 0 and not 0 < kept < available:
@@ -68,15 +68,15 @@ def generate(
     """Return a task of distinct random problems, split into training and held-out prompts.
 
     Args:
-        possible: how many problems there are; `write` gives each a prompt of its own.
+        possible: number of possible problems; `write` maps each to a distinct prompt.
         write: problem number -> (prompt, answer).
-        alphabet: characters that prompts and answers may hold.
-        count: how many to draw; 0 takes all, at most 1000.
-        held_out: fraction of them that training never sees.
-        seed: decides which are drawn, their order and the split.
+        alphabet: characters of prompts and answers.
+        count: number of problems to draw; 0 takes all, at most 1000.
+        held_out: fraction of the problems that training never sees.
+        seed: determines the problems, their order and the split.
 
     Raises:
-        ConfigError: more asked for than exist, or too few to split.
+        ConfigError: count exceeds `possible`, or there are too few problems to split.
     """
     if count > possible:
         raise ConfigError(
@@ -103,7 +103,7 @@ def _distinct_numbers(possible: int, count: int, seed: int) -> list[int]:
     generator = random.Random(seed)
     if possible <= sys.maxsize:
         return generator.sample(range(possible), count)
-    numbers: dict[int, None] = {}  # so many that repetitions are rare
+    numbers: dict[int, None] = {}  # with so many possible, duplicates are rare
     while len(numbers) < count:
         numbers[generator.randrange(possible)] = None
     return list(numbers)

@@ -1,6 +1,6 @@
-"""Prompts and answers from a file of one JSON object a line.
+"""Prompts and answers from a file with one JSON object per line.
 
-The answer is compared as text by the reward; whoever wants another comparison writes a reward.
+Answers are text; how a completion is compared with the answer is up to the reward.
 """
 
 from __future__ import annotations
@@ -38,16 +38,15 @@ def build(
 
     Args:
         path: the file, UTF-8, relative to the current directory.
-        held_out_path: a second file to evaluate on; then the first is trained on whole.
-        prompt_field: name of the text that the policy is shown, not empty.
-        answer_field: name of the text that a reward compares with;
-            "" where none does.
-        template: what the policy is shown, {prompt} being that text.
-        held_out: fraction of the distinct prompts that training never sees, without `held_out_path`.
-        seed: decides the order and the split.
+        held_out_path: a second file to evaluate on; then all of the first is used for training.
+        prompt_field: field of the prompt text, not empty.
+        answer_field: field of the reference answer; "" if the reward needs none.
+        template: wording of the prompt; {prompt} is replaced by the text.
+        held_out: fraction of the distinct prompts that training never sees; unused with `held_out_path`.
+        seed: determines the order and the split.
 
     Raises:
-        ConfigError: a file cannot be read, or rows are wrong: each with its line number.
+        ConfigError: a file cannot be read, or rows are invalid; lists their line numbers.
     """
     fields = Fields(prompt_field, answer_field, template, text="a text in quotes")
     check(option_problems(fields, held_out, path=path))

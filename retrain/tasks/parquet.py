@@ -41,16 +41,16 @@ def build(
 
     Args:
         path: the file, relative to the current directory.
-        held_out_path: a second file to evaluate on; then the first is trained on whole.
-        prompt_field: column of the text that the policy is shown, not empty.
-        answer_field: column that a reward compares with: text, or whole numbers, which become text;
-            "" where none does.
-        template: what the policy is shown, {prompt} being that text.
-        held_out: fraction of the distinct prompts that training never sees, without `held_out_path`.
-        seed: decides the order and the split.
+        held_out_path: a second file to evaluate on; then all of the first is used for training.
+        prompt_field: column of the prompt text, not empty.
+        answer_field: column of the reference answer: text, or whole numbers, which are converted to text;
+            "" if the reward needs none.
+        template: wording of the prompt; {prompt} is replaced by the text.
+        held_out: fraction of the distinct prompts that training never sees; unused with `held_out_path`.
+        seed: determines the order and the split.
 
     Raises:
-        ConfigError: pyarrow is not installed, a file cannot be read, or rows are wrong.
+        ConfigError: pyarrow is not installed, a file cannot be read, or rows are invalid.
     """
     fields = Fields(prompt_field, answer_field, template)
     check(option_problems(fields, held_out, path=path))
@@ -82,7 +82,7 @@ def _rows(file: Any, path: str, fields: Fields) -> Iterator[Row]:
             for values in batch.to_pylist():
                 number += 1
                 yield Row(number, f"{path} row {number}", with_whole_numbers_as_text(values))
-    except (OSError, ValueError, NotImplementedError) as error:  # a damaged page, text that is no UTF-8
+    except (OSError, ValueError, NotImplementedError) as error:  # damaged pages, or text that is not UTF-8
         raise ConfigError(
             f"{path} row {number + 1}: cannot be read, nor those that follow: {error}; write the file again"
         ) from error

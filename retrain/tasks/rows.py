@@ -1,7 +1,7 @@
-"""What tasks made of a user's rows share: the fields, the template, and the held-out split.
+"""Common parts of tasks that read rows: fields, template, and held-out split.
 
-Prompts are plain text here. A backend that has a tokenizer may show them through the model's chat
-template, with a system prompt (`[backend.options]`); a `template` is for the wording of the task.
+Prompts are plain text here. A backend with a tokenizer can apply the model's chat template and a system
+prompt (`[backend.options]`); `template` is for the wording of the task.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from retrain.rollouts import Prompt
 from retrain.tasks import Task
 from retrain.tasks.generated import check, held_out_count, held_out_problem
 
-MAX_PROBLEMS = 20  # shown of one source; the rest are likely the same mistake
+MAX_PROBLEMS = 20  # shown per source; the rest are probably the same mistake
 PLACEHOLDER = "{prompt}"
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One row and where it stands, such as `rows.jsonl:7`; or what is wrong with it as a whole."""
+    """One row with its location, such as `rows.jsonl:7`, or with what is wrong with it."""
 
     number: int  # from 1
     place: str
@@ -33,16 +33,16 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Fields:
-    """Which fields of a row are read, and how a prompt is worded."""
+    """The fields of a row to read, and the wording of the prompt."""
 
     prompt: str
     answer: str  # "": rows have none
     template: str
-    text: str = "a text"  # how a reader would write one
+    text: str = "a text"  # description of a text value, for errors
 
 
 def option_problems(fields: Fields, held_out: object, **required: object) -> list[str]:
-    """Return what is wrong with the options that all these tasks share, and with texts that must be given."""
+    """Return the problems of the shared options and of required strings."""
     texts = {**required, "prompt_field": fields.prompt}
     problems = [
         f"{key}: got {value!r}; needs a non-empty string"
@@ -60,7 +60,7 @@ def check_columns(available: Sequence[str], fields: Fields, source: str) -> list
     """Return the columns to read.
 
     Raises:
-        ConfigError: one is not there; says which are.
+        ConfigError: a column is missing; lists the available ones.
     """
     wanted = {"prompt_field": fields.prompt}
     if fields.answer:
@@ -76,10 +76,10 @@ def check_columns(available: Sequence[str], fields: Fields, source: str) -> list
 
 
 def read_prompts(rows: Iterable[Row], fields: Fields, source: str) -> list[Prompt]:
-    """Turn rows into prompts, numbered as the rows are.
+    """Return the rows' prompts, with the rows' numbers.
 
     Raises:
-        ConfigError: rows are wrong, each with its place; or there are none.
+        ConfigError: rows are invalid (lists their locations), or there are none.
     """
     prompts: list[Prompt] = []
     problems: list[str] = []
@@ -100,7 +100,7 @@ def read_prompts(rows: Iterable[Row], fields: Fields, source: str) -> list[Promp
 
 
 def split_by_fraction(prompts: Sequence[Prompt], held_out: float, seed: int) -> Task:
-    """Return a task that holds out a fraction of the prompt texts; rows of one prompt stay together."""
+    """Return a task with a fraction of the prompt texts held out; rows of one prompt stay on one side."""
     texts = list(dict.fromkeys(prompt.text for prompt in prompts))
     generator = random.Random(seed)
     generator.shuffle(texts)
@@ -111,10 +111,10 @@ def split_by_fraction(prompts: Sequence[Prompt], held_out: float, seed: int) -> 
 
 
 def split_as_given(train: Sequence[Prompt], held_out: Sequence[Prompt], seed: int) -> Task:
-    """Train on one source and evaluate on another, whose prompts are numbered after the first one's.
+    """Return a task that trains on one source and evaluates on another; numbering continues.
 
     Raises:
-        ConfigError: a prompt is in both.
+        ConfigError: a prompt is in both sources.
     """
     both = {prompt.text for prompt in train} & {prompt.text for prompt in held_out}
     if both:
@@ -128,7 +128,7 @@ def split_as_given(train: Sequence[Prompt], held_out: Sequence[Prompt], seed: in
 
 
 def with_whole_numbers_as_text(row: dict[str, Any]) -> dict[str, Any]:
-    """Write whole numbers out: a column says that all its values are some, so nothing is guessed."""
+    """Return the values with whole numbers as text; the column's type is known, so nothing is guessed."""
     return {name: str(value) if type(value) is int else value for name, value in row.items()}
 
 
@@ -143,7 +143,7 @@ def _task(train: Sequence[Prompt], held_out: Sequence[Prompt]) -> Task:
 
 
 def _prompt(row: Row, fields: Fields) -> Prompt:
-    """Return a row's prompt; ValueError says what is wrong with it."""
+    """Return a row's prompt; raise ValueError if the row is invalid."""
     if row.problem:
         raise ValueError(row.problem)
     text = _text(row.values, fields.prompt, "prompt_field", fields.text)

@@ -11,9 +11,9 @@ def build(*, digits: int = 2, base: int = 10, count: int = 0, held_out: float = 
     """Build the task.
 
     Args:
-        digits: most digits of the number to count up from, 1 to 64.
-        base: in which numbers are written, 2 to 36.
-        count: distinct prompts, the held-out ones included; 0 takes all there are, at most 1000.
+        digits: most digits of the number in the prompt, 1 to 64.
+        base: number base, 2 to 36.
+        count: distinct prompts, including held-out ones; 0 takes all, at most 1000.
         held_out: fraction of the prompts that training never sees.
         seed: decides which prompts are drawn, their order and the split.
 

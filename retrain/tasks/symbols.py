@@ -1,4 +1,4 @@
-"""Tasks on a row of symbols: a prompt is the row and "=", an answer some rearrangement of it."""
+"""Tasks on a row of symbols: the prompt is the row and "=", the answer a rearrangement of it."""
 
 from __future__ import annotations
 

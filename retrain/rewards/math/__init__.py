@@ -1,7 +1,7 @@
-r"""Mathematical equality by math-verify: `\frac{1}{2}`, `0.5` and `1/2` are one answer.
+r"""Mathematical equality by math-verify: `\frac{1}{2}`, `0.5` and `1/2` are the same answer.
 
-Every check runs in a killable process. One that hangs is a counted timeout, one that breaks a counted
-error; neither is silently a wrong answer.
+Every check runs in a killable process. A check that hangs is counted as a timeout, a check that fails as
+an error; neither is silently a wrong answer.
 
 Source: math-verify, which extracts answers with regular expressions and compares them with SymPy.
 """
@@ -26,19 +26,19 @@ MEGABYTE = 1 << 20
 def score(
     completion: str, prompt: Prompt, *, timeout_s: float = 5.0, workers: int = 0, memory_mb: int = 2048
 ) -> float:
-    r"""Return 1 if the last `\boxed{...}`, or else the last mathematics in the completion, equals the answer.
+    r"""Return 1 if the last `\boxed{...}`, else the last expression in the completion, equals the answer.
 
     Args:
-        completion: what the policy wrote.
+        completion: text of the completion.
         prompt: its answer is LaTeX, with or without `$` or `\boxed`, or a plain number or expression.
-        timeout_s: limit of one check, from when it begins; math-verify alone takes some milliseconds.
-        workers: processes that check at a time; 0 is one for each core.
-        memory_mb: limit of a process's memory (Linux); an expression can ask for any amount.
+        timeout_s: limit of one check, from its start; a check usually takes some milliseconds.
+        workers: number of checking processes; 0 is one per core.
+        memory_mb: limit of a process's memory (Linux), since an expression can need any amount.
 
     Raises:
         ConfigError: math-verify is not installed.
         TimeoutError: the check took longer than `timeout_s`.
-        UnscoredError: the answer cannot be read, or the check broke.
+        UnscoredError: the answer cannot be parsed, or the check failed.
     """
     return score_one(
         open_scorer(timeout_s=timeout_s, workers=workers, memory_mb=memory_mb), completion, prompt
@@ -55,5 +55,5 @@ def open_scorer(*, timeout_s: float = 5.0, workers: int = 0, memory_mb: int = 20
 
 
 def check_params(params: Mapping[str, Any]) -> Iterator[str]:
-    """Return what is wrong with the parameters."""
+    """Return the problems of the parameters."""
     yield from limit_problems(params)

@@ -1,4 +1,4 @@
-"""Compares two mathematical answers with math-verify; runs in a process of its own, which may be killed."""
+"""Compares two mathematical answers with math-verify, in a separate process that may be killed."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from retrain.rollouts import Prompt
 
 # Its own time limits need SIGALRM and turn a timeout into "not equal"; the pool's limit is used instead.
 _math_verify = load("math_verify", "math", "math")
-logging.getLogger("math_verify").setLevel(logging.ERROR)  # it warns that its time limits are off
+logging.getLogger("math_verify").setLevel(logging.ERROR)  # hides the warning that its time limits are off
 
 
 def check(completion: str, prompt: Prompt) -> float:
-    """Return 1 if the completion's final answer equals the prompt's as mathematics.
+    """Return 1 if the completion's final answer is mathematically equal to the prompt's.
 
     Raises:
-        UnscoredError: the prompt's answer is not mathematics that can be read.
+        UnscoredError: the prompt's answer cannot be parsed.
     """
     wanted = _parse(_marked(prompt.answer))
     if not wanted:
@@ -30,7 +30,7 @@ def check(completion: str, prompt: Prompt) -> float:
 
 
 def _marked(answer: str) -> str:
-    """Return a bare answer between dollar signs, because LaTeX is only read there."""
+    """Return a bare answer in dollar signs, because LaTeX is only parsed there."""
     boxed = last_boxed(answer)
     if boxed is not None:
         return f"\\boxed{{{boxed}}}"

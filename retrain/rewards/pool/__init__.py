@@ -1,11 +1,11 @@
-"""Calls a function on many completions in killable processes, each call with a time limit.
+"""Calls a function on many completions in killable processes, with a time limit per call.
 
-A call's clock starts when a process takes it up, not when it is queued, and stops at the limit even if
-the call hangs in C: the process is killed and replaced, and other calls are not affected. Processes
-are started when first needed, as fresh interpreters; they end when the run does, however it ends.
+The limit counts from the start of a call, not from its place in the queue, and holds even if the call
+hangs in C: the process is killed and replaced, and other calls are not affected. Processes are fresh
+interpreters, started when first needed; they end with the run, however it ends.
 
-Not concurrent.futures or pebble: the first cannot kill one call; both unpickle what a worker writes, and
-a reply there is bound to no token, so scored code that writes to the pipe could forge rewards.
+concurrent.futures cannot kill a single call. It and pebble unpickle what a worker writes, and their
+replies carry no token, so scored code that writes to the pipe could forge rewards.
 """
 
 from __future__ import annotations
@@ -26,22 +26,22 @@ from retrain.rewards.pool.process import PoolProcess
 from retrain.system import cpu_capacity
 
 STARTUP_S = 120.0  # imports on a cold network disk; only a broken machine takes longer
-BACKSTOP_S = 1.0  # a process whose run is gone ends itself this long after a call's limit
+BACKSTOP_S = 1.0  # if the run is gone, a process ends itself this long after a call's limit
 
 
 class Ending(StrEnum):
-    """How a call ended."""
+    """Outcome of a call."""
 
     SCORED = "scored"  # with a number
-    UNSCORED = "unscored"  # raised UnscoredError, or wrote something else than a reply
+    UNSCORED = "unscored"  # raised UnscoredError, or wrote something other than a reply
     TIMEOUT = "timeout"  # raised TimeoutError, or was killed at the limit
-    RAISED = "raised"  # raised anything else
+    RAISED = "raised"  # raised another exception
     DIED = "died"  # ended its process
 
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """A call's ending, with its value or a message."""
+    """A call's outcome, with its value or a message."""
 
     ending: Ending
     value: float = 0.0
@@ -51,7 +51,7 @@ class Reply:
 @dataclass(frozen=True, slots=True)
 class _Call:
     index: int
-    token: str  # the answer repeats it
+    token: str  # repeated in the reply
     deadline: float
 
 
@@ -62,7 +62,7 @@ class _Batch:
     answers: Sequence[Answer]
     waiting: deque[int]
     replies: dict[int, Reply] = field(default_factory=dict)
-    died: set[int] = field(default_factory=set)  # tried a second time, because their process died
+    died: set[int] = field(default_factory=set)  # retried because their process died
 
 
 class ProcessPool:
@@ -77,7 +77,7 @@ class ProcessPool:
         timeout_s: float,
         memory_bytes: int = 0,
     ) -> None:
-        """Start nothing yet; `workers` 0 is one per core, `memory_bytes` 0 is no limit."""
+        """Start no process yet; `workers` 0 is one per core, `memory_bytes` 0 is no limit."""
         self._setup = {
             "target": target,
             "params": dict(params),
@@ -130,7 +130,7 @@ class ProcessPool:
         prompt, token = answer.prompt, secrets.token_hex(8)
         if process.send([token, answer.completion, prompt.id, prompt.text, prompt.answer]):
             self._busy[process] = _Call(index, token, time.monotonic() + self._timeout_s)
-        else:  # it died while idle, so this answer is not to blame
+        else:  # it died while idle, not because of this answer
             self._drop(process)
             batch.waiting.appendleft(index)
 
@@ -149,7 +149,7 @@ class ProcessPool:
             self._drop(process)
 
     def _finish(self, process: PoolProcess, index: int, message: Message | None, batch: _Batch) -> None:
-        if message is not None and message.kind == GARBAGE:  # its next line cannot be trusted either
+        if message is not None and message.kind == GARBAGE:  # its later lines cannot be trusted either
             self._drop(process)
             batch.replies[index] = Reply(Ending.UNSCORED, message=str(message.content))
             return

@@ -1,6 +1,6 @@
-"""What a scoring process sends to its pool: one line of JSON for each call, marked with the call's token.
+"""Messages from a scoring process to its pool: one line of JSON per call, with the call's token.
 
-Scored code may write to the pipe as well. Anything but one line of ours is garbage: neither it nor what
+Scored code may write to the pipe too. Anything but exactly one valid line is garbage: neither it nor what
 arrives with it counts as a reward.
 """
 
@@ -20,7 +20,7 @@ OF_A_CALL = (SCORED, "unscored", "timeout", "raised")
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """One line: which call it answers ("" for none), how that ended, and the reward or a message."""
+    """One line: token of the call ("" for none), its outcome, and the reward or a message."""
 
     token: str
     kind: str
@@ -28,12 +28,12 @@ class Message:
 
 
 def line_of(message: Message) -> bytes:
-    """Return a message as it is sent."""
+    """Return a message as a line."""
     return json.dumps([message.token, message.kind, message.content]).encode() + b"\n"
 
 
 def read_line(line: bytes) -> Message:
-    """Return what a line says; garbage if `line_of` did not write it."""
+    """Return the message in a line; garbage if `line_of` did not write it."""
     try:
         token, kind, content = json.loads(line)
     except (ValueError, TypeError, RecursionError):
@@ -46,12 +46,12 @@ def read_line(line: bytes) -> Message:
 
 
 def garbage(line: bytes) -> Message:
-    """Return a message that reports a line which is not one of ours."""
+    """Return a message that reports an invalid line."""
     return Message("", GARBAGE, f"the process that scores wrote {line[:SHOWN]!r} instead of a reply")
 
 
 def only(messages: Sequence[Message], token: str) -> Message:
-    """Return the one answer to a call; garbage if there is another line, or another call's."""
+    """Return the reply to a call; garbage if there are more lines, or a reply to another call."""
     wrong = next((m for m in messages if m.kind == GARBAGE), None)
     if wrong is not None:
         return wrong

@@ -1,4 +1,4 @@
-"""One process of a pool: started afresh, fed a line at a time, killed with all that it started."""
+"""One process of a pool: a fresh interpreter that gets one line per call, and is killed with its children."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from retrain.rewards.pool.message import LONGEST_LINE, Message, garbage, read_li
 
 
 class PoolProcess:
-    """A process that runs `retrain.rewards.pool.worker`; its first line says that it is ready."""
+    """A process that runs `retrain.rewards.pool.worker`; its first line reports that it is ready."""
 
     def __init__(self, setup: Mapping[str, Any]) -> None:
         path = os.pathsep.join(entry or os.getcwd() for entry in sys.path)  # noqa: PTH109 - as text
@@ -24,7 +24,7 @@ class PoolProcess:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             bufsize=0,
-            start_new_session=True,  # one group to kill, and out of Ctrl-C's way
+            start_new_session=True,  # one group to kill, and no Ctrl-C from the terminal
             env={"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", **os.environ, "PYTHONPATH": path},
         )
         assert self._process.stdin is not None
@@ -34,7 +34,7 @@ class PoolProcess:
         self.send(setup)
 
     def fileno(self) -> int:
-        """Return what a selector waits on."""
+        """Return the file descriptor for a selector."""
         return self._stdout.fileno()
 
     def send(self, message: Any) -> bool:
@@ -48,9 +48,9 @@ class PoolProcess:
         return True
 
     def receive(self) -> list[Message] | None:
-        """Return what whole lines say, and garbage for what comes with them; None if the process is gone.
+        """Return the messages in complete lines, and garbage for anything else; None if the process is gone.
 
-        Blocks unless a selector said that there is something to read.
+        Blocks unless a selector reported data.
         """
         chunk = os.read(self._stdout.fileno(), 1 << 16)
         if not chunk:
@@ -62,8 +62,8 @@ class PoolProcess:
         return messages
 
     def kill(self) -> str:
-        """Kill the process and its group; return how it ended."""
-        with contextlib.suppress(ProcessLookupError, PermissionError):  # macOS: no rights over a zombie
+        """Kill the process and its group; return a description of how it ended."""
+        with contextlib.suppress(ProcessLookupError, PermissionError):  # macOS: a zombie refuses signals
             os.killpg(self._process.pid, signal.SIGKILL)
         code = self._process.wait()
         self._stdin.close()

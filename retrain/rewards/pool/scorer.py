@@ -1,4 +1,4 @@
-"""Scorers on a process pool: its replies as scores."""
+"""Scorers that use a process pool."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _OUTCOMES = {Ending.SCORED: Outcome.SCORED, Ending.TIMEOUT: Outcome.TIMEOUT}
 
 
 class VerifierScorer:
-    """Scores with a built-in verifier: a completion that breaks it or times out earns 0."""
+    """Scores with a built-in verifier: a completion that makes it fail or time out gets 0."""
 
     def __init__(self, pool: ProcessPool) -> None:
         self._pool = pool
@@ -28,7 +28,7 @@ class VerifierScorer:
 
 
 class FunctionScorer(VerifierScorer):
-    """Scores with a user's function: an exception is a bug, a hung call leaves its completion unscored."""
+    """Scores with a user's function: an exception is a bug, and a completion whose call hangs is unscored."""
 
     def score_all(self, answers: Sequence[Answer]) -> list[Score]:
         """Score every completion, in order.
@@ -64,7 +64,7 @@ def score_one(scorer: BatchScorer, completion: str, prompt: Prompt) -> float:
 
 
 def value_of(score: Score) -> float:
-    """Return a score's value, or raise TimeoutError or UnscoredError if that is how it ended."""
+    """Return a score's value, or raise TimeoutError or UnscoredError according to its outcome."""
     if score.outcome is Outcome.TIMEOUT:
         raise TimeoutError(score.message)
     if score.value is None or score.outcome is Outcome.ERROR:

@@ -1,8 +1,8 @@
-"""The process behind `retrain.rewards.pool`: calls one function for each line it is sent.
+"""A scoring process of `retrain.rewards.pool`: calls one function for each line that it receives.
 
-It ends, with everything that it started, as soon as its standard input closes: whatever becomes of
-the run, nothing stays behind. A call that cannot even be interrupted (a C function that keeps the
-interpreter to itself) is ended by a timer of the kernel.
+It ends, with all of its children, as soon as its standard input closes, so nothing is left behind however
+the run ends. A call that cannot be interrupted (a C function that holds the GIL) is ended by a kernel
+timer.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ def main() -> None:
     """Serve until standard input closes."""
     requests, replies = _private_pipes()
     setup = json.loads(requests.readline())
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the run's to decide on
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the run handles Ctrl-C
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
-    if setup["memory_bytes"] and sys.platform == "linux":  # other kernels do not keep this limit
+    if setup["memory_bytes"] and sys.platform == "linux":  # other kernels do not enforce this limit
         resource.setrlimit(resource.RLIMIT_AS, (setup["memory_bytes"], resource.RLIM_INFINITY))
     try:
         function = _find(setup["target"])
@@ -50,7 +50,7 @@ def main() -> None:
 
 
 def _private_pipes() -> tuple[BinaryIO, BinaryIO]:
-    """Return the pipes, moved to where code that reads or prints does not reach them."""
+    """Return the pipes, moved to descriptors that code which reads or prints does not use."""
     requests, replies = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb", buffering=0)
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
@@ -60,15 +60,15 @@ def _private_pipes() -> tuple[BinaryIO, BinaryIO]:
 
 
 def _lines(requests: BinaryIO) -> Iterator[bytes]:
-    """Iterate over lines, read ahead in a thread that notices the end of input during a call too."""
+    """Iterate over lines, read in a thread that notices the end of input even during a call."""
     lines: queue.SimpleQueue[bytes] = queue.SimpleQueue()
 
     def read() -> None:
         try:
             for line in iter(requests.readline, b""):
                 lines.put(line)
-        finally:  # the end of input, or no memory for a line: no process may stay behind
-            os.killpg(os.getpgrp(), signal.SIGKILL)  # the pool made this process the leader of its group
+        finally:  # end of input, or no memory for a line: no process may be left behind
+            os.killpg(os.getpgrp(), signal.SIGKILL)  # this process leads its group
 
     threading.Thread(target=read, daemon=True).start()
     while True:
@@ -89,7 +89,7 @@ def _call(function: Callable[..., Any], request: bytes, params: Mapping[str, Any
         return Message(token, "unscored", _text(error))
     except TimeoutError as error:
         return Message(token, "timeout", _text(error))
-    except Exception as error:  # noqa: BLE001 - this process's edge: the run decides what it means
+    except Exception as error:  # noqa: BLE001 - this process's edge: the run handles it
         told = fault_of(error) or f"{type(error).__name__}: {error}"
         return Message(token, "raised", told[:LONGEST_MESSAGE])
 

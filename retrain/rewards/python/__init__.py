@@ -1,9 +1,9 @@
 """Whether a program passes its tests, run in a process with limits.
 
-The limits (time, memory, file size, open files; processes too unless run as root) keep accidents of a
-policy that is learning to program from stopping the run. They are NOT a security boundary: the program
-runs as this user, sees this machine's files and network, and code written to deceive can deceive the
-check. Run campaigns with this reward in a container or virtual machine that holds nothing precious.
+The limits (time, memory, file size, open files; also processes unless run as root) keep a policy's faulty
+programs from stopping the run. They are NOT a security boundary: the program runs as this user, has
+access to this machine's files and network, and malicious code can deceive the check. Run campaigns with
+this reward in a container or virtual machine without valuable data.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from retrain.rollouts import Prompt
 
 MEGABYTE = 1 << 20
 RANGE = (0.0, 1.0)
-CLEANUP_S = 5.0  # the process that watches a program ends it; only if that fails the pool steps in
+CLEANUP_S = 5.0  # normally the process that watches a program ends it; the pool is the fallback
 
 
 def score(
@@ -34,19 +34,19 @@ def score(
     """Return 1 if the program passes all tests, else 0.
 
     Args:
-        completion: the program is its last fenced block of Python, or all of it.
-        prompt: its answer holds the tests.
+        completion: the program is the last fenced block of Python, else the whole text.
+        prompt: its answer contains the tests.
         tests: "asserts": the answer is Python that runs after the program, in its namespace, and
             raises if it is wrong. "stdio": the answer is a JSON list of objects with "input" and
-            "output", compared by lines, blanks at their ends put aside; a program that ends with an
-            error or another exit status than 0 has failed, whatever it printed.
-        timeout_s: limit of all tests of a completion together, from when they begin.
-        workers: programs that run at a time; 0 is one for each core.
+            "output", compared by line without trailing blanks; a program with an exit status other
+            than 0 fails, regardless of its output.
+        timeout_s: limit of all tests of a completion together, from their start.
+        workers: number of programs that run at a time; 0 is one per core.
         memory_mb: limit of a program's memory (Linux).
 
     Raises:
         TimeoutError: the program did not finish in time.
-        UnscoredError: the answer holds no tests that can be run.
+        UnscoredError: the answer contains no tests that can be run.
     """
     scorer = open_scorer(tests=tests, timeout_s=timeout_s, workers=workers, memory_mb=memory_mb)
     return score_one(scorer, completion, prompt)
@@ -65,6 +65,6 @@ def open_scorer(
 
 
 def check_params(params: Mapping[str, Any]) -> Iterator[str]:
-    """Return what is wrong with the parameters."""
+    """Return the problems of the parameters."""
     yield from limit_problems(params)
     yield from choice_problem("tests", params.get("tests", "asserts"), ("asserts", "stdio"))

@@ -1,8 +1,8 @@
-"""Runs a program and its tests under limits: started as a script with nothing inherited but its folder.
+"""Runs a program and its tests under limits: a script that inherits only its folder.
 
 Arguments: seconds, bytes of memory, pid of the parent, descriptor of the verdict. Reads solution.py and,
-if it is there, tests.py from the current directory; writes to the descriptor once the tests have passed.
-Imports nothing of retrain and little else, since every import is paid for each program.
+if present, tests.py from the current directory; writes to the descriptor once the tests have passed.
+Imports nothing from retrain and little else, because every import is repeated for each program.
 """
 
 import ctypes
@@ -22,7 +22,7 @@ def main() -> None:
     """Run ./solution.py, then ./tests.py in the same namespace."""
     seconds, memory_bytes, parent, verdict_fd = map(int, sys.argv[1:])
     _limit(seconds, memory_bytes, parent)
-    if not os.path.exists(TESTS):  # noqa: PTH110 - pathlib costs half as much again as Python itself
+    if not os.path.exists(TESTS):  # noqa: PTH110 - importing pathlib adds half of Python's start-up time
         _execute("__main__", _read(SOLUTION))
         return
     tests = _read(TESTS)
@@ -34,7 +34,7 @@ def main() -> None:
 
 def _execute(name: str, source: str) -> dict[str, object]:
     module = types.ModuleType(name)
-    sys.modules[name] = module  # dataclasses and pickle look a class's module up
+    sys.modules[name] = module  # dataclasses and pickle look up a class's module
     exec(compile(source, SOLUTION, "exec"), module.__dict__)
     return module.__dict__
 
@@ -54,11 +54,11 @@ def _limit(seconds: int, memory_bytes: int, parent: int) -> None:
     if sys.platform == "linux":
         hard |= {resource.RLIMIT_AS: memory_bytes, resource.RLIMIT_NPROC: 0}
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:  # it died before it could be watched
+    if os.getppid() != parent:  # the parent died before this process could watch it
         sys.exit(1)
     for what, most in hard.items():
         resource.setrlimit(what, (most, most))
-    signal.setitimer(signal.ITIMER_REAL, seconds + 1)  # where the parent's death is not told
+    signal.setitimer(signal.ITIMER_REAL, seconds + 1)  # for systems that do not report the parent's death
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Runs one program against its tests; called in a process of its own that may be killed."""
+"""Runs one program against its tests, in a separate process that may be killed."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def check(completion: str, prompt: Prompt, *, tests: str, timeout_s: float, memo
 
     Raises:
         TimeoutError: the tests together took longer than `timeout_s`.
-        UnscoredError: the answer holds no tests.
+        UnscoredError: the answer contains no tests.
     """
     program = program_of(completion)
     _adopt_orphans()
@@ -45,7 +45,7 @@ def program_of(completion: str) -> str:
 
 
 def _passes(program: str, given: str, wanted: str | None, deadline: float, memory_bytes: int) -> bool:
-    """Run once: with `given` as input whose output must be `wanted`, or as tests if that is None."""
+    """Run once, with input `given` and expected output `wanted`; if that is None, run the tests."""
     with tempfile.TemporaryDirectory(prefix="retrain-program-") as folder:
         directory = Path(folder)
         _write(directory / "solution.py", program)
@@ -60,7 +60,7 @@ def _passes(program: str, given: str, wanted: str | None, deadline: float, memor
 def _run(
     directory: Path, given: str, deadline: float, memory_bytes: int, *, to_output: bool = False
 ) -> tuple[int, bytes]:
-    """Run the harness; return its exit status and what it wrote to its verdict or standard output."""
+    """Run the harness; return its exit status and its verdict or standard output."""
     _write(directory / "input.txt", given)
     with (
         (directory / "input.txt").open("rb") as stdin,
@@ -76,7 +76,7 @@ def _run(
             stdout=written if to_output else subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
             pass_fds=() if to_output else (fd,),
-            start_new_session=True,  # one group to kill, whatever the program started
+            start_new_session=True,  # one group to kill, including the program's children
             env=_environment(directory),
         )
         try:
@@ -94,13 +94,13 @@ def _run(
 
 @cache
 def _adopt_orphans() -> None:
-    """Become the parent of processes whose own is gone, such as those that left their group (Linux)."""
+    """Become the parent of orphaned descendants, such as those that left their group (Linux)."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
 
 
 def _end_children() -> None:
-    """End what a program left behind, and what that left behind."""
+    """Kill the processes that a program left behind, and their descendants."""
     while children := _children():
         for pid in children:
             with contextlib.suppress(ProcessLookupError, ChildProcessError):
@@ -117,7 +117,7 @@ def _children() -> list[int]:
 
 
 def _environment(directory: Path) -> dict[str, str]:
-    """Return an environment without keys, whose home is the temporary folder."""
+    """Return an environment without keys and with the temporary folder as home."""
     path = os.environ.get("PATH", os.defpath)
     return {"PATH": path, "HOME": str(directory), "TMPDIR": str(directory), "OMP_NUM_THREADS": "1"}
 

@@ -1,7 +1,7 @@
-r"""reasoning-gym's own scoring, which knows every right answer and gives some credit to near ones.
+r"""reasoning-gym's own scoring, which accepts every correct answer and gives partial credit.
 
-For `[data] task = "reasoning_gym"` with `answers = "entry"`. The final answer is what stands in the last
-`\boxed{...}`, else in the last `<answer>...</answer>`, else the whole completion.
+For `[data] task = "reasoning_gym"` with `answers = "entry"`. The final answer is the content of the last
+`\boxed{...}`, else of the last `<answer>...</answer>`, else the whole completion.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ def score(completion: str, prompt: Prompt, *, timeout_s: float = 10.0, workers: 
     """Return reasoning-gym's score of the final answer, 0 to 1.
 
     Args:
-        completion: what the policy wrote.
-        prompt: its answer names the entry, as the task `reasoning_gym` writes it.
-        timeout_s: limit of one check, from when it begins.
-        workers: processes that check at a time; 0 is one for each core.
+        completion: text of the completion.
+        prompt: its answer identifies the entry, as the task `reasoning_gym` writes it.
+        timeout_s: limit of one check, from its start.
+        workers: number of checking processes; 0 is one per core.
 
     Raises:
         ConfigError: reasoning-gym is not installed.
         TimeoutError: the check took longer than `timeout_s`.
-        UnscoredError: the prompt names no entry, or the check broke.
+        UnscoredError: the prompt identifies no entry, or the check failed.
     """
     return score_one(open_scorer(timeout_s=timeout_s, workers=workers), completion, prompt)
 
@@ -45,5 +45,5 @@ def open_scorer(*, timeout_s: float = 10.0, workers: int = 0) -> BatchScorer:
 
 
 def check_params(params: Mapping[str, Any]) -> Iterator[str]:
-    """Return what is wrong with the parameters."""
+    """Return the problems of the parameters."""
     yield from limit_problems(params)

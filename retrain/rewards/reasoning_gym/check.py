@@ -1,4 +1,4 @@
-"""Scores an answer with reasoning-gym's own rules; runs in a process of its own, which may be killed."""
+"""Scores an answer with reasoning-gym's own rules, in a separate process that may be killed."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def check(completion: str, prompt: Prompt) -> float:
     """Return reasoning-gym's score of the final answer, 0 to 1.
 
     Raises:
-        UnscoredError: the prompt does not name an entry.
+        UnscoredError: the prompt does not identify an entry.
     """
     try:
         pointer = json.loads(prompt.answer)
@@ -33,7 +33,7 @@ def check(completion: str, prompt: Prompt) -> float:
 
 
 def final_answer(completion: str) -> str:
-    r"""Return what is in the last `\boxed{...}`, else in the last `<answer>`, else all there is."""
+    r"""Return the content of the last `\boxed{...}`, else of the last `<answer>`, else the whole text."""
     tagged = TAGGED.findall(completion)
     boxed = last_boxed(completion)
     if boxed is not None:
