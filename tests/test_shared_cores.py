@@ -55,7 +55,7 @@ def test_a_cluster_has_cores_of_its_own(tmp_path):
 
 def test_that_steps_were_stretched_is_said(tmp_path):
     record_campaign(plan_of(tmp_path, 2), "c-20250131T120000Z-0a1b", closing_s=0.0)
-    assert any("beside 4 on 2 CPU cores" in note for note in estimated(plan_of(tmp_path, 4), tmp_path).notes)
+    assert any("with 4 on 2 CPU cores" in note for note in estimated(plan_of(tmp_path, 4), tmp_path).notes)
     assert not any("CPU cores" in note for note in estimated(plan_of(tmp_path, 2), tmp_path).notes)
 
 

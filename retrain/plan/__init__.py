@@ -1,4 +1,4 @@
-"""Plans: which runs a file asks for, what they would cost, and whether their plugins accept their options.
+"""Plans: the runs that a file describes, their cost, and whether plugins accept their options.
 
-Pure but for `preflight`, which builds tasks; nothing is created.
+Nothing is created on disk. Only `preflight` builds tasks, and only `servers` opens connections.
 """

@@ -1,4 +1,4 @@
-"""The decisions to make before a full run, answered from data where there is any."""
+"""The checklist before a full run, answered from data where there is any."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ if TYPE_CHECKING:
 State = Literal["pass", "warn", "unknown"]
 
 SMOKE_BATCH, SMOKE_GROUP, SMOKE_TOKENS, SMOKE_STEPS = 2, 8, 1024, 5
-PILOT_STEPS = 20  # of each condition; the mean is then known to a quarter of what steps vary by
+PILOT_STEPS = 20  # per condition; the mean's standard error is then under a quarter of a step's deviation
 MAX_TOKENS = "max_tokens set on purpose"
-OFTEN_CUT = 0.05  # of completions: more than this, and what is learned is to be short
-LONG_WAIT = 0.2  # of a step: more workers than permits feed
+OFTEN_CUT = 0.05  # fraction of completions: above it, the policy mainly learns to be short
+LONG_WAIT = 0.2  # fraction of a step: too many workers for the permits
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Check:
 
 @dataclass(frozen=True)
 class Decisions:
-    """What the answers are based on."""
+    """The data that the answers are based on."""
 
     plan: Plan
     longest_answers: Mapping[str, int]  # characters, by condition
@@ -45,7 +45,7 @@ class Decisions:
     cores: float
     file_name: str
     pilot_command: str
-    learned_from: str  # what --from named
+    learned_from: str  # the argument of --from
 
     def checklist(self, budget_s: float | None, *, sets_max_tokens: bool) -> tuple[Check, ...]:
         """Return the answer to every question."""
@@ -147,7 +147,7 @@ class Decisions:
             return Check(question, "warn", answer, self.pilot_command)
         few = [
             m.condition for m in measured if m.steps < PILOT_STEPS - m.runs
-        ]  # each run's first is start-up
+        ]  # each run's first step counts as start-up
         if few:
             answer = f"fewer than {PILOT_STEPS} steps of {_listed(few)}"
             return Check(question, "warn", answer, self.pilot_command)

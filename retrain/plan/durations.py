@@ -1,4 +1,4 @@
-"""Time spans as people write and read them: `6h`, `1h30m`, `31 min`."""
+"""Format and parse time spans: `6h`, `1h30m`, `31 min`."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ _PART = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(s|min|m|h|d)")
 
 
 def format_duration(seconds: float) -> str:
-    """Return a span in its two largest units: `4.2 ms`, `9.5 s`, `2 min 5 s`, `3 h 20 min`, `2 d 4 h`."""
-    if 0 < seconds < 0.0995:  # what rounds to 100 ms is 0.1 s
+    """Format a span in its two largest units: `4.2 ms`, `9.5 s`, `2 min 5 s`, `3 h 20 min`, `2 d 4 h`."""
+    if 0 < seconds < 0.0995:  # from there on it rounds to 0.1 s
         return f"{seconds * 1000:.2g} ms"
     if seconds < 10:
         return f"{seconds:.2g} s" if seconds < 1 else f"{seconds:.1f} s"
@@ -28,7 +28,7 @@ def format_duration(seconds: float) -> str:
 
 
 def about(seconds: float) -> str:
-    """Return a span to the precision that an estimate has: `31 min`, not `31 min 4 s`."""
+    """Format a span to the precision of an estimate: `31 min`, not `31 min 4 s`."""
     if 600 <= seconds < 3600:
         seconds = round(seconds / 60) * 60
     return format_duration(seconds).removesuffix(" 0 s").removesuffix(" 0 min").removesuffix(" 0 h")
@@ -38,7 +38,7 @@ def parse_duration(text: str) -> float:
     """Read `6h`, `90m`, `90 min`, `1h30m`, `2d`, `45s`.
 
     Raises:
-        ValueError: it is nothing of the kind, or zero.
+        ValueError: it is not a time span, or is zero.
     """
     seconds, at = 0.0, 0
     while at < len(text.rstrip()):

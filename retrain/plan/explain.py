@@ -1,4 +1,4 @@
-"""What a file would do, how long it would take, and what to think about first."""
+"""`retrain explain`: what a file would run, how long it would take, and what to check first."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 
 
 UNKNOWN = (
-    "step times of each condition",
-    "start-up of a run",
-    "share of a step spent in API calls",
-    "share of completions that max_tokens cuts off",
+    "step times",
+    "start-up time",
+    "the share of API calls in a step",
+    "how many completions max_tokens cuts off",
 )
 
 
@@ -40,7 +40,7 @@ class ConditionPlan:
     max_tokens: int
     backend: str
     task: str
-    differs: tuple[str, ...]  # keys whose value is not the first condition's
+    differs: tuple[str, ...]  # keys whose value differs from the first condition's
 
 
 @dataclass(frozen=True)
@@ -52,12 +52,12 @@ class Explanation:
     total_runs: int
     total_campaign_steps: int
     effective_parallelism: int
-    permits: int  # to begin with, if they adapt
+    permits: int  # the initial number, if they adapt
     permits_adapt: bool
     launcher: str
     log_dir: str
     wall_time: WallTime | None  # None while no step time is known
-    unknown: tuple[str, ...]  # what no earlier run tells; empty if any does
+    unknown: tuple[str, ...]  # what no earlier run has measured; empty if any run has
     pilot_command: str  # measures what is unknown
     warnings: tuple[str, ...]
     checklist: tuple[Check, ...]  # before a full run: each line passes, warns or is unknown
@@ -79,13 +79,13 @@ def explain_plan(
     """Describe a plan.
 
     Args:
-        plan: what would run.
-        longest_answers: of each condition's task, in characters.
+        plan: the plan.
+        longest_answers: length of the longest answer of each condition's task, in characters.
         history: earlier runs; None if none is known.
-        cores: CPU cores that this machine really gives.
-        file_name: for the commands.
+        cores: CPU cores that are available on this machine.
+        file_name: the file, for the commands.
         learned_from: where `history` was read from, for the commands; the plan's log directory if empty.
-        budget_s: longest acceptable wall time; None if nobody said.
+        budget_s: longest acceptable wall time; None if not given.
         sets_max_tokens: whether the file sets `training.max_tokens`.
         script: what the launcher would submit, if it submits anything.
     """
@@ -115,7 +115,7 @@ def explain_plan(
 
 def _estimated(plan: Plan, history: History, cores: float) -> tuple[Learned | None, WallTime | None]:
     from retrain.plan.estimate.learned import (
-        learned_for,  # not at the top: a plan without a pilot is shown at once
+        learned_for,  # not at the top: a plan without a pilot does not need it
     )
     from retrain.plan.estimate.wall_time import wall_time
 

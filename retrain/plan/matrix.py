@@ -26,9 +26,9 @@ LONGEST_NAME = 64  # characters of a condition's own name that views show
 
 @dataclass(frozen=True)
 class RunPlan:
-    """One run: a condition with a seed, and all that its worker needs to know."""
+    """One run: a condition with a seed, and everything that its worker needs."""
 
-    run_id: str  # safe as a file name, whatever the condition is called
+    run_id: str  # safe as a file name, for any condition name
     condition: str
     seed: int
     config: Config
@@ -36,7 +36,7 @@ class RunPlan:
 
     @property
     def title(self) -> str:
-        """Its id, with the condition's own name where the id does not tell it."""
+        """The run id, with the condition's own name if the id does not show it."""
         is_told = self.condition.isascii()
         return self.run_id if is_told else f"{self.run_id} ({self.condition}, seed {self.seed})"
 
@@ -76,24 +76,24 @@ class Plan:
 
     @property
     def workers(self) -> int:
-        """How many runs execute at a time."""
+        """Number of concurrent runs."""
         if not self.campaign.parallel:
             return 1
         return min(self.campaign.max_workers or len(self.runs), len(self.runs))
 
     @property
     def total_steps(self) -> int:
-        """Steps of all runs together."""
+        """Total steps of all runs."""
         return sum(run.max_steps for run in self.runs)
 
 
 def plan_runs(config: Config, file_name: str = "campaign", drawn_seed: int | None = None) -> Plan:
-    """Lay out a file's runs.
+    """Return the plan of a file's runs.
 
     Args:
         config: the file.
         file_name: names the campaign if the file does not.
-        drawn_seed: used where the file gives no seed; None draws one.
+        drawn_seed: used if the file gives no seed; None draws one.
     """
     campaign, seeds = config.campaign or Campaign(), _seeds(config, drawn_seed)
     bases = [(name, with_absolute_paths(base)) for name, base in _conditions(config)]
@@ -110,11 +110,11 @@ def plan_runs(config: Config, file_name: str = "campaign", drawn_seed: int | Non
 
 
 def planned_runs(config: Config, drawn_seed: int | None) -> list[PlannedRun]:
-    """List a file's runs in launch order, without reading what they name; none if it is not known which.
+    """List a file's runs in launch order, without reading the files they name; none if the seed is not known.
 
     Args:
-        config: the file, of which no more than types needs to be right.
-        drawn_seed: the seed that was drawn for a file that gives none.
+        config: the file; only its types need to be valid.
+        drawn_seed: the seed that was drawn for a file without one.
     """
     if drawn_seed is None and config.training.seed < 0 and not (config.campaign and config.campaign.seeds):
         return []
@@ -129,7 +129,7 @@ def planned_runs(config: Config, drawn_seed: int | None) -> list[PlannedRun]:
 
 
 def _conditions(config: Config) -> list[tuple[str, Config]]:
-    """Resolve every condition but for its seed, by name."""
+    """Resolve every condition, except for its seed, by name."""
     found: Sequence[Condition | None] = (config.campaign and config.campaign.conditions) or [None]
     return [(_name(condition, config), resolve(config, condition, seed=0)) for condition in found]
 
@@ -152,7 +152,7 @@ def _name(condition: Condition | None, config: Config) -> str:
 
 
 def _shown(name: str) -> str:
-    """Return a name as it is if nothing of it is hidden, obeyed by terminals or too long, else its label."""
+    """Return a name if it is short and safe to print on a terminal, else its label."""
     return name if name == plain(name, LONGEST_NAME) != "" else label_of(name)
 
 
@@ -161,7 +161,7 @@ def _own_seed(config: Config, drawn_seed: int | None) -> int:
         return config.training.seed
     if drawn_seed is not None:
         return drawn_seed
-    import secrets  # not at the top: costs 4 ms, and few files leave the seed out
+    import secrets  # not at the top: costs 4 ms, and most files give a seed
 
     return secrets.randbelow(LARGEST_SEED + 1)
 

@@ -1,4 +1,4 @@
-"""Checks before anything is created: tasks can be built, and backends accept the runs."""
+"""Checks before anything is created: tasks are built, and backends check the runs."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ if TYPE_CHECKING:
 
 
 def preflight(plan: Plan, source: str) -> dict[str, int]:
-    """Build each distinct task, and ask backends about the runs.
+    """Build each distinct task, and check the runs with their backends.
 
     Returns:
-        The length of the longest answer in each condition's task, in characters; 0 if it has none.
+        The length of the longest answer in each condition's task, in characters; 0 without answers.
 
     Raises:
         ConfigError: every problem found.
@@ -47,7 +47,7 @@ def _task(run: RunPlan) -> Task:
 
 
 def _backend_problems(config: Config, task: Task) -> list[str]:
-    """Return the backend's problems with a run; with its prompts only if there are no others."""
+    """Return the backend's problems with a run; prompts are only checked if there are no others."""
     name = config.backend.backend
     check_run = registry.hook("backends", name, "check_run")
     if problems := list(check_run(config)) if check_run else []:

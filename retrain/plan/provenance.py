@@ -1,8 +1,8 @@
-"""What a campaign was made from: `origin.json`, written at the start, with a copy in every run.toml.
+"""Provenance of a campaign: `origin.json`, written at the start, with a copy in every run.toml.
 
-If it is lost, it is rebuilt from the copies. Version 0.1.0 made none: campaign.toml and the directory are
-used then, and a `--set` that changed results shows in the comparison with the runs. A lost manifest is
-replaced by the runs of the file in their order, because comparisons refer to the first condition.
+A lost origin.json is rebuilt from the copies. Version 0.1.0 made none: then campaign.toml and the directory
+are used, and a `--set` that changed results shows in the comparison with the runs. A lost manifest is
+replaced by the file's runs in their order, because comparisons refer to the first condition.
 """
 
 from __future__ import annotations
@@ -24,24 +24,24 @@ from retrain.records.run_toml import files_of_runs, recorded_tables
 if TYPE_CHECKING:
     from retrain.records.manifest import RunEntry
 
-STAMP = re.compile(r"-\d{8}T\d{6}Z-[0-9a-f]{4}$")  # of a campaign's directory
-ENGINES = ("slurm", "ray")  # launchers that keep what they submitted in a folder of their name
+STAMP = re.compile(r"-\d{8}T\d{6}Z-[0-9a-f]{4}$")  # suffix of a campaign's directory name
+ENGINES = ("slurm", "ray")  # launchers that keep their submissions in a directory of their name
 
 
 @dataclass(frozen=True)
 class Provenance:
-    """What the file alone does not say."""
+    """What the file alone does not hold."""
 
     name: str  # of the campaign
     overrides: tuple[str, ...]  # --set
-    where: str  # the directory that relative paths of the file start from; "" if not known
-    seed: int | None  # drawn for a file that gives none
+    where: str  # the directory that the file's relative paths are relative to; "" if not known
+    seed: int | None  # drawn for a file without a seed
     launcher: str
     digest: str  # of campaign.toml as given
     options: Mapping[str, Any] = field(default_factory=dict)  # of the launcher
-    version: int = CURRENT  # what the file's keys mean
+    version: int = CURRENT  # of the meaning of the file's keys
     way_back: str = "../.."  # from the campaign's directory to `where`: both may have moved
-    beside: str = "."  # from `where` to the file's directory, in which dotted paths are looked for first
+    beside: str = "."  # from `where` to the file's directory, where dotted paths are searched first
 
 
 def digest(content: bytes) -> str:
@@ -50,12 +50,12 @@ def digest(content: bytes) -> str:
 
 
 def write_provenance(files: CampaignFiles, origin: Provenance) -> None:
-    """Write it; before campaign.toml, without which a directory is no campaign."""
+    """Write origin.json, before campaign.toml, which makes a directory a campaign."""
     write_json(files.origin, asdict(origin))
 
 
 def read_provenance(files: CampaignFiles) -> Provenance:
-    """Read it.
+    """Read origin.json.
 
     Raises:
         RecordsError: it is missing or damaged.
@@ -70,10 +70,10 @@ def read_provenance(files: CampaignFiles) -> Provenance:
 
 
 def known_origin(files: CampaignFiles) -> tuple[Provenance, str]:
-    """Read it, or make it again from the runs.
+    """Read origin.json, or rebuild it from the runs.
 
     Returns:
-        It, and what was wrong with the file; "" if nothing.
+        The provenance, and the problem with the file; "" if there was none.
     """
     try:
         return read_provenance(files), ""
@@ -86,9 +86,10 @@ def known_origin(files: CampaignFiles) -> tuple[Provenance, str]:
 
 
 def working_directories(files: CampaignFiles, origin: Provenance) -> list[Path]:
-    """List where a campaign's relative paths may start from, the likeliest first.
+    """List directories that a campaign's relative paths may be relative to, the likeliest first.
 
-    That is where it was started; if that is gone, the project has moved, with the campaign or without.
+    This is the directory where it was started; if that is gone, the project has moved, with or without the
+    campaign.
     """
     if origin.where and Path(origin.where).is_dir():
         return [Path(origin.where)]
@@ -97,7 +98,7 @@ def working_directories(files: CampaignFiles, origin: Provenance) -> list[Path]:
 
 
 def as_table(origin: Provenance) -> dict[str, Any]:
-    """Return what a run.toml, which is copied and shared, holds of it: not the launcher's options."""
+    """Return the table for run.toml (copied and shared, so without the launcher's options)."""
     return {key: value for key, value in asdict(origin).items() if value is not None and key != "options"}
 
 
@@ -129,11 +130,11 @@ def _from_directory(files: CampaignFiles, table: Mapping[str, Any]) -> Provenanc
 
 
 def _campaign_table(files: CampaignFiles) -> Mapping[str, Any]:
-    from retrain.config.load import load_tables  # imports pydantic, and an origin is seldom lost
+    from retrain.config.load import load_tables  # imports pydantic, and is seldom needed
 
     try:
         found = load_tables(files.campaign_toml).get("campaign")
-    except ConfigError:  # whoever needs it will read it again, and say so
+    except ConfigError:  # code that needs it reads it again and reports the error
         return {}
     return found if isinstance(found, dict) else {}
 
@@ -155,7 +156,7 @@ def _parse(found: Mapping[str, Any]) -> Provenance:
 
 
 def entries_without_manifest(files: CampaignFiles) -> tuple[RunEntry, ...]:
-    """List a campaign's runs as its file plans them; then those that only have a directory.
+    """List the runs that a campaign's file plans, then runs that only have a directory.
 
     Raises:
         RecordsError: their directories cannot be listed.
@@ -170,7 +171,7 @@ def entries_without_manifest(files: CampaignFiles) -> tuple[RunEntry, ...]:
 
 
 def _planned(files: CampaignFiles) -> tuple[RunEntry, ...]:
-    from retrain.config.load import load_types  # imports pydantic, and a manifest is seldom lost
+    from retrain.config.load import load_types  # imports pydantic, and is seldom needed
     from retrain.records.manifest import RunEntry
 
     origin, _ = known_origin(files)

@@ -1,7 +1,7 @@
-"""Checks once, for all runs, that the servers they name answer.
+"""Checks once, for all runs, that the servers they use answer.
 
-A backend or reward names them by `servers(config)` or `servers(params)`: address -> the key where it stands.
-Any answer will do, since what a server refuses is its own to say; nothing secret is sent.
+A backend or reward lists them in `servers(config)` or `servers(params)`: address -> the key that sets it.
+Any response counts as an answer, including an HTTP error; no secrets are sent.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from retrain.errors import LaunchError
 if TYPE_CHECKING:
     from retrain.config.schema import Config
 
-PATIENCE_S = 10.0  # for one address: a server that is up answers at once, unless it is very busy
+PATIENCE_S = 10.0  # per address: a running server answers at once, unless it is very busy
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,7 @@ class Server:
 
 
 def servers_of(configs: Iterable[Config]) -> Iterator[Server]:
-    """Iterate over the servers that runs name, each asked once."""
+    """Iterate over the servers of runs, each contacted once."""
     named: dict[str, str] = {}
     for config in configs:
         backend = registry.hook("backends", config.backend.backend, "servers")
@@ -42,7 +42,7 @@ def servers_of(configs: Iterable[Config]) -> Iterator[Server]:
         for address, key in (reward(config.reward.params) if reward else {}).items():
             named[address] = f"[reward.params].{key}"
     for address, key in named.items():
-        if not re.match(r"https?://", address):  # a mistake that is told of elsewhere
+        if not re.match(r"https?://", address):  # reported elsewhere
             continue
         yield Server(re.sub(r"//[^/@]*@", "//", address), key, _silence(address))
 
@@ -51,7 +51,7 @@ def check_servers(configs: Iterable[Config], source: str) -> None:
     """Refuse to launch runs whose servers do not answer.
 
     Raises:
-        LaunchError: names each that does not.
+        LaunchError: a server does not answer; the message names all of them.
     """
     silent = [
         f"{source} {server.key}: no answer from {server.address} ({server.silence}); "

@@ -8,17 +8,17 @@ from retrain import registry
 from retrain.config.schema import Campaign, Config, RateLimiter
 from retrain.plan.matrix import Plan, RunPlan
 
-GENEROUS = 8  # times the longest answer: more room than any completion needs
+GENEROUS = 8  # times the longest answer: more than any completion needs
 CPU_BACKENDS = ("numpy",)
 
 
 def answers_alone(config: Config) -> bool:
-    """Whether a completion is only the answer; a language model reasons before it answers."""
+    """Whether a completion is only the answer; a language model reasons first."""
     return config.backend.backend in CPU_BACKENDS
 
 
 def computes_here(config: Config) -> bool:
-    """Whether steps compute on this machine's cores; a simulated API mostly waits."""
+    """Whether steps compute on this machine's cores; steps with a simulated API mostly wait."""
     name = config.backend.backend
     calls = registry.hook("backends", name, "takes_permits")
     return name in CPU_BACKENDS and not (calls and calls(config.backend.options))
@@ -30,7 +30,7 @@ def shares_cores(plan: Plan) -> bool:
 
 
 def warnings_of(plan: Plan, longest_answers: Mapping[str, int], cores: float) -> Iterator[str]:
-    """Return one line each."""
+    """Iterate over the warnings, one line each."""
     yield from _too_few_cores(plan, cores)
     yield from _room_to_ramble(plan, longest_answers)
     yield from _without_effect(plan)
@@ -78,15 +78,15 @@ def _never_trains(plan: Plan) -> Iterator[str]:
 def _different_batches(plan: Plan) -> Iterator[str]:
     if len(plan.conditions) > 1 and any(_may_change_batch(run) for run in plan.runs):
         yield (
-            "back pressure or the load throttle may give conditions different batches: they would differ in "
-            'more than you set; control = "microbatch" keeps the optimizer\'s batch the same'
+            "back pressure or the load throttle may give conditions different batch sizes, which biases the "
+            'comparison; control = "microbatch" keeps the optimizer\'s batch the same'
         )
 
 
 def _queue_for_permits(plan: Plan) -> Iterator[str]:
     backend = plan.runs[0].config.backend
     if plan.workers > backend.first_permits and not backend.adapts_permits:
-        yield f"{plan.workers} workers share {backend.first_permits} permits: their calls queue (fine)"
+        yield f"{plan.workers} workers share {backend.first_permits} permits: calls queue, which is fine"
 
 
 def _of_launcher(campaign: Campaign) -> Iterator[str]:

@@ -1,8 +1,8 @@
 """How long a campaign takes: the rule of thumb, and a simulation of its events.
 
-The rule of thumb divides total work by parallelism, so it is never more than a lower bound: ten
-runs on four workers take three waves, not two and a half. The simulation launches runs as the
-orchestrator does: in order, onto places, with stagger, start-up, waits for permits and retries.
+The rule of thumb divides total work by parallelism, so it is only a lower bound: ten runs on four
+workers take three waves, not two and a half. The simulation launches runs as the orchestrator does: in
+order, on free workers, with stagger, start-up, waits for permits and retries.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from retrain.plan.estimate.limits import Change, Limit, find_limit
 from retrain.plan.estimate.simulation import Simulation, quantile
 from retrain.plan.estimate.workload import ALL, Launching, Pilot, RunWork, StepCost, Workload
 
-STEPS_GUESSED = 500  # of a run known by its seconds alone
-LENGTH_CLASSES = 8  # runs known by their seconds alone are put together by length
+STEPS_GUESSED = 500  # of a run of which only the seconds are known
+LENGTH_CLASSES = 8  # such runs are grouped into this many classes by length
 
 
 @dataclass(frozen=True)
@@ -29,19 +29,19 @@ class Makespan:
     waves: int
     runs: int
     limited_by: Limit
-    changes: tuple[Change, ...]  # that would make it shorter, the best first
-    rule_of_thumb_s: float  # total work / parallelism; never more than a lower bound
-    permit_wait_fraction: float  # of a step's time with all places taken
-    tail: Tail  # none: no pilot; short or heavy: P90 is not to be relied on
+    changes: tuple[Change, ...]  # that would shorten it, the best first
+    rule_of_thumb_s: float  # total work / parallelism; a lower bound
+    permit_wait_fraction: float  # of a step's time with all workers busy
+    tail: Tail  # none: no pilot; short or heavy: P90 is not reliable
 
     @property
     def next_workers(self) -> int:
-        """The least number of workers that would save a wave."""
+        """The smallest number of workers that would save a wave."""
         return math.ceil(self.runs / max(1, self.waves - 1))
 
     @property
     def is_p90_reliable(self) -> bool:
-        """Whether the pilot was long enough for its own step times."""
+        """Whether the pilot was long enough, given how its step times vary."""
         return self.tail == "light"
 
 
@@ -59,9 +59,9 @@ def estimate_makespan(
     remote_fraction: float = 0.0,
     seed: int = 0,
 ) -> Makespan:
-    """Simulate launches in order onto `workers` places and give the time until the last run ends.
+    """Simulate launching the runs in order on `workers` workers, and return the time until the last run ends.
 
-    Runs are taken to have the same number of steps; `estimate` takes more than that is known.
+    Runs are assumed to have the same number of steps; `estimate` accepts more detail.
 
     Args:
         run_seconds: how long each run would take alone, in launch order.
@@ -70,7 +70,7 @@ def estimate_makespan(
         startup_s: added to every run.
         permits: API calls in flight over all runs; None if not limited.
         remote_fraction: share of a step spent in API calls, in [0, 1].
-        seed: of the simulated queue for permits; without a pilot P50 and P90 are equal.
+        seed: for the simulated queue for permits; without a pilot P50 and P90 are equal.
 
     Raises:
         ValueError: a time is negative or not finite, or there is no worker or permit.
@@ -85,11 +85,11 @@ def estimate_makespan(
 
 
 def estimate(workload: Workload, pilot: Pilot | None = None, seed: int = 0) -> Makespan:
-    """Estimate what a campaign, or the rest of one, takes.
+    """Estimate how long a campaign, or the rest of one, takes.
 
     Args:
-        workload: runs, what their steps cost, how they are launched.
-        pilot: measured step times, which say how uncertain the costs are; without it P50 and P90
+        workload: the runs, their step costs and how they are launched.
+        pilot: measured step times, which determine how uncertain the costs are; without it P50 and P90
             are equal, unless runs fail.
         seed: the same seed gives the same estimate.
     """
@@ -113,7 +113,7 @@ def estimate(workload: Workload, pilot: Pilot | None = None, seed: int = 0) -> M
 def _classes(
     run_seconds: Sequence[float], remote_fraction: float
 ) -> tuple[tuple[RunWork, ...], dict[str, StepCost]]:
-    """Make conditions of runs of about equal length; their lengths stay what they are."""
+    """Group runs of similar length into conditions, without changing their lengths."""
     ordered = sorted(run_seconds)
     size = max(1, math.ceil(len(ordered) / LENGTH_CLASSES))
     distinct = sorted(set(ordered))

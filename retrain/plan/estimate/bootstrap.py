@@ -1,10 +1,10 @@
-"""Draws campaigns that a pilot leaves possible: what the conditions cost, and how long each run is.
+"""Draw campaigns that are consistent with a pilot: the cost of each condition, and the length of each run.
 
-Two levels. A condition's mean step time is only known from its pilot's few steps: it is drawn
-again from step times pooled over all conditions as ratios to their own mean, so that each
-condition lends the others its shape. Then each run's own steps are drawn from the same pool; a
-sum of many is drawn at once, from the gamma distribution with the sum's mean and variance. Runs
-that differ by more than their steps explain (a slower machine, a busier hour) do so here too.
+There are two levels. A condition's mean step time is known only from the few steps of its pilot, so it is
+resampled, from the step times of all conditions as ratios to their own mean: conditions share the shape of
+the distribution. Then each run's own steps are drawn from the same pool; a sum of many is drawn at once,
+from the gamma distribution with the sum's mean and variance. Variance between runs that their steps do not
+explain (a slower machine, a busier hour) is drawn as well.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from retrain.plan.estimate.workload import Failures, Pilot, StepCost, Workload
 
 Tail = Literal["none", "light", "heavy", "short"]
 
-FEW_DRAWS = 64  # fewer ratios are drawn one by one, more as one gamma variate
+FEW_DRAWS = 64  # up to this many ratios are drawn one by one; more are drawn as one gamma variate
 TELLING_STEPS = 100  # a shorter pilot may not have seen what happens once in 33 steps
-LEAST_RATIO = 0.1  # a pilot's mean so far below the truth is an accident of a few heavy steps
-HEAVY_RATIO = 4.0  # a step so many times the mean: no light tail of some hundred steps gets there
+LEAST_RATIO = 0.1  # lower bound: a pilot's mean is further off only by a few heavy steps
+HEAVY_RATIO = 4.0  # step time over the mean that a light tail of some hundred steps does not reach
 FAR_RATIO = 1.5
-HEAVY_PULL = 0.01  # of the mean: that one more such step would move it by so much
-HEAVY_SHARE = 0.5  # of all squared deviations in the largest one: the variance is that step's
+HEAVY_PULL = 0.01  # change of the mean, as a fraction, by one more such step
+HEAVY_SHARE = 0.5  # of all squared deviations in the largest one: that step dominates the variance
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,15 +35,15 @@ class Spread:
     """How steps vary: ratios to their condition's mean, pooled."""
 
     ratios: tuple[float, ...]
-    counts: Mapping[str, int]  # steps that each condition's mean was measured from
+    counts: Mapping[str, int]  # steps behind each condition's mean
     variance: float  # of one ratio
     persistence: float  # variance of a long sum over that of independent steps; at least 1
-    runs: Mapping[str, int]  # that each condition's mean was measured from
+    runs: Mapping[str, int]  # runs behind each condition's mean
     run_variance: float
 
     @property
     def tail(self) -> Tail:
-        """Return what the pilot knows of slow steps."""
+        """Classify the tail of the step times by what the pilot shows."""
         if not self.ratios:
             return "none"
         deviations = [(ratio - 1) ** 2 for ratio in self.ratios]
@@ -70,13 +70,13 @@ def spread_of(pilot: Pilot | None) -> Spread:
 
 
 def _deviations(times: Sequence[float]) -> list[float]:
-    """Return what each time is above its condition's mean, as a fraction of that."""
+    """Return each time's deviation from its condition's mean, as a fraction of the mean."""
     mean = math.fsum(times) / len(times)
     return [time / mean - 1 if mean else 0.0 for time in times]
 
 
 def _ratios(deviations: Collection[Sequence[float]]) -> list[float]:
-    """Pool the conditions' deviations; each mean was fitted to its own times, so that they are too small."""
+    """Pool the conditions' deviations, widened because each mean was fitted to its own times."""
     total = sum(map(len, deviations))
     widen = math.sqrt(total / max(1, total - len(deviations)))
     return [max(0.0, 1 + widen * deviation) for row in deviations for deviation in row]
@@ -121,9 +121,9 @@ class Bootstrap:
         known = self.spread.counts or {condition: 0}
         count = known.get(condition, 0)
         if not count and self.spread.counts:
-            # not measured itself: as far from the mean as a measured one, drawn at random, may be
+            # not measured itself: as uncertain as a measured condition, drawn at random
             count = self._rng.choice(sorted(known.values()))
-        # the pilot's mean is the true one times such a ratio, so the true one is the pilot's over it
+        # the pilot's mean is the true mean times such a ratio, so divide by it
         ratio = self._mean_ratio(count) * self._run_ratio(self.spread.runs.get(condition, 1))
         ratio = max(ratio, LEAST_RATIO)
         return replace(cost, seconds=cost.seconds / ratio, permit_s=cost.permit_s / ratio)
@@ -140,7 +140,7 @@ class Bootstrap:
         return self._rng.gammavariate(1 / variance, variance)
 
     def _run_ratio(self, runs: int) -> float:
-        """Draw the mean of what makes `runs` runs differ."""
+        """Draw the mean of the extra variation between runs, over `runs` runs."""
         variance = self.spread.run_variance / max(1, runs)
         return self._rng.gammavariate(1 / variance, variance) if variance else 1.0
 
@@ -164,11 +164,11 @@ def _attempts(steps: float, failures: Failures, per_step: float, rng: random.Ran
 
 
 def _persistence(rows: Sequence[Sequence[float]]) -> float:
-    """Estimate how much slow steps come in rows, from neighbours' correlation; 1 if they do not."""
+    """Estimate how much slow steps cluster, from the correlation of neighbours; 1 if they do not."""
     pairs = [(a, b) for row in rows for a, b in itertools.pairwise(row)]
     if len(pairs) < 2:
         return 1.0
     square = math.fsum(a * a for row in rows for a in row) / sum(map(len, rows))
     correlation = math.fsum(a * b for a, b in pairs) / len(pairs) / square if square else 0.0
-    certain = correlation - 2 / math.sqrt(len(pairs))  # chance alone gives this much
+    certain = correlation - 2 / math.sqrt(len(pairs))  # exceeds what chance alone gives
     return (1 + correlation) / (1 - correlation) if certain > 0 and correlation < 1 else 1.0

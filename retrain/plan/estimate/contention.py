@@ -1,7 +1,7 @@
-"""Runs that share permits: each takes steps the slower, the more others do.
+"""Simulates runs that share permits: the more runs are active, the slower each one's steps.
 
 Between two events (a launch, a first step, a last step) the same runs are active, so each takes
-its steps at a constant rate; only events are simulated, a few per run.
+its steps at a constant rate. Only events are simulated, a few per run.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ class SharedCampaign:
         Args:
             jobs: in launch order.
             costs: of each condition's steps.
-            launching: places, stagger, start-up.
+            launching: workers, stagger and start-up.
             queue: how long steps wait.
-            started: so many of the first jobs are taking steps already.
+            started: number of first jobs that are already taking steps.
         """
         self._jobs = jobs
         self._costs = costs
@@ -56,7 +56,7 @@ class SharedCampaign:
         self._used = 0
         self._retries: list[tuple[float, int, int]] = []
         self._timers: list[tuple[float, int, int, int]] = []
-        self._taken = [0.0] * len(costs)  # steps that each member of a condition has taken so far
+        self._taken = [0.0] * len(costs)  # steps taken so far by each run of a condition
         self._ends: list[list[tuple[float, int, int]]] = [[] for _ in costs]  # by steps taken at the end
         self._step_s = [cost.seconds for cost in costs]
         for run in range(started):
@@ -130,7 +130,7 @@ class SharedCampaign:
         heapq.heappush(self._timers, (self._now + closing_s, PLACE_FREE, run, attempt))
 
     def _ring(self) -> float:
-        """Do what a timer says; give the time at which a run ended, or 0."""
+        """Handle the next timer; return the time at which a run ended, or 0."""
         _, kind, run, attempt = heapq.heappop(self._timers)
         if kind == FIRST_STEP:
             self._begin(run, attempt)

@@ -1,4 +1,4 @@
-"""Earlier campaigns below a log directory: their runs' times, and how well they were estimated."""
+"""Earlier campaigns in a log directory: their run times, and how accurate their forecasts were."""
 
 from __future__ import annotations
 
@@ -18,31 +18,31 @@ from retrain.plan.provenance import known_origin
 from retrain.records.layout import CampaignFiles, find_campaigns, is_single_run
 from retrain.records.manifest import Expectation, Manifest, read_manifest
 
-MOST_RUNS = 96  # read over all campaigns, the newest first: under a second
-MOST_OF_A_CONDITION = 12  # more tell little more
-MOST_SEEDS = 3  # of a condition in one campaign: the newest may be a smoke test, and hide the pilot before it
+MOST_RUNS = 96  # read in total, the newest first: takes under a second
+MOST_OF_A_CONDITION = 12  # more add little
+MOST_SEEDS = 3  # of a condition per campaign: a recent smoke test must not hide an older pilot
 
 
 @dataclass(frozen=True)
 class Launches:
-    """How long a campaign's workers took to start once there was a place for them."""
+    """How long a campaign's workers took to start."""
 
     launcher: str
-    mean_s: float  # from the campaign's start, or the end of the run before, to a worker's first record
+    mean_s: float  # from the campaign's start, or the previous run's end, to a worker's first record
     alive: int  # runs at a time while they started
 
 
 @dataclass(frozen=True)
 class History:
-    """What earlier runs took."""
+    """Times of earlier runs."""
 
     runs: tuple[MeasuredRun, ...]  # the newest campaign's first
-    campaigns: int  # that they belong to
-    launches: tuple[Launches, ...]  # of campaigns whose runs took one attempt each
-    expectations: tuple[Expectation, ...]  # of finished campaigns: predicted and actual
+    campaigns: int  # number of their campaigns
+    launches: tuple[Launches, ...]  # of campaigns whose runs each took one attempt
+    expectations: tuple[Expectation, ...]  # predicted and actual times of finished campaigns
 
     def alone(self, crowding: Crowding) -> History:
-        """Return runs and launches as they would be without any beside them."""
+        """Return runs and launches with their times converted to those of a run alone."""
         launches = tuple(replace(x, mean_s=x.mean_s / crowding.of(x.alive), alive=1) for x in self.launches)
         return replace(self, runs=tuple(run.alone(crowding) for run in self.runs), launches=launches)
 
@@ -53,7 +53,7 @@ class History:
         return statistics.median(known) if known else None
 
     def launch_s(self, launcher: str) -> float | None:
-        """Return the median seconds that a launcher takes from a free place to a worker's first record."""
+        """Return the median seconds that a launcher takes from a free slot to a worker's first record."""
         known = [launches.mean_s for launches in self.launches if launches.launcher == launcher]
         return statistics.median(known) if known else None
 
@@ -65,20 +65,20 @@ class History:
 
     @property
     def failures_per_hour(self) -> float:
-        """Failures of the surroundings per hour of taking steps."""
+        """Infrastructure failures per hour of taking steps."""
         hours = math.fsum(run.active_s for run in self.runs) / 3600
         return sum(run.failures for run in self.runs) / hours if hours else 0.0
 
 
 def learn(log_dir: Path, conditions: Iterable[str] = ()) -> History:
-    """Learn from the campaigns and single runs below a directory, or from the one that it is.
+    """Read the history of the campaigns and single runs in a directory, which may itself be one.
 
     Args:
-        log_dir: where they lie.
-        conditions: names of those of most interest: runs of these are read first.
+        log_dir: the directory.
+        conditions: names of conditions whose runs are read first.
 
     Raises:
-        RecordsError: there is no such directory. Runs that cannot be read are left out.
+        RecordsError: the directory does not exist. Runs that cannot be read are left out.
     """
     return learn_from(find_campaigns(log_dir), conditions)
 
@@ -86,7 +86,7 @@ def learn(log_dir: Path, conditions: Iterable[str] = ()) -> History:
 def learn_from(
     campaigns: Iterable[Path], conditions: Iterable[str] = (), most_of_a_condition: int = MOST_OF_A_CONDITION
 ) -> History:
-    """Learn from given campaigns, as `learn` does: the newest first, some runs of each condition."""
+    """Read the history of given campaigns, as `learn` does: the newest first, some runs of each condition."""
     wanted = set(map(label_of, conditions))
     found = [(path, _manifest(path)) for path in sorted(campaigns, key=_began, reverse=True)]
     manifests = {path: manifest for path, manifest in found if manifest is not None}
@@ -116,10 +116,10 @@ def learn_from(
 
 
 def of_runs(directories: Iterable[Path]) -> History:
-    """Learn from given runs' directories, all of one campaign; those without two whole steps are left out.
+    """Read the history of given runs of one campaign; runs without two complete steps are left out.
 
     Raises:
-        RecordsError: one cannot be read.
+        RecordsError: a run cannot be read.
     """
     runs = tuple(run for directory in directories if (run := measure_run(directory)) is not None)
     alive = Alive(run.span for run in runs if run.span is not None)
@@ -127,7 +127,7 @@ def of_runs(directories: Iterable[Path]) -> History:
 
 
 def _began(directory: Path) -> str:
-    """Return the UTC time in a campaign's name, which orders campaigns of different names."""
+    """Return the UTC time in a campaign's directory name, which orders campaigns by age."""
     return directory.name[-21:]
 
 
@@ -177,7 +177,7 @@ def _measured(directory: Path) -> MeasuredRun | None:
 
 
 def _kept_expectations(manifests: Iterable[Manifest]) -> Iterator[Expectation]:
-    """Return what was expected of campaigns that were then seen to end."""
+    """Return the forecasts of campaigns that finished."""
     for manifest in manifests:
         if manifest.expected and manifest.expected.actual_s is not None:
             yield manifest.expected
@@ -192,9 +192,9 @@ def _launches(manifests: Mapping[Path, Manifest]) -> Iterator[Launches]:
 
 
 def _waits_s(manifest: Manifest) -> Iterator[float]:
-    """Iterate over the seconds from when a place was free to a worker's first record, run by run.
+    """Iterate over the seconds from a free slot to a worker's first record, run by run.
 
-    Staggered launches wait for each other as well, so only the first of them tells.
+    Staggered launches also wait for each other, so only the first one counts.
     """
     starts = sorted(start for run in manifest.runs if (start := posix_s(run.started_at)) is not None)
     ends = sorted(end for run in manifest.runs if (end := posix_s(run.ended_at)) is not None)

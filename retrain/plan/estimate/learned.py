@@ -1,4 +1,4 @@
-"""From a history to what a plan's runs cost: which earlier runs tell about which condition."""
+"""Derives the cost of a plan's runs from a history: matches earlier runs with conditions."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from retrain.plan.matrix import Plan, RunPlan
 from retrain.plan.warnings import shares_cores
 
 Match = Literal["same", "other condition", "other settings"]
-Compared = tuple[MeasuredRun, Sequence[str]]  # a run, and the settings in which it differs from a plan's
+Compared = tuple[MeasuredRun, Sequence[str]]  # a run, and the settings in which it differs from the plan
 
-# what decides how long a step takes; () means every key of the table
+# settings that determine step time; () means every key of the table
 DECIDES: Mapping[str, tuple[str, ...]] = {
     "model": (),
     "training": ("batch_size", "group_size", "max_tokens"),
@@ -35,41 +35,41 @@ DECIDES: Mapping[str, tuple[str, ...]] = {
 
 @dataclass(frozen=True)
 class Measured:
-    """What earlier runs say of one condition's steps."""
+    """What is known about one condition's steps from earlier runs."""
 
     condition: str
     match: Match
     from_conditions: tuple[str, ...]
-    differs: tuple[str, ...]  # settings that decide a step's time and were others, "key = theirs, not ours"
+    differs: tuple[str, ...]  # settings that affect step time and differ, "key = theirs, not ours"
     runs: int
-    is_finished: bool  # whether a run of this condition itself ever was, whatever its settings
+    is_finished: bool  # whether any run of this condition finished, with any settings
     step_times_s: tuple[float, ...]
-    run_means_s: tuple[float, ...]  # of each run's steps
+    run_means_s: tuple[float, ...]  # mean step time of each run
     median_step_time_s: float
     cost: StepCost
     max_token_hit_rate: float | None
 
     @property
     def steps(self) -> int:
-        """Steps measured."""
+        """Number of steps measured."""
         return len(self.step_times_s)
 
 
 @dataclass(frozen=True)
 class Learned:
-    """All that an estimate of a plan needs to know."""
+    """The input of an estimate, from earlier runs."""
 
     conditions: Mapping[str, Measured]
-    launch_s: float | None  # from a free place to a worker's first record; None if the launcher is new here
-    startup_s: float | None  # from there to the first step
+    launch_s: float | None  # from a free slot to a worker's first record; None if never measured
+    startup_s: float | None  # from the first record to the first step
     closing_s: float | None
     failures_per_hour: float
-    permits_borne: int | None  # by the API, where they adapt; None if no earlier run met its limit
-    crowding: Crowding = ALONE  # how much longer than all of this it takes beside other runs
+    permits_borne: int | None  # that the API sustained, if permits adapt; None if never at its limit
+    crowding: Crowding = ALONE  # slowdown of all of this by concurrent runs
 
     @property
     def pilot(self) -> Pilot:
-        """Step times by condition; a condition measured by another's runs has none of its own."""
+        """Step times by condition; a condition matched with another condition's runs has none of its own."""
         own = {c: m.step_times_s for c, m in self.conditions.items() if m.match != "other condition"}
         times = own or {c: m.step_times_s for c, m in self.conditions.items()}
         runs = {c: m.runs for c, m in self.conditions.items()}
@@ -77,7 +77,7 @@ class Learned:
 
 
 def crowding_of(plan: Plan, cores: float) -> Crowding:
-    """Return how much longer steps take beside others, from the cores that workers share."""
+    """Return the slowdown by concurrent runs, from the cores that workers share."""
     return on_cores(cores) if shares_cores(plan) else ALONE
 
 
@@ -86,11 +86,11 @@ def learned_for(
 ) -> Learned | None:
     """Match a plan's conditions with earlier runs; None if there are none.
 
-    Steps are taken to be longer beside others by `crowding`; if nothing was measured, where workers share
-    this machine's `cores`, by what those leave time for.
+    Concurrent runs slow each other down by `crowding`; if that is None, the slowdown follows from the
+    `cores` of this machine, where workers share them.
 
-    A condition is measured by runs with the same settings: its own if there are any, else those of
-    other conditions; failing that, by its own runs with other settings; else by all there are.
+    A condition is matched with runs of the same settings: its own if there are any, else those of other
+    conditions; failing that, with its own runs with other settings; else with all runs.
     """
     if not history.runs:
         return None
@@ -149,7 +149,7 @@ def _measured(run: RunPlan, runs: Sequence[MeasuredRun]) -> Measured:
 
 
 def _most_alike(condition: str, runs: Sequence[Compared]) -> tuple[Match, Sequence[Compared]]:
-    """Choose the runs that measure a condition, and say what they have in common with it."""
+    """Choose the runs that best match a condition, and return how they match it."""
     same = [(r, differs) for r, differs in runs if not differs]
     if own_same := [(r, differs) for r, differs in same if _is_named(r, condition)]:
         return "same", own_same
@@ -159,7 +159,7 @@ def _most_alike(condition: str, runs: Sequence[Compared]) -> tuple[Match, Sequen
 
 
 def _is_named(run: MeasuredRun, condition: str) -> bool:
-    """Whether a run is a condition's; older records name it by its label."""
+    """Whether a run belongs to a condition; older records name the condition by its label."""
     return label_of(run.condition) == label_of(condition)
 
 
@@ -186,12 +186,12 @@ def _cost(run: RunPlan, runs: Sequence[MeasuredRun], times: Sequence[float]) -> 
 
 
 def _share(every: int, steps: int) -> float:
-    """Return how often per step what is done every so many is done; the last time is a part of the end."""
+    """Return how often per step a periodic task runs; its last occurrence counts as closing."""
     return (steps - 1) // every / steps if every and steps else 0.0
 
 
 def _run_variance(conditions: Sequence[Measured]) -> float:
-    """Estimate how much runs of a condition differ beyond what their steps explain; 0 of single runs."""
+    """Estimate how much runs of a condition differ beyond what their steps explain; 0 for single runs."""
     squares, freedom, explained = 0.0, 0, 0.0
     for measured in conditions:
         mean = statistics.fmean(measured.run_means_s)

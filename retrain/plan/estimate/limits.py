@@ -1,7 +1,7 @@
-"""What limits a campaign, and which change would help most: found by simulating it without the limit.
+"""What limits a campaign, and which change would help most, found by simulation.
 
-Each limit is lifted in turn, and what lifts the most names it. The advice is smaller: the least
-change that a user can make, simulated as well, so that its saving is not a guess.
+Each limit is removed in turn; the one whose removal saves the most is reported. The advice is the
+smallest change that a user can make. It is simulated as well, so its saving is not a guess.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from retrain.records.text import count_of
 Limit = Literal["workers", "permits", "last wave", "slowest condition", "stagger"]
 Simulate = Callable[[Workload], float]
 
-NAMED = 0.05  # of the makespan: what lifts less is not what limits
-WORTH_SAYING = 0.01  # of the makespan: what saves less is within the estimate's own error
-ROOM = 1.25  # times the demand: with less, calls still wait where step times vary
+NAMED = 0.05  # of the makespan: a limit whose removal saves less is not reported
+WORTH_SAYING = 0.01  # of the makespan: a smaller saving is within the estimate's error
+ROOM = 1.25  # times the demand: with fewer permits, calls still wait when step times vary
 
 
 @dataclass(frozen=True)
 class Change:
-    """One change, and what it would save."""
+    """One change, and the time that it would save."""
 
     limit: Limit
-    setting: str  # in the file's words; "" if it is no single key
+    setting: str  # `key = value`, or text if it is not a key
     text: str
     makespan_s: float
     saves_s: float
@@ -36,7 +36,7 @@ class Change:
 
 @dataclass(frozen=True)
 class _Option:
-    """A change that could be made, and the campaign with it."""
+    """A possible change, and the workload with it."""
 
     limit: Limit
     setting: str
@@ -50,7 +50,7 @@ def find_limit(workload: Workload, expected_s: float, simulate: Simulate) -> tup
     Args:
         workload: the campaign.
         expected_s: its makespan.
-        simulate: gives another workload's.
+        simulate: returns the makespan of another workload.
     """
     if not workload.runs or expected_s <= 0:
         return "slowest condition", ()
@@ -143,7 +143,7 @@ def _slowest_first(workload: Workload) -> Iterator[_Option]:
 
 
 def _by_seed(workload: Workload, conditions: list[str]) -> Iterator[RunWork]:
-    """Order runs as a file with its conditions in this order would: all of a seed, then the next seed."""
+    """Order runs by seed, and within a seed by this order of conditions, as a file would."""
     yield from (run for run in workload.runs if run.is_started)
     left = {c: [r for r in workload.runs if r.condition == c and not r.is_started] for c in conditions}
     for seed in range(max(map(len, left.values()))):
@@ -151,7 +151,7 @@ def _by_seed(workload: Workload, conditions: list[str]) -> Iterator[RunWork]:
 
 
 def _without_slowest(workload: Workload) -> Workload | None:
-    """Return the campaign in which the slowest condition takes no longer than the next one."""
+    """Return the campaign with the slowest condition shortened to the second slowest."""
     lengths = _lengths(workload)
     if len(set(lengths.values())) < 2:
         return None
@@ -171,7 +171,7 @@ def _lengths(workload: Workload) -> dict[str, float]:
 
 
 def _even_s(workload: Workload) -> float:
-    """Return the makespan if work could be cut to fill all places to the end."""
+    """Return the makespan if work could be split so that all workers are busy until the end."""
     how = workload.launching
     beside = sum(how.closing_s + (0.0 if run.is_started else how.startup_s) for run in workload.runs)
     work = beside + math.fsum(workload.run_seconds(run) for run in workload.runs)

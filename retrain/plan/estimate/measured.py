@@ -1,4 +1,4 @@
-"""What one run's records tell about time: its steps, its start, its end, its failures. Reads files only."""
+"""Times of one run from its records: steps, start-up, closing and failures."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from retrain.records.lines import Row, number_in
 from retrain.records.metrics import MetricsEnds, read_ends
 from retrain.records.run_state import RunState, read_done
 
-MOST_ROWS = 500  # of one run; its last ones, so that a long run costs no more than a short one
+MOST_ROWS = 500  # the last ones of a run, so that a long run costs no more than a short one
 KEYS = (
     "attempt",
     "timestamp",
@@ -44,35 +44,35 @@ class StepParts:
     sampling_s: float
     scoring_s: float
     training_s: float
-    permit_wait_s: float  # within sampling and training; over all calls, so it may exceed them
+    permit_wait_s: float  # during sampling and training; summed over calls, so it may exceed them
     permit_held_s: float  # likewise
     calls_at_once: int  # permits held or waited for together, on average
 
 
 @dataclass(frozen=True, slots=True)
 class MeasuredRun:
-    """One run's times. The first step of an attempt is not among the steps: what it warms up is start-up."""
+    """Times of one run. The first step of an attempt counts as start-up, because it warms up."""
 
     directory: Path
     condition: str
     tables: Mapping[str, Any]  # its configuration: run.toml
-    step_times_s: tuple[float, ...]  # without waits for permits, the latest last
+    step_times_s: tuple[float, ...]  # without waits for permits, oldest first
     parts: StepParts
-    between_s: float  # from one step to the next, unless there is a checkpoint or an evaluation
-    startup_s: float | None  # from the attempt's beginning to where steady steps would have begun
+    between_s: float  # between two steps without a checkpoint or an evaluation
+    startup_s: float | None  # from the attempt's start to its first steady step
     closing_s: float | None  # from the last row to the attempt's end; None if it did not finish
-    evaluation_s: float  # one; the last is a part of closing_s, and what else that holds is a checkpoint
+    evaluation_s: float  # one evaluation; closing_s holds the last one and a checkpoint
     max_token_hit_rate: float | None
-    permits_borne: float | None  # where they adapt: mean from the first decrease on; None if there was none
+    permits_borne: float | None  # if permits adapt: mean since the first decrease; None without one
     attempts: int
-    failures: int  # of the surroundings
+    failures: int  # infrastructure failures
     active_s: float  # taking steps, over all attempts
-    span: tuple[float, float] | None = None  # of its last attempt, in seconds since 1970
-    alive: tuple[Stretch, ...] = ()  # in that span, with itself; empty if not known
-    at_a_time: int = 0  # runs of its campaign; 0 if not known
+    span: tuple[float, float] | None = None  # start and end of its last attempt, in seconds since 1970
+    alive: tuple[Stretch, ...] = ()  # runs alive in that span, itself included; empty if not known
+    at_a_time: int = 0  # concurrent runs of its campaign; 0 if not known
 
     def alone(self, crowding: Crowding) -> MeasuredRun:
-        """Return the run as it would be without others beside it; the same if none are known of."""
+        """Return the run with its times converted to those of a run alone."""
         stretches = self.alive or ((1.0, max(1, self.at_a_time)),)
         factor = 1 / crowding.over(stretches)
         if factor == 1.0:
@@ -85,7 +85,7 @@ class MeasuredRun:
         )
 
     def slowed(self, factor: float) -> MeasuredRun:
-        """Return the run as it would be if its steps took so many times as long."""
+        """Return the run with its step times multiplied by a factor."""
         return replace(
             self,
             step_times_s=tuple(factor * seconds for seconds in self.step_times_s),
@@ -95,17 +95,17 @@ class MeasuredRun:
 
     @property
     def checkpoint_s(self) -> float:
-        """What one checkpoint takes."""
+        """Seconds that one checkpoint takes."""
         return max(0.0, self.closing_s - self.evaluation_s) if self.closing_s is not None else 0.0
 
     @property
     def is_finished(self) -> bool:
-        """Whether it ended as it should."""
+        """Whether the run finished."""
         return self.closing_s is not None
 
 
 def measure_run(directory: Path) -> MeasuredRun | None:
-    """Read one run's directory; None if it holds fewer than two whole steps of its last attempt.
+    """Read one run's directory; None if its last attempt has fewer than two complete steps.
 
     Raises:
         RecordsError: its files cannot be read.
@@ -150,7 +150,7 @@ def mean_of_known(values: Iterable[float | None]) -> float | None:
 
 
 def _steps_of(ends: MetricsEnds, attempt: object) -> MetricsEnds:
-    """Keep one attempt's rows, and of the last ones those that a clock has measured."""
+    """Keep the rows of one attempt; of its last rows, those with a measured step time."""
     first = ends.first if ends.first and ends.first.get("attempt") == attempt else None
     rows = [row for row in ends.last if row.get("attempt") == attempt and _seconds(row, "step_time_s")]
     return MetricsEnds(first, rows)
@@ -165,7 +165,7 @@ def _tables(files: RunFiles) -> Mapping[str, Any]:
 
 
 def _seconds(row: Row, key: str) -> float:
-    """Return a row's time; 0 if it has none, or one that no clock measured."""
+    """Return a row's time; 0 if it is missing or negative."""
     return max(0.0, number_in(row, key) or 0.0)
 
 
@@ -181,21 +181,21 @@ def _parts(rows: Sequence[Row]) -> StepParts:
 
 
 def _alone_s(row: Row, calls_at_once: int) -> float:
-    """Return a step's time as it would be if permits were never waited for: waits of one moment overlap."""
+    """Return a step's time without its wait for permits; concurrent waits overlap."""
     waited = _seconds(row, "permit_wait_s") / calls_at_once
     step_s = _seconds(row, "step_time_s")
     return max(step_s - waited, 0.01 * step_s)
 
 
 def _permits_borne(rows: Sequence[Row]) -> float | None:
-    """Return the mean number since an API first bore no more; before, it only grew from where it began."""
+    """Return the mean number of permits since the API first reached its limit, after the initial growth."""
     known = [permits for row in rows if (permits := number_in(row, "permits")) is not None]
     first = next((i for i, (before, now) in enumerate(itertools.pairwise(known), 1) if now < before), None)
     return statistics.fmean(known[first:]) if first is not None else None
 
 
 def _between_s(rows: Sequence[Row]) -> float:
-    """Return the median gap: checkpoints and evaluations lie in a few gaps and are counted apart."""
+    """Return the median gap: checkpoints and evaluations fall into a few gaps and are counted separately."""
     gaps = []
     for before, row in itertools.pairwise(rows):
         whole = seconds_between(before.get("timestamp"), row.get("timestamp"))

@@ -1,12 +1,12 @@
-"""How long a step waits for permits while so many runs want them.
+"""How long a step waits for permits, by the number of active runs.
 
-Runs are customers of a closed queue: a step is some time of its own, then calls that each need one
-of the permits, first come first served. Two facts give the wait:
+Runs are customers of a closed queue: a step is some time without calls, then calls that each need one
+permit, first come first served. The wait has two parts:
 
-- capacity: all calls together cannot hold more than all permits. With equal waits for all, the
-  wait that just fits is the root of sum(n_c P_c / (t_c + W)) = permits; exact when step times do
+- capacity: all calls together cannot hold more than all permits. If every step waits equally long, the
+  shortest possible wait is the root of sum(n_c P_c / (t_c + W)) = permits; exact when step times do
   not vary (the asymptotes of operational analysis, Denning and Buzen 1978, doi:10.1145/356733.356735).
-- the knee: where demand and permits are close, step times that vary cost more than capacity says.
+- the knee: where demand is close to the number of permits, varying step times add to the wait.
   The excess is measured once per campaign by short simulations of the queue, and interpolated.
 """
 
@@ -23,8 +23,8 @@ from dataclasses import replace
 from retrain.plan.crowding import ALONE, Crowding
 from retrain.plan.estimate.workload import StepCost
 
-LOADS = (0.6, 0.8, 0.92, 1.0, 1.1, 1.3, 1.7)  # permits asked for over permits, where the knee is measured
-SATURATED = 2.5  # times the permits in demand: no permit is ever free, so capacity alone decides
+LOADS = (0.6, 0.8, 0.92, 1.0, 1.1, 1.3, 1.7)  # demand over permits at which the knee is measured
+SATURATED = 2.5  # demand over permits from which no permit is ever free: capacity alone decides
 
 
 class PermitQueue:
@@ -45,11 +45,11 @@ class PermitQueue:
         Args:
             costs: of each condition.
             permits: calls in flight over all runs.
-            order: the runs' conditions in launch order: who is active together.
-            most_active: runs at a time.
-            ratios: step times over their mean; how steps vary.
-            rng: draws from them.
-            crowding: how much longer steps take beside each other.
+            order: the runs' conditions in launch order.
+            most_active: maximum number of active runs.
+            ratios: step times over their mean.
+            rng: draws from the ratios.
+            crowding: slowdown of steps by concurrent runs.
         """
         self._crowding = crowding
         self._permits = permits
@@ -67,8 +67,8 @@ class PermitQueue:
         """Simulate some runs, given by their conditions.
 
         Returns:
-            Their load, and by what fraction of a calling run's step, its least wait included, they
-            wait for longer than capacity says.
+            Their load, and their wait beyond the capacity wait, as a fraction of a calling run's step with
+            its capacity wait.
         """
         counts = tuple(members.count(c) for c in range(len(costs)))
         costs = self._crowded(costs, len(members))
@@ -78,7 +78,7 @@ class PermitQueue:
         return _load(costs, counts, self._permits), (simulated - least) / (calling + least)
 
     def _crowded(self, costs: Sequence[StepCost], active: int) -> Sequence[StepCost]:
-        """Return what steps cost beside each other."""
+        """Return the step costs with `active` runs alive."""
         times = self._crowding.of(active)
         if times == 1.0:
             return costs
@@ -86,7 +86,7 @@ class PermitQueue:
 
     @property
     def can_wait(self) -> bool:
-        """Whether anybody ever waits."""
+        """Whether any step ever waits."""
         return bool(self._knee)
 
     def wait_s(self, costs: Sequence[StepCost], counts: tuple[int, ...]) -> float:
@@ -97,7 +97,7 @@ class PermitQueue:
         return known
 
     def forget(self) -> None:
-        """Costs have changed."""
+        """Clear cached waits, because costs have changed."""
         self._known.clear()
 
     def _wait_s(self, costs: Sequence[StepCost], counts: tuple[int, ...]) -> float:
@@ -111,7 +111,7 @@ class PermitQueue:
         return max(0.0, least + excess * (mean + least))
 
     def _populations(self, order: Sequence[int], most_active: int, shares: Sequence[float]) -> list[int]:
-        """Return the numbers of active runs to look at: some must wait, and permits are about to run out."""
+        """Return the numbers of active runs to simulate: those whose load is near one of `LOADS`."""
         asked, load = 0, 0.0
         found: list[int] = []
         for active in range(1, most_active + 1):
@@ -163,7 +163,7 @@ STEPS_PER_RUN = 8
 
 
 class ClosedQueue:
-    """A step is some time of its own, then calls that each take a permit, first come first served."""
+    """Simulates steps: time without calls, then calls that each take a permit, first come first served."""
 
     def __init__(
         self, costs: Sequence[StepCost], permits: int, ratios: Sequence[float], rng: random.Random
@@ -174,7 +174,7 @@ class ClosedQueue:
             costs: one for each run.
             permits: calls in flight.
             ratios: step times over their mean.
-            rng: draws from them.
+            rng: draws from the ratios.
         """
         self._costs = costs
         self._ratios = ratios
@@ -182,12 +182,12 @@ class ClosedQueue:
         self._free = permits
         self._at_once = [min(c.calls_at_once, permits) if c.permit_s else 0 for c in costs]
         self._begun = [0.0] * len(costs)
-        self._alone = [0.0] * len(costs)  # seconds of the present step without a wait
-        self._call = [0.0] * len(costs)  # of which in calls
+        self._alone = [0.0] * len(costs)  # seconds of the current step without waits
+        self._call = [0.0] * len(costs)  # seconds of each of its calls
         self._open = [0] * len(costs)  # calls that have not ended
         self._queue: deque[int] = deque()
         self._ordinal = itertools.count()  # breaks ties, so that equal times are served in order
-        self._events: list[tuple[float, int, int, bool]] = []  # when, tie, run, does a call end
+        self._events: list[tuple[float, int, int, bool]] = []  # time, tie-break, run, whether a call ends
         for run in range(len(costs)):
             self._begin(run, 0.0)
 

@@ -1,4 +1,4 @@
-"""The rest of a running campaign, from the pace of its own steps so far."""
+"""The remaining time of a running campaign, from the pace of its steps so far."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from retrain.plan.estimate.simulation import Simulation, quantile
 from retrain.plan.estimate.workload import Launching, Pilot, RunWork, StepCost, Workload
 from retrain.records.pace import Pace
 
-MOST_DRAWS, LEAST_DRAWS = 60, 16  # `status` must stay quick; the spread is then known to a fifth or so
-DRAWN_RUNS = 6000  # runs simulated over all draws: some milliseconds
-OWN_PACE_STEPS = 10  # a run goes on at its own pace once that is known from so many steps
+MOST_DRAWS, LEAST_DRAWS = 60, 16  # few, so that `status` is fast; the spread is then known to about a fifth
+DRAWN_RUNS = 6000  # runs simulated over all draws: takes some milliseconds
+OWN_PACE_STEPS = 10  # from this many steps on, a run's own pace is used
 
 
 @dataclass(frozen=True, slots=True)
 class RunLeft:
-    """A run with work left, or one whose pace tells about others."""
+    """A run with steps left, or a finished run whose pace is used for others."""
 
     run_id: str
     condition: str
-    steps_left: int  # 0 of a run that is over
+    steps_left: int  # 0 for a run that ended
     is_running: bool
     pace: Pace | None
 
@@ -43,9 +43,9 @@ def remaining(
 
     Args:
         runs: in launch order.
-        workers: runs at a time; 0 if not known: as many as run now.
+        workers: concurrent runs; 0 if not known, which means the number running now.
         stagger_s: least time between two launches.
-        crowding: how much longer steps take beside other runs.
+        crowding: slowdown of steps by concurrent runs.
 
     Returns:
         None if nothing is left, nothing is running, or no pace is known.
@@ -77,14 +77,14 @@ def remaining(
 
 
 def _alone(runs: Sequence[RunLeft], workers: int, crowding: Crowding) -> list[RunLeft]:
-    """Return runs with the paces that they would have without others beside them."""
+    """Return the runs with their paces converted to those of a run alone."""
     active = sum(run.is_running for run in runs)
     alive = Alive(map(_span, runs), max(workers, active))
     return [replace(run, pace=run.pace and _pace_alone(run.pace, alive, active, crowding)) for run in runs]
 
 
 def _span(run: RunLeft) -> tuple[float, float]:
-    """Return from and until when a run was alive, as its rows tell: all the time if it runs and has none."""
+    """Return a run's start and end from its rows; a running run without rows is always alive."""
     end = math.inf if run.is_running else -math.inf
     if run.pace is None or run.pace.since_s is None or run.pace.until_s is None:
         return -math.inf, end
@@ -101,7 +101,7 @@ def _pace_alone(pace: Pace, alive: Alive, active: int, crowding: Crowding) -> Pa
 
 
 def _paces(runs: Sequence[RunLeft]) -> dict[str, tuple[float, int]]:
-    """Return each condition's mean pace and the steps behind it; under "" that of all."""
+    """Return each condition's mean pace and the steps behind it; the key "" holds that of all runs."""
     sums: dict[str, tuple[float, int]] = {}
     for run in runs:
         if run.pace is not None:

@@ -1,4 +1,4 @@
-"""Possible campaigns of one workload, drawn and simulated to their last run's end."""
+"""Draws possible campaigns of one workload and simulates each until its last run ends."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from retrain.plan.estimate.contention import Job, SharedCampaign
 from retrain.plan.estimate.permit_queue import PermitQueue
 from retrain.plan.estimate.workload import Pilot, StepCost, Workload
 
-MOST_DRAWS = 200  # a P90 of so many is off by a tenth of the spread
+MOST_DRAWS = 200  # the P90 is then off by a tenth of the spread
 LEAST_DRAWS = 24
-DRAWN_RUNS = 24_000  # runs simulated over all draws: well under a second
-STEP_CV_GUESSED = 0.1  # step times over their mean, where nothing was measured
+DRAWN_RUNS = 24_000  # runs simulated over all draws: takes well under a second
+STEP_CV_GUESSED = 0.1  # coefficient of variation of step times, if nothing was measured
 GUESSED_RATIOS = 32
 
 
@@ -36,14 +36,14 @@ class Simulation:
         return self._makespan_s(*self._bootstrap.expected())
 
     def sample(self, most: int = MOST_DRAWS) -> list[float]:
-        """Return makespans of possible campaigns; one if all are the same."""
+        """Return makespans of possible campaigns; a single one if all are equal."""
         if self._bootstrap.is_certain:
             return [self.expected_s()]
         draws = min(most, max(LEAST_DRAWS, min(MOST_DRAWS, DRAWN_RUNS // max(1, len(self._workload.runs)))))
         return [self._makespan_s(*self._bootstrap.draw()) for _ in range(draws)]
 
     def permit_wait_fraction(self) -> float:
-        """Return the share of a step's time spent waiting, with the first runs in all places."""
+        """Return the fraction of a step's time spent waiting, with all workers on the first runs."""
         costs, jobs = self._bootstrap.expected()
         active = jobs[: self._workload.launching.workers]
         counts = tuple(sum(job.condition == c for job in active) for c in range(len(costs)))
@@ -98,7 +98,7 @@ def quantile(values: Sequence[float], q: float) -> float:
 
 
 def _guessed_ratios() -> list[float]:
-    width = STEP_CV_GUESSED * math.sqrt(3)  # half the width of a uniform distribution with this deviation
+    width = STEP_CV_GUESSED * math.sqrt(3)  # half-width of the uniform distribution with this deviation
     return [1 + width * (2 * (i + 0.5) / GUESSED_RATIOS - 1) for i in range(GUESSED_RATIOS)]
 
 
@@ -115,16 +115,16 @@ def list_schedule(
 
     Args:
         runs: the seconds that each run's attempts take alone, in launch order; all but the last one fail.
-        places: runs at a time.
+        places: number of workers.
         stagger_s: least time between two launches.
-        retry_delay_s: from a failure to the next attempt's being due, which then goes first.
-        started: so many of the first runs hold places already.
-        crowding: how much longer they take beside each other.
+        retry_delay_s: from a failure until the next attempt is due; a due retry goes first.
+        started: number of first runs that are already running.
+        crowding: slowdown by concurrent runs.
     """
-    busy = [(attempts[0], run, 0) for run, attempts in enumerate(runs[:started])]  # by work done at the end
+    busy = [(attempts[0], run, 0) for run, attempts in enumerate(runs[:started])]  # by work at their end
     heapq.heapify(busy)
     retries: list[tuple[float, int, int]] = []
-    waiting, now, work, next_launch = started, 0.0, 0.0, 0.0  # work: seconds alone that each busy run got
+    waiting, now, work, next_launch = started, 0.0, 0.0, 0.0  # work: seconds alone, per busy run
     while busy or retries or waiting < len(runs):
         due = retries[0][0] if retries else math.inf
         at = _launch_at(max(now, next_launch), due, waiting < len(runs)) if len(busy) < places else math.inf
@@ -147,5 +147,5 @@ def list_schedule(
 
 
 def _launch_at(earliest: float, due: float, is_any_waiting: bool) -> float:
-    """Return when the next run is launched: one that waits, else a retry that is due."""
+    """Return when the next run is launched: a waiting run, else a due retry."""
     return earliest if is_any_waiting else max(earliest, due)

@@ -16,14 +16,14 @@ from retrain.plan.estimate.simulation import quantile
 from retrain.plan.matrix import Plan
 from retrain.plan.warnings import shares_cores
 
-ON_THIS_MACHINE = ("local", "inline")  # launchers that start a worker at once
-TELLING = 4  # earlier campaigns from which a P90 for what steps do not show can be had
-RULE_OF_THREE = 3  # n steps without an event leave 95 % that it is rarer than 3 in n
+ON_THIS_MACHINE = ("local", "inline")  # launchers that start a worker immediately
+TELLING = 4  # earlier campaigns needed for a P90 of effects that step times do not show
+RULE_OF_THREE = 3  # an event not seen in n steps is rarer than 3 in n, with 95 % confidence
 
 
 @dataclass(frozen=True)
 class MeasuredCondition:
-    """What is known of one condition's steps, and from where."""
+    """Step times of one condition, and the runs that they are from."""
 
     condition: str
     match: Match
@@ -32,7 +32,7 @@ class MeasuredCondition:
     runs: int
     steps: int
     median_step_time_s: float
-    mean_step_time_s: float  # with what happens between steps; without waits for permits
+    mean_step_time_s: float  # including the time between steps; without waits for permits
     permit_held_s: float
     max_token_hit_rate: float | None
 
@@ -56,8 +56,8 @@ class WallTime:
     permit_wait_fraction: float
     changes: tuple[Change, ...]  # the best first
     conditions: tuple[MeasuredCondition, ...]
-    actual_over_p50: tuple[float, ...]  # of earlier campaigns that were estimated and ended
-    notes: tuple[str, ...]  # what the estimate does not know
+    actual_over_p50: tuple[float, ...]  # of earlier finished campaigns with a forecast
+    notes: tuple[str, ...]  # what the estimate leaves out
 
     @property
     def holds_permits(self) -> bool:
@@ -66,13 +66,13 @@ class WallTime:
 
 
 def wall_time(plan: Plan, learned: Learned | None, history: History, cores: float) -> WallTime | None:
-    """Estimate a plan from what was learned; None if nothing was.
+    """Estimate a plan's wall time from earlier runs; None without any.
 
     Args:
-        plan: what would run.
-        learned: what its steps take.
-        history: where that is from.
-        cores: of this machine: more workers than these are no advice to a backend that computes on them.
+        plan: the plan.
+        learned: the costs of its runs.
+        history: the runs that these costs are from.
+        cores: CPU cores of this machine, the most workers advised for a backend that computes on them.
     """
     if learned is None:
         return None
@@ -107,10 +107,10 @@ def _advice(plan: Plan, found: Makespan, cores: float) -> Iterator[Change]:
     on_cores = shares_cores(plan)
     for change in found.changes:
         if change.limit == "permits" and plan.runs[0].config.backend.adapts_permits:
-            continue  # the API bears no more
+            continue  # the API's limit, which no setting raises
         if change.limit == "workers":
             if on_cores and found.next_workers > cores:
-                continue  # steps would slow down by more than places are won
+                continue  # sharing cores would slow steps down by more than it gains
             if not plan.campaign.parallel:
                 change = replace(change, setting=f"campaign.parallel = true, {change.setting}")
         yield change
@@ -128,13 +128,13 @@ def _on_few_cores(plan: Plan, cores: float, history: History) -> Iterator[str]:
     measured = {run.at_a_time for run in history.runs if run.at_a_time}
     if shares_cores(plan) and measured and plan.workers > max(cores, *measured):
         yield (
-            f"measured with at most {max(measured)} at a time: beside {plan.workers} on {cores:g} CPU cores "
+            f"measured with at most {max(measured)} at a time: with {plan.workers} on {cores:g} CPU cores "
             "steps are assumed to slow down as workers share cores"
         )
 
 
 def _shown(measured: Measured, crowd: float) -> MeasuredCondition:
-    """Return what is known of a condition's steps, with all places taken."""
+    """Return a condition's step times with all workers busy."""
     return MeasuredCondition(
         measured.condition,
         measured.match,
@@ -155,13 +155,13 @@ def _notes(plan: Plan, learned: Learned, found: Makespan) -> Iterator[str]:
         yield f"single steps take far longer than the mean: {steps} steps are too few for a reliable P90"
     if found.tail == "short":
         yield (
-            f"{steps} steps were measured: what slows down fewer than 1 step in "
-            f"{max(1, steps // RULE_OF_THREE)} was not seen, so P90 may be too low"
+            f"{steps} steps were measured: slowdowns rarer than 1 step in "
+            f"{max(1, steps // RULE_OF_THREE)} may not have been seen, so P90 may be too low"
         )
     for measured in learned.conditions.values():
         if measured.match == "other condition":
             others = ", ".join(measured.from_conditions)
-            yield f"{measured.condition} was never measured itself; its step time is that of {others}"
+            yield f"{measured.condition} was never measured itself; the step times of {others} are used"
         elif measured.match == "other settings":
             yield f"{measured.condition} was measured with other settings: {'; '.join(measured.differs)}"
     if plan.runs[0].config.backend.adapts_permits:

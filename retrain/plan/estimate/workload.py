@@ -1,4 +1,4 @@
-"""What an estimate is made from: runs, costs of their steps, how they are launched, a pilot's step times."""
+"""The input of an estimate: runs, step costs, launching, and a pilot's step times."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from retrain.plan.crowding import ALONE, Crowding
 
-ALL = ""  # the one condition of runs that name none
+ALL = ""  # the only condition of runs without one
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,7 +17,7 @@ class RunWork:
 
     condition: str
     steps: float
-    is_started: bool = False  # it holds a place already: no launch, no start-up
+    is_started: bool = False  # already running: no launch, no start-up
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,27 +33,27 @@ class StepCost:
 class Failures:
     """Infrastructure failures that are retried from a checkpoint."""
 
-    per_hour: float = 0.0  # of a run that is taking steps
+    per_hour: float = 0.0  # per run that is taking steps
     lost_steps: float = 0.0  # steps between two checkpoints; half of them are repeated on average
     delay_s: float = 1.0  # before the next attempt
-    retries: int = 2  # a run that fails more often ends there
+    retries: int = 2  # a run that fails more often is not retried
 
 
 @dataclass(frozen=True, slots=True)
 class Launching:
-    """How runs are launched, and what each costs beside its steps.
+    """How runs are launched, and what each costs in addition to its steps.
 
     Raises:
-        ValueError: there is no worker or permit.
+        ValueError: workers or permits are below 1.
     """
 
     workers: int
     stagger_s: float = 0.0  # least time between two launches
     startup_s: float = 0.0  # from a launch to the first step
-    closing_s: float = 0.0  # from the last step to the place's being free
+    closing_s: float = 0.0  # from the last step until the worker is free
     permits: int | None = None  # API calls in flight over all runs; None if not limited
     failures: Failures = field(default_factory=Failures)
-    crowding: Crowding = ALONE  # how much longer all of this takes beside other runs
+    crowding: Crowding = ALONE  # slowdown of all of this by concurrent runs
 
     def __post_init__(self) -> None:
         if self.workers < 1 or (self.permits is not None and self.permits < 1):
@@ -75,14 +75,14 @@ class Workload:
 
     @property
     def full_crowding(self) -> float:
-        """How many times as long as alone a step takes with all places taken."""
+        """Slowdown of a step with all workers busy."""
         return self.launching.crowding.of(min(self.launching.workers, len(self.runs)))
 
     def __post_init__(self) -> None:
         if not all(math.isfinite(number) and number >= 0 for number in self._numbers()):
             raise ValueError("times, steps and rates must be finite and not negative")
         if any(cost.permit_s and not cost.seconds for cost in self.costs.values()):
-            raise ValueError("a step that holds permits takes time")
+            raise ValueError("a step that holds permits must take time")
         missing = {run.condition for run in self.runs} - self.costs.keys()
         if missing:
             raise ValueError(f"no cost is given for {', '.join(sorted(missing))}")
@@ -96,7 +96,7 @@ class Workload:
         yield from (run.steps for run in self.runs)
 
     def run_seconds(self, run: RunWork) -> float:
-        """Return a run's length without its start-up, if nothing held it up."""
+        """Return a run's length without its start-up, if nothing delays it."""
         return run.steps * self.costs[run.condition].seconds
 
 
@@ -104,9 +104,9 @@ class Workload:
 class Pilot:
     """Step times measured before: by condition, in seconds, free of waits for permits.
 
-    `behind` says how many steps a condition's cost is the mean of, where that is more than the times given;
-    `runs` of how many runs. `run_variance` is how much runs differ beyond what their steps explain: the
-    variance of a run's mean step time over its condition's.
+    `behind` is the number of steps behind a condition's mean, where that is more than the times given;
+    `runs` is the number of runs. `run_variance` is the variance between runs that their steps do not explain:
+    of a run's mean step time over its condition's.
     """
 
     step_times_s: Mapping[str, Sequence[float]]
