@@ -63,7 +63,7 @@ def test_a_load_function_that_gives_no_load_ends_a_campaign_as_a_configuration_e
     monkeypatch.setenv("LOAD_FILE", str(load))
     table = '[throttle]\nenabled = true\nload_fn = "tests.plugins.loads_from_a_file"\n'
     campaign_file.write_text(campaign_file.read_text() + table)
-    with pytest.raises(ConfigError, match=r"\[throttle\].load_fn\) gave 1.5"):
+    with pytest.raises(ConfigError, match=r"\[throttle\].load_fn\) returned 1.5"):
         run_campaign(campaign_file, observer=Silent())
 
 

@@ -1,10 +1,10 @@
-"""How much of a LoRA adapter is used, and the same adapter with a smaller rank.
+"""Analyse the effective rank of a LoRA adapter, and truncate it to a smaller rank.
 
 The update of a layer is scale * B A. With B = Qb Rb and A^T = Qa Ra its singular values are those of the
-r x r core scale * Rb Ra^T, so the full matrix is never formed. Cutting them gives the best approximation
+r x r core scale * Rb Ra^T, so the full matrix is never formed. Truncation gives the best approximation
 of that rank (Eckart and Young, 1936, doi:10.1007/BF02288367).
 
-Needs torch and safetensors (extra `local`); peft itself is not imported.
+Needs torch and safetensors (extra `local`); peft is not imported.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Reads and writes LoRA adapters in peft's format: adapter_config.json and adapter_model.safetensors."""
+"""Read and write LoRA adapters in peft's format: adapter_config.json and adapter_model.safetensors."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from retrain import extras
 from retrain.errors import ConfigError
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
-PREFIX = "base_model.model."  # what peft puts before a module's own name
-FACTORS = (  # how the names of the two factors end, in a linear layer and in an embedding
+PREFIX = "base_model.model."  # peft's prefix of module names
+FACTORS = (  # suffixes of the two factors' names, for linear layers and embeddings
     (".lora_A.weight", ".lora_B.weight"),
     (".lora_embedding_A", ".lora_embedding_B"),
 )
 BASE_CHANGING = ("pissa", "olora", "corda", "milora")  # initializations that also rewrite the base model
 
-Tensor = Any  # torch is imported only where it is used
+Tensor = Any  # torch is imported only where it is needed
 
 
 @dataclass(frozen=True)
@@ -38,13 +38,13 @@ class Layer:
 
     @property
     def rank(self) -> int:
-        """The rank: rows of a."""
+        """Number of rows of a."""
         return int(self.a.shape[0])
 
 
 @dataclass(frozen=True)
 class Adapter:
-    """An adapter: its layers, and tensors that are kept unchanged."""
+    """An adapter: its layers, and tensors that remain unchanged."""
 
     config: Mapping[str, Any]
     layers: tuple[Layer, ...]
@@ -52,7 +52,7 @@ class Adapter:
 
     @property
     def size_bytes(self) -> int:
-        """Size of all tensors."""
+        """Total size of all tensors."""
         factors = [factor for layer in self.layers for factor in (layer.a, layer.b)]
         return sum(t.numel() * t.element_size() for t in [*factors, *self.others.values()])
 
@@ -61,7 +61,7 @@ def read_adapter(directory: Path) -> Adapter:
     """Read an adapter that peft saved.
 
     Raises:
-        ConfigError: the directory contains none, or one of a kind that cannot be truncated.
+        ConfigError: the directory contains no adapter, or a kind that cannot be truncated.
     """
     safetensors = extras.load("safetensors", "local", "squeeze")
     load_file = extras.load("safetensors.torch", "local", "squeeze").load_file
@@ -89,19 +89,21 @@ def _read_config(path: Path) -> dict[str, Any]:
         config = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
         raise ConfigError(
-            f"{path.parent}: contains no {CONFIG}; name an adapter saved by peft, or a run that trained one"
+            f"{path.parent}: contains no {CONFIG}; name an adapter saved by peft, or a run with an adapter"
         ) from error
     except (OSError, ValueError) as error:
         raise ConfigError(f"{path}: cannot be read ({error}); save the adapter again") from error
     if not isinstance(config, dict) or config.get("peft_type") != "LORA":
         raise ConfigError(f"{path}: not a LoRA adapter; only LoRA adapters can be squeezed")
     if config.get("use_dora"):
-        raise ConfigError(f"{path}: DoRA normalizes each update, so a smaller rank changes all of it")
+        raise ConfigError(
+            f"{path}: DoRA normalizes each update, so it cannot be truncated; squeeze a plain LoRA adapter"
+        )
     initialization = str(config.get("init_lora_weights", "")).lower()
     if initialization.startswith(BASE_CHANGING):
         raise ConfigError(
-            f"{path}: init_lora_weights = {initialization!r} also changed the base model, by an amount "
-            "that depends on the rank; have peft convert it to a plain LoRA adapter first"
+            f"{path}: init_lora_weights = {initialization!r} also changed the base model, in a way "
+            "that depends on the rank; convert it to a plain LoRA adapter with peft first"
         )
     return config
 
@@ -125,14 +127,12 @@ def _layer(
         )
     alpha = _matching(config.get("alpha_pattern") or {}, name, config.get("lora_alpha", 8))
     if not isinstance(alpha, int | float) or not math.isfinite(alpha):
-        raise ConfigError(
-            f"{directory / CONFIG}: lora_alpha of {name} is {alpha!r}; it needs a finite number"
-        )
+        raise ConfigError(f"{directory / CONFIG}: lora_alpha of {name} is {alpha!r}; needs a finite number")
     return Layer(name, a, b, float(alpha), scale_of(config, alpha, a.shape[0]), keys)
 
 
 def scale_of(config: Mapping[str, Any], alpha: float, rank: int) -> float:
-    """Return what multiplies b @ a; with rsLoRA (arXiv:2312.03732) by the root of the rank."""
+    """Return the factor of b @ a: alpha / rank, with rsLoRA (arXiv:2312.03732) alpha / sqrt(rank)."""
     return float(alpha / (rank**0.5 if config.get("use_rslora") else rank))
 
 
@@ -141,10 +141,10 @@ def _matching(pattern: Mapping[str, Any], name: str, default: Any) -> Any:
 
 
 def write_adapter(adapter: Adapter, directory: Path) -> None:
-    """Write an adapter that peft loads; the directory must not exist.
+    """Write an adapter that peft can load; the directory must not exist.
 
     Raises:
-        ConfigError: it exists, or cannot be written.
+        ConfigError: the directory exists, or cannot be written.
     """
     save_file = extras.load("safetensors.torch", "local", "squeeze").save_file
     factors = {

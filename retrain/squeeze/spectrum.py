@@ -1,4 +1,4 @@
-"""The singular values of an adapter's updates, and what a smaller rank keeps of them."""
+"""Singular values of an adapter's updates, and the variance that a smaller rank retains."""
 
 from __future__ import annotations
 
@@ -10,33 +10,33 @@ from typing import Any
 from retrain import extras
 from retrain.squeeze.adapter import Adapter, Layer, scale_of
 
-PROBES = 64  # random inputs by which outputs are compared
+PROBES = 64  # random inputs for comparing outputs
 
 
 @dataclass(frozen=True)
 class LayerSpectrum:
-    """Singular values of one layer's update, the largest first."""
+    """Singular values of one layer's update, in descending order."""
 
     name: str
     singular_values: tuple[float, ...]
 
     @property
     def is_trained(self) -> bool:
-        """Whether the update is not zero, as it is before the first step."""
+        """Whether the update is nonzero; it is zero before the first step."""
         return any(self.singular_values)
 
     def retained(self, rank: int) -> float:
-        """Return the share of the update's variance (squared Frobenius norm) that `rank` directions hold."""
+        """Return the fraction of variance (squared Frobenius norm) in the first `rank` directions."""
         if not self.is_trained:
             return 1.0
-        largest = self.singular_values[0]  # relative to it, squares neither overflow nor vanish
+        largest = self.singular_values[0]  # relative to it, squares neither overflow nor underflow
         squares = [(value / largest) ** 2 for value in self.singular_values]
         return math.fsum(squares[:rank]) / math.fsum(squares)
 
 
 @dataclass(frozen=True)
 class Retained:
-    """What a rank keeps: variance as fractions over the trained layers."""
+    """Variance that a rank retains, as fractions over the trained layers."""
 
     rank: int
     mean_fraction: float
@@ -52,16 +52,16 @@ class Spectrum:
 
     @property
     def trained(self) -> Sequence[LayerSpectrum]:
-        """Layers whose update is not zero."""
+        """Layers with a nonzero update."""
         return [layer for layer in self.layers if layer.is_trained]
 
     @property
     def rank(self) -> int:
-        """The largest rank of a layer."""
+        """Largest rank of any layer."""
         return max(len(layer.singular_values) for layer in self.layers)
 
     def at(self, rank: int) -> Retained:
-        """Return what `rank` keeps."""
+        """Return the variance that `rank` retains."""
         shares = {layer.name: layer.retained(rank) for layer in self.trained}
         if not shares:
             return Retained(rank, 1.0, 1.0, "")
@@ -69,7 +69,7 @@ class Spectrum:
         return Retained(rank, math.fsum(shares.values()) / len(shares), shares[worst], worst)
 
     def recommended(self, keep_fraction: float) -> Retained:
-        """Return the smallest rank whose worst layer keeps at least this fraction."""
+        """Return the smallest rank at which every layer retains at least this fraction."""
         ranks = (self.at(rank) for rank in range(1, self.rank + 1))
         return next((one for one in ranks if one.worst_fraction >= keep_fraction), self.at(self.rank))
 
@@ -85,7 +85,7 @@ def analyse(adapter: Adapter) -> Spectrum:
 
 
 def squeezed(adapter: Adapter, rank: int) -> Adapter:
-    """Truncate every layer to `rank`; smaller layers are unchanged. Scale and precision are kept."""
+    """Truncate every layer to at most `rank`; scale and dtype are unchanged."""
     return replace(adapter, layers=tuple(_cut(adapter, layer, rank) for layer in adapter.layers))
 
 
@@ -93,7 +93,7 @@ def _cut(adapter: Adapter, layer: Layer, rank: int) -> Layer:
     if layer.rank <= rank:
         return layer
     left, values, right = _decomposed(layer)
-    root = values[:rank].sqrt()  # in both factors alike, so that neither loses precision
+    root = values[:rank].sqrt()  # split evenly over both factors, so that neither loses precision
     a = (right[:, :rank] * root).T.to(layer.a.dtype)
     b = (left[:, :rank] * root).to(layer.b.dtype)
     alpha = layer.alpha * scale_of(adapter.config, layer.alpha, layer.rank)
@@ -113,7 +113,7 @@ def _decomposed(layer: Layer) -> tuple[Any, Any, Any]:
 def output_error(adapter: Adapter, other: Adapter) -> float:
     """Return the largest relative error of a layer's outputs, ||y - y'|| / ||y||, on random inputs.
 
-    Both adapters must have the same layers; inputs are standard normal, the same at every call.
+    Both adapters must have the same layers; inputs are standard normal with a fixed seed.
     """
     torch = extras.load("torch", "local", "squeeze")
     random = torch.Generator().manual_seed(0)

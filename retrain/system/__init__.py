@@ -1,6 +1,6 @@
-"""The only reader of processors, memory, pressure and GPUs.
+"""Read processors, memory, pressure and GPUs.
 
-Other modules ask here; they never read /proc, psutil or NVML themselves.
+Other modules use this package; they never read /proc, psutil or NVML themselves.
 """
 
 from retrain.system.machine import (

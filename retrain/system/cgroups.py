@@ -1,7 +1,7 @@
-"""What control groups (v1, v2, hybrid, nested) allow this process, and how much of it is used.
+"""Limits and usage of this process's control groups (v1, v2, hybrid, nested).
 
-Where a container hides its ancestors, the limits that can be seen are used. On a system without
-control groups there are none.
+Where a container hides the ancestors of its group, only the visible limits apply. A system without
+control groups has no limits.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ UNLIMITED_V1 = 1 << 60  # v1 writes "no limit" as the largest page-aligned 63-bi
 
 @dataclass(frozen=True, slots=True)
 class Pool:
-    """A capacity that processes share.
+    """A capacity shared by processes.
 
-    CPU: `limit` in cores, `used` in core-seconds since some start. Memory: both in bytes.
+    CPU: `limit` in cores, `used` in core-seconds since an arbitrary start. Memory: both in bytes.
     """
 
     limit: float
@@ -26,38 +26,38 @@ class Pool:
 
 
 def cpu_pools(proc: Path = PROC, root: Path = CGROUP) -> list[Pool]:
-    """CPU quotas that bind this process, its own group's first."""
+    """Return the CPU quotas of this process, its own group's first."""
     version, base, directories = _groups("cpu", proc, root)
     read = _cpu_pool_v2 if version == 2 else _cpu_pool_v1
     return [pool for directory in directories if (pool := read(directory, base, root))]
 
 
 def memory_pools(proc: Path = PROC, root: Path = CGROUP) -> list[Pool]:
-    """Memory limits that bind this process, its own group's first; page cache is not counted as used."""
+    """Return the memory limits of this process, its own group's first; page cache does not count as used."""
     version, _, directories = _groups("memory", proc, root)
     read = _memory_pool_v2 if version == 2 else _memory_pool_v1
     return [pool for directory in directories if (pool := read(directory))]
 
 
 def stalled_fraction(resource: str, proc: Path = PROC, root: Path = CGROUP) -> float | None:
-    """Share of the last 10 s in which some task waited for `resource` ("cpu" or "memory").
+    """Return the fraction of the last 10 s in which any task waited for `resource` ("cpu" or "memory").
 
-    That of this process's own group where there is one, else the machine's; None where the kernel
-    does not keep it. Source: Linux Documentation/accounting/psi.rst.
+    Of this process's own group if it has one, else of the machine; None if the kernel does not
+    record it. Source: Linux Documentation/accounting/psi.rst.
     """
     version, base, directories = _groups("", proc, root)
     own = [d / f"{resource}.pressure" for d in directories[:1] if version == 2 and d != base]
     for path in [*own, proc / "pressure" / resource]:
         try:
             text = path.read_text()
-        except OSError:  # not kept: no such file, or switched off at boot
+        except OSError:  # not recorded: no such file, or disabled at boot
             continue
         return float(text.split("avg10=")[1].split()[0]) / 100
     return None
 
 
 def _groups(controller: str, proc: Path, root: Path) -> tuple[int, Path, list[Path]]:
-    """Version, mount point and directories (ours first) of a controller; "" is the unified hierarchy."""
+    """Return version, mount point and directories (ours first) of a controller; "": the unified hierarchy."""
     try:
         lines = (proc / "self" / "cgroup").read_text().splitlines()
     except OSError:
@@ -78,9 +78,9 @@ def _controller_directory(controller: str, root: Path) -> Path:
 
 
 def _existing(base: Path, path: str) -> list[Path]:
-    """`base/path` and its parents up to `base`, as far as this process can see them."""
+    """Return `base/path` and its parents up to `base`, if visible to this process."""
     inside = PurePosixPath(path.lstrip("/"))
-    if ".." in inside.parts:  # outside of our namespace's root
+    if ".." in inside.parts:  # outside our namespace's root
         inside = PurePosixPath()
     return [d for d in (base / inside, *((base / parent) for parent in inside.parents)) if d.is_dir()]
 

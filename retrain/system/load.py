@@ -1,7 +1,7 @@
-"""How much of what training needs is taken: by others ("foreign") or by anybody ("system").
+"""Machine load: the fraction of resources used by other processes ("foreign") or by all ("system").
 
-The share of a capacity is counted against what this process may really use: its processors, and
-the quota and limit of every control group above it.
+The fraction is relative to what this process may use: its allowed processors, and the quota and limit of
+every control group above it.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ from retrain.system.processes import (
 Scope: TypeAlias = Literal["foreign", "system"]
 Pids: TypeAlias = Collection[int] | Callable[[], Iterable[int]]
 
-WINDOW_S = 0.25  # 25 ticks of 10 ms: the shortest reading with an error of a few percent
-STALE_S = 60.0  # an older baseline would hide what began since
-UNREADABLE = (OSError, ValueError, LookupError)  # files that are missing or hold something else
-MEMORY_SLACK = 0.5  # idle memory slows nobody: others' share counts from half of it on
+WINDOW_S = 0.25  # 25 ticks of 10 ms: the shortest window with an error of a few percent
+STALE_S = 60.0  # an older baseline would hide recent changes
+UNREADABLE = (OSError, ValueError, LookupError)  # missing or unexpected files
+MEMORY_SLACK = 0.5  # fraction used by others that does not count as load, since unused memory has no cost
 
 
 @dataclass(frozen=True, slots=True)
 class CpuSnapshot:
-    """Counters at one moment: the machine's first, then those of the groups with a quota."""
+    """Counters at one time: the machine's first, then those of the groups with a quota."""
 
     at_s: float
     pools: tuple[Pool, ...]
@@ -44,13 +44,13 @@ class CpuSnapshot:
 
 
 class LoadMeter:
-    """Reads the machine's load; two counters' difference is a load, so it remembers the last ones.
+    """Read the machine's load, as the difference of two counter readings; the last reading is kept.
 
     Args:
-        scope: "foreign" leaves our own processes out; "system" counts everything.
+        scope: "foreign" excludes our own processes; "system" counts all processes.
         gpu: also read GPUs.
-        own_pids: processes that are ours with all their descendants, besides this one: those of
-            a campaign, say, or a function that gives them. A process once seen as ours stays
+        own_pids: further processes that are ours, with all their descendants (such as those of a
+            campaign), or a function that returns them. A process once counted as ours remains
             ours when its parent ends.
     """
 
@@ -67,8 +67,8 @@ class LoadMeter:
     def read(self) -> Load:
         """Measure since the last reading.
 
-        The first reading, and one after a minute or more, takes a quarter of a second; one less
-        than that after another is the same again.
+        The first reading, and a reading after more than a minute, takes a quarter of a second. A
+        reading within a quarter of a second of the last one returns the same load.
         """
         if self._last and self._before and time.monotonic() - self._before.at_s < WINDOW_S:
             return self._last
@@ -143,14 +143,14 @@ class LoadMeter:
 
 
 def taken_fraction(pools: Sequence[Pool], own: float) -> float:
-    """Share of our capacity that others leave us without.
+    """Return the fraction of our capacity that other processes use.
 
-    Each pool leaves its limit less what others use of it; the least of these is what we can
-    have, and the least limit is what we could have on an empty machine. So neighbours on the
-    machine do not count as long as our quota fits beside them.
+    Each pool has its limit minus the use of others left; the smallest of these is available to us, and
+    the smallest limit would be on an idle machine. So other processes do not count while our quota
+    fits into the rest of the machine.
 
     Args:
-        pools: the machine's, and those of the groups above us. CPU: `used` in cores.
+        pools: those of the machine and of the groups above us. CPU: `used` in cores.
         own: our own use, in the same unit; 0 to count everything.
     """
     capacity = min(pool.limit for pool in pools)
@@ -159,10 +159,10 @@ def taken_fraction(pools: Sequence[Pool], own: float) -> float:
 
 
 def _with_pressure(name: str, pools: Sequence[Pool], own: float, taken: float) -> dict[str, float]:
-    """Add the time that tasks are stalled, as far as others and not we ourselves cause it.
+    """Add the fraction of time that tasks are stalled, scaled by others' share of the use.
 
-    Sharing a resource evenly hides how much others ask for, and memory that thrashes need not
-    be full: stalls show both. They are charged to others by their share of the machine's use.
+    An evenly shared resource hides the demand of others, and thrashing memory need not be full;
+    stalls show both.
     """
     stalled = cgroups.stalled_fraction(name)
     if stalled is None:
@@ -173,7 +173,7 @@ def _with_pressure(name: str, pools: Sequence[Pool], own: float, taken: float) -
 
 
 def _is_alive(pid: int) -> bool:
-    """Whether a process exists, also one that /proc hides from us."""
+    """Whether a process exists, even if /proc hides it from us."""
     if pid <= 0:
         return False
     try:

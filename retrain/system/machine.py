@@ -1,6 +1,6 @@
-"""This machine's processors and memory, as far as this process may use them.
+"""Processors and memory of this machine that this process may use.
 
-Reads /proc where there is one; elsewhere asks psutil, which is imported then (it takes 40 ms).
+Reads /proc if it exists, else psutil, which is imported only then (the import takes 40 ms).
 """
 
 from __future__ import annotations
@@ -13,36 +13,36 @@ from retrain.system.cgroups import CGROUP, PROC, Pool, cpu_pools, memory_pools
 
 
 def host_name() -> str:
-    """Name of this machine on its network."""
+    """Return the network name of this machine."""
     return os.uname().nodename
 
 
 def allowed_cpus() -> set[int]:
-    """Numbers of the processors that this process may run on."""
+    """Return the numbers of the processors that this process may run on."""
     if hasattr(os, "sched_getaffinity"):
         return set(os.sched_getaffinity(0))
     return set(range(os.cpu_count() or 1))
 
 
 def cpu_capacity(proc: Path = PROC, root: Path = CGROUP, cpus: Collection[int] | None = None) -> float:
-    """Cores that this process can keep busy: affinity, and every CPU quota above it."""
+    """Return the cores that this process can use: limited by affinity and every CPU quota above it."""
     cores = len(allowed_cpus() if cpus is None else cpus)
     return min([float(cores), *(pool.limit for pool in cpu_pools(proc, root))])
 
 
 def memory_limit_bytes(proc: Path = PROC, root: Path = CGROUP) -> int:
-    """Memory that this process could use on an otherwise empty machine."""
+    """Return the memory that this process could use on an otherwise idle machine."""
     return int(min(pool.limit for pool in [machine_memory(proc), *memory_pools(proc, root)]))
 
 
 def memory_available_bytes(proc: Path = PROC, root: Path = CGROUP) -> int:
-    """Memory that can be taken now without swapping or running into a limit."""
+    """Return the memory available now without swapping or reaching a limit."""
     pools = [machine_memory(proc), *memory_pools(proc, root)]
     return max(0, int(min(pool.limit - pool.used for pool in pools)))
 
 
 def machine_memory(proc: Path = PROC) -> Pool:
-    """The machine's memory in bytes; what the kernel can reclaim is not counted as used."""
+    """Return the machine's memory in bytes; reclaimable memory does not count as used."""
     if not (proc / "meminfo").exists():
         import psutil
 
@@ -54,9 +54,9 @@ def machine_memory(proc: Path = PROC) -> Pool:
 
 
 def machine_cpu(proc: Path = PROC, cpus: Collection[int] | None = None) -> Pool:
-    """Cores among `cpus` (default: those allowed) and the core-seconds they have been busy.
+    """Return the number of cores in `cpus` (default: those allowed) and their busy core-seconds.
 
-    Time that a hypervisor gave to other guests counts as busy, waiting for disks does not.
+    Time that a hypervisor gave to other guests counts as busy, I/O wait does not.
     """
     cpus = allowed_cpus() if cpus is None else cpus
     if not (proc / "stat").exists():

@@ -1,7 +1,7 @@
-"""NVIDIA GPUs that this process may use, who is on them, and how much of them others take.
+"""NVIDIA GPUs that this process may use, their processes, and their use by others.
 
-NVML is read through `nvidia-ml-py`, an optional extra, imported only where a device node shows
-that there is a GPU.
+NVML is read through `nvidia-ml-py`, an optional extra, imported only if a device node shows that the
+machine has a GPU.
 """
 
 from __future__ import annotations
@@ -18,51 +18,51 @@ from typing import Any
 from retrain.distribution import install_command
 from retrain.errors import InfrastructureError
 
-UTILIZATION_WINDOW_US = 10_000_000  # processes are sampled a few times a second, at worst
-_UUID = re.compile(r"^GPU UUID:\s+(GPU-[0-9a-f-]+)$", re.MULTILINE)  # question marks: not known yet
-UNATTRIBUTED_FRACTION = 0.05  # contexts and tables of the driver stay below this
+UTILIZATION_WINDOW_US = 10_000_000  # processes are sampled at least a few times per second
+_UUID = re.compile(r"^GPU UUID:\s+(GPU-[0-9a-f-]+)$", re.MULTILINE)  # until it is known: "?"
+UNATTRIBUTED_FRACTION = 0.05  # the driver's contexts and tables use less than this
 
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """One GPU at one moment. Processes are pids of this process's namespace."""
+    """State of a GPU at one time. Pids are those of this process's namespace."""
 
     index: int  # NVML's number, by PCI bus; -1 for a slice named by its MIG UUID
     uuid: str
     name: str
     memory_total_bytes: int
-    memory_used_bytes: int  # without what the driver reserves
-    utilization: float | None  # share of time with a kernel running; None if not offered
+    memory_used_bytes: int  # without the driver's reserved memory
+    utilization: float | None  # fraction of time with a kernel running; None if not supported
     process_memory_bytes: Mapping[int, int]
-    process_utilization: Mapping[int, float] | None  # None if not offered
+    process_utilization: Mapping[int, float] | None  # None if not supported
 
 
 def gpu_nodes(dev: Path = Path("/dev")) -> list[str]:
-    """Name the device nodes through which programs reach GPUs, each one GPU or more; empty without any."""
-    patterns = ("nvidia[0-9]*", "dxg", "kfd", "nvhost-gpu")  # Linux, Windows' Linux, AMD's, Jetson
+    """Return the names of the GPU device nodes, each for one or more GPUs; empty without a GPU."""
+    patterns = ("nvidia[0-9]*", "dxg", "kfd", "nvhost-gpu")  # Linux, WSL, AMD, Jetson
     return sorted(path.name for pattern in patterns for path in dev.glob(pattern))
 
 
 def gpu_count(dev: Path = Path("/dev")) -> int:
-    """Count this machine's NVIDIA GPUs by their device nodes."""
+    """Return the number of NVIDIA GPUs, counted by device nodes."""
     return len(list(dev.glob("nvidia[0-9]*")))
 
 
 def gpu_uuids(proc: Path = Path("/proc/driver/nvidia/gpus")) -> list[str]:
-    """Name this machine's NVIDIA GPUs as the driver does, by PCI bus; empty where it does not say."""
+    """Return the UUIDs of this machine's NVIDIA GPUs in PCI bus order; empty if the driver lists none."""
     try:
         found = [(place / "information").read_text() for place in sorted(proc.iterdir())]
     except OSError:
         return []
     uuids = [match[1] for text in found if (match := _UUID.search(text))]
-    return uuids if len(uuids) == len(found) else []  # else a number would name the wrong one
+    return uuids if len(uuids) == len(found) else []  # else indices would be off
 
 
 def gpus(dev: Path = Path("/dev")) -> list[Gpu]:
-    """Read every GPU that CUDA_VISIBLE_DEVICES leaves; empty on a machine without one.
+    """Read every GPU visible under CUDA_VISIBLE_DEVICES; empty on a machine without a GPU.
 
     Raises:
-        InfrastructureError: there is a GPU and it cannot be read; says what to install or check.
+        InfrastructureError: a GPU cannot be read; the message says what to install or check.
     """
     if gpu_count(dev) == 0:
         return []
@@ -76,7 +76,7 @@ def gpus(dev: Path = Path("/dev")) -> list[Gpu]:
 
 
 def read_gpus(nvml: Any, visible_devices: str | None) -> list[Gpu]:
-    """Read the GPUs that `visible_devices` names through the module `pynvml`, once it is initialised."""
+    """Read the GPUs that `visible_devices` names, through an initialized `pynvml` module."""
     handles = [nvml.nvmlDeviceGetHandleByIndex(i) for i in range(nvml.nvmlDeviceGetCount())]
     chosen = visible([_text(nvml.nvmlDeviceGetUUID(handle)) for handle in handles], visible_devices)
     return [
@@ -88,10 +88,10 @@ def read_gpus(nvml: Any, visible_devices: str | None) -> list[Gpu]:
 
 
 def visible(uuids: Sequence[str], setting: str | None) -> list[int | str]:
-    """What a CUDA_VISIBLE_DEVICES setting leaves: numbers of GPUs, or UUIDs of MIG slices.
+    """Return the devices that CUDA_VISIBLE_DEVICES selects: GPU indices, or UUIDs of MIG slices.
 
-    As CUDA does, entries after the first one that names no device are ignored. Numbers are taken
-    in PCI order; a box of unlike GPUs needs CUDA_DEVICE_ORDER=PCI_BUS_ID to agree.
+    As in CUDA, entries from the first invalid one on are ignored. Indices are in PCI order; a machine
+    with different GPUs needs CUDA_DEVICE_ORDER=PCI_BUS_ID for the same order in CUDA.
 
     Source: CUDA C++ Programming Guide, "CUDA Environment Variables".
     """
@@ -112,13 +112,13 @@ def visible(uuids: Sequence[str], setting: str | None) -> list[int | str]:
 
 
 def taken_by_others(gpu: Gpu, own: Collection[int], is_alive: Callable[[int], bool]) -> dict[str, float]:
-    """Shares of a GPU's memory and time that processes other than `own` take.
+    """Return the fractions of a GPU's memory and time used by processes other than `own`.
 
-    Where the driver does not split time by process, time is split as memory is.
+    If the driver does not report time per process, time is split in proportion to memory.
 
     Raises:
-        InfrastructureError: memory is in use by processes that cannot be seen from here (another
-            pid namespace), so ours cannot be told from theirs.
+        InfrastructureError: memory is in use by processes in another pid namespace, so our use cannot
+            be separated from theirs.
     """
     seen = {pid: used for pid, used in gpu.process_memory_bytes.items() if is_alive(pid)}
     hidden = gpu.memory_used_bytes - sum(seen.values())
@@ -138,7 +138,7 @@ def taken_by_others(gpu: Gpu, own: Collection[int], is_alive: Callable[[int], bo
 
 
 def taken(gpu: Gpu) -> dict[str, float]:
-    """Shares of a GPU's memory and time that anybody takes."""
+    """Return the fractions of a GPU's memory and time in use."""
     shares = {"gpu_memory": gpu.memory_used_bytes / gpu.memory_total_bytes}
     if gpu.utilization is not None:
         shares["gpu"] = gpu.utilization
@@ -146,7 +146,7 @@ def taken(gpu: Gpu) -> dict[str, float]:
 
 
 def scarcest(gpus_shares: Iterable[Mapping[str, float]]) -> dict[str, float]:
-    """The greatest share of each kind: training on several GPUs waits for the most loaded one."""
+    """Return the largest fraction of each kind: training on several GPUs waits for the most loaded GPU."""
     worst: dict[str, float] = {}
     for shares in gpus_shares:
         worst |= {name: max(share, worst.get(name, 0.0)) for name, share in shares.items()}
@@ -155,13 +155,13 @@ def scarcest(gpus_shares: Iterable[Mapping[str, float]]) -> dict[str, float]:
 
 @functools.cache
 def _open_nvml(pid: int) -> Any:
-    """The module, initialised once for this process: a forked child cannot use its parent's."""
+    """Return the NVML module, initialized once per process: a forked child cannot use its parent's."""
     try:
         import pynvml
     except ImportError as error:
         raise InfrastructureError(
-            f"there is a GPU, and reading it needs nvidia-ml-py: {install_command('gpu')} "
-            "(or prefer_gpu=False to leave GPUs out)"
+            f"reading the GPU needs nvidia-ml-py; install it with {install_command('gpu')}, "
+            "or set prefer_gpu=False to ignore GPUs"
         ) from error
     try:
         pynvml.nvmlInit()
@@ -188,7 +188,7 @@ def _read_gpu(nvml: Any, handle: Any, index: int) -> Gpu:
 
 
 def _memory(nvml: Any, handle: Any) -> Any:
-    """The second version of the answer where there is one: its `used` leaves the driver's reserve out."""
+    """Return memory by the second version of the call if supported: its `used` excludes driver memory."""
     try:
         return nvml.nvmlDeviceGetMemoryInfo(handle, version=nvml.nvmlMemory_v2)
     except (nvml.NVMLError, AttributeError):
@@ -214,7 +214,7 @@ def _process_utilization(nvml: Any, handle: Any) -> dict[int, float] | None:
 
 
 def _offered(nvml: Any, read: Callable[[Any], Any], handle: Any) -> Any:
-    """An answer, or None where this device or driver does not give it."""
+    """Return the result of a query, or None if the device or driver does not support it."""
     try:
         return read(handle)
     except nvml.NVMLError as error:

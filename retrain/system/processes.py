@@ -1,6 +1,6 @@
-"""Running processes: who descends from whom, and what a tree of them uses.
+"""Running processes: process trees, and their CPU and memory use.
 
-Reads /proc where there is one; elsewhere asks psutil, which is imported then (it takes 40 ms).
+Reads /proc if it exists, else psutil, which is imported only then (the import takes 40 ms).
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from retrain.system.cgroups import PROC
 
 @dataclass(frozen=True, slots=True)
 class Process:
-    """One process at one moment; `start` tells two lives of one pid apart."""
+    """State of a process at one time; `start` detects a reused pid."""
 
     parent: int
     start: float
     cpu_s: float  # core-seconds of all its threads
-    ended_children_cpu_s: float  # of children that it has waited for, and theirs
+    ended_children_cpu_s: float  # of children that it has waited for, recursively
 
 
 Processes = Mapping[int, Process]
 
 
 def read_processes(proc: Path = PROC) -> Processes:
-    """Every process that can be seen, by pid."""
+    """Return every visible process, by pid."""
     if not (proc / "stat").exists():
         return read_processes_portably()
     tick_s = 1 / os.sysconf("SC_CLK_TCK")
@@ -40,7 +40,7 @@ def read_processes(proc: Path = PROC) -> Processes:
 
 
 def read_processes_portably() -> Processes:
-    """The same through psutil; the times of other users' processes are zero where they are hidden."""
+    """Return the same through psutil; times hidden by the system (of other users) are zero."""
     import psutil
 
     found = {}
@@ -54,12 +54,12 @@ def read_processes_portably() -> Processes:
 
 
 def process_tree(pid: int, proc: Path = PROC) -> set[int]:
-    """A process and its descendants; empty if there is no such process."""
+    """Return a process and its descendants; empty if the process does not exist."""
     return descendants([pid], read_processes(proc))
 
 
 def descendants(roots: Iterable[int], processes: Processes) -> set[int]:
-    """The roots that are alive, and all that descend from them."""
+    """Return the running roots and all their descendants."""
     children = defaultdict(list)
     for pid, process in processes.items():
         children[process.parent].append(pid)
@@ -76,10 +76,10 @@ def descendants(roots: Iterable[int], processes: Processes) -> set[int]:
 def own_cpu_seconds(
     before: Processes, own_before: Collection[int], after: Processes, own_after: Collection[int]
 ) -> float:
-    """Core-seconds that a tree used between two readings, by children that ended meanwhile too.
+    """Return the core-seconds that a tree used between two readings, including children that ended.
 
-    A parent that waits for a child inherits the child's whole time; what the child had used
-    before the first reading is taken off again.
+    A parent that waits for a child inherits the child's total time; the time that the child had used
+    before the first reading is subtracted.
     """
     inherited_s: dict[int, float] = defaultdict(float)
     for pid in own_before:
@@ -96,10 +96,10 @@ def own_cpu_seconds(
 
 
 def own_memory_bytes(pids: Iterable[int], proc: Path = PROC) -> int:
-    """Memory that only ending these processes would free.
+    """Return the memory that these processes occupy.
 
-    Private pages of each plus the largest shared segment. Pages that forked children still share
-    with their parent count once for each: reading them exactly walks every page table.
+    Private pages of each plus the largest shared segment. Pages that forked children share with
+    their parent count once per process: an exact count would walk every page table.
     """
     if not (proc / "stat").exists():
         return _portable_memory_bytes(pids)
@@ -130,7 +130,7 @@ def _portable_memory_bytes(pids: Iterable[int]) -> int:
 def _read_process(path: str, tick_s: float) -> Process | None:
     try:
         with open(path, "rb", buffering=0) as file:  # noqa: PTH123 - see read_processes
-            fields = file.read().rpartition(b")")[2].split()  # a name may hold spaces and brackets
+            fields = file.read().rpartition(b")")[2].split()  # a name may contain spaces and brackets
     except OSError:  # ended meanwhile
         return None
     if len(fields) < 20:
@@ -146,7 +146,7 @@ def _is_same(before: Processes, after: Processes, pid: int) -> bool:
 
 
 def _heir(pid: int, before: Processes, after: Processes) -> int:
-    """The nearest ancestor that still lives; 0 if none."""
+    """Return the nearest ancestor that is still running; 0 if none."""
     while pid in before and not _is_same(before, after, pid):
         pid = before[pid].parent
     return pid

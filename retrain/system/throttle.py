@@ -1,7 +1,7 @@
-"""`TrainingThrottle`: train as hard as the rest of the machine's work allows.
+"""`TrainingThrottle`: restrict training while other work needs the machine.
 
-Measures (or asks your function), decides through `retrain.controllers.throttle`, remembers. It
-changes nothing by itself: the caller applies the state.
+Measures the load (or calls your function), decides through `retrain.controllers.throttle`, and keeps the
+state. It changes nothing by itself: the caller applies the state.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ from retrain.system.load import LoadMeter, Pids, Scope
 __all__ = ["ThrottleLevel", "ThrottleState", "TrainingThrottle"]
 
 DEFAULTS = ThrottlePolicy()
-READING_LIMIT_S = 10.0  # a reading takes a quarter of a second; a monitor that hangs must not stop a campaign
+READING_LIMIT_S = 10.0  # a reading takes 0.25 s; a monitor that hangs must not stop a campaign
 
 
 class LoadError(ConfigError, ValueError):
-    """A load function gave what is no load."""
+    """A load function returned an invalid load."""
 
 
 class TrainingThrottle:
-    """Turns the machine's load into a level of training.
+    """Map the machine's load to a level of training.
 
         throttle = TrainingThrottle()
         batch = throttle.effective_batch_size(64)
@@ -46,21 +46,21 @@ class TrainingThrottle:
             throttle.wait_for_idle()
 
     Args:
-        min_level: never less restrictive than this; a level, or its name.
+        min_level: the least restrictive level; a level, or its name.
         prefer_gpu: read GPUs as well as processors and memory.
-        custom_load_fn: measures instead of us: a load in [0, 1], or None if it is unknown, as it
-            also is where the function raises, or has not returned after ten seconds. It is called
-            in a thread of its own.
-        scope: "foreign" leaves out our own processes; "system" counts everything.
-        own_pids: more processes that are ours, with their descendants (a campaign's).
-        on_unknown: at least this level while something cannot be read.
+        custom_load_fn: returns a load in [0, 1] instead of the built-in measurement, or None if it is
+            unknown. The load is also unknown if the function raises, or takes more than ten
+            seconds. It is called in a separate thread.
+        scope: "foreign" excludes our own processes; "system" counts all processes.
+        own_pids: further processes that are ours, with their descendants (a campaign's).
+        on_unknown: the least restrictive level while a resource cannot be read.
         hysteresis: a level is left once the load is this far below its boundary ...
         dwell_s: ... and has stayed so for this many seconds.
         clock: monotonic seconds.
         history_size: states kept for `history`.
 
     Raises:
-        ValueError: an argument out of range.
+        ValueError: an argument is out of range.
     """
 
     def __init__(
@@ -85,7 +85,7 @@ class TrainingThrottle:
         self._meter = LoadMeter(scope, prefer_gpu, own_pids)
         self._custom_load_fn = custom_load_fn
         self._clock = clock
-        self._reading: Future[Load] | None = None  # one that took too long, and may still be under way
+        self._reading: Future[Load] | None = None  # the last, perhaps still running
         self._held: Held | None = None
         self._history: deque[tuple[float, ThrottleState]] = deque(maxlen=history_size)
 
@@ -93,12 +93,12 @@ class TrainingThrottle:
         """Measure now and decide.
 
         Raises:
-            LoadError: `custom_load_fn` gave anything but a number in [0, 1] or None; a ValueError.
+            LoadError: `custom_load_fn` returned neither a number in [0, 1] nor None; a ValueError.
         """
         return self._check(self._policy)
 
     def should_check(self) -> bool:
-        """Whether the present level's interval has passed since the last check."""
+        """Whether the current level's check interval has passed since the last check."""
         if not self._history:
             return True
         checked_s, state = self._history[-1]
@@ -109,9 +109,9 @@ class TrainingThrottle:
         return self._read().value
 
     def effective_batch_size(self, base_batch: int) -> int:
-        """Scale a batch by the present level, to 1 at least; checks when a check is due.
+        """Return a batch scaled by the current level, at least 1; checks when a check is due.
 
-        Whether to train at all is the state's `should_train`.
+        Use the state's `should_train` for whether to train at all.
         """
         if base_batch < 1:
             raise ValueError(f"base_batch={base_batch}: needs at least 1")
@@ -125,28 +125,27 @@ class TrainingThrottle:
         stop: threading.Event | None = None,
         on_poll: Callable[[ThrottleState], None] | None = None,
     ) -> ThrottleState:
-        """Wait until training may go on; Ctrl-C and `stop` end the wait at once.
+        """Wait until training may continue; Ctrl-C and `stop` end the wait at once.
 
-        Waiting is cheap to end, so calm needs to last for one more poll only, or for the dwell
-        if that is shorter.
+        A lower load needs to last for one poll only, or for the dwell time if that is shorter.
 
         Args:
-            timeout: seconds; None waits for as long as it takes.
+            timeout: seconds; None waits without limit.
             poll: seconds between checks.
-            stop: set it to give up.
-            on_poll: is shown every state that keeps us waiting.
+            stop: event that ends the wait.
+            on_poll: called with every state that does not allow training.
 
         Returns:
             The first state that allows training; or the last one, which does not, after `stop`.
 
         Raises:
-            TimeoutError: still paused.
-            ValueError: `poll` is not a positive, finite number, or `timeout` no number.
+            TimeoutError: still paused after `timeout` seconds.
+            ValueError: `poll` is not a positive, finite number, or `timeout` is NaN.
         """
         if not 0 < poll < math.inf:
-            raise ValueError(f"poll={poll}: needs more than 0 seconds, and a finite number")
+            raise ValueError(f"poll={poll}: needs a finite number of seconds above 0")
         if timeout is not None and math.isnan(timeout):
-            raise ValueError(f"timeout={timeout}: needs seconds, or None to wait for as long as it takes")
+            raise ValueError(f"timeout={timeout}: needs a number of seconds, or None to wait without limit")
         stop = threading.Event() if stop is None else stop
         policy = dataclasses.replace(self._policy, dwell_s=min(self._policy.dwell_s, poll))
         began_s = self._clock()
@@ -161,15 +160,15 @@ class TrainingThrottle:
         return state
 
     def history(self) -> list[tuple[float, ThrottleState]]:
-        """The last states with the clock's seconds, oldest first."""
+        """Return the last states with their times in seconds, oldest first."""
         return list(self._history)
 
     def summary(self) -> str:
-        """One line about the present level; checks when a check is due."""
+        """Return a one-line summary of the current level; checks when a check is due."""
         return self._current().summary()
 
     def state_dict(self) -> dict[str, Any]:
-        """What a resumed run needs: the level, and for how long the load has allowed less."""
+        """Return the state for a resumed run: the level, and for how long the load has been lower."""
         if self._held is None:
             return {"level": None}
         since_s = self._held.calm_since_s
@@ -180,7 +179,7 @@ class TrainingThrottle:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from `state_dict`, in another process or on another machine."""
+        """Restore a `state_dict`, also in another process or on another machine."""
         if state["level"] is None:
             self._held = None
             return
@@ -199,11 +198,11 @@ class TrainingThrottle:
         return state
 
     def _read(self) -> Load:
-        """Measure in a thread, so that a source that hangs costs its caller ten seconds, once."""
+        """Measure in a thread, so that a source that hangs blocks the caller once, for ten seconds."""
         stuck = self._reading
         if stuck is not None and not stuck.done():
             return _hanging()
-        self._reading = _started(self._measure)  # an answer that came too late is of another time
+        self._reading = _started(self._measure)  # a late result of an earlier reading is outdated
         try:
             return self._reading.result(READING_LIMIT_S)
         except TimeoutError:
@@ -214,15 +213,15 @@ class TrainingThrottle:
             return self._meter.read()
         try:
             load = self._custom_load_fn()
-        except Exception as error:  # noqa: BLE001 - somebody's own code; whatever it was, nothing was read
+        except Exception as error:  # noqa: BLE001 - user code; after any error the load is unknown
             raised = f"{type(error).__name__}: {error}"
             return Load(unknown=(f"custom_load_fn ([throttle].load_fn) raised {raised}",))
         if load is None:
-            return Load(unknown=("custom_load_fn gave None",))
+            return Load(unknown=("custom_load_fn ([throttle].load_fn) returned None",))
         if not isinstance(load, Real) or not 0.0 <= load <= 1.0:
             raise LoadError(
-                f"custom_load_fn ([throttle].load_fn) gave {load!r}; "
-                "a load lies in [0, 1], or is None if unknown"
+                f"custom_load_fn ([throttle].load_fn) returned {load!r}; "
+                "needs a number in [0, 1], or None if unknown"
             )
         return Load({"custom": float(load)})
 
@@ -232,13 +231,13 @@ def _hanging() -> Load:
 
 
 def _started(measure: Callable[[], Load]) -> Future[Load]:
-    """Run in a thread that keeps no process alive."""
+    """Run `measure` in a daemon thread, and return its future result."""
     result: Future[Load] = Future()
 
     def work() -> None:
         try:
             result.set_result(measure())
-        except BaseException as error:  # noqa: BLE001 - raised again where the reading is awaited
+        except BaseException as error:  # noqa: BLE001 - raised again by the waiting caller
             result.set_exception(error)
 
     threading.Thread(target=work, name="load", daemon=True).start()

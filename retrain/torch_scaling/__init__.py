@@ -1,19 +1,19 @@
 """Learning-rate scaling for your own PyTorch loop.
 
     rule = AdaScale()
-    rule.initialize(model, optimizer)      # model plain or DistributedDataParallel
+    rule.initialize(model, optimizer)      # plain model or DistributedDataParallel
     for batch in batches:
         loss(model, batch).backward()      # once, or several times to accumulate
         rule.step()
         rule.zero_grad()
 
-Each backward pass is of the mean loss over its own micro-batch; `step` averages the passes. The
-optimizer's own learning rates are what they were after each step, so a scheduler sets them for
-the initial batch; let it run on `rule.progress` instead of steps. Before `initialize` the same
-objects compute factors from numbers, without PyTorch.
+Each backward pass must be of the mean loss over its own micro-batch; `step` averages the passes. The
+optimizer's learning rates are restored after each step, so a scheduler sets them for the initial
+batch; schedule by `rule.progress` instead of steps. Before `initialize` the same objects compute
+factors from numbers, without PyTorch.
 
-Refuses sharded models, of which no process holds a whole gradient to take the norm of. A
-gradient scaler for float16 is not supported, as it rescales gradients between the passes and the step.
+Sharded models are not supported, because no process holds a whole gradient. A gradient scaler for
+float16 is not supported, because it rescales gradients between the passes and the step.
 """
 
 from __future__ import annotations
@@ -46,10 +46,10 @@ if TYPE_CHECKING:
 
 
 class ScalingRuleBase(ScalingRule):
-    """A rule that can attach to a model and its optimizer; define `scale_lr` for one of your own."""
+    """A rule that attaches to a model and its optimizer; define `scale_lr` for a custom rule."""
 
     _gradients: Gradients | None = None
-    _is_inside = False  # a call of ours, so that a patched optimizer does its own work
+    _is_inside = False  # during our own call, in which a patched optimizer runs its original method
 
     def initialize(
         self,
@@ -62,36 +62,36 @@ class ScalingRuleBase(ScalingRule):
         losses_are_divided: bool = False,
         smoothing: float = 0.999,
     ) -> None:
-        """Watch the model's gradients; attaching again lets go of what was watched before.
+        """Attach to the model's gradients; a second call detaches the first model.
 
         Args:
             model: plain, or DistributedDataParallel, whose replicas then count as parts.
             optimizer: over the model's parameters; if it keeps Adam's second moment, gradients
                 are measured after division by its root.
-            patch_optimizer: have the optimizer's own `step` and `zero_grad` do what the rule's do, until
-                `detach`, for a loop that calls those.
+            patch_optimizer: redirect the optimizer's `step` and `zero_grad` to the rule's until `detach`,
+                for a loop that calls the optimizer.
             accum_scale: samples of one backward pass, over all replicas, per initial batch;
                 default the number of replicas. Set `rule.accum_scale` when the batch changes.
             init_batch_size: samples of the initial batch; needed by `LEGWScale` only.
-            losses_are_divided: each loss is already divided by the number of passes that
-                accumulate, as usual with PyTorch, so `step` has nothing to average.
-            smoothing: how much of the noise estimate a step at the initial batch keeps.
+            losses_are_divided: each loss is already divided by the number of accumulated passes, as
+                usual in PyTorch, so `step` does not average.
+            smoothing: weight of the old noise estimate, per step at the initial batch.
 
         Raises:
             ImportError: PyTorch is not installed.
-            ValueError: a parameter is out of range, a fact that the rule needs is missing, or the
-                model is sharded.
+            ValueError: a parameter is out of range, an argument that the rule needs is missing, or
+                the model is sharded.
         """
         self.detach()
         gradients = Gradients(model, optimizer)
         self.accum_scale = float(gradients.replicas if accum_scale is None else accum_scale)
-        self.progress = 0.0  # steps at the initial batch that the steps so far were worth
+        self.progress = 0.0  # steps so far, in equivalent steps at the initial batch
         self.noise = GradientNoiseScale(smoothing)
         self._optimizer, self._init_batch_size = optimizer, init_batch_size
         self._losses_are_divided = losses_are_divided
         self._gradients = gradients
         try:
-            self._factors(self.accum_scale)  # a rule that lacks a fact says so now, not after the first batch
+            self._factors(self.accum_scale)  # raises now, not at the first step, if an argument is missing
         except (ValueError, NotImplementedError):
             self.detach()
             raise
@@ -101,8 +101,8 @@ class ScalingRuleBase(ScalingRule):
     def scale_lr(self, scale: float) -> Floats | float:
         """Return one learning-rate factor per parameter group, for a batch of `scale` initial ones.
 
-        Define it in a subclass for a rule of your own; `self.noise` and `self.progress` say what was
-        measured, and a single number is for all groups.
+        Define it in a subclass for a custom rule; the measurements are in `self.noise` and
+        `self.progress`. A single number applies to all groups.
 
         Raises:
             RuntimeError: not initialized.
@@ -121,21 +121,21 @@ class ScalingRuleBase(ScalingRule):
         """Take one optimizer step at scaled learning rates, which are restored afterwards.
 
         Args:
-            closure: computes the loss and its gradients, and returns the loss; called once, before the step.
+            closure: computes the loss and its gradients and returns the loss; called once, before the step.
 
         Returns:
-            What the closure returned; None without one.
+            The closure's result; None without a closure.
 
         Raises:
-            RuntimeError: not initialized, no backward pass since the last step, or parameters to train
-                that `initialize` did not see.
+            RuntimeError: not initialized, no backward pass since the last step, or the optimizer
+                trains parameters added or unfrozen after `initialize`.
         """
         gradients = self._attached()
         loss = None if closure is None else gradients.evaluate(closure)
         if gradients.misses_parameters():
             raise RuntimeError(
-                "the optimizer trains parameters that it did not when initialize() looked; call it again "
-                "after adding or unfreezing some, and set `rule.progress` to what it was"
+                "the optimizer trains parameters added or unfrozen after initialize(); call it again, and "
+                "then restore `rule.progress`"
             )
         passes = gradients.passes
         if passes == 0:
@@ -156,14 +156,14 @@ class ScalingRuleBase(ScalingRule):
         return loss
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Clear gradients and what was measured of them."""
+        """Clear gradients and their measurements."""
         gradients = self._attached()
         with self._inside():
             self._optimizer.zero_grad(set_to_none=set_to_none)
         gradients.forget()
 
     def detach(self) -> None:
-        """Stop watching the model's gradients; safe to call at any time."""
+        """Detach from the model's gradients; safe to call at any time."""
         if self._gradients is not None:
             self._gradients.close()
             self._gradients = None
@@ -171,14 +171,14 @@ class ScalingRuleBase(ScalingRule):
     def state_dict(self) -> dict[str, Any]:
         """Return progress and noise estimate as plain data.
 
-        The last gradient is not kept: with one part per step, the first step after a resume
-        teaches nothing.
+        The last gradient is not included: with one part per step, the first step after a resume
+        gives no estimate.
         """
         self._attached()
         return {"progress": self.progress, "noise": self.noise.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore what `state_dict` gave, after `initialize`."""
+        """Restore a `state_dict`, after `initialize`."""
         self._attached()
         self.progress = float(state["progress"])
         self.noise.load_state_dict(state["noise"])
@@ -207,7 +207,7 @@ class ScalingRuleBase(ScalingRule):
             self._is_inside = False
 
     def _patch(self, gradients: Gradients) -> None:
-        """Lead the optimizer's `step` and `zero_grad` to ours while these gradients are watched."""
+        """Redirect the optimizer's `step` and `zero_grad` to ours while these gradients are attached."""
         optimizer = self._optimizer
 
         def lead(plain: Callable[..., Any], ours: Callable[..., Any]) -> MethodType:
@@ -227,11 +227,11 @@ class AdaScale(AdaScaleRule, ScalingRuleBase):
 
 
 class AdamScale(AdamScaleRule, ScalingRuleBase):
-    """Learning rate by gradient noise, for Adam and kin (see `AdamScaleRule`)."""
+    """Learning rate by gradient noise, for Adam and similar optimizers (see `AdamScaleRule`)."""
 
 
 class LEGWScale(LEGWRule, ScalingRuleBase):
-    """Square root with a warm-up that grows with the batch (see `LEGWRule`)."""
+    """Square root, with a warm-up that grows with the batch (see `LEGWRule`)."""
 
 
 class LinearScale(LinearRule, ScalingRuleBase):
@@ -239,12 +239,12 @@ class LinearScale(LinearRule, ScalingRuleBase):
 
 
 class SqrtScale(SqrtRule, ScalingRuleBase):
-    """Learning rate in proportion to the batch's root (see `SqrtRule`)."""
+    """Learning rate in proportion to the square root of the batch (see `SqrtRule`)."""
 
 
 @contextmanager
 def _scaled(optimizer: torch.optim.Optimizer, factors: Floats) -> Iterator[None]:
-    """Multiply the optimizer's learning rates for a while; afterwards they are the same objects as before."""
+    """Scale the optimizer's learning rates in the context; afterwards restore the same objects."""
     before = [group["lr"] for group in optimizer.param_groups]
     try:
         for group, factor in zip(optimizer.param_groups, factors, strict=True):

@@ -1,6 +1,6 @@
-"""Measures what the gradient noise scale needs from a PyTorch model's backward passes.
+"""Measure the input of the gradient noise scale from a PyTorch model's backward passes.
 
-Decides nothing; refuses to keep gradients, but for one step's when a step has a single part.
+Gradients are not kept, except those of one step if a step has a single part.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ if TYPE_CHECKING:
 
 
 class Gradients:
-    """Measures each backward pass of a model by hooks, before replicas average.
+    """Measure each backward pass of a model with hooks, before replicas are averaged.
 
-    A hook on a parameter sees the pass's own gradient: not yet added to earlier ones, not yet
-    averaged over replicas.
+    A hook on a parameter gets the gradient of the pass, before accumulation and before averaging
+    over replicas.
     """
 
     def __init__(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
         self._torch = _import_torch()
         _refuse_shards(model)
         if isinstance(optimizer, self._torch.optim.LBFGS):
-            raise ValueError("optimizer: LBFGS computes many gradients in a step, so that no batch has one")
+            raise ValueError("optimizer: LBFGS computes several gradients per step; use another optimizer")
         self._optimizer = optimizer
         self._process_group = _process_group(model)
         distributed = self._process_group is not None
@@ -46,19 +46,19 @@ class Gradients:
 
     @property
     def passes(self) -> int:
-        """Backward passes since the last `forget`, by the parameter that most of them reached.
+        """Backward passes since the last `forget`: the maximum over parameters.
 
-        Counting autograd's own runs instead would count reentrant checkpoints as passes.
+        Counting autograd runs instead would count reentrant checkpoints as passes.
         """
         return max(self._seen.values(), default=0)
 
     def evaluate(self, closure: Callable[[], Any]) -> Any:
-        """Run what computes a loss and its gradients, as optimizers do."""
+        """Run a closure that computes a loss and its gradients, as optimizers do."""
         with self._torch.enable_grad():
             return closure()
 
     def misses_parameters(self) -> bool:
-        """Whether the optimizer trains parameters that were frozen, or not its own, when watching began."""
+        """Whether the optimizer trains parameters that were added or unfrozen after the hooks were set."""
         watched = {parameter for group in self._groups for parameter in group}
         trained = (p for group in self._optimizer.param_groups for p in group["params"] if p.requires_grad)
         return not watched.issuperset(trained)
@@ -81,15 +81,15 @@ class Gradients:
                     parameter.grad.div_(passes)
 
     def moments(self, scale: float, *, divided: bool) -> tuple[Floats, Floats, bool] | None:
-        """Return (parts' squared norms, their mean's, whether parts are steps in a row).
+        """Return (parts' squared norms, their mean's, whether parts are consecutive steps).
 
-        None if this step has a single part and the step before had none of the same scale.
+        None if this step has a single part and no previous step of the same scale.
         """
         means = [[_gradient(p) for p in group] for group in self._groups]
         parts = self.passes * self.replicas
         if parts > 1:
             self._previous = None
-            # Losses that were divided by the passes gave gradients smaller by as much.
+            # Losses divided by the number of passes have gradients smaller by that factor.
             each = self._sums_over_replicas() * (self.passes**2 if divided else 1) / parts
             return np.broadcast_to(each, (parts, each.size)), self._sqr_norms(means), False
         earlier, self._previous = self._previous, (scale, [[g.clone() for g in group] for group in means])
@@ -111,7 +111,7 @@ class Gradients:
         return scaled.square().sum()
 
     def _preconditioner(self, number: int, parameter: torch.Tensor) -> torch.Tensor | None:
-        """Return what Adam divides this parameter's update by; None without, or before 5 steps of it."""
+        """Return Adam's divisor of this parameter's update; None without Adam, or before its step 5."""
         state, group = self._optimizer.state.get(parameter, {}), self._optimizer.param_groups[number]
         steps = float(state.get("step", 0))
         if "exp_avg_sq" not in state or steps < FIRST_SETTLED_STEP:
@@ -129,7 +129,7 @@ class Gradients:
         return np.array(norms)
 
     def _sums_over_replicas(self) -> Floats:
-        """Sum over passes and replicas of each group's squared norms: (groups,)."""
+        """Return each group's squared norms, summed over passes and replicas: (groups,)."""
         device = next(p.device for group in self._groups for p in group)
         sums = self._torch.stack([self._torch.as_tensor(s, device=device).float() for s in self._sqr_sums])
         if self.replicas > 1:
@@ -157,12 +157,12 @@ def _import_torch() -> Any:
 
 
 def _refuse_shards(model: torch.nn.Module) -> None:
-    """Raise for wrappers that split parameters; only modules imported already can be in the model."""
+    """Raise for wrappers that split parameters; only modules already imported can be in the model."""
     fsdp, tensors = (sys.modules.get(f"torch.distributed.{name}") for name in ("fsdp", "tensor"))
     wrapped = fsdp and any(isinstance(one, fsdp.FullyShardedDataParallel) for one in model.modules())
     if wrapped or (tensors and any(isinstance(one, tensors.DTensor) for one in model.parameters())):
         raise ValueError(
-            "model: is sharded (FSDP or DTensor), so no process holds a whole gradient to take the norm of; "
+            "model: is sharded (FSDP or DTensor), so no process holds a whole gradient; "
             "use DistributedDataParallel"
         )
 

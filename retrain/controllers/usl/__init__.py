@@ -1,6 +1,6 @@
-"""Fits the Universal Scalability Law to measured throughputs, and says when they cannot identify it.
+"""Fit the Universal Scalability Law to measured throughputs, and check whether they identify it.
 
-Nothing here decides what to do about it.
+This module only fits; decisions are made by the controller.
 """
 
 from __future__ import annotations
@@ -36,17 +36,17 @@ def fit_usl(
     """Fit the curve to throughputs `x` measured at concurrencies `p`.
 
     Args:
-        p: concurrencies, positive, shape (n,); repeats are welcome.
+        p: concurrencies, positive, shape (n,); may contain repeats.
         x: throughputs, positive, any unit, shape (n,).
         method: "nls" is least squares with sigma and kappa in [0, 1]. "online" is the controller's fit:
-            squared relative errors of the time per step, non-negative, and deaf to outliers.
-        noise: of "nls". "relative" minimises squared errors of log throughput, as measured throughputs
-            vary by a fraction of themselves. "absolute" minimises squared errors of throughput, as
-            published coefficients do; its intervals hold only if all throughputs vary by the same amount.
+            squared relative errors of the time per step, non-negative, and robust to outliers.
+        noise: for "nls". "relative" minimizes squared errors of log throughput, because measurement
+            noise is proportional to throughput. "absolute" minimizes squared errors of throughput, as
+            published fits do; its intervals are valid only if all throughputs have the same noise.
 
     Raises:
-        ValueError: shapes differ, nothing was measured, a value is not positive and finite, or the
-            method or noise is unknown.
+        ValueError: shapes differ or are empty, a value is not positive and finite, or the method or
+            noise is unknown.
     """
     if method not in ("nls", "online"):
         raise ValueError(f"method: got {method!r}; use 'nls' or 'online'")
@@ -72,7 +72,7 @@ def fit_usl(
 
 
 def from_step_time(time: StepTime) -> tuple[float, float, float]:
-    """Turn p / X = lead + load p + crowd p^2 into (sigma, kappa, lambda)."""
+    """Convert p / X = lead + load p + crowd p^2 to (sigma, kappa, lambda)."""
     total = time.lead + time.load + time.crowd
     return (time.load + time.crowd) / total, time.crowd / total, 1.0 / total
 
@@ -84,12 +84,12 @@ def _checked(
     if concurrency.ndim != 1 or concurrency.shape != throughput.shape or concurrency.size == 0:
         raise ValueError(
             f"p and x: got shapes {concurrency.shape} and {throughput.shape}; "
-            "give two equally long, non-empty lists"
+            "needs two equally long, non-empty lists"
         )
     for name, values in (("p", concurrency), ("x", throughput)):
         bad = values[~(np.isfinite(values) & (values > 0.0))]
         if bad.size:
-            raise ValueError(f"{name}: got {bad[0]}; every value must be positive and finite")
+            raise ValueError(f"{name}: got {bad[0]}; needs positive, finite values")
     return concurrency, throughput
 
 
@@ -97,12 +97,12 @@ COEFFICIENTS = 3
 
 
 def judged(fit: UslFit, p: FloatArray, leaning: FloatArray) -> UslFit:
-    """Return the fit with what is to be said of it.
+    """Return the fit with `identified` and `reason` set.
 
     Args:
         fit: coefficients and errors.
         p: concurrencies measured, shape (n,).
-        leaning: standard errors by which (sigma, kappa) want to leave their bounds, shape (2,).
+        leaning: standard errors by which the unbounded (sigma, kappa) exceed their bounds, shape (2,).
     """
     reason = _too_few(p) or _another_shape(fit, leaning) or _undetermined(fit, float(p.max()))
     if reason:
@@ -120,7 +120,7 @@ def _too_few(p: FloatArray) -> str:
 def _another_shape(fit: UslFit, leaning: FloatArray) -> str:
     sigma, kappa = leaning.tolist()
     if max(sigma, kappa) > fit.quantile:
-        return "throughput falls faster than any curve of this law (sigma or kappa would pass 1)"
+        return "throughput falls faster than any curve of this law (sigma or kappa would be above 1)"
     if sigma < -fit.quantile:
         return "throughput grows faster than concurrency: no curve of this law (sigma would be below 0)"
     if kappa < -fit.quantile:
@@ -132,19 +132,19 @@ def _undetermined(fit: UslFit, highest: float) -> str:
     high = fit.intervals["kappa"][1]
     if math.isinf(fit.kappa_error):
         return (
-            "no observation is left over to tell noise from shape, or the concurrencies lie too close; "
-            "measure more of them"
+            "no observation is left over to estimate noise, or the concurrencies are too close; "
+            "measure at more concurrencies"
         )
     if fit.kappa > 0.0 and not fit.has_crosstalk:
-        return f"kappa {fit.kappa:.3g} is not told from 0: its interval reaches to {high:.3g}"
+        return f"kappa {fit.kappa:.3g} is not significantly above 0: its interval extends to {high:.3g}"
     first = _earliest_optimum(fit)
     if fit.kappa == 0.0 and first <= highest:
-        return f"kappa may be up to {high:.3g}: an optimum from {first:.4g} on is not excluded"
+        return f"kappa may be up to {high:.3g}: an optimum at {first:.4g} or above is possible"
     return ""
 
 
 def _earliest_optimum(fit: UslFit) -> float:
-    """The p* of the largest kappa in its interval."""
+    """Return p* for the largest kappa in its interval."""
     return UslFit(fit.sigma, fit.intervals["kappa"][1], fit.lambda_).p_star
 
 
@@ -154,5 +154,5 @@ def _extrapolated(fit: UslFit, lowest: float, highest: float) -> str:
     if fit.p_star < lowest:
         return f"p* {fit.p_star:.4g} is extrapolated: nothing was measured below {lowest:.4g}"
     if fit.kappa == 0.0 and _earliest_optimum(fit) < math.inf:
-        return f"no optimum up to {highest:.4g}; beyond {_earliest_optimum(fit):.4g} one is not excluded"
+        return f"no optimum up to {highest:.4g}; beyond {_earliest_optimum(fit):.4g} an optimum is possible"
     return ""

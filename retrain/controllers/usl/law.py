@@ -1,8 +1,8 @@
-"""Universal Scalability Law: what throughput a level of concurrency buys, and where it is best.
+"""Universal Scalability Law: throughput as a function of concurrency, and its maximum.
 
 X(p) = lambda p / (1 + sigma (p - 1) + kappa p (p - 1)), with lambda the throughput at p = 1, sigma the
-contention (the share of work that queues), kappa the crosstalk (pairwise cost). Its maximum lies at
-p* = sqrt((1 - sigma) / kappa); without crosstalk there is none. Nothing here decides what to do about it.
+contention (the share of work that queues), kappa the crosstalk (pairwise cost). Its maximum is at
+p* = sqrt((1 - sigma) / kappa); without crosstalk there is none.
 
 Source: Gunther, Guerrilla Capacity Planning (2007), chapters 4 to 6.
 """
@@ -21,13 +21,13 @@ FloatArray = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Quantile:
-    """A quantile of Student's t: that of the normal distribution, and those of 1 to 5 degrees of freedom."""
+    """A quantile of Student's t: of the normal distribution, and of 1 to 5 degrees of freedom."""
 
     normal: float
     few: tuple[float, float, float, float, float]
 
     def of(self, freedom: int) -> float:
-        """Return it for some degrees of freedom; infinite without any."""
+        """Return the quantile for the degrees of freedom; infinite below 1."""
         if freedom < 1:
             return math.inf
         if freedom <= len(self.few):
@@ -38,28 +38,28 @@ class Quantile:
 
 
 MIDDLE = Quantile(1.959964, (12.7062, 4.3027, 3.1824, 2.7764, 2.5706))  # 97.5 %
-# A coefficient that cannot be negative has 4 % of its error below the interval and 1 % above: with 2.5 % on
-# either side an interval would hold a true 0 more often, and any other value less often, than it claims.
+# For a coefficient that cannot be negative, the 5 % are split into 4 % below the interval and 1 % above: with
+# 2.5 % on either side the coverage of a true 0 would be above 95 %, and of any other value below.
 BELOW = Quantile(1.750686, (7.9158, 3.3198, 2.6054, 2.3329, 2.1910))  # 96 %
 ABOVE = Quantile(2.326348, (31.8205, 6.9646, 4.5407, 3.7469, 3.3649))  # 99 %
 
 
 @dataclass(frozen=True)
 class UslFit:
-    """A fitted curve, with how far to trust it.
+    """A fitted curve, with its uncertainty.
 
     Attributes:
         sigma: contention, in [0, 1].
         kappa: crosstalk, in [0, 1].
         lambda_: throughput at p = 1, in the unit of the data.
-        sigma_error, kappa_error, lambda_error: standard errors, infinite where the data say nothing of
-            them.
+        sigma_error, kappa_error, lambda_error: standard errors; infinite where the data do not
+            determine them.
         freedom: observations beyond the three coefficients.
-        unbounded: the sigma and kappa that would fit best if they could leave their bounds, around which
-            their intervals lie; None if they are the same.
-        identified: whether the data determine the curve where they were measured, and whether it has an
+        unbounded: sigma and kappa of the fit without bounds, the centres of their intervals; None if no
+            bound is active.
+        identified: whether the data determine the curve in the measured range, and whether it has an
             optimum there.
-        reason: why they do not, or what to bear in mind; empty when there is nothing to say.
+        reason: why they do not, or a caveat; else empty.
     """
 
     sigma: float
@@ -75,18 +75,18 @@ class UslFit:
 
     @property
     def quantile(self) -> float:
-        """Standard errors on either side of an unbounded coefficient that hold it with 95 % (Student's t)."""
+        """Half width of a 95 % interval of an unbounded coefficient, in standard errors (Student's t)."""
         return MIDDLE.of(self.freedom)
 
     @property
     def has_crosstalk(self) -> bool:
-        """Whether kappa is told from 0; where it is 0, noise makes 2.5 % of data sets say so."""
+        """Whether kappa is significantly above 0; false positives in 2.5 % of data sets."""
         kappa = self.unbounded[1] if self.unbounded else self.kappa
         return kappa > _times(self.quantile, self.kappa_error)
 
     @property
     def intervals(self) -> dict[str, tuple[float, float]]:
-        """What holds sigma, kappa and lambda with 95 %, within their bounds."""
+        """95 % intervals of sigma, kappa and lambda, within their bounds."""
         sigma, kappa = self.unbounded or (self.sigma, self.kappa)
         return {
             "sigma": self._within_bounds(sigma, self.sigma_error),
@@ -111,7 +111,7 @@ class UslFit:
 
     @property
     def peak(self) -> float:
-        """Highest throughput: at p*, or the limit lambda / sigma (infinite when that is 0)."""
+        """Highest throughput: at p*, or the limit lambda / sigma (infinite if sigma is 0)."""
         if math.isfinite(self.p_star):
             return self.throughput(self.p_star)
         return self.lambda_ / self.sigma if self.sigma > 0.0 else math.inf
@@ -121,7 +121,7 @@ class UslFit:
     @overload
     def throughput(self, p: FloatArray) -> FloatArray: ...
     def throughput(self, p: float | FloatArray) -> float | FloatArray:
-        """Predicted throughput at concurrency `p` (any shape)."""
+        """Return the predicted throughput at concurrency `p` (any shape)."""
         return self.lambda_ * (p / (1.0 + self.sigma * (p - 1.0) + self.kappa * p * (p - 1.0)))
 
 

@@ -1,12 +1,12 @@
 """Bounded non-linear least squares for the Universal Scalability Law, in numpy alone.
 
 Levenberg-Marquardt with projection onto 0 <= sigma <= 1, 0 <= kappa <= 1; a coefficient on its bound whose
-gradient points outward is held there for the step. It refuses nothing: the caller has checked the data.
+gradient points outward is held there for the step. The caller validates the data.
 
 Every quantity is scaled to be near 1: with q = p / p_unit, y = X / x_unit and one = 1 / p_unit, both units
 the data's largest, y = level q / (1 + contention (q - one) + crosstalk q (q - one)), where
 contention = sigma p_unit, crosstalk = kappa p_unit^2, level = lambda p_unit / x_unit. Nothing overflows, and
-another unit of throughput changes nothing.
+the result does not depend on the unit of throughput.
 
 Source: Kanzow, Yamashita and Fukushima, projected Levenberg-Marquardt methods (2004).
 """
@@ -25,16 +25,16 @@ from retrain.controllers.usl.online import StepTime
 FloatArray = NDArray[np.float64]
 BoolArray = NDArray[np.bool_]
 
-TINY = 1e-30  # smallest ratio told from 0; squares and products of three stay finite
+TINY = 1e-30  # smallest ratio distinguished from 0; squares and products of three stay finite
 SMALLEST, LARGEST = math.ulp(0.0), sys.float_info.max
 ROUNDING = 1e-12  # residuals of data without noise, relative to the largest throughput
-NEAR_ENOUGH = 0.01  # of the largest throughput: a law's job is to be close
-SINGULAR = 1e12  # condition number of the normal matrix from which coefficients are not told apart
+NEAR_ENOUGH = 0.01  # of the largest throughput; smaller deviations from the law are accepted
+SINGULAR = 1e12  # condition number of the normal matrix above which coefficients are not identifiable
 
 
 @dataclass(frozen=True)
 class Data:
-    """Measurements in their own units, shapes (n,), and how to come back."""
+    """Scaled measurements, shapes (n,), with their units."""
 
     q: FloatArray
     y: FloatArray
@@ -49,31 +49,31 @@ class Data:
 
     @property
     def one(self) -> float:
-        """A concurrency of 1 in this unit."""
+        """A concurrency of 1 in units of `p_unit`."""
         return 1.0 / min(max(self.p_unit, TINY), 1.0 / TINY)
 
     @property
     def upper(self) -> FloatArray:
-        """Bounds of (contention, crosstalk, level): sigma <= 1 and kappa <= 1; the lower ones are 0."""
+        """Bounds of (contention, crosstalk, level): sigma <= 1 and kappa <= 1; lower bounds are 0."""
         return np.array([1.0 / self.one, 1.0 / self.one**2, np.inf])
 
     def slowdown(self, theta: FloatArray) -> FloatArray:
-        """How many times longer a unit of work takes than at p = 1, shape (n,); 0 where it cannot be."""
+        """Return the time per unit of work relative to p = 1, shape (n,); 0 where it would be negative."""
         beyond_one = self.q - self.one
         raw = 1.0 + theta[0] * beyond_one + theta[1] * self.q * beyond_one
         return np.asarray(np.maximum(raw, 0.0))
 
     def curve(self, theta: FloatArray) -> FloatArray:
-        """Fitted y, shape (n,)."""
+        """Return the fitted y, shape (n,)."""
         return np.asarray(theta[2] * self.q / np.maximum(self.slowdown(theta), TINY))
 
     def log_jacobian(self, theta: FloatArray) -> FloatArray:
-        """Derivatives of log y in contention, crosstalk and log level, shape (n, 3)."""
+        """Return derivatives of log y by contention, crosstalk and log level, shape (n, 3)."""
         share = (self.q - self.one) / np.maximum(self.slowdown(theta), TINY)
         return np.stack([-share, -self.q * share, np.ones_like(share)], axis=1)
 
     def plain(self, theta: FloatArray) -> tuple[float, float, float]:
-        """Turn (contention, crosstalk, level) into (sigma, kappa, lambda)."""
+        """Convert (contention, crosstalk, level) to (sigma, kappa, lambda)."""
         sigma, kappa = float(theta[0]) * self.one, float(theta[1]) * self.one * self.one
         rate = min(max(float(theta[2]) * self.one * self.x_unit, SMALLEST), LARGEST)
         return min(sigma, 1.0), min(kappa, 1.0), rate
@@ -82,7 +82,7 @@ class Data:
 def standard_errors(jacobian: FloatArray, residuals: FloatArray) -> FloatArray:
     """Return standard errors of the linearised fit, shape (3,).
 
-    Infinite where no observation is left over, or the data cannot tell coefficients apart.
+    Infinite without spare observations, or if the data cannot separate the coefficients.
     """
     spare = len(residuals) - jacobian.shape[1]
     lengths = np.linalg.norm(jacobian, axis=0)
@@ -97,15 +97,15 @@ def standard_errors(jacobian: FloatArray, residuals: FloatArray) -> FloatArray:
 
 
 def leaning(jacobian: FloatArray, residuals: FloatArray, bound: FloatArray) -> FloatArray:
-    """By how many standard errors each coefficient would pass its bound if it could, shape (3,).
+    """Return by how many standard errors each unbounded coefficient exceeds its bound, shape (3,).
 
-    0 for a coefficient inside its bounds, for data that cannot tell, and where passing would change no
-    throughput by more than one percent of the largest.
+    0 for a coefficient inside its bounds, for data that do not determine it, and where removing the bound
+    would change no throughput by more than one percent of the largest.
 
     Args:
         jacobian: shape (n, 3).
         residuals: shape (n,).
-        bound: -1 on the lower bound, 1 on the upper one, 0 inside, shape (3,).
+        bound: -1 on the lower bound, 1 on the upper bound, 0 inside, shape (3,).
     """
     if not bound.any() or not np.isfinite(standard_errors(jacobian, residuals)).all():
         return np.zeros(3)
@@ -122,12 +122,12 @@ Bounds = tuple[FloatArray, FloatArray]
 
 LOWER = np.array([0.0, 0.0, TINY])  # contention, crosstalk, level
 MAX_STEPS = 500  # published data sets need 5 to 30
-GAIN_TOLERANCE = 1e-15  # relative fall of the squared error below which a step changes nothing
+GAIN_TOLERANCE = 1e-15  # relative decrease of the squared error that counts as converged
 
 
 @dataclass(frozen=True)
 class Misfit:
-    """How far a curve is from the data: in log throughput if noise is relative, else in throughput."""
+    """Error of a curve: in log throughput if noise is relative, else in throughput."""
 
     data: Data
     is_relative: bool
@@ -138,17 +138,17 @@ class Misfit:
         return np.log(self.data.y / curve) if self.is_relative else self.data.y - curve
 
     def rounded_residuals(self, theta: FloatArray) -> FloatArray:
-        """Return residuals without what rounding leaves of data without noise, shape (n,)."""
+        """Return residuals, with rounding errors set to 0, shape (n,)."""
         residuals = self.residuals(theta)
         return np.where(np.abs(residuals) < ROUNDING, 0.0, residuals)
 
     def jacobian(self, theta: FloatArray) -> FloatArray:
-        """Return derivatives of what is fitted in contention, crosstalk and log level, shape (n, 3)."""
+        """Return derivatives of the fitted quantity by contention, crosstalk and log level, shape (n, 3)."""
         jacobian = self.data.log_jacobian(theta)
         return jacobian if self.is_relative else self.data.curve(theta)[:, None] * jacobian
 
     def squared(self, theta: FloatArray) -> float:
-        """Return the sum of squares; infinite where the curve is not positive (p below 1, large kappa)."""
+        """Return the sum of squares; infinite where the curve is not positive (p < 1, large kappa)."""
         if not np.all(self.data.slowdown(theta) > 0.0):
             return math.inf
         residuals = self.residuals(theta)
@@ -156,7 +156,7 @@ class Misfit:
 
     @property
     def rounding(self) -> float:
-        """Sum of squares that rounding alone leaves."""
+        """Sum of squares caused by rounding alone."""
         size = float(len(self.data.y)) if self.is_relative else float(self.data.y @ self.data.y)
         return ROUNDING**2 * size
 
@@ -169,10 +169,10 @@ class Misfit:
 
 
 def fit_least_squares(misfit: Misfit, guess: StepTime) -> FloatArray:
-    """Return the coefficients (contention, crosstalk, level) of least squared error.
+    """Return the least-squares coefficients (contention, crosstalk, level).
 
-    Several starts guard against a local minimum; the simpler curve wins a tie, so that exactly linear
-    data give exactly 0.
+    Several starts guard against local minima; the simpler curve wins a tie, so that exactly linear data
+    give exactly 0.
     """
     data = misfit.data
     highest = float((data.y / data.q).max())
@@ -186,12 +186,12 @@ def fit_least_squares(misfit: Misfit, guess: StepTime) -> FloatArray:
 
 
 def fit_unbounded(misfit: Misfit, theta: FloatArray) -> FloatArray:
-    """Return the coefficients that fit best if contention and crosstalk may have any sign."""
+    """Return the least-squares coefficients without bounds on contention and crosstalk."""
     return _descend(misfit, theta, bounds=(np.array([-np.inf, -np.inf, TINY]), np.full(3, np.inf)))
 
 
 def to_coefficients(time: StepTime, data: Data) -> FloatArray:
-    """Turn q / y = lead + load q + crowd q^2 into (contention, crosstalk, level)."""
+    """Convert q / y = lead + load q + crowd q^2 to (contention, crosstalk, level)."""
     total = time.lead + time.load * data.one + time.crowd * data.one**2
     return np.array([(time.load + time.crowd * data.one) / total, time.crowd / total, 1.0 / total])
 

@@ -1,8 +1,8 @@
 """The controller's fit of the scalability law: the time per step, p / X = lead + load p + crowd p^2.
 
-Linear in its three coefficients, so that it is exact and cheap; relative errors, because noise of
-throughput is proportional to it; non-negative, because no part of a step takes negative time (which
-keeps kappa <= sigma <= 1). Subsets of coefficients are enumerated: there are only seven.
+Linear in its three coefficients, hence exact and cheap; relative errors, because noise is proportional to
+throughput; non-negative, because no part of a step takes negative time (which keeps kappa <= sigma <= 1).
+All seven subsets of coefficients are enumerated.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from numpy.typing import NDArray
 FloatArray = NDArray[np.float64]
 
 HUBER = 1.345  # 95 % efficient on normal noise (Huber and Ronchetti, Robust Statistics, 2009)
-ROUNDS = 20  # of re-weighting; the weights settle in about five
-TIE = 1e-12  # relative difference that rounding alone explains
-NEGLIGIBLE = 1e-9  # share of the largest p's time below which a coefficient is rounding, hence 0
+ROUNDS = 20  # of re-weighting; the weights converge in about five
+TIE = 1e-12  # relative difference attributed to rounding
+NEGLIGIBLE = 1e-9  # fraction of the largest term below which a coefficient counts as 0
 EXACT = 1e-12  # relative residual of data without noise
 
 
@@ -32,7 +32,7 @@ class StepTime:
 
     @property
     def best(self) -> float:
-        """The p of the highest throughput; infinite where nothing crowds."""
+        """The p of the highest throughput; infinite if crowd is 0."""
         return math.sqrt(self.lead / self.crowd) if self.crowd > 0.0 else math.inf
 
     def throughput(self, p: float) -> float:
@@ -40,7 +40,7 @@ class StepTime:
 
 
 class StepTimeFitter:
-    """Fits step times at fixed concurrencies again and again.
+    """Fit step times repeatedly at fixed concurrencies.
 
     Args:
         p: concurrency (any unit), positive, shape (n,).
@@ -51,11 +51,11 @@ class StepTimeFitter:
         self._powers: FloatArray = np.stack([(p / self._scale) ** power for power in range(5)])
 
     def fit(self, time: FloatArray, weights: FloatArray) -> StepTime:
-        """Minimise the sum of weights (fitted / time - 1)^2 over non-negative coefficients.
+        """Minimize the sum of weights (fitted / time - 1)^2 over non-negative coefficients.
 
         Args:
             time: p / X, positive, shape (n,); the largest at most 1e150 times the smallest.
-            weights: shape (n,), at least one positive; 0 leaves an entry out.
+            weights: shape (n,), at least one positive; 0 excludes an entry.
         """
         unit = float(time.min())
         time = time / unit
@@ -67,13 +67,13 @@ class StepTimeFitter:
 
 
 def fit_robust(p: FloatArray, x: FloatArray) -> StepTime:
-    """The same fit from single observations, with Huber weights against stalls and glitches."""
+    """Return the same fit from single observations, with Huber weights against outliers."""
     time, fitter = p / x, StepTimeFitter(p)
     weights = np.ones_like(time)
     fit = fitter.fit(time, weights)
     for _ in range(ROUNDS):
         residual = np.abs(np.log((fit.lead + fit.load * p + fit.crowd * p * p) / time))
-        spread = 1.4826 * float(np.median(residual))  # of normal noise, a standard deviation
+        spread = 1.4826 * float(np.median(residual))  # the standard deviation, for normal noise
         if spread < EXACT:
             break
         updated = np.minimum(1.0, HUBER * spread / np.maximum(residual, EXACT))
@@ -85,7 +85,7 @@ def fit_robust(p: FloatArray, x: FloatArray) -> StepTime:
 
 
 def _non_negative(gram: list[list[float]], target: list[float]) -> tuple[float, float, float]:
-    """The minimum without negative coefficients: of all three if they are positive, else of a subset."""
+    """Return the non-negative minimum: of all three coefficients if positive, else of a subset."""
     full = _solve_three(gram, target)
     if full is not None:
         return full
@@ -111,7 +111,7 @@ def _solve_one(gram: list[list[float]], target: list[float], i: int) -> tuple[fl
 def _solve_two(
     gram: list[list[float]], target: list[float], i: int, j: int
 ) -> tuple[float, float, float] | None:
-    """Both of two coefficients; None unless the data tell them apart and both are positive."""
+    """Return two coefficients; None unless the data separate them and both are positive."""
     determinant = gram[i][i] * gram[j][j] - gram[i][j] ** 2
     if determinant <= TIE * gram[i][i] * gram[j][j]:
         return None
@@ -122,7 +122,7 @@ def _solve_two(
 
 
 def _solve_three(gram: list[list[float]], target: list[float]) -> tuple[float, float, float] | None:
-    """Likewise all three, by Cramer's rule: far cheaper at this size than a call into a library."""
+    """Return all three likewise, by Cramer's rule: much cheaper at this size than a library call."""
     (a, b, c), (_, d, e), (_, _, f) = gram
     x, y, z = target
     aa, ab, ac = d * f - e * e, c * e - b * f, b * e - c * d
