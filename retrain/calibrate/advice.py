@@ -22,9 +22,9 @@ ROOM = 1.25  # above the longest completion seen
 ROUND_TO = 64  # tokens; smaller limits are rounded to a power of two
 NEARLY = 0.95  # of the best makespan's speed is good enough for fewer workers
 SAME = 1.01  # times a makespan: within the error of the estimate
-TOGETHER = 1.25  # times as long as alone: beyond noise
+TOGETHER = 1.25  # times as long as alone: more than noise
 ABOVE = 1.1  # times the best concurrency: p* is known no better
-MEMORY_SHARE = 0.8  # of free memory, for workers
+MEMORY_SHARE = 0.8  # of free memory, available to workers
 LONG_WAIT = 0.1  # of a step spent waiting for permits
 
 
@@ -152,7 +152,7 @@ def max_workers(
 
 
 def _reasons(measured: Sequence[WorkersMeasured], fit: UslFit | None, value: int, now: int) -> Iterator[str]:
-    """Return what was measured with about that number of workers."""
+    """Return the measurement with the nearest number of workers."""
     alone = measured[0]
     chosen = min(measured, key=lambda m: abs(m.workers - value))
     if chosen.workers > 1:

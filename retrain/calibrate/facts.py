@@ -19,7 +19,7 @@ from retrain.records.metrics import read_metrics
 
 Rows = Sequence[Mapping[str, Any]]
 OUT_OF_MEMORY = "out of memory"  # in a controller's reason
-STEADY_ROWS = 3  # that a run needs for its throughput to mean something: the first one warms up
+STEADY_ROWS = 3  # minimum for a meaningful throughput: the first step is a warm-up
 
 
 @dataclass(frozen=True)

@@ -31,7 +31,7 @@ WATCH_EVERY_S = 0.25
 
 @dataclass(frozen=True)
 class Trialled:
-    """What a trial left."""
+    """The result of a trial."""
 
     trial: Trial
     plan: Plan
@@ -66,7 +66,7 @@ class Session:
         return self.interrupted or self.left_s == 0
 
     def interrupt(self, *, now: bool = False) -> None:
-        """Stop the current trial, and begin no other."""
+        """Stop the current trial, and start no other."""
         self.interrupted = True
         if self._current is not None:
             self._current.stop(now=now)
@@ -138,7 +138,7 @@ def heaviest_on(found: Iterable[Gpu], workers: Collection[int]) -> int:
 
 
 def read_gpus() -> list[Gpu]:
-    """Return the GPUs; none if they cannot be read, because a calibration does without."""
+    """Return the GPUs; none if they cannot be read, because a calibration does not need them."""
     try:
         return gpus()
     except InfrastructureError:

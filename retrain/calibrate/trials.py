@@ -13,8 +13,8 @@ from retrain.config.schema import BackPressure, Training
 from retrain.records.text import count_of
 
 Tables = Mapping[str, Any]
-SERVICES = ("loggers", "logger_params")  # they hold the user's results, where trials do not belong
-POINTS_FOR_A_LAW = 4  # numbers of workers; three coefficients need one more to show a misfit
+SERVICES = ("loggers", "logger_params")  # they are for the user's results, not for trials
+POINTS_FOR_A_LAW = 4  # numbers of workers; with three coefficients, a misfit shows from four points
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Trial:
 
 @dataclass(frozen=True)
 class Effort:
-    """How much is tried."""
+    """Sizes of the trials."""
 
     seeds: int = 1  # of the pilot, each condition
     steps: int = 30  # of a pilot's run

@@ -1,4 +1,4 @@
-"""Compares, plots and exports a campaign's history: records in; rows, charts and pages out.
+"""Compares, plots and exports a campaign's history: from records to rows, charts and pages.
 
 Only `outputs` writes, and nothing here prints.
 """

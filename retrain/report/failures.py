@@ -21,7 +21,7 @@ TROUBLED = ("died", "interrupted")
 
 @dataclass(frozen=True)
 class Failure:
-    """A run that failed, or of which an attempt failed."""
+    """A run that failed, or had a failed attempt."""
 
     run_id: str
     state: str

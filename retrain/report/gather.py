@@ -1,6 +1,6 @@
-"""Reads a campaign's directory: everything that reports and comparisons are made of.
+"""Reads a campaign's directory: all data for reports and comparisons.
 
-What cannot be read becomes a run's message or one of the campaign's problems, and the rest is still
+Unreadable files become a run's message or one of the campaign's problems, and the rest is still
 reported. Texts are safe to print on one line; writers of HTML must escape them.
 """
 
@@ -102,7 +102,7 @@ def gather(directory: Path) -> CampaignRecord:
 
 
 def gather_all(directory: Path, *, with_rows: bool = True) -> tuple[CampaignRecord, ...]:
-    """Read every campaign and single run in a directory, or the one that it is.
+    """Read every campaign and single run in a directory, or the directory's own campaign or run.
 
     Args:
         directory: of campaigns, or of one.
@@ -115,7 +115,7 @@ def gather_all(directory: Path, *, with_rows: bool = True) -> tuple[CampaignReco
 
 
 def left_out(runs: Iterable[RunRecord]) -> list[str]:
-    """Name the runs with damaged records and the reason: they are in no result."""
+    """List the runs with damaged records and the reason: they are excluded from all results."""
     return [f"{run.run_id} is left out: {run.message}" for run in runs if run.state == UNREADABLE]
 
 

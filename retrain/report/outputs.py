@@ -121,7 +121,7 @@ def _write(path: Path, content: bytes) -> Path:
 
 
 def prepare(paths: Sequence[Path], may_replace: Callable[[str], bool]) -> None:
-    """Make the folders of files, and check that the files may be written.
+    """Create the folders of files, and check that the files may be written.
 
     Args:
         paths: the files.
@@ -129,7 +129,7 @@ def prepare(paths: Sequence[Path], may_replace: Callable[[str], bool]) -> None:
 
     Raises:
         ConfigError: a link or directory is in the way, or a file that must not be replaced.
-        RecordsError: a folder cannot be made.
+        RecordsError: a folder cannot be created.
     """
     foreign = [path for path in paths if _is_foreign(path)]
     if foreign and not may_replace(", ".join(map(str, foreign))):
@@ -140,7 +140,7 @@ def prepare(paths: Sequence[Path], may_replace: Callable[[str], bool]) -> None:
         try:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise records_error(folder, "make the folder", error) from error
+            raise records_error(folder, "create the folder", error) from error
         if not os.access(folder, os.W_OK | os.X_OK):
             raise ConfigError(f"{folder}: cannot be written by this user; name another folder")
 

@@ -112,7 +112,7 @@ def curves(sides: Sequence[Side], metric: str, bins: Bins) -> tuple[Curve, ...]:
 
 
 def counted(runs: Sequence[RunRecord]) -> Sequence[RunRecord]:
-    """Leave out runs that failed."""
+    """Exclude runs that failed."""
     return [run for run in runs if not run.has_failed]
 
 

@@ -1,4 +1,4 @@
-"""Turns what a user names on the command line into the sides of a comparison.
+"""Turns command-line arguments into the sides of a comparison.
 
 A directory is a campaign or a run; a name after it is a condition or a run of that campaign.
 """
@@ -42,7 +42,7 @@ def choose(arguments: Sequence[str]) -> tuple[Match, ...]:
     """Return what to compare.
 
     `CAMPAIGN` compares its conditions with the first of them; `CAMPAIGN a b` those two;
-    `CAMPAIGN1 CAMPAIGN2` their common conditions, each with its namesake; `CAMPAIGN1 a CAMPAIGN2 b`
+    `CAMPAIGN1 CAMPAIGN2` their common conditions, pair by pair; `CAMPAIGN1 a CAMPAIGN2 b`
     a condition of one with a condition of the other; `RUN1 RUN2` two runs.
 
     Raises:

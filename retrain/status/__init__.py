@@ -1,7 +1,7 @@
 """Reads a log directory into rows of campaigns, conditions and runs.
 
-Read only, and from files only, so it works on a live, crashed or copied directory. It looks at
-small files and at the ends of large ones, never at a whole history.
+It only reads files, so it works on a live, crashed or copied directory. It reads small files and the
+ends of large ones, never a whole history.
 """
 
 from retrain.records.run_row import RunRow

@@ -23,8 +23,8 @@ class Log:
     path: Path
     lock: Path  # of the process that writes it
     starter: Path | None = None  # lock of the orchestrator, which may start another such process
-    end: Path | None = None  # a file that is there once no other will be started
-    beside: tuple[Path, ...] = ()  # what an engine said of the run's tasks
+    end: Path | None = None  # a file that exists once no further process will be started
+    beside: tuple[Path, ...] = ()  # the engine's output for the run's tasks
 
     def is_over(self) -> bool:
         """Whether no process that could write to it is alive."""
@@ -76,7 +76,7 @@ def find_run(directory: Path, run_id: str = "") -> RunFiles:
 
 
 def _what_it_is(directory: Path) -> str:
-    """Return why a directory is neither a campaign nor a run, and what to name instead."""
+    """Return why a directory is neither a campaign nor a run, and what to specify instead."""
     if not directory.is_dir():
         return "does not exist; `retrain status` lists campaigns"
     found = sorted(find_campaigns(directory), key=lambda path: path.stat().st_mtime)

@@ -1,4 +1,4 @@
-"""The rows of a campaign and its conditions, and how they are summed up from the rows of runs.
+"""The rows of a campaign and its conditions, and how they are aggregated from the rows of runs.
 
 Every text in them is safe to print (see `records.text`).
 """
@@ -30,7 +30,7 @@ class ConditionStatus:
     done: int
     running: int
     failed: int  # ended badly: failed, infrastructure, timeout, stalled, died, unreadable
-    reward_mean: float | None  # over seeds that are done or running, of each one's last rows
+    reward_mean: float | None  # over seeds that are done or running, each seed's mean over its last rows
     reward_std: float | None  # sample standard deviation over those seeds; None below two
     step_time_s: float | None  # median over seeds
 
@@ -47,12 +47,12 @@ class PermitHolder:
 
 @dataclass(frozen=True)
 class PermitStatus:
-    """A campaign's permits as they are now."""
+    """A campaign's permits at present."""
 
     permits: int
     holders: tuple[PermitHolder, ...]
     waiting: int
-    change: str  # why their number last changed by itself; "" if it never did
+    change: str  # the last automatic change of their number, with its reason; "" if there was none
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ class CampaignStatus:
     name: str
     state: str  # pending, running, done, failed (ended, not all done), interrupted (work left, none running)
     started_at: str
-    ended_at: str  # "" while it goes on
+    ended_at: str  # "" while it is running
     conditions: tuple[ConditionStatus, ...]  # the matrix: these rows ...
     seeds: tuple[int | None, ...]  # ... and these columns
     runs: tuple[RunRow, ...]
@@ -72,11 +72,11 @@ class CampaignStatus:
     steps_total: int | None
     eta_s: float | None  # time left, P50; None unless something is running
     permits: PermitStatus | None
-    problem: str  # what of the campaign's own files cannot be read
+    problem: str  # which of the campaign's own files cannot be read, and why
     eta_p90_s: float | None = None  # time left, P90
-    expected: Expectation | None = None  # of the whole campaign, and what it took
+    expected: Expectation | None = None  # of the whole campaign, and the actual time
     is_supervised: bool = False  # whether its orchestrator lives
-    resume_with: str = ""  # the command that goes on with it, where work is left and nobody supervises it
+    resume_with: str = ""  # the command that resumes it, if work is left and no orchestrator lives
 
     def run(self, condition: str, seed: int | None) -> RunRow | None:
         """Return the matrix's cell, or None if that run was never planned."""
@@ -113,7 +113,7 @@ def typical_step_time(runs: Sequence[RunRow]) -> float | None:
 def time_left(runs: Sequence[RunRow], manifest: Manifest | None, *, is_supervised: bool) -> Remaining | None:
     """Estimate when the last run ends, from the pace so far; None if nothing runs or no pace is known.
 
-    Without a supervisor, runs that have not begun are left out: nothing would start them.
+    Without an orchestrator, runs that have not begun are left out: nothing would start them.
     """
     if not any(run.state == RunState.RUNNING for run in runs):
         return None
@@ -141,7 +141,7 @@ def _goes_on(run: RunRow, is_supervised: bool) -> bool:
 
 
 def _condition(name: str, runs: Sequence[RunRow]) -> ConditionStatus:
-    # A run that broke off early would drag its condition's mean without being worse at the task.
+    # A run that ended early would lower its condition's mean without being worse at the task.
     counted = [r.reward_mean for r in runs if r.state in (RunState.DONE, RunState.RUNNING)]
     rewards = [reward for reward in counted if reward is not None]
     return ConditionStatus(

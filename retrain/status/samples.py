@@ -16,7 +16,7 @@ Which = Literal["", "best", "worst", "ties"]
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One rollout as it was kept. Its texts are what a policy or a data set wrote: not safe to print."""
+    """One kept rollout. Its texts come from a policy or a data set and are not safe to print."""
 
     step: int
     prompt_id: int | None
@@ -37,7 +37,7 @@ def choose(files: RunFiles, step: int | None, which: Which, count: int) -> list[
         files: the run's.
         step: of this step only; None: of all kept ones for `which`, otherwise of the last.
         which: the highest or lowest rewards first, or those of tied groups; "" as they were sampled.
-        count: at most so many.
+        count: maximum number of samples.
 
     Raises:
         RecordsError: there are none, or none of that step; names the nearest steps.

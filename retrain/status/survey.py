@@ -1,4 +1,4 @@
-"""A logs directory -> its campaigns, each with its runs."""
+"""Reads a log directory: its campaigns, each with its runs."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _LONGEST_COMMAND = 4000
 
 
 def survey(log_dir: Path) -> tuple[CampaignStatus, ...]:
-    """Read all campaigns and single runs below a directory, or the one that the directory is.
+    """Read all campaigns and single runs in a directory, or the directory's own campaign or run.
 
     Files that cannot be read are reported in a run's message or a campaign's problem.
 
@@ -93,7 +93,7 @@ def campaign_row(
 def _resume_with(directory: Path, state: str) -> str:
     here = directory.absolute()
     if state not in ("running", "interrupted") or campaign_of(here).directory != here:
-        return ""  # nothing is left, or it is a run of a campaign, which goes on as a whole
+        return ""  # no work is left, or it is a run of a campaign, which is resumed as a whole
     return f"retrain resume {plain(as_typed(directory), _LONGEST_COMMAND)}"
 
 
@@ -120,7 +120,7 @@ def _runs(files: CampaignFiles, manifest: Manifest | None, problems: list[str]) 
 
 
 def _run(files: RunFiles, entry: RunEntry) -> RunRow:
-    """Read one run; of a run that was over when the manifest was written, only if a file changed since."""
+    """Read one run; if it was over when the manifest was written, only files changed since then."""
     try:
         if entry.settled is not None and is_still(entry.settled, files):
             return entry.settled.row

@@ -1,4 +1,4 @@
-"""Follows one run: looks at all its files with a few `stat` calls, and reads those that changed."""
+"""Follows one run: checks its files with a few `stat` calls, and reads those that changed."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ from retrain.records.text import plain
 from retrain.status.events import ROW_KEYS, Event, of_attempts, of_death, of_rows
 
 _NEEDED = ("step", *KEYS, *ROW_KEYS)
-MOST_POINTS = 64  # of a curve, wider than any sparkline; when there are more, neighbours are joined
+MOST_POINTS = 64  # of a curve, wider than any sparkline; further points are merged with neighbours
 
 
 @dataclass(frozen=True, slots=True)
 class WatchedRun:
-    """A run as it is now; the same object until something changes."""
+    """The current state of a run; the same object until something changes."""
 
     row: RunRow
     rewards: tuple[float, ...]  # mean reward over the steps so far, each the mean of as many steps
@@ -45,7 +45,7 @@ class RunTracker:
         self._files = files
         self._run_id = plain(run_id, NAME_LIMIT)
         self._metrics = _MetricsTracker(files, self._run_id)
-        self._lock, self._status = files.lock, files.status  # made once: a path costs more than to look at it
+        self._lock, self._status = files.lock, files.status  # building a path costs more than a stat
         self._names = tuple(str(path) for path in (files.done, files.attempts))
         self._status_name = str(files.status)
         self._marks: object = None
@@ -119,7 +119,7 @@ class RunTracker:
 
 @dataclass(slots=True)
 class Curve:
-    """Reward over steps as means over equal spans, so that a thousand runs' curves take little memory."""
+    """Mean rewards over equal spans of steps, so that a thousand runs' curves take little memory."""
 
     span: int = 1  # steps to a point
     _means: list[float] = field(default_factory=list)
@@ -127,7 +127,7 @@ class Curve:
     _last_step: int = -1
 
     def add(self, step: int, value: float) -> None:
-        """Add a step; an earlier step discards all since, as a resumed run does."""
+        """Add a step; an earlier step discards all later ones, as a resumed run does."""
         if step <= self._last_step:
             self._take_back(step // self.span)
         self._last_step = step

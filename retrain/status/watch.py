@@ -1,4 +1,4 @@
-"""Follows a logs directory: the rows of `status`, brought up to date by reading only what changed."""
+"""Follows a log directory: the rows of `status`, updated by reading only what changed."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from retrain.status.survey import campaign_row, manifest_of, runs_of
 from retrain.status.tracking import RunTracker, WatchedRun
 
 REMEMBERED_EVENTS = 200
-IDLE_LOOKS = 10  # an idle campaign is looked at less often by this factor
+IDLE_LOOKS = 10  # an idle campaign is polled less often by this factor
 
 
 @dataclass(frozen=True, slots=True)
 class WatchedCampaign:
-    """A campaign as it is now; the same object until something changes."""
+    """The current state of a campaign; the same object until something changes."""
 
     status: CampaignStatus
     runs: Mapping[str, WatchedRun]  # by run id, as shown
@@ -42,11 +42,13 @@ class WatchedEvent:
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """What there is to show after a look."""
+    """The result of one poll."""
 
     campaigns: tuple[WatchedCampaign, ...]  # by directory name
-    events: tuple[WatchedEvent, ...]  # the latest in the order of time, then each run's last change of batch
-    added: tuple[WatchedEvent, ...]  # those that were not there at the look before
+    events: tuple[
+        WatchedEvent, ...
+    ]  # the latest in chronological order, then each run's last change of batch
+    added: tuple[WatchedEvent, ...]  # events that are new since the previous poll
 
     @property
     def is_at_work(self) -> bool:
@@ -69,7 +71,7 @@ class Watcher:
         self._batches: dict[tuple[str, str], WatchedEvent] = {}  # the last change of each run's batch
 
     def look(self) -> View:
-        """Bring everything up to date.
+        """Update everything.
 
         Raises:
             RecordsError: there is no such directory, or it cannot be listed.

@@ -38,11 +38,11 @@ NAMES = {
     "grad_norm": "gradient norm",
     "entropy": "entropy (nats per token)",
 }
-MARKED_POINTS = 40  # at most so many are drawn as dots too
+MARKED_POINTS = 40  # curves with at most this many points also get dots
 OVERSHOOT = 0.12  # of the means' range: a band may leave the chart beyond it
-NARROWEST = 0.002  # of the values' size: numbers are drawn with four digits, and an axis needs some between
+NARROWEST = 0.002  # of the values' size: labels have four digits, and an axis needs several distinct ones
 BAND = "Band: its 95 % confidence interval (Student's t)"
-FLAT_ROOM = 1.25  # of a value that never changes: its axis runs from 0 to so much of it
+FLAT_ROOM = 1.25  # of a value that never changes: its axis runs from 0 to this multiple
 LABEL_GAP = 13  # pixels between the names of two lines at their ends
 LABEL_WIDTH = 130
 
@@ -63,7 +63,7 @@ class Plot:
         name: of the chart's file.
         metric: names the y axis.
         target: a value to compare with, drawn as a dashed line.
-        most: the y axis ends here at the latest.
+        most: upper bound of the y axis.
     """
 
     name: str

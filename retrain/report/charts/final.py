@@ -10,7 +10,7 @@ from retrain.report.compare import MetricComparison, SideResult
 from retrain.report.numbers import rounded
 from retrain.report.series import range_of
 
-ROW, NARROW_ROW, MANY_ROWS = 34, 14, 12  # pixels of a condition; more than so many are narrow
+ROW, NARROW_ROW, MANY_ROWS = 34, 14, 12  # pixels per condition; more conditions than this get narrow rows
 
 
 def final_chart(found: MetricComparison) -> Chart:

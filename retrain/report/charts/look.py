@@ -22,7 +22,7 @@ FONT = "Helvetica, Arial, Liberation Sans, sans-serif"
 INK, FAINT = "#1a1a1a", "#e4e4e4"
 # Okabe and Ito's colours, without the yellow, which is too pale for lines on white.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
-DASHES = ([1, 0], [6, 3], [2, 2], [8, 2, 2, 2], [12, 4])  # so that 35 conditions differ
+DASHES = ([1, 0], [6, 3], [2, 2], [8, 2, 2, 2], [12, 4])  # 35 distinct combinations
 LEGEND_CONDITIONS = 24  # a legend of more would be larger than the chart
 SUBTITLE_WIDTH = 118  # characters
 TITLE_WIDTH = 84

@@ -9,7 +9,7 @@ from retrain.report.numbers import rounded, span
 from retrain.report.timeline import PARTS, Bar, StepSplit, Timeline
 
 UNITS = ((172_800.0, "hours", 3600.0), (7200.0, "minutes", 60.0), (0.0, "seconds", 1.0))
-LANE, LEAST_LANE, MANY_LANES = 28, 2, 40  # pixels; more lanes than so many share the tallest chart
+LANE, LEAST_LANE, MANY_LANES = 28, 2, 40  # pixels; with more lanes the height stays constant
 TALLEST = 1000
 BAR_HINTS = (
     ("run", "run", ""),
