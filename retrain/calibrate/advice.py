@@ -49,9 +49,9 @@ class Advice:
 class Memory:
     """Bytes."""
 
-    worker: int  # the heaviest seen; 0 if none was
+    worker: int  # the largest seen; 0 if none was
     free: int
-    worker_on_gpus: int = 0  # the heaviest seen, with what PyTorch keeps for later; 0 if none was
+    worker_on_gpus: int = 0  # the largest seen, PyTorch's cache included; 0 if none was
     free_on_gpus: int = 0
 
 

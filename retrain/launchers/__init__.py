@@ -35,8 +35,8 @@ SPEC = PluginSpec(
     members=("queues", "describe", "room", "submit", "queued", "adopt", "poll", "wake", "cancel"),
     hooks=(
         Hook("check_options", ("options",), "problems of [campaign.<launcher>], as `key: what is wrong`"),
-        Hook("check_campaign", ("assignment",), "problems, whatever the engine says"),
-        Hook("check_engine", ("assignment",), "nothing; asks the engine, and raises LaunchError"),
+        Hook("check_campaign", ("assignment",), "problems that are found without the engine"),
+        Hook("check_engine", ("assignment",), "nothing; queries the engine, and raises LaunchError"),
         Hook("script", ("assignment",), "what would be submitted; only a launcher with an engine has one"),
         Hook("at_a_time", ("assignment",), "its cap, if permits may lower `assignment.workers`"),
     ),

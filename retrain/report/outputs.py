@@ -163,7 +163,7 @@ def _is_foreign(path: Path) -> bool:
             raise ConfigError(f"{path}: is a broken link; remove it, or name another file") from None
         return False
     except OSError as error:
-        raise records_error(path, "look at", error) from error
+        raise records_error(path, "access", error) from error
     if stat.S_ISDIR(mode):
         raise ConfigError(f"{path}: is a directory; name a file in it")
     if not stat.S_ISREG(mode):
