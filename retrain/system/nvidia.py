@@ -49,7 +49,7 @@ def gpu_count(dev: Path = Path("/dev")) -> int:
 
 
 def gpu_uuids(proc: Path = Path("/proc/driver/nvidia/gpus")) -> list[str]:
-    """Return the UUIDs of this machine's NVIDIA GPUs in PCI bus order; empty if the driver lists none."""
+    """Return the UUIDs of this machine's NVIDIA GPUs in PCI bus order; empty unless all are known."""
     try:
         found = [(place / "information").read_text() for place in sorted(proc.iterdir())]
     except OSError:

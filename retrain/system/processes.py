@@ -96,7 +96,7 @@ def own_cpu_seconds(
 
 
 def own_memory_bytes(pids: Iterable[int], proc: Path = PROC) -> int:
-    """Return the memory that these processes occupy.
+    """Return the memory of these processes that cannot be reclaimed while they run.
 
     Private pages of each plus the largest shared segment. Pages that forked children share with
     their parent count once per process: an exact count would walk every page table.

@@ -30,7 +30,7 @@ from retrain.controllers.usl.online import StepTimeFitter
 __all__ = ["BackPressure", "Decision", "StepObservation"]
 
 STATE_VERSION = 1
-KNOWN = 3.0  # observations of a size after which one more slow step tells a slower machine from a stall
+KNOWN = 3.0  # observations of a size after which a second slow step means a slower machine, not a stall
 
 
 class BackPressure:
