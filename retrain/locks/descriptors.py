@@ -2,8 +2,8 @@
 
 A lock belongs to the open file, which a fork shares: a child that kept its copy would hold the
 parent's permit after the parent's death. Every descriptor is therefore registered here, and a child closes
-its copies (closing a copy keeps the parent's lock; unlocking it would not). `filelock` is not used
-for permits: a slot is locked inside the turnstile and handed on, and waiters sleep in the kernel in order.
+its copies (closing a copy keeps the parent's lock; unlocking it would not). Permits do not use `filelock`,
+because a slot is locked inside the turnstile and passed on, and waiters sleep in the kernel in order.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from weakref import WeakSet
 
 from retrain.errors import RecordsError, records_error
 
-# Held over a fork and while a descriptor is opened or closed, so that a child sees them all.
+# Held during a fork and while a descriptor is opened or closed, so that a child sees them all.
 # Re-entrant, because a signal handler or the garbage collector may close one at any point.
 GUARD = threading.RLock()
 _OPEN: WeakSet[Descriptor] = WeakSet()
@@ -51,12 +51,12 @@ class Descriptor:
                 os.close(fd)
 
     def __del__(self) -> None:
-        with contextlib.suppress(OSError):  # closed by its number elsewhere: nothing is left to close
+        with contextlib.suppress(OSError):  # already closed by number elsewhere
             self.close()
 
 
 class LockFile(Descriptor):
-    """An open file and its `flock`. Two of them exclude each other, in one process too."""
+    """An open file and its `flock`. Two of them exclude each other, even in one process."""
 
     def __init__(self, path: str, *, read_only: bool = False) -> None:
         with GUARD:
@@ -70,12 +70,12 @@ class LockFile(Descriptor):
         """Lock without waiting; False if another process or thread holds it."""
         try:
             fcntl.flock(self._fd, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
-        except (BlockingIOError, PermissionError):  # which one depends on the system
+        except (BlockingIOError, PermissionError):  # the error depends on the system
             return False
         return True
 
     def unlock(self) -> None:
-        """Unlock for every copy of the descriptor, also one that a child inherited."""
+        """Unlock for every copy of the descriptor, including one that a child inherited."""
         fcntl.flock(self._fd, fcntl.LOCK_UN)
 
     def close(self) -> None:
@@ -91,8 +91,8 @@ def open_regular(path: str, flags: int) -> int:
     """Open a file, created with mode 0600 if `flags` say so, without following a symbolic link.
 
     Raises:
-        FileNotFoundError: it does not exist and is not to be created.
-        RecordsError: it is a link or no regular file, or the system refuses.
+        FileNotFoundError: it does not exist and `flags` do not create it.
+        RecordsError: it is a link or not a regular file, or it cannot be opened.
     """
     try:
         fd = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o600)
@@ -114,7 +114,7 @@ def is_in_place(path: Path, fd: int) -> bool:
         return os.path.samestat(os.fstat(fd), path.lstat())
     except (FileNotFoundError, NotADirectoryError):
         return False
-    except OSError:  # a file server that is away has not lost the file
+    except OSError:  # an unavailable file server has not lost the file
         return True
 
 

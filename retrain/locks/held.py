@@ -6,7 +6,7 @@ than its own (another host name, or another boot) rely on the lease. Clocks of t
 a process that wants the lock watches whether the lease is renewed instead of comparing times.
 
 `flock` on a file that is never unlinked, and not `filelock`, the plain lock elsewhere: these locks name
-their holder, renew a lease, and are not kept alive by a forked child.
+their holder, renew a lease, and are not kept by a forked child.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _PAUSE_S = 0.002
 _MAX_HOLDER_BYTES = 4096
 RENEW_S = 10.0  # a write of 200 bytes this often costs a file server nothing, even times a thousand
 LEASE_S = 60.0  # a lease not renewed for this long is not shown as alive
-WATCH_S = 25.0  # two and a half renewals: no renewal in this time means that the holder is dead
+WATCH_S = 25.0  # 2.5 renewal periods: without a renewal in this time, the holder is dead
 WATCH_PAUSE_S = 0.5
 STALE_S = 600.0  # older than any clock difference in a cluster (munge allows half of it): no need to watch
 
@@ -109,9 +109,9 @@ class HeldLock:
 
 
 def hold(path: Path) -> HeldLock | None:
-    """Take the lock for as long as this process lives; None if another process holds it.
+    """Take the lock until this process ends or releases it; None if another process holds it.
 
-    Returns at once if it is held, but for two waits: for probes of `is_held`, which last microseconds,
+    Returns at once if it is held, except for two waits: for probes of `is_held`, which last microseconds,
     and for another machine's lease, which is watched for `WATCH_S` seconds.
 
     Raises:
@@ -172,7 +172,7 @@ def holder(path: Path) -> Holder | None:
 
 
 def present_holder(path: Path) -> Holder | None:
-    """Return the holder of a lock that was just found held; None if unknown, or released meanwhile.
+    """Return the holder of a lock that was just found held; None if unknown or already released.
 
     A holder writes its name into the file a moment after it takes the lock; until then the file names its
     predecessor.
@@ -194,11 +194,11 @@ def _may_live(found: Holder) -> bool:
 def _lock(file: LockFile) -> bool:
     deadline = time.monotonic() + _PROBE_WAIT_S
     while not file.try_lock():
-        # A shared lock succeeds beside probes, and fails beside a real holder.
+        # A shared lock succeeds during probes, and fails if the lock is held.
         if not file.try_lock(shared=True) or time.monotonic() > deadline:
             return False
         file.unlock()
-        time.sleep(_PAUSE_S * (1 + os.urandom(1)[0] / 255))  # two starters must not keep in step
+        time.sleep(_PAUSE_S * (1 + os.urandom(1)[0] / 255))  # random, so that two starters differ
     return True
 
 
@@ -216,7 +216,7 @@ def _is_renewed_elsewhere(path: Path) -> bool:
     until = time.monotonic() + WATCH_S
     while time.monotonic() < until:
         time.sleep(WATCH_PAUSE_S)
-        now = holder(path)  # opened anew, which makes a network file system look
+        now = holder(path)  # opening the file makes a network file system refresh it
         if now is not None and now != first:
             return now.renewed_at > 0
     return False
@@ -234,7 +234,7 @@ def _write_holder(file: LockFile, since: str = "", renewed_at: float = 0.0) -> N
         mine["renewed_at"] = round(renewed_at, 3)
     text = json.dumps(mine).encode()
     size = min(os.fstat(fd).st_size, _MAX_HOLDER_BYTES)
-    os.pwrite(fd, text.ljust(size - 1) + b"\n", 0)  # at once, never empty: others read it meanwhile
+    os.pwrite(fd, text.ljust(size - 1) + b"\n", 0)  # one write, never empty: others may read it at any time
     if renewed_at:
         os.fsync(fd)
 
@@ -244,5 +244,5 @@ def _host() -> str:
 
 
 def _printable(text: str, limit: int) -> str:
-    """Return text without what a terminal obeys or hides: a lock file holds what any writer put there."""
+    """Return text without control and invisible characters: any process may write to a lock file."""
     return "".join(filter(str.isprintable, text))[:limit]

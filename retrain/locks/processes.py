@@ -1,4 +1,4 @@
-"""Who a process id belongs to: ids are given out again, so an id alone proves nothing."""
+"""Identifies a process: ids are reused, so an id alone is not enough."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ import sys
 from functools import cache
 from pathlib import Path
 
-_START_TIME = 19  # field 22 of /proc/PID/stat, counted after the name, which may hold blanks and brackets
+_START_TIME = 19  # field 22 of /proc/PID/stat, counted after the name, which may contain blanks and brackets
 
 
 def start_mark(pid: int) -> str:
-    """Return what no other process with this id has: when it started. "" if there is no such process.
+    """Return a mark of when a process started, which no other process with this id has; "" without a process.
 
-    On Linux it counts from this boot and names the boot, so that setting the clock changes nothing.
+    On Linux it is relative to the boot and names the boot, so that setting the clock changes nothing.
     """
     if sys.platform == "linux":
         try:
@@ -30,9 +30,9 @@ def start_mark(pid: int) -> str:
 
 
 def is_of_this_boot(mark: str) -> bool:
-    """Whether a process with this mark ran on this kernel since it was started; True if no mark tells.
+    """Whether a process with this mark belongs to the current boot; True if the mark does not name one.
 
-    Machines of one host name are told apart by it, which names and ids in images that were copied are not.
+    This distinguishes machines with the same host name, and those made from copied images.
     """
     boot, named, _ = mark.partition(":")
     return sys.platform != "linux" or not named or boot == boot_id()
@@ -40,6 +40,6 @@ def is_of_this_boot(mark: str) -> bool:
 
 @cache
 def boot_id() -> str:
-    """Return what names this boot of this machine; its host name where the system has no such id."""
+    """Return the id of the current boot; the host name if the system has no such id."""
     path = Path("/proc/sys/kernel/random/boot_id")
     return path.read_text().strip() if path.exists() else os.uname().nodename

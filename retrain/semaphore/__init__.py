@@ -1,20 +1,20 @@
-"""A counting semaphore made of files: at most N permits out, over any number of processes.
+"""A counting semaphore made of files: at most N permits in use, over any number of processes.
 
-The kernel's file locks (`flock`) are the only truth: a permit is a locked slot file, so whatever
-kills its holder frees it. Nothing here trusts a process id, a clock or the contents of a file
-for admission. It serves one machine; `lock_sharing_problem` says when a directory cannot do that.
+Admission depends only on the kernel's file locks (`flock`): a permit is a locked slot file, so it is freed
+however its holder dies. Admission never relies on a process id, a clock or the contents of a file. It works
+on one machine; `lock_sharing_problem` returns why a directory's file system is not suitable.
 
 The directory:
 
     permits.json      how many permits there are, and how many slots there have ever been
-    permits.lock      held for the moment in which permits.json is replaced
+    permits.lock      held while permits.json is replaced
     turnstile.lock    held by the one waiter that watches the slots
-    slot-0000 ...     locked while its permit is out; says who holds it
-    seat-0000 ...     locked while somebody waits, to be counted
+    slot-0000 ...     locked while its permit is in use; names its holder
+    seat-0000 ...     locked by a waiter, so that waiters can be counted
 
-A waiter that is stopped (SIGSTOP) at the turnstile holds up those behind it until it goes on or
+A waiter that is stopped (SIGSTOP) at the turnstile blocks those behind it until it continues or
 dies. A process that forks without Python's knowledge and without exec shares its permits with
-the child: they are free when released, or when both are dead.
+the child: they are free once released, or once both are dead.
 """
 
 from retrain.semaphore.file_semaphore import FileSemaphore

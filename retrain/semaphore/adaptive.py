@@ -1,10 +1,10 @@
 """One number of permits for all workers of a campaign, adapted to what the API sustains.
 
-The controller's state lies beside the permits, in `adaptive.json`: a worker that finished a call takes a
+The controller's state is stored with the permits, in `adaptive.json`: a worker that finished a call takes a
 lock, continues from that state and sets the semaphore's permits. Every change is a line of
-`adaptive.jsonl`. Nothing is lost when a worker dies: the kernel frees the lock, the file is whole.
+`adaptive.jsonl`. Nothing is lost when a worker dies: the kernel frees the lock, and the file is complete.
 
-Time is the file system's, which all callers share: each machine's monotonic clock starts at its own boot.
+Times are those of the file system, which all callers share: a monotonic clock starts at each machine's boot.
 """
 
 from __future__ import annotations
@@ -47,10 +47,10 @@ class SharedPermits:
         """Adapt a semaphore.
 
         Args:
-            directory: the semaphore's.
-            semaphore: its number of permits follows what calls meet.
-            run_name: written beside each change that a call of ours decided.
-            highest: never more permits.
+            directory: the semaphore's directory.
+            semaphore: its number of permits is adapted to the outcome of calls.
+            run_name: recorded with each change caused by this worker's calls.
+            highest: maximum number of permits.
         """
         from filelock import FileLock  # here: importing it takes 50 ms, and `status` takes no lock
 
@@ -77,7 +77,7 @@ class SharedPermits:
         before = self._semaphore.permits
         decision = controller.observe(now_s, call)
         write_json(self._directory / STATE, controller.state_dict(), durable=False)
-        if decision.permits != before:  # changed, or set back by a campaign that was started again
+        if decision.permits != before:  # changed, or reset by a restarted campaign
             self._semaphore.set_permits(decision.permits)
             self._write_line(before, decision.permits, decision.reason)
 
@@ -89,7 +89,7 @@ class SharedPermits:
             if state is not None:
                 controller.load_state_dict(state)
         except (RecordsError, ValueError, TypeError, KeyError, AttributeError):
-            controller = AdaptivePermits(present, highest=self._highest)  # damaged: it learns anew
+            controller = AdaptivePermits(present, highest=self._highest)  # damaged: start over
         return controller
 
     def _write_line(self, before: int, permits: int, reason: str) -> None:
@@ -100,13 +100,13 @@ class SharedPermits:
 
 
 def _file_system_time_s(path: Path) -> float:
-    """Return what the file system writes as the time of a change; a network one takes its server's."""
+    """Return the file system's current time; a network file system uses its server's."""
     os.utime(path)
     return path.stat().st_mtime
 
 
 def last_change(directory: Path) -> PermitChange | None:
-    """Return the last change of a directory's permits, None if they were never adapted.
+    """Return the last change of a directory's permits; None if they were never adapted.
 
     Raises:
         RecordsError: it cannot be read.
@@ -114,5 +114,5 @@ def last_change(directory: Path) -> PermitChange | None:
     rows = [row for line in read_lines(directory / CHANGES) if (row := parse_line(line)) is not None]
     try:
         return PermitChange(**rows[-1]) if rows else None
-    except TypeError:  # another program's line
+    except TypeError:  # a line in another format
         return None

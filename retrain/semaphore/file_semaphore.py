@@ -1,7 +1,7 @@
 """`FileSemaphore`: acquire, release and resize.
 
-One waiter, let in by the turnstile, watches the slots and takes the first free one. Because
-nobody else takes slots meanwhile, the number of held ones can only fall while it counts them.
+One waiter, admitted by the turnstile, watches the slots and takes the first free one. No other process
+takes slots meanwhile, so the number of held slots can only fall while it counts them.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from retrain.semaphore.slots import (
 from retrain.semaphore.wait_queue import Patience, WaitQueue
 from retrain.semaphore.wakeup import WakeupListener, wake, wakeup_address
 
-LOOK_AGAIN_S = 0.02  # a hint may be missed; a permit is to be free within 50 ms of its holder's death
-FOLLOWED = 64  # holders whose death wakes the watcher at once; each costs it an open file
+LOOK_AGAIN_S = 0.02  # a wake-up may be missed; a permit must be free within 50 ms of its holder's death
+FOLLOWED = 64  # holders whose death wakes the watcher at once; each needs an open file
 
 
 class FileSemaphore:
@@ -42,25 +42,24 @@ class FileSemaphore:
     In asyncio, `async with` waits without blocking the event loop, and a task that is cancelled
     leaves nothing behind.
 
-    Every `acquire` takes a permit of its own, in whichever process, thread or task: a thread that
-    acquires twice holds two, and waits for itself if there is only one. A forked child starts
-    with none of its parent's permits.
+    Every `acquire` takes another permit, in any process, thread or task: a thread that acquires twice
+    holds two, and deadlocks if there is only one. A forked child starts with none of its parent's permits.
     """
 
     def __init__(
         self, directory: Path | str, permits: int, label: str = "", *, allow_unshared: bool = False
     ) -> None:
-        """Open the semaphore of a directory, or make one.
+        """Open or create the semaphore in a directory.
 
         Args:
             directory: made with mode 0700 if missing.
-            permits: how many there are if the directory is new. Otherwise the directory's own
-                number stays, so that a worker that starts again does not undo `set_permits`.
-            label: shown by `inspect`; its first 100 characters count.
+            permits: number of permits if the directory is new. Otherwise the directory's number is
+                kept, so that a restarted worker does not undo `set_permits`.
+            label: shown by `inspect`, at most 100 characters of it.
             allow_unshared: accept a file system that `lock_sharing_problem` warns of.
 
         Raises:
-            ValueError: `permits` is no whole number from 1 to 512.
+            ValueError: `permits` is not a whole number from 1 to 512.
             LaunchError: locks on this file system are not shared or not reliable.
             RecordsError: the directory cannot be made, or its files are damaged, links, or cannot be
                 opened or written.
@@ -80,22 +79,22 @@ class FileSemaphore:
         LockFile(str(wait_queue)).close()
         self._wakeup_address = wakeup_address(wait_queue)
         self._wait_queue = WaitQueue(str(wait_queue))
-        self._held: list[tuple[object, LockFile]] = []  # who acquired, slot; oldest first; guarded by GUARD
+        self._held: list[tuple[object, LockFile]] = []  # (acquirer, slot), oldest first; guarded by GUARD
 
     @property
     def permits(self) -> int:
-        """How many permits there are now, for everybody."""
+        """Current number of permits, for all processes."""
         return read_limits(self._directory).permits
 
     def set_permits(self, permits: int) -> None:
-        """Change the number of permits for everybody.
+        """Change the number of permits, for all processes.
 
-        Growing wakes waiters at once. After shrinking nobody is admitted until so many have
-        released that the new number is kept.
+        An increase wakes waiters at once. After a decrease, no waiter is admitted until enough permits
+        have been released.
 
         Raises:
-            ValueError: `permits` is no whole number from 1 to 512.
-            RecordsError: it cannot be written; the old number stays.
+            ValueError: `permits` is not a whole number from 1 to 512.
+            RecordsError: it cannot be written; the old number is kept.
         """
         change_limits(self._directory, check_permits(permits))
         wake(self._wakeup_address)
@@ -104,8 +103,8 @@ class FileSemaphore:
         """Take a permit, waiting for one in the order of arrival.
 
         Args:
-            timeout_s: how long to wait; None is for ever, 0 is a single try, which may fail
-                while somebody else is being admitted.
+            timeout_s: how long to wait; None waits forever, 0 tries once, which may fail
+                while another waiter is being admitted.
 
         Returns:
             False if the time passed without a permit.
@@ -122,7 +121,7 @@ class FileSemaphore:
             RuntimeError: this object holds none in this process.
         """
         with GUARD:
-            self._held[:] = [held for held in self._held if held[1].is_open]  # none in a forked child
+            self._held[:] = [held for held in self._held if held[1].is_open]  # a forked child holds none
             here = _thread_or_task()
             mine = [held for held in self._held if held[0] is here]
             if not self._held:
@@ -150,9 +149,9 @@ class FileSemaphore:
         except BaseException:
             patience.give_up()
             if came.done() and not came.cancelled() and came.exception() is None:
-                self._drop(came.result())  # it came, and the task was cancelled before it went on
+                self._drop(came.result())  # acquired, but the task was cancelled before it continued
             raise
-        assert slot is not None, "only who gives up gets none"
+        assert slot is not None, "only a waiter that gives up gets no slot"
         self._keep(slot)
         return self
 
@@ -204,11 +203,11 @@ class FileSemaphore:
             inside = self._wait_queue.enter(patience)
             if inside is None:
                 return None
-            with closing(inside):  # left before the slots are closed: somebody waits for it
+            with closing(inside):  # left before the slots are closed: other waiters need it
                 return self._signed(self._watch(slots, patience), description)
 
     def _signed(self, slot: LockFile | None, description: str) -> LockFile | None:
-        """Return who holds a slot while still inside the turnstile: the next one in reads whom to follow."""
+        """Write the holder into a slot while inside the turnstile: the next waiter reads it."""
         if slot is None:
             return None
         try:
@@ -233,13 +232,15 @@ class FileSemaphore:
 def _thread_or_task() -> object:
     """Return the asyncio task that runs here, if one does, else the thread."""
     if (asyncio := sys.modules.get("asyncio")) is not None:
-        with contextlib.suppress(RuntimeError, AttributeError):  # no event loop; just being imported
+        with contextlib.suppress(
+            RuntimeError, AttributeError
+        ):  # no event loop, or asyncio is still being imported
             return asyncio.current_task() or threading.current_thread()
     return threading.current_thread()
 
 
 def _take_seat(directory: Path) -> LockFile:
-    """Lock a free seat, looking at random: many waiters need few looks, few waiters few files."""
+    """Lock a random free seat: many waiters need few tries, and few waiters need few files."""
     seats = 8.0
     while True:
         seat = LockFile(seat_path(directory, int.from_bytes(os.urandom(4), "big") % int(seats)))

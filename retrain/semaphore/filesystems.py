@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-_NETWORK = "locks there depend on a lock service that can forget them, or keep a dead host's for ever"
-_PRIVATE = "each machine or container may keep locks of its own there, so that permits are given out twice"
+_NETWORK = "locks there depend on a lock service that can forget them, or keep a dead host's locks forever"
+_PRIVATE = "each machine or container may keep its own locks there, so permits could be given out twice"
 _REASONS = {
     "9p": _PRIVATE,
     "afs": _PRIVATE,
@@ -25,11 +25,11 @@ _MOUNTINFO = Path("/proc/self/mountinfo")
 
 
 def lock_sharing_problem(directory: Path | str, mountinfo: str | None = None) -> str | None:
-    """Return why locks in a directory cannot be trusted, or None if they can or nothing is known.
+    """Return why locks in a directory are not reliable; None if they are, or if nothing is known.
 
     Args:
         directory: need not exist yet.
-        mountinfo: the mount table, as in proc_pid_mountinfo(5); by default this process's own.
+        mountinfo: the mount table, as in proc_pid_mountinfo(5); by default this process's mount table.
             Systems without one (macOS) have no known problem.
     """
     if mountinfo is None:
@@ -40,14 +40,14 @@ def lock_sharing_problem(directory: Path | str, mountinfo: str | None = None) ->
     mount_point, kind, options = _mount_of(place, mountinfo)
     reason = _REASONS.get("fuse" if kind.startswith("fuse.") else kind)
     if kind == "lustre" and "flock" not in options:
-        reason = "it is mounted without the option flock, so that locks are private or refused"
+        reason = "it is mounted without the option flock, so locks are private or refused"
     if reason is None:
         return None
     return f"{place}: on a {kind} file system (mounted at {mount_point}); {reason}"
 
 
 def _mount_of(place: Path, mountinfo: str) -> tuple[Path, str, list[str]]:
-    """Find mount point, type and options; of mounts on top of each other the last one counts."""
+    """Return the mount point, type and options; of stacked mounts, the last one counts."""
     best = (Path("/"), "unknown", list[str]())
     for line in mountinfo.splitlines():
         mount, _, filesystem = line.partition(" - ")

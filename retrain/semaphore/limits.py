@@ -1,4 +1,4 @@
-"""permits.json: how many permits there are. Replaced whole, so a reader never sees half of it."""
+"""permits.json: the number of permits. It is replaced atomically, so a reader never sees a partial file."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ from retrain.locks.descriptors import GUARD, Descriptor, LockFile, open_regular
 from retrain.records.files import write_all
 
 MAX_PERMITS = 512  # the watcher keeps one open file per permit, and 1024 is a usual limit
-_READ_BYTES = 4096  # the file is far smaller; a planted one cannot fill the memory
+_READ_BYTES = 4096  # the file is far smaller; a huge file must not fill the memory
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """`permits` may be out at once; slots from `permits` to `slots` may still be, after a shrink."""
+    """`permits` may be in use at once; after a decrease, slots up to `slots` may still be held."""
 
     permits: int
     slots: int
 
 
 class LimitsFile:
-    """The limits as read once, and whether they have been replaced since."""
+    """The limits as read once; can check whether they were replaced since."""
 
     def __init__(self, directory: Path) -> None:
         """Read the limits; writes nothing.
 
         Raises:
-            RecordsError: there is no semaphore in the directory, or its file is damaged.
+            RecordsError: the directory holds no semaphore, or its file is damaged.
         """
         self._path = f"{directory}/permits.json"
         try:
@@ -66,7 +66,7 @@ def read_limits(directory: Path) -> Limits:
 
 
 def create_limits(directory: Path, permits: int) -> None:
-    """Set the number of permits unless the directory has one that can be read.
+    """Set the number of permits, unless the directory has a readable one.
 
     Raises:
         RecordsError: it cannot be written.
@@ -83,16 +83,16 @@ def create_limits(directory: Path, permits: int) -> None:
 
 
 def _slots_there(directory: Path) -> int:
-    """Count the existing slot files: each may be held, whatever the lost number was."""
+    """Return the number of slots from the existing slot files: each may be held."""
     numbers = [path.name.removeprefix("slot-") for path in directory.glob("slot-*")]
     return min(max((int(n) + 1 for n in numbers if n.isascii() and n.isdigit()), default=0), MAX_PERMITS)
 
 
 def change_limits(directory: Path, permits: int) -> None:
-    """Set the number of permits; slots only ever grow, because old ones may still be held.
+    """Set the number of permits; the number of slots never falls, because old slots may still be held.
 
     Raises:
-        RecordsError: it cannot be written; the old number stays.
+        RecordsError: it cannot be written; the old number is kept.
     """
     with closing(LockFile(f"{directory}/permits.lock")) as guard:
         guard.lock()
@@ -103,7 +103,7 @@ def check_permits(permits: object) -> int:
     """Return `permits` if it is a valid number of permits.
 
     Raises:
-        ValueError: it is no whole number from 1 to `MAX_PERMITS`.
+        ValueError: it is not a whole number from 1 to `MAX_PERMITS`.
     """
     if type(permits) is not int or not 1 <= permits <= MAX_PERMITS:
         raise ValueError(f"permits: got {permits!r}; needs a whole number from 1 to {MAX_PERMITS}")

@@ -1,7 +1,7 @@
-"""Slot files: a locked one is a permit that is out, and its first line names the holder.
+"""Slot files: a locked slot is a permit in use, and its first line names the holder.
 
-Only the lock admits or refuses; the text is for people. Times are taken from the monotonic clock,
-which the processes of one boot share, so that setting the wall clock changes no `held_s`.
+Only the lock decides admission; the text is for display. Times are from the monotonic clock, which all
+processes of one boot share, so that setting the wall clock does not change `held_s`.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from retrain.semaphore.limits import Limits, LimitsFile, read_limits
 from retrain.semaphore.wakeup import wake, wakeup_address
 
 MAX_TEXT = 100  # characters of a label or host name: one line of a table
-_RECORD_BYTES = 4096  # two such texts with every character escaped still fit
+_RECORD_BYTES = 4096  # two such texts fit even with every character escaped
 
 
 @dataclass(frozen=True, slots=True)
 class Holder:
-    """The holder of a permit, as it described itself: text of bounded length, not to be trusted."""
+    """The holder of a permit, as written by itself: untrusted text of bounded length."""
 
     pid: int  # 0 until the holder has written its record
     host: str
@@ -43,17 +43,17 @@ class SemaphoreState:
 
 
 def slot_path(directory: Path, number: int) -> str:
-    """Name the file of a slot."""
+    """Return the path of a slot file."""
     return f"{directory}/slot-{number:04d}"
 
 
 def seat_path(directory: Path, number: int) -> str:
-    """Name the file of a waiter's seat."""
+    """Return the path of a waiter's seat file."""
     return f"{directory}/seat-{number:04d}"
 
 
 def describe_holder(label: str) -> str:
-    """Return this process's record without the times; made before a wait, to be quick after it."""
+    """Return this process's record without the times; made before the wait to save time after it."""
     host = os.uname().nodename[:MAX_TEXT]
     record = {"pid": os.getpid(), "host": host, "label": label[:MAX_TEXT], "clock": boot_id()}
     return json.dumps(record).removesuffix("}")
@@ -66,12 +66,12 @@ def write_holder(slot: LockFile, description: str) -> None:
 
 
 def inspect_semaphore(directory: Path) -> SemaphoreState:
-    """Return a semaphore's state; waits for nothing and writes nothing.
+    """Return a semaphore's state, without waiting or writing.
 
     Works in a read-only directory and in a copy, where nothing is held.
 
     Raises:
-        RecordsError: there is no semaphore in the directory, or its files cannot be read.
+        RecordsError: the directory holds no semaphore, or its files cannot be read.
     """
     limits = read_limits(directory)
     slots = [slot_path(directory, number) for number in range(limits.slots)]
@@ -91,7 +91,7 @@ def _is_locked(path: str) -> bool:
 
 
 def _wake_watcher(directory: Path) -> None:
-    """Wake a watcher that found a free slot locked because it was being inspected."""
+    """Wake a watcher that saw a free slot as locked because it was being inspected."""
     wait_queue = directory / "turnstile.lock"
     if wait_queue.exists():
         wake(wakeup_address(wait_queue))
@@ -103,7 +103,7 @@ def _holder_of(slot: str) -> Holder:
 
 
 def read_holder(slot: LockFile) -> Holder:
-    """Read the present or last holder of a slot: see `write_holder`."""
+    """Read the current or last holder of a slot; see `write_holder`."""
     text = os.pread(slot.fileno(), _RECORD_BYTES, 0)
     try:
         fields = json.loads(text.partition(b"\n")[0])
@@ -120,7 +120,7 @@ OPEN_EARLY = 8  # files for each waiter; many threads of a process may wait
 
 
 class Slots:
-    """The slot files, kept open between two attempts; only for the waiter inside the turnstile."""
+    """The slot files, kept open between tries; only for the waiter inside the turnstile."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
@@ -133,7 +133,7 @@ class Slots:
             self._file(number)
 
     def take(self) -> LockFile | None:
-        """Lock a free slot; None if all permits are out."""
+        """Lock a free slot; None if all permits are in use."""
         while True:
             number = self._lock_one(self._limits.now)
             # Checked after locking: a process that changes the number from now on finds the slot taken.
@@ -145,11 +145,11 @@ class Slots:
             self._limits = LimitsFile(self._directory)
 
     def holders(self, at_most: int) -> set[int]:
-        """Return the process ids of at most so many present or last holders."""
+        """Return the process ids of at most `at_most` current or last holders."""
         return {read_holder(file).pid for file in islice(self._files.values(), at_most)}
 
     def close(self) -> None:
-        """Close all files but the slot that was taken."""
+        """Close all files except the taken slot."""
         self._limits.close()
         for file in self._files.values():
             file.close()

@@ -1,6 +1,6 @@
-"""Lets one waiter through at a time, in the order of arrival; the others sleep in the kernel.
+"""Admits one waiter at a time, in order of arrival; the others sleep in the kernel.
 
-`flock` has no timeout, so a waiter with a timeout queues by a thread. After a timeout the thread stays
+`flock` has no timeout, so a waiter with a timeout queues in a thread. After a timeout the thread stays
 parked in the queue: the next wait of this process takes over its place; without one, the thread
 releases the turnstile as soon as it gets it.
 """
@@ -16,19 +16,19 @@ from retrain.locks.descriptors import GUARD, LockFile
 
 
 class Patience:
-    """How long a waiter waits: for ever, until a time, or until another thread gives up for it."""
+    """How long a waiter waits: forever, until a deadline, or until another thread calls `give_up`."""
 
     def __init__(self, timeout_s: float | None, *, may_give_up: bool = False) -> None:
         """Start the clock.
 
         Args:
-            timeout_s: how long at most; None is for ever.
-            may_give_up: `give_up` may be called.
+            timeout_s: maximum wait; None waits forever.
+            may_give_up: whether `give_up` may be called.
         """
         self._until = math.inf if timeout_s is None else time.monotonic() + timeout_s
         self.is_endless = math.isinf(self._until) and not may_give_up
         self._is_over = False
-        self.wake = threading.Event()  # set by what is waited for, and by `give_up`
+        self.wake = threading.Event()  # set when the wait is granted, and by `give_up`
 
     def give_up(self) -> None:
         """End the wait soon; safe to call at any time, from any thread."""
@@ -36,11 +36,11 @@ class Patience:
         self.wake.set()
 
     def left_s(self) -> float:
-        """Return the seconds left, 0 or less if it is over, infinite without a limit."""
+        """Return the seconds left: 0 or less after the deadline, infinite without one."""
         return 0.0 if self._is_over else self._until - time.monotonic()
 
     def wait(self) -> None:
-        """Sleep until `wake` is set or the time is over."""
+        """Sleep until `wake` is set or the deadline passes."""
         left_s = self.left_s()
         self.wake.wait(None if math.isinf(left_s) else max(0.0, left_s))
 
@@ -53,12 +53,12 @@ class WaitQueue:
         self._parked: list[_Ticket] = []  # guarded by GUARD
 
     def try_enter(self) -> LockFile | None:
-        """Enter if it is free, without waiting; close the file to leave."""
+        """Enter without waiting if it is free, else return None; close the file to leave."""
         file = LockFile(self._path)
         return file if file.try_lock() else None
 
     def enter(self, patience: Patience) -> LockFile | None:
-        """Enter, or return None when patience is over; close the file to leave."""
+        """Enter, or return None when the wait ends first; close the file to leave."""
         if not patience.is_endless:
             return self._enter_in_time(patience)
         file = LockFile(self._path)

@@ -1,8 +1,8 @@
 """Wakes the waiter that watches the slots as soon as a permit is released.
 
-Only a hint: a watcher that gets none polls every few milliseconds. It is a datagram socket, because a named
-pipe in the directory would hang programs that copy or search the directory. On Linux its name is in no
-file system.
+Only a hint: without it, a watcher polls every few milliseconds. It is a datagram socket, because a named
+pipe in the directory would block programs that copy or search the directory. On Linux its name is not in
+the file system.
 
 A holder that is killed sends nothing; the kernel then tells the watcher that the process ended (pidfd).
 """
@@ -22,7 +22,7 @@ from retrain.locks.descriptors import GUARD, Descriptor
 
 
 def wakeup_address(wait_queue: Path, *, in_file_system: bool = sys.platform != "linux") -> str:
-    """Return a semaphore's socket address, made of its turnstile's inode: the same by every path."""
+    """Return a semaphore's socket address, derived from its turnstile's inode: the same for every path."""
     status = wait_queue.lstat()
     name = f"retrain-permits-{status.st_dev:x}-{status.st_ino:x}"
     return f"/tmp/{name}" if in_file_system else f"\0{name}"
@@ -31,7 +31,7 @@ def wakeup_address(wait_queue: Path, *, in_file_system: bool = sys.platform != "
 def wake(address: str) -> None:
     """Wake the watcher, if there is one, without waiting."""
     with contextlib.suppress(OSError):
-        with GUARD:  # the first two threads would both open one
+        with GUARD:  # else two threads could both open a socket
             sender = _sender()
         sender.sendto(b"!", address)
 
@@ -56,7 +56,7 @@ class WakeupListener:
             self._poll.register(self._socket.fileno(), select.POLLIN)
 
     def follow(self, pids: Iterable[int]) -> None:
-        """Wake when one of these processes ends as well (Linux); ids of no process are skipped."""
+        """Wake when one of these processes ends as well (Linux); unknown ids are skipped."""
         if sys.platform != "linux":
             return
         for pid in pids:
@@ -66,16 +66,16 @@ class WakeupListener:
                 self._poll.register(process.fileno(), select.POLLIN)
 
     def wait(self, timeout_s: float) -> None:
-        """Sleep until woken, a followed process ends, or the time is over."""
+        """Sleep until woken, a followed process ends, or the timeout passes."""
         for fd, _ in self._poll.poll(timeout_s * 1000):
             if process := self._followed.pop(fd, None):
-                self._poll.unregister(fd)  # it would wake us for ever
+                self._poll.unregister(fd)  # otherwise it would wake us forever
                 process.close()
             else:
                 os.read(fd, 1)
 
     def close(self) -> None:
-        """Leave the address to the next watcher."""
+        """Free the address for the next watcher."""
         for process in self._followed.values():
             process.close()
         if self._socket is not None:
@@ -88,7 +88,7 @@ def _bound(address: str) -> Descriptor:
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
     try:
         if not address.startswith("\0"):
-            Path(address).unlink(missing_ok=True)  # left by a watcher that was killed
+            Path(address).unlink(missing_ok=True)  # left over by a killed watcher
         listener.bind(address)
     except OSError:
         listener.close()
