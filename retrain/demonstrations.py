@@ -48,7 +48,7 @@ def read_demonstrations(path: str) -> list[Demonstration]:
     if len(problems) > MAX_PROBLEMS:
         problems[MAX_PROBLEMS:] = [f"{path}: {len(problems) - MAX_PROBLEMS} more lines are wrong"]
     if not found and not problems:
-        problems.append(f"{path}: holds no rows; needs one object a line: {FORMS}")
+        problems.append(f"{path}: holds no rows; needs one object per line: {FORMS}")
     if problems:
         raise ConfigError(problems)
     return found
@@ -58,7 +58,7 @@ def _demonstrations(number: int, line: str) -> Iterator[Demonstration]:
     try:
         row = json.loads(line)
     except (ValueError, RecursionError) as error:
-        raise ValueError(f"not JSON ({error}); needs one object a line") from error
+        raise ValueError(f"not JSON ({error}); needs one object per line") from error
     if not isinstance(row, dict):
         raise ValueError(f"got a {type(row).__name__}; needs {FORMS}")
     if "messages" in row:
@@ -73,9 +73,9 @@ def _of_messages(number: int, messages: object) -> Iterator[Demonstration]:
     said = tuple(_message(message) for message in messages)
     turns = [at for at, (role, _) in enumerate(said) if role == "assistant"]
     if not turns:
-        raise ValueError('"messages": nothing is said by the assistant, so there is nothing to learn')
+        raise ValueError('"messages": needs at least one message of the assistant')
     if turns[0] == 0:
-        raise ValueError('"messages": begin with the assistant; needs what it answers first')
+        raise ValueError('"messages": begins with the assistant; needs a message before it')
     return (_turn(number, said, at) for at in turns)
 
 

@@ -93,5 +93,5 @@ def _is_installed(package: str) -> bool:
 def _problem(who: str, packages: list[str], extra: str) -> str:
     missing = f"{', '.join(packages)} not found"
     if not extra:
-        return f"{who!r} needs packages: {missing}; install them beside retrain"
+        return f"{who!r} needs packages: {missing}; install them in retrain's environment"
     return f"{who!r} needs the extra {extra!r} ({missing}): {install_command(extra)}"

@@ -141,7 +141,7 @@ class HttpClient:
             if time.monotonic() > deadline:  # httpx limits each read, not the whole call
                 raise self._too_slow()
             if len(content) > self._largest:
-                raise CallError(f"answered with over {self._largest} bytes")
+                raise CallError(f"the answer is longer than {self._largest} bytes")
         return bytes(content)
 
     def _refusal(self, answer: Any) -> CallError:
@@ -155,7 +155,7 @@ class HttpClient:
         return CallError(text, answer.status_code, retry_after=answer.headers.get("Retry-After", ""))
 
     def _too_slow(self) -> CallError:
-        return CallError(f"no whole answer within {self._timeout_s:g} s", is_timeout=True)
+        return CallError(f"no complete answer within {self._timeout_s:g} s", is_timeout=True)
 
     def _masked(self, text: str) -> str:
         """Return text without the key, because some servers repeat it in an error."""

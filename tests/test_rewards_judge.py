@@ -258,7 +258,7 @@ def test_a_server_that_repeats_the_key_does_not_get_it_into_a_message(
 def test_a_key_that_no_header_can_hold_is_refused_unshown(key: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("JUDGE_KEY", key)
     (problem,) = judge.check_params({"base_url": "http://x/v1", "model": "m", "key_env": "JUDGE_KEY"})
-    assert problem.startswith("key_env: what JUDGE_KEY holds is not a key")
+    assert problem.startswith("key_env: JUDGE_KEY is not a valid key")
     assert "s3c" not in problem
 
 
@@ -278,4 +278,4 @@ def test_a_reply_without_end_is_an_error(server: JudgeServer, monkeypatch: pytes
     monkeypatch.setattr(judge, "LARGEST_REPLY_BYTES", 1000)
     server.reply = lambda body: (200, {}, b"x" * 2000)
     (found,) = ask(server, "blue", retries=0)
-    assert (found.outcome, "over 1000 bytes" in found.message) == (Outcome.ERROR, True)
+    assert (found.outcome, "longer than 1000 bytes" in found.message) == (Outcome.ERROR, True)

@@ -104,7 +104,7 @@ def test_a_line_of_garbage_costs_its_completion_and_no_other(line: str) -> None:
     first, spoilt, *rest = scores(scorer, "", line, "", "")
     scorer.close()
     assert (spoilt.value, spoilt.outcome) == (None, Outcome.ERROR)
-    assert "the process that scores" in spoilt.message
+    assert "the scoring process" in spoilt.message
     assert [s.value for s in (first, *rest)] == [0.25] * 3
 
 

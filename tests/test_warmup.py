@@ -183,8 +183,8 @@ def test_every_turn_of_the_assistant_is_a_demonstration(tmp_path: Path) -> None:
         ("[1]", "rows.jsonl:2: got a list; needs"),
         ('{"prompt": "a"}', "rows.jsonl:2: has no 'completion'"),
         ('{"prompt": 3, "completion": "b"}', "'prompt' is 3; needs a non-empty string"),
-        ('{"messages": []}', "nothing is said by the assistant"),
-        ('{"messages": [{"role": "assistant", "content": "a"}]}', "begin with the assistant"),
+        ('{"messages": []}', "needs at least one message of the assistant"),
+        ('{"messages": [{"role": "assistant", "content": "a"}]}', "begins with the assistant"),
         ('{"messages": [{"role": "wizard", "content": "a"}]}', "the role one of system"),
     ],
 )

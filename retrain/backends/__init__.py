@@ -26,14 +26,12 @@ SPEC = PluginSpec(
     members=("info", "sample", "update", "save", "load", "close"),
     hooks=(
         Hook("check_options", ("options",), "problems of [backend.options], as `key: what is wrong`"),
-        Hook(
-            "takes_permits", ("options",), "whether calls hold permits; without this hook they are taken to"
-        ),
-        Hook("wants_gpu", ("options",), "whether a run takes any GPU that it is given"),
+        Hook("takes_permits", ("options",), "whether calls hold permits; without this hook, yes"),
+        Hook("wants_gpu", ("options",), "whether a run uses the GPU that it is assigned"),
         Hook("check_run", ("config",), "problems of a run's configuration, as `[section].key: what`"),
         Hook("check_prompts", ("config", "prompts"), "problems of a task's prompts"),
         Hook("check_alphabet", ("config", "prompts", "alphabet"), "problems of a task's characters"),
-        Hook("advise_run", ("config",), "what to consider before a run"),
+        Hook("advise_run", ("config",), "advice before a run"),
         Hook("servers", ("config",), "address -> key, of each server that must answer before a run"),
     ),
     judge="check_options",

@@ -46,9 +46,9 @@ def _shown(tokenizer: Any, prompt: Prompt, system: str) -> str:
     try:
         return str(tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False))
     except Exception as error:  # a template is a program and may raise anything
-        advice = "without a system_prompt it may work" if system else "set it to false, or mend the template"
+        advice = "try it without system_prompt" if system else "set it to false, or fix the template"
         raise ConfigError(
-            f"[backend.options].chat_template: the tokenizer's own fails on prompt {prompt.id} "
+            f"[backend.options].chat_template: the tokenizer's template fails on prompt {prompt.id} "
             f"({type(error).__name__}: {error}); {advice}"
         ) from error
 

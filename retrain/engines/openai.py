@@ -172,7 +172,7 @@ def _key() -> str:
     key = os.environ.get(KEY_VARIABLE, "").strip()
     if key and not HEADER_VALUE.fullmatch(key):
         raise ConfigError(
-            f"the environment variable {KEY_VARIABLE} is not a key: it holds blanks, line breaks or "
+            f"the environment variable {KEY_VARIABLE} is not a valid key: it contains blanks, line breaks or "
             "characters beyond ASCII"
         )
     return key

@@ -25,9 +25,9 @@ SPEC = PluginSpec(
     "score",
     ("completion", "prompt"),
     hooks=(
-        Hook("open_scorer", (), "a BatchScorer in the place of `score`; takes the same keys"),
+        Hook("open_scorer", (), "a BatchScorer in place of `score`, with the same keys"),
         Hook("check_params", ("params",), "problems of [reward.params], as `key: what is wrong`"),
-        Hook("made_of", ("params",), "the rewards that it is made of: (name, params) of each"),
+        Hook("made_of", ("params",), "(name, params) of each reward that it consists of"),
         Hook("servers", ("params",), "address -> key, of each server that must answer before a run"),
     ),
     judge="check_params",
@@ -94,7 +94,7 @@ def number_of(reward: object) -> float:
     """
     if isinstance(reward, str | bytes | bytearray) or not hasattr(reward, "__float__"):
         raise TypeError(
-            "must be a number; got None, as from a function that ends without `return`"
+            "must be a number; got None: does the function end without `return`?"
             if reward is None
             else f"must be a number; got {reward!r:.80}"
         )

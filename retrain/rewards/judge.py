@@ -145,7 +145,7 @@ def check_params(params: Mapping[str, Any]) -> Iterator[str]:
     if not params.get("model"):
         yield "model: missing; needs the judge's name at the endpoint"
     if "{completion}" not in params.get("template", RUBRIC):
-        yield "template: lacks {completion}, so the judge would not see what it judges"
+        yield "template: needs {completion}, or the judge would not see the completion"
     try:
         _key(str(params.get("key_env", KEYS[0])))
     except ConfigError as error:
@@ -261,7 +261,7 @@ def _key(variable: str) -> str:
         raise ConfigError(f"key_env: the environment variable {variable} is not set; {hint}")
     if not HEADER_VALUE.fullmatch(key):
         raise ConfigError(
-            f"key_env: what {variable} holds is not a key: it has blanks, line breaks or non-ASCII characters"
+            f"key_env: {variable} is not a valid key: it contains blanks, line breaks or non-ASCII characters"
         )
     return key
 

@@ -66,7 +66,7 @@ def _rows(path: str, option: str, fields: Fields) -> Iterator[Row]:
         try:
             values = json.loads(line)
         except (ValueError, RecursionError) as error:
-            yield Row(number, place, {}, f"not JSON ({error}); needs one object a line")
+            yield Row(number, place, {}, f"not JSON ({error}); needs one object per line")
             continue
         if isinstance(values, dict):
             yield Row(number, place, values)

@@ -119,7 +119,7 @@ def split_as_given(train: Sequence[Prompt], held_out: Sequence[Prompt], seed: in
     both = {prompt.text for prompt in train} & {prompt.text for prompt in held_out}
     if both:
         raise ConfigError(
-            f"{len(both)} prompts to train on are held out too, such as {min(both)[:60]!r}; remove them"
+            f"{len(both)} training prompts are also held out, such as {min(both)[:60]!r}; remove them"
         )
     generator = random.Random(seed)
     shuffled = generator.sample(list(train), len(train))
@@ -152,7 +152,7 @@ def _prompt(row: Row, fields: Fields) -> Prompt:
     answer = _text(row.values, fields.answer, "answer_field", fields.text) if fields.answer else ""
     if fields.answer and not answer.strip():
         raise ValueError(
-            f"{fields.answer!r} is empty, which would make an empty completion right; give an answer, "
+            f"{fields.answer!r} is empty, so an empty completion would be correct; give an answer, "
             'or set answer_field = "" if the reward needs none'
         )
     return Prompt(row.number, fields.template.replace(PLACEHOLDER, text), answer)

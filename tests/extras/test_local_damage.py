@@ -71,7 +71,7 @@ def test_a_damaged_model_is_named(model: Path, damage: Callable[[Path], None], w
         (
             "{{ raise_exception('no system role') }}",
             {"system_prompt": "Be brief."},
-            "without a system_prompt",
+            "without system_prompt",
         ),
         ("{{ messages[5].content.text }}", {}, "UndefinedError"),
         ("{% for m in messages %}", {}, "TemplateSyntaxError"),

@@ -303,6 +303,6 @@ def test_the_key_comes_from_the_environment(server, model, monkeypatch):
 
 def test_a_key_that_no_header_can_hold_is_refused_unshown(server, model, monkeypatch):
     monkeypatch.setenv("OPENAI_API_KEY", "sec\nret")
-    with pytest.raises(ConfigError, match="OPENAI_API_KEY is not a key") as raised:
+    with pytest.raises(ConfigError, match="OPENAI_API_KEY is not a valid key") as raised:
         through(server, model)
     assert "ret" not in str(raised.value).replace("retrain", "")

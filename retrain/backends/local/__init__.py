@@ -65,7 +65,7 @@ def check_run(config: Config) -> list[str]:
     device, launcher = options.get("device", DEFAULTS.device), config.campaign and config.campaign.launcher
     if device.startswith("cuda") and launcher in ("local", "inline") and not gpu_nodes():
         problems.append(
-            f'[backend.options].device: got {device!r}; this machine has no GPU, use "cpu" or "auto"'
+            f'[backend.options].device: got {device!r}; this machine has no GPU; use "cpu" or "auto"'
         )
     return problems
 

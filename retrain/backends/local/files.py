@@ -82,7 +82,7 @@ def load_policy(
         if len(state) != len(generator.get_state()):
             raise RecordsError(
                 f"{directory}: this checkpoint is from another kind of device than {generator.device}, "
-                "which draws other numbers; resume it on that kind, see [backend.options].device"
+                "with another random generator; resume on that kind, see [backend.options].device"
             )
         tensors = load_file(directory / OPTIMIZER)
         _load_weights(directory, policy)

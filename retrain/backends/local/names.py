@@ -34,14 +34,14 @@ def model_problem(model: str, *, local_files_only: bool = False) -> str:
     if offline and not (_cache() / f"models--{model.replace('/', '--')}").is_dir():
         return (
             f"{model!r} is neither a directory nor in {_cache()}, and offline mode is on; "
-            "name a directory, or let the hub be asked (local_files_only = false, no HF_HUB_OFFLINE)"
+            "use a directory, or allow the hub (local_files_only = false, no HF_HUB_OFFLINE)"
         )
     return ""
 
 
 def _directory_problem(model: str, path: Path) -> str:
     if not (path / "config.json").is_file():
-        return f"{model!r} is a directory without config.json; not a saved model"
+        return f"{model!r} is a directory without config.json; use a saved model's directory"
     tokenizer = _read(path / "tokenizer_config.json")
     ends = [_read(path / name).get("eos_token_id") for name in ("config.json", "generation_config.json")]
     named = tokenizer.get("eos_token") or _read(path / "special_tokens_map.json").get("eos_token")

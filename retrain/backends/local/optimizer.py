@@ -131,7 +131,7 @@ class Optimizer:
             for name, parameter, master in self._named():
                 moments = {moment: tensors[f"{moment}.{name}"].to(master.device) for moment in MOMENTS}
                 if any(kept.shape != master.shape for kept in moments.values()):
-                    raise ValueError(f"the moments of {name} have another shape than it")
+                    raise ValueError(f"the moments of {name} do not have its shape")
                 self._adam.state[master] = {
                     "step": torch.tensor(float(steps), device=master.device),
                     **moments,

@@ -105,9 +105,9 @@ def check_options(options: Mapping[str, object]) -> list[str]:
 
 def _conflicts(options: Mapping[str, object]) -> Iterator[str]:
     if options.get("system_prompt") and not options.get("chat_template"):
-        yield "system_prompt: needs chat_template = true, which has a place for it"
+        yield "system_prompt: needs chat_template = true"
     if options.get("engine") == "openai":
         if not options.get("engine_url"):
             yield 'engine_url: needed by engine = "openai"; for example "http://127.0.0.1:8000"'
         if not options.get("lora", DEFAULTS.lora):
-            yield 'engine: "openai" needs lora = true, because adapters are what a server can reload'
+            yield 'engine: "openai" needs lora = true, because a server can only reload adapters'

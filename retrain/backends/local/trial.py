@@ -48,8 +48,8 @@ def _check_logits(model: str, policy: Policy, device: torch.device) -> None:
         ours, whole, rtol=LOGITS_TOLERANCE, atol=LOGITS_TOLERANCE * float(whole.abs().max())
     ):
         raise ConfigError(
-            f"[model].model: {model!r} transforms its logits in a way that this backend lacks, so its "
-            "log-probabilities would be wrong; use another model"
+            f"[model].model: {model!r} transforms its logits in a way that this backend does not support, "
+            "so its log-probabilities would be wrong; use another model"
         )
 
 
@@ -83,7 +83,7 @@ def _explained(model: str) -> Iterator[None]:
             raise
         first = next(iter(str(error).splitlines()), "")
         raise ConfigError(
-            f"[model].model: {model!r} cannot be run as this backend does ({type(error).__name__}: {first}); "
+            f"[model].model: {model!r} cannot be run by this backend ({type(error).__name__}: {first}); "
             'adapters on some layers only may help, such as [backend.options].target_modules = ["q_proj", '
             '"v_proj"], or use another model'
         ) from error

@@ -178,4 +178,4 @@ def _raise_if_final(what: str, error: Exception, fault: Fault) -> None:
             f"{what}: the API refuses the key ({describe(error)}); check the environment's TINKER_API_KEY"
         ) from error
     if fault is Fault.WRONG:
-        raise RunFailedError(f"{what}: the API refuses it ({describe(error)})") from error
+        raise RunFailedError(f"{what}: the API rejects the request ({describe(error)})") from error

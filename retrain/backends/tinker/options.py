@@ -63,5 +63,5 @@ def check_options(options: Mapping[str, object]) -> list[str]:
     """Return the problems of a `[backend.options]` table, one line each, starting with the key."""
     problems = problems_of(options, _RULES)
     if options.get("system_prompt") and not options.get("chat_template"):
-        problems.append("system_prompt: needs chat_template = true, which has a place for it")
+        problems.append("system_prompt: needs chat_template = true")
     return problems

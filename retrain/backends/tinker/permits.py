@@ -40,7 +40,7 @@ class Permits:
             except TimeoutError as error:
                 raise InfrastructureError(
                     f"no permit for an API call in {self._timeout_s:g} s; "
-                    "`retrain status` shows who holds them, one may be stopped"
+                    "`retrain status` shows which workers hold permits, and whether one is stopped"
                 ) from error
             yield
 

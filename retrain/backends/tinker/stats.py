@@ -95,7 +95,7 @@ class Auditor:
 def _scored(samples: Sequence[TrainingSample], outputs: Sequence[Mapping[str, Any]]) -> Floats | None:
     """Return the trainer's log-probabilities of all completion tokens; None if the API returns none."""
     if len(outputs) != len(samples):
-        raise RunFailedError(f"the API answered {len(outputs)} results for {len(samples)} rollouts")
+        raise RunFailedError(f"the API returned {len(outputs)} results for {len(samples)} rollouts")
     if any("logprobs" not in output for output in outputs):
         return None
     parts = []
@@ -103,7 +103,7 @@ def _scored(samples: Sequence[TrainingSample], outputs: Sequence[Mapping[str, An
         values = np.asarray(output["logprobs"].data, dtype=np.float64)
         if len(values) < len(sample.rollout.tokens):
             raise RunFailedError(
-                f"the API answered {len(values)} log-probabilities for a rollout of "
+                f"the API returned {len(values)} log-probabilities for a rollout of "
                 f"{len(sample.rollout.tokens)} tokens"
             )
         parts.append(values[len(values) - len(sample.rollout.tokens) :])

@@ -52,7 +52,7 @@ def datum_arrays(prompt: Sequence[int], sample: TrainingSample) -> DatumArrays:
     if len(set(lengths)) > 1 or not tokens:
         raise RunFailedError(
             f"a rollout of prompt {number} has {lengths[0]} tokens, {lengths[1]} log-probabilities and "
-            f"{lengths[2]} advantages; needs equally many, at least one; check the transform"
+            f"{lengths[2]} advantages; needs equal numbers, at least one; check the transform"
         )
     weighted = np.asarray(sample.advantages, dtype=np.float64) * sample.token_weight
     for name, values in (("log-probabilities", rollout.logprobs), ("weighted advantages", weighted)):

@@ -172,7 +172,7 @@ class ProcessPool:
         if message is not None and message.kind == "failed":
             raise ConfigError(str(message.content))
         what = ending if message is None else str(message.content)
-        raise InfrastructureError(f"a process that scores completions did not start: {what}")
+        raise InfrastructureError(f"a scoring process did not start: {what}")
 
     def _expire(self, replies: dict[int, Reply]) -> None:
         now = time.monotonic()
@@ -182,7 +182,7 @@ class ProcessPool:
                 self._drop(process)
                 replies[call.index] = Reply(Ending.TIMEOUT, message=f"took over {self._timeout_s:g} s")
         if any(deadline <= now for deadline in self._starting.values()):
-            raise InfrastructureError(f"processes that score completions did not start in {STARTUP_S:g} s")
+            raise InfrastructureError(f"scoring processes did not start in {STARTUP_S:g} s")
 
     def _drop(self, process: PoolProcess) -> str:
         self._selector.unregister(process)

@@ -47,7 +47,7 @@ def read_line(line: bytes) -> Message:
 
 def garbage(line: bytes) -> Message:
     """Return a message that reports an invalid line."""
-    return Message("", GARBAGE, f"the process that scores wrote {line[:SHOWN]!r} instead of a reply")
+    return Message("", GARBAGE, f"the scoring process wrote {line[:SHOWN]!r} instead of a reply")
 
 
 def only(messages: Sequence[Message], token: str) -> Message:
@@ -57,5 +57,5 @@ def only(messages: Sequence[Message], token: str) -> Message:
         return wrong
     (first, *more) = messages
     if more or first.token != token:
-        return Message("", GARBAGE, "the process that scores sent a reply that belongs to no call")
+        return Message("", GARBAGE, "the scoring process sent a reply that belongs to no call")
     return first

@@ -128,7 +128,7 @@ def _cases(answer: str) -> list[tuple[str, str]]:
     except (ValueError, TypeError, KeyError) as error:
         raise UnscoredError(f'the answer is not a JSON list of {{"input", "output"}}: {error}') from error
     if not cases:
-        raise UnscoredError("the answer holds no cases")
+        raise UnscoredError("the answer contains no test cases")
     return cases
 
 
@@ -138,7 +138,7 @@ def _compiled(tests: str) -> str:
     except (SyntaxError, ValueError) as error:
         raise UnscoredError(f"the answer is not Python that can be run as tests: {error}") from error
     if not tests.strip():
-        raise UnscoredError("the answer holds no tests")
+        raise UnscoredError("the answer contains no tests")
     return tests
 
 
