@@ -106,16 +106,16 @@ class _Place:
 
 def _kept(path: Path) -> list[tuple[_Place, bytes]]:
     """Return the lines that count: the latest rows of each step that is kept."""
-    told: list[tuple[_Place, bytes]] = []
+    kept: list[tuple[_Place, bytes]] = []
     for line in read_lines(path):
         place = _place(line)
         if place is None:
             continue
-        while told and _takes_back(place, told[-1][0]):
-            told.pop()
-        told.append((place, line.rstrip(b"\n")))
-    last = told[-1][0].step if told else 0
-    return [(place, line) for place, line in told if is_kept(place.step, last)]
+        while kept and _takes_back(place, kept[-1][0]):
+            kept.pop()
+        kept.append((place, line.rstrip(b"\n")))
+    last = kept[-1][0].step if kept else 0
+    return [(place, line) for place, line in kept if is_kept(place.step, last)]
 
 
 def _takes_back(later: _Place, earlier: _Place) -> bool:

@@ -232,9 +232,7 @@ class FileSemaphore:
 def _thread_or_task() -> object:
     """Return the asyncio task that runs here, if one does, else the thread."""
     if (asyncio := sys.modules.get("asyncio")) is not None:
-        with contextlib.suppress(
-            RuntimeError, AttributeError
-        ):  # no event loop, or asyncio is still being imported
+        with contextlib.suppress(RuntimeError, AttributeError):  # no event loop; still importing asyncio
             return asyncio.current_task() or threading.current_thread()
     return threading.current_thread()
 

@@ -106,12 +106,12 @@ def learn_from(
                 used[campaign] = _alive_in(manifest)
             runs.append(replace(_beside(run, used[campaign]), at_a_time=_at_a_time(manifest)))
             counts.update((label, seeds))
-    told = [manifest for path, manifest in manifests.items() if path in used]
+    read = [manifest for path, manifest in manifests.items() if path in used]
     return History(
         tuple(runs),
         len(used),
         tuple(_launches({path: manifests[path] for path in used if path in manifests})),
-        tuple(_kept_expectations(told)),
+        tuple(_kept_expectations(read)),
     )
 
 
