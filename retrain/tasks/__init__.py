@@ -7,7 +7,6 @@ seed; the split is too.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Protocol
 
 from retrain.registry import PluginSpec
 from retrain.rollouts import Prompt
@@ -25,9 +24,3 @@ class Task:
     held_out: tuple[Prompt, ...]
     alphabet: str  # sorted characters of prompts and answers, for character vocabularies
     longest_answer: int  # characters; compared with max_tokens
-
-
-class TaskBuilder(Protocol):
-    """Options from `[data.options]` and a seed -> Task."""
-
-    def __call__(self, *, seed: int, **options: Any) -> Task: ...
