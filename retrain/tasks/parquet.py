@@ -84,5 +84,5 @@ def _rows(file: Any, path: str, fields: Fields) -> Iterator[Row]:
                 yield Row(number, f"{path} row {number}", with_whole_numbers_as_text(values))
     except (OSError, ValueError, NotImplementedError) as error:  # damaged pages, or text that is not UTF-8
         raise ConfigError(
-            f"{path} row {number + 1}: this and all later rows cannot be read: {error}; write the file again"
+            f"{path} row {number + 1}: cannot be read, nor any later row: {error}; write the file again"
         ) from error

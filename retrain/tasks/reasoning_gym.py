@@ -71,7 +71,7 @@ def _generator(dataset: str, spec: Mapping[str, Any]) -> Any:
     try:
         return library.create_dataset(dataset, **spec)
     except (TypeError, ValueError, AssertionError) as error:
-        raise ConfigError(f"config: {dataset!r} rejects these settings: {error}") from error
+        raise ConfigError(f"config: {dataset!r} refuses these settings: {error}") from error
 
 
 def _pointing(task: Task, source: Mapping[str, Any]) -> Task:
