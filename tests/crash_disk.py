@@ -16,6 +16,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from retrain.locks import descriptors
+
 WRITERS = (
     "open",
     "write",
@@ -117,8 +119,12 @@ class Disk:
         finally:
             for name, real in self._real.items():
                 setattr(os, name, real)
-            for fd in self._writable & self._path_of.keys():  # as the kernel does
+            lost = self._writable & self._path_of.keys()
+            for fd in lost:  # as the kernel does
                 self._real["close"](fd)
+            for descriptor in list(descriptors._OPEN):  # they end with the process: a later
+                if descriptor.fileno() in lost:  # fork would close files that reuse these numbers
+                    descriptor._fd = -1
 
     def _wrapped(self, name: str) -> Callable[..., Any]:
         def call(*arguments: Any, **options: Any) -> Any:
