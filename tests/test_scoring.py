@@ -189,7 +189,7 @@ def test_a_reward_that_does_not_exist_cannot_be_opened() -> None:
 @pytest.mark.parametrize("name", [f"{FUNCTIONS}.odd", f"{FUNCTIONS}.odd_later"])
 @pytest.mark.parametrize("result", ["none", "text", "list"])
 def test_a_reward_that_is_no_number_names_the_prompt_and_is_never_guessed(name: str, result: str) -> None:
-    with pytest.raises(RunFailedError, match=r"the reward of prompt 0 must be a number; got"):
+    with pytest.raises(RunFailedError, match=f"^reward {name!r}, prompt 0: must be a number; got"):
         score(name, (result, result))
 
 
@@ -216,7 +216,7 @@ def test_what_a_coroutine_raises_arrives_as_it_was_raised() -> None:
 
 @pytest.mark.parametrize("name", [BY_COMMAND, f"{FUNCTIONS}.by_command_later"])
 def test_a_reward_that_ends_the_process_is_named(name: str) -> None:
-    with pytest.raises(RunFailedError, match=r"the reward of prompt 0 called sys.exit\(3\)"):
+    with pytest.raises(RunFailedError, match=rf"^reward {name!r}, prompt 0: called sys.exit\(3\)"):
         score(name, ("right", "leave", "wrong"))
 
 

@@ -30,14 +30,16 @@ def open_scorer(name: str, params: Mapping[str, Any]) -> BatchScorer:
     if opener is not None:
         scorer: BatchScorer = opener(**params)
         return scorer
-    return CallingScorer(partial(registry.find("rewards", name), **params))
+    return CallingScorer(partial(registry.find("rewards", name), **params), name)
 
 
 class CallingScorer:
     """Calls a function for each completion in turn; returned awaitables are awaited concurrently."""
 
-    def __init__(self, function: Callable[..., Any]) -> None:
+    def __init__(self, function: Callable[..., Any], name: str = "") -> None:
+        """Wrap a function; `name` is the reward's, for errors."""
         self._function = function
+        self._name = f"reward {name!r}" if name else "the reward"
 
     def score_all(self, answers: Sequence[Answer]) -> list[Score] | Awaitable[list[Score]]:
         """Score every completion, in order.
@@ -54,7 +56,7 @@ class CallingScorer:
             raise
         if any(map(inspect.isawaitable, given)):
             return self._await_all(answers, given)
-        return [_score_of(answer, one) for answer, one in zip(answers, given, strict=True)]
+        return [self._score_of(answer, one) for answer, one in zip(answers, given, strict=True)]
 
     def close(self) -> None:
         """Do nothing: no process or connection is open."""
@@ -66,13 +68,13 @@ class CallingScorer:
         except (UnscoredError, TimeoutError) as error:
             return unscored(error)
         except SystemExit as error:
-            raise _left(answer, error) from error
+            raise self._exited(answer, error) from error
 
     async def _await_all(self, answers: Sequence[Answer], given: Sequence[Any]) -> list[Score]:
         """Await all awaitables; the first exception cancels the others and is raised unchanged."""
         slots = asyncio.Semaphore(MOST_AT_ONCE)
         tasks = [
-            asyncio.ensure_future(_awaited(answer, one, slots))
+            asyncio.ensure_future(self._awaited(answer, one, slots))
             for answer, one in zip(answers, given, strict=True)
         ]
         try:
@@ -83,39 +85,36 @@ class CallingScorer:
             await asyncio.gather(*tasks, return_exceptions=True)
             close_unawaited(given)
 
+    async def _awaited(self, answer: Answer, given: Any, slots: asyncio.Semaphore) -> Score:
+        if not inspect.isawaitable(given):
+            return self._score_of(answer, given)
+        async with slots:
+            try:
+                async with asyncio.timeout(LIMIT_S) as limit:
+                    return self._score_of(answer, await given)
+            except (UnscoredError, TimeoutError) as error:
+                return unscored(TimeoutError(TOO_LONG.format(LIMIT_S)) if limit.expired() else error)
+            except SystemExit as error:
+                raise self._exited(answer, error) from error
+            except asyncio.CancelledError:
+                task = asyncio.current_task()
+                if task is None or task.cancelling():
+                    raise
+                return unscored(UnscoredError("the reward cancelled itself"))
 
-async def _awaited(answer: Answer, given: Any, slots: asyncio.Semaphore) -> Score:
-    if not inspect.isawaitable(given):
-        return _score_of(answer, given)
-    async with slots:
+    def _exited(self, answer: Answer, error: SystemExit) -> RunFailedError:
+        return RunFailedError(
+            f"{self._name}, prompt {answer.prompt.id}: called sys.exit({error.code!r}); "
+            'use reward = "custom" for code that may end its process'
+        )
+
+    def _score_of(self, answer: Answer, given: Any) -> Score:
+        if isinstance(given, Score):
+            return given
         try:
-            async with asyncio.timeout(LIMIT_S) as limit:
-                return _score_of(answer, await given)
-        except (UnscoredError, TimeoutError) as error:
-            return unscored(TimeoutError(TOO_LONG.format(LIMIT_S)) if limit.expired() else error)
-        except SystemExit as error:
-            raise _left(answer, error) from error
-        except asyncio.CancelledError:
-            task = asyncio.current_task()
-            if task is None or task.cancelling():
-                raise
-            return unscored(UnscoredError("the reward cancelled itself"))
-
-
-def _left(answer: Answer, error: SystemExit) -> RunFailedError:
-    return RunFailedError(
-        f"the reward of prompt {answer.prompt.id} called sys.exit({error.code!r}); "
-        'use reward = "custom" for code that may end its process'
-    )
-
-
-def _score_of(answer: Answer, given: Any) -> Score:
-    if isinstance(given, Score):
-        return given
-    try:
-        return Score(number_of(given))
-    except TypeError as error:
-        raise RunFailedError(f"the reward of prompt {answer.prompt.id} {error}") from error
+            return Score(number_of(given))
+        except TypeError as error:
+            raise RunFailedError(f"{self._name}, prompt {answer.prompt.id}: {error}") from error
 
 
 def close_unawaited(given: Sequence[Any]) -> None:
