@@ -145,7 +145,7 @@ def test_a_change_is_refused_while_workers_run_under_the_old_one(half: Path) -> 
     edit(half, "lr = 5e-3", "lr = 6e-3")
     lock = hold(half / "runs" / "grpo_s1" / "run.lock")
     assert lock is not None
-    with lock, pytest.raises(ConfigError, match=r"changed while grpo_s1 run.*retrain stop"):
+    with lock, pytest.raises(ConfigError, match=r"changed while grpo_s1 still run.*retrain stop"):
         reopen(half, accept_config_change=True)
 
 
