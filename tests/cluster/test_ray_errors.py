@@ -53,7 +53,7 @@ def test_what_ray_cannot_give_is_said_before_anything_exists(
 @pytest.mark.parametrize(
     ("version", "problem"),
     [
-        ("2.7.1", "the cluster has Ray 2.7.1, and it takes 2.8 or later"),
+        ("2.7.1", "the cluster has Ray 2.7.1; retrain needs 2.8 or later"),
         ("2.99.0", "install ray==2.99.0 here"),
     ],
 )
@@ -69,7 +69,7 @@ def test_a_cluster_of_another_version_is_told_before_anything_exists(
             self.wfile.write(body)
 
         def log_message(self, format: str, *arguments: object) -> None:
-            """Say nothing."""
+            """Log nothing."""
 
     with ThreadingHTTPServer(("127.0.0.1", 0), Other) as server:
         threading.Thread(target=server.serve_forever).start()
