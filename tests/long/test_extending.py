@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 Retrain = Callable[..., subprocess.CompletedProcess[str]]
-PAGE = Path(__file__).parent.parent / "docs" / "extending.md"
+PAGE = Path(__file__).parent.parent.parent / "docs" / "extending.md"
 FILES = re.findall(
     r"^```(?:python|toml)\n# (\w+\.\w+)\n(.*?)^```", PAGE.read_text(), re.MULTILINE | re.DOTALL
 )

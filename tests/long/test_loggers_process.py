@@ -16,7 +16,7 @@ PLUGINS = "tests.logger_plugins"
 HANGS = """
 import sys
 from pathlib import Path
-from tests.test_loggers_process import opened
+from tests.long.test_loggers_process import opened
 logger = opened(Path(sys.argv[1]), "hanging")
 print(logger._child.pid, flush=True)
 logger.rows([{"step": 1}])
