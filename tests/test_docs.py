@@ -42,6 +42,13 @@ def test_every_page_is_in_the_table_of_contents() -> None:
     assert [page.name for page in (ROOT / "docs").glob("*.md") if f": {page.name}\n" not in contents] == []
 
 
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_every_module_that_a_page_names_exists(page: Path) -> None:
+    named = re.findall(r"`((?:\w+/)+\w+\.py)[` ]", page.read_text())
+    places = (ROOT, ROOT / "retrain")
+    assert [name for name in named if not any((place / name).is_file() for place in places)] == []
+
+
 @pytest.fixture
 def shown_files(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Write the Python files that a page shows, so that its TOML can name them."""
