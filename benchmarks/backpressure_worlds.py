@@ -63,7 +63,7 @@ def saturating(load: float = 0.05) -> Array:
 def staircase(best: float = 48.0, tile: int = 8) -> Array:
     """Step time rises once per `tile` of the batch, as padded kernels do."""
     padded = np.ceil(SIZES / tile) * tile
-    return usl(best, 2.0, padded) * SIZES / padded
+    return np.asarray(usl(best, 2.0, padded) * SIZES / padded, dtype=np.float64)
 
 
 def still(curve: Array) -> Array:

@@ -11,6 +11,7 @@ import argparse
 import json
 import tempfile
 import time
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 
@@ -49,7 +50,7 @@ def main() -> None:
             print(f"  {name:<24}{value:>12}")
 
 
-def timed(measure) -> dict[str, object]:
+def timed(measure: Callable[[], dict[str, object]]) -> dict[str, object]:
     started = time.perf_counter()
     row = measure()
     return {**row, "seconds": round(time.perf_counter() - started, 1)}

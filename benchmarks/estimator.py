@@ -229,9 +229,10 @@ def _show(title: str, rows: list[Row]) -> None:
     for r in rows:
         limit = f"{r.limit:.1%}" if r.limit else "-"
         relied = f"{r.p90_coverage_relied_on:.0%}" if r.p90_coverage_relied_on is not None else "-"
-        cells = (f"{r.p50_median_error:.2%}", f"{r.p50_p90_error:.2%}", f"{r.p50_mean_error:+.2%}", limit)
-        cells += (f"{r.rule_mean_error:+.1%}", f"{r.p90_coverage:.0%}", relied, f"{r.labelled:.0%}")
-        print(f"{r.area:24}" + "".join(f"{c:>11}" for c in (*cells, f"{r.median_estimate_cpu_s * 1000:.0f}")))
+        cells = [f"{r.p50_median_error:.2%}", f"{r.p50_p90_error:.2%}", f"{r.p50_mean_error:+.2%}", limit]
+        cells += [f"{r.rule_mean_error:+.1%}", f"{r.p90_coverage:.0%}", relied, f"{r.labelled:.0%}"]
+        cells += [f"{r.median_estimate_cpu_s * 1000:.0f}"]
+        print(f"{r.area:24}" + "".join(f"{cell:>11}" for cell in cells))
 
 
 if __name__ == "__main__":

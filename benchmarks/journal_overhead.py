@@ -13,6 +13,7 @@ import argparse
 import json
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -117,7 +118,7 @@ def measure(
     }
 
 
-def timed(call, *arguments) -> float:
+def timed(call: Callable[..., object], *arguments: object) -> float:
     started = time.perf_counter()
     call(*arguments)
     return time.perf_counter() - started

@@ -10,7 +10,9 @@ import argparse
 import json
 import os
 import time
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
+from typing import Any
 
 os.environ.update(OMP_NUM_THREADS="1", OPENBLAS_NUM_THREADS="1")  # before numpy is imported
 
@@ -27,7 +29,7 @@ from retrain.tasks import sort
 
 BATCH, GROUP, MAX_TOKENS = 16, 16, 8
 STEP = Optimization(lr=5e-3, max_grad_norm=0.1, entropy_bonus=0.01)
-ESTIMATES = {"grpo": grpo.estimate, "maxrl": maxrl.estimate}
+ESTIMATES: dict[str, Callable[..., Any]] = {"grpo": grpo.estimate, "maxrl": maxrl.estimate}
 SHOWN = (0, 50, 100, 200, 300, 400, 600, 800)
 WINDOW = 10  # steps that a shown reward is averaged over; the first step stands alone
 

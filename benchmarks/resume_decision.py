@@ -18,6 +18,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 from retrain.campaign.events import Silent
 from retrain.campaign.run import reopen, start
@@ -53,7 +54,7 @@ class Decided(BaseException):
 
 
 class StopAtDecision(Silent):
-    def begun(self, files, runs, workers) -> None:
+    def begun(self, files: Any, runs: Any, workers: int) -> None:
         self.left = len(runs)
         raise Decided
 

@@ -176,7 +176,7 @@ def _cpu_s(process: psutil.Popen, last: float) -> float:
         times = process.cpu_times()
     except psutil.Error:
         return last
-    return max(last, times.user + times.system)  # a zombie has none
+    return max(last, float(times.user + times.system))  # a zombie has none
 
 
 if __name__ == "__main__":

@@ -58,7 +58,7 @@ class ByDeadline(ByArrival):
         return is_safe and super().may_take()
 
     def take(self) -> list[Sample[int]]:
-        self.buffer._samples.sort(key=lambda sample: sample.version)  # type: ignore[attr-defined]
+        self.buffer._unseen.sort(key=lambda sample: sample.version)
         return super().take()
 
 

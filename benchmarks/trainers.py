@@ -155,8 +155,8 @@ def run_retrain(case: Case, model: Path) -> Result:
 STARTS: list[float] = []  # processor seconds at which each of our steps began
 
 
-def timed_backend(spec: Any) -> Any:
-    """The local backend, noting when a step begins: with the only call of `sample`."""
+def timed_backend(spec: Any, *, local_files_only: bool, device: str) -> Any:
+    """The local backend with its options, noting when a step begins: with the only call of `sample`."""
     from retrain.backends.local import connect
 
     backend = connect(spec)
@@ -192,7 +192,7 @@ def run_trl(case: Case, model: Path) -> Result:
         counts.append(sum(map(len, completion_ids)))
         return found
 
-    class Clock(TrainerCallback):
+    class Clock(TrainerCallback):  # type: ignore[misc,unused-ignore]
         def on_step_end(self, *_: Any, **__: Any) -> None:
             ends.append(time.process_time())
 

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from retrain.controllers.usl import fit_usl
 
-Array = NDArray[np.float64]
+Array = NDArray[np.floating]
 
 CONCURRENCIES: dict[str, Array] = {
     "1-16, 5 points": 2.0 ** np.arange(5),

@@ -100,8 +100,14 @@ class LiveRuns:
 
 
 def row_of(step: int) -> dict[str, object]:
-    values = {"step": step, "mean_reward": 1 - 1 / (1 + step / 100), "step_time_s": 1.0, "batch_size": 8}
-    return values | {"bp_regime": "optimal", "bp_action": "hold", "throttle_level": "full"} | FILLER
+    values: dict[str, object] = {
+        "step": step,
+        "mean_reward": 1 - 1 / (1 + step / 100),
+        "step_time_s": 1.0,
+        "batch_size": 8,
+    }
+    values |= {"bp_regime": "optimal", "bp_action": "hold", "throttle_level": "full"}
+    return values | FILLER
 
 
 def watch(log_dir: Path, seconds: float, *options: str) -> Measured:
