@@ -11,11 +11,9 @@ from hypothesis import strategies as st
 
 from retrain.calibrate import advice, trials, written
 from retrain.calibrate.advice import Memory
-from retrain.calibrate.conclude import Evidence
+from retrain.calibrate.conclude import Evidence, crowding_between
 from retrain.calibrate.facts import BatchFound, Lengths, StepSplit, WorkersMeasured
-from retrain.calibrate.forecast import crowding_between
-from retrain.calibrate.session import Trialled
-from retrain.calibrate.trials import Effort
+from retrain.calibrate.trials import Effort, Trialled
 from retrain.config.json_schema import DIRECTIVE
 from retrain.config.load import parse
 from retrain.config.schema import RateLimiter
@@ -265,8 +263,7 @@ def test_permits_for_every_worker_cannot_be_what_is_waited_for(tmp_path, workers
     busy = {"sample_time_s": 0.9, "permit_wait_s": 0.5, "permit_held_s": 0.2}
     files = RunFiles(tmp_path / "run")
     record_run(files, plan.runs[0], [1.0] * 12, closing_s=0.1, **busy)
-    trial = trials.pilot(tables, Effort(), 1, tmp_path)
-    done = {"pilot": Trialled(trial, plan, tmp_path, (files.directory,), 12.0, 0)}
+    done = {"pilot": Trialled(plan, tmp_path, (files.directory,), 12.0, 0)}
     kept, _ = Evidence(plan, tables, {}, done, 2.0, lambda _: plan).advised()
     assert ("backend.max_concurrent" in [one.key for one in kept]) == is_advised
 

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from retrain.calibrate import session
+from retrain.calibrate import trials
 from retrain.errors import InfrastructureError
 from retrain.system import Gpu, process_tree
 
@@ -21,8 +21,8 @@ def gpu(memory: dict[int, int]) -> Gpu:
 
 def test_a_worker_on_several_gpus_weighs_their_sum_and_strangers_nothing():
     two = [gpu({1: 5 * GIB, 2: 4 * GIB, 9: 60 * GIB}), gpu({2: 3 * GIB})]
-    assert session.heaviest_on(two, {1, 2, 3}) == 7 * GIB
-    assert session.heaviest_on([], {1}) == 0
+    assert trials.heaviest_on(two, {1, 2, 3}) == 7 * GIB
+    assert trials.heaviest_on([], {1}) == 0
 
 
 @pytest.fixture
@@ -37,8 +37,8 @@ def test_what_a_worker_holds_on_a_gpu_is_seen_while_it_runs(worker, monkeypatch)
     def read() -> list[Gpu]:
         return [gpu(dict.fromkeys(process_tree(os.getpid()), 3 * GIB) | {1: 50 * GIB})]
 
-    monkeypatch.setattr(session, "gpus", read)
-    with session._watched_memory() as memory:
+    monkeypatch.setattr(trials, "gpus", read)
+    with trials.WorkerMemory() as memory:
         while not (memory.most_on_gpus and memory.most):
             os.sched_yield()
     assert (memory.most_on_gpus, memory.most > 1e6) == (3 * GIB, True)
@@ -48,5 +48,5 @@ def test_a_gpu_that_cannot_be_read_is_none(monkeypatch):
     def refuse() -> list[Gpu]:
         raise InfrastructureError("needs nvidia-ml-py")
 
-    monkeypatch.setattr(session, "gpus", refuse)
-    assert session.read_gpus() == []
+    monkeypatch.setattr(trials, "gpus", refuse)
+    assert trials.read_gpus() == []

@@ -8,10 +8,10 @@ import pytest
 
 from retrain.campaign.assign import as_launched
 from retrain.config.load import parse, sets_key
+from retrain.plan.checklist import warnings_of
 from retrain.plan.estimate.history import learn
 from retrain.plan.explain import explain_plan
 from retrain.plan.matrix import plan_runs
-from retrain.plan.warnings import warnings_of
 from tests.explained import SMOKE, explained, line_of, plan_of
 from tests.recorded import record_campaign
 

@@ -7,18 +7,26 @@ from pathlib import Path
 
 import pytest
 
+from retrain.calibrate.conclude import Forecast
 from retrain.calibrate.facts import WorkersMeasured
-from retrain.calibrate.forecast import Forecast
 from retrain.config.load import parse
-from retrain.plan.crowding import ALONE, Alive, Crowding, on_cores
 from retrain.plan.estimate import estimate
-from retrain.plan.estimate.history import learn
+from retrain.plan.estimate.history import learn, of_runs
 from retrain.plan.estimate.learned import learned_for, workload_of
 from retrain.plan.estimate.measured import measure_run
 from retrain.plan.estimate.remaining import RunLeft, remaining
-from retrain.plan.estimate.simulation import list_schedule
+from retrain.plan.estimate.simulation import makespan_s
 from retrain.plan.estimate.wall_time import wall_time
-from retrain.plan.estimate.workload import Launching, RunWork, StepCost, Workload
+from retrain.plan.estimate.workload import (
+    ALONE,
+    Alive,
+    Crowding,
+    Launching,
+    RunWork,
+    StepCost,
+    Workload,
+    on_cores,
+)
 from retrain.plan.matrix import Plan, plan_runs
 from retrain.records.attempts import read_attempts
 from retrain.records.layout import CampaignFiles
@@ -45,7 +53,7 @@ def plan_of(logs: Path, runs: int, workers: int, steps: int = 20) -> Plan:
 
 def p50_s(plan: Plan, logs: Path) -> float:
     history = learn(logs)
-    found = wall_time(plan, learned_for(plan, history, CORES), history, CORES)
+    found = wall_time(plan, history, CORES)
     assert found is not None
     return found.p50_s
 
@@ -78,7 +86,7 @@ def test_a_calibration_foresees_it_from_what_it_measured_side_by_side(tmp_path, 
     measured = [run for path in sorted(files.runs.iterdir()) if (run := measure_run(path)) is not None]
     side = [WorkersMeasured(n, 100.0 * min(n, CORES), 1.0) for n in (1, 2, 4, 8)]
     plan = plan_of(tmp_path, 24, workers)
-    found = Forecast(measured, side, CORES).of(plan)
+    found = Forecast(of_runs(measured), side, CORES).of(plan)
     assert found is not None
     truth_s = crowded.end_s(crowded.simulate(plan, CORES, seed=1))
     assert found.p50_s == pytest.approx(truth_s, rel=0.05)
@@ -102,11 +110,17 @@ def test_permits_and_crowding_add_up():
     assert alone.p50_s == pytest.approx(400)
 
 
+def sharing_a_core_s(seconds: list[float]) -> float:
+    """Return when the last of some runs ends, two at a time on one core."""
+    how = Launching(2, crowding=on_cores(1.0))
+    return makespan_s([[[(0, alone_s)]] for alone_s in seconds], how, lambda n: (how.crowding.of(n[0]),), 1)
+
+
 def test_runs_that_share_cores_end_by_processor_sharing():
     # two of 1 and 3 s share a core: the short one ends at 2, the long one alone from there on
-    assert list_schedule([[1.0], [3.0]], 2, crowding=on_cores(1.0)) == pytest.approx(4.0)
+    assert sharing_a_core_s([1.0, 3.0]) == pytest.approx(4.0)
     # the third begins at 2 and shares with the second, which has 2 s left then: both end at 6
-    assert list_schedule([[1.0], [3.0], [2.0]], 2, crowding=on_cores(1.0)) == pytest.approx(6.0)
+    assert sharing_a_core_s([1.0, 3.0, 2.0]) == pytest.approx(6.0)
 
 
 def test_crowding_is_linear_between_points_and_full_beyond():

@@ -98,7 +98,8 @@ def test_runs_of_a_condition_that_differ_are_noticed(tmp_path: Path) -> None:
     plan = plan_of(tmp_path, seeds=[0, 1, 2, 3], conditions=[{"name": "a"}])
     for number, seconds in enumerate((0.8, 0.9, 1.1, 1.2)):
         record_run(CampaignFiles(tmp_path / "c").run(f"a_s{number}"), plan.runs[number], [seconds] * 21)
-    learned = learned_for(plan, of_runs((tmp_path / "c" / "runs").iterdir()), cores=4.0)
+    runs = [run for path in (tmp_path / "c" / "runs").iterdir() if (run := measure_run(path)) is not None]
+    learned = learned_for(plan, of_runs(runs), cores=4.0)
     assert learned is not None
     between = 2 * (0.1**2 + 0.2**2) / 3  # what their steps explain is a twentieth of it
     assert learned.pilot.run_variance == pytest.approx(between, rel=0.06)
@@ -110,8 +111,8 @@ def test_the_evaluation_of_the_last_step_is_counted_once(tmp_path: Path, every: 
     record_campaign(plan, "c-20250131T120000Z-0a1b", closing_s=4.0, eval_time_s=4.0)
     learned = learned_for(plan, learn(tmp_path), cores=64.0)
     assert learned is not None
-    assert learned.closing_s is not None
-    took_s = 10 * learned.conditions["a"].cost.seconds + learned.closing_s
+    assert learned.history.closing_s is not None
+    took_s = 10 * learned.conditions["a"].cost.seconds + learned.history.closing_s
     assert took_s == pytest.approx(10 * 1.0 + between * 4.0 + 4.0)
 
 

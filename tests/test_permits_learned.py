@@ -9,7 +9,6 @@ import pytest
 
 from retrain.config.load import parse
 from retrain.plan.estimate.history import learn
-from retrain.plan.estimate.learned import learned_for
 from retrain.plan.estimate.wall_time import WallTime, wall_time
 from retrain.plan.matrix import Plan, plan_runs
 from retrain.records.layout import CampaignFiles
@@ -37,7 +36,7 @@ def estimated(logs: Path, permits: list[int], backend: str = "numpy") -> WallTim
     for run in plan_of(logs).runs:
         adapt(measured, run.run_id, permits)
     plan, history = plan_of(logs, backend), learn(logs)
-    found = wall_time(plan, learned_for(plan, history, cores=8.0), history, cores=8.0)
+    found = wall_time(plan, history, cores=8.0)
     assert found is not None
     return found
 

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from retrain.controllers.scaling.informative import InformativeGroups
+from retrain.controllers.scaling.noise_scale import InformativeGroups
 from retrain.controllers.scaling.rules import (
     RULES,
     AdamScaleRule,

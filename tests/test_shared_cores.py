@@ -6,11 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from retrain.calibrate.conclude import Forecast
 from retrain.calibrate.facts import WorkersMeasured
-from retrain.calibrate.forecast import Forecast
 from retrain.config.load import parse
-from retrain.plan.estimate.history import learn
-from retrain.plan.estimate.learned import learned_for
+from retrain.plan.estimate.history import learn, of_runs
 from retrain.plan.estimate.measured import measure_run
 from retrain.plan.estimate.wall_time import WallTime, wall_time
 from retrain.plan.matrix import Plan, plan_runs
@@ -34,7 +33,7 @@ def plan_of(logs: Path, workers: int, launcher: str = "local") -> Plan:
 
 def estimated(plan: Plan, logs: Path) -> WallTime:
     history = learn(logs)
-    found = wall_time(plan, learned_for(plan, history, cores=2.0), history, cores=2.0)
+    found = wall_time(plan, history, cores=2.0)
     assert found is not None
     return found
 
@@ -71,7 +70,7 @@ def test_p90_holds_what_earlier_campaigns_took_beyond_their_estimates(tmp_path, 
 
 def test_a_lucky_probe_advises_no_more_workers_than_cores(tmp_path):
     files = record_campaign(plan_of(tmp_path, 2), "c-20250131T120000Z-0a1b", closing_s=0.0)
-    runs = [run for path in files.runs.iterdir() if (run := measure_run(path)) is not None]
+    history = of_runs([run for path in files.runs.iterdir() if (run := measure_run(path)) is not None])
     side = [WorkersMeasured(n, 100.0 * n, 1.0) for n in (1, 2, 4, 8)]
-    assert set(Forecast(runs, side, cores=2.0).by_workers(plan_of(tmp_path, 2))) == {1, 2}
-    assert set(Forecast(runs, side, cores=2.0).by_workers(plan_of(tmp_path, 4))) == {1, 2, 4}
+    assert set(Forecast(history, side, cores=2.0).by_workers(plan_of(tmp_path, 2))) == {1, 2}
+    assert set(Forecast(history, side, cores=2.0).by_workers(plan_of(tmp_path, 4))) == {1, 2, 4}

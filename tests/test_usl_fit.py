@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 from scipy.optimize import curve_fit
 from scipy.stats import t as student
 
-from retrain.controllers.usl import UslFit, fit_usl
-from retrain.controllers.usl.law import ABOVE, BELOW, MIDDLE
+from retrain.controllers.usl import ABOVE, BELOW, MIDDLE, UslFit, fit_usl
 
 DATASETS: list[dict[str, Any]] = json.loads(
     (Path(__file__).parent / "data" / "usl_datasets.json").read_text()

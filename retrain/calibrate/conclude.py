@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -12,15 +13,15 @@ from typing import Any
 from retrain.calibrate import advice, facts, trials, written
 from retrain.calibrate.advice import Advice, Memory
 from retrain.calibrate.facts import BatchFound, Lengths, StepSplit, WorkersMeasured
-from retrain.calibrate.forecast import Forecast
-from retrain.calibrate.session import Trialled, read_gpus
+from retrain.calibrate.trials import Trialled, read_gpus
 from retrain.campaign.assign import takes_permits
 from retrain.controllers.usl import UslFit
 from retrain.errors import ConfigError
+from retrain.plan.estimate.history import History, of_runs
 from retrain.plan.estimate.measured import MeasuredRun
-from retrain.plan.estimate.wall_time import WallTime
+from retrain.plan.estimate.wall_time import WallTime, wall_time
+from retrain.plan.estimate.workload import ALONE, Crowding
 from retrain.plan.matrix import Plan
-from retrain.plan.warnings import answers_alone
 from retrain.system import memory_available_bytes
 
 Tables = Mapping[str, Any]
@@ -83,32 +84,27 @@ class Evidence:
     plan_of: Callable[[Tables], Plan]  # raises ConfigError
 
     @cached_property
-    def runs(self) -> list[MeasuredRun]:
-        """Return the pilot's runs that completed two steps."""
+    def runs(self) -> list[MeasuredRun]:  # of the pilot, that completed two steps
         return facts.measured_runs(self.done["pilot"]) if "pilot" in self.done else []
 
     @cached_property
     def steps(self) -> list[StepSplit]:
-        """Return how the mean step of each condition is spent."""
         return facts.step_splits(self.runs)
 
     @cached_property
     def lengths(self) -> list[Lengths]:
-        """Return how long each condition's completions were."""
         if "pilot" not in self.done:
             return []
-        alone = {c for c, run in self.plan.first_runs().items() if answers_alone(run.config)}
+        alone = {c for c, run in self.plan.first_runs().items() if run.answers_alone}
         enough = {c: longest + 1 for c, longest in self.longest_answers.items() if longest and c in alone}
         return facts.lengths(self.done["pilot"], enough)  # one token more: the end
 
     @cached_property
     def side(self) -> list[WorkersMeasured]:
-        """Return what was measured with each number of concurrent workers."""
         return facts.side_by_side(self.done)
 
     @cached_property
-    def fit(self) -> UslFit | None:
-        """Return the Universal Scalability Law across workers."""
+    def fit(self) -> UslFit | None:  # across workers
         return advice.scaling_of(self.side)
 
     @cached_property
@@ -127,7 +123,6 @@ class Evidence:
 
     @cached_property
     def scaling(self) -> Scaling | None:
-        """Return throughput across workers, with the law if it could be fitted."""
         if not self.side:
             return None
         side, fit = tuple(self.side), self.fit
@@ -140,7 +135,6 @@ class Evidence:
         return Scaling(side, fit.sigma, fit.kappa, star, fit.reason)
 
     def disk(self) -> Disk | None:
-        """Return what the whole campaign would write."""
         if "pilot" not in self.done:
             return None
         saved, logged = facts.disk_bytes(self.done["pilot"])
@@ -171,9 +165,9 @@ class Evidence:
             after = replace(after, notes=(note, *after.notes))
         return before, after
 
-    @property
+    @cached_property
     def _forecast(self) -> Forecast:
-        return Forecast(self.runs, self.side, self.cores)
+        return Forecast(of_runs(self.runs), self.side, self.cores)
 
     @property
     def _is_pressed(self) -> bool:
@@ -185,7 +179,8 @@ class Evidence:
         count = self.plan.workers
         is_remote = any(takes_permits(run.config) for run in self.plan.first_runs().values())
         permits = list(advice.max_concurrent(self.plan, self._permit_wait(), is_remote))
-        for one in advice.max_workers(self.plan, self.side, self.fit, self.memory, self._makespans(permits)):
+        makespans_s = self._forecast.by_workers(self.plan_of(written.calibrated(self.tables, permits)))
+        for one in advice.max_workers(self.plan, self.side, self.fit, self.memory, makespans_s):
             count = int(str(one.value)) if one.key == "campaign.max_workers" else count
             yield one
         yield from permits
@@ -196,9 +191,6 @@ class Evidence:
         speed = facts.batches_per_unit(self.done["limiter"]) if "limiter" in self.done else None
         if speed is not None:
             yield advice.limiter_speed(first.rate_limiter, first.training.batch_size, speed)
-
-    def _makespans(self, permits: Sequence[Advice]) -> Mapping[int, float]:
-        return self._forecast.by_workers(self.plan_of(written.calibrated(self.tables, permits)))
 
     def _permit_wait(self) -> float | None:
         """Return the fraction of a step that calls waited for permits, at about the configured worker count.
@@ -226,3 +218,53 @@ class Evidence:
             if found.condition in own:
                 name = f"{found.condition}: training.max_tokens"
                 yield replace(advice.max_tokens(name, found, self.steps), is_written=False, longer=0.0)
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """Estimates plans from a pilot, with the slowdown that was measured among concurrent workers."""
+
+    history: History  # of the pilot
+    side: Sequence[WorkersMeasured]
+    cores: float  # of this machine
+
+    def of(self, plan: Plan, longer: float = 0.0) -> WallTime | None:
+        """Return the wall time of a plan whose steps take longer by a fraction; None if no time is known."""
+        history = replace(self.history, runs=tuple(run.slowed(1 + longer) for run in self.history.runs))
+        crowding = crowding_between(self.side, self.cores if plan.shares_cores else 0.0)
+        return wall_time(plan, history, self.cores, crowding)
+
+    def by_workers(self, plan: Plan) -> Mapping[int, float]:
+        """Return P50 in seconds for each number of workers tried, and for the plan's own.
+
+        Where each worker keeps a core busy, more workers than cores are not considered.
+        """
+        most = min(len(plan.runs), max(1, int(self.cores)) if plan.shares_cores else len(plan.runs))
+        counts = {m.workers for m in self.side if m.workers <= most} | {plan.workers}
+        campaigns = {n: replace(plan.campaign, parallel=True, max_workers=n) for n in sorted(counts)}
+        times = {n: self.of(replace(plan, campaign=campaign)) for n, campaign in campaigns.items()}
+        return {n: time.p50_s for n, time in times.items() if time is not None}
+
+
+def crowding_between(side: Sequence[WorkersMeasured], shared_cores: float) -> Crowding | None:
+    """Return how many times longer a step takes among others; None if that was not measured.
+
+    Waits for permits are excluded: the estimate simulates them.
+
+    Args:
+        side: measurements with each number of concurrent workers.
+        shared_cores: that all workers share, each keeping one busy; 0 if they share none.
+    """
+    pace = {
+        m.workers: m.workers * (1 - m.permit_wait_fraction) / m.tokens_per_second
+        for m in sorted(side, key=lambda m: m.workers)
+        if m.tokens_per_second
+    }
+    if len(pace) < 2:
+        return None if shared_cores else ALONE
+    first = pace[min(pace)]
+    times = itertools.accumulate((one / first for one in pace.values()), max)  # more workers speed up no step
+    points = [(float(count), times_as_long) for count, times_as_long in zip(pace, times, strict=True)]
+    if points[-1][0] < shared_cores:
+        points.append((shared_cores, points[-1][1]))
+    return Crowding(tuple(points), is_full=shared_cores > 0)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from retrain.calibrate.session import Trialled
+from retrain.calibrate.trials import Trialled
 from retrain.clock import seconds_between
 from retrain.config.schema import Backend
 from retrain.errors import RecordsError
@@ -90,10 +90,11 @@ def measured_runs(trial: Trialled) -> list[MeasuredRun]:
 
 def step_splits(runs: Iterable[MeasuredRun]) -> list[StepSplit]:
     """Return the mean over each condition's runs."""
-    by_condition: dict[str, list[MeasuredRun]] = {}
-    for run in runs:
-        by_condition.setdefault(run.condition, []).append(run)
-    return [_split(condition, own) for condition, own in by_condition.items()]
+    known = list(runs)
+    return [
+        _split(condition, [run for run in known if run.condition == condition])
+        for condition in dict.fromkeys(run.condition for run in known)
+    ]
 
 
 def _split(condition: str, runs: Sequence[MeasuredRun]) -> StepSplit:
@@ -137,16 +138,11 @@ def lengths(trial: Trialled, enough: Mapping[str, int]) -> list[Lengths]:
         trial: the pilot.
         enough: tokens that no answer exceeds, of conditions whose completions are the answer and no more.
     """
-    by_condition: dict[str, list[Mapping[str, Any]]] = {}
-    for directory in trial.runs:
-        for row in _rows(directory):
-            if number_in(row, "length_max") is not None:
-                by_condition.setdefault(str(row["condition"]), []).append(row)
-    allowed = {run.condition: run.config.training.max_tokens for run in trial.plan.runs}
+    found = [row for path in trial.runs for row in _rows(path) if number_in(row, "length_max") is not None]
     return [
-        _lengths(condition, allowed[condition], enough.get(condition, 0), rows)
-        for condition, rows in by_condition.items()
-        if condition in allowed
+        _lengths(condition, run.config.training.max_tokens, enough.get(condition, 0), rows)
+        for condition, run in trial.plan.first_runs().items()
+        if (rows := [row for row in found if row["condition"] == condition])
     ]
 
 
@@ -177,8 +173,7 @@ def workers_measured(trial: Trialled) -> WorkersMeasured | None:
     if any(len(rows) < STEADY_ROWS for rows in runs):
         return None
     steady = [row for rows in runs for row in rows[1:]]
-    together = _together(runs)
-    rate = together or sum(_alone(rows[1:]) for rows in runs)
+    rate = _together(runs) or sum(_alone(rows[1:]) for rows in runs)
     step_s = statistics.median(row["step_time_s"] for row in steady)
     measured, backend = measured_runs(trial), trial.plan.runs[0].config.backend
     waits = permit_wait_fraction(measured) if are_permits_short(backend, measured, len(runs)) else 0.0
@@ -205,20 +200,16 @@ def batch_found(trial: Trialled) -> BatchFound | None:
     if not rows:
         return None
     last, training = rows[-1], trial.plan.runs[0].config.training
+    reasons = [str(row.get("bp_reason", "")) for row in rows]
+    too_much = [reason for reason in reasons if OUT_OF_MEMORY in reason]
+    counted = [reason for reason in reasons if not reason.startswith("not counted")]
     return BatchFound(
         regimes=tuple(dict.fromkeys(str(row["bp_regime"]) for row in rows)),
         p_star=number_in(last, "bp_p_star"),
         concurrency=training.batch_size * training.group_size,
         batch_size=int(last.get("bp_batch_size", last["batch_size"])),
-        reason=_main_reason([str(row.get("bp_reason", "")) for row in rows]),
+        reason=(too_much or counted or reasons)[-1],
     )
-
-
-def _main_reason(reasons: Sequence[str]) -> str:
-    """Return the most informative reason: running out of memory, else that of the last step that counted."""
-    too_much = [reason for reason in reasons if OUT_OF_MEMORY in reason]
-    counted = [reason for reason in reasons if not reason.startswith("not counted")]
-    return (too_much or counted or reasons)[-1]
 
 
 def out_of_memory_at(trial: Trialled) -> int | None:
@@ -229,21 +220,19 @@ def out_of_memory_at(trial: Trialled) -> int | None:
 
 def batches_per_unit(trial: Trialled) -> float | None:
     """Return the batches per production unit of an unlimited run."""
-    return next(
-        (n for row in reversed(_rows(trial.runs[0])) if (n := number_in(row, "rate_batches_per_unit"))), None
-    )
+    known = [number_in(row, "rate_batches_per_unit") for row in _rows(trial.runs[0])]
+    return next(filter(None, reversed(known)), None)
 
 
 def disk_bytes(trial: Trialled) -> tuple[float, float]:
     """Return the bytes of one checkpoint, and of the records of one step, as means over runs."""
     saved, logged = [], []
     for directory in trial.runs:
-        checkpoints = [path for path in directory.glob("checkpoints/step-*") if path.is_dir()]
-        saved += [_size(path) for path in checkpoints]
-        steps = len(_rows(directory))
-        if steps:
-            logged.append((_size(directory) - sum(map(_size, checkpoints))) / steps)
-    return (statistics.fmean(saved) if saved else 0.0), (statistics.fmean(logged) if logged else 0.0)
+        own = [_size(path) for path in directory.glob("checkpoints/step-*") if path.is_dir()]
+        saved += own
+        if steps := len(_rows(directory)):
+            logged.append((_size(directory) - sum(own)) / steps)
+    return statistics.fmean(saved or [0.0]), statistics.fmean(logged or [0.0])
 
 
 def _size(directory: Path) -> int:

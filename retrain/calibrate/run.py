@@ -11,12 +11,12 @@ from typing import Any
 
 from retrain.calibrate import facts, trials, written
 from retrain.calibrate.conclude import Calibration, Evidence
-from retrain.calibrate.session import Session, Trialled
-from retrain.calibrate.trials import Effort, Trial
+from retrain.calibrate.trials import Effort, Session, Trial, Trialled
 from retrain.campaign.assign import as_launched
 from retrain.campaign.events import Observer
 from retrain.config.load import load_config, load_tables, parse
 from retrain.errors import ConfigError, LaunchError
+from retrain.plan.estimate.measured import MeasuredRun
 from retrain.plan.matrix import Plan, plan_runs
 from retrain.plan.preflight import preflight
 from retrain.records.layout import TRIALS, create_directory
@@ -54,20 +54,18 @@ class Calibrator:
         """
         effort, runs = self._effort, len(self.plan.runs)
         yield trials.pilot(self._tables, effort, len(self.plan.conditions), log_dir)
-        condition = self._working_condition(done or {})
-        if self._limits_rate():
+        pilot = facts.measured_runs(done["pilot"]) if done and "pilot" in done else []
+        names = self.plan.conditions
+        condition = min((names.index(run.condition) for run in pilot if run.condition in names), default=0)
+        config = self.plan.runs[0].config
+        if config.rate_limiter.max_staleness > 0:
             yield trials.unlimited(self._tables, condition, effort.steps, log_dir)
         if self.plan.campaign.launcher == "local" and runs > 1:
-            steps = _enough_steps(effort, done or {})
+            steps = _enough_steps(effort, pilot)
             for count in trials.worker_counts(self.plan.workers, self._cores, runs, effort.most_workers):
                 yield trials.concurrent(self._tables, condition, count, steps, log_dir, effort.probe_s)
-        if not self._is_pressed():
+        if not config.backpressure.enabled:
             yield trials.seeking_batch(self._tables, condition, effort.batch_steps, log_dir)
-
-    def _working_condition(self, done: Mapping[str, Trialled]) -> int:
-        runs = facts.measured_runs(done["pilot"]) if "pilot" in done else []
-        known = [self.plan.conditions.index(r.condition) for r in runs if r.condition in self.plan.conditions]
-        return min(known, default=0)
 
     def run(
         self,
@@ -154,16 +152,9 @@ class Calibrator:
         config = parse(tables, self._path.name, try_plugins=False)
         return as_launched(plan_runs(config, self._path.name))
 
-    def _is_pressed(self) -> bool:
-        return self.plan.runs[0].config.backpressure.enabled
 
-    def _limits_rate(self) -> bool:
-        return self.plan.runs[0].config.rate_limiter.max_staleness > 0
-
-
-def _enough_steps(effort: Effort, done: Mapping[str, Trialled]) -> int:
+def _enough_steps(effort: Effort, runs: Sequence[MeasuredRun]) -> int:
     """Return the steps that keep workers concurrent for long enough, although they start one by one."""
-    runs = facts.measured_runs(done["pilot"]) if "pilot" in done else []
     if not runs:
         return effort.probe_steps
     step_s = statistics.fmean(statistics.fmean(run.step_times_s) + run.between_s for run in runs)
@@ -177,10 +168,8 @@ def _reason_against(trial: Trial, session: Session, done: Mapping[str, Trialled]
         return "the time budget is used up"
     if "pilot" in done and not facts.measured_runs(done["pilot"]):
         return "no condition completed two steps in the pilot"
-    return _reason_against_workers(trial, done) if trial.name.startswith("workers-") else ""
-
-
-def _reason_against_workers(trial: Trial, done: Mapping[str, Trialled]) -> str:
+    if not trial.name.startswith("workers-"):
+        return ""
     weight = max((one.worker_bytes for one in done.values()), default=0)
     if weight * trial.runs > memory_available_bytes():
         return f"{trial.runs} workers of {weight / 1e6:.0f} MB do not fit in memory"

@@ -18,7 +18,6 @@ from retrain.campaign.events import Observer
 from retrain.clock import utc_now
 from retrain.errors import DamagedRecordError, RecordsError
 from retrain.plan.matrix import Plan, RunPlan
-from retrain.plan.warnings import shares_cores
 from retrain.records.layout import CampaignFiles, RunFiles
 from retrain.records.manifest import (
     Expectation,
@@ -55,7 +54,7 @@ def manifest_of(
         with_plan(found, plan.config_hash, planned),
         workers=plan.workers,
         stagger_s=plan.campaign.stagger_seconds,
-        shared_cores=cpu_capacity() if shares_cores(plan) else 0.0,
+        shared_cores=cpu_capacity() if plan.shares_cores else 0.0,
     )
 
 

@@ -25,7 +25,7 @@ from retrain.config.resolve import as_tables
 from retrain.errors import EXIT_DONE, ConfigError, LaunchError
 from retrain.locks.held import holder
 from retrain.plan.matrix import Plan, RunPlan, plan_runs
-from retrain.plan.preflight import preflight
+from retrain.plan.preflight import check_servers, preflight
 from retrain.plan.provenance import (
     Provenance,
     as_table,
@@ -34,7 +34,6 @@ from retrain.plan.provenance import (
     working_directories,
     write_provenance,
 )
-from retrain.plan.servers import check_servers
 from retrain.records.atomic import write_atomic
 from retrain.records.files import make_directory, make_new_directory, open_log, read_small
 from retrain.records.layout import CampaignFiles, RunFiles, create_directory, open_campaign

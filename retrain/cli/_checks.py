@@ -19,7 +19,7 @@ from retrain.config.schema import Config, Logging
 from retrain.distribution import requirements
 from retrain.errors import InfrastructureError
 from retrain.extras import Needs, needs
-from retrain.plan.servers import servers_of
+from retrain.plan.preflight import servers_of
 from retrain.records.text import plain
 from retrain.semaphore import lock_sharing_problem
 from retrain.system import gpus

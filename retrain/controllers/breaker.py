@@ -11,7 +11,7 @@ Source: the circuit breaker pattern, Nygard, Release It! (2007).
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from retrain.controllers import require
@@ -25,6 +25,17 @@ class Admission:
     ask_again_s: float  # on the caller's clock; only meaningful if the breaker is open
     reason: str
     is_probe: bool = False  # half-open: one run may start, the next after its outcome is known
+
+
+@dataclass
+class _State:
+    """Of a breaker; times are on the caller's clock."""
+
+    pause_s: float
+    failures: int = 0
+    resumes_at_s: float | None = None  # set: open until then, half-open afterwards
+    probe_ends_s: float | None = None
+    why: str = ""
 
 
 class CircuitBreaker:
@@ -58,11 +69,7 @@ class CircuitBreaker:
         self._threshold = threshold
         self._first_pause_s, self._longest_pause_s = pause_s, longest_pause_s
         self._probation_s = probation_s
-        self._failures = 0
-        self._pause_s = pause_s
-        self._resumes_at_s: float | None = None  # set: open until then, half-open afterwards
-        self._probe_ends_s: float | None = None
-        self._why = ""
+        self._state = _State(pause_s)
 
     def ask(self, now_s: float) -> Admission:
         """Return whether a run may start.
@@ -70,21 +77,22 @@ class CircuitBreaker:
         Args:
             now_s: the caller's clock, the same in all calls.
         """
-        if self._resumes_at_s is None:
+        state = self._state
+        if state.resumes_at_s is None:
             return Admission(False, now_s, "closed")
-        if now_s < self._resumes_at_s:
-            return Admission(True, self._resumes_at_s, self._why)
-        if self._probe_ends_s is None:
+        if now_s < state.resumes_at_s:
+            return Admission(True, state.resumes_at_s, state.why)
+        if state.probe_ends_s is None:
             return Admission(False, now_s, "one run is started as a probe", is_probe=True)
-        if now_s < self._probe_ends_s:
-            return Admission(True, self._probe_ends_s, "one run is probing before the others start")
-        self._close()
+        if now_s < state.probe_ends_s:
+            return Admission(True, state.probe_ends_s, "one run is probing before the others start")
+        self._state = _State(self._first_pause_s)
         return Admission(False, now_s, "the probe is still running")
 
     def started(self, now_s: float) -> None:
         """Record that a run was started; if the breaker is half-open, that run is the probe."""
-        if self._resumes_at_s is not None and self._probe_ends_s is None:
-            self._probe_ends_s = now_s + self._probation_s
+        if self._state.resumes_at_s is not None and self._state.probe_ends_s is None:
+            self._state.probe_ends_s = now_s + self._probation_s
 
     def ended(self, now_s: float, *, infrastructure: bool, message: str = "") -> bool:
         """Record that an attempt of a run ended.
@@ -98,40 +106,25 @@ class CircuitBreaker:
             True if this opened the breaker.
         """
         if not infrastructure:
-            self._close()
+            self._state = _State(self._first_pause_s)
             return False
-        self._failures += 1
-        is_probe = self._probe_ends_s is not None
-        if self._resumes_at_s is not None and not is_probe:
+        state = self._state
+        state.failures += 1
+        is_probe = state.probe_ends_s is not None
+        if state.resumes_at_s is not None and not is_probe:
             return False  # this run was started before the pause
-        if not is_probe and self._failures < self._threshold:
+        if not is_probe and state.failures < self._threshold:
             return False
-        self._pause_s = min(self._longest_pause_s, 2 * self._pause_s if is_probe else self._first_pause_s)
-        self._resumes_at_s, self._probe_ends_s = now_s + self._pause_s, None
-        self._why = f"{self._failures} attempts in a row failed for infrastructure" + (
-            f"; last error: {message}" if message else ""
-        )
+        state.pause_s = min(self._longest_pause_s, 2 * state.pause_s if is_probe else self._first_pause_s)
+        state.resumes_at_s, state.probe_ends_s = now_s + state.pause_s, None
+        state.why = f"{state.failures} attempts in a row failed for infrastructure"
+        state.why += f"; last error: {message}" if message else ""
         return True
 
     def state_dict(self) -> dict[str, Any]:
         """Return everything as plain data; times are on the caller's clock."""
-        return {
-            "failures": self._failures,
-            "pause_s": self._pause_s,
-            "resumes_at_s": self._resumes_at_s,
-            "probe_ends_s": self._probe_ends_s,
-            "why": self._why,
-        }
+        return asdict(self._state)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore a `state_dict`."""
-        self._failures = int(state["failures"])
-        self._pause_s = float(state["pause_s"])
-        self._resumes_at_s, self._probe_ends_s = state["resumes_at_s"], state["probe_ends_s"]
-        self._why = str(state["why"])
-
-    def _close(self) -> None:
-        self._failures = 0
-        self._pause_s = self._first_pause_s
-        self._resumes_at_s, self._probe_ends_s = None, None
-        self._why = ""
+        self._state = _State(**state)

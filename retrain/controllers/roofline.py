@@ -12,6 +12,8 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
+from retrain.controllers import require
+
 Phase = Literal["decode", "prefill", "train"]
 Bound = Literal["compute_bound", "memory_bound", "overhead_bound", "unknown"]
 
@@ -22,22 +24,6 @@ LORA_TRAIN_FLOPS = 4  # frozen weights need no weight gradient
 
 
 @dataclass(frozen=True)
-class PhaseWork:
-    """Work of one phase of a step; None where the backend cannot know it.
-
-    Attributes:
-        flops: floating-point operations.
-        bytes_moved: bytes between memory and the cores (weights, and the KV cache when decoding).
-        time_s: duration in seconds.
-    """
-
-    phase: Phase
-    flops: float | None
-    bytes_moved: float | None
-    time_s: float
-
-
-@dataclass(frozen=True)
 class PhaseHint:
     """The hardware limit of a phase.
 
@@ -45,14 +31,11 @@ class PhaseHint:
         bound: the nearest limit.
         mfu: model FLOPs utilization, the fraction of peak arithmetic used; None if unknown.
         mbu: memory bandwidth utilization; None if unknown.
-        reason: how the bound was determined.
     """
 
-    phase: Phase
-    bound: Bound
-    mfu: float | None
-    mbu: float | None
-    reason: str
+    bound: Bound = "unknown"
+    mfu: float | None = None
+    mbu: float | None = None
 
 
 def token_flops(parameters: float, tokens: float, phase: Phase, *, lora: bool = False) -> float:
@@ -76,23 +59,37 @@ def decode_bytes(
     return weight_bytes * forward_passes + kv_bytes_per_token * kv_tokens
 
 
-def classify(work: PhaseWork, peak_gflops: float, peak_bw_gb_s: float) -> PhaseHint:
-    """Return what limits a phase; a peak of 0 means unknown.
+def classify(
+    flops: float | None,
+    bytes_moved: float | None,
+    time_s: float,
+    *,
+    peak_gflops: float,
+    peak_bw_gb_s: float,
+) -> PhaseHint:
+    """Return what limits a phase.
+
+    Args:
+        flops: floating-point operations; None if unknown.
+        bytes_moved: bytes between memory and the cores (weights, and the KV cache when decoding), or None.
+        time_s: duration in seconds.
+        peak_gflops, peak_bw_gb_s: the machine's peaks; 0 if unknown.
 
     Raises:
         ValueError: the time is not positive, or an amount is negative or not finite.
     """
-    _check(work, peak_gflops, peak_bw_gb_s)
-    mfu = _utilisation(work.flops, peak_gflops, work.time_s)
-    mbu = _utilisation(work.bytes_moved, peak_bw_gb_s, work.time_s)
+    require("time_s", time_s, 0.0 < time_s < math.inf, "a positive, finite time")
+    amounts = (("flops", flops), ("bytes_moved", bytes_moved), ("peak_gflops", peak_gflops))
+    for name, amount in (*amounts, ("peak_bw_gb_s", peak_bw_gb_s)):
+        fits = amount is None or 0.0 <= amount < math.inf
+        require(name, amount, fits, "a finite amount of at least 0")
+    mfu = _utilisation(flops, peak_gflops, time_s)
+    mbu = _utilisation(bytes_moved, peak_bw_gb_s, time_s)
     if mfu is None or mbu is None:
-        return PhaseHint(work.phase, "unknown", mfu, mbu, "FLOPs, bytes or the machine's peaks are unknown")
-    attained = max(mfu, mbu)
-    if attained < ATTAINED_LEAST:
-        reason = f"{attained:.0%} of the roof attained; overhead dominates"
-        return PhaseHint(work.phase, "overhead_bound", mfu, mbu, reason)
-    bound: Bound = "compute_bound" if mfu >= mbu else "memory_bound"
-    return PhaseHint(work.phase, bound, mfu, mbu, f"{attained:.0%} of the roof attained")
+        return PhaseHint("unknown", mfu, mbu)
+    if max(mfu, mbu) < ATTAINED_LEAST:
+        return PhaseHint("overhead_bound", mfu, mbu)
+    return PhaseHint("compute_bound" if mfu >= mbu else "memory_bound", mfu, mbu)
 
 
 def _utilisation(amount: float | None, peak_giga_per_s: float, time_s: float) -> float | None:
@@ -100,17 +97,3 @@ def _utilisation(amount: float | None, peak_giga_per_s: float, time_s: float) ->
     if amount is None or peak_giga_per_s == 0.0:
         return None
     return amount / (peak_giga_per_s * 1e9) / time_s
-
-
-def _check(work: PhaseWork, peak_gflops: float, peak_bw_gb_s: float) -> None:
-    if not (0.0 < work.time_s < math.inf):
-        raise ValueError(f"time_s: got {work.time_s}; needs a positive, finite time")
-    amounts = {
-        "flops": work.flops,
-        "bytes_moved": work.bytes_moved,
-        "peak_gflops": peak_gflops,
-        "peak_bw_gb_s": peak_bw_gb_s,
-    }
-    for name, amount in amounts.items():
-        if amount is not None and not (0.0 <= amount < math.inf):
-            raise ValueError(f"{name}: got {amount}; needs a finite amount of at least 0")

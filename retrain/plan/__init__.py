@@ -1,4 +1,4 @@
 """Plans: the runs that a file describes, their cost, and whether plugins accept their options.
 
-Nothing is created on disk. Only `preflight` builds tasks, and only `servers` opens connections.
+Nothing is created on disk. Only `preflight` builds tasks and opens connections.
 """

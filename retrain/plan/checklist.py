@@ -1,25 +1,29 @@
-"""The checklist before a full run, answered from data where there is any."""
+"""The checklist before a full run, answered from data where there is any, and warnings about a plan.
+
+A warning names a setting that costs time or has no effect.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
+from retrain import registry
+from retrain.config.schema import RateLimiter
 from retrain.plan.durations import about
 from retrain.plan.matrix import Plan, RunPlan
-from retrain.plan.warnings import GENEROUS, answers_alone, shares_cores
 
 if TYPE_CHECKING:
-    from retrain.plan.estimate.learned import Learned
     from retrain.plan.estimate.limits import Change
     from retrain.plan.estimate.wall_time import WallTime
 
 State = Literal["pass", "warn", "unknown"]
+Verdict = tuple[State, str, str]  # the state, the answer and the command of a check
 
 SMOKE_BATCH, SMOKE_GROUP, SMOKE_TOKENS, SMOKE_STEPS = 2, 8, 1024, 5
 PILOT_STEPS = 20  # per condition; the mean's standard error is then under a quarter of a step's deviation
-MAX_TOKENS = "max_tokens set on purpose"
+GENEROUS = 8  # times the longest answer: more than any completion needs
 OFTEN_CUT = 0.05  # fraction of completions: above it, the policy mainly learns to be short
 LONG_WAIT = 0.2  # fraction of a step: too many workers for the permits
 
@@ -40,7 +44,6 @@ class Decisions:
 
     plan: Plan
     longest_answers: Mapping[str, int]  # characters, by condition
-    learned: Learned | None
     time: WallTime | None
     cores: float
     file_name: str
@@ -50,128 +53,96 @@ class Decisions:
     def checklist(self, budget_s: float | None, *, sets_max_tokens: bool) -> tuple[Check, ...]:
         """Return the answer to every question."""
         return (
-            self._smoke_or_full(),
-            self._max_tokens(sets_max_tokens),
-            self._parallelism(),
-            self._throughput(),
-            self._wall_time(budget_s),
+            Check("smoke test or full run", *self._smoke_or_full()),
+            Check("max_tokens set on purpose", *self._max_tokens(sets_max_tokens)),
+            Check("parallelism within limits", *self._parallelism()),
+            Check("pilot confirms throughput", *self._throughput()),
+            Check("wall time acceptable", *self._wall_time(budget_s)),
         )
 
-    def _smoke_or_full(self) -> Check:
-        question = "smoke test or full run"
-        if all(_is_smoke(run) for run in self.plan.runs):
-            return Check(question, "pass", "smoke test: at most 2 x 8 rollouts of 1024 tokens per step", "")
+    def _smoke_or_full(self) -> Verdict:
+        if all(map(_is_smoke, self.plan.runs)):
+            return "pass", "smoke test: at most 2 x 8 rollouts of 1024 tokens per step", ""
         tokens = min(SMOKE_TOKENS, *(run.config.training.max_tokens for run in self.plan.runs))
         steps = "training.max_steps" if self.plan.is_single_run else "campaign.max_steps"
-        sets = (
-            f"training.batch_size={SMOKE_BATCH}",
-            f"training.group_size={SMOKE_GROUP}",
-            f"training.max_tokens={tokens}",
-            f"{steps}={SMOKE_STEPS}",
+        command = (
+            f"retrain {self.file_name} --set training.batch_size={SMOKE_BATCH} "
+            f"--set training.group_size={SMOKE_GROUP} --set training.max_tokens={tokens} "
+            f"--set {steps}={SMOKE_STEPS}"
         )
-        command = f"retrain {self.file_name} " + " ".join(f"--set {each}" for each in sets)
-        if self.learned is None:
-            return Check(question, "unknown", "full run; no earlier run is known", command)
-        never = [label for label, measured in self.learned.conditions.items() if not measured.is_finished]
+        if self.time is None:
+            return "unknown", "full run; no earlier run is known", command
+        never = [one.condition for one in self.time.conditions if not one.is_finished]
         if never:
-            return Check(question, "warn", f"full run, but {_listed(never)} never finished a run", command)
-        return Check(question, "pass", "full run; every condition has finished a run before", "")
+            return "warn", f"full run, but {_listed(never)} never finished a run", command
+        return "pass", "full run; every condition has finished a run before", ""
 
-    def _max_tokens(self, is_set: bool) -> Check:
-        question = MAX_TOKENS
-        allowed = max(run.config.training.max_tokens for run in self.plan.runs)
+    def _max_tokens(self, is_set: bool) -> Verdict:
+        limits = [run.config.training.max_tokens for run in self.plan.runs]
+        allowed, least = max(limits), min(limits)
         calibrate = f"retrain calibrate {self.file_name}"
         if not is_set:
-            return Check(question, "warn", f"not set: {allowed} is the default", calibrate)
-        alone = all(answers_alone(run.config) for run in self.plan.runs)
+            return "warn", f"not set: {allowed} is the default", calibrate
+        alone = all(run.answers_alone for run in self.plan.runs)
         need = max(self.longest_answers.values(), default=0) if alone else 0
         if need and allowed > GENEROUS * (need + 1):
-            return Check(question, "warn", f"{allowed}; the longest answer has {need} characters", calibrate)
-        cut, rate = self._most_cut_off()
-        if rate > OFTEN_CUT:
-            return self._often_cut(cut, rate, need)
-        said = (
-            f"at most {rate:.1%} of completions are cut off"
-            if cut
-            else "no earlier run shows how often completions are cut off"
-        )
-        return Check(question, "pass", f"{allowed}; {said}", "")
-
-    def _often_cut(self, condition: str, rate: float, need: int) -> Check:
-        """Check a high cut-off rate: harmless where every answer of `need` characters fits."""
-        question, least = MAX_TOKENS, min(run.config.training.max_tokens for run in self.plan.runs)
-        if 0 < need < least:
-            rambling = (
-                f"{least}; every correct answer fits; {rate:.0%} of {condition}'s completions "
-                "hit the limit without ending"
-            )
-            return Check(question, "pass", rambling, "")
-        cut = f"{rate:.0%} of {condition}'s completions are cut off"
-        return Check(question, "warn", cut, f"retrain calibrate {self.file_name}")
-
-    def _most_cut_off(self) -> tuple[str, float]:
-        """Return the condition whose completions are cut off most often ("" if unknown), and the fraction."""
+            return "warn", f"{allowed}; the longest answer has {need} characters", calibrate
         measured = self.time.conditions if self.time else ()
-        rates = {c.condition: c.max_token_hit_rate or 0.0 for c in measured}
-        return max(rates.items(), key=lambda item: item[1], default=("", 0.0))
+        rates = {one.condition: one.max_token_hit_rate or 0.0 for one in measured}
+        if not rates:
+            return "pass", f"{allowed}; no earlier run shows how often completions are cut off", ""
+        condition, rate = max(rates.items(), key=lambda item: item[1])
+        if rate <= OFTEN_CUT:
+            return "pass", f"{allowed}; at most {rate:.1%} of completions are cut off", ""
+        if not 0 < need < least:
+            return "warn", f"{rate:.0%} of {condition}'s completions are cut off", calibrate
+        rambling = f"{rate:.0%} of {condition}'s completions hit the limit without ending"
+        return "pass", f"{least}; every correct answer fits; {rambling}", ""
 
-    def _parallelism(self) -> Check:
-        question, workers = "parallelism within limits", self.plan.workers
-        backend = self.plan.runs[0].config.backend
-        on_cores = shares_cores(self.plan)
-        if on_cores and workers > self.cores:
-            command = f"retrain explain {self.file_name} --set campaign.max_workers={max(1, int(self.cores))}"
-            return Check(question, "warn", f"{workers} workers share {self.cores:g} CPU cores", command)
+    def _parallelism(self) -> Verdict:
+        workers, on_cores, cores = self.plan.workers, self.plan.shares_cores, self.cores
+        if on_cores and workers > cores:
+            command = f"retrain explain {self.file_name} --set campaign.max_workers={max(1, int(cores))}"
+            return "warn", f"{workers} workers share {cores:g} CPU cores", command
         if self.time is not None and self.time.permit_wait_fraction > LONG_WAIT:
             waits = f"a step would wait {self.time.permit_wait_fraction:.0%} of its time for permits"
             sets = _first_options([c for c in self.time.changes if c.limit == "permits"])
-            command = f"retrain explain {self.file_name} --from {self.learned_from}{sets}"
-            return Check(question, "warn", waits, command)
+            return "warn", waits, f"{self._explain}{sets}"
         if workers == 1 or on_cores:
-            return Check(question, "pass", f"{workers} at a time on {self.cores:g} CPU cores", "")
+            return "pass", f"{workers} at a time on {cores:g} CPU cores", ""
         if self.time is not None and self.time.holds_permits:
-            return Check(
-                question, "pass", f"{workers} workers hardly wait for {backend.first_permits} permits", ""
-            )
+            permits = self.plan.runs[0].config.backend.first_permits
+            return "pass", f"{workers} workers hardly wait for {permits} permits", ""
         answer = f"not measured whether {workers} workers slow each other down"
-        return Check(question, "unknown", answer, f"retrain calibrate {self.file_name}")
+        return "unknown", answer, f"retrain calibrate {self.file_name}"
 
-    def _throughput(self) -> Check:
-        question = "pilot confirms throughput"
-        if self.learned is None or self.time is None:
-            return Check(question, "unknown", "nothing was measured", self.pilot_command)
-        measured = self.learned.conditions.values()
-        others = [m.condition for m in measured if m.match != "same"]
-        if others:
-            answer = f"not measured with these settings: {_listed(others)}"
-            return Check(question, "warn", answer, self.pilot_command)
-        few = [
-            m.condition for m in measured if m.steps < PILOT_STEPS - m.runs
-        ]  # each run's first step counts as start-up
-        if few:
-            answer = f"fewer than {PILOT_STEPS} steps of {_listed(few)}"
-            return Check(question, "warn", answer, self.pilot_command)
-        if self.time.tail == "heavy":
-            return Check(question, "warn", self.time.notes[0], self.pilot_command)
-        return Check(
-            question, "pass", f"{self.time.measured_steps} steps of {self.time.measured_runs} runs", ""
-        )
-
-    def _wall_time(self, budget_s: float | None) -> Check:
-        question = "wall time acceptable"
+    def _throughput(self) -> Verdict:
         if self.time is None:
-            return Check(question, "unknown", "no step time is known", self.pilot_command)
-        p50, p90 = about(self.time.p50_s), about(self.time.p90_s)
-        command = f"retrain explain {self.file_name} --from {self.learned_from}"
+            return "unknown", "nothing was measured", self.pilot_command
+        measured = self.time.conditions
+        if others := [one.condition for one in measured if one.match != "same"]:
+            return "warn", f"not measured with these settings: {_listed(others)}", self.pilot_command
+        # each run's first step counts as start-up
+        if few := [one.condition for one in measured if one.steps < PILOT_STEPS - one.runs]:
+            return "warn", f"fewer than {PILOT_STEPS} steps of {_listed(few)}", self.pilot_command
+        if self.time.tail == "heavy":
+            return "warn", self.time.notes[0], self.pilot_command
+        return "pass", f"{self.time.measured_steps} steps of {self.time.measured_runs} runs", ""
+
+    def _wall_time(self, budget_s: float | None) -> Verdict:
+        if self.time is None:
+            return "unknown", "no step time is known", self.pilot_command
+        answer = f"P50 {about(self.time.p50_s)}, P90 {about(self.time.p90_s)}"
         if budget_s is None:
-            return Check(
-                question, "unknown", f"P50 {p50}, P90 {p90}; no budget was given", f"{command} --budget 6h"
-            )
-        answer = f"P50 {p50}, P90 {p90} of {about(budget_s)}"
+            return "unknown", f"{answer}; no budget was given", f"{self._explain} --budget 6h"
+        answer += f" of {about(budget_s)}"
         if self.time.p90_s <= budget_s:
-            return Check(question, "pass", answer, "")
-        sets = _first_options(self.time.changes)
-        return Check(question, "warn", answer, f"{command}{sets} --budget {budget_s:g}s")
+            return "pass", answer, ""
+        return "warn", answer, f"{self._explain}{_first_options(self.time.changes)} --budget {budget_s:g}s"
+
+    @property
+    def _explain(self) -> str:
+        return f"retrain explain {self.file_name} --from {self.learned_from}"
 
 
 def _first_options(changes: Sequence[Change]) -> str:
@@ -191,3 +162,66 @@ def _is_smoke(run: RunPlan) -> bool:
 
 def _listed(names: list[str]) -> str:
     return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+
+
+def warnings_of(plan: Plan, longest_answers: Mapping[str, int], cores: float) -> Iterator[str]:
+    """Iterate over the warnings, one line each."""
+    if plan.workers > cores and plan.shares_cores:
+        yield (
+            f"{plan.workers} workers share {cores:g} CPU cores: steps will be slower than measured alone; "
+            f"campaign.max_workers = {max(1, int(cores))} gives each its own core"
+        )
+    yield from _room_to_ramble(plan, longest_answers)
+    yield from _without_effect(plan)
+    if any(run.config.throttle.enabled and run.config.throttle.min_level == "paused" for run in plan.runs):
+        yield ('throttle.min_level = "paused" never trains, even on an idle machine; use "minimal" or less')
+    if len(plan.conditions) > 1 and any(map(_may_change_batch, plan.runs)):
+        yield (
+            "back pressure or the load throttle may give conditions different batch sizes, which biases the "
+            'comparison; control = "microbatch" keeps the optimizer\'s batch the same'
+        )
+    yield from dict.fromkeys(line for run in plan.first_runs().values() for line in _of_backend(run))
+    backend = plan.runs[0].config.backend
+    if plan.workers > backend.first_permits and not backend.adapts_permits:
+        yield f"{plan.workers} workers share {backend.first_permits} permits: calls queue, which is fine"
+
+
+def _room_to_ramble(plan: Plan, longest_answers: Mapping[str, int]) -> Iterator[str]:
+    for label, run in plan.first_runs().items():
+        need = longest_answers.get(label, 0)
+        allowed = run.config.training.max_tokens
+        if need and run.max_steps and run.answers_alone and allowed > GENEROUS * (need + 1):
+            yield (
+                f"{label}: max_tokens = {allowed}, but the longest answer has {need} "
+                f"characters, and every token costs time: training.max_tokens = {2 * (need + 1)} is enough"
+            )
+
+
+def _without_effect(plan: Plan) -> Iterator[str]:
+    campaign = plan.campaign
+    if campaign.max_workers > 1 and not campaign.parallel:
+        yield f"max_workers = {campaign.max_workers} has no effect without campaign.parallel = true"
+    if campaign.launcher == "inline":
+        if campaign.parallel:
+            yield 'parallel has no effect with launcher = "inline": runs take turns in this process'
+        for key in ("run_timeout", "stall_timeout"):
+            if getattr(campaign, key):
+                yield f'{key} has no effect with launcher = "inline": no other process watches the time'
+    limiters = [run.config.rate_limiter for run in plan.runs]
+    if any(limiter.max_staleness == 0 and limiter != RateLimiter() for limiter in limiters):
+        yield (
+            "[rate_limiter] has no effect with max_staleness = 0: sampling and training take turns; "
+            "set max_staleness = 1 or more to overlap them"
+        )
+
+
+def _of_backend(run: RunPlan) -> Iterator[str]:
+    advise = registry.hook("backends", run.config.backend.backend, "advise_run")
+    yield from advise(run.config) if advise else ()
+
+
+def _may_change_batch(run: RunPlan) -> bool:
+    pressure, throttle = run.config.backpressure, run.config.throttle
+    return (pressure.enabled and pressure.control == "batch") or (
+        throttle.enabled and throttle.control == "batch"
+    )

@@ -9,13 +9,11 @@ from typing import TYPE_CHECKING
 
 from retrain.config.problems import quote
 from retrain.config.resolve import RUN_SECTIONS
-from retrain.plan.checklist import Check, Decisions
+from retrain.plan.checklist import Check, Decisions, warnings_of
 from retrain.plan.matrix import Plan, RunPlan
-from retrain.plan.warnings import warnings_of
 
 if TYPE_CHECKING:
     from retrain.plan.estimate.history import History
-    from retrain.plan.estimate.learned import Learned
     from retrain.plan.estimate.wall_time import WallTime
 
 
@@ -90,10 +88,16 @@ def explain_plan(
         script: what the launcher would submit, if it submits anything.
     """
     first = plan.first_runs()
-    learned, time = _estimated(plan, history, cores) if history is not None else (None, None)
+    time = None
+    if history is not None:
+        from retrain.plan.estimate.wall_time import (
+            wall_time,  # not at the top: a plan alone needs no estimate
+        )
+
+        time = wall_time(plan, history, cores)
     pilot = _pilot_command(plan, file_name)
     learned_from = learned_from or shlex.quote(str(plan.log_dir))
-    decisions = Decisions(plan, longest_answers, learned, time, cores, file_name, pilot, learned_from)
+    decisions = Decisions(plan, longest_answers, time, cores, file_name, pilot, learned_from)
     return Explanation(
         name=plan.name,
         conditions=tuple(_condition(run, plan, first[plan.conditions[0]]) for run in first.values()),
@@ -111,16 +115,6 @@ def explain_plan(
         checklist=decisions.checklist(budget_s, sets_max_tokens=sets_max_tokens),
         script=script,
     )
-
-
-def _estimated(plan: Plan, history: History, cores: float) -> tuple[Learned | None, WallTime | None]:
-    from retrain.plan.estimate.learned import (
-        learned_for,  # not at the top: a plan without a pilot does not need it
-    )
-    from retrain.plan.estimate.wall_time import wall_time
-
-    learned = learned_for(plan, history, cores)
-    return learned, wall_time(plan, learned, history, cores)
 
 
 def _condition(run: RunPlan, plan: Plan, base: RunPlan) -> ConditionPlan:

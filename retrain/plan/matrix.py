@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from retrain import registry
 from retrain.config.digest import digest
 from retrain.config.files import contents_of, with_absolute_paths
 from retrain.config.labels import label_of, label_of_modes
@@ -19,8 +20,9 @@ from retrain.config.versions import CURRENT
 from retrain.records.text import plain
 
 if TYPE_CHECKING:
-    from retrain.records.run_row import PlannedRun
+    from retrain.records.manifest import RunEntry
 
+CPU_BACKENDS = ("numpy",)
 LONGEST_NAME = 64  # characters of a condition's own name that views show
 
 
@@ -44,6 +46,18 @@ class RunPlan:
     def max_steps(self) -> int:
         """Optimizer updates that finish the run."""
         return self.config.training.max_steps
+
+    @property
+    def answers_alone(self) -> bool:
+        """Whether a completion is only the answer; a language model reasons first."""
+        return self.config.backend.backend in CPU_BACKENDS
+
+    @property
+    def computes_here(self) -> bool:
+        """Whether steps compute on this machine's cores; steps with a simulated API mostly wait."""
+        backend = self.config.backend
+        calls = registry.hook("backends", backend.backend, "takes_permits")
+        return backend.backend in CPU_BACKENDS and not (calls and calls(backend.options))
 
 
 @dataclass(frozen=True)
@@ -82,6 +96,11 @@ class Plan:
         return min(self.campaign.max_workers or len(self.runs), len(self.runs))
 
     @property
+    def shares_cores(self) -> bool:
+        """Whether workers compute side by side on this machine."""
+        return self.campaign.launcher == "local" and self.runs[0].computes_here
+
+    @property
     def total_steps(self) -> int:
         """Total steps of all runs."""
         return sum(run.max_steps for run in self.runs)
@@ -109,7 +128,7 @@ def plan_runs(config: Config, file_name: str = "campaign", drawn_seed: int | Non
     )
 
 
-def planned_runs(config: Config, drawn_seed: int | None) -> list[PlannedRun]:
+def planned_runs(config: Config, drawn_seed: int | None) -> list[RunEntry]:
     """List a file's runs in launch order, without reading the files they name; none if the seed is not known.
 
     Args:
@@ -118,11 +137,11 @@ def planned_runs(config: Config, drawn_seed: int | None) -> list[PlannedRun]:
     """
     if drawn_seed is None and config.training.seed < 0 and not (config.campaign and config.campaign.seeds):
         return []
-    from retrain.records.run_row import PlannedRun  # not at the top: `explain` needs no records
+    from retrain.records.manifest import RunEntry  # not at the top: `explain` needs no records
 
     conditions, seeds = _conditions(config), _seeds(config, drawn_seed)
     return [
-        PlannedRun(_run_id(name, seed), name, seed, base.training.max_steps)
+        RunEntry(_run_id(name, seed), name, seed, base.training.max_steps)
         for seed in seeds
         for name, base in conditions
     ]

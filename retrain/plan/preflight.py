@@ -1,18 +1,22 @@
-"""Checks before anything is created: tasks are built, and backends check the runs."""
+"""Checks before anything is created: tasks are built, backends check the runs, and servers answer."""
 
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from retrain import registry
-from retrain.errors import ConfigError
+from retrain.errors import ConfigError, LaunchError
 from retrain.plan.matrix import Plan, RunPlan
 
 if TYPE_CHECKING:
     from retrain.config.schema import Config
     from retrain.tasks import Task
+
+PATIENCE_S = 10.0  # per address: a running server answers at once, unless it is very busy
 
 
 def preflight(plan: Plan, source: str) -> dict[str, int]:
@@ -27,7 +31,7 @@ def preflight(plan: Plan, source: str) -> dict[str, int]:
     longest_answers: dict[str, int] = {}
     problems: dict[str, None] = {}
     built: dict[str, Task] = {}
-    for run in {run.condition: run for run in plan.runs}.values():  # a seed changes nothing here
+    for run in plan.first_runs().values():  # a seed changes nothing here
         data = run.config.data
         key = json.dumps([data.task, data.options, data.seed], default=str, sort_keys=True)
         task = built[key] = built.get(key) or _task(run)
@@ -59,3 +63,65 @@ def _backend_problems(config: Config, task: Task) -> list[str]:
         *(check_prompts(config, prompts) if check_prompts else []),
         *(check_alphabet(config, prompts, task.alphabet) if check_alphabet else []),
     ]
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """An address, the key that names it, and why it does not answer ("" if it does)."""
+
+    address: str  # without a user or password
+    key: str
+    silence: str
+
+
+def servers_of(configs: Iterable[Config]) -> Iterator[Server]:
+    """Iterate over the servers of runs, each contacted once.
+
+    A backend or reward lists them in `servers(config)` or `servers(params)`: address -> the key that sets it.
+    Any response counts as an answer, including an HTTP error; no secrets are sent.
+    """
+    named: dict[str, str] = {}
+    for config in configs:
+        backend = registry.hook("backends", config.backend.backend, "servers")
+        reward = registry.hook("rewards", config.reward.reward, "servers")
+        named |= backend(config) if backend else {}
+        for address, key in (reward(config.reward.params) if reward else {}).items():
+            named[address] = f"[reward.params].{key}"
+    for address, key in named.items():
+        if not re.match(r"https?://", address):  # reported elsewhere
+            continue
+        yield Server(re.sub(r"//[^/@]*@", "//", address), key, _silence(address))
+
+
+def check_servers(configs: Iterable[Config], source: str) -> None:
+    """Refuse to launch runs whose servers do not answer.
+
+    Raises:
+        LaunchError: a server does not answer; the message names all of them.
+    """
+    silent = [
+        f"{source} {server.key}: no answer from {server.address} ({server.silence}); "
+        "start the server or correct the address"
+        for server in servers_of(configs)
+        if server.silence
+    ]
+    if silent:
+        raise LaunchError("\n".join(silent))
+
+
+def _silence(address: str) -> str:
+    """Return why an address does not answer, "" if it does. Not by httpx, which is an extra's package."""
+    import http.client  # not at the top: few runs have servers, and these take 20 ms
+    import urllib.error
+    import urllib.request
+
+    try:
+        with urllib.request.urlopen(address, timeout=PATIENCE_S):
+            return ""
+    except urllib.error.HTTPError as refusal:
+        refusal.close()
+        return ""
+    except urllib.error.URLError as error:
+        return getattr(error.reason, "strerror", None) or str(error.reason)
+    except (OSError, http.client.HTTPException, ValueError) as error:
+        return str(error) or type(error).__name__

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -170,17 +170,15 @@ def entries_without_manifest(files: CampaignFiles) -> tuple[RunEntry, ...]:
     return (*planned.values(), *(entry_from_name(name) for name in there if name not in planned))
 
 
-def _planned(files: CampaignFiles) -> tuple[RunEntry, ...]:
+def _planned(files: CampaignFiles) -> Sequence[RunEntry]:
     from retrain.config.load import load_types  # imports pydantic, and is seldom needed
-    from retrain.records.manifest import RunEntry
 
     origin, _ = known_origin(files)
     try:
         config = load_types(files.campaign_toml, origin.overrides)
     except (ConfigError, RecordsError):
         return ()
-    runs = planned_runs(config, origin.seed)
-    return tuple(RunEntry(run.run_id, run.condition, run.seed, run.max_steps) for run in runs)
+    return planned_runs(config, origin.seed)
 
 
 def _alone(files: CampaignFiles) -> RunEntry:

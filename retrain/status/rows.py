@@ -117,8 +117,11 @@ def time_left(runs: Sequence[RunRow], manifest: Manifest | None, *, is_supervise
     """
     if not any(run.state == RunState.RUNNING for run in runs):
         return None
-    from retrain.plan.crowding import ALONE, on_cores  # not at the top: only a live campaign needs them
     from retrain.plan.estimate.remaining import RunLeft, remaining
+    from retrain.plan.estimate.workload import (  # not at the top: only a live campaign needs them
+        ALONE,
+        on_cores,
+    )
 
     left = [
         RunLeft(

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 from retrain.backends import Backend, SamplingWork, Work
 from retrain.config.schema import BackPressure
-from retrain.controllers.roofline import Phase, PhaseHint, PhaseWork, classify
+from retrain.controllers.roofline import Phase, PhaseHint, classify
 from retrain.records.step_row import RooflineSummary, Timing
 from retrain.trainer.journal import Journal
 
@@ -67,10 +67,14 @@ def roofline(
     }
     hints = {
         phase: classify(
-            PhaseWork(phase, work.flops, work.bytes_moved, work.time_s), table.peak_gflops, table.peak_bw_gb_s
+            work.flops,
+            work.bytes_moved,
+            work.time_s,
+            peak_gflops=table.peak_gflops,
+            peak_bw_gb_s=table.peak_bw_gb_s,
         )
         if work is not None and work.time_s > 0.0
-        else PhaseHint(phase, "unknown", None, None, "no work in this step")
+        else PhaseHint()
         for phase, work in phases.items()
     }
     return RooflineSummary(

@@ -23,8 +23,14 @@ from retrain.controllers.backpressure.explore import Explorer, Situation, batch_
 from retrain.controllers.backpressure.measurements import Measurements
 from retrain.controllers.backpressure.memory_limit import MemoryLimit
 from retrain.controllers.backpressure.posterior import Posterior
-from retrain.controllers.backpressure.settings import Settings
-from retrain.controllers.backpressure.step import Action, Decision, Regime, StepObservation, classify
+from retrain.controllers.backpressure.step import (
+    Action,
+    Decision,
+    Regime,
+    Settings,
+    StepObservation,
+    classify,
+)
 from retrain.controllers.usl.online import StepTimeFitter
 
 __all__ = ["BackPressure", "Decision", "StepObservation"]

@@ -8,17 +8,16 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from retrain.controllers.backpressure.posterior import Posterior
-from retrain.controllers.usl import from_step_time
 from retrain.controllers.usl.online import StepTime, StepTimeFitter
 
-Objective = Literal["throughput", "goodput"]
+FloatArray = NDArray[np.float64]
 
+ENOUGH_SIZES = 3  # a curve has three coefficients
 ENOUGH_SAMPLES = 5  # one estimate of the noise scale is off by a factor of two or more
 LEAST_PHI, LARGEST_PHI = 1e-9, 1e18  # rollouts; beyond these limits no realistic batch makes a difference
 SMOOTHING = 0.9  # of the log, per sample; the noise scale grows over a run
@@ -79,11 +78,6 @@ class NoiseScaleTrack:
         return math.exp(self.log_mean)
 
 
-FloatArray = NDArray[np.float64]
-
-ENOUGH_SIZES = 3  # a curve has three coefficients
-
-
 @dataclass(frozen=True)
 class Curve:
     """A fit over concurrency p; `time` is None while too few sizes were measured."""
@@ -93,10 +87,7 @@ class Curve:
     @property
     def contention_and_crosstalk(self) -> tuple[float, float]:
         """Return sigma and kappa; 0 without a fit."""
-        if self.time is None:
-            return 0.0, 0.0
-        sigma, kappa, _ = from_step_time(self.time)
-        return sigma, kappa
+        return self.time.coefficients[:2] if self.time is not None else (0.0, 0.0)
 
     def best(self, noise_scale: float | None) -> float:
         """Return the concurrency of the highest throughput (or goodput, given a noise scale), at least 1.

@@ -12,8 +12,8 @@ from retrain.controllers.scaling.rules import (
     ScalingDecision,
     ScalingRule,
     SqrtRule,
+    schedule_factor,
 )
-from retrain.controllers.scaling.schedule import schedule_factor
 
 __all__ = [
     "RULES",

@@ -1,6 +1,7 @@
-"""Learning-rate rules: the factor for a step whose batch is S times the initial batch.
+"""Learning-rate rules and schedules: the factor of a step's learning rate.
 
-Each rule is a formula of S and the gradient noise; a missing argument is an error.
+Each rule is a formula of S, the step's batch over the initial batch, and the gradient noise; a missing
+argument is an error.
 """
 
 from __future__ import annotations
@@ -9,12 +10,11 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
-from retrain.controllers.scaling.informative import InformativeGroups
-from retrain.controllers.scaling.noise_scale import LEAST_VAR, GradientNoiseScale
+from retrain.controllers.scaling.noise_scale import LEAST_VAR, GradientNoiseScale, InformativeGroups
 from retrain.rollouts import Floats
 
 
@@ -265,3 +265,24 @@ def _told(noise_scale: float) -> str:
     if math.isinf(noise_scale):
         return "noise but no signal measured"
     return f"noise scale {noise_scale:.3g} prompts"
+
+
+Schedule = Literal["constant", "linear", "cosine"]
+
+
+def schedule_factor(schedule: Schedule, progress: float, total: float, warmup: float = 0.0) -> float:
+    """Return the factor of the learning rate, in [0, 1].
+
+    Args:
+        schedule: constant, or decaying to zero at `total`, linearly or as half a cosine.
+        progress: of all earlier steps; 0 for the first step.
+        total: progress at which a decaying schedule reaches zero.
+        warmup: progress over which the factor rises; above 0 from the first step.
+    """
+    rise = min(1.0, (progress + 1.0) / warmup) if warmup > 0 else 1.0
+    done = min(1.0, progress / total)
+    if schedule == "linear":
+        return rise * (1.0 - done)
+    if schedule == "cosine":
+        return rise * 0.5 * (1.0 + math.cos(math.pi * done))
+    return rise

@@ -35,6 +35,12 @@ class StepTime:
         """The p of the highest throughput; infinite if crowd is 0."""
         return math.sqrt(self.lead / self.crowd) if self.crowd > 0.0 else math.inf
 
+    @property
+    def coefficients(self) -> tuple[float, float, float]:
+        """The law's sigma, kappa and lambda."""
+        total = self.lead + self.load + self.crowd
+        return (self.load + self.crowd) / total, self.crowd / total, 1.0 / total
+
     def throughput(self, p: float) -> float:
         return p / (self.lead + self.load * p + self.crowd * p * p)
 

@@ -100,11 +100,11 @@ def estimate(workload: Workload, pilot: Pilot | None = None, seed: int = 0) -> M
     return Makespan(
         p50_s=quantile(times, 0.5),
         p90_s=quantile(times, 0.9),
-        waves=math.ceil(len(workload.runs) / workload.launching.workers),
+        waves=workload.waves,
         runs=len(workload.runs),
         limited_by=limit,
         changes=changes,
-        rule_of_thumb_s=_total_s(workload) / max(1, min(workload.launching.workers, len(workload.runs))),
+        rule_of_thumb_s=workload.total_s / max(1, min(workload.launching.workers, len(workload.runs))),
         permit_wait_fraction=simulation.permit_wait_fraction(),
         tail=simulation.tail,
     )
@@ -130,7 +130,3 @@ def _classes(
         top = next(top for top in tops if seconds <= top)
         runs.append(RunWork(f"{ALL}{top!r}", STEPS_GUESSED * seconds / top if top else 0.0))
     return tuple(runs), costs
-
-
-def _total_s(workload: Workload) -> float:
-    return math.fsum(workload.run_seconds(run) for run in workload.runs)

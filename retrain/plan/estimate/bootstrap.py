@@ -16,7 +16,6 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from retrain.plan.estimate.contention import Job
 from retrain.plan.estimate.workload import Failures, Pilot, StepCost, Workload
 
 Tail = Literal["none", "light", "heavy", "short"]
@@ -28,6 +27,14 @@ HEAVY_RATIO = 4.0  # step time over the mean that a light tail of some hundred s
 FAR_RATIO = 1.5
 HEAVY_PULL = 0.01  # change of the mean, as a fraction, by one more such step
 HEAVY_SHARE = 0.5  # of all squared deviations in the largest one: that step dominates the variance
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One run: the steps of its attempts, all but the last of which fail."""
+
+    condition: int
+    attempts: tuple[float, ...]
 
 
 @dataclass(frozen=True, slots=True)

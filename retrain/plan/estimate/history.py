@@ -5,15 +5,15 @@ from __future__ import annotations
 import math
 import statistics
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from retrain.clock import posix_s
 from retrain.config.labels import label_of
 from retrain.errors import RecordsError
-from retrain.plan.crowding import Alive, Crowding
-from retrain.plan.estimate.measured import MeasuredRun, measure_run
+from retrain.plan.estimate.measured import MeasuredRun, measure_run, median_of_known
+from retrain.plan.estimate.workload import Alive, Crowding
 from retrain.plan.provenance import known_origin
 from retrain.records.layout import CampaignFiles, find_campaigns, is_single_run
 from retrain.records.manifest import Expectation, Manifest, read_manifest
@@ -49,19 +49,16 @@ class History:
     @property
     def startup_s(self) -> float | None:
         """Median seconds from a worker's first record to the first step."""
-        known = [run.startup_s for run in self.runs if run.startup_s is not None]
-        return statistics.median(known) if known else None
+        return median_of_known(run.startup_s for run in self.runs)
 
     def launch_s(self, launcher: str) -> float | None:
         """Return the median seconds that a launcher takes from a free slot to a worker's first record."""
-        known = [launches.mean_s for launches in self.launches if launches.launcher == launcher]
-        return statistics.median(known) if known else None
+        return median_of_known(one.mean_s for one in self.launches if one.launcher == launcher)
 
     @property
     def closing_s(self) -> float | None:
         """Median seconds from the last step to the run's end."""
-        known = [run.closing_s for run in self.runs if run.closing_s is not None]
-        return statistics.median(known) if known else None
+        return median_of_known(run.closing_s for run in self.runs)
 
     @property
     def failures_per_hour(self) -> float:
@@ -110,18 +107,13 @@ def learn_from(
     return History(
         tuple(runs),
         len(used),
-        tuple(_launches({path: manifests[path] for path in used if path in manifests})),
-        tuple(_kept_expectations(read)),
+        tuple(_launches([(path, manifests[path]) for path in used if path in manifests])),
+        tuple(m.expected for m in read if m.expected and m.expected.actual_s is not None),
     )
 
 
-def of_runs(directories: Iterable[Path]) -> History:
-    """Read the history of given runs of one campaign; runs without two complete steps are left out.
-
-    Raises:
-        RecordsError: a run cannot be read.
-    """
-    runs = tuple(run for directory in directories if (run := measure_run(directory)) is not None)
+def of_runs(runs: Sequence[MeasuredRun]) -> History:
+    """Return the history of runs of one campaign."""
     alive = Alive(run.span for run in runs if run.span is not None)
     return History(tuple(_beside(run, alive) for run in runs), 1 if runs else 0, (), ())
 
@@ -176,15 +168,8 @@ def _measured(directory: Path) -> MeasuredRun | None:
         return None
 
 
-def _kept_expectations(manifests: Iterable[Manifest]) -> Iterator[Expectation]:
-    """Return the forecasts of campaigns that finished."""
-    for manifest in manifests:
-        if manifest.expected and manifest.expected.actual_s is not None:
-            yield manifest.expected
-
-
-def _launches(manifests: Mapping[Path, Manifest]) -> Iterator[Launches]:
-    for path, manifest in manifests.items():
+def _launches(manifests: Iterable[tuple[Path, Manifest]]) -> Iterator[Launches]:
+    for path, manifest in manifests:
         waits = list(_waits_s(manifest)) if all(run.attempts <= 1 for run in manifest.runs) else []
         if waits:
             alive = 1 if manifest.stagger_s else max(1, _at_a_time(manifest))
@@ -202,8 +187,6 @@ def _waits_s(manifest: Manifest) -> Iterator[float]:
     places = _at_a_time(manifest) or len(starts)
     free = [began] * places + list(ends)
     pairs = list(zip(starts, free, strict=False))
-    yield from (
-        max(0.0, start - since)
-        for start, since in pairs[: 1 if manifest.stagger_s else None]
-        if since is not None
-    )
+    for start, since in pairs[: 1 if manifest.stagger_s else None]:
+        if since is not None:
+            yield max(0.0, start - since)

@@ -6,18 +6,26 @@ import itertools
 import math
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, Literal
 
 from retrain.config.labels import label_of
 from retrain.config.problems import quote
 from retrain.config.resolve import as_tables
-from retrain.plan.crowding import ALONE, Crowding, on_cores
 from retrain.plan.estimate.history import History
-from retrain.plan.estimate.measured import MeasuredRun, mean_of_known
-from retrain.plan.estimate.workload import Failures, Launching, Pilot, RunWork, StepCost, Workload
+from retrain.plan.estimate.measured import MeasuredRun, mean_of_known, median_of_known
+from retrain.plan.estimate.workload import (
+    ALONE,
+    Crowding,
+    Failures,
+    Launching,
+    Pilot,
+    RunWork,
+    StepCost,
+    Workload,
+    on_cores,
+)
 from retrain.plan.matrix import Plan, RunPlan
-from retrain.plan.warnings import shares_cores
 
 Match = Literal["same", "other condition", "other settings"]
 Compared = tuple[MeasuredRun, Sequence[str]]  # a run, and the settings in which it differs from the plan
@@ -34,7 +42,7 @@ DECIDES: Mapping[str, tuple[str, ...]] = {
 
 
 @dataclass(frozen=True)
-class Measured:
+class MeasuredCondition:
     """What is known about one condition's steps from earlier runs."""
 
     condition: str
@@ -42,30 +50,42 @@ class Measured:
     from_conditions: tuple[str, ...]
     differs: tuple[str, ...]  # settings that affect step time and differ, "key = theirs, not ours"
     runs: int
+    steps: int
     is_finished: bool  # whether any run of this condition finished, with any settings
-    step_times_s: tuple[float, ...]
-    run_means_s: tuple[float, ...]  # mean step time of each run
     median_step_time_s: float
-    cost: StepCost
+    mean_step_time_s: float  # including the time between steps; without waits for permits
+    permit_held_s: float
     max_token_hit_rate: float | None
 
+
+@dataclass(frozen=True)
+class Measured(MeasuredCondition):
+    """The same, with the single steps; times are those of a run alone."""
+
+    step_times_s: tuple[float, ...]
+    run_means_s: tuple[float, ...]  # mean step time of each run
+    calls_at_once: int
+
     @property
-    def steps(self) -> int:
-        """Number of steps measured."""
-        return len(self.step_times_s)
+    def cost(self) -> StepCost:
+        """What one step takes."""
+        return StepCost(self.mean_step_time_s, self.permit_held_s, self.calls_at_once)
+
+    def among(self, crowd: float) -> MeasuredCondition:
+        """Return the summary, with times `crowd` times as long."""
+        summary = {each.name: getattr(self, each.name) for each in fields(MeasuredCondition)}
+        times = ("median_step_time_s", "mean_step_time_s", "permit_held_s")
+        return MeasuredCondition(**summary | {name: crowd * summary[name] for name in times})
 
 
 @dataclass(frozen=True)
 class Learned:
-    """The input of an estimate, from earlier runs."""
+    """The input of an estimate, from earlier runs; times are those of a run alone."""
 
     conditions: Mapping[str, Measured]
-    launch_s: float | None  # from a free slot to a worker's first record; None if never measured
-    startup_s: float | None  # from the first record to the first step
-    closing_s: float | None
-    failures_per_hour: float
+    history: History
     permits_borne: int | None  # that the API sustained, if permits adapt; None if never at its limit
-    crowding: Crowding = ALONE  # slowdown of all of this by concurrent runs
+    crowding: Crowding  # slowdown of all of this by concurrent runs
 
     @property
     def pilot(self) -> Pilot:
@@ -78,7 +98,7 @@ class Learned:
 
 def crowding_of(plan: Plan, cores: float) -> Crowding:
     """Return the slowdown by concurrent runs, from the cores that workers share."""
-    return on_cores(cores) if shares_cores(plan) else ALONE
+    return on_cores(cores) if plan.shares_cores else ALONE
 
 
 def learned_for(
@@ -98,10 +118,7 @@ def learned_for(
     history = history.alone(crowding)
     return Learned(
         {label: _measured(run, history.runs) for label, run in plan.first_runs().items()},
-        history.launch_s(plan.campaign.launcher),
-        history.startup_s,
-        history.closing_s,
-        history.failures_per_hour,
+        history,
         _permits_borne(plan, history),
         crowding,
     )
@@ -109,17 +126,17 @@ def learned_for(
 
 def workload_of(plan: Plan, learned: Learned) -> Workload:
     """Return a plan as a workload to estimate."""
-    config = plan.runs[0].config
+    config, history = plan.runs[0].config, learned.history
     failures = Failures(
-        per_hour=learned.failures_per_hour,
+        per_hour=history.failures_per_hour,
         lost_steps=float(config.training.save_every),
         retries=plan.campaign.retries,
     )
     launching = Launching(
         plan.workers,
         plan.campaign.stagger_seconds,
-        (learned.launch_s or 0.0) + (learned.startup_s or 0.0),
-        learned.closing_s or 0.0,
+        (history.launch_s(plan.campaign.launcher) or 0.0) + (history.startup_s or 0.0),
+        history.closing_s or 0.0,
         learned.permits_borne if config.backend.adapts_permits else config.backend.first_permits,
         failures,
         learned.crowding,
@@ -133,18 +150,25 @@ def _measured(run: RunPlan, runs: Sequence[MeasuredRun]) -> Measured:
     match, compared = _most_alike(run.condition, [(r, list(_differences(ours, r.tables))) for r in runs])
     chosen, differs = zip(*compared, strict=True)
     times = tuple(itertools.chain.from_iterable(r.step_times_s for r in chosen))
+    training = run.config.training
+    beside_s = statistics.fmean(r.between_s for r in chosen)
+    beside_s += statistics.fmean(r.evaluation_s for r in chosen) * _share(training.eval_every, run.max_steps)
+    beside_s += statistics.fmean(r.checkpoint_s for r in chosen) * _share(training.save_every, run.max_steps)
     return Measured(
         condition=run.condition,
         match=match,
         from_conditions=tuple(dict.fromkeys(r.condition for r in chosen)),
         differs=tuple(dict.fromkeys(itertools.chain.from_iterable(differs))),
         runs=len(chosen),
+        steps=len(times),
         is_finished=any(r.is_finished and _is_named(r, run.condition) for r in runs),
+        median_step_time_s=statistics.median(times),
+        mean_step_time_s=math.fsum(times) / len(times) + beside_s,
+        permit_held_s=statistics.fmean(r.parts.permit_held_s for r in chosen),
+        max_token_hit_rate=mean_of_known(r.max_token_hit_rate for r in chosen),
         step_times_s=times,
         run_means_s=tuple(statistics.fmean(r.step_times_s) for r in chosen),
-        median_step_time_s=statistics.median(times),
-        cost=_cost(run, chosen, times),
-        max_token_hit_rate=mean_of_known(r.max_token_hit_rate for r in chosen),
+        calls_at_once=round(statistics.median(r.parts.calls_at_once for r in chosen)),
     )
 
 
@@ -165,24 +189,9 @@ def _is_named(run: MeasuredRun, condition: str) -> bool:
 
 def _permits_borne(plan: Plan, history: History) -> int | None:
     backend = plan.runs[0].config.backend.backend
-    known = [
-        run.permits_borne
-        for run in history.runs
-        if run.permits_borne is not None and run.tables.get("backend", {}).get("backend") == backend
-    ]
-    return max(1, round(statistics.median(known))) if known else None
-
-
-def _cost(run: RunPlan, runs: Sequence[MeasuredRun], times: Sequence[float]) -> StepCost:
-    training = run.config.training
-    beside_s = statistics.fmean(r.between_s for r in runs)
-    beside_s += statistics.fmean(r.evaluation_s for r in runs) * _share(training.eval_every, run.max_steps)
-    beside_s += statistics.fmean(r.checkpoint_s for r in runs) * _share(training.save_every, run.max_steps)
-    return StepCost(
-        seconds=math.fsum(times) / len(times) + beside_s,
-        permit_s=statistics.fmean(r.parts.permit_held_s for r in runs),
-        calls_at_once=round(statistics.median(r.parts.calls_at_once for r in runs)),
-    )
+    same = (run for run in history.runs if run.tables.get("backend", {}).get("backend") == backend)
+    known = median_of_known(run.permits_borne for run in same)
+    return None if known is None else max(1, round(known))
 
 
 def _share(every: int, steps: int) -> float:

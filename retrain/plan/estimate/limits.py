@@ -17,6 +17,7 @@ from retrain.records.text import count_of
 
 Limit = Literal["workers", "permits", "last wave", "slowest condition", "stagger"]
 Simulate = Callable[[Workload], float]
+Option = tuple[Limit, str, str, Workload]  # limit, setting and text as in `Change`, and the workload with it
 
 NAMED = 0.05  # of the makespan: a limit whose removal saves less is not reported
 WORTH_SAYING = 0.01  # of the makespan: a smaller saving is within the estimate's error
@@ -34,16 +35,6 @@ class Change:
     saves_s: float
 
 
-@dataclass(frozen=True)
-class _Option:
-    """A possible change, and the workload with it."""
-
-    limit: Limit
-    setting: str
-    text: str
-    workload: Workload
-
-
 def find_limit(workload: Workload, expected_s: float, simulate: Simulate) -> tuple[Limit, tuple[Change, ...]]:
     """Return what limits a campaign, and the changes worth making, the best first.
 
@@ -54,10 +45,14 @@ def find_limit(workload: Workload, expected_s: float, simulate: Simulate) -> tup
     """
     if not workload.runs or expected_s <= 0:
         return "slowest condition", ()
-    changes = [_simulated(option, expected_s, simulate) for option in _options(workload)]
-    worth = [change for change in changes if change.saves_s > WORTH_SAYING * expected_s]
-    ordered = tuple(sorted(worth, key=lambda change: change.makespan_s))
-    return _limit(workload, expected_s, simulate), ordered
+    changes = []
+    for limit, setting, text, other in _options(workload):
+        makespan_s = simulate(other)
+        saves_s = expected_s - makespan_s
+        if saves_s > WORTH_SAYING * expected_s:
+            changes.append(Change(limit, setting, f"{text} and save {about(saves_s)}", makespan_s, saves_s))
+    changes.sort(key=lambda change: change.makespan_s)
+    return _limit(workload, expected_s, simulate), tuple(changes)
 
 
 def _limit(workload: Workload, expected_s: float, simulate: Simulate) -> Limit:
@@ -71,40 +66,34 @@ def _limit(workload: Workload, expected_s: float, simulate: Simulate) -> Limit:
         "permits": expected_s - free_s,
         "stagger": free_s - together_s,
         "slowest condition": idle_s - own_idle_s,
-        "last wave": own_idle_s if _waves(workload) > 1 else 0.0,
+        "last wave": own_idle_s if workload.waves > 1 else 0.0,
     }
     limit = max(lifted, key=lambda name: lifted[name])
     if lifted[limit] > NAMED * expected_s:
         return limit
-    return "workers" if _waves(workload) > 1 else "slowest condition"
+    return "workers" if workload.waves > 1 else "slowest condition"
 
 
-def _options(workload: Workload) -> Iterator[_Option]:
-    yield from _more_workers(workload)
-    yield from _more_permits(workload)
-    yield from _no_stagger(workload)
-    yield from _slowest_first(workload)
-
-
-def _simulated(option: _Option, expected_s: float, simulate: Simulate) -> Change:
-    makespan_s = simulate(option.workload)
-    saves_s = expected_s - makespan_s
-    text = f"{option.text} and save {about(max(0.0, saves_s))}"
-    return Change(option.limit, option.setting, text, makespan_s, saves_s)
-
-
-def _more_workers(workload: Workload) -> Iterator[_Option]:
-    count, workers, waves = len(workload.runs), workload.launching.workers, _waves(workload)
+def _options(workload: Workload) -> Iterator[Option]:
+    count, workers, waves = len(workload.runs), workload.launching.workers, workload.waves
     if waves > 1:
         more = math.ceil(count / (waves - 1))
         text = (
             f"{count} runs on {count_of(workers, 'worker')} take {waves} waves; "
             f"{count_of(more, 'worker')} would take {count_of(waves - 1, 'wave')}"
         )
-        yield _Option("workers", f"campaign.max_workers = {more}", text, _with(workload, workers=more))
+        yield "workers", f"campaign.max_workers = {more}", text, _with(workload, workers=more)
+    yield from _more_permits(workload)
+    if stagger_s := workload.launching.stagger_s:
+        text = (
+            f"each launch waits {about(stagger_s)} after the one before it; "
+            "no stagger would start all workers at once"
+        )
+        yield "stagger", "campaign.stagger_seconds = 0", text, _with(workload, stagger_s=0.0)
+    yield from _slowest_first(workload)
 
 
-def _more_permits(workload: Workload) -> Iterator[_Option]:
+def _more_permits(workload: Workload) -> Iterator[Option]:
     permits = workload.launching.permits
     active = workload.runs[: workload.launching.workers]
     costs = [workload.costs[run.condition] for run in active]
@@ -116,30 +105,20 @@ def _more_permits(workload: Workload) -> Iterator[_Option]:
             f"{count_of(len(active), 'run')} ask for {load:.1f} permits on average and have {permits}; "
             f"{more} would be enough"
         )
-        yield _Option("permits", f"backend.max_concurrent = {more}", text, _with(workload, permits=more))
+        yield "permits", f"backend.max_concurrent = {more}", text, _with(workload, permits=more)
 
 
-def _no_stagger(workload: Workload) -> Iterator[_Option]:
-    stagger_s = workload.launching.stagger_s
-    if stagger_s:
-        text = (
-            f"each launch waits {about(stagger_s)} after the one before it; "
-            "no stagger would start all workers at once"
-        )
-        yield _Option("stagger", "campaign.stagger_seconds = 0", text, _with(workload, stagger_s=0.0))
-
-
-def _slowest_first(workload: Workload) -> Iterator[_Option]:
+def _slowest_first(workload: Workload) -> Iterator[Option]:
     lengths = _lengths(workload)
     slowest = max(lengths, key=lambda name: lengths[name])
     ordered = tuple(_by_seed(workload, sorted(lengths, key=lambda name: -lengths[name])))
-    if _waves(workload) > 1 and len(lengths) > 1 and ordered != workload.runs:
+    if workload.waves > 1 and len(lengths) > 1 and ordered != workload.runs:
         text = (
             f"{slowest!r} is the slowest condition; "
             "listing the longest conditions first would use the workers better"
         )
         setting = f"first of [[campaign.conditions]]: {slowest}"
-        yield _Option("slowest condition", setting, text, replace(workload, runs=ordered))
+        yield "slowest condition", setting, text, replace(workload, runs=ordered)
 
 
 def _by_seed(workload: Workload, conditions: list[str]) -> Iterator[RunWork]:
@@ -174,12 +153,7 @@ def _even_s(workload: Workload) -> float:
     """Return the makespan if work could be split so that all workers are busy until the end."""
     how = workload.launching
     beside = sum(how.closing_s + (0.0 if run.is_started else how.startup_s) for run in workload.runs)
-    work = beside + math.fsum(workload.run_seconds(run) for run in workload.runs)
-    return workload.full_crowding * work / min(how.workers, len(workload.runs))
-
-
-def _waves(workload: Workload) -> int:
-    return math.ceil(len(workload.runs) / workload.launching.workers)
+    return workload.full_crowding * (beside + workload.total_s) / min(how.workers, len(workload.runs))
 
 
 def _with(workload: Workload, **changes: object) -> Workload:

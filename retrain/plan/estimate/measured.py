@@ -13,7 +13,7 @@ from typing import Any
 
 from retrain.clock import posix_s, seconds_between
 from retrain.errors import RecordsError
-from retrain.plan.crowding import Crowding, Stretch
+from retrain.plan.estimate.workload import Crowding, Stretch
 from retrain.records.attempts import Attempt, read_attempts
 from retrain.records.layout import RunFiles
 from retrain.records.lines import Row, number_in
@@ -147,6 +147,12 @@ def mean_of_known(values: Iterable[float | None]) -> float | None:
     """Average the values that are not None; None if there are none."""
     known = [value for value in values if value is not None]
     return statistics.fmean(known) if known else None
+
+
+def median_of_known(values: Iterable[float | None]) -> float | None:
+    """Return the median of the values that are not None; None if there are none."""
+    known = [value for value in values if value is not None]
+    return statistics.median(known) if known else None
 
 
 def _steps_of(ends: MetricsEnds, attempt: object) -> MetricsEnds:

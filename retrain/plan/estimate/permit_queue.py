@@ -20,8 +20,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import replace
 
-from retrain.plan.crowding import ALONE, Crowding
-from retrain.plan.estimate.workload import StepCost
+from retrain.plan.estimate.workload import ALONE, Crowding, StepCost
 
 LOADS = (0.6, 0.8, 0.92, 1.0, 1.1, 1.3, 1.7)  # demand over permits at which the knee is measured
 SATURATED = 2.5  # demand over permits from which no permit is ever free: capacity alone decides

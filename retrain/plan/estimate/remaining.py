@@ -7,9 +7,17 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from retrain.plan.crowding import ALONE, Alive, Crowding
 from retrain.plan.estimate.simulation import Simulation, quantile
-from retrain.plan.estimate.workload import Launching, Pilot, RunWork, StepCost, Workload
+from retrain.plan.estimate.workload import (
+    ALONE,
+    Alive,
+    Crowding,
+    Launching,
+    Pilot,
+    RunWork,
+    StepCost,
+    Workload,
+)
 from retrain.records.pace import Pace
 
 MOST_DRAWS, LEAST_DRAWS = 60, 16  # few, so that `status` is fast; the spread is then known to about a fifth

@@ -1,23 +1,29 @@
-"""Draws possible campaigns of one workload and simulates each until its last run ends."""
+"""Draws possible campaigns of one workload and simulates each until its last run ends.
+
+Between two events (a launch, the end of a phase) the same runs are alive, so each works at a constant
+pace. Only events are simulated, a few per run.
+"""
 
 from __future__ import annotations
 
 import heapq
 import math
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import TypeAlias
 
-from retrain.plan.crowding import ALONE, Crowding
-from retrain.plan.estimate.bootstrap import Bootstrap, Tail
-from retrain.plan.estimate.contention import Job, SharedCampaign
+from retrain.plan.estimate.bootstrap import Bootstrap, Job, Tail
 from retrain.plan.estimate.permit_queue import PermitQueue
-from retrain.plan.estimate.workload import Pilot, StepCost, Workload
+from retrain.plan.estimate.workload import Launching, Pilot, StepCost, Workload
 
 MOST_DRAWS = 200  # the P90 is then off by a tenth of the spread
 LEAST_DRAWS = 24
 DRAWN_RUNS = 24_000  # runs simulated over all draws: takes well under a second
 STEP_CV_GUESSED = 0.1  # coefficient of variation of step times, if nothing was measured
 GUESSED_RATIOS = 32
+
+Phase: TypeAlias = tuple[int, float]  # a pace's index, and the work to do at that pace
+Pace: TypeAlias = Callable[[tuple[int, ...]], Sequence[float]]  # runs in a phase of each pace -> s per work
 
 
 class Simulation:
@@ -44,11 +50,11 @@ class Simulation:
 
     def permit_wait_fraction(self) -> float:
         """Return the fraction of a step's time spent waiting, with all workers on the first runs."""
+        if self._queue is None:
+            return 0.0
         costs, jobs = self._bootstrap.expected()
         active = jobs[: self._workload.launching.workers]
         counts = tuple(sum(job.condition == c for job in active) for c in range(len(costs)))
-        if self._queue is None:
-            return 0.0
         self._queue.forget()
         wait_s = self._queue.wait_s(costs, counts)
         crowd = self._workload.full_crowding
@@ -56,25 +62,32 @@ class Simulation:
         return wait_s / (wait_s + sum(calling) / len(calling)) if calling else 0.0
 
     def _makespan_s(self, costs: Sequence[StepCost], jobs: Sequence[Job]) -> float:
-        how = self._workload.launching
-        if self._queue is not None:
-            return SharedCampaign(jobs, costs, how, self._queue, self._started).makespan_s()
-        return list_schedule(
-            [self._attempts_s(job, costs[job.condition].seconds, i) for i, job in enumerate(jobs)],
-            how.workers,
-            stagger_s=how.stagger_s,
-            retry_delay_s=how.failures.delay_s,
-            started=self._started,
-            crowding=how.crowding,
-        )
+        """Simulate one campaign: with a queue for permits step by step, else in seconds."""
+        how, queue = self._workload.launching, self._queue
+        runs = [self._phases(job, costs, is_started=i < self._started) for i, job in enumerate(jobs)]
+        if queue is None:
+            return makespan_s(runs, how, lambda counts: (how.crowding.of(counts[0]),), 1, self._started)
+        queue.forget()
 
-    def _attempts_s(self, job: Job, step_s: float, place: int) -> list[float]:
-        how = self._workload.launching
-        seconds = [how.startup_s + steps * step_s for steps in job.attempts]
-        seconds[-1] += how.closing_s
-        if place < self._started:
-            seconds[0] -= how.startup_s
-        return seconds
+        def pace(counts: tuple[int, ...]) -> Sequence[float]:
+            wait_s, times = queue.wait_s(costs, counts[:-1]), how.crowding.of(sum(counts))
+            return [*(times * cost.seconds + (wait_s if cost.permit_s else 0.0) for cost in costs), times]
+
+        return makespan_s(runs, how, pace, len(costs) + 1, self._started)
+
+    def _phases(self, job: Job, costs: Sequence[StepCost], *, is_started: bool) -> list[list[Phase]]:
+        """Return a run's attempts: each starts, takes steps and, if it is the last one, closes."""
+        how, last = self._workload.launching, len(job.attempts) - 1
+        attempts: list[list[Phase]] = []
+        for attempt, steps in enumerate(job.attempts):
+            before_s = 0.0 if is_started and attempt == 0 else how.startup_s
+            after_s = how.closing_s if attempt == last else 0.0
+            if self._queue is None:
+                attempts.append([(0, before_s + steps * costs[job.condition].seconds + after_s)])
+                continue
+            phases = [(len(costs), before_s), (job.condition, steps), (len(costs), after_s)]
+            attempts.append([phase for phase in phases if phase[1] or phase[0] != len(costs)])
+        return attempts
 
     def _open_queue(self) -> PermitQueue | None:
         how, runs = self._workload.launching, self._workload.runs
@@ -86,6 +99,57 @@ class Simulation:
         most = min(how.workers, len(runs))
         queue = PermitQueue(costs, how.permits, order, most, ratios, self._rng, how.crowding)
         return queue if queue.can_wait else None
+
+
+def makespan_s(
+    runs: Sequence[Sequence[Sequence[Phase]]], how: Launching, pace: Pace, paces: int, started: int = 0
+) -> float:
+    """Return the time at which the last run ends.
+
+    Args:
+        runs: each run's attempts, as phases, in launch order; all attempts but the last one fail.
+        how: workers, stagger and the delay of a retry; a due retry is launched first.
+        pace: seconds per unit of work at each pace, by how many runs are in such a phase.
+        paces: how many there are.
+        started: number of first runs that are already running.
+    """
+    done = [0.0] * paces  # work done so far by each run of a pace
+    ends: list[list[tuple[float, int, int, int]]] = [
+        [] for _ in done
+    ]  # `done` at the end, run, attempt, phase
+    retries: list[tuple[float, int, int]] = []  # when due, run, attempt
+    waiting, now, next_launch = started, 0.0, 0.0
+
+    def begin(run: int, attempt: int, phase: int = 0) -> None:
+        group, work = runs[run][attempt][phase]
+        heapq.heappush(ends[group], (done[group] + work, run, attempt, phase))
+
+    for run in range(started):
+        begin(run, 0)
+    while retries or waiting < len(runs) or any(ends):
+        counts = tuple(map(len, ends))
+        times = pace(counts)
+        groups = [group for group, count in enumerate(counts) if count]
+        coming = [(now + max(0.0, ends[g][0][0] - done[g]) * times[g], g) for g in groups]
+        end, ending = min(coming, default=(math.inf, 0))
+        due = retries[0][0] if retries else math.inf
+        launch = max(now, next_launch) if waiting < len(runs) else max(now, next_launch, due)
+        launch = launch if sum(counts) < how.workers else math.inf
+        now, since = min(end, launch), now
+        for group in groups:
+            done[group] += (now - since) / times[group] if times[group] else 0.0
+        if end > launch:
+            run, attempt = heapq.heappop(retries)[1:] if due <= now else (waiting, 0)
+            waiting += attempt == 0
+            next_launch = now + how.stagger_s
+            begin(run, attempt)
+            continue
+        done[ending], run, attempt, phase = heapq.heappop(ends[ending])
+        if phase + 1 < len(runs[run][attempt]):
+            begin(run, attempt, phase + 1)
+        elif attempt + 1 < len(runs[run]):
+            heapq.heappush(retries, (now + how.failures.delay_s, run, attempt + 1))
+    return now
 
 
 def quantile(values: Sequence[float], q: float) -> float:
@@ -100,52 +164,3 @@ def quantile(values: Sequence[float], q: float) -> float:
 def _guessed_ratios() -> list[float]:
     width = STEP_CV_GUESSED * math.sqrt(3)  # half-width of the uniform distribution with this deviation
     return [1 + width * (2 * (i + 0.5) / GUESSED_RATIOS - 1) for i in range(GUESSED_RATIOS)]
-
-
-def list_schedule(
-    runs: Sequence[Sequence[float]],
-    places: int,
-    *,
-    stagger_s: float = 0.0,
-    retry_delay_s: float = 0.0,
-    started: int = 0,
-    crowding: Crowding = ALONE,
-) -> float:
-    """Return the time at which the last run ends.
-
-    Args:
-        runs: the seconds that each run's attempts take alone, in launch order; all but the last one fail.
-        places: number of workers.
-        stagger_s: least time between two launches.
-        retry_delay_s: from a failure until the next attempt is due; a due retry goes first.
-        started: number of first runs that are already running.
-        crowding: slowdown by concurrent runs.
-    """
-    busy = [(attempts[0], run, 0) for run, attempts in enumerate(runs[:started])]  # by work at their end
-    heapq.heapify(busy)
-    retries: list[tuple[float, int, int]] = []
-    waiting, now, work, next_launch = started, 0.0, 0.0, 0.0  # work: seconds alone, per busy run
-    while busy or retries or waiting < len(runs):
-        due = retries[0][0] if retries else math.inf
-        at = _launch_at(max(now, next_launch), due, waiting < len(runs)) if len(busy) < places else math.inf
-        pace = crowding.of(len(busy))
-        end = now + (busy[0][0] - work) * pace if busy else math.inf
-        if end <= at:
-            work, run, attempt = heapq.heappop(busy)
-            now = end
-            if attempt + 1 < len(runs[run]):
-                heapq.heappush(retries, (end + retry_delay_s, run, attempt + 1))
-            continue
-        if due <= at:
-            _, run, attempt = heapq.heappop(retries)
-        else:
-            run, attempt, waiting = waiting, 0, waiting + 1
-        work += (at - now) / pace
-        now, next_launch = at, at + stagger_s
-        heapq.heappush(busy, (work + runs[run][attempt], run, attempt))
-    return now
-
-
-def _launch_at(earliest: float, due: float, is_any_waiting: bool) -> float:
-    """Return when the next run is launched: a waiting run, else a due retry."""
-    return earliest if is_any_waiting else max(earliest, due)
