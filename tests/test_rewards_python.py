@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 import psutil
 import pytest
@@ -123,26 +121,54 @@ def test_the_last_fenced_block_is_the_program() -> None:
     assert program_of("```Python\r\na = 4\r\n```\r\n") == "a = 4\r\n"
 
 
-LEAVES_A_CHILD = """
-import os, signal, sys
+LEAVES_A_CHILD = f"""
+import os
 if os.fork() == 0:
     os.setsid()
     if os.fork() == 0:
-        print(os.getpid(), file=open({pid_file!r}, "w"), flush=True)
-        os.write(writes, b"x")
-        signal.pause()
+        while True: pass
     os._exit(0)
+{RIGHT}
 """
 
 
-@pytest.mark.skipif(
-    sys.platform != "linux" or os.geteuid() != 0, reason="only root may start processes there"
-)
-def test_processes_that_a_program_hides_end_with_it(asserts: BatchScorer, tmp_path: Path) -> None:
-    pid_file = str(tmp_path / "pid")
-    hidden = "import os\nreads, writes = os.pipe()" + LEAVES_A_CHILD.format(pid_file=pid_file)
-    assert score(asserts, f"{hidden}\nos.read(reads, 1)\n{RIGHT}") == Score(1.0)
-    assert not psutil.pid_exists(int(Path(pid_file).read_text()))
+def test_a_program_that_starts_processes_gets_0_and_leaves_none(asserts: BatchScorer) -> None:
+    before = {process.pid for process in psutil.Process().children(recursive=True)}
+    assert score(asserts, LEAVES_A_CHILD).value == 0
+    assert {process.pid for process in psutil.Process().children(recursive=True)} <= before
+
+
+CHEATS = {
+    "writes the verdict to every descriptor": """
+import os
+for fd in range(3, 64):
+    try: os.write(fd, b"passed")
+    except OSError: pass
+""",
+    "searches memory for the tests": """
+import os, re
+text = open(f"/proc/{os.getppid()}/maps").read()
+found = 5
+def add(a, b): return found if a == 2 else 0
+""",
+    "writes into the run's own pipes": """
+import glob
+for path in glob.glob("/proc/*/fd/*"):
+    try: open(path, "wb", 0).write(b"passed 1000000\\n")
+    except OSError: pass
+""",
+}
+
+
+@pytest.mark.parametrize("sandbox", ["bubblewrap", "process"])
+def test_a_program_that_only_pretends_gets_0(sandbox: str) -> None:
+    scorer = python.open_scorer(timeout_s=5.0, workers=1, sandbox=sandbox)
+    try:
+        assert score(scorer, RIGHT) == Score(1.0)
+        earned = {name: score(scorer, cheat).value for name, cheat in CHEATS.items()}
+        assert earned == dict.fromkeys(CHEATS, 0)
+    finally:
+        scorer.close()
 
 
 def test_parameters_out_of_range_are_told() -> None:

@@ -35,10 +35,7 @@ class Training(Section):
     max_steps: int = count(500, "optimizer updates of a run")
     batch_size: int = count(8, "prompts per step")
     group_size: int = count(
-        16,
-        "rollouts per prompt",
-        least=2,
-        because="an advantage compares rollouts of one prompt",
+        16, "rollouts per prompt", least=2, because="an advantage compares rollouts of one prompt"
     )
     max_tokens: int = count(10240, "upper bound on a completion's tokens")
     temperature: float = key(0.7, "sampling temperature", gt=0, le=10)
@@ -89,6 +86,8 @@ class Reward(Section):
 
     reward: str = plugin("match", "rewards", "params", "how a completion is scored")
     params: Table = key(dict, "parameters of the reward plugin")
+    sandbox: str = plugin("auto", "sandbox", "sandbox_options", "where programs run that a policy wrote")
+    sandbox_options: Table = key(dict, "options of the sandbox plugin")
 
 
 @dataclass(frozen=True)

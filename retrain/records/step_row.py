@@ -89,6 +89,9 @@ class RolloutSummary:
     tokens_per_second: float = measured("tokens/s", "sampled tokens over `step_time_s`")
     reward_error_fraction: float = measured("fraction", "share of rollouts whose scoring failed")
     reward_timeout_fraction: float = measured("fraction", "share of rollouts whose scoring took too long")
+    reward_faults: int = measured(
+        "rollouts", "whose program did what no solution does, such as a forbidden system call"
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,7 +11,17 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-KINDS = ("backends", "tasks", "rewards", "advantages", "transforms", "losses", "launchers", "loggers")
+KINDS = (
+    "backends",
+    "tasks",
+    "rewards",
+    "sandbox",
+    "advantages",
+    "transforms",
+    "losses",
+    "launchers",
+    "loggers",
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -44,6 +44,7 @@ class Outcome(StrEnum):
     SCORED = "scored"
     ERROR = "error"
     TIMEOUT = "timeout"
+    FAULT = "fault"  # did what no solution does, such as a forbidden system call
 
 
 @dataclass(frozen=True, slots=True)

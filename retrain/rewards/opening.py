@@ -20,15 +20,21 @@ LIMIT_S = 600.0  # limit of one call; no useful call takes longer
 TOO_LONG = 'took over {:g} s; reward = "custom" has a timeout_s of its own'
 
 
-def open_scorer(name: str, params: Mapping[str, Any]) -> BatchScorer:
+def open_scorer(
+    name: str, params: Mapping[str, Any], sandbox: Mapping[str, Any] | None = None
+) -> BatchScorer:
     """Open a reward by TOML name, entry point or dotted path.
+
+    `sandbox` holds `sandbox` and `sandbox_options`, for a reward that takes them as parameters.
 
     Raises:
         ConfigError: no such reward, or it rejects its parameters.
     """
     opener = registry.hook("rewards", name, "open_scorer")
     if opener is not None:
-        scorer: BatchScorer = opener(**params)
+        taken = {parameter.name for parameter in registry.plugin("rewards", name).parameters() or ()}
+        given = {key: value for key, value in (sandbox or {}).items() if key in taken}
+        scorer: BatchScorer = opener(**{**given, **params})
         return scorer
     return CallingScorer(partial(registry.find("rewards", name), **params), name)
 

@@ -59,7 +59,14 @@ class OpenPart:
     bounds: Bounds  # each part is checked against its own range
 
 
-def score(completion: str, prompt: Prompt, *, parts: Mapping[str, Any]) -> float:
+def score(
+    completion: str,
+    prompt: Prompt,
+    *,
+    parts: Mapping[str, Any],
+    sandbox: str = "auto",
+    sandbox_options: Mapping[str, Any] | None = None,
+) -> float:
     """Return the weighted sum of the parts' rewards.
 
     Args:
@@ -67,13 +74,15 @@ def score(completion: str, prompt: Prompt, *, parts: Mapping[str, Any]) -> float
         prompt: the prompt and its answer.
         parts: name of a reward -> its weight, or label -> table of `reward` (default: the label),
             `weight` and `params`.
+        sandbox: where parts run programs that a policy wrote; see the reward "python".
+        sandbox_options: its options.
 
     Raises:
         ConfigError: a part is wrong.
         TimeoutError: a part took too long.
         UnscoredError: a part could not score it.
     """
-    scorer = open_scorer(parts=parts)
+    scorer = open_scorer(parts=parts, sandbox=sandbox, sandbox_options=sandbox_options)
     try:
         (scored,) = asyncio.run(scorer.score_all([Answer(completion, prompt)]))
     finally:
@@ -81,14 +90,20 @@ def score(completion: str, prompt: Prompt, *, parts: Mapping[str, Any]) -> float
     return value_of(scored)
 
 
-def open_scorer(*, parts: Mapping[str, Any]) -> WeightedScorer:
+def open_scorer(
+    *,
+    parts: Mapping[str, Any],
+    sandbox: str = "auto",
+    sandbox_options: Mapping[str, Any] | None = None,
+) -> WeightedScorer:
     """Open every part; parameters as for `score`."""
     if problems := list(check_params({"parts": parts})):
         raise ConfigError(problems)
     opened: list[OpenPart] = []
     with ExitStack() as stack:
         for part in parts_of(parts):
-            scorer = open_part(part.reward, part.params)
+            where = {"sandbox": sandbox, "sandbox_options": sandbox_options}
+            scorer = open_part(part.reward, part.params, where)
             stack.callback(scorer.close)
             opened.append(OpenPart(part.weight, scorer, bounds_of(part.reward)))
         return WeightedScorer(opened, stack.pop_all())

@@ -39,7 +39,9 @@ def open_trainer(
     task: Task = registry.check_made("tasks", data.task, built)
     permits = open_permits(config, files)
     with ExitStack() as opened:
-        scorer = Scorer(config.reward.reward, config.reward.params)
+        reward = config.reward
+        sandbox = {"sandbox": reward.sandbox, "sandbox_options": reward.sandbox_options}
+        scorer = Scorer(reward.reward, reward.params, sandbox)
         opened.callback(scorer.close)
         calls = EventLoopThread()
         opened.callback(calls.close)

@@ -32,6 +32,7 @@ class ScoredBatch:
     rewards: Floats  # NaN where a rollout could not be scored
     errors: int = 0  # rollouts whose scoring failed, as opposed to wrong answers
     timeouts: int = 0  # rollouts whose scoring took too long
+    faults: int = 0  # rollouts that did what no solution does, such as a forbidden system call
 
     @property
     def rollouts(self) -> list[Rollout]:
@@ -88,6 +89,7 @@ class ScoredBatch:
             tokens_per_second=sum(lengths) / step_time_s,
             reward_error_fraction=self.error_fraction,
             reward_timeout_fraction=self.timeout_fraction,
+            reward_faults=self.faults,
         )
 
 

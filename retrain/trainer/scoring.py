@@ -24,7 +24,9 @@ from retrain.trainer.event_loop import EventLoopThread
 class Scorer:
     """The reward of a run, opened once."""
 
-    def __init__(self, name: str, params: Mapping[str, Any]) -> None:
+    def __init__(
+        self, name: str, params: Mapping[str, Any], sandbox: Mapping[str, Any] | None = None
+    ) -> None:
         """Open the reward.
 
         Raises:
@@ -32,7 +34,7 @@ class Scorer:
         """
         self._name = name
         self._bounds = bounds_of(name)
-        self._reward: BatchScorer = open_scorer(name, params)
+        self._reward: BatchScorer = open_scorer(name, params, sandbox)
         self._calls = EventLoopThread()  # its own: a slow reward must not delay the backend's heartbeats
 
     def score(self, groups: Sequence[Group]) -> ScoredBatch:
@@ -52,6 +54,7 @@ class Scorer:
             np.array(np.split(values, sizes)),
             errors=sum(s.outcome is Outcome.ERROR for s in scores),
             timeouts=sum(s.outcome is Outcome.TIMEOUT for s in scores),
+            faults=sum(s.outcome is Outcome.FAULT for s in scores),
         )
 
     def close(self) -> None:

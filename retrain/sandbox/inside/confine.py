@@ -1,0 +1,172 @@
+"""Confines the process that is about to run a program; nothing of it can be undone from inside."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import platform
+import resource
+import signal
+import struct
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+FILE_BYTES = 16 << 20
+OPEN_FILES = 64
+IS_LINUX = sys.platform == "linux"
+CLONE_THREAD, CLONE_NEW = 0x10000, 0x00020000 | 0x08000000 | 0x20000000  # mounts, IPC, processes
+MS_NOSUID, MS_NODEV = 2, 4
+PDEATHSIG, DUMPABLE, NO_NEW_PRIVS, SECCOMP, SUBREAPER, AMBIENT = 1, 4, 38, 22, 36, 47
+READ_AND_RUN, READ_AND_WRITE = 0b1101, 0b110  # Landlock's rights
+DEVICES = ("/dev/null", "/dev/zero", "/dev/random", "/dev/urandom")
+
+# System calls, each with its number on x86_64 and on aarch64.
+KILLED = """ptrace 101 117 process_vm_readv 310 270 process_vm_writev 311 271 mount 165 40 umount2 166 39
+pivot_root 155 41 chroot 161 51 unshare 272 97 setns 308 268 bpf 321 280 perf_event_open 298 241
+keyctl 250 219 add_key 248 217 request_key 249 218 open_by_handle_at 304 265 kexec_load 246 104
+init_module 175 105 finit_module 313 273 reboot 169 142 userfaultfd 323 282 pidfd_getfd 438 438
+process_madvise 440 440 move_mount 429 429 open_tree 428 428 fsopen 430 430 mount_setattr 442 442"""
+REFUSED = """fork 57 -1 vfork 58 -1 execve 59 221 execveat 322 281 socket 41 198 connect 42 203 bind 49 200
+kill 62 129 tkill 200 130 tgkill 234 131 pidfd_open 434 434 pidfd_send_signal 424 424
+rt_sigqueueinfo 129 138 rt_tgsigqueueinfo 297 240 setsid 112 157 setpgid 109 154 setpriority 141 140
+ioprio_set 251 30 sched_setaffinity 203 122 sched_setscheduler 144 119 sched_setparam 142 118
+sched_setattr 314 274 io_uring_setup 425 425 personality 135 92 shmget 29 194 shmat 30 196
+semget 64 190 msgget 68 186 mq_open 240 180 memfd_secret 447 447"""
+MACHINES = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7)}  # column above, the kernel's number
+CLONE, CLONE3, PRCTL, PRLIMIT = (56, 220), (435, 435), (157, 167), (302, 261)
+LANDLOCK = (444, 445, 446)  # on every machine
+RETURN, LOAD, EQUAL, AT_LEAST, ANY_BIT = 0x06, 0x20, 0x15, 0x35, 0x45
+ALLOW, KILL_PROCESS, EPERM, ENOSYS = 0x7FFF0000, 0x80000000, 0x00050001, 0x00050026
+
+libc = ctypes.CDLL(None, use_errno=True)
+
+
+def hide() -> None:
+    """Hide this process's memory, environment and descriptors from others of the same user (Linux)."""
+    if IS_LINUX:
+        libc.prctl(DUMPABLE, 0)
+
+
+def adopt_orphans() -> None:
+    """Become the parent of orphaned descendants, such as those that left their group (Linux)."""
+    if IS_LINUX:
+        libc.prctl(SUBREAPER, 1)
+
+
+def unshare(folder: str, disk_bytes: int) -> None:
+    """Give the next child namespaces of its own, and mount an empty folder of bounded size.
+
+    Raises:
+        OSError: the kernel refuses.
+    """
+    _check(libc.unshare(CLONE_NEW), "unshare")
+    size = f"size={disk_bytes},nr_inodes=8192,mode=700".encode()
+    _check(libc.mount(b"tmpfs", folder.encode(), b"tmpfs", MS_NOSUID | MS_NODEV, size), "mount")
+
+
+def confine(folder: str, limits: Mapping[str, Any], readable: Sequence[str]) -> None:
+    """Confine this process to a folder, with limits."""
+    os.chdir(folder)
+    if IS_LINUX:
+        libc.prctl(PDEATHSIG, signal.SIGKILL)
+        _drop_capabilities()
+        libc.prctl(NO_NEW_PRIVS, 1, 0, 0, 0)
+        if readable:
+            _landlock(folder, readable)
+    _limit(limits, may_start_threads=IS_LINUX and _filter_calls())
+
+
+def _check(result: int, what: str) -> None:
+    if result != 0:
+        code = ctypes.get_errno()
+        raise OSError(code, f"{what}: {os.strerror(code)}")
+
+
+def _limit(limits: Mapping[str, Any], *, may_start_threads: bool) -> None:
+    most = {
+        resource.RLIMIT_CPU: int(limits["seconds"]) + 2,
+        resource.RLIMIT_FSIZE: FILE_BYTES,
+        resource.RLIMIT_NOFILE: OPEN_FILES,
+        resource.RLIMIT_CORE: 0,
+    }
+    if IS_LINUX:
+        most[resource.RLIMIT_AS] = limits["memory_bytes"]
+        if not may_start_threads:
+            most[resource.RLIMIT_NPROC] = 0
+    for what, value in most.items():
+        resource.setrlimit(what, (value, value))
+
+
+def _drop_capabilities() -> None:
+    libc.prctl(AMBIENT, 4, 0, 0, 0)  # clear all
+    header, none = struct.pack("Ii", 0x20080522, 0), bytes(24)  # version 3; this process
+    libc.capset(header, none)
+
+
+def _landlock(folder: str, readable: Sequence[str]) -> None:
+    """Leave the folder, the interpreter and nothing else of the file system, where the kernel can."""
+    create, add, restrict = LANDLOCK
+    version = libc.syscall(create, None, 0, 1)
+    if version < 1:
+        return
+    rights = (1 << min(13 + (version > 1) + (version > 2) + (version > 4), 16)) - 1
+    rules = libc.syscall(create, struct.pack("Q", rights), 8, 0)
+    allowed = {**dict.fromkeys(readable, READ_AND_RUN), **dict.fromkeys(DEVICES, READ_AND_WRITE)}
+    for path, access in {**allowed, folder: rights}.items():
+        try:
+            fd = os.open(path, os.O_RDONLY)
+        except OSError:
+            continue
+        if not os.path.isdir(path):  # noqa: PTH112 - pathlib is slow to import
+            access &= READ_AND_WRITE
+        libc.syscall(add, rules, 1, struct.pack("=Qi", access, fd), 0)
+        os.close(fd)
+    libc.syscall(restrict, rules, 0)
+    os.close(rules)
+
+
+def _filter_calls() -> bool:
+    """Install a seccomp filter; False on a machine whose system calls are not known here."""
+    if platform.machine() not in MACHINES:
+        return False
+    column, architecture = MACHINES[platform.machine()]
+    program = b"".join(struct.pack("HBBI", *one) for one in _instructions(column, architecture))
+    code = ctypes.create_string_buffer(program)
+    head = struct.pack("HxxxxxxQ", len(program) // 8, ctypes.addressof(code))
+    return bool(libc.prctl(SECCOMP, 2, head, 0, 0) == 0)
+
+
+def _instructions(column: int, architecture: int) -> Iterator[tuple[int, int, int, int]]:
+    """Iterate over the filter's instructions: operation, jump if true, jump if false, operand."""
+    yield LOAD, 0, 0, 4
+    yield EQUAL, 1, 0, architecture
+    yield RETURN, 0, 0, KILL_PROCESS
+    yield LOAD, 0, 0, 0
+    yield AT_LEAST, 0, 1, 0x40000000  # x86's other numbering
+    yield RETURN, 0, 0, KILL_PROCESS
+    for calls, answer in ((KILLED, KILL_PROCESS), (REFUSED, EPERM)):
+        for number in _numbers(calls, column):
+            yield EQUAL, 0, 1, number
+            yield RETURN, 0, 0, answer
+    yield EQUAL, 0, 1, CLONE3[column]
+    yield RETURN, 0, 0, ENOSYS  # its flags cannot be seen; the C library then uses clone
+    yield EQUAL, 0, 4, CLONE[column]
+    yield LOAD, 0, 0, 16  # its first argument
+    yield ANY_BIT, 0, 1, CLONE_THREAD
+    yield RETURN, 0, 0, ALLOW
+    yield RETURN, 0, 0, EPERM  # another process
+    yield EQUAL, 0, 3, PRLIMIT[column]
+    yield LOAD, 0, 0, 16
+    yield EQUAL, 1, 0, 0  # its own limits
+    yield RETURN, 0, 0, EPERM
+    yield EQUAL, 0, 3, PRCTL[column]
+    yield LOAD, 0, 0, 16
+    yield EQUAL, 0, 1, PDEATHSIG
+    yield RETURN, 0, 0, EPERM
+    yield RETURN, 0, 0, ALLOW
+
+
+def _numbers(calls: str, column: int) -> list[int]:
+    words = calls.split()
+    return [int(number) for number in words[1 + column :: 3] if number != "-1"]

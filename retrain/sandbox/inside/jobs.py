@@ -1,0 +1,98 @@
+"""Runs one program, as its first frame of input says; what it answers is only data to the other side."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import sys
+import tempfile
+import threading
+import types
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+from retrain.sandbox.inside import peer, values
+
+OURS = "retrain.sandbox.inside"
+
+
+def run(reads: int, writes: int, *others: int) -> NoReturn:
+    """Run the job that `reads` describes, and end this process.
+
+    - "stdio": `source` with standard input `input`; `writes` is its standard output.
+    - "calls": `source`, whose names then answer the requests on `reads`.
+    - "shared": `tests` in the namespace of `source`; says `token` and how many assertions were reached.
+    - "tests": `tests` against the program behind `others`; says how they ended.
+    """
+    job = values.read_frame(reads)
+    for name in [name for name in sys.modules if name.startswith(OURS)]:
+        del sys.modules[name]
+    try:
+        _do(job, reads, writes, others)
+        code = 0
+    except SystemExit as error:
+        code = 0 if error.code is None else error.code if isinstance(error.code, int) else 1
+    except BaseException:  # noqa: BLE001 - its traceback would be read by nobody
+        code = 1
+    _end(code)
+
+
+def _do(job: dict[str, Any], reads: int, writes: int, others: Sequence[int]) -> None:
+    if job["job"] == "stdio":
+        return _stdio(reads, writes, job)
+    _redirect(os.open(os.devnull, os.O_RDWR), None)
+    if job["job"] == "tests":
+        return _tests(writes, job, others)
+    namespace = _execute("solution", job["source"])
+    if job["job"] == "calls":
+        return peer.Peer(reads, writes, namespace).serve()
+    return _shared(writes, job, namespace)
+
+
+def _end(code: int) -> NoReturn:
+    """End as the interpreter would, without the time that it takes to free everything."""
+    try:
+        threading._shutdown()  # type: ignore[attr-defined] # waits for threads
+        atexit._run_exitfuncs()
+        sys.stdout.flush()
+    except BaseException:  # noqa: BLE001
+        code = code or 1
+    os._exit(code & 0xFF)
+
+
+def _stdio(reads: int, writes: int, job: dict[str, Any]) -> None:
+    with tempfile.TemporaryFile(dir=".") as given:  # a file: programs ask for its size
+        given.write(job["input"].encode("utf-8", "surrogatepass"))
+        given.seek(0)
+        _redirect(os.dup(given.fileno()), writes)
+    os.close(reads)
+    _execute("__main__", job["source"])
+
+
+def _redirect(given: int, writes: int | None) -> None:
+    """Read standard input from a descriptor, and print to another or to nowhere."""
+    nowhere = os.open(os.devnull, os.O_RDWR)
+    for fd, target in ((0, given), (1, nowhere if writes is None else writes), (2, nowhere)):
+        os.dup2(target, fd)
+    for fd in {given, nowhere, *([] if writes is None else [writes])}:
+        os.close(fd)
+    how = {"encoding": "utf-8", "errors": "surrogateescape"}
+    sys.stdin = sys.__stdin__ = open(0, **how)  # type: ignore[call-overload, misc] # noqa: SIM115
+    sys.stdout = sys.__stdout__ = open(1, "w", **how)  # type: ignore[call-overload, misc] # noqa: SIM115
+
+
+def _execute(name: str, source: str) -> dict[str, Any]:
+    module = types.ModuleType(name)
+    sys.modules[name] = module  # dataclasses and pickle look up a class's module
+    exec(compile(source, f"{name}.py", "exec"), module.__dict__)
+    return module.__dict__
+
+
+def _tests(writes: int, job: dict[str, Any], others: Sequence[int]) -> None:
+    """Run tests against a program in another sandbox; only reaching their end is success."""
+    raise NotImplementedError
+
+
+def _shared(writes: int, job: dict[str, Any], namespace: dict[str, Any]) -> None:
+    exec(compile(job["tests"], "tests.py", "exec"), namespace)
+    values.write_frame(writes, job["token"])
