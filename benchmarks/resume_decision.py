@@ -20,7 +20,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from retrain.campaign.events import Silent
+from retrain.campaign import Silent
 from retrain.campaign.run import reopen, start
 from retrain.errors import EXIT_LAUNCH
 from retrain.locks.held import is_held

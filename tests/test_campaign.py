@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from retrain.campaign import Observer
 from retrain.campaign.endings import Ending
-from retrain.campaign.events import Silent
 from retrain.campaign.run import Outcome, reopen, run_campaign, start
 from retrain.errors import ConfigError, LaunchError
 from retrain.locks.held import hold, is_held
@@ -34,7 +34,7 @@ def _plugins_are_found_by_workers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
 
 
-class Notes(Silent):
+class Notes(Observer):
     """Remembers what was said."""
 
     def __init__(self) -> None:
@@ -268,7 +268,7 @@ def test_the_manifest_is_json_that_names_its_schema(campaign_file: Path) -> None
     assert manifest["package_version"]
 
 
-class StopWhenRowsExist(Silent):
+class StopWhenRowsExist(Observer):
     """Asks for a stop as soon as the first run has a row."""
 
     def __init__(self) -> None:

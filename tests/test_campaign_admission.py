@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from retrain.campaign.admission import ByMemory, Places, Planned
-from retrain.campaign.events import Silent
+from retrain.campaign import Observer
+from retrain.campaign.admission import Places, as_planned, by_memory
 from retrain.campaign.run import reopen, start
 from retrain.errors import ConfigError
 from retrain.records.layout import CampaignFiles
@@ -17,18 +17,18 @@ from retrain.system import memory_limit_bytes
 
 def test_no_worker_is_started_while_memory_is_short() -> None:
     free_bytes = 2**30
-    admission = ByMemory(Planned(4), least_bytes=2**31, free_bytes=lambda: free_bytes)
-    short = admission.places()
+    admission = by_memory(as_planned(4), least_bytes=2**31, free_bytes=lambda: free_bytes)
+    short = admission()
     assert (short.count, short.ask_again_s is not None) == (0, True)
     assert short.reason == "1.00 GiB of memory are free, min_free_memory is 2.00"
     free_bytes = 2**32
-    assert admission.places() == Places(4, None)
+    assert admission() == Places(4, None)
 
 
 def test_a_campaign_with_too_little_memory_says_so_and_waits(campaign_file: Path) -> None:
     notices: list[str] = []
 
-    class Impatient(Silent):
+    class Impatient(Observer):
         def notice(self, text: str) -> None:
             notices.append(text)
             campaign.stop()

@@ -8,11 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from retrain.campaign import Observer, stop, supervise
 from retrain.campaign import retry as retries
-from retrain.campaign import stop, supervise
-from retrain.campaign.admission import Planned
+from retrain.campaign.admission import as_planned
 from retrain.campaign.endings import Ending
-from retrain.campaign.events import Silent
 from retrain.campaign.orchestrate import CampaignRun
 from retrain.campaign.run import start
 from retrain.campaign.supervise import Supervisor
@@ -66,7 +65,7 @@ class Engine:
         return self.happenings.pop(0)() if self.happenings else []
 
 
-class Heard(Silent):
+class Heard(Observer):
     def __init__(self) -> None:
         self.started_runs: list[str] = []
         self.notices: list[str] = []
@@ -94,7 +93,7 @@ def supervisor(
     engine: Engine, campaign: CampaignRun, heard: Heard | None = None, **keys: object
 ) -> Supervisor:
     table = Campaign(**keys)  # type: ignore[arg-type]
-    return Supervisor(table, Planned(2), engine, campaign.files_of, heard or Heard())
+    return Supervisor(table, as_planned(2), engine, campaign.files_of, heard or Heard())
 
 
 def done(files: RunFiles, run: RunPlan) -> Ended:

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from retrain.campaign import Observer
 from retrain.campaign.endings import Ending
-from retrain.campaign.events import Silent
 from retrain.campaign.run import run_campaign
 from retrain.errors import ConfigError
 from retrain.plan.matrix import RunPlan
@@ -64,10 +64,10 @@ def test_a_load_function_that_gives_no_load_ends_a_campaign_as_a_configuration_e
     table = '[throttle]\nenabled = true\nload_fn = "tests.plugins.loads_from_a_file"\n'
     campaign_file.write_text(campaign_file.read_text() + table)
     with pytest.raises(ConfigError, match=r"\[throttle\].load_fn\) returned 1.5"):
-        run_campaign(campaign_file, observer=Silent())
+        run_campaign(campaign_file, observer=Observer())
 
 
-class CountActive(Silent):
+class CountActive(Observer):
     """Counts how many workers run at a time."""
 
     def __init__(self) -> None:

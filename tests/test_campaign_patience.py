@@ -12,7 +12,7 @@ from retrain.records.run_state import Progress, RunState, write_progress
 
 def patience(tmp_path: Path, **keys: float) -> tuple[Patience, RunFiles]:
     files = RunFiles(tmp_path)
-    return Patience.begin(Campaign(**keys), files, now_s=0.0), files  # type: ignore[arg-type]
+    return Patience(Campaign(**keys), files, now_s=0.0), files  # type: ignore[arg-type]
 
 
 def test_a_step_now_and_then_is_no_stall(tmp_path: Path) -> None:

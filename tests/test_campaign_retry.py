@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from retrain.campaign.admission import Planned
+from retrain.campaign.admission import as_planned
 from retrain.campaign.endings import Ending
 from retrain.campaign.retry import LONGEST_RETRY_S, SAME_LOSS_S, LaunchBreaker, RetryPolicy, is_retried
 from retrain.campaign.run import start
@@ -36,7 +36,7 @@ def test_delays_double_with_jitter_to_a_longest_and_end_after_the_retries(campai
 
 def in_a_row(runs: int = 3) -> tuple[LaunchBreaker, list[float]]:
     now_s = [0.0]
-    return LaunchBreaker(Planned(4), runs, clock=lambda: now_s[0]), now_s
+    return LaunchBreaker(as_planned(4), runs, clock=lambda: now_s[0]), now_s
 
 
 def test_several_runs_failing_in_a_row_pause_launches_then_one_is_tried() -> None:

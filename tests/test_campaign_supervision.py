@@ -13,11 +13,10 @@ from pathlib import Path
 
 import pytest
 
+from retrain.campaign import Observer, supervise
 from retrain.campaign import retry as retries
-from retrain.campaign import supervise
-from retrain.campaign.admission import ByMemory, Planned
+from retrain.campaign.admission import as_planned, by_memory
 from retrain.campaign.endings import Ending
-from retrain.campaign.events import Silent
 from retrain.campaign.run import run_campaign, start
 from retrain.campaign.supervise import Supervisor
 from retrain.config.schema import Campaign
@@ -95,7 +94,7 @@ def reachable_run(campaign_file: Path) -> Iterator[RunFiles]:
 
 def supervisor(launcher: Script, files: RunFiles, **keys: object) -> Supervisor:
     campaign = Campaign(**keys)  # type: ignore[arg-type]
-    return Supervisor(campaign, Planned(4), launcher, lambda run_id: files, Silent())
+    return Supervisor(campaign, as_planned(4), launcher, lambda run_id: files, Observer())
 
 
 # A worker that a dead orchestrator had started, slower than ours
@@ -219,7 +218,7 @@ def test_a_waiting_run_takes_the_place_of_one_that_is_delayed_which_then_comes_b
         return happening
 
     script = Script(ends(first, -9), *(ends(run, 0) for run in (second, first, third, runs[3])))
-    Supervisor(Campaign(), Planned(1), script, campaign.files_of, Silent()).supervise(runs)
+    Supervisor(Campaign(), as_planned(1), script, campaign.files_of, Observer()).supervise(runs)
     order = [run_id for what, run_id in script.calls if what == "submit"]
     assert order == [run.run_id for run in (first, second, first, third, runs[3])]
 
@@ -265,11 +264,11 @@ def test_memory_that_stays_short_is_told_of_once_whatever_the_figures(
     notices: list[str] = []
     free_bytes = iter(range(2**28, 2**30, 2**24))
 
-    class Listening(Silent):
+    class Listening(Observer):
         def notice(self, text: str) -> None:
             notices.append(text)
 
-    admission = ByMemory(Planned(4), 2**31, lambda: next(free_bytes))
+    admission = by_memory(as_planned(4), 2**31, lambda: next(free_bytes))
     script = Script(*[list] * 10, lambda: waiting.stop() or [])
     waiting = Supervisor(Campaign(), admission, script, lambda run_id: files, Listening())
     waiting.supervise([run])

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from retrain.campaign.forecast import Forecaster, union_s
-from retrain.campaign.run import run_campaign
+from retrain.campaign.run import reopen, run_campaign
 from retrain.config.load import parse
 from retrain.errors import RecordsError
 from retrain.locks.held import hold
@@ -190,6 +190,10 @@ def test_a_finished_campaign_tells_what_was_expected_of_it_and_what_it_took(camp
     assert found.expected.made_from == "4 earlier runs"
     assert found.expected.actual_s is not None
     assert 0 < found.expected.actual_s <= took_s
+    reopen(second.directory).execute()
+    again = read_manifest(CampaignFiles(second.directory).manifest)
+    assert again is not None
+    assert again.expected == found.expected  # nothing ran, so it took no other time
 
 
 def test_a_manifest_without_expectations_is_read(tmp_path: Path) -> None:

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from retrain import worker
+from retrain.campaign import Observer
 from retrain.campaign.endings import Ending
-from retrain.campaign.events import Silent
 from retrain.campaign.run import start
 from retrain.campaign.stop import SHOWN_RUNS, stop_campaign
 from retrain.errors import EXIT_INTERRUPTED
@@ -78,7 +78,7 @@ class SilentEngine:
 def test_ctrl_c_reaches_queued_runs_while_the_engine_does_not_answer(
     campaign_file: Path, here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    class CtrlC(Silent):
+    class CtrlC(Observer):
         def notice(self, text: str) -> None:
             if text == "taken":
                 campaign.stop()
@@ -93,7 +93,7 @@ def test_ctrl_c_reaches_queued_runs_while_the_engine_does_not_answer(
         assert not read_attempts(files.attempts)
 
 
-class Endings(Silent):
+class Endings(Observer):
     """Keeps how runs ended."""
 
     def __init__(self) -> None:

@@ -12,8 +12,8 @@ from typing import Any
 from retrain.calibrate import facts, trials, written
 from retrain.calibrate.conclude import Calibration, Evidence
 from retrain.calibrate.trials import Effort, Session, Trial, Trialled
+from retrain.campaign import Observer
 from retrain.campaign.assign import as_launched
-from retrain.campaign.events import Observer
 from retrain.config.load import load_config, load_tables, parse
 from retrain.errors import ConfigError, LaunchError
 from retrain.plan.estimate.measured import MeasuredRun

@@ -18,7 +18,7 @@ from typing import Any
 
 import tomli_w
 
-from retrain.campaign.events import Observer
+from retrain.campaign import Observer
 from retrain.campaign.orchestrate import CampaignRun
 from retrain.campaign.run import start
 from retrain.config.resolve import merge, overrides_of, with_default_plugins

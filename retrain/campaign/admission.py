@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import TypeAlias
 
 from retrain import registry
 from retrain.config.schema import Throttle
@@ -35,65 +35,48 @@ class Places:
         return FIGURES.sub("", self.reason)
 
 
-class Admission(Protocol):
-    """Decides how many workers may run. Running workers are never ended for it."""
-
-    def places(self) -> Places:
-        """Return how many workers may run now."""
-        ...
+Admission: TypeAlias = Callable[[], Places]
+"""Returns how many workers may run now. Running workers are never ended for it."""
 
 
-class Planned:
-    """As many as planned."""
-
-    def __init__(self, workers: int) -> None:
-        self._places = Places(workers, ask_again_s=None)
-
-    def places(self) -> Places:
-        """Return the planned number."""
-        return self._places
+def as_planned(workers: int) -> Admission:
+    """Admit as many as planned."""
+    places = Places(workers, ask_again_s=None)
+    return lambda: places
 
 
-class ByLoad:
-    """The planned number times the present level's batch multiplier; none while paused."""
+def by_load(workers: int, throttle: TrainingThrottle) -> Admission:
+    """Admit the planned number times the present level's batch multiplier; none while paused."""
+    last: Places | None = None
 
-    def __init__(self, workers: int, throttle: TrainingThrottle) -> None:
-        self._workers = workers
-        self._throttle = throttle
-        self._places: Places | None = None
+    def places() -> Places:
+        nonlocal last
+        if last is None or throttle.should_check():
+            state = throttle.check()
+            count = max(1, int(workers * state.batch_multiplier)) if state.should_train else 0
+            last = Places(count, state.check_interval_s, state.reason)
+        return last
 
-    def places(self) -> Places:
-        """Return the places by the load, measured when a check is due."""
-        if self._places is None or self._throttle.should_check():
-            state = self._throttle.check()
-            count = max(1, int(self._workers * state.batch_multiplier)) if state.should_train else 0
-            self._places = Places(count, state.check_interval_s, state.reason)
-        return self._places
+    return places
 
 
-class ByMemory:
-    """No further worker while free memory is under a minimum.
+def by_memory(
+    inner: Admission, least_bytes: float, free_bytes: Callable[[], int] = memory_available_bytes
+) -> Admission:
+    """Admit no further worker while free memory is under a minimum.
 
     A worker takes its memory some time after its start: `stagger_seconds` keeps launches apart.
     """
 
-    def __init__(
-        self, inner: Admission, least_bytes: float, free_bytes: Callable[[], int] = memory_available_bytes
-    ) -> None:
-        self._inner = inner
-        self._least_bytes = least_bytes
-        self._free_bytes = free_bytes
+    def places() -> Places:
+        admitted, free = inner(), free_bytes()
+        if free >= least_bytes:
+            return admitted
+        least_gib, free_gib = least_bytes / GIB, free / GIB
+        reason = f"{free_gib:.2f} GiB of memory are free, min_free_memory is {least_gib:.2f}"
+        return Places(0, ASK_FOR_MEMORY_S, reason)
 
-    def places(self) -> Places:
-        """Return no places while memory is short."""
-        places = self._inner.places()
-        free_bytes = self._free_bytes()
-        if free_bytes >= self._least_bytes:
-            return places
-        least, free = self._least_bytes / GIB, free_bytes / GIB
-        return Places(
-            0, ASK_FOR_MEMORY_S, f"{free:.2f} GiB of memory are free, min_free_memory is {least:.2f}"
-        )
+    return places
 
 
 def admission_of(plan: Plan, runs: Path) -> Admission:
@@ -103,11 +86,9 @@ def admission_of(plan: Plan, runs: Path) -> Admission:
         runs: the directory of the campaign's runs, whose workers' use does not count as other load.
     """
     table = plan.runs[0].config.throttle
-    admission: Admission = Planned(plan.workers)
-    if table.enabled:
-        admission = ByLoad(plan.workers, _throttle(table, runs))
+    admission = by_load(plan.workers, _throttle(table, runs)) if table.enabled else as_planned(plan.workers)
     least_bytes = _least_bytes(plan)
-    return ByMemory(admission, least_bytes) if least_bytes > 0 else admission
+    return by_memory(admission, least_bytes) if least_bytes > 0 else admission
 
 
 def check_memory(plan: Plan, source: str) -> None:

@@ -58,7 +58,9 @@ def assignment_of(
         permits_adapt=any(backend.adapts_permits for backend in backends),
         permit_directories=tuple({Path(b.throttle_dir) for b in backends if b.throttle_dir}),
         where=where,
-        gpu_runs=frozenset(run.run_id for run in plan.runs if _wants_gpu(run.config)),
+        gpu_runs=frozenset(
+            run.run_id for run in plan.runs if _backend_says(run.config, "wants_gpu", otherwise=False)
+        ),
         options=options_of(plan.campaign),
         say=say,
     )
@@ -78,13 +80,12 @@ def assignment_for_stopping(
 
 def takes_permits(config: Config) -> bool:
     """Whether a run's backend calls an API under permits; the default is yes."""
-    says = registry.hook("backends", config.backend.backend, "takes_permits")
-    return bool(says(config.backend.options)) if says else True
+    return _backend_says(config, "takes_permits", otherwise=True)
 
 
-def _wants_gpu(config: Config) -> bool:
-    says = registry.hook("backends", config.backend.backend, "wants_gpu")
-    return bool(says(config.backend.options)) if says else False
+def _backend_says(config: Config, hook: str, *, otherwise: bool) -> bool:
+    says = registry.hook("backends", config.backend.backend, hook)
+    return bool(says(config.backend.options)) if says else otherwise
 
 
 def open_launcher(name: str, assignment: Assignment) -> Launcher:
@@ -109,9 +110,7 @@ def check_launch(plan: Plan, source: str) -> None:
     Raises:
         ConfigError: every problem found.
     """
-    check = registry.hook("launchers", plan.campaign.launcher, "check_campaign")
-    problems = check(_draft(plan)) if check else []
-    if problems:
+    if problems := _ask_launcher(plan, "check_campaign"):
         raise ConfigError([f"{source} {problem}" for problem in problems])
 
 
@@ -121,28 +120,25 @@ def check_engine(plan: Plan) -> None:
     Raises:
         LaunchError: it does not answer, or would refuse.
     """
-    check = registry.hook("launchers", plan.campaign.launcher, "check_engine")
-    if check:
-        check(_draft(plan))
+    _ask_launcher(plan, "check_engine")
 
 
 def as_launched(plan: Plan) -> Plan:
     """Return a plan with the number of workers that its launcher runs at a time: permits may allow fewer."""
-    says = registry.hook("launchers", plan.campaign.launcher, "at_a_time")
-    if says is None or not plan.campaign.parallel:
-        return plan
-    return replace(plan, campaign=replace(plan.campaign, max_workers=says(_draft(plan))))
+    workers = _ask_launcher(plan, "at_a_time") if plan.campaign.parallel else None
+    return plan if workers is None else replace(plan, campaign=replace(plan.campaign, max_workers=workers))
 
 
 def launch_script(plan: Plan) -> str:
     """Return what the launcher would submit; empty if it submits nothing."""
-    script = registry.hook("launchers", plan.campaign.launcher, "script")
-    return str(script(_draft(plan))) if script else ""
+    return str(_ask_launcher(plan, "script") or "")
 
 
-def _draft(plan: Plan) -> Assignment:
+def _ask_launcher(plan: Plan, hook: str) -> Any:
+    """Return what a launcher's hook says of a plan that has no directory yet; None without that hook."""
+    says = registry.hook("launchers", plan.campaign.launcher, hook)
     files = CampaignFiles(plan.log_dir / f"{plan.name}-{NOT_YET}")
-    return assignment_of(plan, files, Path.cwd())
+    return says(assignment_of(plan, files, Path.cwd())) if says else None
 
 
 def require_left(

@@ -7,7 +7,7 @@ afterwards nothing is deleted: its files are kept as `metrics.jsonl.damaged` and
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from retrain.campaign.rollup import RollUp
@@ -22,61 +22,53 @@ from retrain.records.seal import require_sealed
 from retrain.records.text import count_of
 
 
-class Undelivered:
-    """The finished runs of a campaign whose loggers lack rows; for the holder of its lock."""
+def deliver_missing(
+    finished: Sequence[RunPlan],
+    files_of: Callable[[str], RunFiles],
+    roll_up: RollUp,
+    say: Callable[[str], None],
+    is_stopped: Callable[[], bool],
+) -> None:
+    """Log the rows that loggers lack of finished runs, run by run; for the holder of the campaign's lock.
 
-    def __init__(
-        self,
-        runs: Sequence[RunPlan],
-        states: Mapping[str, RunState],
-        files_of: Callable[[str], RunFiles],
-    ) -> None:
-        self._files_of = files_of
-        self._runs = [
-            run
-            for run in runs
-            if run.config.logging.loggers and states[run.run_id] is RunState.DONE and self._is_behind(run)
-        ]
+    Raises:
+        RecordsError: a run's files cannot be read or written.
+    """
+    behind = [run for run in finished if run.config.logging.loggers and _is_behind(run, files_of(run.run_id))]
+    if behind:
+        say(f"logging the missing rows of {count_of(len(behind), 'finished run')}")
+    for run in behind:
+        if is_stopped():
+            return
+        _deliver(run, files_of(run.run_id), is_stopped)
+        roll_up.changed(run.run_id)
 
-    def deliver(self, roll_up: RollUp, say: Callable[[str], None], is_stopped: Callable[[], bool]) -> None:
-        """Log the missing rows, run by run.
 
-        Raises:
-            RecordsError: a run's files cannot be read or written.
-        """
-        if self._runs:
-            say(f"logging the missing rows of {count_of(len(self._runs), 'finished run')}")
-        for run in self._runs:
-            if is_stopped():
-                return
-            self._deliver(run, is_stopped)
-            roll_up.changed(run.run_id)
+def _is_behind(run: RunPlan, files: RunFiles) -> bool:
+    from retrain.trainer.logger_threads import is_behind
 
-    def _is_behind(self, run: RunPlan) -> bool:
-        from retrain.trainer.logger_threads import is_behind
+    done = read_done(files.done)
+    return done is not None and is_behind(run.config, files, done.result)
 
-        done = read_done(self._files_of(run.run_id).done)
-        return done is not None and is_behind(run.config, self._files_of(run.run_id), done.result)
 
-    def _deliver(self, run: RunPlan, is_stopped: Callable[[], bool]) -> None:
-        from retrain.trainer.logger_threads import deliver
+def _deliver(run: RunPlan, files: RunFiles, is_stopped: Callable[[], bool]) -> None:
+    from retrain.trainer.logger_threads import deliver
 
-        files = self._files_of(run.run_id)
-        lock, done, attempts = hold(files.lock), read_done(files.done), read_attempts(files.attempts)
-        if lock is None or done is None or not attempts:
-            return  # its worker still runs
-        with lock:
-            last = attempts[-1]
-            lacking = deliver(run.config, files, last.number, done.result, is_stopped)
-            end_attempt(
-                files.attempts,
-                last.number,
-                RunState.DONE,
-                exit_code=last.exit_code,
-                message=lacking,
-                duration_s=last.duration_s,
-                ended_at=last.ended_at,
-            )
+    lock, done, attempts = hold(files.lock), read_done(files.done), read_attempts(files.attempts)
+    if lock is None or done is None or not attempts:
+        return  # its worker still runs
+    with lock:
+        last = attempts[-1]
+        lacking = deliver(run.config, files, last.number, done.result, is_stopped)
+        end_attempt(
+            files.attempts,
+            last.number,
+            RunState.DONE,
+            exit_code=last.exit_code,
+            message=lacking,
+            duration_s=last.duration_s,
+            ended_at=last.ended_at,
+        )
 
 
 def set_aside_changed(files: RunFiles) -> bool:

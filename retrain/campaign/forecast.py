@@ -58,13 +58,22 @@ class Forecaster:
         self._files_of = files_of
         self._expected = known.expected
         self._is_new = all(run.attempts == 0 for run in known.runs)
+        self._was_over = all(run.state == RunState.DONE for run in known.runs)
         self._clock = clock
         self._began_s = clock()
         self._asked_history = False
         self._next_look_s = FIRST_LOOK_S
 
     def look(self) -> Expectation | None:
-        """Return the forecast once, as soon as there is one. Cheap to call every second."""
+        """Return the forecast once, as soon as there is one. Cheap to call every second.
+
+        Damaged records never end a campaign for it.
+        """
+        with contextlib.suppress(RecordsError, ValueError, ArithmeticError):
+            return self._look()
+        return None
+
+    def _look(self) -> Expectation | None:
         elapsed_s = self._clock() - self._began_s
         if self._expected is not None or not self._is_new:
             return None
@@ -78,8 +87,8 @@ class Forecaster:
 
     def ended(self) -> Expectation | None:
         """Return the forecast with the actual time, now that every run is done; None without a forecast."""
-        if self._expected is None:
-            return None
+        if self._expected is None or (self._was_over and self._expected.actual_s is not None):
+            return self._expected
         own_s = self._clock() - self._began_s
         with contextlib.suppress(RecordsError):  # then the actual time stays unknown
             return replace(self._expected, actual_s=own_s if self._is_new else self._busy_s())
@@ -153,11 +162,3 @@ def union_s(spans: Iterable[tuple[str, str]]) -> float:
 def said(expected: Expectation) -> str:
     """Return the forecast in words."""
     return f"{about(expected.p50_s)} expected, P90 {about(expected.p90_s)} (from {expected.made_from})"
-
-
-def looked_at(forecaster: Forecaster) -> Expectation | None:
-    """Return the forecast if there is a new one; damaged records never end a campaign for it."""
-    try:
-        return forecaster.look()
-    except (RecordsError, ValueError, ArithmeticError):
-        return None

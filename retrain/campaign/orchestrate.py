@@ -8,7 +8,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from retrain.campaign.admission import Planned, admission_of
+from retrain.campaign import Observer
+from retrain.campaign.admission import admission_of, as_planned
 from retrain.campaign.assign import (
     assignment_of,
     open_launcher,
@@ -17,9 +18,8 @@ from retrain.campaign.assign import (
     require_left,
 )
 from retrain.campaign.endings import traceless
-from retrain.campaign.events import Observer
-from retrain.campaign.finished import Undelivered, set_aside_changed
-from retrain.campaign.forecast import Forecaster, looked_at, said
+from retrain.campaign.finished import deliver_missing, set_aside_changed
+from retrain.campaign.forecast import Forecaster, said
 from retrain.campaign.rollup import RecordingObserver, RollUp, manifest_of
 from retrain.campaign.supervise import Supervisor
 from retrain.errors import (
@@ -122,7 +122,7 @@ class CampaignRun:
             if launcher.queues:  # another machine may resume it
                 lock.renew()
             todo, alive = self._shares(states, launcher.queued(), retry_failed)
-            undelivered = Undelivered(self._plan.runs, states, self.files_of)
+            finished = [run for run in self._plan.runs if states[run.run_id] is RunState.DONE]
             self._report_skipped(roll_up.manifest.runs, todo, alive)
             if not launcher.queues:
                 open_permits(self._plan, self._files, self._observer.notice)
@@ -135,7 +135,8 @@ class CampaignRun:
                 self._write_last(roll_up, ended=supervisor.is_over)
                 raise
             self._require_in_place(lock)
-            undelivered.deliver(roll_up, self._observer.notice, lambda: self._asked_to_stop > 0)
+            say, is_stopped = self._observer.notice, self._is_asked_to_stop
+            deliver_missing(finished, self.files_of, roll_up, say, is_stopped)
             states = self._states(roll_up)
             states |= traceless(states, supervisor.endings)
             took = forecaster.ended() if set(states.values()) == {RunState.DONE} else None
@@ -149,6 +150,9 @@ class CampaignRun:
         self._asked_to_stop = max(self._asked_to_stop, 2 if now else 1)
         if self._supervisor is not None:
             self._supervisor.stop(now=now)
+
+    def _is_asked_to_stop(self) -> bool:
+        return self._asked_to_stop > 0
 
     def _roll_up(self) -> RollUp:
         shared = [str(d) for d, _, is_shared in permit_directories(self._plan, self._files) if is_shared]
@@ -196,7 +200,7 @@ class CampaignRun:
         observer = RecordingObserver(self._observer, roll_up, NoticeBook(self._files.notices))
 
         def look() -> int:
-            expected = looked_at(forecaster)
+            expected = forecaster.look()
             if expected is not None:
                 roll_up.expect(expected)
                 observer.notice(said(expected))
@@ -210,7 +214,7 @@ class CampaignRun:
 
         return Supervisor(
             campaign,
-            Planned(self._plan.workers) if launcher.queues else admission_of(self._plan, self._files.runs),
+            as_planned(self._plan.workers) if launcher.queues else admission_of(self._plan, self._files.runs),
             launcher,
             self.files_of,
             observer,

@@ -138,7 +138,7 @@ class LaunchBreaker:
         asked = self._breaker.ask(now_s) if self._breaker else None
         if asked is not None and asked.is_open:
             return Places(0, max(0.0, asked.ask_again_s - now_s), asked.reason)
-        return self._inner.places()
+        return self._inner()
 
     def wants_probe(self) -> bool:
         """Whether one run is to be started before any others."""

@@ -13,8 +13,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from retrain.campaign import Observer
 from retrain.campaign.endings import Ending
-from retrain.campaign.events import Observer
 from retrain.clock import utc_now
 from retrain.errors import DamagedRecordError, RecordsError
 from retrain.plan.matrix import Plan, RunPlan
@@ -116,14 +116,13 @@ class RollUp:
         self._is_expected_anew = False
 
 
-class RecordingObserver:
+class RecordingObserver(Observer):
     """Forwards events, keeps the manifest fresh, and records notices."""
 
     def __init__(self, observer: Observer, roll_up: RollUp, notices: NoticeBook) -> None:
         self._observer = observer
         self._roll_up = roll_up
         self._notices = notices
-        self.begun = observer.begun
 
     def notice(self, text: str) -> None:
         self._observer.notice(text)

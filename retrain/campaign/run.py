@@ -14,9 +14,9 @@ from pathlib import Path
 
 import tomli_w
 
+from retrain.campaign import Observer
 from retrain.campaign.admission import check_memory
 from retrain.campaign.assign import as_launched, check_engine, check_launch, has_engine, options_of
-from retrain.campaign.events import Observer, Silent
 from retrain.campaign.orchestrate import CampaignRun, Outcome
 from retrain.campaign.recorded import reconcile
 from retrain.config.digest import is_as_written
@@ -76,7 +76,7 @@ def start(
     plan = as_launched(plan)
     check_engine(plan)
     files = CampaignFiles(create_directory(plan.log_dir, plan.name))
-    campaign = CampaignRun(plan, files, observer or Silent())
+    campaign = CampaignRun(plan, files, observer or Observer())
     seed = plan.runs[0].seed if len(plan.seeds) == 1 else None
     content, where = config_path.read_bytes(), str(Path.cwd())
     launcher, options = plan.campaign.launcher, options_of(plan.campaign)
@@ -120,7 +120,7 @@ def reopen(
     check_launch(plan, str(files.campaign_toml))
     if not has_engine(plan.campaign):  # this machine may have less memory than the last
         check_memory(plan, str(files.campaign_toml))
-    observer = observer or Silent()
+    observer = observer or Observer()
     files_of = CampaignRun(plan, files, observer).files_of
     found = reconcile(as_launched(plan), files, files_of, origin, accept_changes=accept_config_change)
     now = replace(

@@ -7,9 +7,9 @@ import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
+from retrain.campaign import Observer
 from retrain.campaign.admission import Admission, Places
 from retrain.campaign.endings import Ending, conclude, ended_attempts, ending_by, log_tail
-from retrain.campaign.events import Observer
 from retrain.campaign.retry import LaunchBreaker, RetryPolicy
 from retrain.campaign.watchdog import GRACE_S, Active, Patience
 from retrain.config.schema import Campaign
@@ -201,7 +201,7 @@ class Supervisor:
 
     def _activate(self, run: RunPlan) -> None:
         files, before = self._files_of(run.run_id), self._before.pop(run.run_id)
-        active = self._active[run.run_id] = Active(run, files, before, Patience.endless(files))
+        active = self._active[run.run_id] = Active(run, files, before)
         if self._stopped:  # accepted after the stop
             active.cancelled = RunState.INTERRUPTED
             self._launcher.cancel([run.run_id], now=self._stopped > 1)
@@ -209,11 +209,9 @@ class Supervisor:
     def _begin(self, run_id: str) -> None:
         """Start a worker's timeouts and report its start."""
         active = self._active.get(run_id)
-        if active is None or active.has_begun:
-            return
-        active.has_begun = True
-        active.patience = Patience.begin(self._campaign, active.files, time.monotonic())
-        self._observer.started(active.run)
+        if active is not None and active.patience is None:
+            active.patience = Patience(self._campaign, active.files, time.monotonic())
+            self._observer.started(active.run)
 
     def _conclude(self, ended: Ended) -> None:
         active = self._active.pop(ended.run_id)
@@ -269,11 +267,10 @@ class Supervisor:
             if active.kill_at_s <= now_s:
                 self._launcher.cancel([run_id], now=True)
                 active.kill_at_s = math.inf
-            elif active.cancelled is None:
-                active.cancelled = active.patience.ended_by(now_s)
-                if active.cancelled is not None:
-                    self._launcher.cancel([run_id], now=False)
-                    active.kill_at_s = now_s + GRACE_S
+            elif (timeout := active.overdue(now_s)) is not None:
+                active.cancelled = timeout
+                self._launcher.cancel([run_id], now=False)
+                active.kill_at_s = now_s + GRACE_S
 
     def _seconds_until_due(self) -> float:
         now_s = time.monotonic()

@@ -15,7 +15,7 @@ import typer
 from retrain.cli.options import AsJson, ConfigFile, Detach, Overrides
 
 if TYPE_CHECKING:
-    from retrain.campaign.events import Observer
+    from retrain.campaign import Observer
     from retrain.campaign.orchestrate import CampaignRun, Outcome
 
 JUST_STARTED = "--just-started"  # tells `resume` that it is the rest of `run --detach`

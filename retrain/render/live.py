@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
+from retrain.campaign import Observer
 from retrain.campaign.endings import Ending
 from retrain.errors import RecordsError
 from retrain.plan.matrix import RunPlan
@@ -23,7 +24,7 @@ from retrain.render.tables import BAD, STYLES, duration, number
 REFRESH_S = 0.5
 
 
-class EventLines:
+class EventLines(Observer):
     """Prints a line for each event; after a failure, the last lines of the run's output."""
 
     def __init__(self, console: Console) -> None:

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from retrain.campaign import Observer
 from retrain.campaign.endings import Ending, conclude, ended_attempts
-from retrain.campaign.events import Silent
 from retrain.campaign.run import reopen, run_campaign, start
 from retrain.errors import ConfigError, LaunchError
 from retrain.locks.held import hold
@@ -35,7 +35,7 @@ def _plugins_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(ROOT))
 
 
-class Notes(Silent):
+class Notes(Observer):
     def __init__(self) -> None:
         self.notices: list[str] = []
         self.begun_runs: list[str] = []
@@ -47,7 +47,7 @@ class Notes(Silent):
         self.notices.append(text)
 
 
-class DieAfter(Silent):
+class DieAfter(Observer):
     """Ends the orchestrator as a kill would, when so many runs have ended."""
 
     def __init__(self, runs: int) -> None:

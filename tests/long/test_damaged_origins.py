@@ -14,8 +14,8 @@ import pytest
 import tomli_w
 
 from retrain import worker
+from retrain.campaign import Observer
 from retrain.campaign.endings import Ending
-from retrain.campaign.events import Silent
 from retrain.campaign.run import reopen, start
 from retrain.config.digest import _digest_of_0_1
 from retrain.errors import EXIT_CONFIG, ConfigError
@@ -30,7 +30,7 @@ SET = ["campaign.launcher=inline", "training.temperature=0.5"]
 SINGLE = '[training]\nlr = 5e-3\nmax_steps = 3\nbatch_size = 2\ngroup_size = 4\n[data]\ntask = "successor"\n'
 
 
-class Notes(Silent):
+class Notes(Observer):
     def __init__(self) -> None:
         self.notices: list[str] = []
 
@@ -38,7 +38,7 @@ class Notes(Silent):
         self.notices.append(text)
 
 
-class DieAfterOne(Silent):
+class DieAfterOne(Observer):
     """Ends the orchestrator as a kill would, when a run has ended."""
 
     def ended(self, run: RunPlan, ending: Ending, tail: Sequence[str]) -> None:

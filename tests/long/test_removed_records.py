@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from retrain.campaign.events import Silent
+from retrain.campaign import Observer
 from retrain.campaign.run import start
 from retrain.errors import EXIT_RUN_FAILED, RecordsError
 from retrain.plan.matrix import RunPlan
@@ -24,7 +24,7 @@ def score(completion, prompt):
 """
 
 
-class Removing(Silent):
+class Removing(Observer):
     """Removes the campaign's directory as soon as its first worker has been started."""
 
     directory = Path()
