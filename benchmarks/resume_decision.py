@@ -20,7 +20,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from retrain.campaign import Silent
+from retrain.campaign import Observer
 from retrain.campaign.run import reopen, start
 from retrain.errors import EXIT_LAUNCH
 from retrain.locks.held import is_held
@@ -53,7 +53,7 @@ class Decided(BaseException):
     """The orchestrator knows what is left, and is about to launch."""
 
 
-class StopAtDecision(Silent):
+class StopAtDecision(Observer):
     def begun(self, files: Any, runs: Any, workers: int) -> None:
         self.left = len(runs)
         raise Decided

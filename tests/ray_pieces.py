@@ -129,6 +129,5 @@ def drive(home: Home, cluster: Threads | None = None, number: int = 1) -> Thread
 
 def look(made: RayLauncher) -> list[Begun | Ended]:
     """Have a launcher look at once."""
-    made._asking.hold_off()
     made._asking._due_at = 0.0
     return list(made.poll(0))

@@ -14,11 +14,11 @@ import pytest
 
 from retrain.config.engines import Ray
 from retrain.errors import LaunchError
-from retrain.launchers.lock_verdict import directories_of, read_verdict
 from retrain.launchers.ray.client import Job
 from retrain.launchers.ray.home import Home
 from retrain.launchers.ray.launcher import RayLauncher
-from retrain.launchers.ray.locks import LockTest
+from retrain.launchers.ray.script import RayLockTest
+from retrain.launchers.shared_permits import directories_of, read_verdict
 from retrain.records.layout import CampaignFiles
 from retrain.records.stop_request import ask_to_stop
 from tests.ray_pieces import Jobs, assignment
@@ -167,6 +167,6 @@ def test_a_signal_ends_the_wait_for_the_test(tmp_path: Path) -> None:
     home = Home(given.directory)
     home.prepare()
     home.script.write_text("exec sleep 600")
-    test = LockTest(given, SHARED, home, nodes)
+    test = RayLockTest(given, SHARED, home, nodes)
     assert test.node(lambda seconds: True) is None
     assert set(nodes.stopped) == set(nodes.running)

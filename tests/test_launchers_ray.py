@@ -16,10 +16,9 @@ from retrain.errors import (
     RecordsError,
 )
 from retrain.launchers import Begun, Ended
-from retrain.launchers.ray.client import BY_COMMAND, NO_ROOM, _why_silent
+from retrain.launchers.ray.client import BY_COMMAND, NO_ROOM, Client, LocalJobs, _why_silent
 from retrain.launchers.ray.home import Home
 from retrain.launchers.ray.launcher import RayLauncher
-from retrain.launchers.ray.local import LocalJobs
 from retrain.locks.held import hold
 from retrain.records.layout import RunFiles
 from retrain.records.run_state import write_done
@@ -180,7 +179,7 @@ def test_a_worker_that_no_driver_has_is_watched_until_it_has_left(
 ) -> None:
     jobs.becomes("camp.1", "FAILED")
     second = launcher(tmp_path / "camp", jobs)
-    assert second.queued() == ()
+    assert not second.queued()
     lock = hold(RunFiles(tmp_path / "camp/runs/r0").lock)
     assert lock is not None
     with lock:
@@ -252,7 +251,7 @@ def test_the_driver_of_a_copied_campaign_is_not_taken_for_ours(
     made: RayLauncher, tmp_path: Path, jobs: Jobs
 ) -> None:
     copy = launcher(tmp_path / "elsewhere" / "camp", jobs)
-    assert copy.queued() == ()
+    assert not copy.queued()
     copy.submit(["r0"])
     assert list(jobs.all) == ["camp.1", "camp.2"]
     look(copy)
@@ -292,6 +291,24 @@ def test_a_finished_run_is_done_whatever_ray_and_the_driver_still_say(made: RayL
 )
 def test_a_silent_cluster_is_told_of_in_the_networks_own_words(said: str, short: str) -> None:
     assert _why_silent(said) == short
+
+
+def test_several_clusters_on_a_machine_are_named_with_what_to_type(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("ray")
+    several = (
+        "Found multiple active Ray instances: {'10.0.0.1:6379', '10.0.0.2:6379'}. Please specify the one to"
+    )
+
+    def connect(*_: object) -> object:
+        raise ConnectionError(several)
+
+    monkeypatch.setattr("retrain.launchers.ray.client._connect", connect)
+    with pytest.raises(EngineDownError) as told:
+        Client().jobs()
+    assert str(told.value) == (
+        "several Ray clusters run on this machine (10.0.0.1:6379, 10.0.0.2:6379): name one by the address of "
+        'its dashboard, such as --set campaign.ray.address="http://127.0.0.1:8265"'
+    )
 
 
 def test_a_disk_that_refuses_a_ray_of_this_machine_is_a_launch_that_failed(home: Home) -> None:

@@ -13,8 +13,8 @@ from retrain.config.engines import Ray
 from retrain.distribution import install_command
 from retrain.errors import EXIT_CONFIG, EXIT_LAUNCH
 from retrain.launchers import ray as plugin
-from retrain.launchers.permit_split import workers_at_a_time
 from retrain.launchers.ray.script import job_options, render, task_options
+from retrain.launchers.shared_permits import workers_at_a_time
 from tests.ray_pieces import assignment
 
 Retrain = Callable[..., subprocess.CompletedProcess[str]]
@@ -77,6 +77,7 @@ def test_explain_shows_what_would_be_submitted_and_no_secrets(retrain: Retrain, 
     ("line", "problem"),
     [
         ("adress = 'x'", "[campaign.ray].adress: unknown key; did you mean 'address'?"),
+        ("share_seconds = 60", "[campaign.ray].share_seconds: no longer a key, because the driver submits"),
         ("poll_seconds = 0.5", "[campaign.ray].poll_seconds: got 0.5; needs at least 2"),
         ("cpus = 0", "[campaign.ray].cpus: got 0; ask for something"),
         ("resources = {tinker = 'x'}", "[campaign.ray].resources.tinker: got 'x'; needs a number above 0"),

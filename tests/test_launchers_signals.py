@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from retrain.launchers.signals import signal_holder
-from retrain.locks.processes import start_mark
+from retrain.locks.held import start_mark
 
 HOLDER = """
 import sys

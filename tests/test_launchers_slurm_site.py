@@ -142,6 +142,25 @@ def test_a_users_settings_for_looking_by_hand_hide_no_tasks(
     assert " -a " in said
 
 
+def test_a_machine_without_a_cluster_is_told_of_in_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said = [
+        "scontrol: error: resolve_ctls_from_dns_srv: res_nsearch error: Unknown host",
+        "scontrol: error: fetch_config: DNS SRV lookup failed",
+        "scontrol: error: _establish_config_source: failed to fetch config",
+        "scontrol: fatal: Could not establish a configuration source",
+    ]
+    fake = command(tmp_path, "scontrol", "\n".join(f"echo '{line}' >&2" for line in said) + "\nexit 1")
+    monkeypatch.setenv("PATH", fake)
+    with pytest.raises(LaunchError) as refused:
+        _slurm_commands.array_limit()
+    assert str(refused.value) == (
+        "Slurm finds neither its configuration nor a controller from here; log in to a node of the cluster, "
+        'set SLURM_CONF, or use launcher = "local"'
+    )
+
+
 def test_explain_counts_the_runs_that_have_a_permit_each(retrain: Retrain, campaign_file: Path) -> None:
     api = ("--set", "campaign.max_workers=4", "--set", "backend.max_concurrent=3")
     latency = ("--set", "backend.options.api_latency_s=0.01")

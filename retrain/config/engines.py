@@ -53,4 +53,3 @@ class Ray(Section, affects="schedule"):
     python: str = key("", "Python for driver and workers; default: the Python that submits")
     permits: Literal["split", "shared"] = declare(*PERMITS)
     poll_seconds: float = key(10.0, "seconds between two checks of the driver and its records", ge=2, le=3600)
-    share_seconds: float = key(0.0, "no effect; accepted because earlier versions had it", ge=0, le=86400)

@@ -29,6 +29,9 @@ BOUNDS = {
     "string_too_short": ("min_length", "a length of at least"),
     "string_too_long": ("max_length", "a length of at most"),
 }
+GONE: dict[Location, str] = {
+    ("campaign", "ray", "share_seconds"): "the driver submits each run as a task of its own",
+}
 LONGEST_QUOTE = 60  # characters of a wrong value that a message repeats
 
 
@@ -61,6 +64,8 @@ def explain(error: Mapping[str, Any], location: Location) -> str:
 
 def unknown_key(location: Location) -> str:
     """Return the message for an unknown key or section, with the nearest known name."""
+    if location in GONE:
+        return f"no longer a key, because {GONE[location]}; remove it"
     known = list(_keys(location[:-1]))
     near = nearest(str(location[-1]), known)
     what = "section" if len(location) == 1 else "key"

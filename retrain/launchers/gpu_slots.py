@@ -7,7 +7,6 @@ has as many slots as needed: with more workers than GPUs, workers share them eve
 
 from __future__ import annotations
 
-import fcntl
 import os
 import re
 import tempfile
@@ -15,7 +14,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from retrain.errors import LaunchError
+from retrain.errors import LaunchError, RecordsError
+from retrain.locks.descriptors import Descriptor, LockFile
 from retrain.system.nvidia import gpu_uuids, visible
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
@@ -23,15 +23,20 @@ VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 @dataclass(frozen=True, slots=True)
 class GpuSlot:
-    """A share of a GPU, ours while a descriptor is open."""
+    """A share of a GPU, ours while its lock is open."""
 
     environment: Mapping[str, str]  # to add to the worker's
-    descriptors: tuple[int, ...]  # to pass to the worker
+    lock: LockFile | None = None  # whose descriptor the worker inherits
+
+    @property
+    def descriptors(self) -> tuple[int, ...]:
+        """Return what to pass to the worker."""
+        return (self.lock.fileno(),) if self.lock else ()
 
     def close(self) -> None:
-        """Close our descriptor; the worker that inherited the slot keeps it."""
-        for descriptor in self.descriptors:
-            os.close(descriptor)
+        """Close our descriptor; the worker that inherited the slot keeps it locked."""
+        if self.lock:
+            Descriptor.close(self.lock)  # `LockFile.close` would unlock it for the worker as well
 
 
 def visible_gpus(setting: str | None, count: int) -> list[str]:
@@ -64,7 +69,7 @@ def take_slot(
         LaunchError: the directory cannot be used.
     """
     if not gpus:
-        return GpuSlot({}, ())
+        return GpuSlot({})
     names = _lock_names(gpus, gpu_uuids() if uuids is None else uuids)
     directory = directory or Path(tempfile.gettempdir()) / f"retrain-gpus-{os.getuid()}"
     try:
@@ -72,12 +77,14 @@ def take_slot(
         round_ = 0
         while True:  # ends: every round tries locks that fewer workers hold
             for gpu, name in names.items():
-                descriptor = _try_lock(directory / f"{name}.{round_}.lock")
-                if descriptor is not None:
-                    return GpuSlot({VISIBLE: gpu}, (descriptor,))
+                lock = LockFile(str(directory / f"{name}.{round_}.lock"))
+                if lock.try_lock():
+                    return GpuSlot({VISIBLE: gpu}, lock)
+                lock.close()
             round_ += 1
-    except OSError as error:
-        raise LaunchError(f"{directory}: cannot reserve a GPU here ({error.strerror})") from error
+    except (OSError, RecordsError) as error:
+        why = error.strerror if isinstance(error, OSError) else error
+        raise LaunchError(f"{directory}: cannot reserve a GPU here ({why})") from error
 
 
 def _lock_names(gpus: Sequence[str], uuids: Sequence[str]) -> dict[str, str]:
@@ -85,17 +92,3 @@ def _lock_names(gpus: Sequence[str], uuids: Sequence[str]) -> dict[str, str]:
     named = {gpu: next(iter(visible(uuids, gpu)), gpu) for gpu in gpus}
     full = {gpu: uuids[name] if isinstance(name, int) else name for gpu, name in named.items()}
     return {gpu: re.sub(r"[^A-Za-z0-9-]", "_", name) for gpu, name in full.items()}
-
-
-def _try_lock(path: Path) -> int | None:
-    # no-follow: the default directory lies where others can write
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(descriptor)
-        return None
-    except OSError:
-        os.close(descriptor)
-        raise
-    return descriptor

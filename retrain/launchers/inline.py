@@ -41,11 +41,9 @@ class InlineLauncher:
         self._stop = threading.Event()
 
     def describe(self) -> str:
-        """Return where workers execute."""
         return "this process, one run at a time"
 
     def room(self) -> int:
-        """Return no limit."""
         return sys.maxsize
 
     def submit(self, run_ids: Sequence[str]) -> Collection[str]:

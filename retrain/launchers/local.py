@@ -50,7 +50,6 @@ class LocalLauncher:
         self._signal: dict[str, Callable[[int], object]] = {}
 
     def describe(self) -> str:
-        """Return where workers execute."""
         shared = f", which share GPU {', '.join(self._gpus)}" if self._gpus else ""
         return f"processes on this machine{shared}"
 
@@ -59,7 +58,6 @@ class LocalLauncher:
         return sys.maxsize
 
     def submit(self, run_ids: Sequence[str]) -> Collection[str]:
-        """Start a worker for each."""
         for run_id in run_ids:
             self._start(run_id, self._runs[run_id])
         return run_ids
@@ -87,7 +85,6 @@ class LocalLauncher:
         self._watch(run_id, lambda: _wait_for_lock(lock))
 
     def poll(self, timeout_s: float) -> list[Ended]:
-        """Wait for ends."""
         ends: list[Ended] = []
         try:
             first = self._ended.get(timeout=timeout_s)
@@ -99,7 +96,6 @@ class LocalLauncher:
             return ends
 
     def wake(self) -> None:
-        """Make `poll` return."""
         self._ended.put(None)
 
     def cancel(self, run_ids: Sequence[str], *, now: bool) -> None:

@@ -3,20 +3,19 @@
 `python -m retrain.launchers.lock_proof VERDICT DIRECTORY ... RANK MARK NODE` runs on two nodes at once: rank
 0 and 1, each with its node's name, and a mark unique to this test. The first locks a file; the second must
 find it locked, and free once the first has released it. Both answers are needed: some file systems grant
-every lock, others none. `lock_verdict` waits for the answer.
+every lock, others none. `shared_permits` waits for the answer.
 """
 
 from __future__ import annotations
 
-import fcntl
-import os
 import sys
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
 
 from retrain.errors import EXIT_DONE, EXIT_LAUNCH, LaunchError, RecordsError
+from retrain.locks.descriptors import LockFile
 from retrain.records.atomic import read_json, write_json
 from retrain.records.files import make_directory
 
@@ -27,8 +26,8 @@ SIGNS = ("held", "looked", "freed")
 
 def hold_first(directory: Path, mark: str, node: str) -> None:
     """Act as the first node: lock, and release once the other has looked."""
-    with _opened(directory, mark) as fd:
-        fcntl.flock(fd, fcntl.LOCK_EX)
+    with closing(LockFile(str(_lock(directory, mark)))) as file:
+        file.lock()
         write_json(_sign(directory, mark, "held"), {"node": node})
         _await(_sign(directory, mark, "looked"))
     write_json(_sign(directory, mark, "freed"), {"node": node})
@@ -58,22 +57,9 @@ def _lock(directory: Path, mark: str) -> Path:
     return directory / f"proof-{mark}.lock"
 
 
-@contextmanager
-def _opened(directory: Path, mark: str) -> Iterator[int]:
-    fd = os.open(_lock(directory, mark), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        yield fd
-    finally:
-        os.close(fd)
-
-
 def _can_lock(directory: Path, mark: str) -> bool:
-    with _opened(directory, mark) as fd:
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return False
-    return True
+    with closing(LockFile(str(_lock(directory, mark)))) as file:
+        return file.try_lock()
 
 
 def _await(path: Path) -> dict[str, object]:

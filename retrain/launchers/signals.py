@@ -8,10 +8,7 @@ import sys
 import time
 from pathlib import Path
 
-from retrain.errors import RecordsError
-from retrain.locks.held import Holder, holder, is_held
-from retrain.locks.processes import start_mark
-from retrain.records.layout import RunFiles
+from retrain.locks.held import Holder, holder, is_held, start_mark
 
 TRIES = 100  # a process writes itself into a lock a moment after it takes it
 PAUSE_S = 0.01
@@ -31,16 +28,6 @@ def signal_holder(lock: Path, number: int) -> bool:
             return True
         time.sleep(PAUSE_S)
     return False
-
-
-def signal_worker(files: RunFiles, *, now: bool, engine: str) -> str:
-    """Ask a worker without a task to save and exit, or kill it; return why that is not possible."""
-    try:
-        if signal_holder(files.lock, signal.SIGKILL if now else signal.SIGTERM):
-            return ""
-    except RecordsError as error:
-        return str(error)
-    return f"{engine} has no task for it, and it does not run on this machine; end it where it runs"
 
 
 def _signal(found: Holder, number: int) -> bool:

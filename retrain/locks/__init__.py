@@ -2,5 +2,4 @@
 
 descriptors.py   file descriptors that a forked child does not keep, and `flock` on them
 held.py          locks that name their holder and say whether it lives; leases for other machines
-processes.py     identifies processes that reuse an id
 """

@@ -14,17 +14,17 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import sys
 import threading
 import time
 from contextlib import closing
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
-from types import TracebackType
 
 from retrain.clock import utc_now
 from retrain.errors import records_error
 from retrain.locks.descriptors import LockFile, is_in_place
-from retrain.locks.processes import is_of_this_boot, start_mark
 
 _PROBE_WAIT_S = 1.0  # another process's `is_held` lasts microseconds, longer on a machine that swaps
 _PAUSE_S = 0.002
@@ -34,7 +34,7 @@ LEASE_S = 60.0  # a lease not renewed for this long is not shown as alive
 WATCH_S = 25.0  # 2.5 renewal periods: without a renewal in this time, the holder is dead
 WATCH_PAUSE_S = 0.5
 STALE_S = 600.0  # older than any clock difference in a cluster (munge allows half of it): no need to watch
-
+_START_TIME = 19  # field 22 of /proc/PID/stat, counted after the name, which may contain blanks and brackets
 
 _held: set[LockFile] = set()
 
@@ -102,9 +102,7 @@ class HeldLock:
     def __enter__(self) -> HeldLock:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.release()
 
 
@@ -246,3 +244,38 @@ def _host() -> str:
 def _printable(text: str, limit: int) -> str:
     """Return text without control and invisible characters: any process may write to a lock file."""
     return "".join(filter(str.isprintable, text))[:limit]
+
+
+def start_mark(pid: int) -> str:
+    """Return a mark of when a process started, which no other process with this id has; "" without a process.
+
+    On Linux it is relative to the boot and names the boot, so that setting the clock changes nothing.
+    """
+    if sys.platform == "linux":
+        try:
+            after_name = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2]
+            return f"{boot_id()}:{after_name.split()[_START_TIME]}"
+        except (OSError, IndexError):
+            return ""
+    import psutil
+
+    try:
+        return str(psutil.Process(pid).create_time())
+    except (psutil.Error, ValueError):
+        return ""
+
+
+def is_of_this_boot(mark: str) -> bool:
+    """Whether a process with this mark belongs to the current boot; True if the mark does not name one.
+
+    This distinguishes machines with the same host name, and those made from copied images.
+    """
+    boot, named, _ = mark.partition(":")
+    return sys.platform != "linux" or not named or boot == boot_id()
+
+
+@cache
+def boot_id() -> str:
+    """Return the id of the current boot; the host name if the system has no such id."""
+    path = Path("/proc/sys/kernel/random/boot_id")
+    return path.read_text().strip() if path.exists() else os.uname().nodename

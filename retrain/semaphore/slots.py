@@ -15,7 +15,7 @@ from itertools import islice
 from pathlib import Path
 
 from retrain.locks.descriptors import LockFile
-from retrain.locks.processes import boot_id
+from retrain.locks.held import boot_id
 from retrain.semaphore.limits import Limits, LimitsFile, read_limits
 from retrain.semaphore.wakeup import wake, wakeup_address
 

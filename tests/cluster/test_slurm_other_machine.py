@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 from retrain.errors import EXIT_LAUNCH, EXIT_RUN_FAILED
-from retrain.launchers.lock_verdict import read_verdict
+from retrain.launchers.shared_permits import read_verdict
 from tests.cluster.campaigns import STEPS, Start, attempts_of, finish, most_at_once, numbers, only_campaign
 from tests.cluster.slurm_cluster import Cluster
 from tests.cluster.test_slurm_campaign import SLURM, SLURM_TOML, states

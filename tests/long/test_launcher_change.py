@@ -12,7 +12,7 @@ import pytest
 from retrain.config.engines import Slurm
 from retrain.errors import EXIT_DONE, EXIT_LAUNCH
 from retrain.launchers import Begun, Ended
-from retrain.launchers import asking as _asking
+from retrain.launchers import engine as _engine
 from retrain.launchers import slurm as plugin
 from retrain.launchers.slurm.queue import Names
 from retrain.locks.held import hold
@@ -78,7 +78,7 @@ def test_workers_that_no_task_stands_for_keep_their_places_and_leave_them_to_the
     given = assignment(tmp_path / "camp", 6, workers=3)
     caps: list[str] = []
     changes: list[tuple[int, int]] = []
-    monkeypatch.setattr(_asking, "LEAST_POLL_S", 0.0)
+    monkeypatch.setattr(_engine, "LEAST_POLL_S", 0.0)
     monkeypatch.setattr(plugin.commands, "submit", lambda words: caps.append(words[0]) or 7)
     monkeypatch.setattr(plugin.commands, "set_cap", lambda job, cap: changes.append((job, cap)))
     tasks = [f"7_{n}|PENDING|camp.0|None|/nowhere/job.sh" for n in range(2, 6)]

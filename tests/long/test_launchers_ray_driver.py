@@ -15,7 +15,7 @@ import pytest
 from retrain.config.engines import Ray
 from retrain.launchers.ray import task
 from retrain.launchers.ray.driver import MOST_LIVES
-from retrain.launchers.ray.home import LOST, OVER, Home, Ledger, Terms
+from retrain.launchers.ray.home import LOST, OVER, Event, Home, Terms
 from retrain.launchers.ray.script import render
 from retrain.locks.held import hold
 from retrain.records.layout import CampaignFiles
@@ -28,9 +28,9 @@ SLOW = "touch $run/started; exec sleep 600"
 
 def ends(home: Home) -> dict[str, tuple[int, str, int | None]]:
     """What the driver wrote last of each run: number, event, exit code."""
-    ledger = Ledger(home)
-    ledger.read()
-    return {run_id: (event.number, event.what, event.exit_code) for run_id, event in ledger.last.items()}
+    seen = Home(home.campaign)
+    seen.read_events()
+    return {run_id: (event.number, event.what, event.exit_code) for run_id, event in seen.last.items()}
 
 
 def test_all_wanted_runs_are_done_in_order_and_never_more_at_a_time(tmp_path: Path) -> None:
@@ -131,7 +131,7 @@ def test_a_later_driver_takes_over_what_the_earlier_one_had(tmp_path: Path) -> N
     first = ledger.read_text().splitlines(keepends=True)
     ledger.write_text("".join(first[:3]) + first[2][:20])  # killed while r1 ran
     home.write_terms(Terms(2, 1))
-    assert drive(home, number=2).started == ["r1.1.2", "r2.1.1"]
+    assert drive(Home(home.campaign), number=2).started == ["r1.1.2", "r2.1.1"]
     assert ends(home) == {f"r{n}": (1, OVER, 0) for n in range(3)}
 
 
@@ -242,7 +242,7 @@ def test_what_was_stopped_before_it_began_starts_nothing_but_says_that_it_began(
     home = home_of(tmp_path / "camp", script="touch $run/started")
     home.stop("r0", 1, now=False)
     assert working(home).wait(60) == 1
-    assert home.has_begun("r0.1.1")
+    assert home.has_begun(Event("r0", 1))
     assert not (home.run("r0").directory / "started").exists()
     assert not (home.run("r0").directory / "output.log").exists()
 

@@ -1,20 +1,29 @@
 """Ray's Jobs API as data: requests to a cluster, and the meaning of their failures.
 
-One HTTP request per query, and one query for all jobs. The library `ray` is imported on first use.
+One HTTP request per query, and one query for all jobs. The library `ray` is imported on first use. With
+`address = "local"` the only job, the driver, is a process on this machine instead, which starts and stops a
+Ray of its own: so the campaign continues without the orchestrator, and nothing of Ray remains when it has
+ended. It holds a lock while it lives.
 """
 
 from __future__ import annotations
 
 import importlib.metadata
+import json
 import os
 import re
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+import secrets
+import shlex
+import subprocess
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
 from retrain.errors import EngineDownError, LaunchError
 from retrain.extras import load
+from retrain.launchers.ray.home import Home
+from retrain.locks.held import is_held
 from retrain.records.text import plain
 
 TIMEOUT_S = 60.0  # a busy head takes seconds; the library itself has no timeout
@@ -29,6 +38,9 @@ BY_COMMAND = "JOB_ENTRYPOINT_COMMAND_ERROR"  # the job's own exit code
 HEADING = "Running entrypoint for job"  # a line that Ray adds to a job's output, perhaps after the job's own
 OLDEST = (2, 8)  # supports everything that a job may request
 MOST_NODES = 10_000  # the API's own limit
+SEVERAL = re.compile(r"multiple active Ray instances: \{(.*?)\}")
+LOCAL = "local"  # as an address; Ray's own name for it
+SAID = 20  # lines of a local driver's output
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,13 +84,9 @@ class Client:
 
     def job(self, job: str) -> Job | None:
         """Return one job, None if Ray does not know it; raises as `jobs` does."""
-        try:
-            with self._asking() as ray:
-                return _job(ray.get_job_info(job))
-        except EngineDownError:
-            raise
-        except LaunchError:
-            return None
+        with suppress(RefusedError), self._asking() as ray:
+            return _job(ray.get_job_info(job))
+        return None
 
     def submit(self, job: str, entrypoint: str, ask: Mapping[str, Any]) -> bool:
         """Submit a job under an id; False if the id was used before.
@@ -87,22 +95,15 @@ class Client:
             EngineDownError: the cluster does not answer; it may still have accepted the job.
             LaunchError: it refuses the job.
         """
-        try:
-            with self._asking() as ray:
-                ray.submit_job(submission_id=job, entrypoint=entrypoint, **ask)
-        except UsedError:
-            return False
-        return True
+        with suppress(UsedError), self._asking() as ray:
+            ray.submit_job(submission_id=job, entrypoint=entrypoint, **ask)
+            return True
+        return False
 
     def stop(self, job: str) -> None:
         """Ask a job to end; ignore a job that Ray does not know. Raises as `jobs` does."""
-        try:
-            with self._asking() as ray:
-                ray.stop_job(job)
-        except EngineDownError:
-            raise
-        except LaunchError:
-            pass
+        with suppress(RefusedError), self._asking() as ray:
+            ray.stop_job(job)
 
     def require_version(self, *, as_here: bool) -> None:
         """Check that Ray is new enough on the cluster, and the same as here if the driver uses this Python.
@@ -148,8 +149,14 @@ class Client:
         if USED.search(text):
             return UsedError(text)
         if isinstance(error, RuntimeError) and REFUSED.search(text):
-            return LaunchError(f"Ray refuses: {_reason(text)}; see [campaign.ray]")
+            return RefusedError(f"Ray refuses: {_reason(text)}; see [campaign.ray]")
         self._connected = None
+        if several := SEVERAL.search(text):
+            running = plain(several[1].replace("'", ""), 200)
+            return EngineDownError(
+                f"several Ray clusters run on this machine ({running}): name one by the address of its "
+                'dashboard, such as --set campaign.ray.address="http://127.0.0.1:8265"'
+            )
         return EngineDownError(
             f"no Ray cluster answers {self._where()} ({_why_silent(text)}); "
             '[campaign.ray].address is that of its dashboard, such as "http://HEAD:8265"'
@@ -162,6 +169,53 @@ class Client:
 
 class UsedError(LaunchError):
     """The id of a job was used before."""
+
+
+class RefusedError(LaunchError):
+    """The cluster answers, and refuses a request."""
+
+
+class LocalJobs(Client):
+    """Starts and watches drivers on this machine, as a Jobs API does on a cluster."""
+
+    def __init__(self, home: Home, say: Callable[[str], None]) -> None:
+        super().__init__()
+        self._home = home
+        self._say = say
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def submit(self, job: str, entrypoint: str, ask: Mapping[str, Any]) -> bool:
+        """Start a driver, in the environment that Ray gives the jobs that it starts."""
+        self._say("starting a Ray cluster on this machine, which ends with the campaign")
+        # our own token; otherwise Ray writes one to the user's home and requires it in every later cluster
+        token = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
+        told = {**token, "RAY_ADDRESS": LOCAL, "RAY_JOB_CONFIG_JSON_ENV_VAR": json.dumps(ask)}
+        try:
+            with self._home.output.open("wb") as output:
+                self._process = subprocess.Popen(
+                    shlex.split(entrypoint),
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=output,
+                    env={**os.environ, **told},
+                    start_new_session=True,
+                )
+        except OSError as error:
+            raise LaunchError(f"Ray could not be started here: {error}") from error
+        return True
+
+    def job(self, job: str) -> Job:
+        """Return the driver's state, with its last output if it has ended."""
+        metadata = {"retrain_campaign": str(self._home.campaign)}
+        if is_held(self._home.lock):
+            return Job(job, "RUNNING", metadata=metadata)
+        if self._process is not None and self._process.poll() is None:
+            return Job(job, "PENDING", metadata=metadata)
+        said = f"it ended; its whole output is in {self._home.output}:"
+        with suppress(OSError):
+            lines = self._home.output.read_text(errors="replace").splitlines()
+            said = "\n".join([said, *lines[-SAID:]])
+        return Job(job, "FAILED", said, BY_COMMAND, metadata=metadata)
 
 
 def _connect(library: Any, address: str) -> Any:

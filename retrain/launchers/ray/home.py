@@ -15,7 +15,6 @@ A resubmitted run gets a higher number; the driver counts its lives under a numb
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from contextlib import closing, suppress
 from dataclasses import asdict, dataclass, field
@@ -46,9 +45,9 @@ class Event:
 
     run_id: str
     number: int
-    life: int
-    what: str  # GIVEN, LOST, OVER
-    driver: int  # number of the driver that wrote it
+    life: int = 1
+    what: str = GIVEN
+    driver: int = 0  # number of the driver that wrote it
     exit_code: int | None = None  # of its worker; None if no worker ran, or Ray killed it
     why: str = ""  # Ray's reason, if the worker recorded none
 
@@ -59,15 +58,17 @@ class Event:
 
 
 class Home:
-    """The files."""
+    """The files, and the last event of each run: as of the last `read_events` in the orchestrator."""
 
     def __init__(self, campaign: Path) -> None:
         self.campaign = campaign
         self.directory = campaign / "ray"
         self.script = self.directory / "job.sh"
-        self.events = self.directory / "events.jsonl"
         self.lock = self.directory / "local.lock"  # of a driver that starts its own Ray
         self.output = self.directory / "local.out"  # its
+        self.last: dict[str, Event] = {}
+        self._lines = 0  # of events.jsonl that were read
+        self._events = self.directory / "events.jsonl"
         self._began = self.directory / "began"
         self._stopped = self.directory / "stopped"
         self._terms = self.directory / "terms.json"
@@ -88,7 +89,7 @@ class Home:
         Raises:
             RecordsError: the file cannot be read.
         """
-        found = (read_json(self._terms) if self.directory.is_dir() else None) or {}
+        found = self._read(self._terms)
         return Terms(**{name: found[name] for name in Terms.__slots__ if name in found})
 
     def want(self, numbers: Mapping[str, int]) -> None:
@@ -102,13 +103,15 @@ class Home:
         Raises:
             RecordsError: the file cannot be read.
         """
-        found = read_json(self._wanted) if self.directory.is_dir() else None
-        runs = (found or {}).get("runs", {})
+        runs = self._read(self._wanted).get("runs", {})
         if not isinstance(runs, dict) or not all(isinstance(number, int) for number in runs.values()):
             raise RecordsError(
                 f"{self._wanted}: is damaged; `retrain resume {self.campaign}` writes it again"
             )
-        return dict(runs)
+        return runs
+
+    def _read(self, path: Path) -> dict[str, Any]:
+        return (read_json(path) if self.directory.is_dir() else None) or {}
 
     def stop(self, run_id: str, number: int, *, now: bool) -> None:
         """Ask a worker to save and exit, or to end at once; a worker that has not begun never starts."""
@@ -119,19 +122,14 @@ class Home:
         """Whether a run was ever stopped under a number, which must then not be used again."""
         return any((self._stopped / f"{run_id}.{number}.{how}").exists() for how in ("save", "now"))
 
-    def has_begun(self, name: str) -> bool:
+    def has_begun(self, event: Event) -> bool:
         """Whether a task of this life was about to start the worker, or did."""
-        return (self._began / name).exists()
+        return (self._began / event.name).exists()
 
     def run(self, run_id: str) -> RunFiles:
         """Return a run's files."""
         alone = is_single_run(self.campaign)
         return RunFiles(self.campaign) if alone else CampaignFiles(self.campaign).run(run_id)
-
-    def run_ids(self) -> list[str]:
-        """List all runs that have a directory."""
-        runs = CampaignFiles(self.campaign).runs
-        return sorted(os.listdir(runs)) if runs.is_dir() else []  # noqa: PTH208 - names are all it takes
 
     def task_arguments(self, event: Event) -> tuple[str, ...]:
         """Return the arguments of `task.work`."""
@@ -139,48 +137,34 @@ class Home:
         began, run = str(self._began / event.name), str(self.run(event.run_id).directory)
         return str(self.script), run, began, stop, str(self._terms), str(event.driver)
 
-
-class Ledger:
-    """The last event of each run; each refresh reads only new events."""
-
-    def __init__(self, home: Home) -> None:
-        self._path = home.events
-        self._lines = 0
-        self.last: dict[str, Event] = {}
-        self.driver = 0  # the last driver that wrote an event
-
-    def read(self) -> None:
+    def read_events(self) -> None:
         """Read the events written since the last call.
 
         Raises:
             RecordsError: the file cannot be read.
         """
-        lines = list(read_lines(self._path))
+        lines = list(read_lines(self._events))
         for number, line in enumerate(lines[self._lines :], start=self._lines + 1):
             row = parse_line(line)
             if row is not None:  # the last line may be incomplete
-                self._note(Event(**row))
-                self._lines = number
+                event = Event(**row)
+                self.last[event.run_id], self._lines = event, number
 
-    def write(self, event: Event) -> None:
-        """Append an event; there is only one writer.
+    def write_event(self, event: Event) -> None:
+        """Append an event; only the driver does.
 
         Raises:
             RecordsError: it cannot be written.
         """
-        with closing(LineAppender(self._path)) as lines:
+        with closing(LineAppender(self._events)) as lines:
             lines.append(dump_line(asdict(event)))
-        self._note(event)
+        self.last[event.run_id] = event
 
-    def of(self, run_id: str, number: int) -> Event | None:
+    def event(self, run_id: str, number: int) -> Event | None:
         """Return the last event of a run under a number; None if no driver has written any."""
         found = self.last.get(run_id)
         return found if found is not None and found.number == number else None
 
-    def number(self, run_id: str) -> int:
-        """Return a run's newest number; 0 if it has none."""
-        return self.last[run_id].number if run_id in self.last else 0
-
-    def _note(self, event: Event) -> None:
-        self.last[event.run_id] = event
-        self.driver = max(self.driver, event.driver)
+    def has_worked(self, driver: int) -> bool:
+        """Whether a driver has written an event that is the last of a run."""
+        return any(event.driver == driver for event in self.last.values())

@@ -11,16 +11,12 @@ from collections.abc import Collection, Mapping, Sequence
 
 from retrain.config.engines import Slurm
 from retrain.config.resolve import build
-from retrain.errors import EXIT_DONE, EngineDownError, LaunchError
+from retrain.errors import EngineDownError, LaunchError
 from retrain.launchers import Assignment, Begun, Ended
-from retrain.launchers.asking import Asking
-from retrain.launchers.engine_watch import is_finished
-from retrain.launchers.lock_verdict import is_proved
-from retrain.launchers.permit_split import SHARED, workers_at_a_time
-from retrain.launchers.signals import signal_worker
+from retrain.launchers.engine import EngineLauncher
+from retrain.launchers.shared_permits import SHARED, workers_at_a_time
 from retrain.launchers.slurm import commands
 from retrain.launchers.slurm.commands import Caps
-from retrain.launchers.slurm.proof import LockTest
 from retrain.launchers.slurm.queue import (
     Names,
     Queue,
@@ -32,6 +28,7 @@ from retrain.launchers.slurm.queue import (
     read_queue,
 )
 from retrain.launchers.slurm.script import (
+    SlurmLockTest,
     check_campaign,
     check_engine,
     kept_names,
@@ -41,7 +38,6 @@ from retrain.launchers.slurm.script import (
 )
 from retrain.records.atomic import write_atomic
 from retrain.records.files import make_directory
-from retrain.records.layout import RunFiles
 
 __all__ = ["SlurmLauncher", "check_campaign", "check_engine", "open_launcher", "script"]
 
@@ -68,15 +64,12 @@ def script(assignment: Assignment) -> str:
     return render(assignment, build(Slurm, assignment.options))
 
 
-class SlurmLauncher:
+class SlurmLauncher(EngineLauncher[Watch]):
     """Submits, watches and cancels a campaign's tasks."""
 
-    queues = True
-
     def __init__(self, assignment: Assignment, table: Slurm) -> None:
-        self._assignment = assignment
+        super().__init__("Slurm", assignment, table)
         self._table = table
-        self._workers = workers_at_a_time(assignment, table.permits)
         self._home = slurm_directory(assignment)
         self._script = self._home / "job.sh"
         self._listed = numbered_runs(assignment)
@@ -84,23 +77,13 @@ class SlurmLauncher:
         self._run_ids = {n: run_ids[path] for n, path in enumerate(self._listed) if path in run_ids}
         self._numbers = {run_id: number for number, run_id in self._run_ids.items()}
         self._names: Names | None = None
-        self._watched: dict[str, Watch] = {}
         self._seen = Queue({}, frozenset())  # at the last poll
         self._to_cancel: dict[str, bool] = {}  # to be cancelled once Slurm answers; True: at once
-        self._asking = Asking("Slurm", table.poll_seconds, assignment.say)
         self._is_unsure = False  # an array may have been accepted although its sbatch failed
         self._is_full = False  # the site accepts no more jobs at present
         self._caps = Caps(self._workers, assignment.say)
         self._part = sys.maxsize  # tasks in one array: what the site accepted last
-        self._said: dict[str, int] = {}
-
-    def describe(self) -> str:
-        """Return where workers execute."""
-        return f"Slurm, {self._workers} at a time"
-
-    def room(self) -> int:
-        """Return how many more runs the cap allows; queued runs count."""
-        return max(0, self._workers - len(self._watched))
+        self._held_back: Collection[str] = ()  # Slurm's reasons at the last poll
 
     def submit(self, run_ids: Sequence[str]) -> Collection[str]:
         """Submit one array per thousand runs, or fewer if the site's limit is lower."""
@@ -124,16 +107,7 @@ class SlurmLauncher:
         """Watch tasks that Slurm has, and runs that are alive without one."""
         for run_id in run_ids:
             task = self._seen.tasks.get(self._numbers[run_id])
-            self._watched[run_id] = Watch(task.job if task is not None and not task.is_over else 0)
-        self._asking.hold_off()
-
-    def poll(self, timeout_s: float) -> Sequence[Begun | Ended]:
-        """Wait until squeue is due again, and return what changed."""
-        return self._look() if self._asking.wait(timeout_s) else []
-
-    def wake(self) -> None:
-        """Make `poll` return."""
-        self._asking.wake()
+            self._watch(run_id, task.job if task is not None and not task.is_over else 0)
 
     def cancel(self, run_ids: Sequence[str], *, now: bool) -> None:
         """Cancel waiting tasks; send SIGTERM, or SIGKILL, to the workers of the others."""
@@ -151,8 +125,7 @@ class SlurmLauncher:
         write_atomic(self._home / "runs.txt", "".join(f"{path}\n" for path in self._listed))
         if self._table.permits != SHARED or self._assignment.permits is None:
             return True
-        test = LockTest(self._assignment, self._table, self._home)
-        return is_proved(self._assignment, self._home / "locks.json", test, self._asking.rest)
+        return SlurmLockTest(self._assignment, self._table).is_passed(self._asking.rest)
 
     def _arrays(self, run_ids: Sequence[str]) -> dict[int, list[int]]:
         arrays: dict[int, list[int]] = {}
@@ -204,7 +177,11 @@ class SlurmLauncher:
         job = commands.submit(arguments)
         self._caps.submitted(job, cap)
         for number in numbers:
-            self._watched[self._run_ids[number]] = Watch(job)
+            self._watch(self._run_ids[number], job)
+
+    def _watch(self, run_id: str, job: int) -> None:
+        self._to_cancel.pop(run_id, None)  # an earlier submission was to be cancelled
+        self._watched[run_id] = Watch(run_id, self._files(run_id), job)
 
     def _cap(self) -> int:
         """Return the cap for tasks, less the workers that are alive without one."""
@@ -230,41 +207,28 @@ class SlurmLauncher:
             self._seen = self._ask()
         except EngineDownError as error:
             self._asking.unanswered(error)
-            return self._finished()
+            return self._each()
         self._asking.answered()
         self._say_what_is_held_back()
         self._cancel_wanted()
-        happened: list[Begun | Ended] = []
-        for run_id, watch in list(self._watched.items()):
-            files = RunFiles(self._assignment.runs[run_id])
-            task = self._seen.tasks.get(self._numbers[run_id])
-            happened += watch.look(run_id, files, task, self._seen.cancelled)
-            if happened and isinstance(happened[-1], Ended) and happened[-1].run_id == run_id:
-                del self._watched[run_id]
-                self._to_cancel.pop(run_id, None)
+        happened = self._each(self._see)
         self._caps.lift(self._cap())
         return happened
 
-    def _finished(self) -> list[Begun | Ended]:
-        """Return the ends of runs that have finished by their records, while Slurm does not answer."""
-        happened: list[Begun | Ended] = []
-        for run_id, watch in list(self._watched.items()):
-            if is_finished(RunFiles(self._assignment.runs[run_id])):
-                happened += [*watch.begin(run_id), Ended(run_id, EXIT_DONE)]
-                del self._watched[run_id]
-                self._to_cancel.pop(run_id, None)
-        return happened
+    def _see(self, watch: Watch) -> list[Begun | Ended]:
+        return watch.look(self._seen.tasks.get(self._numbers[watch.run_id]), self._seen.cancelled)
 
     def _say_what_is_held_back(self) -> None:
         reasons = held_back(self._seen.tasks.values())
         for reason, count in reasons.items():
-            if reason not in self._said:
+            if reason not in self._held_back:
                 self._assignment.say(f"Slurm holds {count} runs back: {reason}")
-        self._said = reasons
+        self._held_back = reasons
 
     # Ending
 
     def _cancel_wanted(self) -> None:
+        self._to_cancel = {run_id: now for run_id, now in self._to_cancel.items() if run_id in self._watched}
         try:
             for now in (False, True):
                 wanted = [run_id for run_id, at_once in self._to_cancel.items() if at_once is now]
@@ -283,9 +247,7 @@ class SlurmLauncher:
         for run_id in run_ids:
             number, job = self._numbers[run_id], self._watched[run_id].job
             if not job:
-                files = RunFiles(self._assignment.runs[run_id])
-                if problem := signal_worker(files, now=now, engine="Slurm"):
-                    self._assignment.say(f"{run_id}: {problem}")
+                self._signal(run_id, now=now)
                 continue
             task = self._seen.tasks.get(number)
             has_started = task is not None and task.job == job and not task.waits

@@ -32,6 +32,7 @@ HABITS = ("SQUEUE_", "SCANCEL_", "SBATCH_")
 FULL = re.compile(r"job submit limit|SubmitJob|MaxJobCount|job queue full", re.IGNORECASE)
 RETRYING = "sleeping and retrying"  # printed by sbatch on a full queue; it retries for two minutes
 SLICE_S = 1.0  # how often a command's output so far is read
+NO_CLUSTER = re.compile(r"establish a configuration source|DNS SRV lookup failed")
 GONE = re.compile(r"invalid job id|already completing|already completed|already finished", re.IGNORECASE)
 
 
@@ -168,6 +169,11 @@ def _run(command: list[str], text: str | None = None, ignored: re.Pattern[str] |
 
 
 def _error(reason: str) -> LaunchError:
+    if NO_CLUSTER.search(reason):
+        return LaunchError(
+            "Slurm finds neither its configuration nor a controller from here; log in to a node of the "
+            'cluster, set SLURM_CONF, or use launcher = "local"'
+        )
     if RETRYING in reason or FULL.search(reason):
         return QueueFullError(f"Slurm accepts no more jobs at present: {reason}")
     if DOWN.search(reason):

@@ -7,11 +7,11 @@ import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
 
-from retrain.errors import EXIT_DONE
 from retrain.launchers import Begun, Ended
-from retrain.launchers.engine_watch import EngineWatch, is_alive, is_finished, why_without_a_word
+from retrain.launchers.engine import EngineWatch, why_without_a_word
 from retrain.records.layout import RunFiles
 
 FORMAT = "%i|%T|%j|%r|%o"  # task, state, job's name, reason, script: the last may contain anything
@@ -134,65 +134,50 @@ def is_script(task: Task, script: Path) -> bool:
 
 def array_of(indices: Iterable[int]) -> str:
     """Return indices in Slurm's notation: 0-3,7."""
-    parts: list[str] = []
-    start = last = -2
-    for index in sorted(set(indices)):
-        if index != last + 1:
-            parts += [_range(start, last)] if last >= 0 else []
-            start = index
-        last = index
-    return ",".join([*parts, *([_range(start, last)] if last >= 0 else [])])
-
-
-def _range(start: int, last: int) -> str:
-    return str(start) if start == last else f"{start}-{last}"
+    parts = []
+    # in a row, an index minus its place among all is constant
+    for _, row in groupby(enumerate(sorted(set(indices))), lambda placed: placed[1] - placed[0]):
+        first, *rest = (index for _, index in row)
+        parts.append(f"{first}-{rest[-1]}" if rest else f"{first}")
+    return ",".join(parts)
 
 
 class Watch(EngineWatch):
     """A run that was submitted to Slurm."""
 
-    def __init__(self, job: int) -> None:
+    def __init__(self, run_id: str, files: RunFiles, job: int) -> None:
         """Watch a task of a job; 0: a worker that is alive although Slurm has no task for it."""
-        super().__init__()
+        super().__init__(run_id, files)
         self.job = job
 
-    def look(
-        self, run_id: str, files: RunFiles, task: Task | None, cancelled: Collection[int] = ()
-    ) -> list[Begun | Ended]:
+    def look(self, task: Task | None, cancelled: Collection[int] = ()) -> list[Begun | Ended]:
         """Return what happened, given the run's newest task and the jobs cancelled as a whole."""
-        if is_finished(files):
-            return [*self.begin(run_id), Ended(run_id, EXIT_DONE)]
         if task is None or task.job < self.job:
             if self.job in cancelled:
-                return [Ended(run_id, None, f"Slurm ended job {self.job}: CANCELLED", taken_back=True)]
-            return self._without_task(run_id, files)
+                why = f"Slurm ended job {self.job}: CANCELLED"
+                return [Ended(self.run_id, None, why, taken_back=True)]
+            what = f"task {self.job} of the run" if self.job else "the run's worker"
+            return self.without_task(f"Slurm no longer knows {what}")
         self.found()
         self.job = task.job
         if not task.is_over:
-            return [] if task.waits else self.begin(run_id)
-        if task.state == "COMPLETED" and not self.has_arrived(files):
+            return [] if task.waits else self.begin()
+        if task.state == "COMPLETED" and not self.has_arrived():
             return []
-        return [*self.begin(run_id), _ended(run_id, files, task)]
+        return [*self.begin(), self._ended(task)]
 
-    def _without_task(self, run_id: str, files: RunFiles) -> list[Begun | Ended]:
-        if is_alive(files):
-            self.found()
-            return self.begin(run_id)
-        what = f"task {self.job} of the run" if self.job else "the run's worker"
-        return self.missed(run_id, f"Slurm no longer knows {what}")
+    def _ended(self, task: Task) -> Ended:
+        was_cancelled, is_lost = task.state == "CANCELLED", task.state in LOST
+        reason = f" ({task.reason})" if task.reason not in ("None", "") else ""
+        why = f"Slurm ended task {task.label}: {task.state}{reason}"
+        if not was_cancelled:
+            why += why_without_a_word(self.files)
+        return Ended(
+            self.run_id, None, why, goes_on=not was_cancelled, is_lost=is_lost, taken_back=was_cancelled
+        )
 
 
 def held_back(tasks: Iterable[Task]) -> dict[str, int]:
     """Count tasks that wait for a reason that may never pass, by Slurm's reason."""
     waiting = (task.reason for task in tasks if task.waits)
     return dict(Counter(reason for reason in waiting if reason not in USUAL_REASONS))
-
-
-def _ended(run_id: str, files: RunFiles, task: Task) -> Ended:
-    was_cancelled = task.state == "CANCELLED"
-    reason = f" ({task.reason})" if task.reason not in ("None", "") else ""
-    why = f"Slurm ended task {task.label}: {task.state}{reason}"
-    if not was_cancelled:
-        why += why_without_a_word(files)
-    is_lost = task.state in LOST
-    return Ended(run_id, None, why, goes_on=not was_cancelled, is_lost=is_lost, taken_back=was_cancelled)

@@ -1,24 +1,31 @@
-"""The batch script, one for all arrays of a campaign, and the files from which its tasks find their runs.
+"""The batch scripts: one for all arrays of a campaign, and one for a test of file locks.
 
-It lies in the campaign's directory beside `runs.txt` (a run's directory per line; a task knows its run by the
-line's number) and `arrays.json` (job name and array size). Its last line replaces the shell by the worker, so
-that Slurm's signals reach the worker itself.
+The first lies in the campaign's directory beside `runs.txt` (a run's directory per line; a task knows its
+run by the line's number) and `arrays.json` (job name and array size). Its last line replaces the shell by
+the worker, so that Slurm's signals reach the worker itself.
 """
 
 from __future__ import annotations
 
 import shlex
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 from retrain.config.engines import Slurm
 from retrain.config.resolve import build
 from retrain.errors import records_error
 from retrain.launchers import Assignment
-from retrain.launchers.permit_split import own_permits, sharing_problems, workers_at_a_time
+from retrain.launchers.shared_permits import (
+    LockTest,
+    directories_of,
+    own_permits,
+    sharing_problems,
+    workers_at_a_time,
+)
 from retrain.launchers.slurm import commands
-from retrain.launchers.slurm.queue import Names, job_name
-from retrain.records.atomic import read_json, write_json
+from retrain.launchers.slurm.queue import Names, job_name, parse
+from retrain.records.atomic import read_json, write_atomic, write_json
 from retrain.records.files import make_directory
 
 SAVE_S = 60  # seconds before the time limit in which a worker saves its checkpoint
@@ -156,3 +163,49 @@ def flags(assignment: Assignment, table: Slurm, home: Path) -> list[str]:
         *(f"--{name}={value}" for name, value in wanted.items() if value),
         *table.flags,
     ]
+
+
+def render_lock_test(assignment: Assignment, table: Slurm) -> str:
+    """Return the batch script in which two nodes test whether they see each other's locks."""
+    home = slurm_directory(assignment)
+    test = [table.python or sys.executable, "-P", "-m", "retrain.launchers.lock_proof"]
+    command = shlex.join(map(str, [*test, home / "locks.json", *directories_of(assignment)]))
+    part = shlex.quote('exec "$@" "$SLURM_PROCID" "$SLURM_JOB_ID" "${SLURMD_NODENAME:-$(hostname)}"')
+    lines = [
+        "#!/bin/bash",
+        *(f"#SBATCH {flag}" for flag in flags(assignment, replace(table, time="10", licence=""), home)),
+        f'#SBATCH --output="{str(home / "locks").replace("%", "%%")}-%j.out"',
+        "#SBATCH --nodes=2 --ntasks=2 --ntasks-per-node=1",
+        "umask 077",
+        f"cd {shlex.quote(str(assignment.where))} || exit 75",
+        *table.setup,
+        f"exec srun bash -c {part} test {command}",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+class SlurmLockTest(LockTest):
+    """A job of two tasks on two nodes."""
+
+    def __init__(self, assignment: Assignment, table: Slurm) -> None:
+        self._home = slurm_directory(assignment)
+        super().__init__(assignment, self._home / "locks.json")
+        self._table = table
+        self._name = f"{job_name(assignment.campaign)}.locks"
+        self._job = 0
+
+    def start(self) -> None:
+        path = self._home / "locks.sh"
+        write_atomic(path, render_lock_test(self._assignment, self._table))
+        self._job = commands.submit([f"--job-name={self._name}", str(path)])
+
+    def failure(self) -> str:
+        for task in parse(commands.list_tasks([self._name])):
+            if task.job == self._job and task.is_over and task.state != "COMPLETED":
+                output = self._home / f"locks-{self._job}.out"
+                return f"Slurm ended job {task.label}: {task.state}; see {output}."
+        return ""
+
+    def end(self) -> None:
+        if self._job:
+            commands.cancel([str(self._job)], [])

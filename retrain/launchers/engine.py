@@ -1,0 +1,239 @@
+"""What launchers of an engine with its own queue share: when to query it, and what a run's files say.
+
+One query covers all runs; it is sent every `poll_seconds`, and at least two seconds after the last one. The
+engine's answer is only a hint. A finished run is over, although the engine may list its task for minutes. A
+run whose lock is held is alive, whatever happened to its task. A task must be missing from the engine's list
+twice. After a task that ended well, the files get time to arrive.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import signal
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Generic, TypeVar
+
+from retrain.config.engines import Ray, Slurm
+from retrain.errors import EXIT_DONE, RecordsError
+from retrain.launchers import Assignment, Begun, Ended
+from retrain.launchers.shared_permits import workers_at_a_time
+from retrain.launchers.signals import signal_holder
+from retrain.locks.held import is_held
+from retrain.records.layout import RunFiles
+from retrain.records.run_state import read_done
+from retrain.records.run_toml import recorded_hash
+
+LEAST_POLL_S = 2.0  # between two queries
+FORGOTTEN = (
+    2  # queries without a task: an answer may be older than its submission, or incomplete at a restart
+)
+ARRIVAL_S = 60.0  # how long a network file system may show an old directory
+
+
+class Asking:
+    """The schedule of one launcher's queries, and which notices the user gets while they fail."""
+
+    def __init__(self, engine: str, every_s: float, say: Callable[[str], None]) -> None:
+        """Start: the first query is due at once.
+
+        Args:
+            engine: its name, for notices.
+            every_s: usual time between two queries.
+            say: shows a notice to the user.
+        """
+        self._engine = engine
+        self._every_s = every_s
+        self._say = say
+        self._wakeups: queue.SimpleQueue[None] = queue.SimpleQueue()
+        self._asked_at = self._due_at = float("-inf")
+        self._is_silent = False
+
+    def wait(self, timeout_s: float) -> bool:
+        """Wait for the next query, `wake` or the timeout; return whether a query is due."""
+        wait_s = min(timeout_s, self._due_at - time.monotonic())
+        if wait_s > 0:
+            self.rest(wait_s)
+        return time.monotonic() >= self._due_at
+
+    def rest(self, seconds: float) -> bool:
+        """Wait for the given seconds or `wake`; return whether it was `wake`."""
+        try:
+            self._wakeups.get(timeout=seconds)
+        except queue.Empty:
+            return False
+        return True
+
+    def wake(self) -> None:
+        """Make `wait` and `rest` return; safe in a signal handler."""
+        self._wakeups.put(None)
+
+    @property
+    def is_fresh(self) -> bool:
+        """Whether the last answer is too recent to query again."""
+        return time.monotonic() - self._asked_at <= LEAST_POLL_S
+
+    def asked(self) -> None:
+        """Note a query; the next one is due at the usual time."""
+        self._asked_at = time.monotonic()
+        self._due_at = self._asked_at + self._every_s
+
+    def postpone(self) -> None:
+        """Delay the next query: the engine needs a moment to show what was just submitted."""
+        self._due_at = time.monotonic() + LEAST_POLL_S
+
+    def hurry(self) -> None:
+        """Query as soon as allowed."""
+        self._due_at = min(self._due_at, self._asked_at + LEAST_POLL_S)
+
+    def unanswered(self, why: object) -> None:
+        """Report, once, that the engine does not answer."""
+        if not self._is_silent:
+            self._say(f"{why}; retrying; its runs continue meanwhile")
+        self._is_silent = True
+
+    def answered(self) -> None:
+        """Report that the engine answers again, if it was silent."""
+        if self._is_silent:
+            self._say(f"{self._engine} answers again")
+        self._is_silent = False
+
+
+class EngineWatch:
+    """A run that an engine has, or that is alive although the engine has no task of it."""
+
+    def __init__(self, run_id: str, files: RunFiles) -> None:
+        self.run_id = run_id
+        self.files = files
+        self._has_begun = False
+        self._missing = 0
+        self._over_since: float | None = None
+
+    def begin(self) -> list[Begun | Ended]:
+        """Return the worker's start at the first call."""
+        news: list[Begun | Ended] = [] if self._has_begun else [Begun(self.run_id)]
+        self._has_begun = True
+        return news
+
+    def finished(self) -> list[Begun | Ended]:
+        """Return the run's end if it has finished its configuration and its worker has exited."""
+        try:
+            done = read_done(self.files.done) if self.files.done.exists() else None
+            if done is None or done.config_hash != recorded_hash(self.files) or is_held(self.files.lock):
+                return []
+        except (RecordsError, OSError):
+            return []  # reported when the run is concluded
+        return [*self.begin(), Ended(self.run_id, EXIT_DONE)]
+
+    def found(self) -> None:
+        """Note that the engine lists the run's task."""
+        self._missing = 0
+
+    def without_task(self, what: str) -> list[Begun | Ended]:
+        """Return the run's end if nothing holds its lock, and its task is missing for the second time.
+
+        Args:
+            what: the engine's answer, for the message.
+        """
+        if is_alive(self.files):
+            self.found()
+            return self.begin()
+        self._missing += 1
+        return [] if self._missing < FORGOTTEN else [self.lost(what)]
+
+    def lost(self, why: str) -> Ended:
+        """Return the end of a run that was lost with its machine, or in the engine's restart."""
+        return Ended(self.run_id, None, why, goes_on=True, is_lost=True)
+
+    def has_arrived(self) -> bool:
+        """Whether done.json exists, or has not appeared in time."""
+        with suppress(OSError):
+            os.listdir(self.files.directory)  # noqa: PTH208 - makes a network file system look again
+        if self.files.done.exists():
+            return True
+        self._over_since = self._over_since or time.monotonic()
+        return time.monotonic() - self._over_since > ARRIVAL_S
+
+
+W = TypeVar("W", bound=EngineWatch)
+
+
+class EngineLauncher(Generic[W]):
+    """Watches runs in an engine; a subclass submits and cancels them, and looks for what changed."""
+
+    queues = True
+
+    def __init__(self, engine: str, assignment: Assignment, table: Slurm | Ray) -> None:
+        self._engine = engine
+        self._assignment = assignment
+        self._workers = workers_at_a_time(assignment, table.permits)
+        self._watched: dict[str, W] = {}
+        self._asking = Asking(engine, table.poll_seconds, assignment.say)
+        self._said: set[str] = set()
+
+    def describe(self) -> str:
+        """Return where workers execute."""
+        return f"{self._engine}, {self._workers} at a time"
+
+    def room(self) -> int:
+        """Return how many more runs the cap allows; queued runs count."""
+        return max(0, self._workers - len(self._watched))
+
+    def poll(self, timeout_s: float) -> Sequence[Begun | Ended]:
+        """Wait until the next query is due, and return what changed."""
+        return self._look() if self._asking.wait(timeout_s) else []
+
+    def wake(self) -> None:
+        """Make `poll` return."""
+        self._asking.wake()
+
+    def _look(self) -> list[Begun | Ended]:
+        """Query the engine, and return what changed."""
+        raise NotImplementedError
+
+    def _each(self, see: Callable[[W], list[Begun | Ended]] = lambda watch: []) -> list[Begun | Ended]:
+        """Return what happened to every watched run by its files, else by `see`; forget those that ended."""
+        happened: list[Begun | Ended] = []
+        for run_id, watch in list(self._watched.items()):
+            news = watch.finished() or see(watch)
+            if news and isinstance(news[-1], Ended):
+                del self._watched[run_id]
+            happened += news
+        return happened
+
+    def _files(self, run_id: str) -> RunFiles:
+        return RunFiles(self._assignment.runs[run_id])
+
+    def _signal(self, run_id: str, *, now: bool) -> None:
+        """Ask a worker without a task to save and exit, or kill it; report if that is not possible."""
+        try:
+            if signal_holder(self._files(run_id).lock, signal.SIGKILL if now else signal.SIGTERM):
+                return
+            problem = "has no task for it, and it does not run on this machine; end it where it runs"
+        except RecordsError as error:
+            self._say_once(f"{run_id}: {error}")
+        else:
+            self._say_once(f"{run_id}: {self._engine} {problem}")
+
+    def _say_once(self, text: str) -> None:
+        if text not in self._said:
+            self._assignment.say(text)
+            self._said.add(text)
+
+
+def is_alive(files: RunFiles) -> bool:
+    """Whether a worker holds the run's lock."""
+    try:
+        return is_held(files.lock)
+    except RecordsError:
+        return False  # reported when the run is concluded
+
+
+def why_without_a_word(files: RunFiles) -> str:
+    """Return where to look if a worker wrote no record; otherwise ""."""
+    if files.attempts.exists():
+        return ""
+    unseen = "" if files.output_log.exists() else " and whether the nodes see that directory"
+    return f", before its worker wrote anything; see `retrain logs {files.directory}`{unseen}"
