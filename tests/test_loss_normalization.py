@@ -10,7 +10,7 @@ import pytest
 from retrain import worker
 from retrain.backends import BackendSpec, Optimization, Sampling
 from retrain.backends.numpy import connect
-from retrain.backends.numpy.gradient import loss_gradient
+from retrain.backends.numpy.training import loss_gradient
 from retrain.backends.objective import split_by_group
 from retrain.campaign.run import reopen
 from retrain.config.load import load_config, parse

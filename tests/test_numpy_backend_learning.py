@@ -10,11 +10,9 @@ import pytest
 from retrain.advantages import grpo, maxrl
 from retrain.backends import BackendSpec, Optimization, Sampling
 from retrain.backends.numpy import connect
-from retrain.backends.numpy.gradient import loss_gradient
-from retrain.backends.numpy.gru import initial_weights, pack
-from retrain.backends.numpy.optimizers import Adam, clip_by_norm
+from retrain.backends.numpy.gru import Weights, initial_weights, pack
 from retrain.backends.numpy.policy import NumpyBackend
-from retrain.backends.numpy.weights import Weights
+from retrain.backends.numpy.training import Adam, clip_by_norm, loss_gradient
 from retrain.backends.objective import scale_to_step, split_by_group
 from retrain.controllers.scaling.noise_scale import GradientNoiseScale
 from retrain.errors import NonFiniteError

@@ -11,20 +11,15 @@ import numpy as np
 import pytest
 
 from retrain.backends import BackendSpec
-from retrain.backends.tinker import advise_run, check_run, connect
-from retrain.backends.tinker.losses import ApiLoss, api_loss
-from retrain.backends.tinker.options import check_options
-from retrain.backends.tinker.permits import Permits
-from retrain.backends.tinker.policy import State, read_state, write_state
-from retrain.backends.tinker.wire import check_advantages, datum_arrays
+from retrain.backends.tinker import advise_run, check_options, check_run, connect
+from retrain.backends.tinker.state import State, read_state, write_state
+from retrain.backends.tinker.wire import ApiLoss, api_loss, check_advantages, datum_arrays
 from retrain.blocking import in_thread
 from retrain.config.schema import Algorithm, Config, Model, Training
 from retrain.distribution import install_command
-from retrain.errors import ConfigError, InfrastructureError, NonFiniteError, RecordsError, RunFailedError
+from retrain.errors import ConfigError, NonFiniteError, RecordsError, RunFailedError
 from retrain.losses import cispo, gspo, importance_sampling, ppo
 from retrain.rollouts import Loss, Prompt, Rollout, TrainingSample
-from retrain.semaphore import FileSemaphore
-from tests.semaphore_processes import wait_until
 
 
 def sample(
@@ -170,120 +165,6 @@ def test_a_checkpoint_of_another_model_is_refused(tmp_path: Path) -> None:
         read_state(tmp_path, "some/model", 32)
 
 
-def holders(directory: Path) -> int:
-    return len(FileSemaphore.inspect(directory).holders)
-
-
-def permits(directory: Path, count: int, timeout_s: float = 60.0) -> Permits:
-    return Permits(lambda: FileSemaphore(directory, count), timeout_s)
-
-
-def test_waiting_for_a_permit_does_not_stop_the_event_loop(tmp_path: Path) -> None:
-    async def check() -> None:
-        busy = FileSemaphore(tmp_path, 1)
-        busy.acquire()
-        waiter = asyncio.ensure_future(_hold(permits(tmp_path, 1)))
-        await asyncio.sleep(0)  # the loop turns although the waiter waits
-        assert not waiter.done()
-        busy.release()
-        await waiter
-        wait_until(lambda: holders(tmp_path) == 0)
-
-    asyncio.run(check())
-
-
-def test_a_cancelled_wait_gives_its_permit_back_when_it_comes(tmp_path: Path) -> None:
-    async def check() -> None:
-        busy = FileSemaphore(tmp_path, 1)
-        busy.acquire()
-        waiter = asyncio.ensure_future(_hold(permits(tmp_path, 1)))
-        await asyncio.sleep(0)
-        waiter.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await waiter
-        busy.release()
-        await _hold(permits(tmp_path, 1))
-
-    asyncio.run(check())
-
-
-def test_a_cancelled_call_gives_its_permit_back(tmp_path: Path) -> None:
-    async def check() -> None:
-        inside = asyncio.Event()
-        caller = asyncio.ensure_future(_hold(permits(tmp_path, 1), inside, asyncio.Event()))
-        await inside.wait()
-        assert holders(tmp_path) == 1
-        caller.cancel()
-        await asyncio.gather(caller, return_exceptions=True)
-        wait_until(lambda: holders(tmp_path) == 0)
-
-    asyncio.run(check())
-
-
-def test_a_wait_that_takes_too_long_is_an_infrastructure_failure(tmp_path: Path) -> None:
-    async def check() -> None:
-        with FileSemaphore(tmp_path, 1), pytest.raises(InfrastructureError, match="no permit"):
-            await _hold(permits(tmp_path, 1, timeout_s=0.01))
-
-    asyncio.run(check())
-
-
-@pytest.mark.parametrize(("count", "together"), [(1, False), (2, True)])
-def test_two_calls_go_together_only_with_two_permits(tmp_path: Path, count: int, together: bool) -> None:
-    most = 0
-
-    async def check() -> None:
-        second_began = asyncio.Event()
-
-        async def call(is_second: bool) -> bool:
-            nonlocal most
-            most = max(most, holders(tmp_path))
-            if is_second:
-                second_began.set()
-            elif together:
-                await second_began.wait()
-            return is_second
-
-        source = permits(tmp_path, count)
-        assert await source.two_in_order(lambda: call(False), lambda: call(True)) == (False, True)
-
-    asyncio.run(check())
-    assert most == count
-    wait_until(lambda: holders(tmp_path) == 0)  # a wait that was given up returns its permit when it comes
-
-
-def test_many_runs_with_pairs_never_block_each_other(tmp_path: Path) -> None:
-    """Each holds one permit and could use another: with hold-and-wait this would never end."""
-    in_flight, most = 0, 0
-
-    async def call() -> None:
-        nonlocal in_flight, most
-        in_flight += 1
-        most = max(most, in_flight)
-        await in_thread(lambda: None)  # a turn of another thread
-        in_flight -= 1
-
-    async def check() -> None:
-        sources = [permits(tmp_path, 2) for _ in range(6)]
-        await asyncio.gather(*(source.two_in_order(call, call) for source in sources for _ in range(5)))
-
-    asyncio.run(check())
-    assert most <= 2
-    wait_until(lambda: holders(tmp_path) == 0)
-
-
-def test_a_failed_first_call_ends_the_second(tmp_path: Path) -> None:
-    async def fail() -> None:
-        raise ConnectionError("gone")
-
-    async def check() -> None:
-        with pytest.raises(ConnectionError):
-            await permits(tmp_path, 2).two_in_order(fail, asyncio.Event().wait)
-        wait_until(lambda: holders(tmp_path) == 0)
-
-    asyncio.run(check())
-
-
 def test_a_late_result_that_nobody_wants_is_taken_back_while_the_loop_is_busy() -> None:
     may_come, taken_back = threading.Event(), threading.Event()
 
@@ -294,13 +175,3 @@ def test_a_late_result_that_nobody_wants_is_taken_back_while_the_loop_is_busy() 
         assert taken_back.wait(60)  # and the loop does not turn
 
     asyncio.run(check())
-
-
-async def _hold(
-    source: Permits, inside: asyncio.Event | None = None, until: asyncio.Event | None = None
-) -> None:
-    async with source.one():
-        if inside is not None:
-            inside.set()
-        if until is not None:
-            await until.wait()

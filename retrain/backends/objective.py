@@ -5,9 +5,10 @@ A loss is a numpy function that returns value and slope per token. Each backend 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import astuple, dataclass, replace
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,13 +30,7 @@ class Totals:
     @staticmethod
     def sum(parts: Sequence[Totals]) -> Totals:
         """Return the sum of micro-batches."""
-        return Totals(
-            sum(part.loss for part in parts),
-            sum(part.entropy for part in parts),
-            sum(part.clipped for part in parts),
-            sum(part.tokens for part in parts),
-            sum(part.reference_kl for part in parts),
-        )
+        return Totals(*map(sum, zip(*map(astuple, parts), strict=True)))
 
     def stats(
         self, grad_norm: float, moments: GradientMoments | None, optimization: Optimization
@@ -135,11 +130,6 @@ def split_by_group(samples: Sequence[TrainingSample], parts: int) -> list[list[T
     return [[sample for group in members[start:end] for sample in group] for start, end in pairwise(cuts)]
 
 
-def group_counts(parts: Sequence[Sequence[TrainingSample]]) -> list[int]:
-    """Return how many prompt groups each part holds."""
-    return [len({sample.group for sample in part}) for part in parts]
-
-
 def scale_to_step(squares: Sequence[float], counts: Sequence[int]) -> list[float]:
     """Return the squared norms of n parts on the scale of the step's gradient, which is their sum.
 
@@ -149,7 +139,34 @@ def scale_to_step(squares: Sequence[float], counts: Sequence[int]) -> list[float
 
     Args:
         squares: of each part's gradient.
-        counts: groups in each part.
+        counts: prompt groups in each part.
     """
     total = len(counts) * sum(counts)
     return [square * total / count for square, count in zip(squares, counts, strict=True)]
+
+
+def moments_of(
+    squares: Sequence[float],
+    parts: Sequence[Sequence[TrainingSample]],
+    gradient: Sequence[Any],
+    previous: Sequence[Any],
+    sqr_norm: Callable[[Sequence[Any]], float],
+) -> GradientMoments | None:
+    """Return the moments of a step's parts; for a single part, of it and the previous step; None if unknown.
+
+    Args:
+        squares: the squared norm of each part's gradient.
+        parts: the samples of each part.
+        gradient: of the step, array by array.
+        previous: that of the previous step, if it had a single part; otherwise empty.
+        sqr_norm: squared norm of a gradient, preconditioned as in the optimizer's update.
+    """
+    consecutive = len(squares) == 1
+    if consecutive and not previous:
+        return None
+    if not consecutive:
+        squares = scale_to_step(squares, [len({sample.group for sample in part}) for part in parts])
+    else:
+        squares = [sqr_norm(previous), sqr_norm(gradient)]
+        gradient = [(now + before) / 2 for now, before in zip(gradient, previous, strict=True)]
+    return GradientMoments(np.array(squares)[:, None], np.array([sqr_norm(gradient)]), consecutive)

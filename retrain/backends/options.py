@@ -1,52 +1,65 @@
-"""How backends check `[backend.options]`: one rule per key, and the same message for the same mistake."""
+"""How backends declare and check `[backend.options]`: a dataclass whose fields carry their rule.
+
+A field without a rule accepts what its default is: true or false, a string, or a list of strings.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import field, fields
 from typing import Any, TypeVar
 
 from retrain.errors import ConfigError
 from retrain.registry import nearest
 
 Options = TypeVar("Options")
-Rule = tuple[Callable[[object], bool], str]  # whether a value is valid, and what is needed instead
-
-TRUTH: Rule = (lambda value: isinstance(value, bool), "true or false")
-TEXT: Rule = (lambda value: isinstance(value, str), "a string")
+Rule = tuple[Callable[[Any], bool], str]  # whether a value is valid, and what is needed instead
 
 
-def whole(least: int, most: int, wanted: str = "") -> Rule:
-    """Return a rule for a whole number in a range; `wanted` replaces the default description."""
+def is_words(value: object) -> bool:
+    """Whether a value is a list of strings, none of them empty."""
+    return isinstance(value, list | tuple) and all(isinstance(word, str) and word for word in value)
+
+
+PLAIN: Mapping[type, Rule] = {
+    bool: (lambda value: isinstance(value, bool), "true or false"),
+    str: (lambda value: isinstance(value, str), "a string"),
+    tuple: (is_words, "a list of strings, none of them empty"),
+}
+
+
+def option(default: Any, fits: Callable[[Any], bool], wanted: str) -> Any:
+    """Declare an option: its default, whether a value is valid, and what is needed instead."""
+    return field(default=default, metadata={"rule": (fits, wanted)})
+
+
+def whole(default: int, least: int, most: int, wanted: str = "") -> Any:
+    """Declare a whole number in a range; `wanted` replaces the default description."""
 
     def fits(value: object) -> bool:
         return isinstance(value, int) and not isinstance(value, bool) and least <= value <= most
 
-    return fits, wanted or f"a whole number from {least:g} to {most:g}"
+    return option(default, fits, wanted or f"a whole number from {least:g} to {most:g}")
 
 
-def number(least: float, most: float, wanted: str = "") -> Rule:
-    """Return a rule for a finite number in a range; `wanted` replaces the default description."""
+def number(default: float, least: float, most: float, wanted: str = "") -> Any:
+    """Declare a finite number in a range; `wanted` replaces the default description."""
 
     def fits(value: object) -> bool:
-        is_number = isinstance(value, int | float) and not isinstance(value, bool)
-        return is_number and least <= value <= most  # type: ignore[operator]
+        return isinstance(value, int | float) and not isinstance(value, bool) and least <= value <= most
 
-    return fits, wanted or f"a number from {least:g} to {most:g}"
+    return option(default, fits, wanted or f"a number from {least:g} to {most:g}")
 
 
-def one_of(*choices: str) -> Rule:
-    """Return a rule for one of several words."""
+def one_of(*choices: str) -> Any:
+    """Declare one of several words, the first of them by default."""
     *others, last = map(repr, choices)
-    return (lambda value: value in choices), f"{', '.join(others)} or {last}"
+    return option(choices[0], lambda value: value in choices, f"{', '.join(others)} or {last}")
 
 
-def problems_of(options: Mapping[str, object], rules: Mapping[str, Rule]) -> list[str]:
-    """Return one line per unknown key or invalid value, starting with the key.
-
-    Args:
-        options: a `[backend.options]` table.
-        rules: one for each known key.
-    """
+def problems_of(kind: type, options: Mapping[str, object]) -> list[str]:
+    """Return one line per unknown key or invalid value of a table, starting with the key."""
+    rules = {f.name: f.metadata.get("rule") or PLAIN[type(f.default)] for f in fields(kind)}
     found = ((key, _problem(key, value, rules)) for key, value in options.items())
     return [f"{key}: {problem}" for key, problem in found if problem]
 
@@ -59,7 +72,7 @@ def parsed(kind: Callable[..., Options], options: Mapping[str, Any], problems: S
     """
     if problems:
         raise ConfigError([f"[backend.options].{problem}" for problem in problems])
-    return kind(**options)
+    return kind(**{key: tuple(value) if isinstance(value, list) else value for key, value in options.items()})
 
 
 def _problem(key: str, value: object, rules: Mapping[str, Rule]) -> str:

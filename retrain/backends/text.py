@@ -1,61 +1,245 @@
-"""Token ids of a prompt from a transformers tokenizer, with or without its chat template."""
+"""From prompts to token ids, and from sampled token ids to rollouts."""
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from typing import Any
+from collections.abc import Collection, Iterable, Sequence
+from itertools import islice
+from typing import Any, Protocol
 
-from retrain.errors import ConfigError
-from retrain.rollouts import Prompt
+import numpy as np
+from numpy.typing import NDArray
+
+from retrain.demonstrations import Demonstration
+from retrain.engines import Drawn, Ids
+from retrain.errors import ConfigError, NonFiniteError
+from retrain.rollouts import Group, Prompt, Rollout
+
+SPARE_TOKENS = 4  # checked beyond a stop string's bytes, because some tokens have no text
 
 
-def prompt_tokens(
-    tokenizer: Any, prompt: Prompt, ends: Collection[int], *, chat: bool, system: str
-) -> tuple[int, ...]:
-    """Return a prompt's token ids, ready to be followed by a completion.
+class Vocabulary(Protocol):
+    """Decodes token ids."""
 
-    Args:
-        tokenizer: may add special tokens; end tokens at the end are removed.
-        prompt: text, or messages if `chat` is set.
-        ends: token ids that end a completion.
-        chat: apply the tokenizer's chat template.
-        system: system prompt for the template; "" for none.
+    def completions(self, rows: Sequence[Ids]) -> list[str]:
+        """Return the completions' texts without end token."""
+        ...
+
+    def pieces(self, tokens: Ids) -> tuple[str, ...]:
+        """Return each token's text; a special token's is empty."""
+        ...
+
+
+def to_groups(
+    vocabulary: Vocabulary, prompts: Sequence[Prompt], drawn: Sequence[Drawn], group_size: int, version: int
+) -> list[Group]:
+    """Return sampled completions as groups of rollouts, `group_size` per prompt.
 
     Raises:
-        ConfigError: the prompt has no token, is a conversation without `chat`, or its template fails.
+        NonFiniteError: a log-probability is not finite.
     """
-    if chat:
-        # the template has already written the special tokens
-        ids = tokenizer(_shown(tokenizer, prompt, system), add_special_tokens=False)["input_ids"]
-    elif prompt.messages:
-        raise ConfigError(
-            f"[warmup].path: row {prompt.id} is a conversation; set [backend.options].chat_template = true"
+    if drawn and not np.isfinite(np.concatenate([one.logprobs for one in drawn])).all():
+        raise NonFiniteError(
+            "the policy's log-probabilities are not finite: its weights grew without bound; lower lr"
         )
-    else:
-        ids = _without_added_end(tokenizer, prompt.text, ends)
-    if not ids:
-        raise ConfigError(f"[data]: prompt {prompt.id} is {prompt.text!r}, which has no token")
-    return tuple(ids)
+    rollouts = (
+        Rollout(
+            prompt=prompts[number // group_size],
+            text=text,
+            tokens=one.tokens,
+            logprobs=one.logprobs,
+            pieces=vocabulary.pieces(one.tokens),
+            truncated=not one.ended,
+            policy_version=version,
+            mean_entropy=one.entropy,
+        )
+        for number, (one, text) in enumerate(
+            zip(drawn, vocabulary.completions([one.tokens for one in drawn]), strict=True)
+        )
+    )
+    return [Group(prompt, tuple(islice(rollouts, group_size))) for prompt in prompts]
 
 
-def _shown(tokenizer: Any, prompt: Prompt, system: str) -> str:
-    before = [{"role": "system", "content": system}] if system else []
-    messages = [*before, {"role": "user", "content": prompt.text}]
-    if prompt.messages:
-        messages = [{"role": role, "content": content} for role, content in prompt.messages]
-    try:
-        return str(tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False))
-    except Exception as error:  # a template is a program and may raise anything
-        advice = "try it without system_prompt" if system else "set it to false, or fix the template"
-        raise ConfigError(
-            f"[backend.options].chat_template: the tokenizer's template fails on prompt {prompt.id} "
-            f"({type(error).__name__}: {error}); {advice}"
-        ) from error
+def by_completion(columns: Iterable[NDArray[Any]], ended: Sequence[bool]) -> list[Drawn]:
+    """Return completions from tokens in the order of sampling.
+
+    Args:
+        columns: of each token, its completion (a number from 0), id, log-probability, and the entropy of its
+            distribution. Each completion has at least one token.
+        ended: of each completion: with an end token or a stop string.
+    """
+    rows, tokens, logprobs, entropies = columns
+    order = np.argsort(rows, kind="stable")
+    lengths = np.bincount(rows)
+    ends = np.cumsum(lengths)
+    nats = np.add.reduceat(entropies[order].astype(np.float64), ends - lengths) / lengths
+    ids, logprobs = tokens[order].tolist(), logprobs[order].astype(np.float64)
+    facts = zip(lengths.tolist(), ends.tolist(), nats.tolist(), ended, strict=True)
+    return [
+        Drawn(tuple(ids[end - length : end]), logprobs[end - length : end], mean, has_ended)
+        for length, end, mean, has_ended in facts
+    ]
 
 
-def _without_added_end(tokenizer: Any, text: str, ends: Collection[int]) -> list[int]:
-    ids: list[int] = tokenizer(text)["input_ids"]
-    if len(ids) < 2 or ids[-1] not in ends:
-        return ids
-    plain = tokenizer(text, add_special_tokens=False)["input_ids"]
-    return ids if plain and plain[-1] in ends else ids[:-1]
+def as_written(vocabulary: Vocabulary, demonstration: Demonstration, tokens: Ids) -> Rollout:
+    """Return a written completion, given with its end token, as a rollout with log-probabilities 0."""
+    text, pieces = demonstration.completion, vocabulary.pieces(tokens)
+    return Rollout(demonstration.prompt, text, tokens, np.zeros(len(tokens)), pieces, truncated=False)
+
+
+class Text:
+    """Encodes prompts and decodes completions with a model's transformers tokenizer."""
+
+    def __init__(
+        self,
+        tokenizer: Any,
+        model: str,
+        *,
+        chat: bool,
+        system: str,
+        ends: Collection[int | None] = (),
+        hidden: Collection[int] = (),
+        stop: Sequence[str] = (),
+        known: int | None = None,
+        key: str = "[model].model",
+    ) -> None:
+        """Wrap a tokenizer.
+
+        Args:
+            tokenizer: may add special tokens; end tokens at a prompt's end are removed.
+            model: its name, for errors.
+            chat: apply the tokenizer's chat template.
+            system: system prompt for the template; "" for none.
+            ends: further token ids that end a completion; chat models often have two.
+            hidden: further token ids without text.
+            stop: strings that end a completion.
+            known: number of tokens that the model has an embedding for.
+            key: names the model, for errors.
+
+        Raises:
+            ConfigError: the tokenizer has no end-of-sequence token, or lacks the chat template.
+        """
+        self._tokenizer, self._chat, self._system, self._stop = tokenizer, chat, system, stop
+        self._named = f"{key}: the tokenizer of {model!r}"
+        self._known = known
+        self.end_ids = tuple(sorted({int(i) for i in (tokenizer.eos_token_id, *ends) if i is not None}))
+        if not self.end_ids:
+            raise ConfigError(
+                f"{self._named} has no end-of-sequence token, so completions could not end; "
+                "set eos_token in its tokenizer_config.json"
+            )
+        if chat and not tokenizer.chat_template:
+            raise ConfigError(
+                f"[backend.options].chat_template: the tokenizer of {model!r} has none; set it to false"
+            )
+        self._special = {*tokenizer.all_special_ids, *self.end_ids, *hidden}
+        self._pieces: dict[int, str] = {}
+        self._anchor = self._ordinary_token()
+        self._anchor_length = len(self._decode_all([[self._anchor]])[0])
+        # a token covers at least one byte, so this many always contain the longest stop string
+        self._window = max((len(words.encode()) for words in stop), default=0) + SPARE_TOKENS
+
+    @property
+    def stops(self) -> bool:
+        """Whether there are stop strings."""
+        return bool(self._stop)
+
+    def encode(self, prompt: Prompt) -> Ids:
+        """Return a prompt's token ids, ready to be followed by a completion.
+
+        Raises:
+            ConfigError: there are none, the prompt is a conversation without a chat template, the template
+                fails, or the model does not know a token.
+        """
+        if self._chat:
+            # the template has already written the special tokens
+            ids = self._tokenizer(self._shown(prompt), add_special_tokens=False)["input_ids"]
+        elif prompt.messages:
+            raise ConfigError(
+                f"[warmup].path: row {prompt.id} is a conversation; "
+                "set [backend.options].chat_template = true"
+            )
+        else:
+            ids = self._without_added_end(prompt.text)
+        if not ids:
+            raise ConfigError(f"[data]: prompt {prompt.id} is {prompt.text!r}, which has no token")
+        return self._checked(ids)
+
+    def written(self, demonstration: Demonstration) -> Rollout:
+        """Return a written completion as a rollout that ends with the tokenizer's end token.
+
+        Raises:
+            ConfigError: the model does not know a token.
+        """
+        ids = self._tokenizer(demonstration.completion, add_special_tokens=False)["input_ids"]
+        tokens = self._checked((*ids, int(self._tokenizer.eos_token_id or self.end_ids[0])))
+        return as_written(self, demonstration, tokens)
+
+    def is_stopped(self, tails: Sequence[Sequence[int]]) -> list[bool]:
+        """Return for each completion so far whether its last tokens contain a stop string."""
+        shown = self._decode_all([tail[-self._window :] for tail in tails])
+        return [any(stop in text for stop in self._stop) for text in shown]
+
+    def completions(self, rows: Sequence[Ids]) -> list[str]:
+        """Return the completions' texts without end token, cut before a stop string."""
+        texts = self._decode_all(rows)
+        return [
+            min((text.partition(stop)[0] for stop in self._stop), key=len, default=text) for text in texts
+        ]
+
+    def pieces(self, tokens: Ids) -> tuple[str, ...]:
+        """Return each token's text; a special token's is empty."""
+        return tuple([self._pieces[t] if t in self._pieces else self._piece(t) for t in tokens])
+
+    def _shown(self, prompt: Prompt) -> str:
+        before = [{"role": "system", "content": self._system}] if self._system else []
+        messages = [*before, {"role": "user", "content": prompt.text}]
+        if prompt.messages:
+            messages = [{"role": role, "content": content} for role, content in prompt.messages]
+        try:
+            return str(
+                self._tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
+            )
+        except Exception as error:  # a template is a program and may raise anything
+            advice = (
+                "try it without system_prompt" if self._system else "set it to false, or fix the template"
+            )
+            raise ConfigError(
+                f"[backend.options].chat_template: the tokenizer's template fails on prompt {prompt.id} "
+                f"({type(error).__name__}: {error}); {advice}"
+            ) from error
+
+    def _without_added_end(self, text: str) -> list[int]:
+        ids: list[int] = self._tokenizer(text)["input_ids"]
+        if len(ids) < 2 or ids[-1] not in self.end_ids:
+            return ids
+        plain = self._tokenizer(text, add_special_tokens=False)["input_ids"]
+        return ids if plain and plain[-1] in self.end_ids else ids[:-1]
+
+    def _checked(self, ids: Sequence[int]) -> Ids:
+        if self._known is not None and max(ids) >= self._known:
+            raise ConfigError(
+                f"{self._named} gives token {max(ids)}, and the model knows {self._known}: "
+                "they do not belong together"
+            )
+        return tuple(ids)
+
+    def _piece(self, token: int) -> str:
+        # decoded after another token, because some tokenizers drop the space before the first word
+        (text,) = self._decode_all([[self._anchor, token]])
+        return self._pieces.setdefault(token, text[self._anchor_length :])
+
+    def _ordinary_token(self) -> int:
+        """Return a token of whole letters or digits, which decoding does not strip."""
+        for token in range(len(self._tokenizer)):
+            (text,) = self._decode_all([[token]])
+            if text.isascii() and text.isalnum():
+                return token
+        return 0
+
+    def _decode_all(self, rows: Sequence[Sequence[int]]) -> list[str]:
+        """Return the text of each row, without special and end tokens."""
+        shown = [[token for token in row if token not in self._special] for row in rows]
+        fast = getattr(self._tokenizer, "backend_tokenizer", None)
+        if fast is not None:  # one call for all rows is ten times faster
+            return list(fast.decode_batch(shown, skip_special_tokens=False))
+        return [str(self._tokenizer.decode(ids, clean_up_tokenization_spaces=False)) for ids in shown]

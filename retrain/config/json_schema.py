@@ -103,7 +103,7 @@ def _backend_options(name: str) -> Iterable[tuple[str, dict[str, Any]]]:
     )
     for field in options.body:
         if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name):
-            comment = source.splitlines()[field.lineno - 1].partition("  # ")[2]
+            comment = source.splitlines()[(field.end_lineno or field.lineno) - 1].partition("  # ")[2]
             described = {"description": comment} if comment else {}
             yield field.target.id, _value(ast.unparse(field.annotation)) | described
 

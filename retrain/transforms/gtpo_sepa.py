@@ -9,8 +9,8 @@ from numpy.typing import NDArray
 
 from retrain.registry import Fraction, NotNegative
 from retrain.rollouts import Floats, Rollout
+from retrain.transforms.gtpo import surprisal, weights
 from retrain.transforms.planning import PHRASES, planning_mask
-from retrain.transforms.surprisal import surprisal, weights
 
 
 def reweigh(

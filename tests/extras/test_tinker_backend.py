@@ -18,10 +18,9 @@ from tinker.lib.client_connection_pool_type import ClientConnectionPoolType
 
 from retrain import registry
 from retrain.backends import BackendSpec, Optimization, Sampling, UpdateStats
-from retrain.backends.tinker import TinkerBackend, connect
+from retrain.backends.tinker import TinkerOptions, connect
 from retrain.backends.tinker.calls import Calls
-from retrain.backends.tinker.options import TinkerOptions
-from retrain.backends.tinker.permits import Permits
+from retrain.backends.tinker.policy import TinkerBackend
 from retrain.controllers.permits import CallFacts
 from retrain.errors import ConfigError, InfrastructureError, NonFiniteError, RecordsError, RunFailedError
 from retrain.rollouts import Group, Loss, Prompt, TrainingSample
@@ -404,8 +403,11 @@ def test_a_lost_call_tells_permits_nothing(tmp_path: Path) -> None:
         raise ConnectionError("gone")
 
     told: list[CallFacts] = []
-    permits = Permits(lambda: FileSemaphore(tmp_path, 1), timeout_s=60.0)
-    with closing(Calls(permits, TinkerOptions(), told.append)) as calls, pytest.raises(ConnectionError):
+    semaphore = FileSemaphore(tmp_path, 1)
+    with (
+        closing(Calls(lambda: semaphore, TinkerOptions(), told.append)) as calls,
+        pytest.raises(ConnectionError),
+    ):
         asyncio.run(calls.once("sample", lost))
     assert told == []
 

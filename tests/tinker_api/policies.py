@@ -17,11 +17,9 @@ from numpy.typing import NDArray
 from retrain import registry
 from retrain.backends import Optimization, Sampling
 from retrain.backends.numpy.files import load_policy, save_policy
-from retrain.backends.numpy.gradient import loss_gradient
-from retrain.backends.numpy.gru import initial_weights, unroll_prompts
-from retrain.backends.numpy.optimizers import Adam, clip_by_norm
+from retrain.backends.numpy.gru import Weights, initial_weights, unroll_prompts
 from retrain.backends.numpy.sampling import complete
-from retrain.backends.numpy.weights import Weights
+from retrain.backends.numpy.training import Adam, clip_by_norm, loss_gradient
 from retrain.rollouts import Floats, Loss, LossTerms, Prompt, Rollout, TrainingSample
 from tests.tinker_api.wire import Datum, ForwardBackward, write_forward_backward, write_samples
 
@@ -67,7 +65,7 @@ class Policy:
         return Sampler(self.weights.copy(), np.random.default_rng(self._random.integers(2**32)))
 
     def save(self, directory: Path) -> None:
-        save_policy(directory, self._identity, self.weights, self._adam, self._random, None)
+        save_policy(directory, self._identity, self.weights, self._adam, self._random, [])
 
     def load(self, directory: Path, *, optimizer: bool = True) -> None:
         load_policy(directory, self._identity, self.weights, self._adam, self._random)
@@ -86,14 +84,8 @@ class Sampler:
         trace = unroll_prompts(self.weights, [prompt])
         states = trace.states[trace.packed.last()].repeat(count, axis=0)
         how = Sampling(count, int(params["max_tokens"]), params["temperature"])
-        done = complete(self.weights, states, how, self.random)
-        end = self.weights.shapes["output"][1] - 1
-        ends = done.lengths.cumsum()
-        samples = []
-        for start, stop in zip(ends - done.lengths, ends, strict=True):
-            tokens = done.tokens[start:stop].tolist()
-            samples.append((tokens, done.logprobs[start:stop], tokens[-1] == end))
-        return write_samples(samples)
+        drawn = complete(self.weights, states, how, self.random)
+        return write_samples([(list(one.tokens), one.logprobs, one.ended) for one in drawn])
 
 
 def _loss(request: ForwardBackward) -> partial[LossTerms]:

@@ -1,24 +1,19 @@
 """Any causal language model, sampled and trained on this machine with PyTorch, transformers and peft.
 
-Heavy imports are deferred until a run connects: planning reads only this file, `options` and `names`.
+Heavy imports are deferred until a run connects: planning reads only this file and `names`.
 """
 
 from __future__ import annotations
 
-import importlib.util
+import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from retrain import extras
 from retrain.backends import BackendSpec
 from retrain.backends.local.names import model_problem, prompts_problem, template_problem
-from retrain.backends.local.options import (
-    DEFAULTS,
-    NO_REFERENCE,
-    check_options,
-    parse_options,
-    takes_permits,
-)
-from retrain.distribution import install_command
+from retrain.backends.options import is_words, number, one_of, option, parsed, problems_of, whole
 from retrain.errors import ConfigError
 from retrain.system import gpu_nodes
 
@@ -27,28 +22,94 @@ if TYPE_CHECKING:
     from retrain.config.schema import Config
     from retrain.rollouts import Prompt
 
-__all__ = [
-    "EXTRA",
-    "PACKAGES",
-    "advise_run",
-    "check_options",
-    "check_prompts",
-    "check_run",
-    "connect",
-    "missing_packages",
-    "servers",
-    "takes_permits",
-    "wants_gpu",
-]
-
 EXTRA = "local"
 PACKAGES = ("torch", "transformers", "peft", "safetensors")
 ROUNDED_RATIO = 0.005  # change of the mean ratio of sixty tokens by bfloat16 rounding
+NO_REFERENCE = (
+    "needs [backend.options].lora = true, because the model without its adapters is the reference; or 0"
+)
+MOST_TOKENS = 10**8
+TOKENS = f"a whole number of tokens from 1 to {MOST_TOKENS}"
 
 
-def missing_packages() -> list[str]:
-    """Return the required packages that are not installed, without importing any."""
-    return [name for name in PACKAGES if importlib.util.find_spec(name) is None]
+@dataclass(frozen=True, slots=True)
+class LocalOptions:
+    """How a model is loaded, sampled and trained on this machine."""
+
+    revision: str = ""  # branch, tag or commit on the hub; empty: the default branch
+    local_files_only: bool = False  # never contact the hub
+    device: str = option(
+        "auto",
+        lambda value: isinstance(value, str) and bool(re.fullmatch(r"auto|cpu|cuda(:\d+)?", value)),
+        "'auto', 'cpu', 'cuda' or 'cuda:N'",
+    )  # auto (a GPU if there is one), cpu, cuda, cuda:N
+    dtype: str = one_of(
+        "auto", "float32", "bfloat16"
+    )  # auto: bfloat16 on a GPU, float32 on the CPU; adapters are always float32
+    lora: bool = True  # false trains every parameter
+    target_modules: tuple[str, ...] = option(
+        ("all-linear",),
+        lambda value: is_words(value) and bool(value),
+        "a list with 'all-linear' or names of layers, such as ['q_proj', 'v_proj']",
+    )  # layers that get adapters
+    gradient_checkpointing: bool = False  # recompute activations: a third more work, far less memory
+    tokens_per_micro_batch: int = whole(16384, 1, MOST_TOKENS, TOKENS)  # including padding
+    tokens_per_sampling_batch: int = whole(
+        262144, 1, MOST_TOKENS, TOKENS
+    )  # prompts and completions at full length; bounds the KV cache
+    threads: int = whole(
+        0, 0, 1024, "a whole number from 0 (choose) to 1024"
+    )  # CPU threads; 0: one for tiny models, otherwise PyTorch's default
+    weight_decay: float = number(0.0, 0, 1)
+    stop: tuple[str, ...] = ()  # strings that end a completion
+    chat_template: bool = False  # apply the tokenizer's chat template to prompts
+    system_prompt: str = ""  # with chat_template
+    engine: str = one_of("torch", "openai")  # sampler: torch (in this process), openai (a server)
+    engine_url: str = option(
+        "",
+        lambda value: isinstance(value, str) and bool(re.match(r"https?://[^/]", value)),
+        "an address such as 'http://127.0.0.1:8000'",
+    )  # server address, without /v1
+    engine_adapters: str = ""  # directory shared by server and trainer; empty: a temporary one
+    engine_reload: str = "/v1/load_lora_adapter"  # vLLM; SGLang: /load_lora_adapter
+    engine_timeout_s: float = number(600.0, 0.1, 86400, "seconds from 0.1 to 86400")
+
+
+DEFAULTS = LocalOptions()
+
+
+def connect(spec: BackendSpec) -> LocalBackend:
+    """Load a model and add fresh adapters to it.
+
+    Raises:
+        ConfigError: an option is wrong, packages are missing, or the model cannot be used.
+        InfrastructureError: the hub or the sampling server cannot be reached.
+    """
+    options = parsed(LocalOptions, spec.options, check_options(spec.options))
+    if missing := extras.missing_problem("backends", "local"):
+        raise ConfigError(f"[backend].backend: {missing}")
+    from retrain.backends.local.policy import LocalBackend
+
+    return LocalBackend(spec, options)
+
+
+def check_options(options: Mapping[str, object]) -> list[str]:
+    """Return the problems of a `[backend.options]` table, one line each, starting with the key."""
+    problems = problems_of(LocalOptions, options)
+    if problems:
+        return problems
+    if options.get("system_prompt") and not options.get("chat_template"):
+        problems.append("system_prompt: needs chat_template = true")
+    if takes_permits(options) and not options.get("engine_url"):
+        problems.append('engine_url: needed by engine = "openai"; for example "http://127.0.0.1:8000"')
+    if takes_permits(options) and not options.get("lora", DEFAULTS.lora):
+        problems.append('engine: "openai" needs lora = true, because a server can only reload adapters')
+    return problems
+
+
+def takes_permits(options: Mapping[str, object]) -> bool:
+    """Whether calls hold permits: true if a server samples."""
+    return options.get("engine") == "openai"
 
 
 def check_run(config: Config) -> list[str]:
@@ -98,27 +159,10 @@ def check_prompts(config: Config, prompts: Sequence[Prompt]) -> list[str]:
 def servers(config: Config) -> dict[str, str]:
     """Return the server that a run needs, as address -> key."""
     options = config.backend.options
-    return (
-        {str(options.get("engine_url", "")): "[backend.options].engine_url"} if takes_permits(options) else {}
-    )
+    address = {str(options.get("engine_url", "")): "[backend.options].engine_url"}
+    return address if takes_permits(options) else {}
 
 
 def wants_gpu(options: Mapping[str, Any]) -> bool:
     """Whether a run uses the GPU that it is assigned; false if it names a GPU, or uses the CPU."""
     return options.get("device", DEFAULTS.device) in ("auto", "cuda")
-
-
-def connect(spec: BackendSpec) -> LocalBackend:
-    """Load a model and add fresh adapters to it.
-
-    Raises:
-        ConfigError: an option is wrong, packages are missing, or the model cannot be used.
-        InfrastructureError: the hub or the sampling server cannot be reached.
-    """
-    options = parse_options(spec.options)
-    missing = missing_packages()
-    if missing:
-        raise ConfigError(f"[backend].backend: 'local' needs {', '.join(missing)}; {install_command(EXTRA)}")
-    from retrain.backends.local.policy import LocalBackend
-
-    return LocalBackend(spec, options)

@@ -13,9 +13,9 @@ import numpy as np
 import torch
 
 from retrain.backends import BackendSpec, Sampling
+from retrain.backends.local import LocalOptions
 from retrain.backends.local.files import ADAPTER, save_weights
 from retrain.backends.local.loading import Policy
-from retrain.backends.local.options import LocalOptions
 from retrain.backends.local.training import evaluate, lay_out
 from retrain.engines import Drawn, Ids, RefusedError, Request
 from retrain.engines.openai import Engine
@@ -126,7 +126,7 @@ class EngineSampler:
 
         def nats_apart(at: float) -> float:
             with torch.no_grad():
-                ours = torch.cat([evaluate(self._policy, batch, at).logprobs for batch in batches])
+                ours = torch.cat([evaluate(self._policy, batch, at)[0] for batch in batches])
             return float(np.abs(ours.double().cpu().numpy() - theirs).mean())
 
         apart = nats_apart(temperature)

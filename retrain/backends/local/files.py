@@ -17,10 +17,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
-from retrain.backends import BackendSpec
 from retrain.backends.local.loading import Policy
 from retrain.backends.local.optimizer import Optimizer
-from retrain.backends.local.options import LocalOptions
 from retrain.errors import RecordsError
 
 FORMAT = 1  # increment when old checkpoints can no longer be read
@@ -120,15 +118,3 @@ def _check_same(directory: Path, facts: Mapping[str, Any], identity: Mapping[str
                 f"{directory}: this checkpoint's {key} is {found!r}, the run's is {value!r}; "
                 "resume with the configuration, and on the kind of device, that wrote it"
             )
-
-
-def identity_of(spec: BackendSpec, options: LocalOptions, policy: Policy) -> Mapping[str, Any]:
-    """Return the properties that a checkpoint and a run must share."""
-    return {
-        "model": spec.model,
-        "revision": options.revision,
-        "lora_rank": spec.lora_rank if options.lora else 0,
-        "target_modules": list(options.target_modules) if options.lora else [],
-        "dtype": str(policy.causal.dtype).removeprefix("torch."),
-        "trained_parameters": sum(p.numel() for p in policy.trainable().values()),
-    }

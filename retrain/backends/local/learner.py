@@ -7,20 +7,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
-import torch
 
 from retrain.backends import Optimization, UpdateStats, Work
+from retrain.backends.local import LocalOptions
 from retrain.backends.local.devices import DeviceMemory, finished_s, is_out_of_memory
 from retrain.backends.local.loading import Policy
 from retrain.backends.local.optimizer import Optimizer
 from retrain.backends.local.training import MicroBatch, back_propagate, lay_out
-from retrain.backends.objective import Totals, group_counts, scale_to_step, split_by_group
+from retrain.backends.objective import Totals, split_by_group
 from retrain.backends.work import ModelCosts
 from retrain.engines import Ids
 from retrain.errors import BackendMemoryError, NonFiniteError
 from retrain.rollouts import Loss, TrainingSample
-
-Cut = Sequence[Sequence[MicroBatch]]  # a step's parts, each split into micro-batches
 
 
 class Learner:
@@ -32,18 +30,14 @@ class Learner:
         optimizer: Optimizer,
         memory: DeviceMemory,
         costs: ModelCosts,
-        device: torch.device,
-        *,
-        tokens_at_a_time: int,
-        checkpointing: bool,
+        options: LocalOptions,
     ) -> None:
         self._policy = policy
         self._optimizer = optimizer
         self._memory = memory
         self._costs = costs
-        self._device = device
-        self._checkpointing = checkpointing
-        self.tokens_at_a_time = tokens_at_a_time
+        self._checkpointing = options.gradient_checkpointing
+        self.tokens_at_a_time = options.tokens_per_micro_batch
 
     def update(
         self,
@@ -64,20 +58,20 @@ class Learner:
             NonFiniteError: the loss or a gradient is not finite; nothing changed.
             BackendMemoryError: a single sequence does not fit; nothing changed.
         """
-        cut = split_by_group(samples, optimization.micro_batches)
+        cut, device = split_by_group(samples, optimization.micro_batches), self._policy.causal.device
         self._set_checkpointing(self._checkpointing)
         try:
             while True:
-                parts = [lay_out(part, prompts, self.tokens_at_a_time, self._device) for part in cut]
+                parts = [lay_out(part, prompts, self.tokens_at_a_time, device) for part in cut]
                 began_s = time.perf_counter()
                 try:
-                    stats = self._step(parts, group_counts(cut), loss, optimization)
+                    stats = self._step(parts, cut, loss, optimization)
                 except (RuntimeError, MemoryError) as error:
                     if not is_out_of_memory(error):
                         raise
                     reason = str(error)
                 else:
-                    time_s = finished_s(self._device) - began_s
+                    time_s = finished_s(device) - began_s
                     work = self._work(samples, prompts, sum(map(len, parts)), optimization.kl_coef > 0)
                     return replace(stats, work=replace(work, time_s=time_s))
                 self._make_room(parts, reason)  # after `except`, which frees the failed attempt's tensors
@@ -90,7 +84,13 @@ class Learner:
         if self._checkpointing:
             self._policy.causal.train(on)
 
-    def _step(self, parts: Cut, counts: Sequence[int], loss: Loss, optimization: Optimization) -> UpdateStats:
+    def _step(
+        self,
+        parts: Sequence[Sequence[MicroBatch]],
+        cut: Sequence[Sequence[TrainingSample]],
+        loss: Loss,
+        optimization: Optimization,
+    ) -> UpdateStats:
         self._optimizer.begin()
         totals, squares = [], []
         for part in parts:
@@ -108,7 +108,7 @@ class Learner:
                 "the rewards"
             )
         norm = float(np.sqrt(whole))
-        moments = self._optimizer.moments(scale_to_step(squares, counts)) if squares else None
+        moments = self._optimizer.moments(squares, cut) if squares else None
         self._optimizer.step(optimization.lr, norm, optimization.max_grad_norm)
         stats = Totals.sum(totals).stats(norm, moments, optimization)
         return replace(stats, memory_fraction=self._memory.peak_fraction())
@@ -125,7 +125,7 @@ class Learner:
         work = self._costs.train(tokens, drawn, passes=batches, parts=batches, reference=reference)
         return work + self._costs.optimize()
 
-    def _make_room(self, parts: Cut, reason: str) -> None:
+    def _make_room(self, parts: Sequence[Sequence[MicroBatch]], reason: str) -> None:
         """Halve the micro-batch after a step that did not fit.
 
         Raises:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from retrain.rollouts import Prompt
 # these have no end-of-sequence token unless their files name one; other classes may have a default
 WITHOUT_DEFAULTS = ("PreTrainedTokenizerFast", "TokenizersBackend")
 CONTEXT = ("max_position_embeddings", "n_positions", "max_seq_len")  # names in model configs
+SHOWN = 3  # prompts named in an error about length
 YES = ("1", "on", "yes", "true")
 
 
@@ -70,9 +71,7 @@ def prompts_problem(model: str, prompts: Sequence[Prompt]) -> str:
     """
     path = Path(model).expanduser()
     room = _context(path)
-    long = [
-        prompt for prompt in prompts if len(prompt.text.encode()) >= room
-    ]  # a token covers at least one byte
+    long = [p for p in prompts if len(p.text.encode()) >= room]  # a token covers at least one byte
     file = path / "tokenizer.json"
     if not long or "model" not in _read(file) or find_spec("tokenizers") is None:
         return ""
@@ -80,10 +79,15 @@ def prompts_problem(model: str, prompts: Sequence[Prompt]) -> str:
 
     texts = [prompt.text for prompt in long]
     encoded = Tokenizer.from_file(str(file)).encode_batch(texts, add_special_tokens=False)
-    found = [(p.id, len(e.ids)) for p, e in zip(long, encoded, strict=True) if len(e.ids) >= room]
-    shown = ", ".join(f"prompt {id} has {tokens}" for id, tokens in found[:3])
+    return too_long([(p.id, len(e.ids)) for p, e in zip(long, encoded, strict=True)], room)
+
+
+def too_long(prompts: Iterable[tuple[int, int]], room: float) -> str:
+    """Return which prompts, given as (id, tokens), leave no room for a completion; "" if none."""
+    found = [(number, tokens) for number, tokens in prompts if tokens >= room]
     if not found:
         return ""
+    shown = ", ".join(f"prompt {number} has {tokens}" for number, tokens in found[:SHOWN])
     return (
         f"{len(found)} prompts fill the model's context of {room} tokens ({shown}); "
         "shorten them or use a model with a longer context"

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-import numpy as np
 import torch
 
 from retrain.backends import GradientMoments
+from retrain.backends.objective import moments_of
 from retrain.controllers.scaling.noise_scale import FIRST_SETTLED_STEP
+from retrain.rollouts import TrainingSample
 
 BETAS, EPSILON = (0.9, 0.999), 1e-8  # Adam's, arXiv:1412.6980
 MOMENTS = ("exp_avg", "exp_avg_sq")
@@ -67,19 +68,13 @@ class Optimizer:
         """Return the squared norm of the part's gradient so far, after Adam's preconditioning."""
         return self._norm_seen(self._part)
 
-    def moments(self, squares: Sequence[float]) -> GradientMoments | None:
-        """Return the moments of the step's parts; for a single part, of it and the previous update."""
-        before = self._previous
-        consecutive, mean = len(squares) == 1, self._sums
-        if consecutive:
-            self._coming = [gradient.clone() for gradient in self._sums]
-            if not before:
-                return None
-            squares = [self._norm_seen(before), self._norm_seen(mean)]
-            mean = [(now + then) / 2 for now, then in zip(mean, before, strict=True)]
-        if self.steps < FIRST_SETTLED_STEP:
-            return None
-        return GradientMoments(np.array(squares)[:, None], np.array([self._norm_seen(mean)]), consecutive)
+    def moments(
+        self, squares: Sequence[float], parts: Sequence[Sequence[TrainingSample]]
+    ) -> GradientMoments | None:
+        """Return the moments of the step's parts, from the parts' squared norms; call before `step`."""
+        found = moments_of(squares, parts, self._sums, self._previous, self._norm_seen)
+        self._coming = [gradient.clone() for gradient in self._sums] if len(parts) == 1 else []
+        return found if self.steps >= FIRST_SETTLED_STEP else None
 
     def squared_norm(self) -> float:
         """Return the squared norm of the step's gradient so far."""

@@ -3,30 +3,29 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Sequence
-from itertools import islice
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
 from retrain.backends import BackendInfo, BackendSpec, Optimization, Sampling, SamplingWork, UpdateStats
+from retrain.backends.local import NO_REFERENCE, LocalOptions
 from retrain.backends.local.devices import DeviceMemory, choose_device, choose_dtype, use_threads
 from retrain.backends.local.engine import EngineSampler
-from retrain.backends.local.files import identity_of, save_policy
 from retrain.backends.local.files import load_policy as load_files
+from retrain.backends.local.files import save_policy
 from retrain.backends.local.learner import Learner
 from retrain.backends.local.loading import Policy, fitting, load_policy, load_tokenizer
+from retrain.backends.local.names import too_long
 from retrain.backends.local.optimizer import Optimizer
-from retrain.backends.local.options import NO_REFERENCE, LocalOptions
-from retrain.backends.local.sampler import TorchSampler
-from retrain.backends.local.text import Text, check_room, check_written, to_rollouts
+from retrain.backends.local.sampling import TorchSampler
 from retrain.backends.local.trial import try_out
+from retrain.backends.text import Text, to_groups
 from retrain.backends.work import ModelCosts
 from retrain.demonstrations import Demonstration
 from retrain.engines import Ids
-from retrain.errors import ConfigError, NonFiniteError
+from retrain.errors import ConfigError
 from retrain.rollouts import Group, Loss, Prompt, Rollout, TrainingSample
 
 MASTER_BYTES = 4  # the optimizer keeps float32 regardless of the weights' dtype
@@ -40,32 +39,35 @@ class LocalBackend:
         device = choose_device(options.device)
         seed = spec.seed if spec.seed >= 0 else secrets.randbits(32)
         dtype = choose_dtype(options.dtype, device)
-        self._policy = load_policy(spec.model, spec.lora_rank, options, device, dtype, seed)
+        self._policy = policy = load_policy(spec.model, spec.lora_rank, options, device, dtype, seed)
         with fitting(spec.model):
-            try_out(spec.model, self._policy, device)
-        tokenizer = load_tokenizer(spec.model, options)
-        self._text = Text(spec.model, tokenizer, self._policy.causal, options)
+            try_out(spec.model, policy, device)
+        self._text = Text(
+            load_tokenizer(spec.model, options),
+            spec.model,
+            chat=options.chat_template,
+            system=options.system_prompt,
+            ends=_listed_ends(policy.causal.generation_config),
+            stop=options.stop,
+            known=len(policy.causal.get_input_embeddings().weight),
+        )
         self._generator = torch.Generator(device).manual_seed(seed)
-        self._optimizer = Optimizer(self._policy.trainable(), options.weight_decay)
-        self._identity = identity_of(spec, options, self._policy)
+        self._optimizer = Optimizer(policy.trainable(), options.weight_decay)
+        self._identity = _identity(spec, options, policy)
         self._encoded: dict[str, Ids] = {}
-        self.info = info_of(self._policy, options, device)
-        self._costs = costs_of(self._policy, options)
+        self.info = BackendInfo(
+            parameters=sum(p.numel() for p in policy.causal.parameters()),
+            remote=options.engine == "openai",
+            deterministic=device.type == "cpu" and options.engine == "torch",
+        )
+        self._costs = _costs(policy, options)
         self._memory = DeviceMemory(device)
         sampled = options.tokens_per_sampling_batch
-        self._torch = TorchSampler(self._policy, self._text, self._memory, self._costs, sampled)
+        self._torch = TorchSampler(policy, self._text, self._memory, self._costs, sampled)
         self._sampler: TorchSampler | EngineSampler = self._torch
         if options.engine == "openai":
-            self._sampler = EngineSampler(spec, options, self._policy, self._text.end_ids)
-        self._learner = Learner(
-            self._policy,
-            self._optimizer,
-            self._memory,
-            self._costs,
-            device,
-            tokens_at_a_time=options.tokens_per_micro_batch,
-            checkpointing=options.gradient_checkpointing,
-        )
+            self._sampler = EngineSampler(spec, options, policy, self._text.end_ids)
+        self._learner = Learner(policy, self._optimizer, self._memory, self._costs, options)
         use_threads(options.threads, self.info.parameters)
 
     def check_prompts(self, prompts: Sequence[Prompt]) -> None:
@@ -77,7 +79,7 @@ class LocalBackend:
         around = len(self._encode(prompts[0])) if prompts else 0  # at least the template's tokens
         # a token covers at least one byte
         long = [p for p in prompts if len(p.text.encode()) + around >= self._policy.context]
-        check_room({p.id: len(self._text.encode(p)) for p in long}, self._policy.context)
+        self._check_room((p.id, len(self._text.encode(p))) for p in long)
 
     def sample(self, prompts: Sequence[Prompt], sampling: Sampling) -> list[Group]:
         """Sample each prompt's group, with one prefill per prompt.
@@ -90,18 +92,13 @@ class LocalBackend:
         if not prompts:
             return []
         ids = [self._encode(prompt) for prompt in prompts]
-        check_room({p.id: len(tokens) for p, tokens in zip(prompts, ids, strict=True)}, self._policy.context)
+        self._check_room((p.id, len(tokens)) for p, tokens in zip(prompts, ids, strict=True))
         self._memory.begin_peak()
         generator = self._generator
         if sampling.seed is not None:
             generator = torch.Generator(generator.device).manual_seed(sampling.seed)
         drawn = self._sampler.complete(ids, sampling, self._optimizer.steps, generator)
-        if not all(np.isfinite(one.logprobs).all() for one in drawn):
-            raise NonFiniteError(
-                "the policy's log-probabilities are not finite: its weights grew without bound; lower lr"
-            )
-        rollouts = to_rollouts(self._text, prompts, drawn, sampling.group_size, self._optimizer.steps)
-        return [Group(prompt, tuple(islice(rollouts, sampling.group_size))) for prompt in prompts]
+        return to_groups(self._text, prompts, drawn, sampling.group_size, self._optimizer.steps)
 
     def update(
         self, samples: Sequence[TrainingSample], loss: Loss, optimization: Optimization
@@ -132,7 +129,12 @@ class LocalBackend:
         """
         rollouts = [self._text.written(one) for one in demonstrations]
         for rollout in rollouts:
-            check_written(rollout, len(self._encode(rollout.prompt)), self._policy.context)
+            length = len(self._encode(rollout.prompt)) + len(rollout.tokens)
+            if length > self._policy.context:
+                raise ConfigError(
+                    f"[warmup].path: row {rollout.prompt.id} has {length} tokens, more than the "
+                    f"model's context of {self._policy.context}; shorten it"
+                )
         return rollouts
 
     def reset_optimizer(self) -> None:
@@ -170,17 +172,30 @@ class LocalBackend:
             self._encoded[prompt.text] = self._text.encode(prompt)
         return self._encoded[prompt.text]
 
-
-def info_of(policy: Policy, options: LocalOptions, device: torch.device) -> BackendInfo:
-    """Return what the planner and the controllers need to know about a policy."""
-    return BackendInfo(
-        parameters=sum(p.numel() for p in policy.causal.parameters()),
-        remote=options.engine == "openai",
-        deterministic=device.type == "cpu" and options.engine == "torch",
-    )
+    def _check_room(self, lengths: Iterable[tuple[int, int]]) -> None:
+        if problem := too_long(lengths, self._policy.context):
+            raise ConfigError(f"[data]: {problem}")
 
 
-def costs_of(policy: Policy, options: LocalOptions) -> ModelCosts:
+def _listed_ends(generation_config: Any) -> list[int | None]:
+    """Return the model's own end tokens; chat models often have two."""
+    listed = getattr(generation_config, "eos_token_id", None)
+    return listed if isinstance(listed, list) else [listed]
+
+
+def _identity(spec: BackendSpec, options: LocalOptions, policy: Policy) -> Mapping[str, Any]:
+    """Return the properties that a checkpoint and a run must share."""
+    return {
+        "model": spec.model,
+        "revision": options.revision,
+        "lora_rank": spec.lora_rank if options.lora else 0,
+        "target_modules": list(options.target_modules) if options.lora else [],
+        "dtype": str(policy.causal.dtype).removeprefix("torch."),
+        "trained_parameters": sum(p.numel() for p in policy.trainable().values()),
+    }
+
+
+def _costs(policy: Policy, options: LocalOptions) -> ModelCosts:
     """Return the sizes that determine the cost of a token.
 
     The input embedding is a lookup and is not counted. Layers with a sliding window or a recurrent state

@@ -1,4 +1,4 @@
-"""Batched sampling of completions with a key-value cache.
+"""Sampling of completions with a key-value cache, in batches that fit in memory.
 
 Each distinct prompt is run once, left-padded with the others; its cache is then copied to the rows of
 its group. A token's log-probability comes from the same forward pass that it was sampled from.
@@ -15,26 +15,19 @@ import torch
 from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer
 
-from retrain.backends.local.devices import finished_s
-from retrain.backends.local.loading import Policy
-from retrain.backends.local.logprobs import entropy, log_distribution
-from retrain.backends.local.text import Text
+from retrain.backends import Sampling
+from retrain.backends.local.devices import DeviceMemory, finished_s, is_out_of_memory
+from retrain.backends.local.loading import Policy, entropy
+from retrain.backends.text import Text, by_completion
+from retrain.backends.work import ModelCosts, WorkMeter
 from retrain.engines import Drawn, Ids
+from retrain.errors import BackendMemoryError
 
 DEAD_SHARE = 0.25  # finished rows are dropped once they are this fraction of the cache
 
 # a float32 uniform is zero once in 2^24 draws, which would give infinite Gumbel noise
 SMALLEST_NOISE = 2.0**-25
 GROWTH, LEAST_ROOM = 1.25, 32  # at most a quarter of the cache is unused; a token is copied about five times
-
-
-@dataclass(frozen=True, slots=True)
-class Completed:
-    """Completions in the order of their prompts, and the seconds of each phase."""
-
-    drawn: list[Drawn]
-    prefill_s: float
-    decode_s: float
 
 
 @dataclass(slots=True, eq=False)
@@ -54,26 +47,89 @@ class Rows:
         self.mask = None if self.mask is None else self.mask[kept]
 
 
+class TorchSampler:
+    """Samples with PyTorch, and remembers the batch size in tokens that fits."""
+
+    def __init__(
+        self, policy: Policy, text: Text, memory: DeviceMemory, costs: ModelCosts, tokens_at_a_time: int
+    ) -> None:
+        self._policy = policy
+        self._text = text
+        self._memory = memory
+        self._costs = costs
+        self.work = WorkMeter()
+        # batch size in tokens, halved when it does not fit; batching affects the random draws, so evaluation
+        # has a budget of its own
+        self.budgets = {"sample": tokens_at_a_time, "evaluate": tokens_at_a_time}
+
+    def complete(
+        self, prompts: Sequence[Ids], sampling: Sampling, version: int, generator: torch.Generator
+    ) -> list[Drawn]:
+        """Return each prompt's group, prompt after prompt.
+
+        Raises:
+            BackendMemoryError: a single sequence does not fit.
+        """
+        del version
+        rows = [ids for ids in prompts for _ in range(sampling.group_size)]
+        budget = "sample" if sampling.seed is None else "evaluate"
+        length = min(max(map(len, rows)) + sampling.max_tokens, self._policy.context)
+        drawn: list[Drawn] = []
+        while len(drawn) < len(rows):
+            count = max(1, self.budgets[budget] // length)
+            if sampling.group_size < count < len(rows):
+                count -= count % sampling.group_size  # whole groups, for one prefill per prompt
+            state = generator.get_state()
+            part = rows[len(drawn) : len(drawn) + count]
+            try:
+                drawn += self._complete(part, sampling, generator)
+                continue
+            except (RuntimeError, MemoryError) as error:
+                if not is_out_of_memory(error):
+                    raise
+                reason = str(error)
+            generator.set_state(state)
+            self._memory.free()
+            if len(part) == 1:
+                raise BackendMemoryError(f"one completion did not fit in memory ({reason}); lower max_tokens")
+            self.budgets[budget] = len(part) // 2 * length
+        return drawn
+
+    def restart(self) -> None:
+        """Do nothing: this samples with the loaded weights directly."""
+
+    def close(self) -> None:
+        """Do nothing: there is no server."""
+
+    def _complete(
+        self, prompts: Sequence[Ids], sampling: Sampling, generator: torch.Generator
+    ) -> list[Drawn]:
+        drawn, prefill_s, decode_s = complete(self._policy, self._text, prompts, sampling, generator)
+        lengths = np.array([len(one.tokens) for one in drawn])
+        self.work.add(
+            self._costs.prefill([len(ids) for ids in set(prompts)], 1, prefill_s),
+            self._costs.decode(np.array([len(ids) for ids in prompts]), lengths, decode_s),
+        )
+        return drawn
+
+
 def complete(
-    policy: Policy,
-    text: Text,
-    prompts: Sequence[Ids],
-    *,
-    max_tokens: int,
-    temperature: float,
-    generator: torch.Generator,
-) -> Completed:
+    policy: Policy, text: Text, prompts: Sequence[Ids], sampling: Sampling, generator: torch.Generator
+) -> tuple[list[Drawn], float, float]:
     """Sample one completion for each prompt; adjacent equal prompts share their prefill.
 
     Temperature 0 takes the most likely token, with its log-probability at temperature 1.
+
+    Returns:
+        The completions in the order of their prompts, and the seconds of prefill and of decoding.
     """
     # inference tensors that a model caches could not be used in training
     with torch.no_grad():
         began_s = finished_s(generator.device)
         rows, hidden = prefill(policy, prompts, generator.device)
         prefilled_s = finished_s(generator.device)  # no extra wait: the first draw needs the result anyway
-        drawn = _decode(policy, text, rows, hidden, max_tokens, temperature, generator)
-        return Completed(drawn, prefilled_s - began_s, finished_s(generator.device) - prefilled_s)
+        drawn = _decode(policy, text, rows, hidden, sampling, generator)
+        return drawn, prefilled_s - began_s, finished_s(generator.device) - prefilled_s
 
 
 def _decode(
@@ -81,28 +137,28 @@ def _decode(
     text: Text,
     rows: Rows,
     hidden: torch.Tensor,
-    max_tokens: int,
-    temperature: float,
+    sampling: Sampling,
     generator: torch.Generator,
 ) -> list[Drawn]:
     device = generator.device
     ends = torch.tensor(text.end_ids, device=device)
     columns: list[tuple[torch.Tensor, ...]] = []
-    stopped = torch.zeros(len(rows.number), dtype=torch.bool, device=device)
+    ended = torch.zeros(len(rows.number), dtype=torch.bool, device=device)
     tails: list[list[int]] = [[] for _ in rows.number]
     while True:
-        logp = log_distribution(policy.logits(hidden), temperature)
-        tokens = logp.argmax(-1) if temperature == 0 else _draw(logp, generator)
+        logp = policy.log_distribution(hidden, sampling.temperature)
+        tokens = logp.argmax(-1) if sampling.temperature == 0 else _draw(logp, generator)
         drawn = logp.gather(1, tokens[:, None])[:, 0]
         columns.append(tuple(t[rows.alive] for t in (rows.number, tokens, drawn, entropy(logp))))
         over = torch.isin(tokens, ends)
         if text.stops:
             over |= _stopped(text, tails, rows, tokens)
-        stopped[rows.number[rows.alive & over]] = True
+        ended[rows.number[rows.alive & over]] = True
         rows.alive &= ~over & (rows.position + 1 < policy.context)
         living = int(rows.alive.sum())
-        if living == 0 or len(columns) >= max_tokens:
-            return _by_completion(columns, stopped)
+        if living == 0 or len(columns) >= sampling.max_tokens:
+            joined = (torch.cat(column).cpu().numpy() for column in zip(*columns, strict=True))
+            return by_completion(joined, ended.tolist())
         if living <= (1 - DEAD_SHARE) * len(rows.alive):
             kept = rows.alive.nonzero()[:, 0]
             rows.keep(kept)
@@ -171,20 +227,6 @@ def _stopped(text: Text, tails: list[list[int]], rows: Rows, tokens: torch.Tenso
     found = text.is_stopped([tails[numbers[row]] for row in living])
     over[living] = torch.tensor(found, device=over.device)
     return over
-
-
-def _by_completion(columns: list[tuple[torch.Tensor, ...]], stopped: torch.Tensor) -> list[Drawn]:
-    numbers, tokens, logprobs, entropies = (torch.cat(c).cpu().numpy() for c in zip(*columns, strict=True))
-    order = np.argsort(numbers, kind="stable")
-    lengths = np.bincount(numbers)
-    ends = np.cumsum(lengths)
-    nats = np.add.reduceat(entropies[order].astype(np.float64), ends - lengths) / lengths
-    ids, logprobs = tokens[order].tolist(), logprobs[order].astype(np.float64)
-    facts = zip(lengths.tolist(), ends.tolist(), nats.tolist(), stopped.tolist(), strict=True)
-    return [
-        Drawn(tuple(ids[end - length : end]), logprobs[end - length : end], mean, ended)
-        for length, end, mean, ended in facts
-    ]
 
 
 def _growing_cache(config: Any) -> DynamicCache:

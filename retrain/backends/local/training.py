@@ -12,14 +12,16 @@ from itertools import chain
 
 import numpy as np
 import torch
+from torch.utils.checkpoint import checkpoint
 
 from retrain.backends import Optimization
-from retrain.backends.local.loading import Policy
-from retrain.backends.local.logprobs import TokenLogprobs, token_logprobs
+from retrain.backends.local.loading import Policy, entropy
 from retrain.backends.objective import TokenData, Totals
 from retrain.engines import Ids
 from retrain.errors import NonFiniteError
 from retrain.rollouts import Floats, Loss, TrainingSample
+
+LOGITS_AT_A_TIME = 2**24  # numbers: 64 MiB in float32; far fewer already keep a GPU busy
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -84,44 +86,56 @@ def back_propagate(policy: Policy, batch: MicroBatch, loss: Loss, optimization: 
     """
     reference = _reference(policy, batch, optimization.temperature) if optimization.kl_coef else None
     bonus = optimization.entropy_bonus
-    found = evaluate(policy, batch, optimization.temperature, entropy_gradient=bonus > 0)
-    logprobs = _to_numpy(found.logprobs)
-    entropies = _to_numpy(found.entropies)
-    terms, totals = batch.data.evaluate(loss, logprobs, entropies, reference, optimization)
+    logprobs, entropies = evaluate(policy, batch, optimization.temperature, entropy_gradient=bonus > 0)
+    terms, totals = batch.data.evaluate(
+        loss, _to_numpy(logprobs), _to_numpy(entropies), reference, optimization
+    )
     if not np.isfinite(totals.loss):
         raise NonFiniteError(
             f"the loss is {totals.loss}; the optimizer step was not taken, lower lr or check the rewards"
         )
-    surrogate = torch.dot(_like(batch.data.weights * terms.slope, found.logprobs), found.logprobs)
+    surrogate = torch.dot(_like(batch.data.weights * terms.slope, logprobs), logprobs)
     if bonus:
-        surrogate = surrogate - bonus * torch.dot(
-            _like(batch.data.bonus_weights, found.entropies), found.entropies
-        )
+        surrogate = surrogate - bonus * torch.dot(_like(batch.data.bonus_weights, entropies), entropies)
     torch.autograd.backward([surrogate])
     return totals
 
 
 def evaluate(
     policy: Policy, batch: MicroBatch, temperature: float, *, entropy_gradient: bool = False
-) -> TokenLogprobs:
-    """Return log-probabilities and entropies of a micro-batch's completion tokens.
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return log-probability and entropy (nats) of a micro-batch's completion tokens, (tokens,) in float32.
 
-    Padding is on the right and attention is causal, so no mask is needed.
+    Padding is on the right and attention is causal, so no mask is needed. Logits, (tokens, vocabulary), are
+    computed in chunks of tokens; with gradients, those of several chunks are recomputed in the backward pass.
+
+    Args:
+        entropy_gradient: also propagate gradients through the entropies.
     """
-    hidden = policy.body(input_ids=batch.input_ids, use_cache=False).last_hidden_state
-    return token_logprobs(
-        policy.logits,
-        hidden.flatten(0, 1)[batch.sources],
-        batch.targets,
-        temperature,
-        vocabulary=policy.causal.config.get_text_config().vocab_size,
-        entropy_gradient=entropy_gradient,
-    )
+
+    def score(hidden: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        logp = policy.log_distribution(hidden, temperature)
+        with torch.set_grad_enabled(entropy_gradient and torch.is_grad_enabled()):
+            entropies = entropy(logp)
+        return logp.gather(1, targets[:, None])[:, 0], entropies
+
+    states = policy.body(input_ids=batch.input_ids, use_cache=False).last_hidden_state
+    hidden = states.flatten(0, 1)[batch.sources]
+    size = max(1, LOGITS_AT_A_TIME // policy.causal.config.get_text_config().vocab_size)
+    if len(batch.targets) <= size:
+        return score(hidden, batch.targets)
+    pairs = zip(hidden.split(size), batch.targets.split(size), strict=True)
+    if torch.is_grad_enabled():
+        parts = [checkpoint(score, *pair, use_reentrant=False, preserve_rng_state=False) for pair in pairs]
+    else:
+        parts = [score(*pair) for pair in pairs]
+    logprobs, entropies = (torch.cat(column) for column in zip(*parts, strict=True))
+    return logprobs, entropies
 
 
 def _reference(policy: Policy, batch: MicroBatch, temperature: float) -> Floats:
     with policy.as_reference():
-        return _to_numpy(evaluate(policy, batch, temperature).logprobs)
+        return _to_numpy(evaluate(policy, batch, temperature)[0])
 
 
 def _to_numpy(tensor: torch.Tensor) -> Floats:

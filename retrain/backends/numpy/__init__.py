@@ -11,7 +11,7 @@ from itertools import islice
 from typing import TYPE_CHECKING
 
 from retrain.backends import BackendSpec
-from retrain.backends.options import Rule, number, one_of, parsed, problems_of, whole
+from retrain.backends.options import number, one_of, parsed, problems_of, whole
 from retrain.config.schema import Config
 from retrain.demonstrations import MAX_PROBLEMS, read_demonstrations
 from retrain.errors import ConfigError
@@ -21,27 +21,18 @@ if TYPE_CHECKING:
     from retrain.backends.numpy.policy import NumpyBackend
 
 MAX_WIDTH = 4096  # above this, one core needs minutes per step
-MAX_LATENCY_S = 3600.0
+LATENCY = "seconds from 0 (no API) to 3600"
 
 
 @dataclass(frozen=True, slots=True)
 class NumpyOptions:
     """Size, dtype and optimizer of the policy, and the simulated API latency."""
 
-    embedding: int = 24  # numbers per character
-    hidden: int = 64  # numbers in the recurrent state
-    dtype: str = "float32"  # float64 is slower; for gradient checks
-    optimizer: str = "adam"  # or sgd, for which [scaling].rule = "adascale" was derived
-    api_latency_s: float = 0.0  # above 0: simulate an API; calls hold permits and take this much longer
-
-
-_RULES: Mapping[str, Rule] = {
-    "embedding": whole(1, MAX_WIDTH),
-    "hidden": whole(1, MAX_WIDTH),
-    "dtype": one_of("float32", "float64"),
-    "optimizer": one_of("adam", "sgd"),
-    "api_latency_s": number(0, MAX_LATENCY_S, f"seconds from 0 (no API) to {MAX_LATENCY_S:g}"),
-}
+    embedding: int = whole(24, 1, MAX_WIDTH)  # numbers per character
+    hidden: int = whole(64, 1, MAX_WIDTH)  # numbers in the recurrent state
+    dtype: str = one_of("float32", "float64")  # float64 is slower; for gradient checks
+    optimizer: str = one_of("adam", "sgd")  # or sgd, for which [scaling].rule = "adascale" was derived
+    api_latency_s: float = number(0.0, 0, 3600, LATENCY)  # above 0: simulate an API, whose calls hold permits
 
 
 def connect(spec: BackendSpec) -> NumpyBackend:
@@ -62,7 +53,7 @@ def takes_permits(options: Mapping[str, object]) -> bool:
 
 def check_options(options: Mapping[str, object]) -> list[str]:
     """Return the problems of a `[backend.options]` table, one line each, starting with the key."""
-    return problems_of(options, _RULES)
+    return problems_of(NumpyOptions, options)
 
 
 def check_alphabet(config: Config, prompts: Sequence[Prompt], alphabet: str) -> list[str]:

@@ -4,48 +4,35 @@ from __future__ import annotations
 
 import json
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
-from retrain.backends.numpy.weights import Array, Weights
+from retrain.backends.numpy.gru import Array, Weights
+from retrain.backends.numpy.training import Sgd
 from retrain.errors import RecordsError
 
 FORMAT = 2  # of both files; increment when old ones can no longer be read
 PREVIOUS = "previous_gradient"
 
 
-class Optimizer(Protocol):
-    """The optimizer state in a checkpoint."""
-
-    steps: int
-
-    @property
-    def arrays(self) -> Mapping[str, Array]:
-        """Arrays by name, to be overwritten in place."""
-        ...
-
-
 def save_policy(
     directory: Path,
     identity: Mapping[str, object],
     weights: Weights,
-    optimizer: Optimizer,
+    optimizer: Sgd,
     random: np.random.Generator,
-    previous: Array | None,
+    previous: Sequence[Array],
 ) -> None:
     """Write all state that later steps depend on, bit for bit."""
     arrays: dict[str, Any] = {"weights": weights.flat, **optimizer.arrays}
-    if previous is not None:
-        arrays[PREVIOUS] = previous
+    if previous:
+        arrays[PREVIOUS] = previous[0]
     np.savez(directory / "policy.npz", **arrays)
-    facts = {
-        **_identity(identity, weights),
-        "optimizer_steps": optimizer.steps,
-        "random": random.bit_generator.state,
-    }
+    progress = {"optimizer_steps": optimizer.steps, "random": random.bit_generator.state}
+    facts = _identity(identity, weights) | progress
     (directory / "policy.json").write_text(json.dumps(facts, indent=1), encoding="utf-8")
 
 
@@ -53,13 +40,13 @@ def load_policy(
     directory: Path,
     identity: Mapping[str, object],
     weights: Weights,
-    optimizer: Optimizer,
+    optimizer: Sgd,
     random: np.random.Generator,
-) -> Array | None:
+) -> list[Array]:
     """Overwrite weights, optimizer and generator with what `save_policy` wrote.
 
     Returns:
-        The previous gradient, to compare the next step's with, if there is one.
+        The previous gradient, to compare the next step's with, or nothing.
 
     Raises:
         RecordsError: the files cannot be read, or belong to another policy.
@@ -76,7 +63,7 @@ def load_policy(
         optimizer.steps = facts["optimizer_steps"]
         for name, target in targets.items():
             target[:] = values[name]
-        return read.get(PREVIOUS)
+        return [read[PREVIOUS]] if PREVIOUS in read else []
     except (OSError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile) as error:
         raise RecordsError(
             f"{directory}: not a readable checkpoint of the numpy backend ({error}); use an earlier one"

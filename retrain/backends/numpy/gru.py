@@ -11,16 +11,49 @@ first, so a step is a plain slice. There is no padding and no mask.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import cast
+from math import prod
+from typing import Any, TypeAlias, cast
 
 import numpy as np
+from numpy.typing import NDArray
 
-from retrain.backends.numpy.weights import Array, Ints, Weights
+Array: TypeAlias = NDArray[Any]  # float32 or float64, as [backend.options].dtype says
+Ints: TypeAlias = NDArray[np.int64]
 
 OUTPUT_SCALE = 0.01  # the initial policy is nearly uniform, for exploration
+
+
+class Weights:
+    """All weights, or all gradients, in one vector, with a named view for each matrix."""
+
+    def __init__(self, shapes: Mapping[str, tuple[int, ...]], dtype: str) -> None:
+        self.shapes = dict(shapes)
+        self.flat: Array = np.zeros(sum(prod(shape) for shape in shapes.values()), dtype)
+        self._views: dict[str, Array] = {}
+        start = 0
+        for name, shape in shapes.items():
+            self._views[name] = self.flat[start : start + prod(shape)].reshape(shape)
+            start += prod(shape)
+
+    def __getitem__(self, name: str) -> Array:
+        return self._views[name]
+
+    def zeros_like(self) -> Weights:
+        """Return weights of the same shapes, all zero."""
+        return Weights(self.shapes, self.flat.dtype.name)
+
+    def copy(self) -> Weights:
+        """Return a copy."""
+        same = self.zeros_like()
+        same.flat[:] = self.flat
+        return same
+
+    def non_finite(self) -> list[str]:
+        """Return the names of views that contain a NaN or an infinity."""
+        return [name for name, view in self._views.items() if not np.isfinite(view).all()]
 
 
 def initial_weights(

@@ -14,7 +14,6 @@ from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
-from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -30,18 +29,51 @@ from retrain.backends import (
     Work,
 )
 from retrain.backends.numpy import NumpyOptions
-from retrain.backends.numpy.characters import Characters
 from retrain.backends.numpy.files import load_policy, save_policy
-from retrain.backends.numpy.gradient import loss_gradient
-from retrain.backends.numpy.gru import initial_weights, unroll_prompts
-from retrain.backends.numpy.optimizers import Adam, Sgd, clip_by_norm
-from retrain.backends.numpy.sampling import Completions, complete
-from retrain.backends.numpy.weights import Array, Weights
-from retrain.backends.objective import Totals, group_counts, scale_to_step, split_by_group
+from retrain.backends.numpy.gru import Array, Weights, initial_weights, unroll_prompts
+from retrain.backends.numpy.sampling import complete
+from retrain.backends.numpy.training import Adam, Sgd, clip_by_norm, loss_gradient
+from retrain.backends.objective import Totals, moments_of, split_by_group
+from retrain.backends.text import as_written, to_groups
 from retrain.backends.work import ModelCosts, WorkMeter
 from retrain.demonstrations import Demonstration
-from retrain.errors import BackendMemoryError, NonFiniteError
+from retrain.engines import Ids
+from retrain.errors import BackendMemoryError, ConfigError, NonFiniteError
 from retrain.rollouts import Group, Loss, Prompt, Rollout, TrainingSample
+
+
+class Characters:
+    """The vocabulary: the task's alphabet, then one end token, which the policy predicts but never reads."""
+
+    def __init__(self, alphabet: str) -> None:
+        self.alphabet = "".join(sorted(set(alphabet)))
+        if not self.alphabet:
+            raise ConfigError("the numpy backend needs a task with an alphabet of at least one character")
+        self.end = len(self.alphabet)
+        self._ids = {character: token for token, character in enumerate(self.alphabet)}
+        self._pieces = (*self.alphabet, "")
+
+    def encode(self, text: str, where: str = "prompt ") -> Ids:
+        """Return the token ids of a text; `where` is its location, for the error.
+
+        Raises:
+            ConfigError: the text contains a character outside the task's alphabet.
+        """
+        try:
+            return tuple([self._ids[character] for character in text])
+        except KeyError as error:
+            raise ConfigError(
+                f"{where}{text[:40]!r} holds {error.args[0]!r}, which is not in the task's alphabet; "
+                "add it to the Task's `alphabet`"
+            ) from None
+
+    def completions(self, rows: Sequence[Ids]) -> list[str]:
+        """Return the completions' texts."""
+        return ["".join(self.pieces(row)) for row in rows]
+
+    def pieces(self, tokens: Ids) -> tuple[str, ...]:
+        """Return each token's text; that of the end token is empty."""
+        return tuple([self._pieces[token] for token in tokens])
 
 
 class NumpyBackend:
@@ -61,13 +93,8 @@ class NumpyBackend:
         self._new_optimizer = Sgd if options.optimizer == "sgd" else partial(Adam, self._weights.flat)
         self._optimizer = self._new_optimizer()
         self._identity = {"alphabet": self._characters.alphabet, "optimizer": options.optimizer}
-        self._previous: Array | None = None  # gradient of a single-part step, to compare with the next step's
-        count = self._weights.flat.size
-        self.info = BackendInfo(
-            parameters=count,
-            remote=self._latency_s > 0,
-            deterministic=True,
-        )
+        self._previous: list[Array] = []  # gradient of a single-part step, to compare with the next step's
+        self.info = BackendInfo(self._weights.flat.size, remote=self._latency_s > 0, deterministic=True)
         self._costs = _costs(self._weights)
         self._work = WorkMeter()
 
@@ -86,20 +113,15 @@ class NumpyBackend:
                 trace = unroll_prompts(self._weights, encoded)
                 states = trace.states[trace.packed.last()].repeat(sampling.group_size, axis=0)
                 prefilled_s = time.perf_counter()
-                completions = complete(self._weights, states, sampling, random)
+                drawn = complete(self._weights, states, sampling, random)
             ended_s = time.perf_counter()
         if not self.info.remote:
-            lengths = [len(ids) for ids in encoded]
+            before, lengths = [len(ids) for ids in encoded], np.array([len(one.tokens) for one in drawn])
             self._work.add(
-                self._costs.prefill(lengths, max(lengths, default=0), prefilled_s - began_s),
-                self._costs.decode(0, completions.lengths, ended_s - prefilled_s),
+                self._costs.prefill(before, max(before, default=0), prefilled_s - began_s),
+                self._costs.decode(0, lengths, ended_s - prefilled_s),
             )
-        if not np.isfinite(completions.logprobs).all():
-            raise NonFiniteError(
-                "the policy's log-probabilities are not finite: its weights grew without bound; lower lr"
-            )
-        rollouts = self._rollouts(prompts, completions, sampling)
-        return [Group(prompt, tuple(islice(rollouts, sampling.group_size))) for prompt in prompts]
+        return to_groups(self._characters, prompts, drawn, sampling.group_size, self._optimizer.steps)
 
     def update(
         self, samples: Sequence[TrainingSample], loss: Loss, optimization: Optimization
@@ -113,12 +135,13 @@ class NumpyBackend:
         """
         if not samples:
             raise ValueError("samples: got none; a step without signal needs no update")
+        parts = split_by_group(samples, optimization.micro_batches)
         with self._call(), np.errstate(all="ignore"):
             began_s = time.perf_counter()
             with _fitting(f"{len(samples)} rollouts", "raise micro_batches or lower max_tokens"):
-                totals, gradient, squares, work = self._accumulate(samples, loss, optimization)
+                totals, gradient, squares, work = self._accumulate(parts, loss, optimization)
             _check_finite(totals, gradient)
-            moments = self._compare(gradient.flat, squares) if squares else None
+            moments = self._compare(gradient.flat, squares, parts) if squares else None
             norm = clip_by_norm(gradient.flat, optimization.max_grad_norm)
             self._optimizer.step(self._weights.flat, gradient.flat, optimization.lr)
             time_s = time.perf_counter() - began_s
@@ -131,12 +154,12 @@ class NumpyBackend:
         Raises:
             ConfigError: a text contains a character outside the task's alphabet, or is a conversation.
         """
-        return [self._characters.written(one) for one in demonstrations]
+        return [self._written(one) for one in demonstrations]
 
     def reset_optimizer(self) -> None:
         """Clear moments and step count."""
         self._optimizer = self._new_optimizer()
-        self._previous = None
+        self._previous = []
 
     def take_sampling_work(self) -> SamplingWork:
         """Return the cost of sampling since the last call."""
@@ -168,34 +191,22 @@ class NumpyBackend:
             with self._computing:
                 yield
 
-    def _rollouts(
-        self, prompts: Sequence[Prompt], completions: Completions, sampling: Sampling
-    ) -> Iterator[Rollout]:
-        ends = completions.lengths.cumsum()
-        means = np.add.reduceat(completions.entropies, ends - completions.lengths) / completions.lengths
-        tokens = completions.tokens.tolist()
-        for number, (end, length, entropy) in enumerate(
-            zip(ends.tolist(), completions.lengths.tolist(), means.tolist(), strict=True)
-        ):
-            own = tuple(tokens[end - length : end])
-            pieces = tuple([self._characters.pieces[token] for token in own])
-            yield Rollout(
-                prompt=prompts[number // sampling.group_size],
-                text="".join(pieces),
-                tokens=own,
-                logprobs=completions.logprobs[end - length : end],
-                pieces=pieces,
-                truncated=own[-1] != self._characters.end,
-                policy_version=self._optimizer.steps,
-                mean_entropy=entropy,
+    def _written(self, demonstration: Demonstration) -> Rollout:
+        prompt, characters = demonstration.prompt, self._characters
+        if prompt.messages:
+            raise ConfigError(
+                f"[warmup].path: row {prompt.id} is a conversation, which needs a chat template"
             )
+        row = f"[warmup].path: row {prompt.id}: "
+        characters.encode(prompt.text, row)
+        tokens = (*characters.encode(demonstration.completion, row), characters.end)
+        return as_written(characters, demonstration, tokens)
 
     def _accumulate(
-        self, samples: Sequence[TrainingSample], loss: Loss, optimization: Optimization
+        self, parts: Sequence[Sequence[TrainingSample]], loss: Loss, optimization: Optimization
     ) -> tuple[Totals, Weights, list[float], Work]:
         """Return the sums over micro-batches of loss, gradient and work, and squared norms if requested."""
-        parts = split_by_group(samples, optimization.micro_batches)
-        texts = {sample.rollout.prompt.text for sample in samples}
+        texts = {sample.rollout.prompt.text for part in parts for sample in part}
         encoded = {text: self._characters.encode(text) for text in texts}
         gradient = self._weights.zeros_like()
         totals, squares, work = [], [], self._costs.optimize()
@@ -207,8 +218,6 @@ class NumpyBackend:
             work += self._part_work(set(prompts), part, reference=optimization.kl_coef > 0)
             if optimization.wants_moments:
                 squares.append(self._optimizer.sqr_norm(own.flat))
-        if squares:
-            squares = scale_to_step(squares, group_counts(parts))
         return Totals.sum(totals), gradient, squares, work
 
     def _part_work(
@@ -221,20 +230,14 @@ class NumpyBackend:
         run = sum(before) + drawn - len(lengths)  # last tokens are not fed back
         return self._costs.train(run, drawn, passes=max(before) + max(lengths) - 1, reference=reference)
 
-    def _compare(self, gradient: Array, squares: Sequence[float]) -> GradientMoments | None:
-        """Return the moments of the step's parts; for a single part, of it and the previous update."""
-        sqr_norm = self._optimizer.sqr_norm
-        before, self._previous = self._previous, None
-        consecutive = len(squares) == 1
-        mean = gradient
-        if consecutive:
-            self._previous = gradient.copy()
-            if before is None:
-                return None
-            squares, mean = [sqr_norm(before), sqr_norm(gradient)], (before + gradient) / 2
-        if not self._optimizer.is_settled:
-            return None
-        return GradientMoments(np.array(squares)[:, None], np.array([sqr_norm(mean)]), consecutive)
+    def _compare(
+        self, gradient: Array, squares: Sequence[float], parts: Sequence[Sequence[TrainingSample]]
+    ) -> GradientMoments | None:
+        """Return the moments of the step's parts, and keep a single part's gradient for the next step."""
+        optimizer, before = self._optimizer, self._previous
+        self._previous = [gradient.copy()] if len(parts) == 1 else []
+        found = moments_of(squares, parts, [gradient], before, lambda arrays: optimizer.sqr_norm(*arrays))
+        return found if optimizer.is_settled else None
 
 
 @contextmanager

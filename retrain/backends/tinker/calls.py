@@ -1,4 +1,4 @@
-"""API calls: each holds a permit, has a timeout, and is retried within a budget."""
+"""API calls: each holds one of the campaign's permits, has a timeout, and is retried within a budget."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import asyncio
 import logging
 import random
 import time
-from collections.abc import Awaitable, Callable
-from typing import TypeVar
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from typing import Any, TypeVar
 
+from retrain.backends.tinker import TinkerOptions
 from retrain.backends.tinker.faults import FAULTS, Fault, classify, describe, is_overload
-from retrain.backends.tinker.options import TinkerOptions
-from retrain.backends.tinker.permits import Permits
 from retrain.controllers.permits import OVERLOAD, WAITED_S, CallFacts
 from retrain.errors import ConfigError, InfrastructureError, RunFailedError
 from retrain.http_client import CALLING
@@ -64,22 +64,22 @@ class Answers(logging.Filter):
 
 
 class Calls:
-    """One run's API calls."""
+    """One run's API calls, without blocking the event loop."""
 
     def __init__(
         self,
-        permits: Permits,
+        permit: Callable[[], AbstractAsyncContextManager[object]],
         options: TinkerOptions,
         observe_call: Callable[[CallFacts], None] | None = None,
     ) -> None:
         """Start counting overload responses if the number of permits adapts.
 
         Args:
-            permits: source of the permit for each call.
+            permit: context manager that holds a permit while entered; safe to cancel.
             options: timeouts and retry budget.
             observe_call: called after each call, if the number of permits adapts.
         """
-        self._permits = permits
+        self._permit = permit
         self._options = options
         self._observe_call = observe_call
         self._answers = Answers()
@@ -95,21 +95,36 @@ class Calls:
 
         Raises:
             TimeoutError: no result within the timeout.
+            InfrastructureError: no permit within the timeout.
         """
         asked = time.monotonic()
-        async with self._permits.one():
+        async with self._one_permit():
             return await self._observed(kind, operation, time.monotonic() - asked)
 
     async def pair(
-        self,
-        kind: str,
-        first: Callable[[], Awaitable[A]],
-        second: Callable[[], Awaitable[B]],
+        self, kind: str, first: Callable[[], Awaitable[A]], second: Callable[[], Awaitable[B]]
     ) -> tuple[A, B]:
-        """Submit two calls together if permits allow; the API processes them in order."""
-        return await self._permits.two_in_order(
-            lambda: self._observed(kind, first, 0.0), lambda: self._observed(f"{kind}, end", second, 0.0)
-        )
+        """Make two calls that the API processes in order, concurrently if a second permit is free.
+
+        The second is submitted when the first is done or another permit is acquired, whichever is
+        earlier. The first call never waits for the second permit, so runs cannot deadlock.
+        """
+        async with self._one_permit(), AsyncExitStack() as held:
+            one = asyncio.ensure_future(self._observed(kind, first, 0.0))
+            spare = asyncio.ensure_future(held.enter_async_context(self._permit()))
+            running: list[asyncio.Future[Any]] = [one, spare]
+            try:
+                await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
+                if one.done() or spare.exception() is not None:
+                    await one
+                    await _finish([spare])
+                    await held.aclose()
+                two = asyncio.ensure_future(self._observed(f"{kind}, end", second, 0.0))
+                running.append(two)
+                await asyncio.gather(one, two)
+                return one.result(), two.result()
+            finally:
+                await _finish(running)
 
     async def persist(
         self,
@@ -149,6 +164,20 @@ class Calls:
             await asyncio.sleep(pause_s)
             await repair(fault is Fault.LOST)
 
+    @asynccontextmanager
+    async def _one_permit(self) -> AsyncIterator[None]:
+        longest_s = self._options.permit_timeout_s
+        async with AsyncExitStack() as held:
+            try:
+                async with asyncio.timeout(longest_s):
+                    await held.enter_async_context(self._permit())
+            except TimeoutError as error:
+                raise InfrastructureError(
+                    f"no permit for an API call in {longest_s:g} s; "
+                    "`retrain status` shows which workers hold permits, and whether one is stopped"
+                ) from error
+            yield
+
     async def _observed(self, kind: str, operation: Callable[[], Awaitable[T]], waited_s: float) -> T:
         """Run an operation with the timeout, and report its outcome."""
         started, worked, refused = time.monotonic(), False, False
@@ -179,3 +208,10 @@ def _raise_if_final(what: str, error: Exception, fault: Fault) -> None:
         ) from error
     if fault is Fault.WRONG:
         raise RunFailedError(f"{what}: the API rejects the request ({describe(error)})") from error
+
+
+async def _finish(futures: list[asyncio.Future[Any]]) -> None:
+    """Cancel the futures that are still running and wait until they have ended."""
+    for future in futures:
+        future.cancel()
+    await asyncio.gather(*futures, return_exceptions=True)

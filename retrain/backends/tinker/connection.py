@@ -5,19 +5,16 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Awaitable
-from typing import Any, Literal, TypeVar
+from typing import Literal
 
 import tinker
 
+from retrain.backends import BackendSpec
+from retrain.backends.tinker import TinkerOptions
 from retrain.backends.tinker.calls import Calls
 from retrain.backends.tinker.faults import FAULTS, Fault, classify, describe
-from retrain.backends.tinker.options import TinkerOptions
-from retrain.backends.tinker.policy import Model
 from retrain.blocking import in_thread
 from retrain.errors import ConfigError, InfrastructureError
-
-T = TypeVar("T")
 
 LEAVING: tuple[type[Exception], ...] = (*FAULTS, InfrastructureError)
 GOODBYE_S = 5.0  # timeout of closing; the API also ends a session without heartbeat
@@ -27,8 +24,8 @@ log = logging.getLogger(__name__)
 class Connection:
     """One session with the API at a time."""
 
-    def __init__(self, model: Model, options: TinkerOptions, calls: Calls) -> None:
-        self._model = model
+    def __init__(self, spec: BackendSpec, options: TinkerOptions, calls: Calls) -> None:
+        self._spec = spec
         self._options = options
         self._calls = calls
         self._service: tinker.ServiceClient | None = None
@@ -45,7 +42,7 @@ class Connection:
         try:
             await self.service()
         except FAULTS as error:
-            where = self._model.base_url or "its default address"
+            where = self._spec.base_url or "its default address"
             if classify(error) in (Fault.REFUSED, Fault.WRONG):
                 raise ConfigError(
                     f"the Tinker API at {where} refuses the session ({describe(error)}); "
@@ -60,13 +57,13 @@ class Connection:
         """Return the service client with an open session. May fail like any call."""
         if self._service is None:
             service = tinker.ServiceClient(
-                user_metadata={"run": self._model.run}, base_url=self._model.base_url or None
+                user_metadata={"run": self._spec.run_name}, base_url=self._spec.base_url or None
             )
 
             async def connect() -> None:
                 async with asyncio.timeout(self._options.connect_timeout_s):
                     # in a thread, because the SDK blocks until the session is open
-                    await in_thread(lambda: service.holder, unwanted=_stop)
+                    await in_thread(lambda: service.holder, unwanted=lambda holder: holder.close())
 
             await self._calls.once("session", connect)
             self._service = service
@@ -100,18 +97,8 @@ class Connection:
         holder = service.holder
         try:
             async with asyncio.timeout(GOODBYE_S):
-                await self._calls.once("goodbye", lambda: result(service.close(status)))
+                await self._calls.once("goodbye", lambda: service.close(status))
         except LEAVING as error:
             log.info("a session could not be closed: %s", describe(error))
         finally:
-            _stop(holder)  # even without a permit for the closing call
-
-
-def _stop(holder: Any) -> None:
-    """End a session's heartbeat and connections without an API call; safe to call twice."""
-    holder.close()
-
-
-async def result(future: Awaitable[T]) -> T:
-    """Wait for an SDK future; cancellation is passed on to the SDK."""
-    return await future
+            holder.close()  # ends heartbeat and connections, even without a permit for the closing call

@@ -1,125 +1,240 @@
-"""A remote policy: the model, its saved states and updates, and its checkpoint on disk.
+"""One run's policy at the Tinker API.
 
-A checkpoint is a JSON file with the path of the state that the API saved.
+Every call holds one of the campaign's permits from submission to result, including long polling. The
+SDK's own housekeeping (a heartbeat every ten seconds, settings, telemetry) holds none.
+
+The API computes training log-probabilities at temperature 1, so sample at temperature 1. It has no
+entropy bonus and no KL term, and does its own batching: `micro_batches` is ignored.
 """
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+import asyncio
+import secrets
+from collections.abc import Coroutine, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from retrain.backends.tinker.losses import ApiLoss
-from retrain.errors import RecordsError
+import numpy as np
+from tinker.types import AdamParams, ModelInput, SampleResponse, SamplingParams
 
-if TYPE_CHECKING:
-    from tinker import SamplingClient
-    from tinker.types import AdamParams, Datum, ForwardBackwardOutput, OptimStepResponse
+from retrain.backends import BackendInfo, BackendSpec, Optimization, Sampling, UpdateStats
+from retrain.backends.text import Text, to_groups
+from retrain.backends.tinker import TinkerOptions
+from retrain.backends.tinker.calls import Calls
+from retrain.backends.tinker.session import Session
+from retrain.backends.tinker.state import Sampler, read_state, write_state
+from retrain.backends.tinker.wire import (
+    Auditor,
+    api_loss,
+    check_advantages,
+    datum_arrays,
+    drawn_from,
+    to_datum,
+)
+from retrain.blocking import in_thread
+from retrain.demonstrations import Demonstration
+from retrain.errors import ConfigError, NonFiniteError
+from retrain.rollouts import Group, Loss, Prompt, Rollout, TrainingSample
 
-FORMAT = 1  # of the file; increment when old ones can no longer be read
-NAME = "tinker.json"
-
-BYTES_PER_TOKEN = 24  # in a request: input, target, log-probability, advantage, ratio mask
-
-
-@dataclass(frozen=True, slots=True)
-class Model:
-    """The model and adapter that are trained."""
-
-    name: str
-    rank: int
-    seed: int  # of the new adapter; 0 or more
-    run: str  # shown in the API's console
-    base_url: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class State:
-    """A policy saved at the API's `path` after `version` updates; an empty path is the initial policy."""
-
-    path: str
-    version: int
+PATIENCE = 2  # failures of one call before a new session is opened
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Update:
-    """The data and settings of one optimizer step."""
+class TinkerBackend:
+    """One run's policy at the API. Use in one event loop; sampling may overlap an update."""
 
-    data: list[Datum]
-    loss: ApiLoss
-    adam: AdamParams
-
-    def parts(self, most_datums: int, most_bytes: int) -> list[list[Datum]]:
-        """Return the data in parts of one request each."""
-        parts: list[list[Datum]] = [[]]
-        size = 0
-        for datum in self.data:
-            own = BYTES_PER_TOKEN * int(datum.model_input.length)
-            if parts[-1] and (len(parts[-1]) == most_datums or size + own > most_bytes):
-                parts.append([])
-                size = 0
-            parts[-1].append(datum)
-            size += own
-        return parts
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Outcome:
-    """The API's response to an update."""
-
-    outputs: Sequence[Mapping[str, Any]]  # one per datum
-    metrics: dict[str, float]
+    def __init__(self, spec: BackendSpec, options: TinkerOptions) -> None:
+        # without a seed, draw one, so that a rebuilt session gets the same adapter
+        seed = spec.seed if spec.seed >= 0 else secrets.randbelow(2**31)
+        self._spec = spec
+        self._options = options
+        self._calls = Calls(spec.permit, options, spec.observe_call)
+        spec = replace(spec, seed=seed, run_name=spec.run_name or "run")
+        self._session = Session(spec, options, self._calls)
+        self._text: Text | None = None
+        self._loading = asyncio.Lock()  # held while the tokenizer is loaded
+        self._auditor = Auditor()
+        self.info = BackendInfo(parameters=0, remote=True)  # the API does not report the number
 
     @classmethod
-    def of(cls, passes: Sequence[ForwardBackwardOutput], step: OptimStepResponse) -> Outcome:
-        """Join the responses to the parts; sums are added up."""
-        outputs = [output for answer in passes for output in answer.loss_fn_outputs]
-        metrics = {**passes[-1].metrics, **(step.metrics or {})}
-        sums = {name for name in passes[-1].metrics if name.endswith(":sum")}
-        metrics |= {name: sum(answer.metrics[name] for answer in passes) for name in sums}
-        return cls(outputs, metrics)
+    async def opened(cls, spec: BackendSpec, options: TinkerOptions) -> TinkerBackend:
+        """Open the session; load the tokenizer too if that needs no model.
 
+        Raises:
+            ConfigError: the key or the address is rejected, or the tokenizer cannot be used.
+            InfrastructureError: the API cannot be reached.
+        """
+        backend = cls(spec, options)
+        try:
+            await backend._session.open()
+            if options.tokenizer:
+                await backend._tokenizer()
+        except BaseException:
+            await backend.close()
+            raise
+        return backend
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Sampler:
-    """A sampling client and its policy version."""
+    async def sample(self, prompts: Sequence[Prompt], sampling: Sampling) -> list[Group]:
+        """Sample each prompt's group with one call.
 
-    client: SamplingClient
-    version: int
+        Raises:
+            InfrastructureError: the API failed for longer than the retry budget.
+            RunFailedError: the response does not match the request.
+        """
+        text = await self._tokenizer()
+        places = asyncio.Semaphore(self._options.requests_at_once)
+        return await _all([self._group(prompt, sampling, text, places) for prompt in prompts])
 
+    async def update(
+        self, samples: Sequence[TrainingSample], loss: Loss, optimization: Optimization
+    ) -> UpdateStats:
+        """Take one Adam step; gradient computation and step are submitted together.
 
-def write_state(directory: Path, state: State, model: str, rank: int) -> None:
-    """Write the API's path of a saved policy, with its model and rank."""
-    facts = {
-        "format": FORMAT,
-        "path": state.path,
-        "version": state.version,
-        "model": model,
-        "lora_rank": rank,
-    }
-    (directory / NAME).write_text(json.dumps(facts, indent=1), encoding="utf-8")
-
-
-def read_state(directory: Path, model: str, rank: int) -> State:
-    """Return the saved policy.
-
-    Raises:
-        RecordsError: unreadable, or of another model.
-    """
-    try:
-        facts = json.loads((directory / NAME).read_text(encoding="utf-8"))
-        found = {key: facts[key] for key in ("format", "model", "lora_rank")}
-        state = State(str(facts["path"]), int(facts["version"]))
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise RecordsError(
-            f"{directory}: not a readable checkpoint of the tinker backend ({error}); use an earlier one"
-        ) from error
-    for key, value in (("format", FORMAT), ("model", model), ("lora_rank", rank)):
-        if found[key] != value:
-            raise RecordsError(
-                f"{directory}: this checkpoint's {key} is {found[key]!r}, the run's is {value!r}; "
-                "resume with the configuration that wrote it"
+        Raises:
+            ConfigError: the API cannot compute the loss, an entropy bonus or a KL term.
+            NonFiniteError: the loss or the gradient is not finite; the step is undone.
+            InfrastructureError: the API failed for longer than the retry budget.
+        """
+        if not samples:
+            raise ValueError("samples: got none; a step without signal needs no update")
+        wanted = api_loss(loss)
+        check_advantages(samples, wanted)
+        if optimization.entropy_bonus or optimization.kl_coef:
+            raise ConfigError("entropy_bonus and kl_coef: the Tinker API has neither; both need to be 0")
+        text = await self._tokenizer()
+        data = [to_datum(datum_arrays(text.encode(s.rollout.prompt), s), wanted) for s in samples]
+        if self._session.unsaved >= self._options.replay_steps:
+            await self._session.save()
+        on_policy = not wanted.is_supervised and all(
+            s.rollout.policy_version == self._session.version for s in samples
+        )
+        outcome = await self._session.update(data, wanted, self._adam(optimization))
+        stats = self._auditor.read(samples, loss, outcome.outputs, outcome.metrics, on_policy=on_policy)
+        if not np.isfinite([stats.loss, stats.grad_norm]).all():
+            await self._session.undo()
+            raise NonFiniteError(
+                f"loss {stats.loss}, gradient norm {stats.grad_norm}; the step was taken back, lower lr"
             )
-    return state
+        return stats
+
+    async def written(self, demonstrations: Sequence[Demonstration]) -> list[Rollout]:
+        """Return written completions as rollouts.
+
+        Raises:
+            ConfigError: a row is a conversation, and there is no chat template.
+        """
+        text = await self._tokenizer()
+        for one in demonstrations:
+            text.encode(one.prompt)
+        return [text.written(one) for one in demonstrations]
+
+    async def reset_optimizer(self) -> None:
+        """Clear the optimizer's moments; keep the weights."""
+        await self._session.reset_optimizer()
+
+    async def save(self, directory: Path) -> None:
+        """Save weights and optimizer at the API, and write the saved path to disk."""
+        write_state(directory, await self._session.save(), self._spec.model, self._spec.lora_rank)
+
+    async def load(self, directory: Path) -> None:
+        """Continue from a saved state, including the optimizer.
+
+        Raises:
+            RecordsError: unreadable, of another model, or the API no longer has it.
+        """
+        await self._session.resume(read_state(directory, self._spec.model, self._spec.lora_rank))
+
+    async def close(self) -> None:
+        """End the session."""
+        await self._session.close()
+        self._calls.close()
+
+    async def _tokenizer(self) -> Text:
+        """Return the tokenizer, loaded on first use.
+
+        Raises:
+            ConfigError: it cannot be loaded, or lacks an end token or a chat template.
+        """
+        options, key = self._options, "[backend.options].tokenizer"
+        name = options.tokenizer or self._spec.model
+        async with self._loading:
+            if self._text is not None:
+                return self._text
+            try:
+                local = in_thread(lambda: _from_files(name)) if options.tokenizer else None
+                tokenizer = await (local or self._session.tokenizer())
+            except (OSError, ValueError, ImportError, RuntimeError, KeyError) as error:
+                which = repr(name) if options.tokenizer else f"of {name!r}"
+                raise ConfigError(
+                    f"{key}: the tokenizer {which} cannot be loaded "
+                    f"({type(error).__name__}: {str(error)[:300]}); name a local directory or a hub id"
+                ) from error
+            added = tokenizer.added_tokens_decoder.items()
+            self._text = Text(
+                tokenizer,
+                name,
+                chat=options.chat_template,
+                system=options.system_prompt,
+                hidden=[token for token, facts in added if facts.special],
+                key=key,
+            )
+            return self._text
+
+    def _adam(self, optimization: Optimization) -> AdamParams:
+        options = self._options
+        return AdamParams(
+            learning_rate=optimization.lr,
+            beta1=options.beta1,
+            beta2=options.beta2,
+            eps=options.eps,
+            weight_decay=options.weight_decay,
+            grad_clip_norm=optimization.max_grad_norm,
+        )
+
+    async def _group(
+        self, prompt: Prompt, sampling: Sampling, text: Text, places: asyncio.Semaphore
+    ) -> Group:
+        tokens = ModelInput.from_ints(list(text.encode(prompt)))
+        ends = list(text.end_ids)
+        how = SamplingParams(max_tokens=sampling.max_tokens, temperature=sampling.temperature, stop=ends)
+        used: Sampler | None = None
+        failures = generation = 0
+
+        async def attempt() -> tuple[int, SampleResponse]:
+            nonlocal used, generation
+            used, generation = None, self._session.generation
+            used = sampler = await self._session.sampler()
+            return sampler.version, await self._calls.once(
+                "sample", lambda: sampler.client.sample(tokens, sampling.group_size, how)
+            )
+
+        async def repair(lost: bool) -> None:
+            nonlocal failures
+            failures += 1
+            if lost and failures == 1 and used is not None:
+                await self._session.renew_sampler(used)
+            elif (lost and used is None) or failures % PATIENCE == 0:
+                await self._session.renew(generation)
+
+        async with places:
+            version, response = await self._calls.persist(f"sampling prompt {prompt.id}", attempt, repair)
+        drawn = drawn_from(response, prompt, sampling.group_size, ends)
+        return to_groups(text, [prompt], drawn, sampling.group_size, version)[0]
+
+
+async def _all(coroutines: Sequence[Coroutine[Any, Any, Group]]) -> list[Group]:
+    """Run all concurrently; if one fails, cancel the others before raising."""
+    tasks = [asyncio.ensure_future(coroutine) for coroutine in coroutines]
+    try:
+        return await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _from_files(name: str) -> Any:
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(name)

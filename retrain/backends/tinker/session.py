@@ -17,12 +17,13 @@ from typing import Any, TypeVar
 import tinker
 from tinker import types
 
+from retrain.backends import BackendSpec
+from retrain.backends.tinker import DAY_S, TinkerOptions
 from retrain.backends.tinker.calls import Calls
-from retrain.backends.tinker.connection import Connection, result
+from retrain.backends.tinker.connection import Connection
 from retrain.backends.tinker.faults import FAULTS, Fault, classify, describe
-from retrain.backends.tinker.losses import ApiLoss
-from retrain.backends.tinker.options import DAY_S, TinkerOptions
-from retrain.backends.tinker.policy import Model, Outcome, Sampler, State, Update
+from retrain.backends.tinker.state import Outcome, Sampler, State, Update
+from retrain.backends.tinker.wire import ApiLoss
 from retrain.blocking import in_thread
 from retrain.errors import ConfigError, RecordsError
 
@@ -34,11 +35,11 @@ log = logging.getLogger(__name__)
 class Session:
     """Training and sampling clients of the current policy. Use in one event loop."""
 
-    def __init__(self, model: Model, options: TinkerOptions, calls: Calls) -> None:
-        self._model = model
+    def __init__(self, spec: BackendSpec, options: TinkerOptions, calls: Calls) -> None:
+        self._spec = spec
         self._options = options
         self._calls = calls
-        self._connection = Connection(model, options, calls)
+        self._connection = Connection(spec, options, calls)
         self._lock = asyncio.Lock()  # held while clients are made or changed
         self._training: tinker.TrainingClient | None = None
         self._sampler: Sampler | None = None
@@ -82,9 +83,7 @@ class Session:
             if self._sampler is None:
                 training = await self._trained()
                 client = await self._certain(
-                    self._calls.once(
-                        "sampler", lambda: result(training.save_weights_and_get_sampling_client())
-                    )
+                    self._calls.once("sampler", training.save_weights_and_get_sampling_client)
                 )
                 self._sampler = Sampler(client, self.version)
             return self._sampler
@@ -117,7 +116,7 @@ class Session:
             async with self._lock:
                 service = await self._connection.service()
                 training = await self._calls.once(
-                    "load", lambda: result(service.create_training_client_from_state(saved.path))
+                    "load", lambda: service.create_training_client_from_state(saved.path)
                 )
                 self._saved, self._since = State("", 0), []  # version 0 names the next saved state
                 self._saved = State(await self._certain(self._save_state(training)), 0)
@@ -206,18 +205,16 @@ class Session:
 
     async def _create(self) -> tinker.TrainingClient:
         service = await self._connection.service()
-        model = self._model
+        spec = self._spec
         try:
             return await self._calls.once(
                 "create",
-                lambda: result(
-                    service.create_lora_training_client(model.name, rank=model.rank, seed=model.seed)
-                ),
+                lambda: service.create_lora_training_client(spec.model, rank=spec.lora_rank, seed=spec.seed),
             )
         except FAULTS as error:
             if classify(error) is Fault.WRONG:
                 raise ConfigError(
-                    f"[model].model: the Tinker API refuses {model.name!r} with lora_rank = {model.rank} "
+                    f"[model].model: the Tinker API refuses {spec.model!r} with lora_rank = {spec.lora_rank} "
                     f"({describe(error)})"
                 ) from error
             raise
@@ -227,7 +224,7 @@ class Session:
         try:
             return await self._calls.once(
                 "load",
-                lambda: result(service.create_training_client_from_state_with_optimizer(self._saved.path)),
+                lambda: service.create_training_client_from_state_with_optimizer(self._saved.path),
             )
         except FAULTS as error:
             if classify(error) is Fault.WRONG or isinstance(error, tinker.NotFoundError):
@@ -239,9 +236,9 @@ class Session:
 
     async def _save_state(self, training: tinker.TrainingClient) -> str:
         ttl_s = int(self._options.state_days * DAY_S) or None
-        name = f"{re.sub('[^A-Za-z0-9._-]', '-', self._model.run)}-{self.version:06d}"
+        name = f"{re.sub('[^A-Za-z0-9._-]', '-', self._spec.run_name)}-{self.version:06d}"
         answer: types.SaveWeightsResponse = await self._calls.once(
-            "save", lambda: result(training.save_state(name, ttl_seconds=ttl_s, overwrite=True))
+            "save", lambda: training.save_state(name, ttl_seconds=ttl_s, overwrite=True)
         )
         return str(answer.path)
 
@@ -250,11 +247,14 @@ class Session:
         *before, last = update.parts(limits.fwdbwd_max_chunk_len, limits.fwdbwd_max_chunk_bytes_count)
 
         def differentiate(part: list[types.Datum]) -> Awaitable[types.ForwardBackwardOutput]:
-            return result(training.forward_backward(part, update.loss.name, update.loss.config or None))
+            future: Awaitable[types.ForwardBackwardOutput] = training.forward_backward(
+                part, update.loss.name, update.loss.config or None
+            )
+            return future
 
         passes = [await self._calls.once("update", partial(differentiate, part)) for part in before]
         end, step = await self._calls.pair(
-            "update", lambda: differentiate(last), lambda: result(training.optim_step(update.adam))
+            "update", lambda: differentiate(last), lambda: training.optim_step(update.adam)
         )
         return Outcome.of([*passes, end], step)
 

@@ -1,28 +1,90 @@
-"""Converts samples to the API's format and its responses to rollouts, with checks that servers omit.
+"""What the API is sent and returns: the loss, one datum per rollout, sampled rollouts, and statistics.
+
+The API sums the loss over all tokens and clips ratios at absolute bounds, while ours are distances
+from 1. All these losses are homogeneous in the advantage, L(w A) = w L(A) for w > 0, so token weights
+are multiplied into the advantages and the API's sum is our normalised loss.
+Formulas: https://tinker-docs.thinkingmachines.ai/losses.
 
 Position i of a datum's input predicts token i + 1 of prompt + completion. Targets, the sampler's
 log-probabilities and advantages are stored at the position that predicts their token. On the prompt the
 last two are 0, so every loss is 0 there.
+
+Servers omit checks, so they are made here. The API's loss is compared with ours, computed from its
+log-probabilities, and these with the sampler's: a server that averages instead of summing, or scores at
+another temperature than it samples at, is detected at the first step.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import inspect
+import logging
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, cast, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
-from retrain.backends import Sampling
-from retrain.backends.tinker.losses import ApiLoss
+from retrain.backends import UpdateStats
+from retrain.backends.objective import TokenData
+from retrain.engines import Drawn
 from retrain.errors import ConfigError, NonFiniteError, RunFailedError
-from retrain.rollouts import Prompt, Rollout, TrainingSample
+from retrain.rollouts import SUPERVISED, Floats, Loss, Prompt, TrainingSample
 
 if TYPE_CHECKING:
     from tinker.types import Datum, SampleResponse
 
-    from retrain.backends.tinker.text import Text
+Name = Literal["importance_sampling", "ppo", "cispo", "gspo", "cross_entropy"]
+KNOWN = tuple(name for name in get_args(Name) if name != "cross_entropy")  # valid as a run's loss
+UNCLIPPED = ("importance_sampling",)  # the others take two bounds
+LOSS = "loss:sum"  # the API's name for its loss
+LOSS_TOLERANCE = 0.02  # of the loss; log-probabilities come as float32 or bfloat16
+GAP_NATS = 0.1  # mean difference per token between sampler and trainer; rounding stays far below
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class ApiLoss:
+    """A loss function of the API with its parameters."""
+
+    name: Name
+    config: Mapping[str, float]
+
+    @property
+    def is_per_rollout(self) -> bool:
+        """Whether there is one ratio per rollout: the API then needs the mask of its tokens."""
+        return self.name == "gspo"
+
+    @property
+    def is_supervised(self) -> bool:
+        """Whether the loss takes target weights instead of sampler log-probabilities."""
+        return self.name == "cross_entropy"
+
+
+def loss_problem(name: str) -> str:
+    """Return why the API cannot compute a loss; "" if it can."""
+    if name in KNOWN:
+        return ""
+    return f"got {name!r}; the Tinker API computes {', '.join(KNOWN)} only"
+
+
+def api_loss(loss: Loss) -> ApiLoss:
+    """Translate a loss; missing clip bounds default to those of our own function.
+
+    Raises:
+        ConfigError: the API does not have this loss.
+    """
+    if loss.name == SUPERVISED:
+        return ApiLoss("cross_entropy", {})
+    problem = loss_problem(loss.name)
+    if problem:
+        raise ConfigError(f"[algorithm].loss_mode: {problem}")
+    name = cast(Name, loss.name)
+    if name in UNCLIPPED:
+        return ApiLoss(name, {})
+    parameters = inspect.signature(loss.evaluate).parameters
+    low, high = (float(parameters[key].default) for key in ("clip_low", "clip_high"))
+    return ApiLoss(name, {"clip_low_threshold": 1.0 - low, "clip_high_threshold": 1.0 + high})
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -99,19 +161,23 @@ def to_datum(arrays: DatumArrays, loss: ApiLoss) -> Datum:
     return types.Datum(model_input=types.ModelInput.from_ints(list(arrays.inputs)), loss_fn_inputs=inputs)
 
 
-def to_rollouts(
-    prompt: Prompt, response: SampleResponse, sampling: Sampling, version: int, text: Text
-) -> tuple[Rollout, ...]:
-    """Return the API's samples as rollouts.
+def _shifted(prompt_length: int, values: Any) -> NDArray[np.float32]:
+    return np.concatenate([np.zeros(prompt_length - 1), np.asarray(values)]).astype(np.float32)
+
+
+def drawn_from(
+    response: SampleResponse, prompt: Prompt, group_size: int, ends: Container[int]
+) -> list[Drawn]:
+    """Return the API's samples.
 
     Raises:
         RunFailedError: too few rollouts, or the numbers of tokens and log-probabilities differ.
     """
-    if len(response.sequences) != sampling.group_size:
+    if len(response.sequences) != group_size:
         raise RunFailedError(
-            f"prompt {prompt.id}: asked for {sampling.group_size} rollouts, got {len(response.sequences)}"
+            f"prompt {prompt.id}: asked for {group_size} rollouts, got {len(response.sequences)}"
         )
-    rollouts = []
+    found = []
     for sequence in response.sequences:
         tokens = tuple(sequence.tokens)
         logprobs = np.asarray(sequence.logprobs or (), dtype=np.float64)
@@ -120,19 +186,91 @@ def to_rollouts(
                 f"prompt {prompt.id}: the API sampled {len(tokens)} tokens with {len(logprobs)} "
                 "log-probabilities; needs a finite one for each"
             )
-        rollouts.append(
-            Rollout(
-                prompt=prompt,
-                text=text.decode(tokens),
-                tokens=tokens,
-                logprobs=logprobs,
-                pieces=text.pieces(tokens),
-                truncated=sequence.stop_reason == "length" and tokens[-1:] != (text.end,),
-                policy_version=version,
+        ended = sequence.stop_reason != "length" or (bool(tokens) and tokens[-1] in ends)
+        found.append(Drawn(tokens, logprobs, entropy=float("nan"), ended=ended))
+    return found
+
+
+class Auditor:
+    """Converts the API's responses into statistics; warns once about each mismatch."""
+
+    def __init__(self) -> None:
+        self._warned: set[str] = set()
+
+    def read(
+        self,
+        samples: Sequence[TrainingSample],
+        loss: Loss,
+        outputs: Sequence[Mapping[str, Any]],
+        metrics: Mapping[str, float],
+        *,
+        on_policy: bool,
+    ) -> UpdateStats:
+        """Return a step's statistics.
+
+        `entropy` is estimated by the mean surprisal of the sampled tokens; `grad_norm` is 0 if the API
+        does not report it. If the response has no log-probabilities, the sampler's are used.
+
+        Args:
+            samples: the training samples.
+            loss: the run's loss.
+            outputs: one mapping per sample.
+            metrics: of the forward-backward pass and the optimizer step together.
+            on_policy: whether the samples are from the policy that was updated.
+
+        Raises:
+            RunFailedError: the response does not match the samples.
+        """
+        data, scored = TokenData.of(samples), _scored(samples, outputs)
+        sampled = data.sampler_logprobs
+        logprobs = sampled if scored is None else scored
+        terms = loss.evaluate(logprobs, sampled, data.advantages, data.sequence)
+        ours = float(np.dot(data.weights, terms.value))
+        theirs = float(metrics.get(LOSS, ours))
+        tolerance = LOSS_TOLERANCE * float(np.dot(data.weights, np.abs(terms.value)))
+        if scored is not None and abs(theirs - ours) > tolerance:
+            ours_is = f"ours of the same log-probabilities {ours:.4g}"
+            self._warn(f"the API's {loss.name} loss is {theirs:.4g}, {ours_is}")
+        gap = float(np.mean(np.abs(logprobs - sampled)))
+        if on_policy and gap > GAP_NATS:
+            self._warn(
+                f"the API scores its own samples {gap:.2f} nats per token away from its sampler; "
+                "ratios are off, use temperature = 1.0"
             )
+        return UpdateStats(
+            loss=ours if np.isfinite(theirs) else theirs,
+            grad_norm=_grad_norm(metrics),
+            entropy=float(-logprobs.mean()),
+            clip_fraction=float(terms.clipped.mean()),
         )
-    return tuple(rollouts)
+
+    def _warn(self, text: str) -> None:
+        kind = text[:20]
+        if kind not in self._warned:
+            self._warned.add(kind)
+            log.warning(text)
 
 
-def _shifted(prompt_length: int, values: Any) -> NDArray[np.float32]:
-    return np.concatenate([np.zeros(prompt_length - 1), np.asarray(values)]).astype(np.float32)
+def _scored(samples: Sequence[TrainingSample], outputs: Sequence[Mapping[str, Any]]) -> Floats | None:
+    """Return the trainer's log-probabilities of all completion tokens; None if the API returns none."""
+    if len(outputs) != len(samples):
+        raise RunFailedError(f"the API returned {len(outputs)} results for {len(samples)} rollouts")
+    if any("logprobs" not in output for output in outputs):
+        return None
+    parts = []
+    for sample, output in zip(samples, outputs, strict=True):
+        values = np.asarray(output["logprobs"].data, dtype=np.float64)
+        if len(values) < len(sample.rollout.tokens):
+            raise RunFailedError(
+                f"the API returned {len(values)} log-probabilities for a rollout of "
+                f"{len(sample.rollout.tokens)} tokens"
+            )
+        parts.append(values[len(values) - len(sample.rollout.tokens) :])
+    return np.concatenate(parts)
+
+
+def _grad_norm(metrics: Mapping[str, float]) -> float:
+    """Return the gradient norm before clipping; the metric's name differs between servers."""
+    names = [name for name in metrics if "grad" in name and ("norm" in name or "l2" in name)]
+    unclipped = [name for name in names if "unclipped" in name] or names
+    return float(metrics[unclipped[0]]) if unclipped else 0.0

@@ -1,15 +1,20 @@
-"""The loss of a micro-batch and its exact gradient, by back-propagation through time."""
+"""The loss of a micro-batch with its exact gradient, by back-propagation through time, and the optimizers.
+
+Source: Adam with bias correction, arXiv:1412.6980; clipping by the global norm, arXiv:1211.5063.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from retrain.backends import Optimization
 from retrain.backends.numpy.gru import (
+    Array,
     Packed,
     Trace,
+    Weights,
     back_propagate,
     log_probabilities,
     one_hot,
@@ -17,9 +22,11 @@ from retrain.backends.numpy.gru import (
     unroll,
     unroll_prompts,
 )
-from retrain.backends.numpy.weights import Array, Weights
 from retrain.backends.objective import TokenData, Totals
+from retrain.controllers.scaling.noise_scale import FIRST_SETTLED_STEP, adam_preconditioner
 from retrain.rollouts import Floats, Loss, TrainingSample
+
+DECAY_MEAN, DECAY_SQUARE, EPSILON = 0.9, 0.999, 1e-8  # the paper's
 
 
 def loss_gradient(
@@ -95,3 +102,62 @@ def _chosen(logp: Array, packed: Packed) -> Floats:
     """Return the sampled tokens' log-probabilities, shape (tokens,), sequence after sequence."""
     chosen: Floats = logp[packed.position, packed.elements].astype(np.float64)
     return chosen
+
+
+class Sgd:
+    """Plain stochastic gradient descent: each step is the gradient times the learning rate."""
+
+    def __init__(self) -> None:
+        self.steps = 0
+        self.arrays: Mapping[str, Array] = {}  # in a checkpoint; loading overwrites them in place
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether values of `sqr_norm` are comparable: always, because there is no preconditioner."""
+        return True
+
+    def step(self, weights: Array, gradient: Array, lr: float) -> None:
+        """Take one step downhill, in place."""
+        self.steps += 1
+        weights -= lr * gradient
+
+    def sqr_norm(self, gradient: Array) -> float:
+        """Return the squared norm of a gradient, preconditioned as in the update."""
+        return float(np.dot(gradient, gradient))
+
+
+class Adam(Sgd):
+    """Running moments of the gradient of one flat vector."""
+
+    def __init__(self, like: Array) -> None:
+        super().__init__()
+        self.mean, self.square = np.zeros_like(like), np.zeros_like(like)
+        self.arrays = {"adam_mean": self.mean, "adam_square": self.square}
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether there are enough gradients in the preconditioner of `sqr_norm` to compare its values."""
+        return self.steps >= FIRST_SETTLED_STEP
+
+    def step(self, weights: Array, gradient: Array, lr: float) -> None:
+        """Take one step downhill, in place."""
+        self.steps += 1
+        self.mean += (1 - DECAY_MEAN) * (gradient - self.mean)
+        self.square += (1 - DECAY_SQUARE) * (gradient * gradient - self.square)
+        mean = self.mean / (1 - DECAY_MEAN**self.steps)
+        square = self.square / (1 - DECAY_SQUARE**self.steps)
+        weights -= lr * mean / (np.sqrt(square) + EPSILON)
+
+    def sqr_norm(self, gradient: Array) -> float:
+        """Return the squared norm of a gradient, preconditioned as in the update."""
+        return super().sqr_norm(
+            gradient / adam_preconditioner(self.square, self.steps, DECAY_SQUARE, EPSILON)
+        )
+
+
+def clip_by_norm(gradient: Array, max_norm: float) -> float:
+    """Clip `gradient` in place to norm `max_norm` and return its norm before clipping."""
+    norm = float(np.sqrt(np.dot(gradient, gradient)))
+    if norm > max_norm:
+        gradient *= max_norm / norm
+    return norm
