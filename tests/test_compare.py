@@ -17,7 +17,7 @@ from retrain.report.compare import Comparison, Verdict, compare, is_higher_bette
 from retrain.report.final import Moment, final_value
 from retrain.report.gather import gather
 from retrain.report.sides import choose
-from retrain.report.wording import grounds, left_out
+from retrain.report.wording import grounds, left_out, results
 from tests.simulated import Simulated, flat, write_campaign
 
 SPREAD = (0.0, 0.02, 0.03, 0.01)  # of four seeds
@@ -118,6 +118,10 @@ def test_conditions_that_ended_at_different_steps_get_no_verdict(tmp_path):
     assert "20 and 50 steps cannot be compared" in said(compared(directory, metrics=["mean_reward"]))
     at_20 = compared(directory, metrics=["mean_reward"], moment=Moment(step=20)).metrics[0]
     assert [one.verdict for one in at_20.differences] == [Verdict.HIGHER, Verdict.HIGHER]
+    columns, (_, shown, _) = results(compared(directory, metrics=["mean_reward"]).metrics[0])
+    row = dict(zip(columns, shown, strict=True))
+    assert (row[">difference"], row["verdict"]) == ("+0.801", "no verdict")
+    assert {row[name] for name in ("95 % interval", ">P(higher)", "bootstrap interval")} == {"-"}
     times = compared(directory, metrics=["step_time_s"]).metrics[0]
     assert Verdict.OTHER_STEPS not in [one.verdict for one in times.differences]
 

@@ -16,16 +16,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from retrain.report.charts.curves import describe, domain, line_ends, points, seed_points
+from retrain.plan.durations import MISSING
 from retrain.report.contents import contents
+from retrain.report.curves import describe, domain, line_ends, points, seed_points
 from retrain.report.export import Table, ends_of, rows_of, write_csv, write_jsonl
-from retrain.report.failures import failures
 from retrain.report.gather import CampaignRecord, gather
-from retrain.report.numbers import MISSING, significant
 from retrain.report.series import Bins, Curve, bins_for, curve
 from retrain.report.sides import Side
-from retrain.report.tables import headline, provenance
+from retrain.report.tables import failures, headline, provenance
 from retrain.report.timeline import PARTS, step_split, timeline
+from retrain.report.wording import significant
 from tests.simulated import Simulated, flat, side, write_campaign
 
 Call = Callable[..., CompletedProcess[str]]
@@ -153,7 +153,7 @@ def test_waiting_for_permits_is_summed_and_placed(tmp_path):
     begun["started_at"] = "2025-01-31T12:00:00.000Z"  # when its rows say
     attempts.write_text(json.dumps(begun) + "\n" + json.dumps(ended) + "\n")
     found = timeline(gather(directory).runs)
-    assert found.bars[0].permit_wait_s == 10.0  # half a second in each of 20 steps
+    assert found.bars[0].waits()[1].sum() == 10.0  # half a second in each of 20 steps
     assert sum(one.share * (one.end_s - one.start_s) for one in found.waiting) == pytest.approx(
         10.0, rel=0.05
     )
@@ -171,9 +171,9 @@ def test_failures_come_first_with_the_end_of_their_output(tmp_path):
     output = "Traceback:\n  File \x1b[31m'x.py'\x1b[0m\n" + "KeyError\u202e: 'k'\n"
     bad = flat(0.5, 5, ending="failed", message="KeyError: 'k'", output=output)
     runs = {("grpo", 0): flat(0.5), ("grpo", 1): flat(0.5, 4, ending=""), ("grpo", 2): bad}
-    failed, died = failures(gather(write_campaign(tmp_path, runs)).runs)
+    (failed, tail), (died, _) = failures(gather(write_campaign(tmp_path, runs)).runs)
     assert (failed.run_id, failed.message, died.state) == ("grpo_s2", "KeyError: 'k'", "died")
-    assert failed.tail == ("Traceback:", "  File 'x.py'", "KeyError: 'k'")
+    assert tail == ("Traceback:", "  File 'x.py'", "KeyError: 'k'")
 
 
 def test_provenance_names_versions_host_and_times(tmp_path):
@@ -277,7 +277,10 @@ def test_numbers_are_shown_with_three_digits(value, shown):
 
 
 def test_an_export_of_ends_holds_final_values_and_configuration(tmp_path):
-    runs = {("grpo", 0): flat(0.5), ("maxrl", 0): flat(0.25, 5, ending="failed", message="no\nroom")}
+    runs = {
+        ("grpo", 0): flat(0.5),
+        ("maxrl", 0): flat(0.25, 5, ending="failed", message="Traceback\nOSError: no room"),
+    }
     done, failed = ends_of([gather(write_campaign(tmp_path, runs))]).read()
     assert (done["state"], done["final.eval_reward"], done["algorithm.advantage_mode"]) == (
         "done",
@@ -288,7 +291,7 @@ def test_an_export_of_ends_holds_final_values_and_configuration(tmp_path):
         "failed",
         5,
         0.25,
-        "no room",
+        "OSError: no room",
     )
 
 

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from retrain.report.scalability import Stretch, best_concurrency, scalability, stretches
+from retrain.report.back_pressure import Stretch, best_concurrency, scalability, stretches
 from retrain.report.series import Bins
 from tests.simulated import Row, Simulated, flat, side
 

@@ -9,12 +9,10 @@ from rich.cells import cell_len
 
 from retrain.records.run_row import RunRow
 from retrain.render.watch.frame import clock, frame
-from retrain.render.watch.glyphs import ASCII, FULL, sparkline
-from retrain.render.watch.runs import matrix
-from retrain.status.events import Event
+from retrain.render.watch.runs import ASCII, FULL, matrix, sparkline
 from retrain.status.rows import CampaignStatus, PermitHolder, PermitStatus, summarize
-from retrain.status.tracking import WatchedRun
-from retrain.status.watch import View, WatchedCampaign, WatchedEvent
+from retrain.status.tracking import Event, WatchedRun
+from retrain.status.watch import View, WatchedCampaign
 
 STATES = ["pending", "running", "done", "failed", "died", "infrastructure", "interrupted", "unreadable"]
 NAMES = st.text(st.characters(exclude_categories=["C", "Z"]), min_size=1, max_size=30)
@@ -51,8 +49,7 @@ def campaign_of(runs, state="running", rewards=(0.1, 0.5, 0.9)):
 
 
 def view_of(*campaigns, events=()):
-    told = tuple(WatchedEvent(campaigns[-1].status.id, event) for event in events)
-    return View(campaigns, told, ())
+    return View(campaigns, tuple(events), ())
 
 
 def text_of(view, width=100, height=30, glyphs=FULL):
@@ -105,6 +102,14 @@ def test_a_campaign_without_its_orchestrator_shows_how_to_resume():
     told = text_of(view_of(dataclasses.replace(seen, status=status)), width=120)
     assert "its orchestrator has exited" in told
     assert "retrain resume logs/study" in told
+
+
+@pytest.mark.parametrize("directory", ["logs/study-20250131T120000Z-0a1b", "/x" * 40, "/データ/研究/実験"])
+def test_the_command_that_resumes_is_whole_on_a_small_screen(directory):
+    seen = campaign_of([run_of(f"c{i}", seed) for i in range(3) for seed in range(3)])
+    status = dataclasses.replace(seen.status, resume_with=f"retrain resume {directory}")
+    lines = text_of(view_of(dataclasses.replace(seen, status=status)), width=40, height=15).splitlines()
+    assert f"retrainresume{directory}" in "".join(lines).replace(" ", "")
 
 
 def test_states_are_told_apart_without_colour():

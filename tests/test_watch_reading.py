@@ -44,7 +44,7 @@ def rows(files: RunFiles, steps, attempt=1, **values):
 
 
 def kinds(view):
-    return [(added.event.run_id, added.event.kind) for added in view.added]
+    return [(added.run_id, added.kind) for added in view.added]
 
 
 def _append(path, data: bytes):
@@ -204,8 +204,8 @@ def test_starts_failures_and_retries_are_told_with_their_reasons(campaign):
         ("grpo_s1", "retried"),
         ("grpo_s1", "done"),
     ]
-    assert view.added[1].event.text == "ConnectionError: gone"
-    assert view.added[2].event.text == "attempt 2, from step 4"
+    assert view.added[1].text == "ConnectionError: gone"
+    assert view.added[2].text == "attempt 2, from step 4"
 
 
 def test_a_run_that_was_killed_is_told_once(campaign):
@@ -222,21 +222,21 @@ def test_changes_of_the_throttle_are_told_and_steady_levels_are_not(campaign):
     run, watcher = campaign.run("grpo_s1"), Watcher(campaign.directory)
     for step, level in enumerate(["full", "reduced", "reduced", "full"], start=1):
         rows(run, [step], throttle_level=level, throttle_reason=f"load of step {step}")
-    told = [added.event.text for added in watcher.look().added]
+    told = [added.text for added in watcher.look().added]
     assert told == ["full -> reduced: load of step 2", "reduced -> full: load of step 4"]
 
 
 def test_a_pause_for_other_work_is_told(campaign):
     run, watcher = campaign.run("grpo_s1"), Watcher(campaign.directory)
     write_progress(run.status, Progress("running", "paused: load 0.98", 4, 10, 1))
-    assert [added.event.text for added in watcher.look().added] == ["load 0.98"]
+    assert [added.text for added in watcher.look().added] == ["load 0.98"]
 
 
 def test_what_the_orchestrator_said_is_told_once_per_matter(campaign):
     book, watcher = NoticeBook(campaign.notices), Watcher(campaign.directory)
     for text in ("0 workers for now: load 0.98", "0 workers for now: load 0.97", "paused: three failures"):
         book.write(text)
-    told = [added.event.text for added in watcher.look().added]
+    told = [added.text for added in watcher.look().added]
     assert told == ["0 workers for now: load 0.98", "paused: three failures"]
 
 
@@ -246,7 +246,7 @@ def test_a_batch_that_changes_every_step_does_not_hide_a_failure(campaign):
     end_attempt(run.attempts, 1, "failed", message="why")
     rows(run, range(1, 500), bp_action="increase", bp_batch_size=9, bp_reason="room")
     view = watcher.look()
-    assert [one.event.kind for one in view.events] == ["started", "failed", "batch"]
+    assert [one.kind for one in view.events] == ["started", "failed", "batch"]
 
 
 def test_campaigns_that_come_and_go_are_noticed(tmp_path):

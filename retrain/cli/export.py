@@ -44,7 +44,7 @@ def command(
     Example: retrain export logs/study-20260101T120000Z-1a2b -o rows.parquet
     """
     from retrain.errors import ConfigError
-    from retrain.report.export import ends_of, rows_of, warm_up_of
+    from retrain.report.export import ends_of, rows_of
     from retrain.report.gather import gather_all, left_out
     from retrain.report.outputs import TABLES, chosen_format, prepare, write_table
 
@@ -56,7 +56,7 @@ def command(
     campaigns = gather_all(directory, with_rows=runs)
     for line in left_out(run for campaign in campaigns for run in campaign.runs):
         typer.echo(line, err=True)
-    table_of = ends_of if runs else warm_up_of if warmup else rows_of
-    write_table(table_of(campaigns), chosen, output)
+    table = ends_of(campaigns) if runs else rows_of(campaigns, of_warm_ups=warmup)
+    write_table(table, chosen, output)
     if output is not None:
         typer.echo(f"{output}  {output.stat().st_size / 1000:,.0f} kB", err=True)

@@ -5,12 +5,15 @@ from __future__ import annotations
 import math
 import re
 
+MISSING = "-"
 UNITS_S = {"s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
 _PART = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(s|min|m|h|d)")
 
 
-def format_duration(seconds: float) -> str:
-    """Format a span in its two largest units: `4.2 ms`, `9.5 s`, `2 min 5 s`, `3 h 20 min`, `2 d 4 h`."""
+def format_duration(seconds: float | None) -> str:
+    """Format a span in its two largest units: `4.2 ms`, `9.5 s`, `3 h 20 min`, `2 d 4 h`; or a dash."""
+    if seconds is None or not math.isfinite(seconds):
+        return MISSING
     if 0 < seconds < 0.0995:  # from there on it rounds to 0.1 s
         return f"{seconds * 1000:.2g} ms"
     if seconds < 10:

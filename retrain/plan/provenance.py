@@ -161,13 +161,11 @@ def entries_without_manifest(files: CampaignFiles) -> tuple[RunEntry, ...]:
     Raises:
         RecordsError: their directories cannot be listed.
     """
-    from retrain.records.manifest import entry_from_name  # not at the top: `explain` needs no manifest
-
     if is_single_run(files.directory):
-        return (_alone(files),)
-    there = files_of_runs(files)
+        return (_recorded(RunFiles(files.directory)),)
     planned = {entry.run_id: entry for entry in _planned(files)}
-    return (*planned.values(), *(entry_from_name(name) for name in there if name not in planned))
+    others = {name: run for name, run in files_of_runs(files).items() if name not in planned}
+    return (*planned.values(), *(replace(_recorded(run), run_id=name) for name, run in others.items()))
 
 
 def _planned(files: CampaignFiles) -> Sequence[RunEntry]:
@@ -181,11 +179,11 @@ def _planned(files: CampaignFiles) -> Sequence[RunEntry]:
     return planned_runs(config, origin.seed)
 
 
-def _alone(files: CampaignFiles) -> RunEntry:
-    """Describe a single run by its run.toml, or by the name of its directory if that cannot be read."""
-    from retrain.records.manifest import RunEntry, entry_from_name
+def _recorded(files: RunFiles) -> RunEntry:
+    """Describe a run by its run.toml, or by the name of its directory if that cannot be read."""
+    from retrain.records.manifest import RunEntry, entry_from_name  # not at the top: `explain` needs neither
 
-    tables = recorded_tables(RunFiles(files.directory))
+    tables = recorded_tables(files)
     run, training = tables.get("run"), tables.get("training")
     if not isinstance(run, dict) or not isinstance(training, dict):
         return entry_from_name(files.directory.resolve().name)

@@ -31,8 +31,8 @@ from retrain.records.run_state import (
 from retrain.records.text import plain
 
 TAIL_ROWS = 5  # one slow step does not change their median; more rows would cost time for every run
-NAME_LIMIT = 64  # characters of an id, a condition, a phase or a regime
-_BAD_ENDS = (RunState.FAILED, RunState.INFRASTRUCTURE, RunState.TIMEOUT, RunState.STALLED, RunState.DIED)
+NAME_LIMIT = 200  # characters of an id, a condition (as many as its key allows), a phase or a regime
+_CALM = (RunState.PENDING, RunState.RUNNING, RunState.DONE, RunState.INTERRUPTED)
 _ONLY_RUN_TOML = ["run.toml"]
 
 
@@ -93,6 +93,16 @@ class RunRow:
         "", "why it failed or cannot be read: last line of the error; or rows that loggers lack", default=""
     )
     pace: Pace | None = field(default=None, metadata={"unit": "", "meaning": "its pace so far"})
+
+    @property
+    def is_done(self) -> bool:
+        """Whether it finished."""
+        return self.state == RunState.DONE
+
+    @property
+    def ended_badly(self) -> bool:
+        """Whether it failed, died or cannot be read."""
+        return self.state not in _CALM
 
 
 _OF_LAST_STEP = {
@@ -179,7 +189,7 @@ def why(files: RunFiles, seen: Inspection) -> str:
     """Return why a run failed (the last line of its error or output), or the message of a finished run."""
     if seen.state == RunState.DONE and seen.attempts:
         return seen.attempts[-1].message
-    if seen.state not in _BAD_ENDS:
+    if seen.state in _CALM:
         return ""
     lines = seen.attempts[-1].message.strip().splitlines()
     return lines[-1] if lines else _last_output(files)

@@ -6,7 +6,8 @@ import re
 import tomllib
 from typing import Any
 
-from retrain.errors import records_error
+from retrain.errors import RecordsError, records_error
+from retrain.records.files import read_small
 from retrain.records.layout import CampaignFiles, RunFiles, is_single_run
 
 CONFIG_HASH = re.compile(
@@ -26,8 +27,8 @@ def recorded_hash(files: RunFiles) -> str:
 def recorded_tables(files: RunFiles) -> dict[str, Any]:
     """Return a run's run.toml; empty if it cannot be read."""
     try:
-        return tomllib.loads(files.run_toml.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        return tomllib.loads((read_small(files.run_toml) or b"").decode("utf-8-sig"))
+    except (RecordsError, ValueError, RecursionError):
         return {}
 
 

@@ -8,13 +8,10 @@ from rich.console import Console
 from rich.text import Text
 
 from retrain.render.tables import BAD, fitted, table, width_of
-from retrain.report.compare import Comparison, Judged, MetricComparison, SideResult, Verdict
-from retrain.report.numbers import interval, significant
-from retrain.report.wording import footnotes, grounds, heading, left_out
+from retrain.report.compare import Comparison, MetricComparison, Verdict
+from retrain.report.wording import footnotes, grounds, heading, left_out, results
 
 STYLES = {Verdict.NOT_ENOUGH: "yellow", Verdict.OTHER_STEPS: "yellow", Verdict.IDENTICAL: "dim"}
-COLUMNS = ("", ">mean", ">difference", "95 % interval", ">runs", ">failed")
-MORE_COLUMNS = (">IQM", ">P(higher)", "bootstrap interval")
 
 
 def show(comparisons: Sequence[Comparison], console: Console) -> None:
@@ -34,32 +31,19 @@ def show(comparisons: Sequence[Comparison], console: Console) -> None:
 def _show_metric(metric: MetricComparison, console: Console) -> None:
     name = Text.assemble((metric.metric, "bold"), (f"  {heading(metric)}", "dim"))
     console.print(name, soft_wrap=True)
-    base, *others = metric.sides
-    rows = [_row(base, None), *map(_row, others, metric.differences)]
-    console.print(fitted("", [*COLUMNS, *MORE_COLUMNS], rows, console.width))
+    columns, rows = results(metric)
+    failed = columns.index(">failed")
+    styled: list[list[str | Text]] = [list(row[:-1]) for row in rows]  # verdicts follow
+    for row in styled:
+        row[failed] = Text(str(row[failed]), style=BAD if row[failed] != "0" else "")
+    console.print(fitted("", ["", *columns[1:-1]], styled, console.width))
     for line in left_out(metric.sides):
         console.print(f"  {line}", soft_wrap=True)
     for ground in grounds(metric):
         verdict = Text(ground.judgement, style=STYLES.get(ground.verdict, "bold"))
-        against = f"  {ground.names} against {base.label}: "
+        against = f"  {ground.names} against {metric.sides[0].label}: "
         console.print(Text.assemble(against, verdict, f" ({ground.because})"), soft_wrap=True)
     console.print()
-
-
-def _row(side: SideResult, judged: Judged | None) -> tuple[str | Text, ...]:
-    gap = judged.difference if judged else None
-    counted = f"{side.sample.n} of {side.runs}" if side.sample.n < side.runs else str(side.sample.n)
-    return (
-        side.label,
-        significant(side.sample.mean),
-        significant(gap.difference, signed=True) if gap else "",
-        interval(gap.low, gap.high) if gap else "",
-        counted,
-        Text(str(side.failed), style=BAD) if side.failed else "0",
-        significant(side.sample.iqm),
-        significant(gap.improvement) if gap else "",
-        interval(gap.bootstrap_low, gap.bootstrap_high) if gap else "",
-    )
 
 
 def _show_config(comparison: Comparison, console: Console) -> None:

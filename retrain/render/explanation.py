@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.text import Text
 
-from retrain.plan.durations import about
+from retrain.plan.durations import about, format_duration
 from retrain.plan.explain import Explanation
 from retrain.records.text import count_of, plain
-from retrain.render.tables import duration, fitted
+from retrain.render.tables import fitted
 
 if TYPE_CHECKING:
     from retrain.plan.estimate.wall_time import WallTime
@@ -94,13 +94,13 @@ def _unknown(explanation: Explanation) -> list[tuple[str, str]]:
 
 def _time(time: WallTime) -> list[tuple[str, str]]:
     steps = f"of {time.measured_runs} earlier runs, {time.measured_steps} steps"
-    facts = [("median step time", f"{duration(time.median_step_time_s)} ({steps})")]
+    facts = [("median step time", f"{format_duration(time.median_step_time_s)} ({steps})")]
     beside = [
         (what, s) for what, s in (("start-up", time.startup_s), ("end", time.closing_s)) if s is not None
     ]
     if beside:
         facts.append(
-            ("outside the steps", ", ".join(f"{what} {duration(s)}" for what, s in beside) + " a run")
+            ("outside the steps", ", ".join(f"{what} {format_duration(s)}" for what, s in beside) + " a run")
         )
     waits = f", {time.permit_wait_fraction:.0%} of a step waiting" if time.permit_wait_fraction > 0.01 else ""
     facts += [

@@ -14,12 +14,13 @@ from rich.text import Text
 from retrain.campaign import Observer
 from retrain.campaign.endings import Ending
 from retrain.errors import RecordsError
+from retrain.plan.durations import format_duration
 from retrain.plan.matrix import RunPlan
 from retrain.records.layout import CampaignFiles, RunFiles
 from retrain.records.metrics import tail_rows
 from retrain.records.run_state import RunState
 from retrain.records.text import count_of
-from retrain.render.tables import BAD, STYLES, duration, number
+from retrain.render.tables import BAD, STYLES, number
 
 REFRESH_S = 0.5
 
@@ -50,7 +51,7 @@ class EventLines(Observer):
         took_s = ending.took_s  # not measured here, because an engine is polled only now and then
         if took_s is None and started is not None:
             took_s = time.monotonic() - started
-        took = f" after {duration(took_s)}" if took_s is not None else ""
+        took = f" after {format_duration(took_s)}" if took_s is not None else ""
         line = Text(ending.state.value, style=STYLES.get(ending.state.value, BAD))
         line.append(f" {run.title}{took} ({self._done} of {self._total})", style="default")
         if ending.message:
@@ -61,7 +62,7 @@ class EventLines(Observer):
 
     def retrying(self, run: RunPlan, ending: Ending, delay_s: float) -> None:
         """Print why a run is retried, and when."""
-        self._print(f"retrying {run.title} in {duration(delay_s)}: {ending.message}")
+        self._print(f"retrying {run.title} in {format_duration(delay_s)}: {ending.message}")
 
     def notice(self, text: str) -> None:
         """Print a message."""

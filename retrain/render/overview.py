@@ -2,34 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 from rich.console import Console
 from rich.text import Text
 
-from retrain.plan.durations import about
+from retrain.plan.durations import MISSING, about, format_duration
 from retrain.records.manifest import Expectation
 from retrain.records.run_row import RunRow
-from retrain.records.text import plain
-from retrain.render.tables import (
-    BAD,
-    MISSING,
-    RunColumn,
-    duration,
-    fitted,
-    number,
-    run_name,
-    spread,
-    state,
-    table,
-)
+from retrain.records.text import first_of, plain
+from retrain.render.tables import BAD, fitted, number, spread, state, table
 from retrain.status.rows import CampaignStatus, ConditionStatus, PermitStatus
 
 MATRIX_RUNS = 60  # more runs than this are shown by condition only
 RECENT = 5  # campaigns shown in full; older ones get a line each
 NAMED_RUNS = 3  # of those that failed alike; the others are counted
 MOST_MESSAGES = 20  # that differ
-BAD_STATES = ("failed", "infrastructure", "timeout", "stalled", "died", "unreadable")
 
 
 def show_all(campaigns: Sequence[CampaignStatus], console: Console) -> None:
@@ -65,12 +55,11 @@ def _failures(runs: Sequence[RunRow]) -> Iterator[Text]:
     """Iterate over failures and missing logger rows, once for all runs with the same message."""
     alike: dict[tuple[str, str], list[RunRow]] = {}
     for run in runs:
-        if run.message and (run.state in BAD_STATES or run.state == "done"):
+        if run.message and (run.ended_badly or run.is_done):
             alike.setdefault((run.state, run.message), []).append(run)
     for (how, message), found in list(alike.items())[:MOST_MESSAGES]:
-        names = ", ".join(map(run_name, found[:NAMED_RUNS]))
-        more = f" and {len(found) - NAMED_RUNS} more" if len(found) > NAMED_RUNS else ""
-        yield Text.assemble((f"{names}{more} {how}: ", BAD if how in BAD_STATES else ""), message)
+        names = first_of([run_name(run) for run in found], NAMED_RUNS)
+        yield Text.assemble((f"{names} {how}: ", BAD if found[0].ended_badly else ""), message)
     if len(alike) > MOST_MESSAGES:
         yield Text(f"and {len(alike) - MOST_MESSAGES} other messages: --json has them all", style="dim")
 
@@ -80,11 +69,14 @@ def _progress(campaign: CampaignStatus) -> str:
 
 
 def _runs(runs: Sequence[RunRow], width: int) -> object:
-    shown = [
-        column for column in RUN_COLUMNS if column.name != BP_COLUMN or any(run.bp_regime for run in runs)
-    ]
+    shown = [column for column in STATUS_COLUMNS if not column.is_optional or any(map(column.cell, runs))]
     headers = [">" * column.is_right + column.name for column in shown]
-    return fitted("", headers, [[c.cell(run) for c in shown] for run in runs], width)
+    return fitted("", headers, [[column.cell(run) for column in shown] for run in runs], width)
+
+
+def run_name(run: RunRow) -> str:
+    """Return a run's name by its condition's own name, which commands accept as well as its id."""
+    return run.run_id if run.seed is None else f"{run.condition}_s{run.seed}"
 
 
 def _state(run: RunRow) -> Text:
@@ -104,16 +96,38 @@ def _back_pressure(run: RunRow) -> str:
     return f"{run.bp_regime}, p* {number(run.bp_p_star, 0)}, used {number(run.bp_utilization, 2)}"
 
 
-BP_COLUMN = "back pressure"  # shown only where it is on
-RUN_COLUMNS = (  # the first ones stay where there is little room
+@dataclass(frozen=True, slots=True)
+class RunColumn:
+    """A column of a table of runs; the text of a cell may have a style where rich lays it out."""
+
+    name: str
+    cell: Callable[[RunRow], Any]  # str or Text
+    is_right: bool = True
+    is_optional: bool = False  # left out if all its cells are empty
+
+
+STEPS = RunColumn("steps", lambda run: f"{run.step}/{run.max_steps or '?'}")
+STEP_TIME = RunColumn("step time", lambda run: format_duration(run.step_time_s))
+# of both, the first ones stay where there is little room
+STATUS_COLUMNS = (
     RunColumn("condition", lambda run: run.condition, is_right=False),
     RunColumn("seed", lambda run: MISSING if run.seed is None else str(run.seed)),
     RunColumn("state", _state, is_right=False),
-    RunColumn("steps", lambda run: f"{run.step}/{run.max_steps or '?'}"),
+    STEPS,
     RunColumn("reward", _rewards),
     RunColumn("held-out", lambda run: number(run.eval_reward, 2)),
-    RunColumn("step time", lambda run: duration(run.step_time_s)),
-    RunColumn(BP_COLUMN, _back_pressure, is_right=False),
+    STEP_TIME,
+    RunColumn("back pressure", _back_pressure, is_right=False, is_optional=True),
+)
+WATCH_COLUMNS = (
+    RunColumn("reward", lambda run: number(run.reward_mean, 2)),
+    STEPS,
+    RunColumn("doing", lambda run: run.phase or run.state, is_right=False),
+    RunColumn("batch", lambda run: MISSING if run.batch_size is None else str(run.batch_size)),
+    RunColumn("regime", lambda run: run.bp_regime, is_right=False),
+    RunColumn("throttle", lambda run: run.throttle_level, is_right=False),
+    STEP_TIME,
+    RunColumn("waited", lambda run: format_duration(run.permit_wait_s) if run.permit_wait_s else ""),
 )
 
 
@@ -125,7 +139,7 @@ def _conditions(conditions: Sequence[ConditionStatus], width: int) -> object:
             str(c.running),
             Text(str(c.failed), style=BAD if c.failed else ""),
             spread(c.reward_mean, c.reward_std),
-            duration(c.step_time_s),
+            format_duration(c.step_time_s),
         )
         for c in conditions
     ]
@@ -172,5 +186,5 @@ def expectation(expected: Expectation) -> str:
 
 
 def _permits(permits: PermitStatus) -> str:
-    held = ", ".join(f"{h.label or h.pid} for {duration(h.held_s)}" for h in permits.holders)
+    held = ", ".join(f"{h.label or h.pid} for {format_duration(h.held_s)}" for h in permits.holders)
     return f"permits: {len(permits.holders)} of {permits.permits} held ({held}), {permits.waiting} waiting"

@@ -8,9 +8,8 @@ import json
 import math
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Generic, Literal, TextIO, TypeVar, cast
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, Literal, TextIO, cast
 
 from rich import box
 from rich.cells import cell_len
@@ -18,11 +17,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from retrain.plan.durations import format_duration
+from retrain.plan.durations import MISSING
 from retrain.records.text import plain
-
-if TYPE_CHECKING:
-    from retrain.records.run_row import RunRow
 
 STYLES = {
     "done": "green",
@@ -36,17 +32,6 @@ PIPE_WIDTH = 200
 LONGEST_CELL = 500  # characters
 LEAST_COLUMNS = 3  # of a fitted table
 GAP = 3  # characters between two columns
-MISSING = "-"
-Cell = TypeVar("Cell", bound=str | Text)
-
-
-@dataclass(frozen=True, slots=True)
-class RunColumn(Generic[Cell]):
-    """A column of a table of runs: its header, its cell, and which side it is aligned to."""
-
-    name: str
-    cell: Callable[[RunRow], Cell]
-    is_right: bool = True
 
 
 def print_json(value: Any) -> None:
@@ -193,15 +178,3 @@ def number(value: float | None, digits: int = 3) -> str:
 def spread(mean: float | None, std: float | None) -> str:
     """Return mean ± spread; without a spread, the mean alone."""
     return number(mean) if std is None else f"{number(mean)} ± {number(std)}"
-
-
-def run_name(run: RunRow) -> str:
-    """Return a run's name by its condition's own name, which commands accept as well as its id."""
-    return run.run_id if run.seed is None else f"{run.condition}_s{run.seed}"
-
-
-def duration(seconds: float | None) -> str:
-    """Return a time span in its two largest units, or a dash."""
-    if seconds is None or not math.isfinite(seconds):
-        return MISSING
-    return format_duration(seconds)

@@ -11,7 +11,7 @@ from typing import Any
 from retrain.config.digest import BESIDE_RESULTS
 from retrain.records.text import plain
 from retrain.report.final import Moment, describe, final_value, known_metrics
-from retrain.report.gather import RunRecord
+from retrain.report.gather import RunHistory
 from retrain.report.sides import Match, Side
 from retrain.report.statistics import (
     LEVEL,
@@ -118,7 +118,7 @@ def compare(
     )
 
 
-def usual_metrics(runs: Sequence[RunRecord]) -> tuple[str, ...]:
+def usual_metrics(runs: Sequence[RunHistory]) -> tuple[str, ...]:
     """Return the default metrics: held-out reward, training reward and step time, if known."""
     known = known_metrics(runs)
     return tuple(name for name in ("eval_reward", "mean_reward", SPEED) if name in known)
@@ -155,7 +155,7 @@ def _ran_alike(metric: str, base: SideResult, other: SideResult) -> bool:
     return metric.endswith(OF_A_STEP) or not base.steps or not other.steps or base.steps == other.steps
 
 
-def _by_seed(runs: Sequence[RunRecord], metric: str, moment: Moment, unmatched: int) -> dict[int, float]:
+def _by_seed(runs: Sequence[RunHistory], metric: str, moment: Moment, unmatched: int) -> dict[int, float]:
     """Return values by seed; an unknown or repeated seed gets a negative key that matches no other side's."""
     values: dict[int, float] = {}
     for i, run in enumerate(runs):
@@ -192,7 +192,7 @@ def _verdict(gap: Difference, p: float | None) -> Verdict:
     return Verdict.HIGHER if gap.difference > 0 else Verdict.LOWER
 
 
-def differences(sides: Sequence[Sequence[RunRecord]]) -> tuple[KeyDifference, ...]:
+def differences(sides: Sequence[Sequence[RunHistory]]) -> tuple[KeyDifference, ...]:
     """List the keys that differ between runs of any side, without seeds and paths."""
     flat = [[dict(flatten(run.config)) for run in runs if run.config] for runs in sides]
     keys = sorted({key for side in flat for tables in side for key in tables} - {SEED})

@@ -6,19 +6,23 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from retrain.report.charts.controllers import regime_chart, usl_chart
-from retrain.report.charts.curves import Plot, axis_title, curve_chart, describe
-from retrain.report.charts.final import final_charts
-from retrain.report.charts.look import HEIGHT, Chart
-from retrain.report.charts.time import split_chart, timeline_chart
+from retrain.report.back_pressure import (
+    Scalability,
+    best_concurrency,
+    regime_chart,
+    scalability,
+    stretches,
+    usl_chart,
+)
+from retrain.report.charts import HEIGHT, Chart, axis_title, final_chart
 from retrain.report.columns import read_warm_up
-from retrain.report.compare import Comparison, MetricComparison, compare
+from retrain.report.compare import Comparison, compare, usual_metrics
+from retrain.report.curves import Plot, curve_chart, describe
 from retrain.report.final import known_metrics
 from retrain.report.gather import CampaignRecord
-from retrain.report.scalability import Scalability, best_concurrency, scalability, stretches
 from retrain.report.series import Bins, Curve, bins_for, curves
 from retrain.report.sides import Match, Side, conditions
-from retrain.report.timeline import step_splits, timeline
+from retrain.report.timeline import split_chart, step_splits, timeline, timeline_chart
 
 MOST_CONDITIONS = 100  # drawn; tables list all
 SHORT = 190  # pixels of a secondary chart
@@ -27,37 +31,6 @@ TITLES = {
     "mean_reward": "Reward of the sampled rollouts while training",
     "eval_reward": "Reward on held-out prompts",
 }
-
-
-@dataclass(frozen=True)
-class Explored:
-    """A metric that can be selected on the page."""
-
-    metric: str
-    curves: tuple[Curve, ...]
-
-
-@dataclass(frozen=True)
-class Contents:
-    """What a report shows; charts without data are absent."""
-
-    campaign: CampaignRecord
-    sides: tuple[Side, ...]
-    drawn: tuple[str, ...]  # labels of the conditions that charts show
-    comparison: Comparison
-    bins: Bins
-    explored: tuple[Explored, ...]
-    scalability: tuple[Scalability, ...]
-    learning: tuple[Chart, ...]
-    final: tuple[Chart, ...]
-    back_pressure: tuple[Chart, ...]
-    time: tuple[Chart, ...]
-    rate: tuple[Chart, ...]
-
-    @property
-    def charts(self) -> tuple[Chart, ...]:
-        """All charts in the order of the page."""
-        return self.learning + self.final + self.back_pressure + self.time + self.rate
 
 
 @dataclass(frozen=True)
@@ -73,6 +46,28 @@ class Shown:
         return tuple(side.label for side in self.sides)
 
 
+@dataclass(frozen=True)
+class Contents:
+    """What a report shows; charts without data are absent."""
+
+    campaign: CampaignRecord
+    sides: tuple[Side, ...]
+    shown: Shown
+    comparison: Comparison
+    explored: dict[str, tuple[Curve, ...]]  # of the metrics that can be selected on the page
+    scalability: tuple[Scalability, ...]
+    learning: tuple[Chart, ...]
+    final: tuple[Chart, ...]
+    back_pressure: tuple[Chart, ...]
+    time: tuple[Chart, ...]
+    rate: tuple[Chart, ...]
+
+    @property
+    def charts(self) -> tuple[Chart, ...]:
+        """All charts in the order of the page."""
+        return self.learning + self.final + self.back_pressure + self.time + self.rate
+
+
 def contents(campaign: CampaignRecord, metrics: Sequence[str] = ()) -> Contents:
     """Return what to show.
 
@@ -83,38 +78,29 @@ def contents(campaign: CampaignRecord, metrics: Sequence[str] = ()) -> Contents:
     sides = conditions(campaign)
     known = known_metrics(campaign.runs)
     shown = Shown(sides[:MOST_CONDITIONS], bins_for(sides[:MOST_CONDITIONS], len(known)))
-    comparison = compare(Match("", sides), _compared(known, metrics))
-    rewards = [_first(one) for one in comparison.metrics if one.metric.endswith("reward")]
-    fits = tuple(found for side in shown.sides if (found := scalability(side)))
+    comparison = compare(Match("", sides), tuple(dict.fromkeys([*usual_metrics(campaign.runs), *metrics])))
+    fits = tuple(fit for side in shown.sides if (fit := scalability(side)))
+    found = {name: curves(shown.sides, name, shown.bins) for name in known}
     return Contents(
         campaign=campaign,
         sides=sides,
-        drawn=shown.labels,
+        shown=shown,
         comparison=comparison,
-        bins=shown.bins,
-        explored=_explored(shown, known),
+        explored={name: lines for name, lines in found.items() if lines},
         scalability=fits,
         learning=_warm_up(shown) + _learning(shown, metrics),
-        final=tuple(final_charts(rewards[:1])),
+        final=_final(comparison),
         back_pressure=_back_pressure(campaign, fits, shown),
         time=_time(campaign, shown),
         rate=_rate(shown),
     )
 
 
-def _first(found: MetricComparison) -> MetricComparison:
-    """Return a comparison with as many sides as are drawn."""
-    return replace(found, sides=found.sides[:MOST_CONDITIONS])
-
-
-def _compared(known: Sequence[str], metrics: Sequence[str]) -> tuple[str, ...]:
-    usual = [name for name in ("eval_reward", "mean_reward", "step_time_s") if name in known]
-    return tuple(dict.fromkeys([*usual, *metrics]))
-
-
-def _explored(shown: Shown, known: Sequence[str]) -> tuple[Explored, ...]:
-    found = (Explored(name, curves(shown.sides, name, shown.bins)) for name in known)
-    return tuple(one for one in found if one.curves)
+def _final(comparison: Comparison) -> tuple[Chart, ...]:
+    """Draw the final values of the first reward that has any, with as many sides as are drawn."""
+    rewards = [one for one in comparison.metrics if one.metric.endswith("reward")][:1]
+    drawn = [replace(one, sides=one.sides[:MOST_CONDITIONS]) for one in rewards]
+    return tuple(final_chart(one) for one in drawn if any(side.values for side in one.sides))
 
 
 def _warm_up(shown: Shown) -> tuple[Chart, ...]:
@@ -126,14 +112,18 @@ def _warm_up(shown: Shown) -> tuple[Chart, ...]:
     before = Shown(shown.sides, bins_for(sides, 1))
     found = curves(sides, "loss", before.bins)
     title = "Warm-up: loss of the supervised updates before the first step"
-    return (_curves("warm_up_loss", title, found, before, SHORT),) if found else ()
+    return _curves("warm_up_loss", title, found, before, SHORT)
 
 
 def _learning(shown: Shown, metrics: Sequence[str]) -> tuple[Chart, ...]:
     names = dict.fromkeys([*TITLES, *metrics])
     found = {name: curves(shown.sides, name, shown.bins) for name in names}
     worth = [name for name in names if any(len(one.steps) > 1 or name in metrics for one in found[name])]
-    return tuple(_curves(name, TITLES.get(name, axis_title(name)), found[name], shown) for name in worth)
+    return tuple(
+        chart
+        for name in worth
+        for chart in _curves(name, TITLES.get(name, axis_title(name)), found[name], shown)
+    )
 
 
 def _back_pressure(campaign: CampaignRecord, fits: Sequence[Scalability], shown: Shown) -> tuple[Chart, ...]:
@@ -142,25 +132,20 @@ def _back_pressure(campaign: CampaignRecord, fits: Sequence[Scalability], shown:
     charts = [usl_chart(fits, shown.labels)]
     if found := stretches(campaign.runs):
         charts.append(regime_chart(found, shown.bins.last_step))
-    charts += _best_concurrency(fits, shown)
+    if best := [one for side in shown.sides if (one := best_concurrency(side, shown.bins))]:
+        plot = Plot(
+            name="p-star",
+            metric="bp_p_star",
+            title="Best concurrency p* estimated by the controller",
+            subtitle="Median over seeds. No line: most saw no peak, or one far beyond every batch tried.",
+            height=SHORT,
+            most=SIGHT * max(float(fit.concurrency.max()) for fit in fits),
+            last_step=shown.bins.last_step,
+        )
+        charts.append(curve_chart(plot, best, shown.labels))
     steered = [side for side in shown.sides if side.label in {fit.condition for fit in fits}]
-    if batches := curves(steered, "batch_size", shown.bins):
-        charts.append(_curves("batch_size", "Batch size used", batches, shown, SHORT))
-    return tuple(charts)
-
-
-def _best_concurrency(fits: Sequence[Scalability], shown: Shown) -> list[Chart]:
-    best = [one for side in shown.sides if (one := best_concurrency(side, shown.bins))]
-    plot = Plot(
-        name="p-star",
-        metric="bp_p_star",
-        title="Best concurrency p* estimated by the controller",
-        subtitle="Median over seeds. No line: over half saw no peak, or one far beyond every batch tried.",
-        height=SHORT,
-        most=SIGHT * max(float(fit.concurrency.max()) for fit in fits),
-        last_step=shown.bins.last_step,
-    )
-    return [curve_chart(plot, best, shown.labels)] if best else []
+    batches = curves(steered, "batch_size", shown.bins)
+    return (*charts, *_curves("batch_size", "Batch size used", batches, shown, SHORT))
 
 
 def _time(campaign: CampaignRecord, shown: Shown) -> tuple[Chart, ...]:
@@ -171,14 +156,11 @@ def _time(campaign: CampaignRecord, shown: Shown) -> tuple[Chart, ...]:
 
 def _rate(shown: Shown) -> tuple[Chart, ...]:
     ratio, age = (curves(shown.sides, name, shown.bins) for name in ("rate_ratio", "rate_sample_age_mean"))
-    charts = []
-    if ratio:
-        title = "Rate limiter: samples per trained batch, relative to the target"
-        charts.append(_curves("rate_ratio", title, ratio, shown, SHORT, target=1.0))
-    if age:
-        title = "Age of the rollouts trained on"
-        charts.append(_curves("rate_sample_age_mean", title, age, shown, SHORT))
-    return tuple(charts)
+    title = "Rate limiter: samples per trained batch, relative to the target"
+    return (
+        *_curves("rate_ratio", title, ratio, shown, SHORT, target=1.0),
+        *_curves("rate_sample_age_mean", "Age of the rollouts trained on", age, shown, SHORT),
+    )
 
 
 def _curves(
@@ -188,8 +170,11 @@ def _curves(
     shown: Shown,
     height: int = HEIGHT,
     target: float | None = None,
-) -> Chart:
+) -> tuple[Chart, ...]:
+    """Return the chart of a metric; none without curves."""
+    if not found:
+        return ()
     name = re.sub("[^a-z0-9]+", "-", metric.lower())[:60].strip("-")
     subtitle = describe(found, shown.bins)
     plot = Plot(name, metric, title, subtitle, height, target, last_step=shown.bins.last_step)
-    return curve_chart(plot, found, shown.labels)
+    return (curve_chart(plot, found, shown.labels),)

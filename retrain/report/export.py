@@ -6,6 +6,7 @@ import contextlib
 import csv
 import io
 import json
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -20,36 +21,43 @@ from retrain.records.metrics import stream_rows
 from retrain.records.run_state import UNREADABLE
 from retrain.report.compare import SEED, flatten
 from retrain.report.final import Moment, final_value, known_metrics
-from retrain.report.gather import CampaignRecord, RunRecord
+from retrain.report.gather import CampaignRecord, RunHistory
 
 FIRST = ("campaign", "run", "condition", "seed", "state", "step")
 PART_ROWS = 1000  # in memory as dictionaries at a time
 GROUP_PARTS = 8  # per Parquet row group; small groups are slow to read
 
 
-Kinds = Mapping[str, frozenset[type]]
-
-
 @dataclass(frozen=True)
 class Table:
     """Columns and rows; a row omits columns without a value."""
 
-    columns: tuple[str, ...]
+    kinds: Mapping[str, frozenset[type]]  # column -> kinds of its values
     read: Callable[[], Iterator[Row]]  # reads again at each call, because all rows may not fit in memory
-    kinds: Kinds  # of values, by column
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """Their names."""
+        return tuple(self.kinds)
 
 
-def rows_of(campaigns: Sequence[CampaignRecord]) -> Table:
+def rows_of(campaigns: Sequence[CampaignRecord], *, of_warm_ups: bool = False) -> Table:
     """Return every step of every run once: its row, and which run it belongs to.
 
     Runs with damaged records are left out.
+
+    Args:
+        campaigns: their records.
+        of_warm_ups: the supervised updates before the first step instead; `step` counts updates.
     """
-    return _all_rows(campaigns, lambda run: RunFiles(run.directory).metrics)
 
+    def read() -> Iterator[Row]:
+        for campaign in campaigns:
+            for run in campaign.runs:
+                files = RunFiles(run.directory)
+                yield from _rows(campaign, run, files.warmup if of_warm_ups else files.metrics)
 
-def warm_up_of(campaigns: Sequence[CampaignRecord]) -> Table:
-    """Return every supervised update of every warm-up in the same way; `step` counts updates."""
-    return _all_rows(campaigns, lambda run: RunFiles(run.directory).warmup)
+    return _table(read)
 
 
 def ends_of(campaigns: Sequence[CampaignRecord]) -> Table:
@@ -100,26 +108,16 @@ def write_parquet(table: Table, out: BinaryIO) -> None:
 
 
 def _table(read: Callable[[], Iterator[Row]]) -> Table:
-    kinds: dict[str, set[type]] = {name: set() for name in FIRST}
+    kinds: dict[str, set[type]] = defaultdict(set, {name: set() for name in FIRST})
     for row in read():
         for name, value in row.items():
-            if name not in kinds:
-                kinds[name] = set()
+            found = kinds[name]
             if value is not None:
-                kinds[name].add(_kind_of(value))
-    return Table(tuple(kinds), read, {name: frozenset(found) for name, found in kinds.items()})
+                found.add(_kind_of(value))
+    return Table({name: frozenset(seen) for name, seen in kinds.items()}, read)
 
 
-def _all_rows(campaigns: Sequence[CampaignRecord], file_of: Callable[[RunRecord], Path]) -> Table:
-    def read() -> Iterator[Row]:
-        for campaign in campaigns:
-            for run in campaign.runs:
-                yield from _rows(campaign, run, file_of(run))
-
-    return _table(read)
-
-
-def _rows(campaign: CampaignRecord, run: RunRecord, path: Path) -> Iterator[Row]:
+def _rows(campaign: CampaignRecord, run: RunHistory, path: Path) -> Iterator[Row]:
     if run.state == UNREADABLE:
         return
     known = _identity(campaign, run)
@@ -128,7 +126,7 @@ def _rows(campaign: CampaignRecord, run: RunRecord, path: Path) -> Iterator[Row]
             yield {**row, **known}
 
 
-def _end(campaign: CampaignRecord, run: RunRecord) -> Row:
+def _end(campaign: CampaignRecord, run: RunHistory) -> Row:
     row = _identity(campaign, run) | {"step": run.last_step, "message": run.message}
     reached = Moment(step=run.last_step)
     for name in known_metrics([run]):
@@ -136,7 +134,7 @@ def _end(campaign: CampaignRecord, run: RunRecord) -> Row:
     return row | {key: value for key, value in flatten(run.config) if key != SEED}
 
 
-def _identity(campaign: CampaignRecord, run: RunRecord) -> Row:
+def _identity(campaign: CampaignRecord, run: RunHistory) -> Row:
     return {
         "campaign": campaign.id,
         "run": run.run_id,

@@ -17,7 +17,7 @@ from retrain.errors import ConfigError
 from retrain.records.text import plain
 from retrain.registry import nearest
 from retrain.report.columns import FloatArray, number
-from retrain.report.gather import RunRecord
+from retrain.report.gather import RunHistory
 
 HELD_OUT = "eval_"
 LAST_FRACTION = 0.1  # of the steps: enough to average out noise, few enough that learning has mostly ended
@@ -36,12 +36,12 @@ class Moment:
     step: int | None = None
     last: int = 0
 
-    def has(self, run: RunRecord) -> bool:
+    def has(self, run: RunHistory) -> bool:
         """Whether a run got that far."""
         return run.is_done if self.step is None else run.last_step >= self.step
 
 
-def final_value(run: RunRecord, metric: str, moment: Moment) -> float | None:
+def final_value(run: RunHistory, metric: str, moment: Moment) -> float | None:
     """Return a run's final value; None if it did not get that far or lacks the metric."""
     if not moment.has(run):
         return None
@@ -61,7 +61,7 @@ def describe(metric: str, moment: Moment) -> str:
     return f"mean of the last {moment.last} steps {at}" if moment.last else f"mean of the last tenth {at}"
 
 
-def known_metrics(runs: Iterable[RunRecord]) -> tuple[str, ...]:
+def known_metrics(runs: Iterable[RunHistory]) -> tuple[str, ...]:
     """List the metrics of all runs, in the order of their rows."""
     names: dict[str, None] = {}
     for run in runs:
@@ -87,7 +87,7 @@ def check_metrics(names: Sequence[str], known: Sequence[str]) -> None:
             raise ConfigError(f"--metric {plain(name)}: no run has it; {plain(hint, 2000)}")
 
 
-def _held_out(run: RunRecord, metric: str, moment: Moment) -> float | None:
+def _held_out(run: RunHistory, metric: str, moment: Moment) -> float | None:
     if moment.step is None and metric in run.result:
         value = number(run.result[metric])
         return None if math.isnan(value) else value

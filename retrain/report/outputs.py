@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 
 from retrain.errors import ConfigError, records_error
-from retrain.report.charts.look import VEGA_LITE, Chart, converter
+from retrain.report.charts import VEGA_LITE, Chart, converter
 from retrain.report.contents import contents
 from retrain.report.export import FIRST, Table, rows_of, write_csv, write_jsonl, write_parquet
 from retrain.report.final import check_metrics, known_metrics

@@ -17,20 +17,10 @@ from typing import Any
 
 from retrain import extras
 from retrain.report import tables, wording
-from retrain.report.charts.curves import (
-    Plot,
-    axis_title,
-    curve_chart,
-    describe,
-    domain,
-    has_band,
-    is_sparse,
-    line_ends,
-)
-from retrain.report.charts.look import VEGA_LITE, converter
-from retrain.report.contents import Contents, Explored
-from retrain.report.failures import failures
-from retrain.report.numbers import rounded
+from retrain.report.charts import VEGA_LITE, axis_title, converter, rounded
+from retrain.report.columns import FloatArray
+from retrain.report.contents import Contents
+from retrain.report.curves import Plot, curve_chart, describe, domain, has_band, is_sparse, line_ends
 from retrain.report.series import Curve
 
 MARK = "retrain report"  # by which retrain recognizes its own file
@@ -67,7 +57,6 @@ def page(contents: Contents) -> str:
             charts={chart.name: chart.spec for chart in contents.charts},
             contents=contents,
             explored=explored,
-            failures=failures,
             first_explored=next((name for name in SHOWN_FIRST if name in explored["metrics"]), None),
             library=library,
             mark=MARK,
@@ -142,39 +131,41 @@ def _file(name: str) -> str:
 
 
 def _metrics(contents: Contents) -> dict[str, Any]:
-    """All metrics, small: numbers in columns, names once."""
-    banded = next((one for one in contents.explored if has_band(one.curves)), contents.explored[0])
-    plot = Plot("explored", LABEL, "", "", last_step=contents.bins.last_step)
-    template = curve_chart(plot, banded.curves, contents.drawn, is_all=True).spec | {"data": {"values": []}}
-    number = {label: i for i, label in enumerate(contents.drawn)}
+    """Return all metrics, small: numbers in columns, names once."""
+    found, shown = contents.explored, contents.shown
+    banded = next((curves for curves in found.values() if has_band(curves)), next(iter(found.values())))
+    plot = Plot("explored", LABEL, "", "", last_step=shown.bins.last_step)
+    template = curve_chart(plot, banded, shown.labels, is_all=True).spec | {"data": {"values": []}}
+    number = {label: i for i, label in enumerate(shown.labels)}
     return {
         "template": template,
         "label": axis_title(LABEL),
-        "conditions": list(contents.drawn),
-        "metrics": {explored.metric: _explored(explored, contents, number) for explored in contents.explored},
-    }
-
-
-def _explored(explored: Explored, contents: Contents, number: dict[str, int]) -> dict[str, Any]:
-    return {
-        "title": [axis_title(explored.metric)],
-        "label": axis_title(explored.metric),
-        "subtitle": [describe(explored.curves, contents.bins)],
-        "domain": [rounded(limit) for limit in domain(explored.curves)],
-        "sparse": is_sparse(explored.curves),
-        "curves": [_columns(one, number[one.condition]) for one in explored.curves],
-        "ends": line_ends(explored.curves, domain(explored.curves)),
+        "conditions": list(shown.labels),
+        "metrics": {
+            metric: {
+                "title": [axis_title(metric)],
+                "label": axis_title(metric),
+                "subtitle": [describe(curves, shown.bins)],
+                "domain": [rounded(limit) for limit in domain(curves)],
+                "sparse": is_sparse(curves),
+                "curves": [_columns(one, number[one.condition]) for one in curves],
+                "ends": line_ends(curves, domain(curves)),
+            }
+            for metric, curves in found.items()
+        },
     }
 
 
 def _columns(one: Curve, condition: int) -> dict[str, Any]:
-    has_band = bool((one.low == one.low).any())
+    def column(values: FloatArray) -> list[float | None]:
+        return [rounded(x) for x in values.tolist()]
+
     return {
         "c": condition,
         "s": [round(step, 1) for step in one.steps.tolist()],
-        "m": [rounded(x) for x in one.mean.tolist()],
-        "l": [rounded(x) for x in one.low.tolist()] if has_band else [],
-        "h": [rounded(x) for x in one.high.tolist()] if has_band else [],
+        "m": column(one.mean),
+        "l": column(one.low) if has_band([one]) else [],
+        "h": column(one.high) if has_band([one]) else [],
         "n": [int(x) for x in one.seeds.tolist()] if one.seeds.max() > 1 else [],
-        "e": [[rounded(x) for x in values] for values in one.each.tolist()],
+        "e": [column(values) for values in one.each],
     }

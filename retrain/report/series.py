@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from retrain.report.columns import FloatArray
-from retrain.report.gather import RunRecord
+from retrain.report.gather import RunHistory
 from retrain.report.sides import Side
 from retrain.report.statistics import FEWEST_SEEDS, LEVEL, scipy_stats
 
@@ -111,12 +111,12 @@ def curves(sides: Sequence[Side], metric: str, bins: Bins) -> tuple[Curve, ...]:
     return tuple(one for one in found if len(one.steps))
 
 
-def counted(runs: Sequence[RunRecord]) -> Sequence[RunRecord]:
+def counted(runs: Sequence[RunHistory]) -> Sequence[RunHistory]:
     """Exclude runs that failed."""
     return [run for run in runs if not run.has_failed]
 
 
-def _binned(run: RunRecord, metric: str, bins: Bins) -> tuple[FloatArray, FloatArray]:
+def _binned(run: RunHistory, metric: str, bins: Bins) -> tuple[FloatArray, FloatArray]:
     values = run.columns.metric(metric)
     known = np.isfinite(values) & (run.columns.steps > 0)
     at = (run.columns.steps[known] - 1) // bins.width

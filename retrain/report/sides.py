@@ -11,7 +11,7 @@ from pathlib import Path
 
 from retrain.errors import ConfigError
 from retrain.records.text import plain
-from retrain.report.gather import CampaignRecord, RunRecord, gather
+from retrain.report.gather import CampaignRecord, RunHistory, gather
 
 
 @dataclass(frozen=True)
@@ -19,7 +19,7 @@ class Side:
     """The runs of a condition, or a single run."""
 
     label: str
-    runs: tuple[RunRecord, ...]
+    runs: tuple[RunHistory, ...]
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ def _names(campaign: CampaignRecord) -> set[str]:
     return {*campaign.conditions, *(name for run in campaign.runs for name in _names_of(run))}
 
 
-def _names_of(run: RunRecord) -> tuple[str, str]:
+def _names_of(run: RunHistory) -> tuple[str, str]:
     """Return a run's id, and its name as `status` shows it."""
     return run.run_id, f"{run.condition}_s{run.seed}"
 

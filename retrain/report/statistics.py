@@ -101,8 +101,8 @@ def difference_of(
     iqm = interquartile_mean(b) - interquartile_mean(a)
     if paired and 2 * len(seeds) > max(len(a), len(b)):
         gains = _rounded(_array(second[seed] - first[seed] for seed in seeds), np.abs([*a, *b]).max())
-        return Difference(len(seeds), *_one_sample(gains), iqm, _improvement(a, b), _detectable(gains))
-    return Difference(None, *_two_samples(a, b), iqm, _improvement(a, b), _detectable(a, b))
+        return Difference(len(seeds), *_tested(gains), iqm, _improvement(a, b), _detectable(gains))
+    return Difference(None, *_tested(b, a), iqm, _improvement(a, b), _detectable(a, b))
 
 
 def interquartile_mean(x: FloatArray) -> float:
@@ -136,44 +136,30 @@ def scipy_stats() -> Any:
 Interval = tuple[float | None, float | None, float | None, float | None, float | None, float | None]
 
 
-def _one_sample(gains: FloatArray) -> Interval:
-    stats, mean = scipy_stats(), float(gains.mean())
-    if len(gains) < FEWEST_SEEDS:
-        return mean, None, None, None, None, None
-    if _is_constant(gains):
-        if not mean:
-            return 0.0, 0.0, 0.0, 1.0, None, None
-        exact = stats.permutation_test((gains,), np.mean, permutation_type="samples")
-        return mean, None, None, float(exact.pvalue), None, None
-    found, (low, high) = _tested(stats.ttest_1samp, gains, 0.0)
-    return mean, low, high, float(found.pvalue), *_bootstrap((gains,), _mean)
-
-
-def _two_samples(a: FloatArray, b: FloatArray) -> Interval:
-    stats, gap = scipy_stats(), float(b.mean() - a.mean())
-    if min(len(a), len(b)) < FEWEST_SEEDS:
+def _tested(*samples: FloatArray) -> Interval:
+    """Test the gains of pairs, or two conditions: difference, t interval, p-value and bootstrap interval."""
+    stats, gap = scipy_stats(), float(_gap(*samples))
+    if min(map(len, samples)) < FEWEST_SEEDS:
         return gap, None, None, None, None, None
-    if _is_constant(a) and _is_constant(b):
+    if all(map(_is_constant, samples)):
         if not gap:
             return 0.0, 0.0, 0.0, 1.0, None, None
-        return gap, None, None, float(stats.permutation_test((b, a), _gap).pvalue), None, None
-    found, (low, high) = _tested(stats.ttest_ind, b, a, equal_var=False)
-    return gap, low, high, float(found.pvalue), *_bootstrap((b, a), _gap)
-
-
-def _tested(test: Any, *data: Any, **options: Any) -> tuple[Any, tuple[float, float]]:
+        how = "samples" if len(samples) == 1 else "independent"
+        exact = stats.permutation_test(samples, _gap, permutation_type=how)
+        return gap, None, None, float(exact.pvalue), None, None
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # one side may be constant, which does no harm
-        found = test(*data, **options)
-    low, high = found.confidence_interval(LEVEL)
-    return found, (float(low), float(high))
+        paired = len(samples) == 1
+        found = stats.ttest_1samp(*samples, 0.0) if paired else stats.ttest_ind(*samples, equal_var=False)
+    low, high = map(float, found.confidence_interval(LEVEL))
+    return gap, low, high, float(found.pvalue), *_bootstrap(samples)
 
 
-def _bootstrap(samples: tuple[FloatArray, ...], statistic: Any) -> tuple[float | None, float | None]:
+def _bootstrap(samples: tuple[FloatArray, ...]) -> tuple[float | None, float | None]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # a degenerate distribution gives NaN, handled below
         found = scipy_stats().bootstrap(
-            samples, statistic, n_resamples=RESAMPLES, confidence_level=LEVEL, rng=np.random.default_rng(0)
+            samples, _gap, n_resamples=RESAMPLES, confidence_level=LEVEL, rng=np.random.default_rng(0)
         )
     low, high = map(float, found.confidence_interval)
     return (low, high) if math.isfinite(low) and math.isfinite(high) else (None, None)
@@ -207,12 +193,9 @@ def _is_constant(x: FloatArray) -> bool:
     return bool(np.all(x == x[0]))
 
 
-def _mean(x: FloatArray, axis: int) -> FloatArray:
-    return np.asarray(np.mean(x, axis=axis))
-
-
-def _gap(b: FloatArray, a: FloatArray, axis: int) -> FloatArray:
-    return np.asarray(np.mean(b, axis=axis) - np.mean(a, axis=axis))
+def _gap(first: FloatArray, *second: FloatArray, axis: int = -1) -> FloatArray:
+    """Return a mean, or the difference of two."""
+    return np.asarray(np.mean(first, axis=axis) - sum(np.mean(other, axis=axis) for other in second))
 
 
 def _array(values: Iterable[float]) -> FloatArray:

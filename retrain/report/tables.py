@@ -1,8 +1,10 @@
-"""Rows of the page's tables, and the facts in its header and its provenance section."""
+"""Rows of the page's tables, its failures, and the facts in its header and its provenance section."""
 
 from __future__ import annotations
 
 import math
+import os
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from itertools import islice
 
@@ -11,24 +13,29 @@ import tomli_w
 from retrain.clock import utc_now
 from retrain.config.digest import BESIDE_RESULTS
 from retrain.distribution import version
+from retrain.errors import RecordsError
+from retrain.plan.durations import MISSING, format_duration
+from retrain.records.files import open_regular
+from retrain.records.layout import RunFiles
+from retrain.records.lines import read_tail
 from retrain.records.text import count_of, plain
-from retrain.report.compare import Judged, MetricComparison, SideResult
+from retrain.report.back_pressure import Scalability
+from retrain.report.compare import MetricComparison
 from retrain.report.contents import Contents
-from retrain.report.gather import CampaignRecord
-from retrain.report.numbers import MISSING, interval, significant, span
-from retrain.report.scalability import Scalability
+from retrain.report.gather import CampaignRecord, RunHistory
 from retrain.report.statistics import describe_sample
-from retrain.report.wording import grounds, judgement, left_out
+from retrain.report.wording import Table, grounds, interval, left_out, significant
 
-Rows = Sequence[Sequence[str]]
-Table = tuple[Sequence[str], Rows]  # headers, of which '>' aligns the column right; rows
-
+TAIL_LINES = 30
+LINE_LIMIT = 300
+MOST_TAILS = 20
 MOST_RUNS = 300  # rows of the table of runs
 MOST_TOML = 20_000  # characters
 MOST_REASONS = 20  # sentences under a comparison
 MANY_CONDITIONS = 6  # whose values would not fit side by side
 MOST_SOFTWARE = 5  # distinct versions listed: the hosts of one campaign are usually alike
 MOST_HOSTS = 20
+TROUBLED = ("died", "interrupted")
 
 
 def conditions(contents: Contents) -> Table:
@@ -37,14 +44,13 @@ def conditions(contents: Contents) -> Table:
     rows = []
     for i, side in enumerate(contents.sides):
         sample = score.sides[i].sample if score else describe_sample(())
-        limits = f"{significant(sample.low)} to {significant(sample.high)}"
         done = sum(run.is_done for run in side.runs)
         failed = sum(run.has_failed for run in side.runs)
         steps = sum(run.last_step for run in side.runs)
         rows.append(
             (
                 side.label, f"{done} of {len(side.runs)}", str(failed), f"{steps:,}",
-                significant(sample.mean), MISSING if sample.low is None else limits,
+                significant(sample.mean), interval(sample.low, sample.high, signed=False),
             )
         )  # fmt: skip
     name = f">final {score.metric}" if score else ">final"
@@ -56,19 +62,12 @@ def runs(campaign: CampaignRecord) -> Table:
     rows = [
         (
             run.run_id, run.state, f"{run.last_step} of {run.max_steps or '?'}", str(len(run.attempts)),
-            span(sum(attempt.duration_s or 0.0 for attempt in run.attempts)), plain(run.message, 160),
+            format_duration(sum(attempt.duration_s or 0.0 for attempt in run.attempts)),
+            plain(run.message, 160),
         )
         for run in campaign.runs[:MOST_RUNS]
     ]  # fmt: skip
     return ("run", "state", ">steps", ">attempts", ">time", "message"), rows
-
-
-def results(metric: MetricComparison) -> Table:
-    """Return one row per condition: its values, and its difference from the first condition."""
-    judged = [None, *metric.differences]
-    rows = [_result(side, one, metric) for side, one in zip(metric.sides, judged, strict=True)]
-    difference = (">difference", "95 % interval", ">P(higher)", "bootstrap interval", "verdict")
-    return ("condition", ">runs", ">mean", ">IQM", *difference), rows
 
 
 def remarks(metric: MetricComparison) -> Iterator[str]:
@@ -76,21 +75,6 @@ def remarks(metric: MetricComparison) -> Iterator[str]:
     yield from left_out(metric.sides)
     for ground in islice(grounds(metric), MOST_REASONS):
         yield f"{ground.names} against {metric.sides[0].label}: {ground.because}."
-
-
-def _result(side: SideResult, judged: Judged | None, metric: MetricComparison) -> tuple[str, ...]:
-    gap = judged.difference if judged else None
-    return (
-        side.label,
-        f"{side.sample.n} of {side.runs}",
-        significant(side.sample.mean),
-        significant(side.sample.iqm),
-        significant(gap.difference, signed=True) if gap else "",
-        interval(gap.low, gap.high) if gap else "",
-        significant(gap.improvement) if gap else "",
-        interval(gap.bootstrap_low, gap.bootstrap_high) if gap else "",
-        judgement(judged, metric) if judged else "",
-    )
 
 
 def fits(found: Sequence[Scalability]) -> Table:
@@ -128,12 +112,13 @@ def differences(contents: Contents) -> Table:
 
 def excerpt(toml: str) -> str:
     """Return the beginning of a TOML file, safe to show."""
-    lines = [_line(line) for line in toml[:MOST_TOML].splitlines()]
+    lines = [_indented(line, 500) for line in toml[:MOST_TOML].splitlines()]
     return "\n".join([*lines, "…"] if len(toml) > MOST_TOML else lines)
 
 
-def _line(line: str) -> str:
-    return " " * (len(line) - len(line.lstrip(" "))) + plain(line, 500)
+def _indented(line: str, limit: int) -> str:
+    """Return a line safe to show with its indentation, which makes tracebacks readable."""
+    return " " * min(len(line) - len(line.lstrip(" ")), 40) + plain(line, limit)
 
 
 def resolved(campaign: CampaignRecord) -> str:
@@ -145,17 +130,14 @@ def resolved(campaign: CampaignRecord) -> str:
 def headline(campaign: CampaignRecord) -> str:
     """Return a summary of the campaign in one sentence."""
     runs = campaign.runs
-    states = {
-        state: sum(run.state == state for run in runs) for state in dict.fromkeys(run.state for run in runs)
-    }
-    what = ", ".join(f"{count} {state}" for state, count in states.items())
+    what = ", ".join(f"{count} {state}" for state, count in Counter(run.state for run in runs).items())
     seeds = len({run.seed for run in runs})
     steps = sum(run.last_step for run in runs)
     matrix = f"{count_of(len(campaign.conditions), 'condition')}, {count_of(seeds, 'seed')}"
     return f"{count_of(len(runs), 'run')} ({what or 'none begun'}): {matrix}, {steps:,} steps."
 
 
-def provenance(campaign: CampaignRecord) -> Rows:
+def provenance(campaign: CampaignRecord) -> Sequence[tuple[str, str]]:
     """Return pairs of name and value; a dash where the records lack it."""
     return [(name, value or MISSING) for name, value in _facts(campaign)]
 
@@ -179,3 +161,26 @@ def _facts(campaign: CampaignRecord) -> Iterator[tuple[str, str]]:
     software = dict.fromkeys(plain(attempt.software) for run in campaign.runs for attempt in run.attempts)
     yield "workers' software", "; ".join([one for one in software if one][:MOST_SOFTWARE])
     yield "report made", f"{utc_now()} by retrain {version()}"
+
+
+def failures(runs: Sequence[RunHistory]) -> Iterator[tuple[RunHistory, tuple[str, ...]]]:
+    """Iterate over runs that failed, were interrupted or needed several attempts, the failed ones first.
+
+    With each goes the end of its output; of all but the first few, which tend to fail alike, nothing.
+    """
+    found = [run for run in runs if run.has_failed or run.state in TROUBLED or len(run.attempts) > 1]
+    found.sort(key=lambda run: not run.has_failed)
+    for i, run in enumerate(found):
+        yield run, _tail(RunFiles(run.directory)) if i < MOST_TAILS and not run.is_done else ()
+
+
+def _tail(files: RunFiles) -> tuple[str, ...]:
+    try:
+        fd = open_regular(files.output_log)
+    except (FileNotFoundError, RecordsError):
+        return ()
+    try:
+        lines = [line.decode(errors="replace") for line in read_tail(fd, TAIL_LINES)]
+    finally:
+        os.close(fd)
+    return tuple(_indented(line, LINE_LIMIT) for line in lines)

@@ -8,13 +8,28 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from operator import attrgetter
 
 import numpy as np
 
+from retrain.plan.durations import format_duration
 from retrain.records.attempts import Attempt
+from retrain.report.charts import (
+    INK,
+    Chart,
+    Spec,
+    by_condition,
+    category,
+    chart,
+    hints,
+    layer,
+    quantity,
+    rounded,
+    zoom,
+)
 from retrain.report.columns import FloatArray, unix_seconds
-from retrain.report.gather import RunRecord
+from retrain.report.gather import RunHistory
 from retrain.report.series import counted
 from retrain.report.sides import Side
 
@@ -23,20 +38,40 @@ PIECES = 3000  # of waiting, in all bars together
 MOST_PIECES = 60  # in one bar
 PARTS = ("sampling", "waiting for permits", "rewards", "training", "other")
 LEAST_SHARE = 0.005  # of a piece's time; less waiting is invisible
+UNITS = ((172_800.0, "hours", 3600.0), (7200.0, "minutes", 60.0), (0.0, "seconds", 1.0))
+LANE, LEAST_LANE, MANY_LANES = 28, 2, 40  # pixels; with more lanes the height stays constant
+TALLEST = 1000
+BAR_HINTS = (
+    ("run", "run", ""),
+    ("n", "attempt", "d"),
+    ("e", "ended", ""),
+    ("d", "took", ""),
+    ("p", "waited for permits", ""),
+)
+HALF = 0.41  # of a bar's height, in lanes
+PART_COLOURS = ("#56B4E9", "#1a1a1a", "#E69F00", "#0072B2", "#BBBBBB")
 
 
 @dataclass(frozen=True)
 class Bar:
-    """One attempt at a run; times in seconds since the first one began."""
+    """One attempt at a run; times in Unix seconds."""
 
-    lane: int  # from 1
-    run_id: str
-    condition: str
-    attempt: int
-    ending: str
+    run: RunHistory
+    attempt: Attempt
     start_s: float
     end_s: float
-    permit_wait_s: float
+    lane: int = 0  # from 1
+
+    @property
+    def ending(self) -> str:
+        """How the attempt ended, or the state of its run."""
+        return self.attempt.ending or (self.run.state if self.attempt is self.run.attempts[-1] else "died")
+
+    def waits(self) -> tuple[FloatArray, FloatArray]:
+        """Return when the attempt's rows were written, and how long each step waited for permits."""
+        columns = self.run.columns
+        inside = (columns.ends_s >= self.start_s) & (columns.ends_s <= self.end_s + SLACK_S)
+        return columns.ends_s[inside], np.nan_to_num(columns.metric("permit_wait_s")[inside])
 
 
 @dataclass(frozen=True)
@@ -51,46 +86,35 @@ class Waiting:
 
 @dataclass(frozen=True)
 class Timeline:
-    """All attempts, and all waiting."""
+    """All attempts, the earliest first, and all waiting."""
 
     bars: tuple[Bar, ...]
     waiting: tuple[Waiting, ...]
     lanes: int
 
 
-@dataclass(frozen=True)
-class _Life:
-    run: RunRecord
-    attempt: Attempt
-    start_s: float
-    end_s: float
-
-
-def timeline(runs: Sequence[RunRecord]) -> Timeline:
+def timeline(runs: Sequence[RunHistory]) -> Timeline:
     """Assign all attempts with known times to lanes."""
-    lives = sorted((life for run in runs for life in _lives(run)), key=lambda life: life.start_s)
-    begin = lives[0].start_s if lives else 0.0
     free_from: list[float] = []
     bars: list[Bar] = []
-    waiting: list[Waiting] = []
-    for life in lives:
-        lane = next((i for i, free in enumerate(free_from) if free <= life.start_s + SLACK_S), len(free_from))
-        free_from[lane : lane + 1] = [life.end_s]
-        pieces = max(1, min(MOST_PIECES, PIECES // len(lives)))
-        waiting += _waiting(life, lane + 1, begin, pieces)
-        bars.append(_bar(life, lane + 1, begin, float(_waits(life)[1].sum())))
-    return Timeline(tuple(bars), tuple(waiting), len(free_from))
+    for bar in sorted((bar for run in runs for bar in _bars(run)), key=attrgetter("start_s")):
+        lane = next((i for i, free in enumerate(free_from) if free <= bar.start_s + SLACK_S), len(free_from))
+        free_from[lane : lane + 1] = [bar.end_s]
+        bars.append(replace(bar, lane=lane + 1))
+    pieces = max(1, min(MOST_PIECES, PIECES // max(1, len(bars))))
+    waiting = tuple(piece for bar in bars for piece in _waiting(bar, pieces))
+    return Timeline(tuple(bars), waiting, len(free_from))
 
 
-def _lives(run: RunRecord) -> Iterator[_Life]:
+def _bars(run: RunHistory) -> Iterator[Bar]:
     starts = [unix_seconds(attempt.started_at) for attempt in run.attempts]
     following = [*starts, math.inf][1:]
     for attempt, start_s, next_s in zip(run.attempts, starts, following, strict=True):
         if math.isfinite(start_s):
-            yield _Life(run, attempt, start_s, min(_end(run, attempt, start_s, next_s), next_s))
+            yield Bar(run, attempt, start_s, min(_end(run, attempt, start_s, next_s), next_s))
 
 
-def _end(run: RunRecord, attempt: Attempt, start_s: float, next_s: float) -> float:
+def _end(run: RunHistory, attempt: Attempt, start_s: float, next_s: float) -> float:
     """Return when an attempt ended; without a record of its end, the time of its last row."""
     if attempt.duration_s is not None and math.isfinite(attempt.duration_s):
         return start_s + max(0.0, attempt.duration_s)
@@ -101,30 +125,16 @@ def _end(run: RunRecord, attempt: Attempt, start_s: float, next_s: float) -> flo
     return float(rows.max(initial=start_s))
 
 
-def _waits(life: _Life) -> tuple[FloatArray, FloatArray]:
-    """Return when the attempt's rows were written, and how long each step waited."""
-    ends_s = life.run.columns.ends_s
-    inside = (ends_s >= life.start_s) & (ends_s <= life.end_s + SLACK_S)
-    return ends_s[inside], np.nan_to_num(life.run.columns.metric("permit_wait_s")[inside])
-
-
-def _waiting(life: _Life, lane: int, begin: float, pieces: int) -> Iterator[Waiting]:
-    ends_s, waits = _waits(life)
-    length = (life.end_s - life.start_s) / pieces
+def _waiting(bar: Bar, pieces: int) -> Iterator[Waiting]:
+    ends_s, waits = bar.waits()
+    length = (bar.end_s - bar.start_s) / pieces
     if not waits.any() or length <= 0:
         return
-    piece = np.clip(((ends_s - life.start_s) / length).astype(int), 0, pieces - 1)
+    piece = np.clip(((ends_s - bar.start_s) / length).astype(int), 0, pieces - 1)
     for number, wait_s in enumerate(np.bincount(piece, waits, pieces)):
-        start_s = life.start_s - begin + number * length
+        start_s = bar.start_s + number * length
         if wait_s >= LEAST_SHARE * length:
-            yield Waiting(lane, start_s, start_s + length, min(1.0, float(wait_s) / length))
-
-
-def _bar(life: _Life, lane: int, begin: float, wait_s: float) -> Bar:
-    run, attempt = life.run, life.attempt
-    ending = attempt.ending or (run.state if attempt is run.attempts[-1] else "died")
-    start_s, end_s = life.start_s - begin, life.end_s - begin
-    return Bar(lane, run.run_id, run.condition, attempt.number, ending, start_s, end_s, wait_s)
+            yield Waiting(bar.lane, start_s, start_s + length, min(1.0, float(wait_s) / length))
 
 
 @dataclass(frozen=True)
@@ -154,5 +164,85 @@ def step_split(side: Side) -> StepSplit | None:
 
 def step_splits(sides: Sequence[Side]) -> tuple[StepSplit, ...]:
     """Return the split of every condition that has times."""
-    found = (step_split(side) for side in sides)
-    return tuple(one for one in found if one is not None)
+    return tuple(found for side in sides if (found := step_split(side)))
+
+
+def timeline_chart(found: Timeline, conditions: Sequence[str]) -> Chart:
+    """Draw attempts over workers, with waits for permits, and failed ones marked."""
+    begin_s = found.bars[0].start_s
+    last_s = max(bar.end_s for bar in found.bars) - begin_s
+    unit, size = next((name, size) for least, name, size in UNITS if last_s >= least)
+    bars = [_row(bar, begin_s, size) for bar in found.bars]
+    bad = [row for row in bars if row["e"] not in ("done", "running")]
+    waits = [
+        _times(one, begin_s, size)
+        | {"y": one.lane + HALF, "z": round(one.lane + HALF - 2 * HALF * one.share, 3)}
+        for one in found.waiting
+    ]
+    scale = {"nice": False, "domainMin": 0, "domainMax": rounded(1.01 * last_s / size) or 1}
+    x = quantity("a", f"{unit} since the first start", scale=scale)
+    axis = {"grid": False, "format": "d", "values": list(range(1, found.lanes + 1, 1 + found.lanes // 20))}
+    y = quantity("y", "worker", scale={"domain": [found.lanes + 0.5, 0.5], "nice": False}, axis=axis)
+    spans: Spec = {"x": x, "x2": {"field": "b"}, "y": y, "y2": {"field": "z"}}
+    seen = hints(*BAR_HINTS)
+    box = {"type": "rect", "stroke": "white", "strokeWidth": 0.7, "clip": True}
+    strip = {"type": "rect", "color": INK, "stroke": INK, "strokeWidth": 0.4, "clip": True}
+    cross: Spec = {"type": "point", "shape": "cross", "angle": 45, "size": 110, "filled": True, "opacity": 1}
+    ends = {"x": quantity("b", ""), "y": quantity("w", ""), "tooltip": seen}
+    lane = LANE if found.lanes <= MANY_LANES else max(LEAST_LANE, TALLEST / found.lanes)
+    return chart(
+        "timeline",
+        "Runs over workers",
+        "Bars: attempts. Black: share of time spent waiting for permits. Crosses: failed attempts.",
+        height=round(lane * max(found.lanes, 2)),
+        layer=[
+            layer(
+                bars, box, params=[zoom("x")], encoding=spans | by_condition(conditions) | {"tooltip": seen}
+            ),
+            layer(waits, strip, encoding=spans),
+            layer(bad, cross | {"color": "black", "stroke": "white", "strokeWidth": 1}, encoding=ends),
+        ],
+    )
+
+
+def _row(bar: Bar, begin_s: float, size: float) -> Spec:
+    return _times(bar, begin_s, size) | {
+        "w": bar.lane, "y": bar.lane + HALF, "z": bar.lane - HALF,
+        "c": bar.run.condition, "run": bar.run.run_id, "n": bar.attempt.number, "e": bar.ending,
+        "d": format_duration(bar.end_s - bar.start_s),
+        "p": format_duration(float(bar.waits()[1].sum())),
+    }  # fmt: skip
+
+
+def _times(one: Bar | Waiting, begin_s: float, size: float) -> Spec:
+    return {"a": rounded((one.start_s - begin_s) / size), "b": rounded((one.end_s - begin_s) / size)}
+
+
+def split_chart(found: Sequence[StepSplit]) -> Chart:
+    """Draw the parts of the mean step of each condition."""
+    longest = max(sum(one.seconds) for one in found)
+    unit, size = ("milliseconds", 1e-3) if longest < 1 else ("seconds", 1.0)
+    rows = [
+        {"c": one.condition, "part": part, "v": rounded(seconds / size), "o": i}
+        | {"f": rounded(seconds / (sum(one.seconds) or 1))}
+        for one in found
+        for i, (part, seconds) in enumerate(zip(PARTS, one.seconds, strict=True))
+    ]
+    colours = {"domain": list(PARTS), "range": list(PART_COLOURS)}
+    seen = hints(("c", "condition", ""), ("part", "part", ""), ("v", unit, ".3~g"), ("f", "share", ".1%"))
+    return chart(
+        "step-time",
+        "What a step's time is spent on",
+        "Mean over all steps of all seeds. Asynchronous sampling counts only while training waits for it.",
+        height=max(80, 30 * len(found)),
+        data={"values": rows},
+        mark={"type": "bar", "height": {"band": 0.72}},
+        params=[zoom("x")],
+        encoding={
+            "x": quantity("v", f"{unit} per step", stack="zero"),
+            "y": category("c", [one.condition for one in found]),
+            "color": {"field": "part", "type": "nominal", "scale": colours},
+            "order": {"field": "o", "type": "quantitative"},
+            "tooltip": seen,
+        },
+    )

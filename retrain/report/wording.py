@@ -1,18 +1,62 @@
-"""Puts the results of a comparison into sentences, the same for terminals and pages."""
+"""Puts the results of a comparison into numbers, a table and sentences, the same for terminals and pages."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from retrain.records.text import count_of
+from retrain.plan.durations import MISSING
+from retrain.records.text import count_of, first_of
 from retrain.report.compare import Comparison, Judged, MetricComparison, SideResult, Verdict
-from retrain.report.numbers import significant
 from retrain.report.statistics import FEWEST_SEEDS
 
 DIRECTIONS = {True: "higher is better", False: "lower is better", None: ""}
-
 MOST_NAMED = 5  # conditions in one sentence
+Table = tuple[Sequence[str], Sequence[Sequence[str]]]  # headers, of which '>' aligns the column right; rows
+
+
+def significant(value: float | None, *, signed: bool = False) -> str:
+    """Return three significant digits, or a dash."""
+    if value is None or not math.isfinite(value):
+        return MISSING
+    sign = "+" if signed and value > 0 else ""
+    if value == 0 or abs(value) >= 1e7 or abs(value) < 1e-4:
+        return f"{sign}{value:.3g}"
+    digits = max(0, 2 - math.floor(math.log10(abs(value))))
+    return f"{sign}{value:,.{digits}f}"
+
+
+def interval(low: float | None, high: float | None, *, signed: bool = True) -> str:
+    """Return an interval, or a dash."""
+    if low is None or high is None:
+        return MISSING
+    return f"{significant(low, signed=signed)} to {significant(high, signed=signed)}"
+
+
+def results(metric: MetricComparison) -> Table:
+    """Return one row per side, its values and its difference from the first; important columns come first.
+
+    Of sides that ran for different numbers of steps, all that is known of the difference is its size.
+    """
+    known = (">mean", ">difference", "95 % interval", ">runs", ">failed", ">IQM", ">P(higher)")
+    judged = [None, *metric.differences]
+    rows = [_result(side, one, metric) for side, one in zip(metric.sides, judged, strict=True)]
+    return ("condition", *known, "bootstrap interval", "verdict"), rows
+
+
+def _result(side: SideResult, judged: Judged | None, metric: MetricComparison) -> tuple[str, ...]:
+    sample, size = side.sample, ""
+    limits = higher = bootstrap = MISSING if judged else ""
+    if judged:
+        gap = judged.difference
+        size = significant(gap.difference, signed=True)
+        if judged.verdict != Verdict.OTHER_STEPS:
+            limits, higher = interval(gap.low, gap.high), significant(gap.improvement)
+            bootstrap = interval(gap.bootstrap_low, gap.bootstrap_high)
+    runs = f"{sample.n} of {side.runs}" if sample.n < side.runs else str(sample.n)
+    own = significant(sample.mean), size, limits, runs, str(side.failed), significant(sample.iqm)
+    return (side.label, *own, higher, bootstrap, judgement(judged, metric) if judged else "")
 
 
 def heading(metric: MetricComparison) -> str:
@@ -29,7 +73,7 @@ def left_out(sides: Sequence[SideResult]) -> Iterator[str]:
             alike.setdefault((count_of(side.runs, "run"), " and ".join(parts)), []).append(side.label)
     for (runs, what), labels in alike.items():
         each = " each" if len(labels) > 1 else ""
-        yield f"{_names(labels)}: of {runs}{each}, {what}: left out"
+        yield f"{first_of(labels)}: of {runs}{each}, {what}: left out"
     yield from _other_steps(sides)
 
 
@@ -69,7 +113,7 @@ def grounds(metric: MetricComparison) -> tuple[Ground, ...]:
     for side, judged in zip(others, metric.differences, strict=True):
         reason = judged.verdict, judgement(judged, metric), _because(base, side, judged)
         alike.setdefault(reason, []).append(side.label)
-    return tuple(Ground(_names(labels), *reason) for reason, labels in alike.items())
+    return tuple(Ground(first_of(labels), *reason) for reason, labels in alike.items())
 
 
 def _because(base: SideResult, side: SideResult, judged: Judged) -> str:
@@ -106,11 +150,6 @@ def _compared(base: int, side: int, pairs: int | None) -> str:
     if not alone:
         return f"{pairs} pairs of seeds"
     return f"{pairs} pairs of seeds, {alone} unpaired {'run' if alone == 1 else 'runs'} left out"
-
-
-def _names(labels: Sequence[str]) -> str:
-    beyond = len(labels) - MOST_NAMED
-    return ", ".join(labels[:MOST_NAMED]) + (f" and {beyond} more" if beyond > 0 else "")
 
 
 def _range(low: int, high: int) -> str:

@@ -10,7 +10,7 @@ from retrain.config.labels import label_of
 from retrain.errors import RecordsError
 from retrain.locks.held import is_held
 from retrain.records.layout import CampaignFiles, RunFiles, find_campaigns, is_campaign, is_single_run
-from retrain.records.text import plain
+from retrain.records.text import first_of, plain
 
 SHOWN_RUNS = 10
 SHOWN_CAMPAIGNS = 3  # the newest
@@ -88,5 +88,4 @@ def _what_it_is(directory: Path) -> str:
 
 def _names(campaign: CampaignFiles) -> str:
     names = sorted(path.name for path in campaign.runs.iterdir()) if campaign.runs.is_dir() else []
-    more = f" and {len(names) - SHOWN_RUNS} more" if len(names) > SHOWN_RUNS else ""
-    return plain(", ".join(names[:SHOWN_RUNS]) + more, 1000)
+    return plain(first_of(names, SHOWN_RUNS), 1000)

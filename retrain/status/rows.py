@@ -17,7 +17,6 @@ from retrain.records.run_state import UNREADABLE, RunState
 if TYPE_CHECKING:
     from retrain.plan.estimate.remaining import Remaining
 
-_UNTOUCHED = (RunState.PENDING, RunState.RUNNING, RunState.DONE, RunState.INTERRUPTED)
 _FINAL = (RunState.DONE, RunState.FAILED, UNREADABLE)  # these take no more steps
 
 
@@ -150,9 +149,9 @@ def _condition(name: str, runs: Sequence[RunRow]) -> ConditionStatus:
     return ConditionStatus(
         condition=name,
         runs=len(runs),
-        done=sum(run.state == RunState.DONE for run in runs),
+        done=sum(run.is_done for run in runs),
         running=sum(run.state == RunState.RUNNING for run in runs),
-        failed=sum(run.state not in _UNTOUCHED for run in runs),
+        failed=sum(run.ended_badly for run in runs),
         reward_mean=mean(rewards),
         reward_std=sample_std(rewards),
         step_time_s=typical_step_time(runs),

@@ -15,7 +15,7 @@ from retrain.records.layout import (
     is_single_run,
     permits_directory,
 )
-from retrain.records.manifest import Manifest, RunEntry, read_manifest
+from retrain.records.manifest import Manifest, RunEntry, entry_from_name, read_manifest
 from retrain.records.run_row import RunRow, read_row, unreadable_row
 from retrain.records.run_state import UNREADABLE
 from retrain.records.settled import is_still
@@ -56,7 +56,7 @@ def _campaign(directory: Path) -> CampaignStatus:
     files = CampaignFiles(directory)
     problems: list[str] = []
     manifest = manifest_of(files, problems)
-    runs = _runs(files, manifest, problems)
+    runs = tuple(_run(where, entry) for where, entry in runs_of(files, manifest, problems))
     return campaign_row(files, manifest, runs, problems)
 
 
@@ -111,14 +111,6 @@ def manifest_of(files: CampaignFiles, problems: list[str]) -> Manifest | None:
         return None
 
 
-def _runs(files: CampaignFiles, manifest: Manifest | None, problems: list[str]) -> tuple[RunRow, ...]:
-    try:
-        return tuple(_run(where, entry) for where, entry in runs_of(files, manifest))
-    except RecordsError as error:
-        problems.append(str(error))
-        return ()
-
-
 def _run(files: RunFiles, entry: RunEntry) -> RunRow:
     """Read one run; if it was over when the manifest was written, only files changed since then."""
     try:
@@ -129,16 +121,24 @@ def _run(files: RunFiles, entry: RunEntry) -> RunRow:
         return unreadable_row(entry, error)
 
 
-def runs_of(files: CampaignFiles, manifest: Manifest | None) -> tuple[tuple[RunFiles, RunEntry], ...]:
+def runs_of(
+    files: CampaignFiles, manifest: Manifest | None, problems: list[str]
+) -> list[tuple[RunFiles, RunEntry]]:
     """List a campaign's runs as they were planned, by its manifest or its file.
 
-    Raises:
-        RecordsError: an id would lead out of the campaign, or its directories cannot be listed.
+    None if an id would lead out of the campaign or its directories cannot be listed: a problem then says so.
     """
-    entries = manifest.runs if manifest else entries_without_manifest(files)
-    if is_single_run(files.directory):
-        return tuple((RunFiles(files.directory), entry) for entry in entries[:1])
-    return tuple((files.run(entry.run_id), entry) for entry in entries)
+    try:
+        entries = manifest.runs if manifest else entries_without_manifest(files)
+        if not is_single_run(files.directory):
+            return [(files.run(entry.run_id), entry) for entry in entries]
+    except RecordsError as error:
+        problems.append(str(error))
+        return []
+    name = files.directory.resolve().name
+    known = {entry.run_id: entry for entry in entries}  # the manifest of a run's campaign has others too
+    own = known.get(name, entries[0] if len(entries) == 1 else entry_from_name(name))
+    return [(RunFiles(files.directory), own)]
 
 
 def _is_supervised(files: CampaignFiles, problems: list[str]) -> bool:

@@ -1,12 +1,13 @@
-"""Follows one run: checks its files with a few `stat` calls, and reads those that changed."""
+"""Follows one run: checks its files with a few `stat` calls, reads what changed, and derives its events."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from retrain.errors import RecordsError
 from retrain.locks.held import is_held
+from retrain.records.attempts import Attempt
 from retrain.records.growing import GrowingFile, mark_of
 from retrain.records.layout import RunFiles
 from retrain.records.lines import Row, number_in, pick
@@ -24,10 +25,22 @@ from retrain.records.run_row import (
 )
 from retrain.records.run_state import Inspection, Progress, RunState, inspect_run
 from retrain.records.text import plain
-from retrain.status.events import ROW_KEYS, Event, of_attempts, of_death, of_rows
 
+ROW_KEYS = ("timestamp", "throttle_level", "throttle_reason", "bp_action", "bp_batch_size", "bp_reason")
+_CALM = ("", "done", "interrupted")
 _NEEDED = ("step", *KEYS, *ROW_KEYS)
 MOST_POINTS = 64  # of a curve, wider than any sparkline; further points are merged with neighbours
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """One event; its text is safe to print."""
+
+    at: str  # UTC, as the records say it; "" if they do not
+    run_id: str  # "" if it is about the campaign as a whole
+    kind: str  # started, retried, resumed, throttle, batch, paused, notice, or an attempt's ending
+    text: str  # the reason, or what it went to
+    campaign: str = ""  # filled in by `Watcher`
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,3 +211,51 @@ def _pauses(run_id: str, before: Progress | None, now: Progress | None) -> Itera
         yield Event(
             plain(now.updated_at), run_id, "paused", plain(now.phase.removeprefix("paused").lstrip(": "))
         )
+
+
+def of_attempts(run_id: str, before: Sequence[Attempt], now: Sequence[Attempt]) -> Iterator[Event]:
+    """Iterate over starts, retries and endings that are in `now` and were not in `before`."""
+    known = {attempt.number: attempt for attempt in before}
+    previous = ""
+    for attempt in now:
+        was = known.get(attempt.number)
+        if was is None:
+            yield _begun(run_id, attempt, previous)
+        if attempt.ending is not None and (was is None or was.ending is None):
+            yield Event(plain(attempt.ended_at or ""), run_id, plain(attempt.ending, 20), _reason(attempt))
+        previous = attempt.ending or RunState.DIED
+
+
+def of_death(run_id: str, attempt: Attempt, progress: Progress | None, message: str) -> Event:
+    """Return the end of an attempt that recorded none, at the time of its last sign of life."""
+    at = progress.updated_at if progress and progress.attempt == attempt.number else attempt.started_at
+    return Event(plain(at), run_id, RunState.DIED, plain(message) or "killed without a message")
+
+
+def of_rows(run_id: str, before: Row | None, rows: Sequence[Row]) -> Iterator[Event]:
+    """Iterate over changes of the throttle's level and of back pressure's batch size."""
+    for row in rows:
+        at = plain(str(row.get("timestamp", "")))
+        was, level = (before or {}).get("throttle_level"), row.get("throttle_level")
+        if level != was and (before is not None or level != "full") and level is not None:
+            text = f"{was or 'full'} -> {level}: {row.get('throttle_reason', '')}"
+            yield Event(at, run_id, "throttle", plain(text))
+        if row.get("bp_action") in ("throttle", "increase"):
+            text = f"{row['bp_action']} to {row.get('bp_batch_size')}: {row.get('bp_reason', '')}"
+            yield Event(at, run_id, "batch", plain(text))
+        before = row
+
+
+def _begun(run_id: str, attempt: Attempt, previous: str) -> Event:
+    at, step = plain(attempt.started_at), attempt.resumed_from_step
+    if attempt.number == 1:
+        return Event(at, run_id, "started", "")
+    kind = "resumed" if previous in _CALM else "retried"
+    return Event(at, run_id, kind, f"attempt {attempt.number}, from step {step}")
+
+
+def _reason(attempt: Attempt) -> str:
+    if attempt.ending == RunState.DONE:
+        return ""
+    lines = attempt.message.strip().splitlines()
+    return plain(lines[-1]) if lines else ""

@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from operator import attrgetter
 from pathlib import Path
 
 from retrain.errors import RecordsError
@@ -15,10 +16,9 @@ from retrain.records.layout import CampaignFiles, RunFiles, find_campaigns, is_c
 from retrain.records.manifest import Manifest, RunEntry
 from retrain.records.notices import parse_notice
 from retrain.records.text import plain
-from retrain.status.events import Event
 from retrain.status.rows import CampaignStatus
 from retrain.status.survey import campaign_row, manifest_of, runs_of
-from retrain.status.tracking import RunTracker, WatchedRun
+from retrain.status.tracking import Event, RunTracker, WatchedRun
 
 REMEMBERED_EVENTS = 200
 IDLE_LOOKS = 10  # an idle campaign is polled less often by this factor
@@ -33,22 +33,12 @@ class WatchedCampaign:
 
 
 @dataclass(frozen=True, slots=True)
-class WatchedEvent:
-    """An event and the campaign that it happened in."""
-
-    campaign: str
-    event: Event
-
-
-@dataclass(frozen=True, slots=True)
 class View:
     """The result of one poll."""
 
     campaigns: tuple[WatchedCampaign, ...]  # by directory name
-    events: tuple[
-        WatchedEvent, ...
-    ]  # the latest in chronological order, then each run's last change of batch
-    added: tuple[WatchedEvent, ...]  # events that are new since the previous poll
+    events: tuple[Event, ...]  # the latest in chronological order, then each run's last change of batch
+    added: tuple[Event, ...]  # events that are new since the previous poll
 
     @property
     def is_at_work(self) -> bool:
@@ -67,8 +57,8 @@ class Watcher:
         """
         self._log_dir = log_dir
         self._campaigns: dict[str, _CampaignTracker] = {}
-        self._events: deque[WatchedEvent] = deque(maxlen=REMEMBERED_EVENTS)
-        self._batches: dict[tuple[str, str], WatchedEvent] = {}  # the last change of each run's batch
+        self._events: deque[Event] = deque(maxlen=REMEMBERED_EVENTS)
+        self._batches: dict[tuple[str, str], Event] = {}  # the last change of each run's batch
 
     def look(self) -> View:
         """Update everything.
@@ -82,14 +72,14 @@ class Watcher:
         for name in sorted(self._campaigns):
             tracker = self._campaigns[name]
             campaigns.append(tracker.look())
-            added += [WatchedEvent(campaigns[-1].status.id, event) for event in tracker.take_events()]
-        added.sort(key=lambda one: one.event.at)
-        for one in added:
-            if one.event.kind == "batch":
-                self._batches[one.campaign, one.event.run_id] = one
+            added += [replace(event, campaign=campaigns[-1].status.id) for event in tracker.take_events()]
+        added.sort(key=attrgetter("at"))
+        for event in added:
+            if event.kind == "batch":
+                self._batches[event.campaign, event.run_id] = event
             else:
-                self._events.append(one)
-        batches = sorted(self._batches.values(), key=lambda one: one.event.at)
+                self._events.append(event)
+        batches = sorted(self._batches.values(), key=attrgetter("at"))
         return View(tuple(campaigns), (*self._events, *batches), tuple(added))
 
     def _new_directories(self) -> list[Path]:
@@ -144,7 +134,7 @@ class _CampaignTracker:
             self._look_at_manifest()
             self._look_at_notices()
             problems += self._manifest_problems
-            found = runs_of(self._files, self._manifest)
+            found = runs_of(self._files, self._manifest, problems)
             seen = tuple(self._tracker(run, entry).look(entry) for run, entry in found)
         except RecordsError as error:
             problems.append(str(error))

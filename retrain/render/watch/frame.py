@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import calendar
+import textwrap
 import time
 from collections import Counter
 from collections.abc import Sequence
+from operator import attrgetter
 
 from rich.text import Text
 
 from retrain.render.overview import resume_lines, time_left
 from retrain.render.tables import BAD, STYLES
-from retrain.render.watch.glyphs import FULL, Glyphs, bar, legend
-from retrain.render.watch.runs import informative, matrix, run_lines
+from retrain.render.watch.runs import FULL, Glyphs, bar, informative, legend, matrix, run_lines
 from retrain.status.rows import CampaignStatus, PermitStatus
-from retrain.status.watch import View, WatchedCampaign, WatchedEvent
+from retrain.status.tracking import Event
+from retrain.status.watch import View, WatchedCampaign
 
 LEAST_CAMPAIGN = 8  # lines below which a campaign gets a single one
 MOST_EVENTS = 12
@@ -49,12 +51,10 @@ def _cut(lines: list[Text], width: int, height: int) -> list[Text]:
     return lines[:height]
 
 
-def event_line(watched: WatchedEvent, *, several: bool = False) -> Text:
+def event_line(event: Event, *, several: bool = False) -> Text:
     """Return an event as a line, at this machine's time of day."""
-    event = watched.event
     style = _KINDS.get(event.kind) or STYLES.get(event.kind, BAD)
-    parts = [watched.campaign] if several else []
-    name = "/".join([*parts, event.run_id] if event.run_id else parts)
+    name = "/".join(filter(None, (event.campaign if several else "", event.run_id)))
     line = Text.assemble((clock(event.at), "dim"), " ", (event.kind, style), f" {name}" if name else "")
     return line.append(f": {event.text}") if event.text else line
 
@@ -68,12 +68,12 @@ def clock(at: str) -> str:
     return time.strftime("%H:%M:%S", time.localtime(seconds))
 
 
-def _last(events: Sequence[WatchedEvent], count: int) -> list[WatchedEvent]:
+def _last(events: Sequence[Event], count: int) -> list[Event]:
     """Choose the last events; changes of a batch, of which there are many, fill the room that is left."""
-    others = [one for one in events if one.event.kind != "batch"][-count:]
-    filling = [one for one in events if one.event.kind == "batch"][-count:]
+    others = [event for event in events if event.kind != "batch"][-count:]
+    filling = [event for event in events if event.kind == "batch"][-count:]
     chosen = [*others, *(filling[len(others) - count :] if len(others) < count else ())]
-    return sorted(chosen, key=lambda one: one.event.at)
+    return sorted(chosen, key=attrgetter("at"))
 
 
 def _event_count(view: View, height: int) -> int:
@@ -113,7 +113,7 @@ def _campaign(campaign: WatchedCampaign, width: int, height: int, glyphs: Glyphs
     lines = [_title(status, width), _progress(status, width, glyphs)]
     if status.problem:
         lines.append(Text(status.problem, style=BAD))
-    lines += [Text(line, style="yellow") for line in resume_lines(status)]
+    lines += [Text(part, style="yellow") for line in resume_lines(status) for part in _wrapped(line, width)]
     if status.permits is not None:
         lines.append(_permits(status.permits, glyphs))
     room = height - len(lines) - 1
@@ -122,6 +122,11 @@ def _campaign(campaign: WatchedCampaign, width: int, height: int, glyphs: Glyphs
         lines += matrix(status, width, max(room - wanted_by_runs, room // 2), glyphs)
     lines += run_lines(campaign, width, height - len(lines) - 1, glyphs)
     return [*lines[: max(1, height - 1)], Text()]
+
+
+def _wrapped(line: str, width: int) -> list[str]:
+    """Break a line that holds a command, which must be whole; other characters may be two columns wide."""
+    return textwrap.wrap(line, width if line.isascii() else width // 2, break_on_hyphens=False)
 
 
 def _title(status: CampaignStatus, width: int) -> Text:

@@ -1,16 +1,22 @@
-"""A campaign's runs in little room: a matrix of characters, and a line for each run that matters now."""
+"""A campaign's runs in little room: a matrix of characters, and a line for each run that matters now.
+
+States and curves are single characters, distinct without colour; ASCII where the encoding has no more.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
 
 from rich.cells import cell_len, set_cell_size
 from rich.text import Text
 
+from retrain.plan.durations import MISSING
 from retrain.records.run_row import RunRow
-from retrain.render.tables import BAD, MISSING, STYLES, RunColumn, duration, number, run_name
-from retrain.render.watch.glyphs import Glyphs, sparkline, state_cell
+from retrain.render.overview import WATCH_COLUMNS, RunColumn, run_name
+from retrain.render.tables import BAD, STYLES
 from retrain.status.rows import CampaignStatus
 from retrain.status.tracking import WatchedRun
 from retrain.status.watch import WatchedCampaign
@@ -21,20 +27,67 @@ WIDEST_NAME = 32
 LEAST_SPARK, WIDEST_SPARK = 8, 40
 GAP = 2
 WIDEST_CONDITION, LEAST_CONDITION = 28, 8  # characters of a name in the matrix
-
-
-# the first ones stay when there is little room
-COLUMNS: tuple[RunColumn[str], ...] = (
-    RunColumn("reward", lambda run: number(run.reward_mean, 2)),
-    RunColumn("steps", lambda run: f"{run.step}/{run.max_steps or '?'}"),
-    RunColumn("doing", lambda run: run.phase or run.state, is_right=False),
-    RunColumn("batch", lambda run: MISSING if run.batch_size is None else str(run.batch_size)),
-    RunColumn("regime", lambda run: run.bp_regime, is_right=False),
-    RunColumn("throttle", lambda run: run.throttle_level, is_right=False),
-    RunColumn("step time", lambda run: duration(run.step_time_s)),
-    RunColumn("waited", lambda run: duration(run.permit_wait_s) if run.permit_wait_s else ""),
-)
 WIDEST_CELL = 24
+
+
+@dataclass(frozen=True, slots=True)
+class Glyphs:
+    """The characters of a terminal."""
+
+    levels: str  # from low to high; a running run shows how far it is
+    done: str
+    failed: str
+    pending: str
+    interrupted: str
+    bar: str  # full, half, empty
+    more: str
+
+
+FULL = Glyphs("▁▂▃▄▅▆▇█", "✓", "✗", "·", "‖", "━╸─", "…")
+ASCII = Glyphs("_.-=+*%@", "v", "x", ".", "|", "#> ", "~")
+
+
+def state_cell(run: RunRow | None, glyphs: Glyphs) -> tuple[str, str]:
+    """Return one character for a run, and its style; a blank for one that was never planned."""
+    if run is None:
+        return " ", ""
+    calm = {"done": glyphs.done, "pending": glyphs.pending, "interrupted": glyphs.interrupted}
+    if run.state == "running":
+        return level(run.step / run.max_steps if run.max_steps else 0.0, glyphs), STYLES["running"]
+    return calm.get(run.state, glyphs.failed), STYLES.get(run.state, BAD)
+
+
+def level(fraction: float, glyphs: Glyphs) -> str:
+    """Return a character for a number from 0 to 1."""
+    steps = len(glyphs.levels)
+    return glyphs.levels[min(steps - 1, max(0, int(fraction * steps)))]
+
+
+def sparkline(values: Sequence[float], width: int, low: float, high: float, glyphs: Glyphs) -> str:
+    """Draw values over at most `width` characters, between `low` and `high`."""
+    if not values or width < 1:
+        return ""
+    count = min(width, len(values))
+    edges = [len(values) * i // count for i in range(count + 1)]
+    means = [sum(values[begin:end]) / (end - begin) for begin, end in pairwise(edges)]
+    span = high - low
+    return "".join(level((mean - low) / span if span > 0 else 0.5, glyphs) for mean in means)
+
+
+def bar(fraction: float, width: int, glyphs: Glyphs, style: str) -> Text:
+    """Draw how much of something is done."""
+    full, half, empty = tuple(glyphs.bar)
+    halves = round(min(1.0, max(0.0, fraction)) * width * 2)
+    done = full * (halves // 2) + half * (halves % 2)
+    return Text.assemble((done, style), (empty * (width - len(done)), "dim"))
+
+
+def legend(glyphs: Glyphs) -> str:
+    """Return what the characters mean, the rarest last."""
+    return (
+        f"{glyphs.done} done {glyphs.levels[1]}{glyphs.levels[5]} running {glyphs.failed} failed "
+        f"{glyphs.pending} pending {glyphs.interrupted} interrupted"
+    )
 
 
 def matrix(campaign: CampaignStatus, width: int, height: int, glyphs: Glyphs) -> list[Text]:
@@ -116,7 +169,7 @@ def informative(campaign: WatchedCampaign) -> int:
 def _table(runs: Sequence[WatchedRun], width: int, scale: tuple[float, float], glyphs: Glyphs) -> list[Text]:
     names = [run_name(run.row) for run in runs]
     name_width = max(3, min(max(map(cell_len, names)), WIDEST_NAME, width // 3))
-    cells = {column: [_cell(column, run.row) for run in runs] for column in COLUMNS}
+    cells = {column: [_cell(column, run.row) for run in runs] for column in WATCH_COLUMNS}
     columns, widths = _fitting(cells, width - name_width - 2)
     spark = min(WIDEST_SPARK, width - name_width - 2 - sum(widths) - GAP * (len(widths) + 1))
     header = Text("  " + set_cell_size("run", name_width), style="dim")
@@ -138,8 +191,8 @@ def _table(runs: Sequence[WatchedRun], width: int, scale: tuple[float, float], g
     return lines
 
 
-def _fitting(cells: dict[RunColumn[str], list[str]], room: int) -> tuple[list[RunColumn[str]], list[int]]:
-    columns: list[RunColumn[str]] = []
+def _fitting(cells: dict[RunColumn, list[str]], room: int) -> tuple[list[RunColumn], list[int]]:
+    columns: list[RunColumn] = []
     widths: list[int] = []
     for column, content in cells.items():
         if not any(cell not in ("", MISSING) for cell in content):
@@ -152,12 +205,12 @@ def _fitting(cells: dict[RunColumn[str], list[str]], room: int) -> tuple[list[Ru
     return columns, widths
 
 
-def _cell(column: RunColumn[str], run: RunRow) -> str:
+def _cell(column: RunColumn, run: RunRow) -> str:
     content = column.cell(run)
     return content if cell_len(content) <= WIDEST_CELL else set_cell_size(content, WIDEST_CELL)
 
 
-def _aligned(column: RunColumn[str], content: str, width: int) -> str:
+def _aligned(column: RunColumn, content: str, width: int) -> str:
     padding = " " * (width - cell_len(content))
     return padding + content if column.is_right else content + padding
 

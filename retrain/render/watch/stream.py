@@ -14,7 +14,7 @@ from retrain.errors import EXIT_DONE, EXIT_INTERRUPTED
 from retrain.render.overview import show_all, time_left
 from retrain.render.tables import JSON_VERSION, plain_value
 from retrain.render.watch.frame import event_line
-from retrain.render.watch.terminal import Asked, Inbox, RefreshInterval
+from retrain.render.watch.screen import Asked, Inbox, RefreshInterval
 from retrain.status.rows import CampaignStatus
 from retrain.status.watch import View, Watcher
 
@@ -48,9 +48,8 @@ class JsonLines:
                 yield {"kind": "campaign", "version": JSON_VERSION} | _without_runs(watched.status)
             self._said[name, ""] = watched.status
         for added in view.added:
-            yield {"kind": "event", "campaign": added.campaign} | {
-                "event" if key == "kind" else key: value for key, value in plain_value(added.event).items()
-            }
+            said = plain_value(added)
+            yield {"kind": "event", "campaign": added.campaign, "event": said.pop("kind")} | said
 
 
 class PlainLines:

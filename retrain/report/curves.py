@@ -8,51 +8,31 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from retrain.report.charts.look import (
+from retrain.report.charts import (
     COLOURS,
     HEIGHT,
     LEGEND_CONDITIONS,
+    NARROWEST,
     Chart,
     Spec,
+    axis,
+    axis_title,
     by_condition,
     chart,
     hints,
+    layer,
     quantity,
+    rounded,
     zoom,
 )
 from retrain.report.columns import FloatArray
-from retrain.report.numbers import rounded
 from retrain.report.series import Bins, Curve
 
-NAMES = {
-    "mean_reward": "mean reward",
-    "eval_reward": "held-out reward",
-    "tokens_per_second": "tokens per second",
-    "tokens_per_step": "tokens per step",
-    "rate_ratio": "samples per batch over target",
-    "rate_sample_age_mean": "mean age (policy versions)",
-    "bp_p_star": "p* (rollouts at a time)",
-    "batch_size": "batch size (prompts)",
-    "warm_up_loss": "loss (nats per token)",
-    "lr": "learning rate",
-    "grad_norm": "gradient norm",
-    "entropy": "entropy (nats per token)",
-}
 MARKED_POINTS = 40  # curves with at most this many points also get dots
 OVERSHOOT = 0.12  # of the means' range: a band may leave the chart beyond it
-NARROWEST = 0.002  # of the values' size: labels have four digits, and an axis needs several distinct ones
 BAND = "Band: its 95 % confidence interval (Student's t)"
-FLAT_ROOM = 1.25  # of a value that never changes: its axis runs from 0 to this multiple
 LABEL_GAP = 13  # pixels between the names of two lines at their ends
 LABEL_WIDTH = 130
-
-
-def axis_title(metric: str) -> str:
-    """Return the name of a metric with its unit."""
-    if metric in NAMES:
-        return NAMES[metric]
-    name, unit = (metric.removesuffix("_s"), " (s)") if metric.endswith("_s") else (metric, "")
-    return name.replace("_", " ") + unit
 
 
 @dataclass(frozen=True)
@@ -85,18 +65,18 @@ def curve_chart(
     low, high = domain(found, plot.target)
     limits = [low, max(low, min(high, plot.most))]
     is_labelled = len(COLOURS) < len(conditions if is_all else found) <= LEGEND_CONDITIONS
-    shared: Spec = {
-        "x": quantity("s", "step", scale=_steps(plot.last_step)),
-        **by_condition(conditions, [] if is_labelled else listed, dashed=True),
-    }
     height = max(plot.height, LABEL_GAP * len(conditions)) if is_labelled else plot.height
-    ends = [_names(line_ends(found, limits, height), label, plot.last_step)] if is_labelled else []
     rows = [row for one in found for row in points(one)]
-    seeds = _seeds(label, found)
-    layers = [
-        *([seeds] if is_all or seeds["data"]["values"] else []),
-        *([*_band(label, found), _line(label, found, limits), _hover(label)] if rows or is_all else []),
-    ]
+    layers = [_seeds(label, found)]
+    if rows or is_all:
+        layers += [*_band(label, found), _line(label, found, limits), _hover(label)]
+    if plot.target is not None:
+        layers.append(_target(plot.target))
+    if is_labelled:
+        layers.append(_names(line_ends(found, limits, height), label, plot.last_step))
+    steps: Spec = {"nice": False, "domainMin": 0}
+    if plot.last_step:
+        steps["domainMax"] = plot.last_step
     return chart(
         plot.name,
         plot.title,
@@ -104,8 +84,12 @@ def curve_chart(
         height=height,
         room_right=LABEL_WIDTH if is_labelled else 0,
         data={"values": rows},
-        encoding=shared,
-        layer=[*layers, *_target(plot.target), *ends],
+        encoding={
+            "x": quantity("s", "step", scale=steps),
+            **by_condition(conditions, [] if is_labelled else listed, dashed=True),
+        },
+        layer=layers,
+        with_empty=is_all,
     )
 
 
@@ -172,14 +156,6 @@ def domain(found: Sequence[Curve], target: float | None = None) -> list[float]:
     return axis(low, high)
 
 
-def axis(low: float, high: float) -> list[float]:
-    """Return the ends of an axis; it includes zero if values hardly differ."""
-    size = max(abs(low), abs(high))
-    if high - low > NARROWEST * size:
-        return [low, high]
-    return [min(0.0, FLAT_ROOM * low), max(0.0, FLAT_ROOM * high)] if size else [0.0, 1.0]
-
-
 def describe(found: Sequence[Curve], bins: Bins) -> str:
     """Return what lines and bands show."""
     seeds = int(max((one.seeds.max() for one in found), default=0))
@@ -212,10 +188,6 @@ def is_sparse(found: Sequence[Curve]) -> bool:
     return max((len(one.steps) for one in found), default=0) <= MARKED_POINTS
 
 
-def _steps(last: int | None) -> Spec:
-    return {"nice": False, "domainMin": 0, **({} if last is None else {"domainMax": last})}
-
-
 def _band(label: str, found: Sequence[Curve]) -> list[Spec]:
     if not has_band(found):
         return []
@@ -230,28 +202,15 @@ def _band(label: str, found: Sequence[Curve]) -> list[Spec]:
 
 
 def _seeds(label: str, found: Sequence[Curve]) -> Spec:
-    return {
-        "name": "seeds",
-        "data": {"values": [row for one in found for row in seed_points(one)]},
-        "mark": {"type": "line", "strokeWidth": 1, "opacity": 0.45, "clip": True},
-        "encoding": {"y": quantity("v", label), "detail": {"field": "k"}},
-    }
+    thin = {"type": "line", "strokeWidth": 1, "opacity": 0.45, "clip": True}
+    encoding = {"y": quantity("v", label), "detail": {"field": "k"}}
+    return layer([row for one in found for row in seed_points(one)], thin, name="seeds", encoding=encoding)
 
 
 def _names(rows: Sequence[Spec], label: str, last_step: int | None) -> Spec:
-    return {
-        "name": "ends",
-        "data": {"values": [{**row, "s": last_step or 0} for row in rows]},
-        "mark": {
-            "type": "text",
-            "align": "left",
-            "dx": 6,
-            "fontSize": 11,
-            "limit": LABEL_WIDTH - 8,
-            "clip": False,
-        },
-        "encoding": {"y": quantity("e", label), "text": {"field": "c"}, "strokeDash": None},
-    }
+    text = {"type": "text", "align": "left", "dx": 6, "fontSize": 11, "limit": LABEL_WIDTH - 8, "clip": False}
+    encoding = {"y": quantity("e", label), "text": {"field": "c"}, "strokeDash": None}
+    return layer([{**row, "s": last_step or 0} for row in rows], text, name="ends", encoding=encoding)
 
 
 def _line(label: str, found: Sequence[Curve], limits: list[float]) -> Spec:
@@ -278,9 +237,7 @@ def _hover(label: str) -> Spec:
     }
 
 
-def _target(value: float | None) -> list[Spec]:
-    if value is None:
-        return []
+def _target(value: float) -> Spec:
     rule = {"type": "rule", "strokeDash": [4, 4], "color": "#555555"}
     alone: Spec = {"x": None, "color": None, "strokeDash": None, "y": {"field": "t", "type": "quantitative"}}
-    return [{"data": {"values": [{"t": value}]}, "mark": rule, "encoding": alone}]
+    return layer([{"t": value}], rule, encoding=alone)

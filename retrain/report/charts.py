@@ -1,0 +1,263 @@
+"""Vega-Lite charts in one style: dark on white, colors for the color-blind, sizes for print.
+
+Each spec stands alone, so page, PNG and SVG are made of the same one. Specs are dictionaries and not altair's
+objects: importing altair takes 0.6 s and 30 MB, which would take the report of a large campaign beyond its
+200 MB.
+"""
+
+from __future__ import annotations
+
+import math
+import textwrap
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from retrain import extras
+from retrain.report.compare import MetricComparison, SideResult
+from retrain.report.series import range_of
+
+Spec = dict[str, Any]
+
+VEGA_LITE = "6.1"  # of the versions in vl-convert, the last whose nearest-point tooltips show text (PR 9707)
+SCHEMA = "https://vega.github.io/schema/vega-lite/v6.json"
+WIDTH, HEIGHT = 720, 260
+FONT = "Helvetica, Arial, Liberation Sans, sans-serif"
+INK, FAINT = "#1a1a1a", "#e4e4e4"
+# Okabe and Ito's colours, without the yellow, which is too pale for lines on white.
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+DASHES = ([1, 0], [6, 3], [2, 2], [8, 2, 2, 2], [12, 4])  # 35 distinct combinations
+LEGEND_CONDITIONS = 24  # a legend of more would be larger than the chart
+SUBTITLE_WIDTH = 118  # characters
+TITLE_WIDTH = 84
+NARROWEST = 0.002  # of the values' size: labels have four digits, and an axis needs several distinct ones
+FLAT_ROOM = 1.25  # of a value that never changes: its axis runs from 0 to this multiple
+ROW, NARROW_ROW, MANY_ROWS = 34, 14, 12  # pixels per condition; more conditions than this get narrow rows
+NAMES = {
+    "mean_reward": "mean reward",
+    "eval_reward": "held-out reward",
+    "tokens_per_second": "tokens per second",
+    "tokens_per_step": "tokens per step",
+    "rate_ratio": "samples per batch over target",
+    "rate_sample_age_mean": "mean age (policy versions)",
+    "bp_p_star": "p* (rollouts at a time)",
+    "batch_size": "batch size (prompts)",
+    "warm_up_loss": "loss (nats per token)",
+    "lr": "learning rate",
+    "grad_norm": "gradient norm",
+    "entropy": "entropy (nats per token)",
+}
+
+CONFIG: Spec = {
+    "font": FONT,
+    "background": "white",
+    "view": {"stroke": None},
+    "title": {
+        "anchor": "start",
+        "fontSize": 15,
+        "fontWeight": 600,
+        "color": INK,
+        "subtitleFontSize": 12,
+        "subtitleColor": "#444444",
+        "subtitlePadding": 5,
+        "offset": 12,
+    },
+    "axis": {
+        "labelFontSize": 12,
+        "titleFontSize": 12,
+        "titleFontWeight": "normal",
+        "labelColor": INK,
+        "titleColor": INK,
+        "gridColor": FAINT,
+        "domainColor": "#888888",
+        "tickColor": "#888888",
+        "titlePadding": 8,
+        "labelLimit": 220,
+        "labelFlush": False,
+        "labelOverlap": True,
+        "tickCount": 8,
+    },
+    "legend": {
+        "labelFontSize": 12,
+        "labelColor": INK,
+        "labelLimit": 220,
+        "orient": "top",
+        "title": None,
+        "symbolStrokeWidth": 2.5,
+        "columnPadding": 18,
+        "offset": 6,
+    },
+}
+
+
+@dataclass(frozen=True)
+class Chart:
+    """A chart, and the name of its file."""
+
+    name: str  # [a-z-]+
+    spec: Spec
+
+
+def chart(
+    name: str,
+    title: str,
+    subtitle: str,
+    *,
+    height: int = HEIGHT,
+    room_right: int = 0,
+    layer: Sequence[Spec] = (),
+    with_empty: bool = False,
+    **spec: Any,
+) -> Chart:
+    """Return a chart with title, size and style; `room_right` is left free to the right of the plot.
+
+    Layers without data are left out, because Vega warns of them, unless the page will fill them.
+    """
+    lines = textwrap.wrap(subtitle, SUBTITLE_WIDTH)
+    heading: Spec = {"text": textwrap.wrap(title, TITLE_WIDTH), **({"subtitle": lines} if lines else {})}
+    size = {
+        "width": WIDTH,
+        "height": height,
+        "padding": {"left": 8, "top": 8, "bottom": 8, "right": 8 + room_right},
+        "autosize": {"type": "fit-x", "contains": "padding"},
+    }
+    if layer:
+        spec["layer"] = [one for one in layer if with_empty or "data" not in one or one["data"]["values"]]
+    return Chart(name, {"$schema": SCHEMA, "title": heading, **size, "config": CONFIG, **spec})
+
+
+def layer(values: Sequence[Spec], mark: Spec, **more: Any) -> Spec:
+    """Return a layer of a chart with data of its own."""
+    return {"data": {"values": list(values)}, "mark": mark, **more}
+
+
+def by_condition(
+    conditions: Sequence[str], shown: Collection[str] | None = None, *, dashed: bool = False
+) -> Spec:
+    """Return the encoding that gives each condition its color in all charts, and beyond seven its dashes.
+
+    Args:
+        conditions: all of the report.
+        shown: those of this chart, which the legend lists; None: all.
+        dashed: the chart has lines.
+    """
+    names = list(conditions)
+    listed = [name for name in names if shown is None or name in shown]
+    symbol = {"symbolType": "stroke" if dashed else "square", "symbolOpacity": 1, "values": listed}
+    legend = symbol if 1 < len(listed) <= LEGEND_CONDITIONS or len(listed) == 1 < len(names) else None
+    ranges: Spec = {"color": [COLOURS[i % len(COLOURS)] for i in range(len(names))]}
+    if dashed:
+        ranges["strokeDash"] = [DASHES[i // len(COLOURS) % len(DASHES)] for i in range(len(names))]
+    shared = {"field": "c", "type": "nominal", "legend": legend}
+    return {name: shared | {"scale": {"domain": names, "range": values}} for name, values in ranges.items()}
+
+
+def zoom(*axes: str) -> Spec:
+    """Return the parameter that lets drag move and Ctrl + wheel zoom; a plain wheel scrolls the page."""
+    select = {"type": "interval", "encodings": list(axes), "zoom": "wheel![event.ctrlKey || event.metaKey]"}
+    return {"name": "zoom", "select": select, "bind": "scales"}
+
+
+def quantity(field: str, title: str, **more: Any) -> Spec:
+    """Return the encoding of a number."""
+    return {"field": field, "type": "quantitative", "title": title, **more}
+
+
+def hints(*fields: tuple[str, str, str]) -> list[Spec]:
+    """Return the encoding of a tooltip: field, title, format ("" for text)."""
+    return [
+        {"field": field, "title": title, "type": "quantitative", "format": form}
+        if form
+        else {"field": field, "title": title, "type": "nominal"}
+        for field, title, form in fields
+    ]
+
+
+def category(field: str, names: Sequence[str], **axis: Any) -> Spec:
+    """Return the encoding of one line per name."""
+    plain: Spec = {"grid": False, "ticks": False, "domain": False, **axis}
+    scale = {"domain": list(names)}
+    return {"field": field, "type": "nominal", "sort": names, "scale": scale, "title": None, "axis": plain}
+
+
+def axis_title(metric: str) -> str:
+    """Return the name of a metric with its unit."""
+    if metric in NAMES:
+        return NAMES[metric]
+    name, unit = (metric.removesuffix("_s"), " (s)") if metric.endswith("_s") else (metric, "")
+    return name.replace("_", " ") + unit
+
+
+def axis(low: float, high: float) -> list[float]:
+    """Return the ends of an axis; it includes zero if values hardly differ."""
+    size = max(abs(low), abs(high))
+    if high - low > NARROWEST * size:
+        return [low, high]
+    return [min(0.0, FLAT_ROOM * low), max(0.0, FLAT_ROOM * high)] if size else [0.0, 1.0]
+
+
+def rounded(value: float) -> float | None:
+    """Return four significant digits, enough for a plot; None if not finite."""
+    return float(f"{value:.4g}") if math.isfinite(value) else None
+
+
+def final_chart(found: MetricComparison) -> Chart:
+    """Draw the values, means and intervals of one metric: every seed a circle."""
+    names = [side.label for side in found.sides]
+    label = axis_title(found.metric)
+    values = [value for side in found.sides for _, value in side.values]
+    limits = range_of(found.metric, min(values), max(values))
+    means = [_mean(side, limits) for side in found.sides if side.values]
+    intervals = [row for row in means if "l" in row]
+    shown = [*values, *(row[end] for row in intervals for end in "lh")]
+    cut = ", clipped to the range of the metric" if any(row.get("cut") for row in means) else ""
+    rule = {"type": "rule", "color": INK, "strokeWidth": 1.4}
+    tick = {"type": "tick", "thickness": 3, "size": 20, "color": INK}
+    ends = ("l", "95 % from", ".4~g"), ("h", "95 % to", ".4~g"), ("n", "seeds", "d")
+    hint = hints(("c", "condition", ""), ("m", "mean", ".4~g"), *ends)
+    return chart(
+        f"final-{found.metric.replace('_', '-')}",
+        f"Final {label}, seed by seed",
+        f"{found.how[0].upper()}{found.how[1:]}. Circles: seeds. Bar: mean. Line: its 95 % interval{cut}.",
+        height=max(80, (ROW if len(names) <= MANY_ROWS else NARROW_ROW) * len(names)),
+        encoding={"y": category("c", names)},
+        layer=[
+            layer(intervals, rule, encoding={"x": quantity("l", label), "x2": {"field": "h"}}),
+            _seeds(found, names, label, axis(min(shown), max(shown))),
+            layer(means, tick, encoding={"x": quantity("m", label), "tooltip": hint}),
+        ],
+    )
+
+
+def _seeds(found: MetricComparison, names: Sequence[str], label: str, limits: Sequence[float]) -> Spec:
+    rows: list[Spec] = [
+        {"c": side.label, "v": rounded(value), "seed": "unknown" if seed is None else str(seed)}
+        for side in found.sides
+        for seed, value in side.values
+    ]
+    circle = {"type": "point", "filled": False, "size": 70, "strokeWidth": 1.8, "opacity": 0.9}
+    scale = {"zero": False, "domain": list(map(rounded, limits)), "nice": True}
+    encoding = {
+        "x": quantity("v", label, scale=scale),
+        "color": {**by_condition(names)["color"], "legend": None},
+        "tooltip": hints(("c", "condition", ""), ("seed", "seed", ""), ("v", label, ".4~g")),
+    }
+    return layer(rows, circle, encoding=encoding)
+
+
+def _mean(side: SideResult, limits: tuple[float, float]) -> Spec:
+    sample = side.sample
+    row: Spec = {"c": side.label, "m": rounded(sample.mean or 0.0), "n": sample.n}
+    if sample.low is not None and sample.high is not None:
+        low, high = max(sample.low, limits[0]), min(sample.high, limits[1])
+        row |= {"l": rounded(low), "h": rounded(high), "cut": low > sample.low or high < sample.high}
+    return row
+
+
+def converter() -> Any:
+    """Import vl-convert, which draws charts without a browser or a network.
+
+    Raises:
+        ConfigError: it is not installed.
+    """
+    return extras.load("vl_convert", "report", "retrain report")

@@ -1,1 +1,0 @@
-"""Vega-Lite charts of rows: each spec stands alone, so page, PNG and SVG are made of the same one."""
