@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from retrain.campaign.run import start
+from retrain.campaign.run import reopen, start
 from retrain.errors import EXIT_CONFIG
+from tests.conftest import TINY
 
 ROOT = Path(__file__).parent.parent
 REWARD = """
@@ -21,7 +23,7 @@ def score(completion, prompt):
 START = """
 import sys
 from pathlib import Path
-from retrain.campaign.run import start
+from retrain.campaign.run import reopen, start
 sys.path.append(str(Path.cwd()))  # as the command does
 start(Path(sys.argv[1]))
 """
@@ -33,6 +35,7 @@ sys.exit(main(sys.argv[1:]))
 """
 COMMAND_WITHOUT_DIRECTORY = """
 import os
+import shutil
 from retrain.__main__ import main
 os.rmdir(os.getcwd())
 main()
@@ -92,3 +95,24 @@ def test_a_worker_finds_your_own_reward_from_any_directory(campaign_file: Path, 
     (run_dir,) = here.glob("logs/*/runs/grpo_s0")
     ended = python("-m", "retrain.worker", run_dir, where=Path("/"))
     assert ended.returncode == 0, ended.stderr
+
+
+@pytest.mark.parametrize("kept", ["the project", "its logs alone"])
+def test_a_copied_project_reads_its_own_files_and_copied_logs_the_originals(
+    kept: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    project = tmp_path / "project"
+    project.mkdir()
+    monkeypatch.chdir(project)
+    Path("rows.jsonl").write_text("".join(f'{{"prompt": "{word}", "answer": "b"}}\n' for word in "abcd"))
+    Path("tiny.toml").write_text(
+        TINY.replace('task = "successor"', 'task = "jsonl"\noptions = {path = "rows.jsonl", held_out = 0}')
+    )
+    directory = start(Path("tiny.toml")).directory
+    copy = tmp_path / "copy"
+    shutil.copytree(project, copy)
+    if kept == "its logs alone":
+        (copy / "rows.jsonl").unlink()
+    again = reopen(copy / directory)
+    read = {run.config.data.options["path"] for run in again.plan.runs}
+    assert read == {str((copy if kept == "the project" else project) / "rows.jsonl")}

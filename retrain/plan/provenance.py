@@ -88,13 +88,36 @@ def known_origin(files: CampaignFiles) -> tuple[Provenance, str]:
 def working_directories(files: CampaignFiles, origin: Provenance) -> list[Path]:
     """List directories that a campaign's relative paths may be relative to, the likeliest first.
 
-    This is the directory where it was started; if that is gone, the project has moved, with or without the
-    campaign.
+    This is the directory where it was started, unless the project was copied with the campaign: then the
+    copy's. If the first is gone, the project has moved, with or without the campaign.
     """
-    if origin.where and Path(origin.where).is_dir():
-        return [Path(origin.where)]
     near = (files.directory.absolute() / origin.way_back).resolve()
+    if origin.where and Path(origin.where).is_dir():
+        where = Path(origin.where)
+        return [near, where] if _has_copies(files, where, near) else [where]
     return [path for path in (near, Path.cwd()) if path.is_dir()]
+
+
+def _has_copies(files: CampaignFiles, where: Path, near: Path) -> bool:
+    """Whether the files that a run names in one directory are in another one as well."""
+    if not near.is_dir() or near.samefile(where):
+        return False
+    tables = next(map(recorded_tables, files_of_runs(files).values()), {})
+    run = tables.get("run")
+    keys = run.get("files", {}) if isinstance(run, dict) else {}
+    named = [Path(found) for key in keys if isinstance(found := _value(tables, key), str)]
+    inside = [path.relative_to(where) for path in named if path.is_relative_to(where)]
+    return bool(inside) and all((near / path).exists() for path in inside)
+
+
+def _value(tables: Any, key: str) -> Any:
+    """Return what a dotted key names; None if there is no such value."""
+    for part in key.split("."):
+        try:
+            tables = tables[int(part) if isinstance(tables, list) else part]
+        except (LookupError, TypeError, ValueError):
+            return None
+    return tables
 
 
 def as_table(origin: Provenance) -> dict[str, Any]:
