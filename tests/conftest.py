@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from hypothesis import settings
+
+from tests.warm import WarmCommandLine, starts_alike
 
 settings.register_profile("busy", deadline=None)  # a machine with other work makes no example wrong
 settings.load_profile("busy")
@@ -58,18 +60,25 @@ def campaign_file(here: Path) -> Path:
     return path
 
 
+@pytest.fixture(scope="session")
+def warm() -> Iterator[WarmCommandLine]:
+    """A process that has imported what commands import."""
+    process = WarmCommandLine()
+    yield process
+    process.close()
+
+
 @pytest.fixture
-def retrain(here: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
+def retrain(here: Path, warm: WarmCommandLine) -> Callable[..., subprocess.CompletedProcess[str]]:
     """The command line as a user calls it, in an empty directory."""
 
-    def call(*arguments: object, **options: object) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [sys.executable, "-m", "retrain", *map(str, arguments)],
-            capture_output=True,
-            text=True,
-            timeout=100,
-            check=False,
-            **{"cwd": here, **options},  # type: ignore[call-overload]
-        )
+    def call(
+        *arguments: object, cwd: Path = here, env: dict[str, str] | None = None
+    ) -> subprocess.CompletedProcess[str]:
+        words = [str(argument) for argument in arguments]
+        if starts_alike(env):
+            return warm.run(words, cwd, env, timeout_s=100)
+        command = [sys.executable, "-m", "retrain", *words]
+        return subprocess.run(command, capture_output=True, text=True, timeout=100, cwd=cwd, env=env)
 
     return call

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
+from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
@@ -38,6 +39,7 @@ def imported_by(node: ast.AST, *, lazily: bool) -> Iterator[str]:
             yield from imported_by(child, lazily=lazily)
 
 
+@cache
 def imports(name: str, *, lazily: bool) -> set[str]:
     tree = ast.parse(MODULES[name].read_text(encoding="utf-8"))
     return set(imported_by(tree, lazily=lazily)) & MODULES.keys() - {name}

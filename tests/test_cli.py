@@ -15,6 +15,7 @@ import pytest
 from retrain import cli
 from retrain.cli import COMMANDS
 from retrain.records.metrics import read_metrics
+from tests.conftest import TINY
 from tests.semaphore_processes import wait_until
 
 Call = Callable[..., subprocess.CompletedProcess[str]]
@@ -84,13 +85,25 @@ def test_explain_json_has_the_rows_of_the_table(retrain: Call, campaign_file: Pa
     assert [c["condition"] for c in found["conditions"]] == ["grpo", "maxrl"]
 
 
-def test_a_file_name_alone_runs_it_and_shows_a_result_table(retrain: Call, campaign_file: Path) -> None:
-    answer = retrain(campaign_file.name)
+@pytest.fixture(scope="module")
+def ran(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, subprocess.CompletedProcess[str]]:
+    """A directory with a finished campaign, and what the command said."""
+    directory = tmp_path_factory.mktemp("ran")
+    (directory / "tiny.toml").write_text(TINY)
+    command = [sys.executable, "-m", "retrain", "tiny.toml"]
+    return directory, subprocess.run(command, cwd=directory, capture_output=True, text=True, timeout=100)
+
+
+Ran = tuple[Path, subprocess.CompletedProcess[str]]
+
+
+def test_a_file_name_alone_runs_it_and_shows_a_result_table(retrain: Call, ran: Ran) -> None:
+    directory, answer = ran
     assert answer.returncode == 0, answer.stderr
     assert "done" in answer.stdout
     assert "4/4" in answer.stdout
     assert "started grpo_s0" in answer.stderr
-    estimate = retrain("explain", campaign_file.name, "--from", "logs").stdout
+    estimate = retrain("explain", "tiny.toml", "--from", "logs", cwd=directory).stdout
     assert "median step time" in estimate
     assert "4 earlier runs" in estimate
 
@@ -107,9 +120,8 @@ def test_status_shows_failures_as_text_without_control_characters(retrain: Call,
     assert "\x1b" not in status.stdout + answer.stdout + answer.stderr
 
 
-def test_status_json_has_every_run(retrain: Call, campaign_file: Path) -> None:
-    retrain(campaign_file.name)
-    (campaign,) = json.loads(retrain("status", "--json").stdout)["campaigns"]
+def test_status_json_has_every_run(retrain: Call, ran: Ran) -> None:
+    (campaign,) = json.loads(retrain("status", "--json", cwd=ran[0]).stdout)["campaigns"]
     assert {(run["run_id"], run["state"], run["step"]) for run in campaign["runs"]} == {
         ("grpo_s0", "done", 4),
         ("grpo_s1", "done", 4),
@@ -211,14 +223,14 @@ def test_the_schema_is_printed_for_editors_and_for_people(retrain: Call) -> None
 
 
 def test_explain_holds_the_estimate_against_a_budget_and_check_fails_on_a_warning(
-    retrain: Call, campaign_file: Path
+    retrain: Call, ran: Ran
 ) -> None:
-    retrain(campaign_file.name)
-    asked = ("explain", campaign_file.name, "--from", "logs", "--json")
-    lines = {c["question"]: c for c in json.loads(retrain(*asked, "--budget", "0.01s").stdout)["checklist"]}
+    asked = ("explain", "tiny.toml", "--from", "logs", "--json", "--budget", "0.01s")
+    answer = retrain(*asked, cwd=ran[0])
+    lines = {c["question"]: c for c in json.loads(answer.stdout)["checklist"]}
     assert lines["wall time acceptable"]["state"] == "warn"
-    assert retrain(*asked, "--budget", "0.01s").returncode == 0
-    assert retrain(*asked, "--budget", "0.01s", "--check").returncode == 2
+    assert answer.returncode == 0
+    assert retrain(*asked, "--check", cwd=ran[0]).returncode == 2
 
 
 def test_a_budget_that_is_no_time_span_is_a_usage_error(retrain: Call, campaign_file: Path) -> None:
@@ -226,9 +238,11 @@ def test_a_budget_that_is_no_time_span_is_a_usage_error(retrain: Call, campaign_
     assert (answer.returncode, "write it as 6h" in answer.stderr) == (2, True)
 
 
-def test_ctrl_c_while_modules_are_imported_leaves_no_traceback(retrain: Call, here: Path) -> None:
+def test_ctrl_c_while_modules_are_imported_leaves_no_traceback(here: Path) -> None:
     (here / "typer.py").write_text("raise KeyboardInterrupt")
-    answer = retrain("status", env={**os.environ, "PYTHONPATH": str(here)})
+    command = [sys.executable, "-m", "retrain", "status"]
+    environment = {**os.environ, "PYTHONPATH": str(here)}
+    answer = subprocess.run(command, capture_output=True, text=True, timeout=60, env=environment)
     assert (answer.returncode, answer.stderr) == (130, "")
 
 

@@ -88,7 +88,7 @@ def test_a_crosstalk_coefficient_on_its_bound_has_no_error(method):
     lambda_=st.floats(0.01, 1e6),
     method=st.sampled_from(["nls", "online"]),
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 def test_exact_data_give_back_their_coefficients(sigma, kappa_share, lambda_, method):
     p = np.array([1.0, 2, 4, 8, 16, 32, 64, 128])
     kappa = sigma * kappa_share
@@ -101,7 +101,7 @@ def test_exact_data_give_back_their_coefficients(sigma, kappa_share, lambda_, me
 
 
 @given(st.lists(st.tuples(st.integers(1, 512), st.floats(1.0, 1e5)), min_size=1, max_size=30))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 def test_p_star_is_the_argmax_of_the_fitted_curve_whatever_the_data(points):
     p, x = zip(*points, strict=True)
     for method in ("nls", "online"):
@@ -121,7 +121,7 @@ POSITIVE = st.floats(5e-324, 1.7e308, allow_subnormal=True)
 
 
 @given(st.lists(st.tuples(POSITIVE, POSITIVE), min_size=1, max_size=12), st.sampled_from(["nls", "online"]))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=40, deadline=None)
 def test_any_positive_data_give_a_finite_curve_or_a_stated_doubt(points, method):
     p, x = zip(*points, strict=True)
     fit = fit_usl(p, x, method=method)
@@ -137,7 +137,7 @@ def test_any_positive_data_give_a_finite_curve_or_a_stated_doubt(points, method)
     st.floats(-280, 280),
     st.sampled_from(["nls", "online"]),
 )
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=40, deadline=None)
 def test_another_unit_of_throughput_changes_the_level_alone(points, exponent, method):
     p = [float(concurrency) for concurrency, _ in points]
     x = [usl(concurrency, 0.05, 0.001, 100.0) * factor for concurrency, factor in points]
@@ -174,10 +174,9 @@ def test_the_online_fit_shrugs_off_stalled_steps():
     ("method", "noise"), [("nls", "relative"), ("nls", "absolute"), ("online", "relative")]
 )
 @pytest.mark.parametrize(("sigma", "kappa"), [(0.05, 0.001), (0.1, 0.0), (0.0, 0.001)])
-@pytest.mark.parametrize("repeats", [1, 4])
-def test_intervals_hold_the_truth_about_as_often_as_they_claim(method, noise, sigma, kappa, repeats):
+def test_intervals_hold_the_truth_about_as_often_as_they_claim(method, noise, sigma, kappa):
     rng, rounds = np.random.default_rng(7), 80
-    p = np.tile([1.0, 2, 4, 8, 16, 32, 64], repeats)
+    p = np.array([1.0, 2, 4, 8, 16, 32, 64])
     clean, held = usl(p, sigma, kappa, 100.0), np.zeros(3)
     for _ in range(rounds):
         error = 0.03 * rng.normal(size=p.size)
