@@ -1,8 +1,7 @@
 """Asynchronous sampling: buffers, the production/consumption limiter, and the threads between them."""
 
 from retrain.config.flow import FlowSettings, samples_per_batch
-from retrain.pipeline.limiter import RateLimiter, RateStats
-from retrain.pipeline.monitor import ClosedError
+from retrain.pipeline.limiter import ClosedError, RateLimiter, RateStats
 from retrain.pipeline.rollout_pipeline import Batch, EndOfStreamError, RolloutPipeline
 from retrain.records.step_row import PipelineStats
 

@@ -36,7 +36,7 @@ class Buffer(Generic[Item]):
         self._unseen: list[Sample[Item]] = []
 
     def __len__(self) -> int:
-        return len(self._unseen)
+        return self.unseen
 
     @property
     def unseen(self) -> int:

@@ -1,16 +1,54 @@
-"""A blocking rate limiter for any training loop: it keeps the ratio of samples to batches."""
+"""A blocking rate limiter for any training loop: it keeps the ratio of samples to batches.
+
+`Monitor` is the one place where threads of a limiter or a pipeline wait.
+"""
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from numbers import Integral
-from types import TracebackType
 
 from retrain.config.flow import is_count
 from retrain.controllers.rate import JsonState, RateAccount
-from retrain.pipeline.monitor import Monitor
+from retrain.errors import RetrainError
+
+
+class ClosedError(RetrainError):
+    """The limiter or pipeline was closed before or during a wait."""
+
+
+class Monitor(threading.Condition):
+    """A lock with a condition that measures waits and wakes waiters when closed; hold it in every call."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        super().__init__()
+        self.is_closed = False
+        self._clock = clock
+
+    def wait_until(self, is_ready: Callable[[], bool], timeout_s: float | None, awaited: str) -> float:
+        """Wait until `is_ready()`, checked again after every `notify_all`; return the seconds waited.
+
+        Raises:
+            ClosedError: closed before it was ready.
+            TimeoutError: not ready within `timeout_s`.
+        """
+        start = self._clock()
+        self.wait_for(lambda: self.is_closed or is_ready(), timeout_s)
+        if self.is_closed:
+            raise ClosedError(f"closed while waiting for {awaited}")
+        if not is_ready():
+            raise TimeoutError(
+                f"waited {timeout_s} s for {awaited}; raise timeout_s, or check that the other side runs"
+            )
+        return self._clock() - start
+
+    def close(self) -> None:
+        """Raise `ClosedError` in every present and future waiter."""
+        self.is_closed = True
+        self.notify_all()
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +115,7 @@ class RateLimiter:
             )
             self._producer_wait_s += wait_s
             self._account.add(samples)
-            self._monitor.wake()
+            self._monitor.notify_all()
         return wait_s
 
     def consume(self, batches: int = 1, timeout_s: float | None = None) -> float:
@@ -91,7 +129,7 @@ class RateLimiter:
         batches = _whole("batches", batches)
         with self._monitor:
             self._asked += batches
-            self._monitor.wake()  # a claim of several batches lets producers go further
+            self._monitor.notify_all()  # a claim of several batches lets producers go further
             try:
                 wait_s = self._monitor.wait_until(
                     lambda: self._account.may_consume(batches), timeout_s, "samples to be produced"
@@ -100,7 +138,7 @@ class RateLimiter:
                 self._asked -= batches
             self._consumer_wait_s += wait_s
             self._account.take(batches)
-            self._monitor.wake()
+            self._monitor.notify_all()
         return wait_s
 
     def is_stale(self, sampled_version: int, current_version: int) -> bool:
@@ -112,13 +150,13 @@ class RateLimiter:
         samples = _whole("samples", samples)
         with self._monitor:
             self._account.discard(samples)
-            self._monitor.wake()
+            self._monitor.notify_all()
 
     def finish(self) -> None:
         """Declare that production has ended: consumers no longer wait."""
         with self._monitor:
             self._account.finished = True
-            self._monitor.wake()
+            self._monitor.notify_all()
 
     def close(self) -> None:
         """Wake every waiter with `ClosedError`; safe to call twice."""
@@ -148,14 +186,12 @@ class RateLimiter:
         """Restore what `state_dict` returned."""
         with self._monitor:
             self._account.load_state_dict(state)
-            self._monitor.wake()
+            self._monitor.notify_all()
 
     def __enter__(self) -> RateLimiter:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *raised: object) -> None:
         self.close()
 
 

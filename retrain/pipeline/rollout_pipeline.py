@@ -7,14 +7,13 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Any, Generic
 
 from retrain.config.flow import FlowSettings
 from retrain.errors import RetrainError
 from retrain.pipeline.buffers import Item, build
 from retrain.pipeline.flow import Flow
-from retrain.pipeline.monitor import ClosedError, Monitor
+from retrain.pipeline.limiter import ClosedError, Monitor
 from retrain.records.step_row import PipelineStats
 
 
@@ -114,22 +113,24 @@ class RolloutPipeline(Generic[Item]):
         """
         with self._monitor:
             self._flow.ask(samples, version)
-            self._monitor.wake()
+            self._monitor.notify_all()
             wait_s = self._monitor.wait_until(self._has_news, timeout_s, "samples to train on")
             self._consumer_wait_s += wait_s
             if self._failure is not None:
                 raise self._failure
             if not self._flow.may_take():
                 raise EndOfStreamError(f"production ended after {self._flow.batches} batches")
-            batch = self._taken()
-            self._monitor.wake()
-        return batch
+            taken = self._flow.take()
+            self._ages = tuple(self._flow.version - sample.version for sample in taken)
+            items, stale = tuple(sample.item for sample in taken), tuple(self._flow.take_dropped())
+            self._monitor.notify_all()
+            return Batch(items, self._ages, stale)
 
     def publish(self, version: int) -> None:
         """Announce that the policy was updated to this version."""
         with self._monitor:
             self._flow.publish(version)
-            self._monitor.wake()
+            self._monitor.notify_all()
 
     def close(self, timeout_s: float = 5.0) -> bool:
         """Wake and end all threads, then wait for the producers; safe to call twice.
@@ -186,18 +187,11 @@ class RolloutPipeline(Generic[Item]):
         self.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *raised: object) -> None:
         self.close()
 
     def _has_news(self) -> bool:
         return self._failure is not None or self._flow.account.finished or self._flow.may_take()
-
-    def _taken(self) -> Batch[Item]:
-        samples = self._flow.take()
-        self._ages = tuple(self._flow.version - sample.version for sample in samples)
-        return Batch(tuple(sample.item for sample in samples), self._ages, tuple(self._flow.take_dropped()))
 
     def _work(self) -> None:
         """Produce until the end; pass errors to the trainer's thread."""
@@ -214,7 +208,7 @@ class RolloutPipeline(Generic[Item]):
             self._failure = self._failure or failure
             if self._running == 0:
                 self._flow.finish()
-            self._monitor.wake()
+            self._monitor.notify_all()
 
     def _produce_unit(self) -> bool:
         with self._monitor:
@@ -230,5 +224,5 @@ class RolloutPipeline(Generic[Item]):
                 self._flow.abandon(unit)
             else:
                 self._flow.arrive(unit, items, version)
-            self._monitor.wake()
+            self._monitor.notify_all()
         return items is not None
