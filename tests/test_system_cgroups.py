@@ -2,13 +2,16 @@
 
 import pytest
 
-from retrain.system.cgroups import Pool, cpu_pools, memory_pools, stalled_fraction
 from retrain.system.machine import (
+    Pool,
     cpu_capacity,
+    cpu_pools,
     machine_cpu,
     machine_memory,
     memory_available_bytes,
     memory_limit_bytes,
+    memory_pools,
+    stalled_fraction,
 )
 
 GIB = 2**30

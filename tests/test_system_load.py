@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from retrain import system
-from retrain.system.cgroups import Pool
 from retrain.system.load import LoadMeter, taken_fraction
+from retrain.system.machine import Pool
 
 # waits for a line, burns that many core-seconds, says so, and ends with its standard input
 BURNER = """

@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from retrain.system.cgroups import PROC
+from retrain.system.machine import PROC
 
 
 @dataclass(frozen=True, slots=True)
