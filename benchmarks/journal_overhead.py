@@ -33,8 +33,7 @@ from retrain.records.step_row import (
 from retrain.rollouts import Group, Prompt, Rollout
 from retrain.trainer import checkpoint
 from retrain.trainer.batch import ScoredBatch
-from retrain.trainer.journal import Journal
-from retrain.trainer.sample_selection import choose
+from retrain.trainer.journal import Journal, choose
 
 PHASES = ("sample", "reward", "train")
 SAVE_EVERY = 20
@@ -131,7 +130,7 @@ def row_of(step: int) -> StepRow:
         identity=Identity(step=step, run="r_s0", condition="r", seed=0, attempt=1, timestamp=utc_now()),
         timing=Timing(step_time_s=x, sample_time_s=x, reward_time_s=x, train_time_s=x),
         permits=PermitUse(wait_s=x, held_s=x, permits=None),
-        rollouts=BATCH.summary(8, x),
+        rollouts=BATCH.summary(ADVANTAGES, x),
         update=UpdateSummary(loss=x, lr=x, grad_norm=x, clip_fraction=x, entropy=x, reference_kl=x),
         control=ControlSummary(lr_factor=x, prompts_at_a_time=8, out_of_memory_at=None),
         back_pressure=BackPressureSummary(

@@ -23,9 +23,8 @@ from benchmarks.status_at_scale import Measured, measure
 from retrain.records.attempts import begin_attempt, end_attempt
 from retrain.records.layout import CampaignFiles, RunFiles, create_directory
 from retrain.records.manifest import PlannedRun, new_manifest, refresh, write_manifest
-from retrain.records.metrics import MetricsWriter
+from retrain.records.metrics import MetricsWriter, seal_of
 from retrain.records.run_state import RunState, write_done
-from retrain.records.seal import seal_of
 
 CONDITIONS = 4
 MEASURED = (

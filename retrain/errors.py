@@ -6,7 +6,7 @@ Raise the most specific class, with a message that says where, what and how to f
 from __future__ import annotations
 
 import errno
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 EXIT_DONE = 0
@@ -104,6 +104,43 @@ def may_pass(error: RecordsError) -> bool:
     """Whether a retry may help: a full disk may be freed, but permissions do not change by themselves."""
     cause = error.__cause__
     return isinstance(cause, OSError) and cause.errno not in _LASTING
+
+
+_SURROUNDINGS = frozenset(
+    {
+        *(errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS, errno.ESTALE),
+        *(errno.ENETDOWN, errno.ENETUNREACH, errno.EHOSTDOWN, errno.EHOSTUNREACH),
+        *(errno.ENOMEM, errno.EAGAIN, errno.EMFILE, errno.ENFILE),  # out of memory, processes or open files
+    }
+)
+
+
+def exit_code_of(error: Exception) -> int:
+    """Return the exit code of a worker ended by this error; 75 if another attempt may succeed.
+
+    Either the run failed, or the machine or network around it.
+    """
+    if isinstance(error, RecordsError) and may_pass(error):
+        return EXIT_INFRASTRUCTURE
+    if isinstance(error, RetrainError):
+        return EXIT_RUN_FAILED if error.exit_code == EXIT_BUG else error.exit_code
+    return EXIT_INFRASTRUCTURE if any(map(_is_the_surroundings, _behind(error))) else EXIT_RUN_FAILED
+
+
+def _behind(error: BaseException | None) -> Iterator[BaseException]:
+    """Iterate over an error and its causes: libraries wrap a lost connection in errors of their own."""
+    while error is not None:
+        yield error
+        error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+
+
+def _is_the_surroundings(error: BaseException) -> bool:
+    import socket  # imported late: few runs fail
+
+    if isinstance(error, (ConnectionError, MemoryError, TimeoutError)):
+        return True
+    is_name_trouble = isinstance(error, socket.gaierror) and error.errno == socket.EAI_AGAIN
+    return isinstance(error, OSError) and (error.errno in _SURROUNDINGS or is_name_trouble)
 
 
 def records_error(path: Path, doing: str, error: OSError) -> RecordsError:

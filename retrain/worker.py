@@ -34,19 +34,18 @@ from retrain.errors import (
     ConfigError,
     RecordsError,
     RetrainError,
+    exit_code_of,
 )
 from retrain.locks.held import hold, present_holder
-from retrain.records.atomic import remove_leftovers
 from retrain.records.attempts import begin_attempt, end_attempt
+from retrain.records.files import remove_leftovers
 from retrain.records.layout import RunFiles, campaign_of
-from retrain.records.metrics import require_steps
+from retrain.records.metrics import Seal, require_steps, seal_of
 from retrain.records.run_state import RunState, read_done, write_done
-from retrain.records.seal import Seal, seal_of
 from retrain.records.step_row import Value, columns
 from retrain.records.stop_request import asked_to_stop
 from retrain.records.text import as_typed
 from retrain.streams import fill_closed
-from retrain.trainer.failures import exit_code_of
 
 if TYPE_CHECKING:
     from retrain.trainer.checkpoint import Checkpoint

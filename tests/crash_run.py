@@ -18,7 +18,8 @@ from pathlib import Path
 from retrain.campaign.endings import conclude, ended_attempts
 from retrain.errors import RecordsError
 from retrain.locks import held as locks
-from retrain.records import atomic, attempts, metrics, run_state, samples
+from retrain.records import attempts, metrics, run_state, samples
+from retrain.records import files as on_disk
 from retrain.records.files import FILE_MODE, make_directory, write_all
 from retrain.records.layout import CampaignFiles, RunFiles
 from retrain.records.manifest import (
@@ -68,7 +69,7 @@ def live(root: Path, manifest: Manifest, on_saved: Callable[[int], None] = lambd
     if (supervising := locks.hold(campaign.lock)) is None:
         return
     with supervising:
-        atomic.remove_leftovers(root)
+        on_disk.remove_leftovers(root)
         write_manifest(campaign.manifest, refresh(manifest, campaign))
         if (lock := locks.hold(files.lock)) is not None:
             with lock:
@@ -80,7 +81,7 @@ def live(root: Path, manifest: Manifest, on_saved: Callable[[int], None] = lambd
 
 
 def train(files: RunFiles, on_saved: Callable[[int], None]) -> None:
-    atomic.remove_leftovers(files.directory)
+    on_disk.remove_leftovers(files.directory)
     found = checkpoint.newest(files.checkpoints)
     step = found.step if found else 0
     value = found.state["value"] if found else 1

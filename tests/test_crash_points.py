@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from retrain.locks import held as locks
-from retrain.records import atomic, files, lines
+from retrain.records import files, lines
 from retrain.records.metrics import MetricsWriter
 from retrain.trainer import checkpoint
 from tests.crash_run import every_point, losses_after_kills, power_losses, random_kills
@@ -71,17 +71,17 @@ def no_lock(patch: Patch) -> None:
 
 def files_replaced_in_place(patch: Patch) -> None:
     def write_in_place(path: Path, content: str | bytes, *, durable: bool = True) -> None:
-        fd = atomic.os.open(path, atomic.os.O_WRONLY | atomic.os.O_CREAT | atomic.os.O_TRUNC, 0o600)
+        fd = files.os.open(path, files.os.O_WRONLY | files.os.O_CREAT | files.os.O_TRUNC, 0o600)
         try:
-            atomic.write_all(fd, content.encode() if isinstance(content, str) else content)
+            files.write_all(fd, content.encode() if isinstance(content, str) else content)
         finally:
-            atomic.os.close(fd)
+            files.os.close(fd)
 
-    patch.setattr(atomic, "write_atomic", write_in_place)
+    patch.setattr(files, "write_atomic", write_in_place)
 
 
 def leftovers_stay(patch: Patch) -> None:
-    patch.setattr(atomic, "remove_leftovers", lambda directory: 0)
+    patch.setattr(files, "remove_leftovers", lambda directory: 0)
 
 
 @pytest.mark.parametrize("mutate", [no_tail_repair, no_lock, files_replaced_in_place, leftovers_stay])
@@ -97,8 +97,8 @@ def rows_not_synced_before_a_checkpoint(patch: Patch) -> None:
 
 
 def files_not_synced_before_their_rename(patch: Patch) -> None:
-    real = atomic._write_new
-    patch.setattr(atomic, "_write_new", lambda path, data, *, durable: real(path, data, durable=False))
+    real = files._write_new
+    patch.setattr(files, "_write_new", lambda path, data, *, durable: real(path, data, durable=False))
 
 
 def checkpoints_not_synced_nor_verified(patch: Patch) -> None:

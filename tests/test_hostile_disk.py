@@ -14,9 +14,8 @@ import pytest
 
 from retrain.campaign.run import reopen, start
 from retrain.errors import EXIT_INFRASTRUCTURE, EXIT_RUN_FAILED, RecordsError
-from retrain.records.atomic import read_json, write_json
 from retrain.records.attempts import read_attempts
-from retrain.records.files import make_directory
+from retrain.records.files import make_directory, read_json, write_json
 from retrain.records.layout import RunFiles
 from retrain.records.metrics import MetricsWriter, read_metrics, scan_metrics
 from retrain.trainer import checkpoint
@@ -88,7 +87,7 @@ def test_a_full_disk_keeps_the_old_file_and_the_old_checkpoint(small_disk: Path)
     checkpoint.save(small_disk / "checkpoints", 1, {}, lambda at: (at / "w").write_bytes(b"w"), keep=2)
     code = (
         "import sys; from pathlib import Path; from retrain.trainer import checkpoint\n"
-        "from retrain.records.atomic import write_json\n"
+        "from retrain.records.files import write_json\n"
         "here = Path(sys.argv[1]); big = 'x' * 80_000; saved = here / 'checkpoints'\n"
         "for write in (\n"
         "  lambda: write_json(here / 'manifest.json', {'n': big}),\n"

@@ -17,7 +17,7 @@ from retrain.plan.provenance import Provenance, read_provenance, write_provenanc
 from retrain.records.attempts import begin_attempt, end_attempt, read_attempts
 from retrain.records.layout import CampaignFiles, RunFiles
 from retrain.records.manifest import PlannedRun, new_manifest, read_manifest, write_manifest
-from retrain.records.metrics import MetricsWriter, scan_rows, tail_rows
+from retrain.records.metrics import MetricsWriter, read_ends, scan_metrics
 from retrain.records.run_state import Progress, read_done, read_progress, write_done, write_progress
 from retrain.records.samples import SamplesWriter, read_samples
 from retrain.semaphore import FileSemaphore
@@ -29,7 +29,7 @@ READERS: dict[str, Callable[[Path], object]] = {
     "done.json": read_done,
     "attempts.jsonl": read_attempts,
     "run.lock": lambda path: (holder(path), is_held(path)),
-    "metrics.jsonl": lambda path: (scan_rows(path), tail_rows(path, 2)),
+    "metrics.jsonl": lambda path: (scan_metrics(path.parent), read_ends(path, 2)),
     "samples.jsonl": read_samples,
     "manifest.json": read_manifest,
     "origin.json": lambda path: read_provenance(CampaignFiles(path.parent)),

@@ -12,7 +12,7 @@ from retrain.campaign.endings import Ending
 from retrain.config.load import load_config
 from retrain.plan.matrix import RunPlan, plan_runs
 from retrain.records.layout import CampaignFiles
-from retrain.records.metrics import MetricsWriter
+from retrain.records.metrics import MetricsEnds, MetricsWriter
 from retrain.records.run_state import RunState
 from retrain.render import live
 from retrain.render.live import LiveView
@@ -48,14 +48,14 @@ def test_bars_follow_what_runs_have_written(view: LiveView) -> None:
 def test_a_run_that_ends_while_it_is_read_has_no_bar_any_more(
     view: LiveView, runs: tuple[RunPlan, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    read = live.tail_rows
+    read = live.read_ends
 
-    def ends_meanwhile(path: Path, count: int) -> list[dict]:
-        rows = read(path, count)
+    def ends_meanwhile(path: Path, *wanted: object) -> MetricsEnds:
+        rows = read(path, *wanted)
         view.ended(runs[0], Ending(RunState.DONE), ())
         return rows
 
-    monkeypatch.setattr(live, "tail_rows", ends_meanwhile)
+    monkeypatch.setattr(live, "read_ends", ends_meanwhile)
     view.look()
     assert completed(view) == {"campaign": 4}
 

@@ -17,7 +17,7 @@ from retrain.records.metrics import read_metrics
 from retrain.records.run_row import PlannedRun, read_row
 from retrain.records.run_state import read_done
 from retrain.status.survey import survey
-from retrain.trainer import logger_thread
+from retrain.trainer import logger_threads
 from tests import logger_plugins
 from tests.semaphore_processes import wait_until
 from tests.test_samples import _stop_after
@@ -65,7 +65,7 @@ def test_several_loggers_with_parameters_get_the_same(tmp_path):
 
 @pytest.mark.parametrize("name", ["unwilling", "failing"])
 def test_a_logger_that_fails_stops_nothing_and_says_so(tmp_path, monkeypatch, capfd, name):
-    monkeypatch.setattr(logger_thread, "PAUSE_S", 0.0)
+    monkeypatch.setattr(logger_threads, "PAUSE_S", 0.0)
     files = train(tmp_path / "run", with_loggers(name))
     assert len(read_metrics(files.directory)) == SMALL["training"]["max_steps"]
     said = capfd.readouterr().err
@@ -75,7 +75,7 @@ def test_a_logger_that_fails_stops_nothing_and_says_so(tmp_path, monkeypatch, ca
 
 @pytest.mark.parametrize("name", ["unwilling", "failing", "unflushable", "leaving"])
 def test_a_failing_logger_says_its_reason_once_in_one_line(tmp_path, monkeypatch, capfd, name):
-    monkeypatch.setattr(logger_thread, "PAUSE_S", 0.0)
+    monkeypatch.setattr(logger_threads, "PAUSE_S", 0.0)
     train(tmp_path / "run", with_loggers(name, max_steps=12, save_every=2))
     said = [line for line in capfd.readouterr().err.splitlines() if line]
     assert [line.split()[2] for line in said] == ["cannot", "is"]
@@ -84,7 +84,7 @@ def test_a_failing_logger_says_its_reason_once_in_one_line(tmp_path, monkeypatch
 
 
 def test_a_tool_begins_no_run_whose_id_could_not_be_kept(tmp_path, monkeypatch, capfd):
-    monkeypatch.setattr(logger_thread, "PAUSE_S", 0.0)
+    monkeypatch.setattr(logger_threads, "PAUSE_S", 0.0)
     files = make_run(tmp_path / "run", with_loggers("recording"))
     (files.directory / "loggers").write_text("no directory")
     assert worker.run(files.directory, threading.Event()) == 0
@@ -129,7 +129,7 @@ def test_a_run_is_done_before_its_loggers_are(tmp_path):
 
 
 def test_what_a_logger_lacks_at_the_end_is_written_down(tmp_path, monkeypatch):
-    monkeypatch.setattr(logger_thread, "SILENT_S", 0.1)
+    monkeypatch.setattr(logger_threads, "SILENT_S", 0.1)
     files = train(tmp_path / "run", with_loggers("hanging"))
     assert read_attempts(files.attempts)[-1].message == (
         f"{OWN}.hanging lacks 6 of 6 rows; `retrain resume` logs them"
@@ -138,7 +138,7 @@ def test_what_a_logger_lacks_at_the_end_is_written_down(tmp_path, monkeypatch):
 
 
 def test_a_run_that_is_asked_to_leave_does_not_wait_for_its_loggers(tmp_path, monkeypatch):
-    monkeypatch.setattr(logger_thread, "LEAVING_S", 0.1)
+    monkeypatch.setattr(logger_threads, "LEAVING_S", 0.1)
     files, stop = make_run(tmp_path / "run", with_loggers("hanging")), threading.Event()
     worker_thread = threading.Thread(target=worker.run, args=(files.directory, stop))
     worker_thread.start()
@@ -149,7 +149,7 @@ def test_a_run_that_is_asked_to_leave_does_not_wait_for_its_loggers(tmp_path, mo
 
 
 def test_a_batch_that_failed_is_handed_over_again_whole(tmp_path, monkeypatch):
-    monkeypatch.setattr(logger_thread, "PAUSE_S", 0.0)
+    monkeypatch.setattr(logger_threads, "PAUSE_S", 0.0)
     files = train(tmp_path / "run", with_loggers("hiccup"))
     assert [line["step"] for line in told(files, "hiccup.jsonl") if "step" in line] == list(range(1, 7))
 
@@ -174,7 +174,7 @@ name = "maxrl"
 
 
 def test_resume_logs_what_the_loggers_of_finished_runs_lack(tmp_path, monkeypatch, capfd):
-    monkeypatch.setattr(logger_thread, "PAUSE_S", 0.0)
+    monkeypatch.setattr(logger_threads, "PAUSE_S", 0.0)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "study.toml").write_text(CAMPAIGN)
     directory = run_campaign(tmp_path / "study.toml").directory

@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from retrain.errors import RecordsError
-from retrain.records.atomic import read_json, remove_leftovers, write_atomic, write_json
+from retrain.records.files import read_json, remove_leftovers, write_atomic, write_json
 
 
 def test_written_json_is_read_back(tmp_path):
@@ -59,7 +59,7 @@ def test_infinity_is_refused_and_the_old_content_stays(tmp_path):
 def test_a_disk_that_refuses_keeps_the_old_content_and_leaves_no_litter(tmp_path):
     path = tmp_path / "a.json"
     write_json(path, {"x": 1})
-    program = "import sys, pathlib; from retrain.records.atomic import write_atomic\n"
+    program = "import sys, pathlib; from retrain.records.files import write_atomic\n"
     program += "write_atomic(pathlib.Path(sys.argv[1]), 'y' * 100_000)"
     ended = subprocess.run(
         [sys.executable, "-c", program, str(path)],
@@ -77,7 +77,7 @@ def test_readers_beside_a_killed_writer_never_see_half_a_file(tmp_path):
     write_json(path, {"n": 0, "filler": "x" * 50_000})
     program = """
 import sys, pathlib
-from retrain.records.atomic import write_json
+from retrain.records.files import write_json
 n = 0
 while True:
     n += 1

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from retrain.records.atomic import read_json, remove_leftovers, write_json
 from retrain.records.attempts import begin_attempt, end_attempt, read_attempts
+from retrain.records.files import read_json, remove_leftovers, write_json
 from retrain.records.metrics import MetricsWriter, read_metrics, scan_metrics
 
 OPERATIONS = ("open", "write", "ftruncate", "fsync", "replace", "unlink", "mkdir", "close")

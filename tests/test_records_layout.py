@@ -6,7 +6,7 @@ import pytest
 
 from retrain.errors import ConfigError, RecordsError
 from retrain.records.files import make_directory
-from retrain.records.layout import CampaignFiles, create_directory, find_campaigns, permits_directory
+from retrain.records.layout import CampaignFiles, campaign_of, create_directory, find_campaigns
 
 
 def test_a_new_directory_is_private_and_named_after_campaign_and_time(tmp_path):
@@ -81,5 +81,5 @@ def test_a_missing_log_directory_is_an_error(tmp_path):
 
 def test_runs_of_a_campaign_share_its_permits_and_a_single_run_has_its_own(tmp_path):
     campaign = CampaignFiles(_campaign(tmp_path / "a"))
-    assert permits_directory(campaign.run("x_s1").directory) == campaign.permits
-    assert permits_directory(tmp_path / "alone") == tmp_path / "alone" / "permits"
+    assert campaign_of(campaign.run("x_s1").directory).permits == campaign.permits
+    assert campaign_of(tmp_path / "alone").permits == tmp_path / "alone" / "permits"

@@ -16,7 +16,6 @@ from retrain.records.metrics import (
     read_metrics,
     scan_metrics,
     stream_rows,
-    tail_rows,
 )
 
 
@@ -106,13 +105,16 @@ def test_the_tail_is_the_last_rows_whatever_their_length(tmp_path):
     for step in range(1, 30):
         _write(tmp_path, 1, [step], filler="x" * (step * 997))
     for n in (1, 2, 5, 29, 100):
-        assert tail_rows(tmp_path / "metrics.jsonl", n) == read_metrics(tmp_path)[-n:]
+        assert read_ends(tmp_path / "metrics.jsonl", n).last == read_metrics(tmp_path)[-n:]
 
 
 def test_a_tail_across_a_resume_tells_each_step_once(tmp_path):
     _write(tmp_path, 1, [1, 2, 3, 4])
     _write(tmp_path, 2, [3])
-    assert [(r["step"], r["attempt"]) for r in tail_rows(tmp_path / "metrics.jsonl", 4)] == [(2, 1), (3, 2)]
+    assert [(r["step"], r["attempt"]) for r in read_ends(tmp_path / "metrics.jsonl", 4).last] == [
+        (2, 1),
+        (3, 2),
+    ]
 
 
 @pytest.mark.parametrize("nested", [{}, {"sizes": {"step": 99, "loss": 99}}])
@@ -126,7 +128,7 @@ def test_picked_values_are_those_of_the_row_itself(tmp_path, nested):
 
 def test_a_run_without_rows_reads_as_empty_and_a_missing_run_is_an_error(tmp_path):
     assert read_metrics(tmp_path) == []
-    assert tail_rows(tmp_path / "metrics.jsonl", 5) == []
+    assert read_ends(tmp_path / "metrics.jsonl", 5).last == []
     with pytest.raises(RecordsError, match="is not a run's directory"):
         read_metrics(tmp_path / "nothing")
 

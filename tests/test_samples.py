@@ -26,7 +26,7 @@ from retrain.records.text import plain_lines
 from retrain.rollouts import Group, Prompt, Rollout
 from retrain.status.samples import choose
 from retrain.trainer.batch import ScoredBatch
-from retrain.trainer.sample_selection import choose as choose_shown
+from retrain.trainer.journal import choose as choose_shown
 from tests.test_trainer import SMALL, make_run, train
 
 LONG = SMALL | {"training": SMALL["training"] | {"max_steps": 30, "save_every": 7}}

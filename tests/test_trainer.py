@@ -15,7 +15,7 @@ import tomli_w
 from retrain import worker
 from retrain.config.load import parse
 from retrain.config.resolve import as_tables
-from retrain.errors import RunFailedError
+from retrain.errors import RunFailedError, exit_code_of
 from retrain.plan.matrix import plan_runs
 from retrain.records.attempts import read_attempts
 from retrain.records.layout import RunFiles
@@ -23,8 +23,7 @@ from retrain.records.metrics import read_metrics
 from retrain.records.run_state import read_done
 from retrain.rollouts import Prompt
 from retrain.trainer import checkpoint
-from retrain.trainer.failures import exit_code_of
-from retrain.trainer.prompts import PromptStream
+from retrain.trainer.source import PromptStream
 from tests.stopping import StopAfterStep
 
 ALWAYS = set(

@@ -14,8 +14,7 @@ from retrain.config.load import parse
 from retrain.errors import RunFailedError
 from retrain.records.metrics import read_metrics
 from retrain.rollouts import Group, Prompt, Rollout
-from retrain.trainer.advantage import open_advantage
-from retrain.trainer.batch import Algorithm, ScoredBatch
+from retrain.trainer.batch import Algorithm, ScoredBatch, open_advantage
 from tests.test_trainer import make_run, with_
 
 NAN = np.nan

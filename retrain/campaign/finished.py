@@ -17,8 +17,8 @@ from retrain.plan.matrix import RunPlan
 from retrain.records.attempts import end_attempt, read_attempts
 from retrain.records.files import remove_file
 from retrain.records.layout import RunFiles
+from retrain.records.metrics import require_sealed
 from retrain.records.run_state import RunState, read_done
-from retrain.records.seal import require_sealed
 from retrain.records.text import count_of
 
 

@@ -34,7 +34,7 @@ from retrain.launchers import Launcher
 from retrain.locks.held import HeldLock, hold, present_holder
 from retrain.plan.matrix import Plan, RunPlan
 from retrain.plan.provenance import known_origin, working_directories
-from retrain.records.atomic import remove_leftovers
+from retrain.records.files import remove_leftovers
 from retrain.records.layout import CampaignFiles, RunFiles
 from retrain.records.manifest import RunEntry
 from retrain.records.notices import NoticeBook

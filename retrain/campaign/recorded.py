@@ -22,9 +22,8 @@ from retrain.locks.held import is_held
 from retrain.plan.matrix import Plan, RunPlan
 from retrain.plan.provenance import Provenance
 from retrain.plan.provenance import digest as digest_of_file
-from retrain.records.layout import CampaignFiles, RunFiles
+from retrain.records.layout import CampaignFiles, RunFiles, files_of_runs, recorded_hash, recorded_tables
 from retrain.records.manifest import read_manifest
-from retrain.records.run_toml import files_of_runs, recorded_hash, recorded_tables
 from retrain.records.text import as_typed, first_of, plain
 
 SHOWN_RUNS = 3  # named in a line of a diff

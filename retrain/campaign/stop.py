@@ -22,10 +22,9 @@ from retrain.launchers import Ended, Launcher
 from retrain.launchers.signals import signal_holder
 from retrain.locks.held import HeldLock, hold, holder, is_held, present_holder
 from retrain.plan.provenance import known_origin
-from retrain.records.layout import CampaignFiles, RunFiles, open_campaign
+from retrain.records.layout import CampaignFiles, RunFiles, files_of_runs, open_campaign, recorded_hash
 from retrain.records.manifest import read_manifest, refresh, write_manifest
 from retrain.records.run_state import RunState
-from retrain.records.run_toml import files_of_runs, recorded_hash
 from retrain.records.stop_request import ask_to_stop
 
 PAUSE_S = 0.1

@@ -22,9 +22,8 @@ from retrain.launchers import Assignment, Begun, Ended
 from retrain.launchers.shared_permits import workers_at_a_time
 from retrain.launchers.signals import signal_holder
 from retrain.locks.held import is_held
-from retrain.records.layout import RunFiles
+from retrain.records.layout import RunFiles, recorded_hash
 from retrain.records.run_state import read_done
-from retrain.records.run_toml import recorded_hash
 
 LEAST_POLL_S = 2.0  # between two queries
 FORGOTTEN = (

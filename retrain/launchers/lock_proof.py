@@ -16,8 +16,7 @@ from pathlib import Path
 
 from retrain.errors import EXIT_DONE, EXIT_LAUNCH, LaunchError, RecordsError
 from retrain.locks.descriptors import LockFile
-from retrain.records.atomic import read_json, write_json
-from retrain.records.files import make_directory
+from retrain.records.files import make_directory, read_json, write_json
 
 PATIENCE_S = 120.0  # how long a network file system may take to show a new file
 PAUSE_S = 0.2

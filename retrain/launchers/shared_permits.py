@@ -14,8 +14,7 @@ from pathlib import Path
 
 from retrain.errors import LaunchError
 from retrain.launchers import Assignment
-from retrain.records.atomic import read_json
-from retrain.records.files import remove_file
+from retrain.records.files import read_json, remove_file
 from retrain.records.layout import CampaignFiles
 from retrain.records.stop_request import asked_to_stop
 

@@ -17,9 +17,8 @@ from typing import TYPE_CHECKING, Any
 from retrain.config.versions import CURRENT, run_version
 from retrain.errors import ConfigError, RecordsError
 from retrain.plan.matrix import planned_runs
-from retrain.records.atomic import read_json, write_json
-from retrain.records.layout import CampaignFiles, RunFiles, is_single_run
-from retrain.records.run_toml import files_of_runs, recorded_tables
+from retrain.records.files import read_json, write_json
+from retrain.records.layout import CampaignFiles, RunFiles, files_of_runs, is_single_run, recorded_tables
 
 if TYPE_CHECKING:
     from retrain.records.manifest import RunEntry

@@ -7,15 +7,13 @@ an end line whose run.lock is free belongs to a process that died without record
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from retrain.clock import utc_now
 from retrain.records.files import read_small
-from retrain.records.lines import LineAppender, dump_line, number_in, parse_line
+from retrain.records.lines import LineAppender, Row, append_line, dump_line, number_in, parse_line
 from retrain.records.software import installed
 
 
@@ -42,9 +40,6 @@ def begin_attempt(path: Path, *, resumed_from_step: int = 0) -> int:
 
     Returns:
         The attempt's number, from 1.
-
-    Raises:
-        RecordsError: the file cannot be read or written.
     """
     with closing(LineAppender(path)) as lines:  # opening repairs the file, so the lines read below are whole
         number = max((a.number for a in read_attempts(path)), default=0) + 1
@@ -73,11 +68,7 @@ def end_attempt(
     duration_s: float | None = None,
     ended_at: str | None = None,
 ) -> None:
-    """Record how an attempt ended (now, unless `ended_at` is given); the last recorded end counts.
-
-    Raises:
-        RecordsError: the file cannot be written.
-    """
+    """Record how an attempt ended (now, unless `ended_at` is given); the last recorded end counts."""
     end = {
         "event": "end",
         "attempt": number,
@@ -87,20 +78,13 @@ def end_attempt(
         "message": message,
         "duration_s": duration_s,
     }
-    with closing(LineAppender(path)) as lines:
-        lines.append(dump_line(end))
-        lines.sync()
+    append_line(path, end)
 
 
 def read_attempts(path: Path) -> tuple[Attempt, ...]:
-    """Read a run's attempts in the order of their numbers; lines that are not attempts are skipped.
-
-    Raises:
-        RecordsError: the file cannot be read.
-    """
+    """Read a run's attempts in the order of their numbers; lines that are not attempts are skipped."""
     attempts: dict[int, Attempt] = {}
-    content = read_small(path) or b""  # done for every run, so in as few calls as possible
-    for line in content.splitlines():
+    for line in (read_small(path) or b"").splitlines():  # for every run, so in as few calls as possible
         row = parse_line(line) or {}
         number = row.get("attempt")
         if not isinstance(number, int):
@@ -113,28 +97,25 @@ def read_attempts(path: Path) -> tuple[Attempt, ...]:
     return tuple(attempts[number] for number in sorted(attempts))
 
 
-def _begun(number: int, row: Mapping[str, Any]) -> Attempt:
+def _begun(number: int, row: Row) -> Attempt:
     return Attempt(
         number=number,
-        pid=_integer(row.get("pid")) or 0,
+        pid=int(number_in(row, "pid") or 0),
         host=str(row.get("host", "")),
         started_at=str(row.get("started_at", "")),
-        resumed_from_step=_integer(row.get("resumed_from_step")) or 0,
+        resumed_from_step=int(number_in(row, "resumed_from_step") or 0),
         job=str(row.get("job", "")),
         software=str(row.get("software", "")),
     )
 
 
-def _ended(begun: Attempt, row: Mapping[str, Any]) -> Attempt:
+def _ended(begun: Attempt, row: Row) -> Attempt:
+    code = number_in(row, "exit_code")
     return replace(
         begun,
         ended_at=str(row.get("ended_at", "")),
         ending=str(row.get("ending", "")),
-        exit_code=_integer(row.get("exit_code")),
+        exit_code=None if code is None else int(code),
         message=str(row.get("message", "")),
         duration_s=number_in(row, "duration_s"),
     )
-
-
-def _integer(value: object) -> int | None:
-    return value if isinstance(value, int) else None

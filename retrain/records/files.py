@@ -1,20 +1,29 @@
-"""The file operations behind every record, in one place so that tests can replace them.
+"""The file operations behind every record, and small files that are replaced atomically.
 
 All changes to a disk are these calls, looked up on `os` at the time of the call: `os.open`, `os.write`,
 `os.ftruncate`, `os.fsync`, `os.replace`, `os.unlink`, `os.mkdir`, `os.close`. A crash test
 replaces them there.
+
+A small file is written to a temporary file in its directory, synced and renamed; then the directory is
+synced: a reader sees the old content or the new content, never a mixture. A crash leaves at most a
+`.NAME.*.tmp` file, which `remove_leftovers` removes.
 """
 
-# ruff: noqa: PTH102, PTH108 (calls on `os`, because that is where a crash test replaces them)
+# ruff: noqa: PTH102, PTH105, PTH108 (calls on `os`, because that is where a crash test replaces them)
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import json
 import os
 import stat
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
-from retrain.errors import RecordsError, records_error
+from retrain.errors import DamagedRecordError, RecordsError, records_error
+from retrain.locks import descriptors
 
 FILE_MODE = 0o600
 DIRECTORY_MODE = 0o700
@@ -22,11 +31,7 @@ MAX_SMALL_FILE_BYTES = 128 * 2**20  # a manifest of 100,000 runs fits; a larger 
 
 
 def make_directory(path: Path) -> None:
-    """Make a private directory and its missing parents; an existing directory is not changed.
-
-    Raises:
-        RecordsError: it cannot be made, or `path` is a symbolic link or not a directory.
-    """
+    """Make a private directory and its missing parents; an existing directory is not changed."""
     try:
         mode = path.lstat().st_mode
     except FileNotFoundError:
@@ -54,12 +59,7 @@ def _keep_name_of_empty(path: Path) -> None:
 
 
 def make_new_directory(path: Path, *, exclusive: bool = False) -> None:
-    """Make one private directory, durably.
-
-    Raises:
-        FileExistsError: it exists already and `exclusive` is set.
-        RecordsError: it cannot be made.
-    """
+    """Make one private directory, durably; raise FileExistsError if it exists and `exclusive` is set."""
     try:
         os.mkdir(path, DIRECTORY_MODE)
         sync_directory(path.parent)
@@ -71,11 +71,7 @@ def make_new_directory(path: Path, *, exclusive: bool = False) -> None:
 
 
 def remove_file(path: Path) -> None:
-    """Remove a file if it exists.
-
-    Raises:
-        RecordsError: it cannot be removed.
-    """
+    """Remove a file if it exists."""
     try:
         os.unlink(path)
     except FileNotFoundError:
@@ -108,7 +104,6 @@ def open_regular(path: Path) -> int:
 
     Raises:
         FileNotFoundError: the file does not exist.
-        RecordsError: it cannot be read, or is not a regular file.
     """
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -123,28 +118,15 @@ def open_regular(path: Path) -> int:
 
 
 def open_log(path: Path) -> int:
-    """Open a file to append a process's output to; symbolic links are not followed.
-
-    Raises:
-        RecordsError: it cannot be opened, or is not a regular file.
-    """
-    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    """Open a file to append a process's output to; symbolic links are not followed."""
     try:
-        fd = os.open(path, flags, FILE_MODE)
+        return descriptors.open_regular(str(path), os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     except OSError as error:
         raise records_error(path, "append to", error) from error
-    if not stat.S_ISREG(os.fstat(fd).st_mode):
-        os.close(fd)
-        raise RecordsError(f"{path}: is not a regular file; move it away")
-    return fd
 
 
 def read_small(path: Path) -> bytes | None:
-    """Read a whole file; return None if it does not exist.
-
-    Raises:
-        RecordsError: it cannot be read, is not a regular file, or is too large for a record.
-    """
+    """Read a whole file; None if it does not exist. A file too large for a record is refused."""
     try:
         fd = open_regular(path)
     except FileNotFoundError:
@@ -153,21 +135,93 @@ def read_small(path: Path) -> bytes | None:
         size = os.fstat(fd).st_size
         if size > MAX_SMALL_FILE_BYTES:
             raise RecordsError(f"{path}: has {size} bytes, which is too large for this record; move it away")
-        return _read_to_end(fd, size)
+        data = os.read(fd, size + 1)  # so that a file that does not grow takes one call
+        while len(data) != size and (more := os.read(fd, 2**16)):
+            data += more
+        return data
     except OSError as error:
         raise records_error(path, "read", error) from error
     finally:
         os.close(fd)
 
 
-def _read_to_end(fd: int, size: int) -> bytes:
-    data = os.read(fd, size + 1)
-    if len(data) == size:
-        return data
-    parts = [data]
-    while data := os.read(fd, 2**16):
-        parts.append(data)
-    return b"".join(parts)
+def write_atomic(path: Path, content: str | bytes, *, durable: bool = True) -> None:
+    """Replace the content of `path`; the file gets mode 0600.
+
+    Args:
+        path: the file; its directory must exist.
+        content: text is written as UTF-8.
+        durable: survive a power loss. If False, the write skips the disk sync (for files rewritten every
+            step); readers still never see a half-written file while the machine is up.
+    """
+    data = content.encode() if isinstance(content, str) else content
+    temporary = path.with_name(f".{path.name}.{os.getpid()}-{os.urandom(4).hex()}.tmp")
+    try:
+        _refuse_special(path)
+        _write_new(temporary, data, durable=durable)
+        os.replace(temporary, path)
+        if durable:
+            sync_directory(path.parent)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            os.unlink(temporary)
+        raise records_error(path, "write", error) from error
+
+
+def write_json(path: Path, content: Mapping[str, Any], *, durable: bool = True) -> None:
+    """Replace the content of `path` with a JSON object; see `write_atomic`.
+
+    Raises:
+        ValueError: `content` holds NaN or infinity, which JSON cannot represent.
+    """
+    write_atomic(path, json.dumps(content, indent=1, allow_nan=False) + "\n", durable=durable)
+
+
+def read_json(path: Path) -> dict[str, Any] | None:
+    """Read a JSON object; None if the file does not exist.
+
+    Raises:
+        DamagedRecordError: the file does not hold a JSON object.
+    """
+    data = read_small(path)
+    if data is None:
+        return None
+    try:
+        found = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise DamagedRecordError(
+            f"{path}: is not valid JSON ({error}); restore it or move it away"
+        ) from error
+    if not isinstance(found, dict):
+        raise DamagedRecordError(f"{path}: does not hold a JSON object; restore it or move it away")
+    return found
+
+
+def remove_leftovers(directory: Path) -> int:
+    """Remove and count temporary files of killed writers; only for the holder of the directory's lock."""
+    leftovers = [p for p in directory.glob(".*.tmp") if not p.is_dir()]
+    for leftover in leftovers:
+        remove_file(leftover)
+    return len(leftovers)
+
+
+def _refuse_special(path: Path) -> None:
+    with contextlib.suppress(FileNotFoundError):
+        mode = path.lstat().st_mode
+        if not stat.S_ISREG(mode):
+            kind = "a symbolic link" if stat.S_ISLNK(mode) else "not a regular file"
+            raise RecordsError(f"{path}: is {kind}, so it was not replaced; move it away")
+
+
+def _write_new(path: Path, data: bytes, *, durable: bool) -> None:
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    fd = os.open(path, flags, FILE_MODE)
+    try:
+        write_all(fd, data)
+        if durable:
+            os.fsync(fd)
+    finally:
+        os.close(fd)
 
 
 def _as_os_error(error: OSError | ValueError) -> OSError:

@@ -24,11 +24,7 @@ Mark = tuple[int, int, int]  # inode, size and modification time: changes whenev
 
 
 def mark_of(path: str) -> Mark | None:
-    """Return a mark that changes when the file is appended to or replaced; None if it does not exist.
-
-    Raises:
-        RecordsError: the file's directory cannot be accessed.
-    """
+    """Return a mark that changes when the file is appended to or replaced; None if it does not exist."""
     try:
         found = os.stat(path)  # noqa: PTH116 (called a thousand times a second; a Path would double the cost)
     except (FileNotFoundError, NotADirectoryError):
@@ -58,11 +54,7 @@ class GrowingFile:
         self._at = 0  # every line before this offset was returned
 
     def look(self) -> Growth | None:
-        """Return the new lines; None, after a single `stat`, if nothing changed.
-
-        Raises:
-            RecordsError: the file cannot be read.
-        """
+        """Return the new lines; None, after a single `stat`, if nothing changed."""
         mark = mark_of(self._path)
         if mark == self._mark:
             return None
@@ -127,24 +119,16 @@ _LONGEST_LINE = 2000
 
 
 def last_lines(path: Path, count: int) -> tuple[list[str], int]:
-    """Return the last complete lines of a log, safe to print, and the offset after them; no file has none.
-
-    Raises:
-        RecordsError: it cannot be read.
-    """
-    start = max(0, _size(path) - _MAX_TAIL_BYTES)
-    data, _ = _read_from(path, start)
+    """Return the last complete lines of a log, safe to print, and the offset after them; no file has none."""
+    data, end = _read_from(path, -_MAX_TAIL_BYTES)
     whole = data.rfind(b"\n") + 1
-    return [_printable(line) for line in data[:whole].splitlines()[-count:]], start + whole
+    return [_printable(line) for line in data[:whole].splitlines()[-count:]], end - len(data) + whole
 
 
 def follow(path: Path, at: int, is_over: Callable[[], bool]) -> Iterator[str]:
     """Iterate over the lines of a log from an offset, until `is_over` returns True and the end is reached.
 
     A log that became shorter was replaced, and is read from its start.
-
-    Raises:
-        RecordsError: it cannot be read.
     """
     rest = b""
     while True:
@@ -164,12 +148,16 @@ def follow(path: Path, at: int, is_over: Callable[[], bool]) -> Iterator[str]:
 
 
 def _read_from(path: Path, at: int) -> tuple[bytes, int]:
+    """Read a file from an offset, counted from its end if negative; return what is there, and its end."""
     try:
         fd = open_regular(path)
     except FileNotFoundError:
-        return b"", at
+        return b"", max(0, at)
     try:
-        if os.fstat(fd).st_size < at:  # truncated or replaced, as by log rotation
+        size = os.fstat(fd).st_size
+        if at < 0:
+            at = max(0, size + at)
+        elif size < at:  # truncated or replaced, as by log rotation
             at = 0
         parts = []
         while part := os.pread(fd, _BLOCK, at):
@@ -178,13 +166,6 @@ def _read_from(path: Path, at: int) -> tuple[bytes, int]:
         return b"".join(parts), at
     finally:
         os.close(fd)
-
-
-def _size(path: Path) -> int:
-    try:
-        return path.stat().st_size
-    except OSError:
-        return 0
 
 
 def _printable(line: bytes) -> str:

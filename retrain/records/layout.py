@@ -12,14 +12,28 @@ import re
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from retrain.errors import ConfigError, RecordsError, records_error
-from retrain.records.files import make_directory, make_new_directory
+from retrain.records.files import make_directory, make_new_directory, read_small
 
 TRIALS = "calibrations"  # in the log directory: trials of `retrain calibrate`, kept apart from results
 _MAX_NAME = 64
 _ID = re.compile(r"-\d{8}T\d{6}Z-[0-9a-f]{4}$")  # suffix of a campaign's directory name
+_CONFIG_HASH = re.compile(  # parsing TOML takes 30 times longer
+    rb'^config_hash = "((?:v\d+:)?[0-9a-f]+)"$', re.MULTILINE
+)
 _MAX_TRIES = 1000  # with 65,536 ids per second and name, so many collisions in a row are no accident
+
+
+class _File:
+    """The path of a file in the directory of its owner."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __get__(self, owner: RunFiles | CampaignFiles, kind: object) -> Path:
+        return owner.directory / self._name
 
 
 @dataclass(frozen=True)
@@ -27,51 +41,21 @@ class RunFiles:
     """The files of one run."""
 
     directory: Path
-
-    @property
-    def run_toml(self) -> Path:
-        return self.directory / "run.toml"
-
-    @property
-    def lock(self) -> Path:
-        return self.directory / "run.lock"
-
-    @property
-    def attempts(self) -> Path:
-        return self.directory / "attempts.jsonl"
-
-    @property
-    def status(self) -> Path:
-        return self.directory / "status.json"
-
-    @property
-    def metrics(self) -> Path:
-        return self.directory / "metrics.jsonl"
-
-    @property
-    def warmup(self) -> Path:
-        return self.directory / "warmup.jsonl"
-
-    @property
-    def samples(self) -> Path:
-        return self.directory / "samples.jsonl"
-
-    @property
-    def output_log(self) -> Path:
-        return self.directory / "output.log"
+    run_toml = _File("run.toml")
+    lock = _File("run.lock")
+    attempts = _File("attempts.jsonl")
+    status = _File("status.json")
+    metrics = _File("metrics.jsonl")
+    warmup = _File("warmup.jsonl")
+    samples = _File("samples.jsonl")
+    output_log = _File("output.log")
+    checkpoints = _File("checkpoints")
+    done = _File("done.json")
 
     @property
     def engine_logs(self) -> tuple[Path, ...]:
         """The engine's output for this run's tasks, `engine-<task>.out`; empty files are left out."""
         return tuple(path for path in sorted(self.directory.glob("engine-*.out")) if path.stat().st_size)
-
-    @property
-    def checkpoints(self) -> Path:
-        return self.directory / "checkpoints"
-
-    @property
-    def done(self) -> Path:
-        return self.directory / "done.json"
 
 
 @dataclass(frozen=True)
@@ -79,49 +63,18 @@ class CampaignFiles:
     """The files of one campaign."""
 
     directory: Path
-
-    @property
-    def campaign_toml(self) -> Path:
-        return self.directory / "campaign.toml"
-
-    @property
-    def origin(self) -> Path:
-        return self.directory / "origin.json"
-
-    @property
-    def manifest(self) -> Path:
-        return self.directory / "manifest.json"
-
-    @property
-    def lock(self) -> Path:
-        return self.directory / "campaign.lock"
-
-    @property
-    def log(self) -> Path:
-        return self.directory / "campaign.log"
-
-    @property
-    def notices(self) -> Path:
-        return self.directory / "notices.jsonl"
-
-    @property
-    def stop_request(self) -> Path:
-        return self.directory / "stop.json"
-
-    @property
-    def permits(self) -> Path:
-        return self.directory / "permits"
-
-    @property
-    def runs(self) -> Path:
-        return self.directory / "runs"
+    campaign_toml = _File("campaign.toml")
+    origin = _File("origin.json")
+    manifest = _File("manifest.json")
+    lock = _File("campaign.lock")
+    log = _File("campaign.log")
+    notices = _File("notices.jsonl")
+    stop_request = _File("stop.json")
+    permits = _File("permits")
+    runs = _File("runs")
 
     def run(self, run_id: str) -> RunFiles:
-        """Return a run's files; the id must be a plain name.
-
-        Raises:
-            RecordsError: the id would point outside the campaign's directory.
-        """
+        """Return a run's files; an id that would point outside the campaign's directory is refused."""
         if run_id in {"", ".", ".."} or "/" in run_id or "\0" in run_id:
             raise RecordsError(f"{run_id!r} is not a run id; use letters, digits and . _ + -")
         return RunFiles(self.runs / run_id)
@@ -132,7 +85,6 @@ def open_campaign(directory: Path) -> CampaignFiles:
 
     Raises:
         ConfigError: the directory does not hold a campaign.
-        RecordsError: the directory cannot be read.
     """
     files = CampaignFiles(directory)
     try:
@@ -148,9 +100,6 @@ def create_directory(log_dir: Path, name: str) -> Path:
     """Make a new directory for a campaign or single run: `<name>-<UTC time>-<4 hex digits>`.
 
     The name is unique, even if several processes create directories in the same millisecond.
-
-    Raises:
-        RecordsError: it cannot be made.
     """
     try:
         is_there = log_dir.is_dir()  # may be a link to another disk, unlike the directories made in it
@@ -158,9 +107,10 @@ def create_directory(log_dir: Path, name: str) -> Path:
         raise records_error(log_dir, "look inside", error) from error
     if not is_there:
         make_directory(log_dir)
+    plain = re.sub(r"[^A-Za-z0-9+._-]+", "-", name).strip(".-")[:_MAX_NAME] or "campaign"
     for _ in range(_MAX_TRIES):
         stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
-        directory = log_dir / f"{_as_file_name(name)}-{stamp}-{os.urandom(2).hex()}"
+        directory = log_dir / f"{plain}-{stamp}-{os.urandom(2).hex()}"
         try:
             make_new_directory(directory, exclusive=True)
         except FileExistsError:
@@ -198,15 +148,12 @@ def find_campaigns(log_dir: Path) -> tuple[Path, ...]:
     except OSError as error:
         raise RecordsError(f"{log_dir}: cannot be listed ({error.strerror})") from error
     campaigns = tuple(path for path in found if is_single_run(path) or is_campaign(path))
-    if not campaigns and any(_is_strange(path) for path in found):
+    ours = (
+        path.name in (TRIALS, "permits") or path.name[0] == "." or _ID.search(path.name) for path in found
+    )
+    if not campaigns and not all(ours):
         raise ConfigError(f"{log_dir}: holds no campaign; give a log directory or a campaign's directory")
     return campaigns
-
-
-def _is_strange(path: Path) -> bool:
-    """Whether a path in a log directory is not one of ours."""
-    is_ours = path.name in (TRIALS, "permits") or _ID.search(path.name) or path.name.startswith(".")
-    return not is_ours
 
 
 def campaign_of(run_dir: Path) -> CampaignFiles:
@@ -215,13 +162,35 @@ def campaign_of(run_dir: Path) -> CampaignFiles:
     return CampaignFiles(above if run_dir.parent.name == "runs" and is_campaign(above) else run_dir)
 
 
-def permits_directory(run_dir: Path) -> Path:
-    """Return the directory of a run's permits: its campaign's, or its own if it is a single run."""
-    return campaign_of(run_dir).permits
+def recorded_hash(files: RunFiles) -> str:
+    """Return the hash of the configuration in a run's run.toml; "" if it cannot be read."""
+    try:
+        found = _CONFIG_HASH.findall(files.run_toml.read_bytes())
+    except OSError:
+        return ""
+    return found[-1].decode() if found else ""  # [run] is the last table
 
 
-def _as_file_name(name: str) -> str:
-    return re.sub(r"[^A-Za-z0-9+._-]+", "-", name).strip(".-")[:_MAX_NAME] or "campaign"
+def recorded_tables(files: RunFiles) -> dict[str, Any]:
+    """Return a run's run.toml; empty if it cannot be read."""
+    import tomllib  # here: most readers never parse one
+
+    try:
+        return tomllib.loads((read_small(files.run_toml) or b"").decode("utf-8-sig"))
+    except (RecordsError, ValueError, RecursionError):
+        return {}
+
+
+def files_of_runs(files: CampaignFiles) -> dict[str, RunFiles]:
+    """Return the files of every run that has a directory, by run id."""
+    if is_single_run(files.directory):
+        alone = RunFiles(files.directory)
+        return {str(recorded_tables(alone).get("run", {}).get("run_id", files.directory.name)): alone}
+    try:
+        found = sorted(files.runs.iterdir()) if files.runs.is_dir() else []
+    except OSError as error:
+        raise records_error(files.runs, "list", error) from error
+    return {path.name: RunFiles(path) for path in found if path.is_dir()}
 
 
 def _exists(path: Path) -> bool:

@@ -9,19 +9,18 @@ from __future__ import annotations
 
 import json
 import os
-import stat
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 from retrain.errors import RecordsError, records_error
-from retrain.locks.descriptors import is_in_place
-from retrain.records.files import FILE_MODE, open_regular, sync_directory, write_all
+from retrain.locks import descriptors
+from retrain.records.files import open_regular, sync_directory, write_all
 
 _BLOCK = 2**16
 _MAX_TAIL_BYTES = 16 * 2**20  # our lines are never that long
-
 _DECODER = json.JSONDecoder()
 
 Row = dict[str, Any]
@@ -30,16 +29,16 @@ Row = dict[str, Any]
 class LineAppender:
     """The only writer of a file of lines; opening it repairs an incomplete last line.
 
-    Raises:
-        RecordsError: the file cannot be opened or written (also raised by the methods). Complete lines
-            are never damaged.
+    Complete lines are never damaged.
     """
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._fd = -1
         try:
-            self._fd = _open_for_append(path)
+            self._fd = descriptors.open_regular(str(path), os.O_RDWR | os.O_APPEND | os.O_CREAT)
+            if os.fstat(self._fd).st_size == 0:  # new, or its creator may have been killed before this sync
+                sync_directory(path.parent)
             _repair_tail(self._fd)
         except OSError as error:
             self.close()
@@ -48,13 +47,12 @@ class LineAppender:
     def append(self, line: str) -> None:
         """Append one line atomically."""
         found = os.fstat(self._fd)
-        before = found.st_size
         if not found.st_nlink:  # a free check; `sync` also detects a move and an NFS server's rename
             raise self._removed()
         try:
             write_all(self._fd, line.encode() + b"\n")
         except BaseException as error:  # also a signal handler that raises must not leave half a line
-            self._cut_back(before)
+            self._cut_back(found.st_size)
             if isinstance(error, OSError):
                 raise records_error(self._path, "append to", error) from error
             raise
@@ -65,7 +63,7 @@ class LineAppender:
             os.fsync(self._fd)
         except OSError as error:
             raise records_error(self._path, "sync", error) from error
-        if not is_in_place(self._path, self._fd):
+        if not descriptors.is_in_place(self._path, self._fd):
             raise self._removed()
 
     def close(self) -> None:
@@ -82,6 +80,14 @@ class LineAppender:
             os.ftruncate(self._fd, size)
         except OSError as error:
             raise records_error(self._path, "remove a half-written line from", error) from error
+
+
+def append_line(path: Path, row: Mapping[str, Any], *, durable: bool = True) -> None:
+    """Append one row; make it survive a power loss if it is durable."""
+    with closing(LineAppender(path)) as lines:
+        lines.append(dump_line(row))
+        if durable:
+            lines.sync()
 
 
 def dump_line(row: Mapping[str, Any]) -> str:
@@ -117,7 +123,12 @@ def pick(line: bytes, keys: Sequence[str]) -> Row | None:
     if line.count(b"{") == 1 and line.startswith(b"{") and line.endswith(b"}"):
         text = line.decode(errors="replace")
         try:
-            picked = {key: _value(text, at) for key in keys if (at := text.find(f'"{key}": ')) >= 0}
+            marks = {key: f'"{key}": ' for key in keys}
+            picked = {
+                key: _DECODER.raw_decode(text, at + len(mark))[0]
+                for key, mark in marks.items()
+                if (at := text.find(mark)) >= 0
+            }
         except ValueError:
             picked = {}
         if keys[0] in picked:
@@ -134,11 +145,7 @@ def number_in(row: Mapping[str, object] | None, key: str) -> float | None:
 
 
 def read_lines(path: Path) -> Iterator[bytes]:
-    """Iterate over the non-blank lines of a file; none if the file does not exist.
-
-    Raises:
-        RecordsError: it cannot be read.
-    """
+    """Iterate over the non-blank lines of a file; none if the file does not exist."""
     try:
         fd = open_regular(path)
     except FileNotFoundError:
@@ -163,46 +170,24 @@ def read_tail(fd: int, count: int) -> list[bytes]:
     return list(_not_blank(lines if start == 0 and len(lines) <= count + 1 else lines[1:]))[-count:]
 
 
-def _value(text: str, at: int) -> Any:
-    return _DECODER.raw_decode(text, text.index(": ", at) + 2)[0]
-
-
 def _not_blank(lines: Iterable[bytes]) -> Iterator[bytes]:
     return (line for line in lines if line.strip())
 
 
-def _open_for_append(path: Path) -> int:
-    flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-    fd = os.open(path, flags, FILE_MODE)
-    if not stat.S_ISREG(os.fstat(fd).st_mode):
-        os.close(fd)
-        raise RecordsError(f"{path}: is not a regular file; move it away")
-    if os.fstat(fd).st_size == 0:  # new, or its creator may have been killed before this sync
-        sync_directory(path.parent)
-    return fd
-
-
 def _repair_tail(fd: int) -> None:
-    size = os.fstat(fd).st_size
-    if size == 0 or os.pread(fd, 1, size - 1) == b"\n":
+    start = size = os.fstat(fd).st_size
+    while start > 0:  # find the end of the last complete line
+        block = max(0, start - _BLOCK)
+        newline = os.pread(fd, start - block, block).rfind(b"\n")
+        start = block + newline + 1
+        if newline >= 0:
+            break
+    if start == size:
         return
-    start = _fragment_start(fd, size)
-    is_whole = size - start < _MAX_TAIL_BYTES and parse_line(os.pread(fd, size - start, start)) is not None
-    if is_whole:
+    if size - start < _MAX_TAIL_BYTES and parse_line(os.pread(fd, size - start, start)) is not None:
         write_all(fd, b"\n")
     else:
         os.ftruncate(fd, start)
-
-
-def _fragment_start(fd: int, size: int) -> int:
-    end = size
-    while end > 0:
-        start = max(0, end - _BLOCK)
-        newline = os.pread(fd, end - start, start).rfind(b"\n")
-        if newline >= 0:
-            return start + newline + 1
-        end = start
-    return 0
 
 
 def _plain_number(value: object) -> object:

@@ -18,7 +18,7 @@ from typing import Any
 from retrain.clock import utc_now
 from retrain.distribution import version
 from retrain.errors import DamagedRecordError, RecordsError, records_error
-from retrain.records.atomic import read_json, write_atomic
+from retrain.records.files import read_json, write_atomic
 from retrain.records.layout import CampaignFiles, RunFiles, is_single_run
 from retrain.records.run_row import PlannedRun as PlannedRun  # re-exported for callers that make a manifest
 from retrain.records.run_state import UNREADABLE, RunState, inspect_run
@@ -98,15 +98,10 @@ def new_manifest(
 
 def with_plan(manifest: Manifest, config_hash: str, planned: Sequence[PlannedRun]) -> Manifest:
     """Return a manifest with the runs of a plan, keeping its own facts and what is known of those runs."""
-    known = {run.run_id: run for run in manifest.runs}
-    runs = tuple(_planned_anew(known.get(run.run_id), run) for run in planned)
+    known = {(run.run_id, run.config_hash): run for run in manifest.runs}  # of another config: not known
+    entries = (known.get((run.run_id, run.config_hash)) or RunEntry(**asdict(run)) for run in planned)
+    runs = tuple(replace(entry, **asdict(run)) for entry, run in zip(entries, planned, strict=True))
     return replace(manifest, config_hash=config_hash, runs=runs)
-
-
-def _planned_anew(known: RunEntry | None, run: PlannedRun) -> RunEntry:
-    if known is None or known.config_hash != run.config_hash:  # what is known belongs to another config
-        return RunEntry(**asdict(run))
-    return replace(known, **asdict(run))
 
 
 def refresh(manifest: Manifest, campaign: CampaignFiles, *, ended: bool = False) -> Manifest:
@@ -117,11 +112,7 @@ def refresh(manifest: Manifest, campaign: CampaignFiles, *, ended: bool = False)
 
 
 def write_manifest(path: Path, manifest: Manifest) -> None:
-    """Replace manifest.json.
-
-    Raises:
-        RecordsError: the write failed; the old file is unchanged.
-    """
+    """Replace manifest.json."""
     head = asdict(replace(manifest, schema_version=SCHEMA_VERSION, runs=()))
     del head["runs"]
     runs = ",\n".join(map(_line, manifest.runs))  # one line each: indented output takes ten times as long
@@ -133,7 +124,6 @@ def read_manifest(path: Path) -> Manifest | None:
     """Read manifest.json; return None if it does not exist.
 
     Raises:
-        RecordsError: it cannot be read, or has a later schema.
         DamagedRecordError: it is not a manifest; losing it loses no run.
     """
     found = read_json(path)
@@ -151,14 +141,7 @@ def read_manifest(path: Path) -> Manifest | None:
 
 
 def set_aside(path: Path) -> Path:
-    """Move a damaged manifest.json out of the way; for the holder of the campaign's lock.
-
-    Returns:
-        Its new path.
-
-    Raises:
-        RecordsError: it cannot be moved.
-    """
+    """Move a damaged manifest.json away, for the holder of the campaign's lock; return its new path."""
     if path.is_symlink():  # not made by us, so it is not moved
         raise RecordsError(f"{path}: is a symbolic link; move it away")
     try:
@@ -174,10 +157,9 @@ def _line(run: RunEntry) -> str:
 
 def _entry(found: Mapping[str, Any]) -> RunEntry:
     planned = PlannedRun(found["run_id"], found["condition"], found["seed"], found["max_steps"])
-    if not (isinstance(planned.run_id, str) and isinstance(planned.condition, str)):
-        raise ValueError("a run without id or condition")
-    if not isinstance(planned.seed, int):
-        raise ValueError("a run without seed")
+    is_named = isinstance(planned.run_id, str) and isinstance(planned.condition, str)
+    if not is_named or not isinstance(planned.seed, int):
+        raise ValueError("a run without id, condition or seed")
     return RunEntry(**{**found, "settled": from_json(found.get("settled"), planned)})
 
 

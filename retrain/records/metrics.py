@@ -2,20 +2,23 @@
 
 A resumed run continues from its checkpoint and repeats the steps after it, so the file may hold a
 step more than once. The last row counts: a row replaces every earlier row of the same or a later step.
+
+done.json holds a seal of the file, its row count and digest, which shows whether it changed after the run
+finished. Runs of 0.1.0 have none and are not checked.
 """
 
 from __future__ import annotations
 
+import hashlib
 import os
 from array import array
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Any, TypeGuard
 
-from retrain.errors import RecordsError, records_error
+from retrain.errors import DamagedRecordError, RecordsError, records_error
 from retrain.records.files import open_regular
 from retrain.records.layout import RunFiles
 from retrain.records.lines import LineAppender, Row, dump_line, parse_line, pick, read_lines, read_tail
@@ -37,7 +40,6 @@ class MetricsWriter:
         Raises:
             ValueError: a value is NaN or infinite (names the key), or `step` is not an integer >= 0.
             TypeError: JSON cannot represent a value (names the key).
-            RecordsError: the write failed; earlier rows are intact and this one is not stored.
         """
         if not is_step(row.get("step")):
             raise ValueError(f"step is {row.get('step')!r}; it must be an integer of 0 or more")
@@ -54,9 +56,7 @@ class MetricsWriter:
     def __enter__(self) -> MetricsWriter:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *raised: object) -> None:
         self.close()
 
 
@@ -76,6 +76,15 @@ class MetricsEnds:
     last: list[Row]
 
 
+@dataclass(frozen=True, slots=True)
+class Seal:
+    """Row count, size and digest of a finished run's metrics.jsonl."""
+
+    rows: int  # steps, each counted once
+    bytes: int
+    sha256: str
+
+
 def read_metrics(run_dir: str | os.PathLike[str]) -> list[Row]:
     """Read a run's rows in step order, each step once, also after crashes.
 
@@ -92,16 +101,14 @@ def scan_metrics(run_dir: str | os.PathLike[str]) -> MetricsScan:
     files = RunFiles(Path(run_dir))
     if not files.directory.is_dir():
         raise RecordsError(f"{files.directory}: is not a run's directory; `retrain status` lists the runs")
-    return scan_rows(files.metrics)
+    lines = [parse_line(line) for line in read_lines(files.metrics)]
+    rows = [row for row in lines if row is not None and is_step(row.get("step"))]
+    return MetricsScan(latest_telling(rows), skipped_lines=len(lines) - len(rows))
 
 
 def require_steps(path: Path, steps: int) -> None:
-    """Check that the file has a row for each of the first `steps` steps.
-
-    Raises:
-        RecordsError: rows are missing, or the file cannot be read.
-    """
-    missing = sorted(set(range(1, steps + 1)) - set(_steps(path)))
+    """Check that the file has a row for each of the first `steps` steps; raise RecordsError if it has not."""
+    missing = sorted(set(range(1, steps + 1)) - set(_kept_lines(path)[0]))
     if missing:
         raise RecordsError(
             f"{path}: lacks {len(missing)} of the {steps} steps completed before the newest checkpoint, "
@@ -109,21 +116,8 @@ def require_steps(path: Path, steps: int) -> None:
         )
 
 
-def count_steps(path: Path) -> int:
-    """Count the distinct steps in a file.
-
-    Raises:
-        RecordsError: it cannot be read.
-    """
-    return len(_steps(path))
-
-
 def stream_rows(path: Path) -> Iterator[Row]:
-    """Iterate over a file's rows in step order, each step once, with one row at a time in memory.
-
-    Raises:
-        RecordsError: it cannot be read.
-    """
+    """Iterate over a file's rows in step order, each step once, with one row at a time in memory."""
     kept = iter(_kept_lines(path)[1])  # step order is also file order
     wanted = next(kept, None)
     for number, line in enumerate(read_lines(path)):
@@ -132,10 +126,6 @@ def stream_rows(path: Path) -> Iterator[Row]:
             row = parse_line(line)
             if row is not None:
                 yield row
-
-
-def _steps(path: Path) -> array[int]:
-    return _kept_lines(path)[0]
 
 
 def _kept_lines(path: Path) -> tuple[array[int], array[int]]:
@@ -152,55 +142,31 @@ def _kept_lines(path: Path) -> tuple[array[int], array[int]]:
     return steps, lines
 
 
-def scan_rows(path: Path) -> MetricsScan:
-    """Read a file of rows, such as warmup.jsonl, in step order, each step once; none if it is missing.
-
-    Raises:
-        RecordsError: it cannot be read.
-    """
-    lines = [parse_line(line) for line in read_lines(path)]
-    rows = [row for row in lines if row is not None and is_step(row.get("step"))]
-    return MetricsScan(latest_telling(rows), skipped_lines=len(lines) - len(rows))
-
-
-def tail_rows(path: Path, n: int) -> list[Row]:
-    """Return at most the last `n` rows of a metrics.jsonl, reading only the end of the file.
+def read_ends(path: Path, n: int, keys: Sequence[str] = ()) -> MetricsEnds:
+    """Return the first row and at most the last `n`, reading only the ends of the file.
 
     There are fewer than `n` if a resume has just repeated steps or lines are incomplete; none without a file.
-
-    Raises:
-        RecordsError: it cannot be read.
+    Rows hold at least `step` and the scalar `keys`; without keys, all that the file has.
     """
-    return _read_ends(path, n, parse_line).last
 
+    def parse(line: bytes) -> Row | None:
+        row = pick(line, ("step", *keys)) if keys else parse_line(line)
+        return row if row is not None and is_step(row.get("step")) else None
 
-def read_ends(path: Path, n: int, keys: Sequence[str]) -> MetricsEnds:
-    """Return `step` and scalar `keys` of the first row and the last `n` (as `tail_rows`); rows may hold more.
-
-    Raises:
-        RecordsError: it cannot be read.
-    """
-    return _read_ends(path, n, lambda line: pick(line, ("step", *keys)))
-
-
-def _read_ends(path: Path, n: int, parse: Callable[[bytes], Row | None]) -> MetricsEnds:
     try:
         fd = open_regular(path)
     except FileNotFoundError:
         return MetricsEnds(None, [])
     try:
         begin = os.pread(fd, _HEAD_BYTES, 0)
-        head = map(parse, begin.split(b"\n"))
-        first = next((row for row in head if row is not None and is_step(row.get("step"))), None)
-        is_all = len(begin) < _HEAD_BYTES
-        tail = [line for line in begin.split(b"\n") if line.strip()][-n:] if is_all else read_tail(fd, n)
-        rows = [parse(line) for line in tail]
+        head = [line for line in begin.split(b"\n") if line.strip()]
+        tail = head[-n:] if len(begin) < _HEAD_BYTES else read_tail(fd, n)
     except OSError as error:
         raise records_error(path, "read", error) from error
     finally:
         os.close(fd)
-    kept = [row for row in rows if row is not None and is_step(row.get("step"))]
-    return MetricsEnds(first, latest_telling(kept))
+    first = next((row for row in map(parse, head) if row is not None), None)
+    return MetricsEnds(first, latest_telling(row for row in map(parse, tail) if row is not None))
 
 
 def latest_telling(rows: Iterable[Row]) -> list[Row]:
@@ -216,3 +182,33 @@ def latest_telling(rows: Iterable[Row]) -> list[Row]:
 def is_step(step: object) -> TypeGuard[int]:
     """Whether a value is a valid step number."""
     return isinstance(step, int) and not isinstance(step, bool) and 0 <= step <= _MOST_STEPS
+
+
+def seal_of(path: Path) -> Seal:
+    """Return the seal of a metrics.jsonl; a missing file counts as empty."""
+    return Seal(len(_kept_lines(path)[0]), *_digest(path))
+
+
+def require_sealed(path: Path, seal: Seal) -> None:
+    """Check that a finished run's metrics.jsonl is unchanged; raise DamagedRecordError if it is not."""
+    if _digest(path) == (seal.bytes, seal.sha256):
+        return
+    rows = len(_kept_lines(path)[0])
+    lost = f"{rows} of {seal.rows} rows are left" if rows != seal.rows else "rows differ"
+    raise DamagedRecordError(
+        f"{path}: changed after the run finished ({lost}), so the run is left out of all results; "
+        "restore the file, or repeat the run with `retrain resume --failed`"
+    )
+
+
+def _digest(path: Path) -> tuple[int, str]:
+    try:
+        fd = open_regular(path)
+    except FileNotFoundError:
+        return 0, hashlib.sha256().hexdigest()
+    try:
+        with os.fdopen(fd, "rb", buffering=0) as file:
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
+            return file.tell(), digest
+    except OSError as error:
+        raise records_error(path, "read", error) from error

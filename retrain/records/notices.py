@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
 from retrain.clock import utc_now
-from retrain.records.lines import LineAppender, dump_line, parse_line
+from retrain.records.lines import append_line, parse_line
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,17 +25,12 @@ class NoticeBook:
         self._about = ""
 
     def write(self, text: str) -> None:
-        """Add a notice, unless it differs from the last one only in the figures after its colon.
-
-        Raises:
-            RecordsError: the file cannot be written.
-        """
+        """Add a notice, unless it differs from the last one only in the figures after its colon."""
         about = text.partition(":")[0]
         if about == self._about:
             return
         self._about = about
-        with closing(LineAppender(self._path)) as lines:
-            lines.append(dump_line({"at": utc_now(), "text": text}))
+        append_line(self._path, {"at": utc_now(), "text": text})
 
 
 def parse_notice(line: bytes) -> Notice | None:

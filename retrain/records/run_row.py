@@ -127,11 +127,7 @@ def row_of(planned: PlannedRun, found: Mapping[str, Any]) -> RunRow:
 
 
 def read_row(planned: PlannedRun, files: RunFiles) -> RunRow:
-    """Read a run's directory, which may be missing.
-
-    Raises:
-        RecordsError: a file exists and cannot be read.
-    """
+    """Read a run's directory, which may be missing."""
     if _is_untouched(files.directory):
         return row_of(planned, {"state": RunState.PENDING})
     return row_of_inspected(planned, files, inspect_run(files, planned.config_hash))
@@ -143,11 +139,7 @@ def unreadable_row(planned: PlannedRun, error: RecordsError) -> RunRow:
 
 
 def row_of_inspected(planned: PlannedRun, files: RunFiles, seen: Inspection) -> RunRow:
-    """Return the row of a run whose state is known, with the figures of its metrics.jsonl.
-
-    Raises:
-        RecordsError: a file exists and cannot be read.
-    """
+    """Return the row of a run whose state is known, with the figures of its metrics.jsonl."""
     ends = read_ends(files.metrics, TAIL_ROWS, KEYS)
     progress, problem = (None, "") if seen.state == RunState.DONE else progress_of(files.status)
     return row_of_parts(planned, seen, ends, progress, why(files, seen) or problem)

@@ -6,7 +6,7 @@ attempt's ending. status.json adds the step, and never decides whether a run is 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from enum import StrEnum
@@ -15,11 +15,11 @@ from typing import Any
 
 from retrain.clock import utc_now
 from retrain.errors import DamagedRecordError, RecordsError
-from retrain.locks.held import Holder, holder, is_held
-from retrain.records.atomic import read_json, write_json
+from retrain.locks.held import holder, is_held
 from retrain.records.attempts import Attempt, read_attempts
+from retrain.records.files import read_json, write_json
 from retrain.records.layout import RunFiles
-from retrain.records.seal import Seal, parse_seal, require_sealed
+from retrain.records.metrics import Seal, require_sealed
 
 
 class RunState(StrEnum):
@@ -73,20 +73,12 @@ class Inspection:
 
 
 def write_progress(path: Path, progress: Progress, *, durable: bool = False) -> None:
-    """Rewrite status.json with the current time.
-
-    Raises:
-        RecordsError: the write failed.
-    """
+    """Rewrite status.json with the current time."""
     write_json(path, asdict(progress) | {"updated_at": utc_now()}, durable=durable)
 
 
 def read_progress(path: Path) -> Progress | None:
-    """Read status.json; return None if it does not exist.
-
-    Raises:
-        RecordsError: it cannot be read, or is not a status.
-    """
+    """Read status.json; return None if it does not exist."""
     found = read_json(path)
     if found is None:
         return None
@@ -105,54 +97,40 @@ def read_progress(path: Path) -> Progress | None:
 
 
 def write_done(path: Path, config_hash: str, result: Mapping[str, Any], seal: Seal | None = None) -> None:
-    """Write done.json, the last file that a worker writes, after its metrics are synced.
-
-    Raises:
-        RecordsError: the write failed.
-        ValueError: `result` holds NaN or infinity.
-    """
+    """Write done.json, the last file that a worker writes, after its metrics are synced."""
     done = {"config_hash": config_hash, "finished_at": utc_now(), "result": dict(result)}
     if seal is not None:
-        done["metrics"] = {"rows": seal.rows, "bytes": seal.size, "sha256": seal.sha256}
+        done["metrics"] = asdict(seal)
     write_json(path, done)
 
 
 def rename_done(path: Path, before: str, now: str) -> None:
-    """Replace the config hash `before` in done.json with `now`, if that is the hash it holds.
-
-    Raises:
-        RecordsError: it cannot be read or written.
-    """
+    """Replace the config hash `before` in done.json with `now`, if that is the hash it holds."""
     found = read_json(path)
     if found is not None and found.get("config_hash") == before:
         write_json(path, found | {"config_hash": now})
 
 
 def read_done(path: Path) -> Done | None:
-    """Read done.json; return None if it does not exist.
-
-    Raises:
-        RecordsError: it cannot be read.
-        DamagedRecordError: it does not describe a finished run.
-    """
+    """Read done.json; None if it does not exist."""
     try:
         found = read_json(path)
-    except DamagedRecordError as error:
-        raise DamagedRecordError(_what_to_do_about(path)) from error
-    if found is None:
-        return None
-    result = found.get("result", {})
-    if not isinstance(found.get("config_hash"), str) or not isinstance(result, dict):
-        raise DamagedRecordError(_what_to_do_about(path))
-    try:
-        seal = parse_seal(found["metrics"]) if "metrics" in found else None
-    except (KeyError, TypeError, ValueError) as error:
-        raise DamagedRecordError(_what_to_do_about(path)) from error
-    return Done(found["config_hash"], str(found.get("finished_at", "")), result, seal)
+        return None if found is None else _parse_done(found)
+    except (DamagedRecordError, KeyError, TypeError) as error:
+        raise DamagedRecordError(
+            f"{path}: is damaged; remove it, and `retrain resume` finishes the run from its newest checkpoint"
+        ) from error
 
 
-def _what_to_do_about(path: Path) -> str:
-    return f"{path}: is damaged; remove it, and `retrain resume` finishes the run from its newest checkpoint"
+def _parse_done(found: Mapping[str, Any]) -> Done:
+    seal = (
+        Seal(*(found["metrics"][key] for key in ("rows", "bytes", "sha256"))) if "metrics" in found else None
+    )
+    done = Done(found["config_hash"], str(found.get("finished_at", "")), found.get("result", {}), seal)
+    is_seal = seal is None or (type(seal.rows), type(seal.bytes), type(seal.sha256)) == (int, int, str)
+    if not (is_seal and isinstance(done.config_hash, str) and isinstance(done.result, dict)):
+        raise TypeError("a value of another kind")
+    return done
 
 
 def inspect_run(files: RunFiles, config_hash: str = "") -> Inspection:
@@ -163,7 +141,6 @@ def inspect_run(files: RunFiles, config_hash: str = "") -> Inspection:
         config_hash: of the config that the run should have; "" accepts any.
 
     Raises:
-        RecordsError: a file exists and cannot be read.
         DamagedRecordError: metrics.jsonl changed after the run finished.
     """
     done = _done_for(config_hash, files)
@@ -176,7 +153,7 @@ def inspect_run(files: RunFiles, config_hash: str = "") -> Inspection:
         if done.seal is not None:
             require_sealed(files.metrics, done.seal)
         return Inspection(RunState.DONE, attempts, done)
-    state = _state_of_ended(attempts[-1]) if attempts else RunState.PENDING
+    state = _state_after(attempts)
     if state == RunState.DIED and is_held(files.lock):  # it may have started meanwhile
         state = RunState.RUNNING
     return Inspection(state, attempts, None)
@@ -187,29 +164,25 @@ def _done_for(config_hash: str, files: RunFiles) -> Done | None:
     return done if done and config_hash in ("", done.config_hash) else None
 
 
-def _state_of_ended(attempt: Attempt) -> RunState:
-    if attempt.ending not in ENDINGS:
-        return RunState.DIED
-    # "done" without a done.json of this config: another config's ending
-    return RunState.PENDING if attempt.ending == RunState.DONE else RunState(attempt.ending)
+def _state_after(attempts: Sequence[Attempt]) -> RunState:
+    if not attempts or attempts[-1].ending == RunState.DONE:  # done with another config
+        return RunState.PENDING
+    ending = attempts[-1].ending
+    return RunState(ending) if ending in ENDINGS else RunState.DIED
 
 
 def worker_pids(runs: Path) -> set[int]:
-    """Return the process ids of live workers, from the runs' locks; a worker can outlive its orchestrator.
+    """Return the process ids of live workers, from the locks of runs in a directory, which may be missing.
 
-    Args:
-        runs: the directory of a campaign's runs; if it is missing, there are no workers. A lock that
-            cannot be read is skipped.
+    A worker can outlive its orchestrator. A lock that cannot be read is skipped.
     """
     try:
-        directories = list(runs.iterdir())
+        locks = [RunFiles(directory).lock for directory in runs.iterdir()]
     except OSError:
         return set()
-    found = (_holder(RunFiles(directory)) for directory in directories)
-    return {one.pid for one in found if one is not None and one.is_here}
-
-
-def _holder(run: RunFiles) -> Holder | None:
-    with suppress(RecordsError):
-        return holder(run.lock) if is_held(run.lock) else None  # a dead worker's id may have been reused
-    return None
+    found: set[int] = set()
+    for lock in locks:
+        with suppress(RecordsError):
+            one = holder(lock) if is_held(lock) else None  # a dead worker's id may have been reused
+            found |= {one.pid} if one is not None and one.is_here else set()
+    return found

@@ -9,11 +9,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from retrain.records.atomic import write_atomic
+from retrain.records.files import write_atomic
 from retrain.records.lines import LineAppender, Row, dump_line, parse_line, read_lines
 from retrain.records.metrics import is_step
 
@@ -43,24 +42,14 @@ class SamplesWriter:
     """Append the samples of one attempt; only for the holder of the run's lock."""
 
     def __init__(self, path: Path, attempt: int, rewrite_every: int = REWRITE_EVERY) -> None:
-        """Set up; the file is created with the first step.
-
-        Args:
-            path: of samples.jsonl.
-            attempt: its number, which distinguishes its rows from those of earlier attempts.
-            rewrite_every: number of steps between two rewrites, which drop the steps not kept.
-        """
+        """Set up; the file is created with the first step, and rewritten every `rewrite_every` steps."""
         self._rewrite_every = rewrite_every
         self._path = path
         self._attempt = attempt
         self._lines: LineAppender | None = None
 
     def append(self, step: int, rows: Sequence[Mapping[str, Any]]) -> None:
-        """Add a step's samples, in one write.
-
-        Raises:
-            RecordsError: the write failed; earlier steps are intact.
-        """
+        """Add a step's samples, in one write."""
         marked = [dump_line({"step": step, "attempt": self._attempt, **row}) for row in rows]
         if not marked:
             return
@@ -83,52 +72,33 @@ class SamplesWriter:
 
     def _rewrite(self) -> None:
         self.close()
-        write_atomic(self._path, b"".join(line + b"\n" for _, line in _kept(self._path)))
+        write_atomic(self._path, b"".join(line + b"\n" for line in _kept(self._path)))
         self._lines = LineAppender(self._path)
 
 
 def read_samples(path: Path) -> list[Row]:
-    """Read the kept samples in step order, each step once, also after crashes; none if there is no file.
-
-    Raises:
-        RecordsError: the file cannot be read.
-    """
-    return [row for _, line in _kept(path) if (row := parse_line(line))]
+    """Read the kept samples in step order, each step once, also after crashes; none if there is no file."""
+    return [row for line in _kept(path) if (row := parse_line(line))]
 
 
-@dataclass(frozen=True, slots=True)
-class _Place:
-    """The step of a line, and the attempt that wrote it."""
-
-    step: int
-    attempt: int
-
-
-def _kept(path: Path) -> list[tuple[_Place, bytes]]:
+def _kept(path: Path) -> list[bytes]:
     """Return the lines that count: the latest rows of each step that is kept."""
-    kept: list[tuple[_Place, bytes]] = []
+    kept: list[tuple[int, int, bytes]] = []  # step, attempt and line
     for line in read_lines(path):
-        place = _place(line)
-        if place is None:
-            continue
-        while kept and _takes_back(place, kept[-1][0]):
+        step, attempt = _place(line)
+        # a later attempt's first row of a step removes all from that step on
+        while kept and step >= 0 and (kept[-1][0] > step or (kept[-1][0] == step and kept[-1][1] != attempt)):
             kept.pop()
-        kept.append((place, line.rstrip(b"\n")))
-    last = kept[-1][0].step if kept else 0
-    return [(place, line) for place, line in kept if is_kept(place.step, last)]
+        if step >= 0:
+            kept.append((step, attempt, line.rstrip(b"\n")))
+    last = kept[-1][0] if kept else 0
+    return [line for step, _, line in kept if is_kept(step, last)]
 
 
-def _takes_back(later: _Place, earlier: _Place) -> bool:
-    """A later attempt's first row of a step removes all from that step on."""
-    return earlier.step > later.step or (earlier.step == later.step and earlier.attempt != later.attempt)
-
-
-def _place(line: bytes) -> _Place | None:
-    """Read a line's step and attempt without parsing the texts; None if it is incomplete or not a row."""
+def _place(line: bytes) -> tuple[int, int]:
+    """Read a line's step and attempt without parsing its texts; the step is -1 if it is not a whole row."""
     if (start := _START.match(line)) and line.rstrip().endswith(b"}"):
-        return _Place(int(start[1]), int(start[2]))
+        return int(start[1]), int(start[2])
     row = parse_line(line) or {}
     step, attempt = row.get("step"), row.get("attempt")
-    if not isinstance(step, int) or not is_step(step):
-        return None
-    return _Place(step, attempt if isinstance(attempt, int) else 0)
+    return (step if is_step(step) else -1), (attempt if isinstance(attempt, int) else 0)

@@ -16,7 +16,7 @@ from retrain.records.growing import mark_of
 from retrain.records.layout import RunFiles
 from retrain.records.pace import Pace
 from retrain.records.run_row import PlannedRun, RunRow, row_of, row_of_inspected
-from retrain.records.run_state import ENDINGS, Inspection, RunState
+from retrain.records.run_state import ENDINGS, Inspection
 
 Mark = tuple[int, int]  # bytes, time of the last change in nanoseconds
 Marks = tuple[Mark | None, ...]  # of NAMES; None if it is not there
@@ -32,21 +32,14 @@ class Settled:
 
 
 def marks_of(files: RunFiles) -> Marks:
-    """Return the marks of the files that a run's state depends on.
-
-    Raises:
-        RecordsError: the directory cannot be read.
-    """
+    """Return the marks of the files that a run's state depends on."""
     directory = str(files.directory)  # called for every run of a campaign: a Path would double the cost
-    return tuple(_mark(f"{directory}/{name}") for name in NAMES)
+    found = (mark_of(f"{directory}/{name}") for name in NAMES)
+    return tuple(mark and mark[1:] for mark in found)
 
 
 def is_still(settled: Settled, files: RunFiles) -> bool:
-    """Whether a run's files are unchanged.
-
-    Raises:
-        RecordsError: the directory cannot be read.
-    """
+    """Whether a run's files are unchanged."""
     return marks_of(files) == settled.marks
 
 
@@ -61,11 +54,9 @@ def settle(
         seen: its state.
         marks: taken before its state was read.
         before: the previous summary, which is kept if the marks are the same.
-
-    Raises:
-        RecordsError: a file exists and cannot be read.
     """
-    if not _is_over(seen):
+    is_over = seen.state in ENDINGS and (not seen.attempts or seen.attempts[-1].ending in ENDINGS)
+    if not is_over:
         return None
     if before is not None and before.marks == marks and before.row.state == seen.state:
         return before
@@ -86,37 +77,20 @@ def from_json(found: object, planned: PlannedRun) -> Settled | None:
     """Parse the result of `to_json`; None if it is anything else: the run's directory is then read."""
     try:
         return _parse(found, planned) if isinstance(found, dict) else None
-    except (KeyError, TypeError, ValueError, OverflowError):
+    except (LookupError, TypeError, ValueError, OverflowError):
         return None
 
 
-def _is_over(seen: Inspection) -> bool:
-    if not seen.attempts:
-        return seen.state is RunState.DONE
-    return seen.state in ENDINGS and seen.attempts[-1].ending in ENDINGS
-
-
-def _mark(path: str) -> Mark | None:
-    found = mark_of(path)
-    return found[1:] if found else None
-
-
 def _parse(found: Mapping[str, Any], planned: PlannedRun) -> Settled:
-    marks = tuple(_mark_in(mark) for mark in found["marks"])
+    marks = tuple(None if mark is None else (int(mark[0]), int(mark[1])) for mark in found["marks"])
     if len(marks) != len(NAMES):  # from 0.1.0, which did not check metrics.jsonl
         raise ValueError("a summary that says too little")
     summary = dict(found["summary"])
     pace = summary.pop("pace", None)
-    if not all(type(value) in _KINDS[name] and _is_finite(value) for name, value in summary.items()):
+    is_finite = all(math.isfinite(value) for value in summary.values() if isinstance(value, float))
+    if not is_finite or not all(type(value) in _KINDS[name] for name, value in summary.items()):
         raise ValueError("a summary with a value of another kind")
     return Settled(marks, row_of(planned, summary | {"pace": _pace_in(pace) if pace else None}))
-
-
-def _mark_in(found: Any) -> Mark | None:
-    if found is None:
-        return None
-    size, changed_ns = found
-    return int(size), int(changed_ns)
 
 
 def _pace_in(found: Any) -> Pace:
@@ -127,10 +101,6 @@ def _pace_in(found: Any) -> Pace:
     if pace.steps < 1 or not pace.recent_s or not all(math.isfinite(time) for time in times):
         raise ValueError("a pace that is none")
     return pace
-
-
-def _is_finite(value: object) -> bool:
-    return not isinstance(value, float) or math.isfinite(value)
 
 
 _ELSEWHERE = ("run_id", "condition", "seed", "pace")  # in the manifest, or stored in a form of its own

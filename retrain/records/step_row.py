@@ -12,7 +12,7 @@ import inspect
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Any, ClassVar, NamedTuple, TypeAlias, get_args, get_type_hints
+from typing import Any, ClassVar, TypeAlias, get_args, get_type_hints
 
 Value: TypeAlias = str | int | float | None
 
@@ -25,7 +25,7 @@ step order, each step once. Rows that other versions wrote may lack some fields.
 """
 
 
-def measured(unit: str, meaning: str, *, key: str = "", is_optional: bool = False) -> Any:
+def measured(unit: str, meaning: str, *, key: str = "", is_optional: bool = False, **default: Any) -> Any:
     """Declare a field of a row.
 
     Args:
@@ -34,8 +34,10 @@ def measured(unit: str, meaning: str, *, key: str = "", is_optional: bool = Fals
         key: its name in the file, the part's prefix included; "" for the prefix and the attribute's name. A
             mapping has one key per item, `key_item`, and shows the item's name in capitals.
         is_optional: whether a value of None leaves the key out instead of writing null.
+        default: as for `dataclasses.field`.
     """
-    return field(metadata={"unit": unit, "meaning": meaning, "key": key, "is_optional": is_optional})
+    described = {"unit": unit, "meaning": meaning, "key": key, "is_optional": is_optional}
+    return field(metadata=described, **default)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -189,9 +191,8 @@ class PipelineStats:
     units: int = measured("units", "production units")
     batches: int = measured("batches", "batches trained on")
     batches_per_unit: float | None = measured("", "batches over units; the pace an unlimited run settles at")
-    prompts_at_a_time: int | None = field(
-        default=None,
-        metadata={"unit": "prompts", "meaning": "prompts sampled at a time", "key": "", "is_optional": True},
+    prompts_at_a_time: int | None = measured(
+        "prompts", "prompts sampled at a time", is_optional=True, default=None
     )
 
 
@@ -244,43 +245,26 @@ class StepRow:
         return {key: value for part in parts for key, value in columns(part).items()}
 
 
-class _Field(NamedTuple):
-    name: str  # the attribute's
-    key: str  # in the file
-    is_mapping: bool
-    is_optional: bool
-    unit: str
-    meaning: str
-
-
 def columns(part: Any) -> dict[str, Value]:
     """Return one part's keys and values as metrics.jsonl has them; none if the part is None."""
     row: dict[str, Value] = {}
     kind: Any = type(part)  # hashable, which mypy cannot infer for a dataclass's type
-    for declared in () if part is None else _fields(kind):
-        value = getattr(part, declared.name)
-        if declared.is_mapping:
-            stem = declared.key.rpartition("_")[0]
-            row |= {f"{stem}_{name}": item for name, item in value.items()}
-        elif value is not None or not declared.is_optional:
-            row[declared.key] = value
+    for name, key, is_optional in () if part is None else _keys(kind):
+        value = getattr(part, name)
+        if isinstance(value, dict):
+            stem = key.rpartition("_")[0]
+            row |= {f"{stem}_{item}": found for item, found in value.items()}
+        elif value is not None or not is_optional:
+            row[key] = value
     return row
 
 
 @cache
-def _fields(kind: Any) -> tuple[_Field, ...]:
-    prefix, hints = getattr(kind, "PREFIX", ""), get_type_hints(kind)
-    return tuple(
-        _Field(
-            name=declared.name,
-            key=declared.metadata["key"] or prefix + declared.name,
-            is_mapping="Mapping" in str(hints[declared.name]),
-            is_optional=declared.metadata["is_optional"],
-            unit=declared.metadata["unit"],
-            meaning=declared.metadata["meaning"],
-        )
-        for declared in dataclasses.fields(kind)
-    )
+def _keys(kind: Any) -> tuple[tuple[str, str, bool], ...]:
+    """Return a part's attributes, their keys in the file, and whether None leaves the key out."""
+    prefix = getattr(kind, "PREFIX", "")
+    found = ((part.name, part.metadata) for part in dataclasses.fields(kind))
+    return tuple((name, how["key"] or prefix + name, how["is_optional"]) for name, how in found)
 
 
 def markdown() -> str:
@@ -294,5 +278,5 @@ def _section(part: dataclasses.Field[Any]) -> Iterator[str]:
     title = part.name.replace("_", " ").capitalize()
     written = f"Written by `{part.metadata['by']}`, {part.metadata['when']}."
     yield f"\n## {title}\n\n{inspect.getdoc(kind)} {written}\n\n| field | unit | meaning |\n|---|---|---|\n"
-    for declared in _fields(kind):
-        yield f"| `{declared.key}` | {declared.unit} | {declared.meaning} |\n"
+    for declared, (_, key, _) in zip(dataclasses.fields(kind), _keys(kind), strict=True):
+        yield f"| `{key}` | {declared.metadata['unit']} | {declared.metadata['meaning']} |\n"

@@ -8,17 +8,12 @@ engine is gone would not stop.
 from __future__ import annotations
 
 from retrain.errors import RecordsError
-from retrain.records.atomic import read_json, write_json
-from retrain.records.files import remove_file
+from retrain.records.files import read_json, remove_file, write_json
 from retrain.records.layout import CampaignFiles
 
 
 def ask_to_stop(files: CampaignFiles, *, now: bool) -> None:
-    """Ask a campaign's orchestrator and workers to save and exit, or (`now`) to exit at once.
-
-    Raises:
-        RecordsError: it cannot be written.
-    """
+    """Ask a campaign's orchestrator and workers to save and exit, or (`now`) to exit at once."""
     write_json(files.stop_request, {"now": now})
 
 
@@ -39,9 +34,5 @@ def asked_to_stop(files: CampaignFiles) -> int:
 
 
 def withdraw_request(files: CampaignFiles) -> None:
-    """Remove an earlier request; only for the holder of the campaign's lock.
-
-    Raises:
-        RecordsError: it cannot be removed.
-    """
+    """Remove an earlier request; only for the holder of the campaign's lock."""
     remove_file(files.stop_request)

@@ -17,7 +17,7 @@ from retrain.errors import RecordsError
 from retrain.plan.durations import format_duration
 from retrain.plan.matrix import RunPlan
 from retrain.records.layout import CampaignFiles, RunFiles
-from retrain.records.metrics import tail_rows
+from retrain.records.metrics import read_ends
 from retrain.records.run_state import RunState
 from retrain.records.text import count_of
 from retrain.render.tables import BAD, STYLES, number
@@ -159,7 +159,7 @@ class LiveView(EventLines):
         inside = self._files.run(run.run_id)
         files = inside if inside.directory.exists() else RunFiles(self._files.directory)
         try:
-            rows = tail_rows(files.metrics, 1)
+            rows = read_ends(files.metrics, 1, ("mean_reward",)).last
         except RecordsError:
             return
         with self._changing:

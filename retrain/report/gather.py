@@ -16,11 +16,17 @@ from retrain.errors import ConfigError, RecordsError
 from retrain.plan.provenance import known_origin
 from retrain.records.attempts import Attempt
 from retrain.records.files import read_small
-from retrain.records.layout import CampaignFiles, RunFiles, find_campaigns, is_campaign, is_single_run
+from retrain.records.layout import (
+    CampaignFiles,
+    RunFiles,
+    find_campaigns,
+    is_campaign,
+    is_single_run,
+    recorded_tables,
+)
 from retrain.records.manifest import Manifest, RunEntry
 from retrain.records.run_row import RunRow, row_of_inspected, unreadable_row
 from retrain.records.run_state import UNREADABLE, Inspection, RunState, inspect_run
-from retrain.records.run_toml import recorded_tables
 from retrain.records.text import plain
 from retrain.report.columns import NO_ROWS, Columns, read_columns
 from retrain.status.survey import manifest_of, runs_of

@@ -11,15 +11,14 @@ from __future__ import annotations
 
 import logging
 import os
-from contextlib import closing
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from retrain.clock import utc_now
 from retrain.controllers.permits import AdaptivePermits, CallFacts
 from retrain.errors import RecordsError, records_error
-from retrain.records.atomic import read_json, write_json
-from retrain.records.lines import LineAppender, dump_line, parse_line, read_lines
+from retrain.records.files import read_json, write_json
+from retrain.records.lines import append_line, parse_line, read_lines
 from retrain.semaphore.file_semaphore import FileSemaphore
 
 STATE, LOCK, CHANGES = "adaptive.json", "adaptive.lock", "adaptive.jsonl"
@@ -44,13 +43,9 @@ class SharedPermits:
     def __init__(
         self, directory: Path, semaphore: FileSemaphore, run_name: str, *, highest: int = 64
     ) -> None:
-        """Adapt a semaphore.
+        """Adapt the number of permits of the semaphore in a directory, up to `highest`.
 
-        Args:
-            directory: the semaphore's directory.
-            semaphore: its number of permits is adapted to the outcome of calls.
-            run_name: recorded with each change caused by this worker's calls.
-            highest: maximum number of permits.
+        `run_name` is recorded with each change that this worker's calls cause.
         """
         from filelock import FileLock  # here: importing it takes 50 ms, and `status` takes no lock
 
@@ -61,11 +56,7 @@ class SharedPermits:
         self._highest = highest
 
     def observe(self, call: CallFacts) -> None:
-        """Update the number of permits from a finished call.
-
-        Raises:
-            RecordsError: the directory cannot be written.
-        """
+        """Update the number of permits from a finished call; raise RecordsError if it cannot be written."""
         try:
             with self._lock.acquire(poll_interval=POLL_S):
                 self._observe(call, _file_system_time_s(self._directory / LOCK))
@@ -94,8 +85,7 @@ class SharedPermits:
 
     def _write_line(self, before: int, permits: int, reason: str) -> None:
         change = PermitChange(utc_now(), before, permits, reason, self._run_name)
-        with closing(LineAppender(self._directory / CHANGES)) as file:
-            file.append(dump_line(asdict(change)))
+        append_line(self._directory / CHANGES, asdict(change), durable=False)
         log.warning("permits: %d -> %d, because %s", before, permits, reason)
 
 
@@ -106,11 +96,7 @@ def _file_system_time_s(path: Path) -> float:
 
 
 def last_change(directory: Path) -> PermitChange | None:
-    """Return the last change of a directory's permits; None if they were never adapted.
-
-    Raises:
-        RecordsError: it cannot be read.
-    """
+    """Return the last change of a directory's permits; None if they were never adapted."""
     rows = [row for line in read_lines(directory / CHANGES) if (row := parse_line(line)) is not None]
     try:
         return PermitChange(**rows[-1]) if rows else None

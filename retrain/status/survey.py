@@ -13,7 +13,6 @@ from retrain.records.layout import (
     campaign_of,
     find_campaigns,
     is_single_run,
-    permits_directory,
 )
 from retrain.records.manifest import Manifest, RunEntry, entry_from_name, read_manifest
 from retrain.records.run_row import RunRow, read_row, unreadable_row
@@ -152,7 +151,7 @@ def _is_supervised(files: CampaignFiles, problems: list[str]) -> bool:
 def _permits_of(directory: Path, manifest: Manifest | None) -> Path:
     if manifest and manifest.shared_permits:
         return Path(manifest.shared_permits[0])
-    return permits_directory(directory)
+    return campaign_of(directory).permits
 
 
 def _permits(path: Path, problems: list[str]) -> PermitStatus | None:

@@ -7,12 +7,11 @@ import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from retrain import registry
 from retrain.backends import Backend, BackendSpec
 from retrain.config.schema import Config
-from retrain.records.layout import RunFiles, permits_directory
+from retrain.records.layout import RunFiles, campaign_of
 from retrain.tasks import Task
 from retrain.trainer.batch import Algorithm
 from retrain.trainer.event_loop import EventLoopThread
@@ -20,9 +19,6 @@ from retrain.trainer.journal import Journal
 from retrain.trainer.loop import Parts, Trainer
 from retrain.trainer.permits import RunPermits
 from retrain.trainer.scoring import Scorer
-
-if TYPE_CHECKING:
-    from retrain.trainer.machine import MachineLoad
 
 
 @contextmanager
@@ -45,61 +41,42 @@ def open_trainer(
         opened.callback(scorer.close)
         calls = EventLoopThread()
         opened.callback(calls.close)
+        spec = BackendSpec(
+            seed=config.training.seed,
+            model=config.model.model,
+            base_url=config.model.base_url,
+            lora_rank=config.model.lora_rank,
+            alphabet=task.alphabet,
+            options=config.backend.options,
+            permit=permits.permit,
+            observe_call=permits.observe_call,
+            run_name=_label(config),
+        )
         name, options = config.backend.backend, config.backend.options
-        connected = registry.bound("backends", name, options)(_spec(config, task, permits))
+        connected = registry.bound("backends", name, options)(spec)
         backend: Backend = registry.check_made("backends", name, calls.wait_for(connected))
         opened.callback(lambda: calls.wait_for(backend.close()))
-        check_prompts = getattr(
-            backend, "check_prompts", None
-        )  # finds prompts that are too long before the first step
-        if check_prompts is not None:
-            check_prompts([*task.train, *task.held_out])
-        algorithm, machine = Algorithm.of(config, scorer.score), _machine(config, files, stop)
-        trainer = Trainer(
-            Parts(config, files, backend, task, algorithm, permits, journal, stop, calls, machine)
-        )
+        if check := getattr(backend, "check_prompts", None):  # too long ones, before the first step
+            check([*task.train, *task.held_out])
+        algorithm = Algorithm.of(config, scorer.score)
+        trainer = Trainer(Parts(config, files, backend, task, algorithm, permits, journal, stop, calls))
         opened.callback(trainer.close)
         yield trainer
 
 
 def open_permits(config: Config, files: RunFiles) -> RunPermits:
-    """Return the campaign's permits, or the run's share where a launcher divided them among runs."""
+    """Return the run's share, where a launcher divided permits among runs, or those that it shares.
+
+    Shared permits belong to its campaign, or to all campaigns that name the same `throttle_dir`.
+    """
     own = int(os.environ.get("RETRAIN_OWN_PERMITS") or 0)
+    shared = Path(config.backend.throttle_dir or campaign_of(files.directory).permits)
     return RunPermits(
-        files.directory / "permits" if own else permits_of(config, files),
+        files.directory / "permits" if own else shared,
         own or config.backend.first_permits,
         _label(config),
         adapts=config.backend.adapts_permits,
         is_own=bool(own),
-    )
-
-
-def permits_of(config: Config, files: RunFiles) -> Path:
-    """Return the directory of a run's permits: shared by campaigns, or its own campaign's."""
-    if config.backend.throttle_dir:
-        return Path(config.backend.throttle_dir)
-    return permits_directory(files.directory)
-
-
-def _machine(config: Config, files: RunFiles, stop: threading.Event) -> MachineLoad | None:
-    if not config.throttle.enabled:
-        return None
-    from retrain.trainer.machine import MachineLoad
-
-    return MachineLoad(config.throttle, files.directory, stop)
-
-
-def _spec(config: Config, task: Task, permits: RunPermits) -> BackendSpec:
-    return BackendSpec(
-        seed=config.training.seed,
-        model=config.model.model,
-        base_url=config.model.base_url,
-        lora_rank=config.model.lora_rank,
-        alphabet=task.alphabet,
-        options=config.backend.options,
-        permit=permits.permit,
-        observe_call=permits.observe_call,
-        run_name=_label(config),
     )
 
 

@@ -13,8 +13,7 @@ from retrain.errors import BackendMemoryError
 from retrain.pipeline import RolloutPipeline
 from retrain.records.step_row import PipelineStats
 from retrain.rollouts import Group, Prompt
-from retrain.trainer.prompts import PromptStream
-from retrain.trainer.source import Sample, Source
+from retrain.trainer.source import PromptStream, Sample, Source
 
 
 class AsyncSource(Source):

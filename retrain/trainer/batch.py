@@ -2,26 +2,30 @@
 
 Groups whose advantages are all zero carry no signal. They count in the loss's denominator, so that ties do
 not amplify the other groups, unless `loss_normalization` begins with "informative_". They are trained on
-only if a KL term or an entropy bonus gives them a gradient.
+only if a KL term or an entropy bonus gives them a gradient. Unscored rollouts enter no mean, spread or count.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from retrain import registry
+from retrain.advantages import OVER_BATCH
 from retrain.backends import UpdateStats
 from retrain.config.schema import Config
+from retrain.errors import RunFailedError
 from retrain.records.step_row import RolloutSummary
 from retrain.rollouts import Floats, Group, Loss, Rollout, TrainingSample
-from retrain.trainer.advantage import open_advantage
 
 CORRECT = 1.0 - 1e-9  # a reward of 1, up to rounding
+Estimate = Callable[[Floats], Floats]  # rewards of shape (prompts, rollouts) -> advantages
+LEAST_ROLLOUTS = 2  # a single rollout has no baseline
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -36,13 +40,7 @@ class ScoredBatch:
 
     @property
     def rollouts(self) -> list[Rollout]:
-        """All rollouts, group after group."""
         return [rollout for group in self.groups for rollout in group.rollouts]
-
-    @property
-    def tokens(self) -> int:
-        """The number of sampled tokens, informative or not."""
-        return sum(len(rollout.tokens) for rollout in self.rollouts)
 
     @property
     def scored(self) -> NDArray[np.bool_]:
@@ -61,17 +59,16 @@ class ScoredBatch:
 
     @property
     def error_fraction(self) -> float:
-        """The share of rollouts whose scoring failed."""
         return self.errors / self.rewards.size
 
     @property
     def timeout_fraction(self) -> float:
-        """The share of rollouts whose scoring took too long."""
         return self.timeouts / self.rewards.size
 
-    def summary(self, informative_groups: int, step_time_s: float) -> RolloutSummary:
+    def summary(self, advantages: Floats, step_time_s: float) -> RolloutSummary:
         """Return the rollouts' part of a step's row."""
         rollouts, groups = self.rollouts, len(self.groups)
+        informative = int(np.any(advantages != 0, axis=1).sum())
         lengths = [len(rollout.tokens) for rollout in rollouts]
         median, high = np.percentile(lengths, [50, 95])
         return RolloutSummary(
@@ -80,7 +77,7 @@ class ScoredBatch:
             mean_reward=float(self.known_rewards.mean()),
             reward_std=float(self.known_rewards.std()),
             correct_rate=self.correct_rate,
-            zero_signal_group_fraction=1.0 - informative_groups / groups,
+            zero_signal_group_fraction=1.0 - informative / groups,
             max_token_hit_rate=float(np.mean([rollout.truncated for rollout in rollouts])),
             length_p50=float(median),
             length_p95=float(high),
@@ -98,7 +95,7 @@ class Algorithm:
     """The plugins of a run with their parameters bound."""
 
     reward: Callable[[Sequence[Group]], ScoredBatch]  # scores every rollout, see `retrain.trainer.scoring`
-    estimate: Callable[[Floats], Floats]  # see `retrain.trainer.advantage`
+    estimate: Estimate  # see `open_advantage`
     reweigh: Callable[[Rollout, float, float], Floats]
     loss: Loss
     normalization: str
@@ -164,3 +161,49 @@ def entropy_of(batch: ScoredBatch, stats: UpdateStats) -> float:
         return stats.entropy
     entropies, lengths = zip(*known, strict=True)
     return float(np.average(entropies, weights=lengths))
+
+
+def open_advantage(name: str, params: Mapping[str, Any]) -> Estimate:
+    """Return a function from rewards of shape (prompts, rollouts), NaN where unscored, to advantages.
+
+    Advantages are finite, and exactly 0 for unscored rollouts.
+
+    Raises:
+        ConfigError: there is no such plugin.
+    """
+    plugin = registry.find("advantages", name)
+    over_batch = bool(getattr(plugin, OVER_BATCH, False))
+    return partial(_estimate, name, partial(plugin, **params), over_batch)
+
+
+def _estimate(name: str, function: Estimate, over_batch: bool, rewards: Floats) -> Floats:
+    scored = ~np.isnan(rewards)
+    if over_batch or scored.all():
+        return np.where(scored, _called(name, function, rewards, scored), 0.0)
+    advantages: Floats = np.zeros(rewards.shape)
+    counts = scored.sum(axis=1)
+    for count in np.unique(counts[counts >= LEAST_ROLLOUTS]).tolist():
+        groups = np.flatnonzero(counts == count)
+        places = np.nonzero(scored[groups])  # row by row, `count` in each
+        known = rewards[groups][places].reshape(len(groups), count)
+        estimated = _called(name, function, known, np.ones(known.shape, dtype=np.bool_))
+        advantages[groups[places[0]], places[1]] = estimated.ravel()
+    return advantages
+
+
+def _called(name: str, function: Estimate, rewards: Floats, scored: Any) -> Floats:
+    """Call the plugin; raise RunFailedError if its result has another shape or is not finite where scored."""
+    advantages = np.asarray(function(rewards.copy()), dtype=np.float64)
+    if advantages.shape != rewards.shape:
+        raise RunFailedError(
+            f"advantage_mode {name!r} returned shape {advantages.shape} for rewards of shape "
+            f"{rewards.shape}; needs the same shape"
+        )
+    if not np.isfinite(advantages[scored]).all():
+        group, rollout = np.argwhere(scored & ~np.isfinite(advantages))[0]
+        hint = "; leave NaN rewards (unscored) out of every mean" if not scored.all() else ""
+        raise RunFailedError(
+            f"advantage_mode {name!r} returned {advantages[group, rollout]} for a reward of "
+            f"{rewards[group, rollout]:g}; an advantage must be a finite number{hint}"
+        )
+    return advantages

@@ -19,8 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from retrain.errors import records_error
-from retrain.records.atomic import write_json
-from retrain.records.files import DIRECTORY_MODE, make_directory, sync_directory
+from retrain.records.files import DIRECTORY_MODE, make_directory, sync_directory, write_json
 
 NAME = re.compile(r"step-(\d{6,})")
 DIGESTS = "digests.json"

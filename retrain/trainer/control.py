@@ -7,21 +7,28 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+import threading
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-import numpy as np
-
+from retrain import registry
 from retrain.backends import UpdateStats
 from retrain.config.schema import Config
 from retrain.controllers.backpressure import BackPressure
 from retrain.controllers.backpressure.step import Decision, StepObservation
 from retrain.controllers.scaling import RULES, LearningRateScaling, LEGWRule, ScalingDecision, schedule_factor
 from retrain.controllers.throttle import ThrottleState
-from retrain.records.step_row import BackPressureSummary, ControlSummary, ScalingSummary, ThrottleSummary
-from retrain.rollouts import Floats, TrainingSample
-from retrain.trainer.batch import ScoredBatch
+from retrain.records.run_state import worker_pids
+from retrain.records.step_row import (
+    BackPressureSummary,
+    ControlSummary,
+    RolloutSummary,
+    ScalingSummary,
+    ThrottleSummary,
+    Timing,
+)
 
 MOMENT_PARTS = 4  # micro-batches whose gradients are compared to estimate the noise scale
 
@@ -44,28 +51,10 @@ class StepSize:
 class StepFacts:
     """What the controllers learn from a finished step."""
 
-    tokens: int
-    step_time_s: float
+    timing: Timing
+    rollouts: RolloutSummary
     stats: UpdateStats
-    informative_groups: int  # with an advantage other than 0
     trained_groups: int  # with a gradient; with a KL term or an entropy bonus, tied groups too
-
-    @classmethod
-    def of(
-        cls,
-        batch: ScoredBatch,
-        advantages: Floats,
-        samples: Sequence[TrainingSample],
-        stats: UpdateStats,
-        step_time_s: float,
-    ) -> StepFacts:
-        """Count what a step sampled and trained on."""
-        informative = int(np.any(advantages != 0, axis=1).sum())
-        return cls(batch.tokens, step_time_s, stats, informative, len({sample.group for sample in samples}))
-
-    @property
-    def was_update(self) -> bool:
-        return self.trained_groups > 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,17 +72,16 @@ class Control:
 
     def __init__(self, config: Config, data_size: int) -> None:
         self._config = config
+        self._group_size = config.training.group_size
+        self._keeps_batch = not config.backpressure.enabled or config.backpressure.control == "microbatch"
+        seeks_goodput = config.backpressure.enabled and _seeks_goodput(config)
+        self._wants_noise = seeks_goodput or config.scaling.rule in ("adascale", "adamscale")
         self._back_pressure = _back_pressure(config)
         self._scaling = _scaling(config, data_size)
         self._too_large: list[int] = []  # sizes that did not fit since the last finished step
         self._largest = (
             config.training.batch_size if self._keeps_batch else config.backpressure.max_batch_size
         )
-
-    @property
-    def _keeps_batch(self) -> bool:
-        table = self._config.backpressure
-        return not table.enabled or table.control == "microbatch"
 
     def next_size(self, load: ThrottleState | None) -> StepSize:
         """Return how to run the next step; None as load: the load is not watched."""
@@ -134,13 +122,14 @@ class Control:
         )
         self._too_large.clear()
         self._scaling.count_groups(facts.trained_groups, size.batch_size)
-        learned = facts.was_update and self._learn_noise(size, facts)
-        pressure = self._back_pressure
+        learned = facts.trained_groups > 0 and self._learn_noise(size, facts)
+        pressure, load = self._back_pressure, size.load
+        decided = self._decision(pressure, size, facts, learned) if pressure else None
         scales = self._config.scaling.rule != "none" or self._wants_noise
         return ControllerRows(
             control,
-            _back_pressure_summary(self._decision(pressure, size, facts, learned)) if pressure else None,
-            _throttle_summary(size.load) if size.load else None,
+            _back_pressure_summary(decided) if decided else None,
+            _throttle_summary(load) if load else None,
             _scaling_summary(size.scaling) if scales else None,
         )
 
@@ -170,16 +159,6 @@ class Control:
         self._scaling.load_state_dict(state["scaling"])
         self._largest = int(state["largest"])
 
-    @property
-    def _group_size(self) -> int:
-        return self._config.training.group_size
-
-    @property
-    def _wants_noise(self) -> bool:
-        table = self._config.backpressure
-        needs = table.enabled and _seeks_goodput(self._config)
-        return needs or self._config.scaling.rule in ("adascale", "adamscale")
-
     def _learn_noise(self, size: StepSize, facts: StepFacts) -> bool:
         moments = facts.stats.moments
         if moments is None:
@@ -193,18 +172,19 @@ class Control:
         )
 
     def _decision(self, control: BackPressure, size: StepSize, facts: StepFacts, learned: bool) -> Decision:
-        if not facts.was_update:  # faster than a step of its size normally is
+        if not facts.trained_groups:  # faster than a step of its size normally is
             return control.hold("not counted: no group carried a signal, so nothing was trained")
         noise_scale = size.scaling.noise_scale * self._group_size if learned else math.nan  # in rollouts
-        observation = StepObservation(
-            batch_size=size.at_a_time,
-            group_size=self._group_size,
-            tokens=facts.tokens,
-            step_time_s=facts.step_time_s,
-            memory_fraction=facts.stats.memory_fraction,
-            noise_scale=_finite(noise_scale),
+        return control.observe(
+            StepObservation(
+                batch_size=size.at_a_time,
+                group_size=self._group_size,
+                tokens=facts.rollouts.tokens_per_step,
+                step_time_s=facts.timing.step_time_s,
+                memory_fraction=facts.stats.memory_fraction,
+                noise_scale=_finite(noise_scale),
+            )
         )
-        return control.observe(observation)
 
 
 def _seeks_goodput(config: Config) -> bool:
@@ -249,3 +229,32 @@ def _scaling_summary(decision: ScalingDecision) -> ScalingSummary:
 
 def _finite(value: float) -> float | None:
     return value if math.isfinite(value) else None
+
+
+class MachineLoad:
+    """The load throttle of one run; other workers of its campaign do not count as foreign load."""
+
+    def __init__(self, config: Config, run_dir: Path, stop: threading.Event) -> None:
+        from retrain.system.throttle import TrainingThrottle  # here: few runs watch the load
+
+        table = config.throttle
+        self._stop = stop
+        self._throttle = TrainingThrottle(
+            table.min_level,
+            table.prefer_gpu,
+            registry.find_function("throttle.load_fn", table.load_fn) if table.load_fn else None,
+            scope=table.scope,
+            own_pids=lambda: worker_pids(run_dir.parent) if run_dir.parent.name == "runs" else (),
+            on_unknown=table.on_unknown,
+        )
+        self._state: ThrottleState | None = None
+        self.state_dict, self.load_state_dict = self._throttle.state_dict, self._throttle.load_state_dict
+
+    def allowed(self, on_pause: Callable[[ThrottleState], None]) -> ThrottleState:
+        """Return the current level; wait while it is `paused`, until a stop is requested."""
+        if self._state is None or self._throttle.should_check():
+            self._state = self._throttle.check()
+        if not self._state.should_train:
+            on_pause(self._state)
+            self._state = self._throttle.wait_for_idle(stop=self._stop, on_poll=on_pause)
+        return self._state

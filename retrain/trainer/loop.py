@@ -5,32 +5,28 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 import numpy as np
 
 from retrain.backends import Backend, MaybeAwaitable, Optimization, Sampling, UpdateStats
 from retrain.clock import utc_now
 from retrain.config.schema import Config
+from retrain.controllers.throttle import ThrottleState
 from retrain.errors import BackendMemoryError, InterruptedRunError, NonFiniteError
 from retrain.records.layout import RunFiles
-from retrain.records.step_row import Evaluation, Identity, StepRow, Timing, UpdateSummary
+from retrain.records.step_row import Evaluation, Identity, StepRow, UpdateSummary
 from retrain.rollouts import Group, Prompt, TrainingSample
 from retrain.tasks import Task
 from retrain.trainer import checkpoint
-from retrain.trainer.batch import Algorithm, ScoredBatch, entropy_of
-from retrain.trainer.control import Control, ControllerRows, StepFacts, StepSize
+from retrain.trainer.batch import Algorithm, entropy_of
+from retrain.trainer.control import Control, ControllerRows, MachineLoad, StepFacts, StepSize
 from retrain.trainer.evaluation import HeldOut
 from retrain.trainer.event_loop import EventLoopThread
-from retrain.trainer.journal import Journal
+from retrain.trainer.journal import Journal, choose
 from retrain.trainer.permits import RunPermits
-from retrain.trainer.sample_selection import ShownRollout, choose
 from retrain.trainer.source import open_source
 from retrain.trainer.step_meter import StepMeter
-
-if TYPE_CHECKING:
-    from retrain.system.throttle import ThrottleState
-    from retrain.trainer.machine import MachineLoad
 
 T = TypeVar("T")
 
@@ -50,15 +46,6 @@ class Parts:
     journal: Journal
     stop: threading.Event  # set: save a checkpoint at the next step boundary and stop
     calls: EventLoopThread
-    machine: MachineLoad | None  # None: the machine's load is not watched
-
-
-@dataclass(frozen=True)
-class TakenStep:
-    """What to record of a step."""
-
-    row: StepRow
-    shown: list[ShownRollout]  # some rollouts, for people to read
 
 
 class Trainer:
@@ -73,6 +60,8 @@ class Trainer:
             parts.config, parts.task.held_out, self._sample_exclusively, parts.algorithm.reward
         )
         self._meter = StepMeter(parts.backend, parts.config.backpressure, parts.journal)
+        is_watched = parts.config.throttle.enabled
+        self._machine = MachineLoad(parts.config, parts.files.directory, parts.stop) if is_watched else None
         self.step = 0  # complete steps
         self._warmed = 0  # complete supervised updates before them
         self._saved = (0, 0)
@@ -91,17 +80,16 @@ class Trainer:
         while self.step < self._training.max_steps:
             load = self._wait_for_machine()
             self._stop_if_asked()
-            taken = self._next_step(load)
+            row = self._next_step(load)
             self.step += 1
             evaluation = self.evaluate() if self._is_due(self._training.eval_every, self.step) else None
-            self._parts.journal.row(replace(taken.row, evaluation=evaluation))
-            self._parts.journal.samples(self.step, taken.shown)
+            self._parts.journal.row(replace(row, evaluation=evaluation))
             if self._is_due(self._training.save_every, self.step):
                 self.save()
         self.save()
         return self.evaluate()
 
-    def _next_step(self, load: ThrottleState | None) -> TakenStep:
+    def _next_step(self, load: ThrottleState | None) -> StepRow:
         """Take one step; retry it with a smaller size if it does not fit in memory."""
         while True:
             size = self._control.next_size(load)
@@ -112,7 +100,7 @@ class Trainer:
                     raise
                 self._source.put_back()
 
-    def _take_step(self, size: StepSize) -> TakenStep:
+    def _take_step(self, size: StepSize) -> StepRow:
         """Sample, reward, estimate advantages, transform them, update, observe; return what to record."""
         algorithm, progress = self._parts.algorithm, self.step / self._training.max_steps
         meter = self._meter.begin(self.step)
@@ -125,11 +113,13 @@ class Trainer:
             samples = algorithm.transform(batch, advantages, progress)
             with self._source.updating(self.step + 1):
                 stats = self._update(samples, size)
-        timing = meter.timing()
-        facts = StepFacts.of(batch, advantages, samples, stats, timing.step_time_s)
+        timing, trained_groups = meter.timing(), len({sample.group for sample in samples})
+        rollouts = batch.summary(advantages, timing.step_time_s)
+        facts = StepFacts(timing, rollouts, stats, trained_groups)
         observed = self._control.observe(size, facts)
         shown = choose(batch, advantages, self._parts.config.logging.samples_per_step)
-        return TakenStep(self._row(size, facts, batch, timing, observed), shown)
+        self._parts.journal.samples(self.step + 1, shown)
+        return self._row(size, facts, entropy_of(batch, stats), observed)
 
     def _update(self, samples: Sequence[TrainingSample], size: StepSize) -> UpdateStats:
         if not samples:
@@ -155,8 +145,8 @@ class Trainer:
         self._source.load_state_dict(found.state["source"])
         self._control.load_state_dict(found.state["steering"])
         self._held_out.load_state_dict(found.state.get("evaluation", {}))
-        if self._parts.machine is not None and found.state["machine"] is not None:
-            self._parts.machine.load_state_dict(found.state["machine"])
+        if self._machine is not None and found.state["machine"] is not None:
+            self._machine.load_state_dict(found.state["machine"])
         self.step, self._warmed = self._saved = (found.step, found.state.get("warmup", 0))
 
     def save(self) -> None:
@@ -166,11 +156,10 @@ class Trainer:
         self._parts.journal.phase("checkpoint", self.step)
         self._parts.journal.sync()
         with self._source.exclusive():
-            machine = self._parts.machine
             state = {
                 "source": self._source.state_dict(),
                 "steering": self._control.state_dict(),
-                "machine": machine.state_dict() if machine else None,
+                "machine": self._machine.state_dict() if self._machine else None,
                 "warmup": self._warmed,
                 "evaluation": self._held_out.state_dict(),
             }
@@ -214,9 +203,7 @@ class Trainer:
         warmup.finish()
         self.save()
 
-    def _row(
-        self, size: StepSize, facts: StepFacts, batch: ScoredBatch, timing: Timing, observed: ControllerRows
-    ) -> StepRow:
+    def _row(self, size: StepSize, facts: StepFacts, entropy: float, observed: ControllerRows) -> StepRow:
         run, stats = self._parts.config.run, facts.stats
         return StepRow(
             identity=Identity(
@@ -227,15 +214,15 @@ class Trainer:
                 attempt=self._parts.journal.attempt,
                 timestamp=utc_now(),
             ),
-            timing=timing,
+            timing=facts.timing,
             permits=self._parts.permits.take_use(),
-            rollouts=batch.summary(facts.informative_groups, timing.step_time_s),
+            rollouts=facts.rollouts,
             update=UpdateSummary(
                 loss=stats.loss,
                 lr=self._training.lr * size.lr_factor,
                 grad_norm=stats.grad_norm,
                 clip_fraction=stats.clip_fraction,
-                entropy=entropy_of(batch, stats),
+                entropy=entropy,
                 reference_kl=stats.reference_kl,
             ),
             control=observed.control,
@@ -267,9 +254,9 @@ class Trainer:
 
     def _wait_for_machine(self) -> ThrottleState | None:
         """Return what the machine's load allows; wait, between two steps, while it allows nothing."""
-        if self._parts.machine is None:
+        if self._machine is None:
             return None
-        return self._parts.machine.allowed(
+        return self._machine.allowed(
             lambda state: self._parts.journal.phase(f"paused: {state.reason}", self.step)
         )
 

@@ -20,7 +20,7 @@ from retrain.config.schema import Config
 from retrain.demonstrations import read_demonstrations
 from retrain.errors import BackendMemoryError, ConfigError, NonFiniteError
 from retrain.rollouts import SUPERVISED, Floats, Loss, LossTerms, Rollout, TrainingSample
-from retrain.trainer.prompts import PromptStream
+from retrain.trainer.source import PromptStream
 
 T = TypeVar("T")
 

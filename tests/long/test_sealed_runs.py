@@ -131,7 +131,7 @@ def test_a_finished_run_has_as_many_rows_as_it_took_steps(campaign: Path) -> Non
     assert found is not None
     assert found.seal is not None
     assert found.seal.rows == 4
-    assert found.seal.size == run.metrics.stat().st_size
+    assert found.seal.bytes == run.metrics.stat().st_size
     manifest = read_manifest(campaign / "manifest.json")
     assert manifest is not None
     assert look_at(manifest.runs[0], run).settled == manifest.runs[0].settled

@@ -22,8 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from retrain.errors import RecordsError
-from retrain.records.atomic import read_json, write_json
-from retrain.records.files import make_directory
+from retrain.records.files import make_directory, read_json, write_json
 from retrain.records.layout import CampaignFiles, RunFiles, is_single_run
 from retrain.records.lines import LineAppender, dump_line, parse_line, read_lines
 

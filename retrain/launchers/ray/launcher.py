@@ -14,7 +14,7 @@ from retrain.launchers.engine import FORGOTTEN, EngineLauncher, EngineWatch, is_
 from retrain.launchers.ray.client import BY_COMMAND, LOCAL, NO_ROOM, Client, Job, LocalJobs, said_of
 from retrain.launchers.ray.home import GIVEN, LOST, Event, Home, Terms
 from retrain.launchers.ray.script import DRIVER, RayLockTest, job_options, render, task_options
-from retrain.records.atomic import write_atomic
+from retrain.records.files import write_atomic
 from retrain.records.layout import RunFiles
 
 

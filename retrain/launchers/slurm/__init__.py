@@ -36,8 +36,7 @@ from retrain.launchers.slurm.script import (
     render,
     slurm_directory,
 )
-from retrain.records.atomic import write_atomic
-from retrain.records.files import make_directory
+from retrain.records.files import make_directory, write_atomic
 
 __all__ = ["SlurmLauncher", "check_campaign", "check_engine", "open_launcher", "script"]
 

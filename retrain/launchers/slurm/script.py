@@ -25,8 +25,7 @@ from retrain.launchers.shared_permits import (
 )
 from retrain.launchers.slurm import commands
 from retrain.launchers.slurm.queue import Names, job_name, parse
-from retrain.records.atomic import read_json, write_atomic, write_json
-from retrain.records.files import make_directory
+from retrain.records.files import make_directory, read_json, write_atomic, write_json
 
 SAVE_S = 60  # seconds before the time limit in which a worker saves its checkpoint
 NO_LINE = "\n\r\0"  # text after the first two would be a separate line and command
