@@ -9,7 +9,7 @@ import pytest
 
 from retrain.errors import LaunchError, RecordsError
 from retrain.semaphore import FileSemaphore, lock_sharing_problem
-from retrain.semaphore.wakeup import WakeupListener, wake, wakeup_address
+from retrain.semaphore.wait_queue import WakeupListener, wake, wakeup_address
 from tests.semaphore_processes import HOLD, running, wait_until
 
 MOUNTS = """\
@@ -49,9 +49,7 @@ def test_files_are_never_unlinked_nor_replaced_but_the_number(tmp_path):
     assert before.items() <= {path.name: path.stat().st_ino for path in tmp_path.iterdir()}.items()
 
 
-@pytest.mark.parametrize(
-    "name", ["permits.json", "permits.json.new", "permits.lock", "turnstile.lock", "slot-0000"]
-)
+@pytest.mark.parametrize("name", ["permits.json", "permits.lock", "turnstile.lock", "slot-0000"])
 def test_a_planted_link_is_refused_and_its_target_left_alone(tmp_path, name):
     target = tmp_path / "precious"
     target.write_text("precious")

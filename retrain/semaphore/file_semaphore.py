@@ -12,22 +12,23 @@ import sys
 import threading
 from contextlib import closing
 from pathlib import Path
-from types import TracebackType
 
 from retrain.errors import LaunchError, records_error
 from retrain.locks.descriptors import GUARD, LockFile
 from retrain.semaphore.filesystems import lock_sharing_problem
-from retrain.semaphore.limits import change_limits, check_permits, create_limits, read_limits
 from retrain.semaphore.slots import (
     SemaphoreState,
     Slots,
+    change_limits,
+    check_permits,
+    create_limits,
     describe_holder,
     inspect_semaphore,
-    seat_path,
+    read_limits,
+    take_seat,
     write_holder,
 )
-from retrain.semaphore.wait_queue import Patience, WaitQueue
-from retrain.semaphore.wakeup import WakeupListener, wake, wakeup_address
+from retrain.semaphore.wait_queue import Patience, WaitQueue, WakeupListener, wake, wakeup_address
 
 LOOK_AGAIN_S = 0.02  # a wake-up may be missed; a permit must be free within 50 ms of its holder's death
 FOLLOWED = 64  # holders whose death wakes the watcher at once; each needs an open file
@@ -134,9 +135,7 @@ class FileSemaphore:
         self.acquire()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *raised: object) -> None:
         self.release()
 
     async def __aenter__(self) -> FileSemaphore:
@@ -155,9 +154,7 @@ class FileSemaphore:
         self._keep(slot)
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *raised: object) -> None:
         self.release()
 
     @staticmethod
@@ -198,7 +195,7 @@ class FileSemaphore:
             return self._signed(slots.take(), description)
 
     def _wait(self, patience: Patience, description: str) -> LockFile | None:
-        with closing(_take_seat(self._directory)), closing(Slots(self._directory)) as slots:
+        with closing(take_seat(self._directory)), closing(Slots(self._directory)) as slots:
             slots.prepare()
             inside = self._wait_queue.enter(patience)
             if inside is None:
@@ -235,14 +232,3 @@ def _thread_or_task() -> object:
         with contextlib.suppress(RuntimeError, AttributeError):  # no event loop; still importing asyncio
             return asyncio.current_task() or threading.current_thread()
     return threading.current_thread()
-
-
-def _take_seat(directory: Path) -> LockFile:
-    """Lock a random free seat: many waiters need few tries, and few waiters need few files."""
-    seats = 8.0
-    while True:
-        seat = LockFile(seat_path(directory, int.from_bytes(os.urandom(4), "big") % int(seats)))
-        if seat.try_lock():
-            return seat
-        seat.close()
-        seats *= 1.25

@@ -1,7 +1,8 @@
-"""Slot files: a locked slot is a permit in use, and its first line names the holder.
+"""The number of permits, and the slots: a locked slot is a permit in use; its first line names the holder.
 
 Only the lock decides admission; the text is for display. Times are from the monotonic clock, which all
-processes of one boot share, so that setting the wall clock does not change `held_s`.
+processes of one boot share, so that setting the wall clock does not change `held_s`. permits.json, which
+holds the number, is replaced atomically.
 """
 
 from __future__ import annotations
@@ -9,18 +10,21 @@ from __future__ import annotations
 import json
 import os
 import time
-from contextlib import closing
-from dataclasses import dataclass
+from contextlib import closing, suppress
+from dataclasses import asdict, dataclass
 from itertools import islice
 from pathlib import Path
 
-from retrain.locks.descriptors import LockFile
+from retrain.errors import DamagedRecordError, RecordsError
+from retrain.locks.descriptors import GUARD, Descriptor, LockFile, open_regular
 from retrain.locks.held import boot_id
-from retrain.semaphore.limits import Limits, LimitsFile, read_limits
-from retrain.semaphore.wakeup import wake, wakeup_address
+from retrain.records.files import write_atomic
+from retrain.semaphore.wait_queue import wake, wakeup_address
 
+MAX_PERMITS = 512  # the watcher keeps one open file per permit, and 1024 is a usual limit
+OPEN_EARLY = 8  # slots that a waiter opens before its turn; many threads of a process may wait
 MAX_TEXT = 100  # characters of a label or host name: one line of a table
-_RECORD_BYTES = 4096  # two such texts fit even with every character escaped
+_RECORD_BYTES = 4096  # two such texts fit even with every character escaped; so does permits.json
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,14 +46,79 @@ class SemaphoreState:
     waiting: int
 
 
-def slot_path(directory: Path, number: int) -> str:
-    """Return the path of a slot file."""
-    return f"{directory}/slot-{number:04d}"
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """`permits` may be in use at once; after a decrease, slots up to `slots` may still be held."""
+
+    permits: int
+    slots: int
 
 
-def seat_path(directory: Path, number: int) -> str:
-    """Return the path of a waiter's seat file."""
-    return f"{directory}/seat-{number:04d}"
+class LimitsFile:
+    """The limits as read once; can check whether they were replaced since."""
+
+    def __init__(self, directory: Path) -> None:
+        """Read the limits; raise RecordsError if the directory holds no semaphore, or a damaged one."""
+        self._path = f"{directory}/permits.json"
+        try:
+            with GUARD:
+                self._file = Descriptor(open_regular(self._path, os.O_RDONLY))
+        except FileNotFoundError:
+            raise RecordsError(f"{self._path}: missing; {directory} is not a semaphore's directory") from None
+        text = os.read(self._file.fileno(), _RECORD_BYTES)
+        try:
+            fields = json.loads(text)
+            self.now = Limits(check_permits(fields["permits"]), check_permits(fields["slots"]))
+        except (ValueError, TypeError, KeyError, RecursionError):
+            self.close()
+            raise DamagedRecordError(
+                f"{self._path}: damaged; opening the semaphore again, as `retrain resume` does, repairs it"
+            ) from None
+
+    def is_current(self) -> bool:
+        """Whether the file was not replaced: the inode of an open file is not reused."""
+        return os.stat(self._path).st_ino == os.stat(self._file.fileno()).st_ino  # noqa: PTH116
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def read_limits(directory: Path) -> Limits:
+    """Read the limits once, as `LimitsFile` does."""
+    file = LimitsFile(directory)
+    file.close()
+    return file.now
+
+
+def create_limits(directory: Path, permits: int) -> None:
+    """Set the number of permits, unless the directory has a readable one."""
+    with closing(LockFile(f"{directory}/permits.lock")) as guard:
+        guard.lock()
+        with suppress(DamagedRecordError):
+            if os.path.lexists(directory / "permits.json"):
+                read_limits(directory)
+                return
+        numbers = [path.name.removeprefix("slot-") for path in directory.glob("slot-*")]  # each may be held
+        slots = max((int(n) + 1 for n in numbers if n.isascii() and n.isdigit()), default=0)
+        _write(directory, Limits(permits, max(permits, min(slots, MAX_PERMITS))))
+
+
+def change_limits(directory: Path, permits: int) -> None:
+    """Set the number of permits; the number of slots never falls, because old slots may still be held."""
+    with closing(LockFile(f"{directory}/permits.lock")) as guard:
+        guard.lock()
+        _write(directory, Limits(permits, max(permits, read_limits(directory).slots)))
+
+
+def _write(directory: Path, limits: Limits) -> None:
+    write_atomic(directory / "permits.json", json.dumps(asdict(limits)))
+
+
+def check_permits(permits: object) -> int:
+    """Return `permits`; raise ValueError unless it is a whole number from 1 to `MAX_PERMITS`."""
+    if type(permits) is not int or not 1 <= permits <= MAX_PERMITS:
+        raise ValueError(f"permits: got {permits!r}; needs a whole number from 1 to {MAX_PERMITS}")
+    return permits
 
 
 def describe_holder(label: str) -> str:
@@ -69,16 +138,31 @@ def inspect_semaphore(directory: Path) -> SemaphoreState:
     """Return a semaphore's state, without waiting or writing.
 
     Works in a read-only directory and in a copy, where nothing is held.
-
-    Raises:
-        RecordsError: the directory holds no semaphore, or its files cannot be read.
     """
     limits = read_limits(directory)
-    slots = [slot_path(directory, number) for number in range(limits.slots)]
+    slots = (_slot_path(directory, number) for number in range(limits.slots))
     holders = tuple(_holder_of(slot) for slot in slots if _is_locked(slot))
     waiting = sum(_is_locked(str(seat)) for seat in sorted(directory.glob("seat-*")))
-    _wake_watcher(directory)
+    wait_queue = directory / "turnstile.lock"
+    if wait_queue.exists():  # its watcher may have seen a free slot as locked because it was inspected
+        wake(wakeup_address(wait_queue))
     return SemaphoreState(limits.permits, holders, waiting)
+
+
+def take_seat(directory: Path) -> LockFile:
+    """Lock a random free seat: many waiters need few tries, and few waiters need few files."""
+    seats = 8.0
+    while True:
+        number = int.from_bytes(os.urandom(4), "big") % int(seats)
+        seat = LockFile(f"{directory}/seat-{number:04d}")
+        if seat.try_lock():
+            return seat
+        seat.close()
+        seats *= 1.25
+
+
+def _slot_path(directory: Path, number: int) -> str:
+    return f"{directory}/slot-{number:04d}"
 
 
 def _is_locked(path: str) -> bool:
@@ -88,13 +172,6 @@ def _is_locked(path: str) -> bool:
         return False
     with closing(file):
         return not file.try_lock(shared=True)
-
-
-def _wake_watcher(directory: Path) -> None:
-    """Wake a watcher that saw a free slot as locked because it was being inspected."""
-    wait_queue = directory / "turnstile.lock"
-    if wait_queue.exists():
-        wake(wakeup_address(wait_queue))
 
 
 def _holder_of(slot: str) -> Holder:
@@ -114,9 +191,6 @@ def read_holder(slot: LockFile) -> Holder:
         return Holder(int(fields["pid"]), host, label, max(0.0, now_s - since_s))
     except (ValueError, OverflowError, TypeError, KeyError, RecursionError):
         return Holder(0, "", "", 0.0)
-
-
-OPEN_EARLY = 8  # files for each waiter; many threads of a process may wait
 
 
 class Slots:
@@ -166,5 +240,5 @@ class Slots:
 
     def _file(self, number: int) -> LockFile:
         if number not in self._files:
-            self._files[number] = LockFile(slot_path(self._directory, number))
+            self._files[number] = LockFile(_slot_path(self._directory, number))
         return self._files[number]
