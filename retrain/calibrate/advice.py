@@ -41,7 +41,6 @@ class Advice:
 
     @property
     def is_change(self) -> bool:
-        """Whether the recommended value differs from the current one."""
         return self.value != self.now
 
 
@@ -112,8 +111,7 @@ def scaling_of(measured: Sequence[WorkersMeasured]) -> UslFit | None:
     """Fit the Universal Scalability Law across workers; None with too few worker counts."""
     if len(measured) < POINTS_FOR_A_LAW:
         return None
-    points = [float(m.workers) for m in measured], [m.tokens_per_second for m in measured]
-    return fit_usl(*points, method="nls")
+    return fit_usl([m.workers for m in measured], [m.tokens_per_second for m in measured])
 
 
 def max_workers(
@@ -127,8 +125,8 @@ def max_workers(
 
     Args:
         plan: the campaign.
-        measured: of each number of concurrent workers, fewest first.
-        fit: of the Universal Scalability Law across workers.
+        measured: each number of concurrent workers, fewest first.
+        fit: the Universal Scalability Law across workers.
         memory: of one worker, and free.
         makespans_s: of the whole campaign, by number of workers: those of `measured`, and the plan's.
     """
@@ -152,7 +150,6 @@ def max_workers(
 
 
 def _reasons(measured: Sequence[WorkersMeasured], fit: UslFit | None, value: int, now: int) -> Iterator[str]:
-    """Return the measurement with the nearest number of workers."""
     alone = measured[0]
     chosen = min(measured, key=lambda m: abs(m.workers - value))
     if chosen.workers > 1:

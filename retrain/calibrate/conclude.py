@@ -126,11 +126,9 @@ class Evidence:
         if not self.side:
             return None
         side, fit = tuple(self.side), self.fit
-        if fit is None:
-            note = f"fewer than {trials.POINTS_FOR_A_LAW} worker counts measured: no law was fitted"
-            return Scaling(side, None, None, None, note)
-        if not fit.identified:
-            return Scaling(side, None, None, None, fit.reason)
+        if fit is None or not fit.identified:
+            few = f"fewer than {trials.POINTS_FOR_A_LAW} worker counts measured: no law was fitted"
+            return Scaling(side, None, None, None, fit.reason if fit else few)
         star = fit.p_star if fit.p_star < float("inf") else None
         return Scaling(side, fit.sigma, fit.kappa, star, fit.reason)
 

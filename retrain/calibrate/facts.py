@@ -99,17 +99,9 @@ def step_splits(runs: Iterable[MeasuredRun]) -> list[StepSplit]:
 
 def _split(condition: str, runs: Sequence[MeasuredRun]) -> StepSplit:
     times = [seconds for run in runs for seconds in _whole_steps(run)]
-    parts = [run.parts for run in runs]
-    return StepSplit(
-        condition,
-        len(times),
-        statistics.median(times),
-        statistics.fmean(times),
-        statistics.fmean(p.sampling_s for p in parts),
-        statistics.fmean(p.scoring_s for p in parts),
-        statistics.fmean(p.training_s for p in parts),
-        statistics.fmean(p.permit_wait_s for p in parts),
-    )
+    names = ("sampling_s", "scoring_s", "training_s", "permit_wait_s")
+    means = [statistics.fmean(getattr(run.parts, name) for run in runs) for name in names]
+    return StepSplit(condition, len(times), statistics.median(times), statistics.fmean(times), *means)
 
 
 def _whole_steps(run: MeasuredRun) -> list[float]:
@@ -173,7 +165,9 @@ def workers_measured(trial: Trialled) -> WorkersMeasured | None:
     if any(len(rows) < STEADY_ROWS for rows in runs):
         return None
     steady = [row for rows in runs for row in rows[1:]]
-    rate = _together(runs) or sum(_alone(rows[1:]) for rows in runs)
+    rate = _together(runs) or sum(
+        _sum(rows[1:], "tokens_per_step") / _sum(rows[1:], "step_time_s") for rows in runs
+    )
     step_s = statistics.median(row["step_time_s"] for row in steady)
     measured, backend = measured_runs(trial), trial.plan.runs[0].config.backend
     waits = permit_wait_fraction(measured) if are_permits_short(backend, measured, len(runs)) else 0.0
@@ -187,11 +181,11 @@ def _together(runs: Sequence[Rows]) -> float | None:
     span_s = seconds_between(begin, end)
     if not span_s or min(map(len, inside)) < STEADY_ROWS:
         return None
-    return float(sum(row["tokens_per_step"] for rows in inside for row in rows) / span_s)
+    return sum(_sum(rows, "tokens_per_step") for rows in inside) / span_s
 
 
-def _alone(rows: Rows) -> float:
-    return float(sum(r["tokens_per_step"] for r in rows) / sum(r["step_time_s"] for r in rows))
+def _sum(rows: Rows, key: str) -> float:
+    return float(sum(row[key] for row in rows))
 
 
 def batch_found(trial: Trialled) -> BatchFound | None:

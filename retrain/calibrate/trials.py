@@ -96,47 +96,34 @@ def concurrent(
     tables: Tables, condition: int, workers: int, steps: int, log_dir: Path, least_s: float = 0.0
 ) -> Trial:
     """Return the trial of concurrent runs of one condition, whose `steps` take at least `least_s`."""
-    changed = _alone(_short(tables, steps, log_dir), condition)
-    changed["campaign"] |= {
-        "seeds": list(range(workers)),
-        "parallel": True,
-        "max_workers": workers,
-        "stagger_seconds": 0,
-    }
-    changed["training"] = {**changed.get("training", {}), "save_every": 0, "eval_every": 0}
-    changed["data"] = {**changed.get("data", {}), "eval_prompts": 1}
+    campaign = {"seeds": list(range(workers)), "parallel": True, "max_workers": workers, "stagger_seconds": 0}
+    own = {"campaign": campaign, "training": {"save_every": 0, "eval_every": 0}, "data": {"eval_prompts": 1}}
+    changed = merge(_alone(_short(tables, steps, log_dir), condition), own)
     span = f", {least_s:g} s or more" if least_s else ""
     return Trial(f"workers-{workers}", f"{workers} at a time{span}", workers, steps, changed)
 
 
 def seeking_batch(tables: Tables, condition: int, steps: int, log_dir: Path) -> Trial:
     """Return the trial of one run whose batch size back pressure chooses."""
-    changed = _one_run(tables, condition, steps, log_dir)
-    found = {
-        **changed.get("backpressure", {}),
+    changed = _alone(_short(tables, steps, log_dir), condition)
+    batch = changed.get("training", {}).get("batch_size", Training.batch_size)
+    bounds = changed.get("backpressure", {})
+    own = {
         "enabled": True,
         "control": "batch",
         "objective": "throughput",
+        "max_batch_size": max(bounds.get("max_batch_size", BackPressure.max_batch_size), batch),
+        "min_batch_size": min(bounds.get("min_batch_size", BackPressure.min_batch_size), batch),
     }
-    batch = changed.get("training", {}).get("batch_size", Training.batch_size)
-    found["max_batch_size"] = max(found.get("max_batch_size", BackPressure.max_batch_size), batch)
-    found["min_batch_size"] = min(found.get("min_batch_size", BackPressure.min_batch_size), batch)
-    changed["backpressure"] = found
-    changed["rate_limiter"] = {}
+    changed = merge(changed, {"campaign": {"seeds": [0]}, "backpressure": own}) | {"rate_limiter": {}}
     return Trial("batch", "back pressure over batch sizes", 1, steps, changed)
 
 
 def unlimited(tables: Tables, condition: int, steps: int, log_dir: Path) -> Trial:
     """Return the trial of one run whose sampling is not limited."""
-    changed = _one_run(tables, condition, steps, log_dir)
-    changed["rate_limiter"] = {**changed.get("rate_limiter", {}), "rate_limit_speed_batch_per_sim": 0}
+    own = {"campaign": {"seeds": [0]}, "rate_limiter": {"rate_limit_speed_batch_per_sim": 0}}
+    changed = merge(_alone(_short(tables, steps, log_dir), condition), own)
     return Trial("limiter", "asynchronous sampling, unlimited", 1, steps, changed)
-
-
-def _one_run(tables: Tables, condition: int, steps: int, log_dir: Path) -> dict[str, Any]:
-    changed = _alone(_short(tables, steps, log_dir), condition)
-    changed["campaign"]["seeds"] = [0]
-    return changed
 
 
 def _short(tables: Tables, steps: int, log_dir: Path) -> dict[str, Any]:
@@ -185,7 +172,6 @@ class Session:
 
     @property
     def left_s(self) -> float:
-        """Seconds left of the budget."""
         return max(0.0, self._ends_at - time.monotonic())
 
     def interrupt(self, *, now: bool = False) -> None:

@@ -49,16 +49,13 @@ class CircuitBreaker:
         longest_pause_s: float = 1800.0,
         probation_s: float = 120.0,
     ) -> None:
-        """Start closed.
+        """Start closed; ValueError if a number is out of range.
 
         Args:
             threshold: consecutive failures that open the breaker.
-            pause_s: the first pause; doubled after each failed probe.
+            pause_s: the first pause; doubled after each failed probe, up to `longest_pause_s`.
             longest_pause_s: upper limit of the pause.
             probation_s: a probe that runs this long counts as a success.
-
-        Raises:
-            ValueError: a number is out of range.
         """
         require("threshold", threshold, threshold >= 1, "1 or more")
         require("pause_s", pause_s, pause_s > 0, "more than 0")
@@ -72,11 +69,7 @@ class CircuitBreaker:
         self._state = _State(pause_s)
 
     def ask(self, now_s: float) -> Admission:
-        """Return whether a run may start.
-
-        Args:
-            now_s: the caller's clock, the same in all calls.
-        """
+        """Return whether a run may start; `now_s` is the caller's clock, the same in all calls."""
         state = self._state
         if state.resumes_at_s is None:
             return Admission(False, now_s, "closed")
@@ -95,26 +88,21 @@ class CircuitBreaker:
             self._state.probe_ends_s = now_s + self._probation_s
 
     def ended(self, now_s: float, *, infrastructure: bool, message: str = "") -> bool:
-        """Record that an attempt of a run ended.
+        """Record that an attempt of a run ended; return whether this opened the breaker.
 
         Args:
             now_s: the caller's clock.
             infrastructure: whether it failed for infrastructure; any other ending counts as success.
             message: the cause, for the reason of later admissions.
-
-        Returns:
-            True if this opened the breaker.
         """
         if not infrastructure:
             self._state = _State(self._first_pause_s)
             return False
         state = self._state
         state.failures += 1
-        is_probe = state.probe_ends_s is not None
-        if state.resumes_at_s is not None and not is_probe:
-            return False  # this run was started before the pause
-        if not is_probe and state.failures < self._threshold:
-            return False
+        is_probe, is_paused = state.probe_ends_s is not None, state.resumes_at_s is not None
+        if not is_probe and (is_paused or state.failures < self._threshold):
+            return False  # a run that was started before the pause, or bad luck
         state.pause_s = min(self._longest_pause_s, 2 * state.pause_s if is_probe else self._first_pause_s)
         state.resumes_at_s, state.probe_ends_s = now_s + state.pause_s, None
         state.why = f"{state.failures} attempts in a row failed for infrastructure"
@@ -126,5 +114,4 @@ class CircuitBreaker:
         return asdict(self._state)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore a `state_dict`."""
         self._state = _State(**state)

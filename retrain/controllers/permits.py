@@ -68,15 +68,9 @@ class AdaptivePermits:
     def __init__(
         self, permits: int = 4, *, lowest: int = 1, highest: int = 64, latency_factor: float = 3.0
     ) -> None:
-        """Start with a fixed number of permits.
+        """Start with `permits`; ValueError if a number is out of range.
 
-        Args:
-            permits: initial number.
-            lowest, highest: bounds of the number.
-            latency_factor: calls slower than usual by this factor are a sign of overload.
-
-        Raises:
-            ValueError: a number is out of range.
+        Calls slower than usual by `latency_factor` are a sign of overload.
         """
         require("lowest", lowest, lowest >= 1, "1 or more")
         require("highest", highest, lowest <= highest, f"at least lowest ({lowest})")
@@ -94,10 +88,8 @@ class AdaptivePermits:
     def observe(self, now_s: float, call: CallFacts) -> PermitDecision:
         """Record a finished call and decide the number of permits.
 
-        Args:
-            now_s: a clock shared by all callers. The clock may be adjusted: a jump longer than the pause
-                between decreases, in either direction, ends that pause early.
-            call: what happened.
+        `now_s` is a clock shared by all callers. It may be adjusted: a jump longer than the pause between
+        decreases, in either direction, ends that pause early.
         """
         slow = not call.overloaded and self._is_slow(call)
         if call.overloaded or slow:
@@ -105,7 +97,8 @@ class AdaptivePermits:
             return self._decrease(now_s, call)
         self._good_calls += 1
         self._was_wanted |= call.waited
-        is_proven = self._good_calls >= self.permits * self._rounds()
+        is_near = self._refused is not None and self.permits >= NEAR_REFUSAL * self._refused
+        is_proven = self._good_calls >= self.permits * (SLOW_ROUNDS if is_near else 1)
         if not is_proven or not self._was_wanted or self.permits == self._highest:
             return PermitDecision(self.permits, False, "steady")
         self._good_calls, self._was_wanted = 0, False
@@ -115,7 +108,6 @@ class AdaptivePermits:
         return PermitDecision(self.permits, True, "calls succeed and others wait")
 
     def state_dict(self) -> dict[str, Any]:
-        """Return everything as plain data."""
         return {
             "permits": self.permits,
             "latencies": {kind: asdict(latency) for kind, latency in self._latencies.items()},
@@ -133,11 +125,6 @@ class AdaptivePermits:
         self._was_wanted = bool(state["was_wanted"])
         self._decreased_at_s = state["decreased_at_s"]
         self._refused = state["refused"]
-
-    def _rounds(self) -> int:
-        """Return the rounds of `permits` successful calls that justify one more permit."""
-        is_near = self._refused is not None and self.permits >= NEAR_REFUSAL * self._refused
-        return SLOW_ROUNDS if is_near else 1
 
     def _is_slow(self, call: CallFacts) -> bool:
         """Record the latency of a call that was not refused, and return whether its kind has become slow."""

@@ -88,7 +88,6 @@ class RateAccount:
         return self.started and (full or self.samples_per_batch is None or self._covers(batches))
 
     def add(self, samples: int) -> None:
-        """Count produced samples."""
         self.produced += samples
         if self.started:
             self.counted += samples
@@ -100,7 +99,6 @@ class RateAccount:
             self.counted = credit + self.warming - self.watermark
 
     def take(self, batches: float = 1.0) -> None:
-        """Count consumed batches."""
         self.consumed += batches
         self.paid += batches
 
@@ -122,7 +120,6 @@ class RateAccount:
         return {key: getattr(self, key) for key in _STATE}
 
     def load_state_dict(self, state: Mapping[str, float | int | bool]) -> None:
-        """Restore a `state_dict`."""
         for key in _STATE:
             setattr(self, key, state[key])
 

@@ -25,17 +25,11 @@ LORA_TRAIN_FLOPS = 4  # frozen weights need no weight gradient
 
 @dataclass(frozen=True)
 class PhaseHint:
-    """The hardware limit of a phase.
+    """The hardware limit of a phase."""
 
-    Attributes:
-        bound: the nearest limit.
-        mfu: model FLOPs utilization, the fraction of peak arithmetic used; None if unknown.
-        mbu: memory bandwidth utilization; None if unknown.
-    """
-
-    bound: Bound = "unknown"
-    mfu: float | None = None
-    mbu: float | None = None
+    bound: Bound = "unknown"  # the nearest limit
+    mfu: float | None = None  # model FLOPs utilization, the fraction of peak arithmetic used
+    mbu: float | None = None  # memory bandwidth utilization
 
 
 def token_flops(parameters: float, tokens: float, phase: Phase, *, lora: bool = False) -> float:

@@ -61,7 +61,6 @@ class Load:
 
     @property
     def is_known(self) -> bool:
-        """Whether every resource was read."""
         return bool(self.parts) and not self.unknown
 
 

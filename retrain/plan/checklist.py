@@ -51,7 +51,6 @@ class Decisions:
     learned_from: str  # the argument of --from
 
     def checklist(self, budget_s: float | None, *, sets_max_tokens: bool) -> tuple[Check, ...]:
-        """Return the answer to every question."""
         return (
             Check("smoke test or full run", *self._smoke_or_full()),
             Check("max_tokens set on purpose", *self._max_tokens(sets_max_tokens)),

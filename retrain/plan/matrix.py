@@ -44,7 +44,6 @@ class RunPlan:
 
     @property
     def max_steps(self) -> int:
-        """Optimizer updates that finish the run."""
         return self.config.training.max_steps
 
     @property
@@ -73,7 +72,6 @@ class Plan:
 
     @property
     def conditions(self) -> tuple[str, ...]:
-        """Names in the order of the file."""
         return tuple(dict.fromkeys(run.condition for run in self.runs))
 
     def first_runs(self) -> dict[str, RunPlan]:
@@ -85,12 +83,10 @@ class Plan:
 
     @property
     def seeds(self) -> tuple[int, ...]:
-        """Seeds in the order of the file."""
         return tuple(dict.fromkeys(run.seed for run in self.runs))
 
     @property
     def workers(self) -> int:
-        """Number of concurrent runs."""
         if not self.campaign.parallel:
             return 1
         return min(self.campaign.max_workers or len(self.runs), len(self.runs))
@@ -102,7 +98,6 @@ class Plan:
 
     @property
     def total_steps(self) -> int:
-        """Total steps of all runs."""
         return sum(run.max_steps for run in self.runs)
 
 

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from retrain.records.manifest import RunEntry
 
 STAMP = re.compile(r"-\d{8}T\d{6}Z-[0-9a-f]{4}$")  # suffix of a campaign's directory name
+DAMAGED = (KeyError, TypeError, ValueError, OverflowError)  # reading a value that is not of its type
 ENGINES = ("slurm", "ray")  # launchers that keep their submissions in a directory of their name
 
 
@@ -64,7 +65,7 @@ def read_provenance(files: CampaignFiles) -> Provenance:
         raise RecordsError(f"{files.origin}: is missing")
     try:
         return _parse(found)
-    except (KeyError, TypeError, ValueError, OverflowError) as error:
+    except DAMAGED as error:
         raise RecordsError(f"{files.origin}: is damaged ({error!r})") from error
 
 
@@ -130,7 +131,7 @@ def _from_runs(files: CampaignFiles) -> Provenance | None:
         copy = table.get("origin") if isinstance(table, dict) else None
         try:
             return _parse({"seed": None, **(copy or {})})
-        except (KeyError, TypeError, ValueError, OverflowError):
+        except DAMAGED:
             continue
     return None
 

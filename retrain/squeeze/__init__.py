@@ -61,16 +61,13 @@ class Spectrum:
 
     @property
     def trained(self) -> Sequence[LayerSpectrum]:
-        """Layers with a nonzero update."""
         return [layer for layer in self.layers if layer.is_trained]
 
     @property
     def rank(self) -> int:
-        """Largest rank of any layer."""
         return max(len(layer.singular_values) for layer in self.layers)
 
     def at(self, rank: int) -> Retained:
-        """Return the variance that `rank` retains."""
         shares = {layer.name: layer.retained(rank) for layer in self.trained}
         if not shares:
             return Retained(rank, 1.0, 1.0, "")

@@ -38,7 +38,6 @@ class Layer:
 
     @property
     def rank(self) -> int:
-        """Number of rows of a."""
         return int(self.a.shape[0])
 
 
@@ -52,7 +51,6 @@ class Adapter:
 
     @property
     def size_bytes(self) -> int:
-        """Total size of all tensors."""
         factors = [factor for layer in self.layers for factor in (layer.a, layer.b)]
         return sum(t.numel() * t.element_size() for t in [*factors, *self.others.values()])
 

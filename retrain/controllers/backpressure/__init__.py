@@ -99,7 +99,10 @@ class BackPressure:
         if verdict == "stall":
             return self.hold("far slower than predicted; measured again before it counts")
         self._choose(index)
-        return self._explained(index, size, verdict)
+        excess = self._curve.excess(float(self._concurrency[index]), float(self._measured.mean[index]))
+        action, regime = classify(size, self.batch_size, self._explorer.purpose, excess)
+        changed = "the curve changed; " if verdict == "changed" else ""
+        return self._decision(action, regime, changed + self._intention())
 
     def hold(self, reason: str) -> Decision:
         """Return an unchanged decision after a step without a measurement (skipped or failed)."""
@@ -166,7 +169,6 @@ class BackPressure:
         return verdict
 
     def _refit(self) -> None:
-        """Recompute the posterior and the fit from the measurements."""
         self._posterior.update(self._measured)
         self._curve = fit_curve(self._fitter, self._concurrency, self._posterior, self._measured.mean)
 
@@ -184,16 +186,16 @@ class BackPressure:
         if noise_scale is not None:
             value = value - np.log(noise_scale + self._concurrency)
         situation = Situation(
+            posterior=self._posterior,
+            measured=self._measured,
+            settings=self.settings,
             sizes=self._sizes,
             value=value,
             highest=self._memory.highest(self._sizes),
             current=index,
             best=self._curve.best(noise_scale) / self.group_size,
-            throttle_margin=self.settings.throttle_margin,
-            increase_margin=self.settings.increase_margin,
         )
-        chosen = self._explorer.choose(self._posterior, self._measured, situation, self.settings.warmup_steps)
-        self.batch_size = self._sizes[chosen]
+        self.batch_size = self._sizes[self._explorer.choose(situation)]
 
     def _goodput_noise_scale(self) -> float | None:
         """Return the noise scale that goodput uses; None when maximizing throughput."""
@@ -208,12 +210,6 @@ class BackPressure:
             return " (throughput: a micro-batch's size does not affect learning)"
         return f" (throughput: {self._noise_scale.samples} of {ENOUGH_SAMPLES} noise-scale samples so far)"
 
-    def _explained(self, index: int, size: float, verdict: Verdict) -> Decision:
-        excess = self._curve.excess(float(self._concurrency[index]), float(self._measured.mean[index]))
-        action, regime = classify(size, self.batch_size, self._explorer.purpose, excess)
-        changed = "the curve changed; " if verdict == "changed" else ""
-        return self._decision(action, regime, changed + self._intention())
-
     def _intention(self) -> str:
         if self._explorer.purpose == "warmup":
             return f"exploring: {self.batch_size} is expected to be faster"
@@ -225,6 +221,11 @@ class BackPressure:
     def _decision(self, action: Action, regime: Regime, reason: str) -> Decision:
         noise_scale = self._goodput_noise_scale()
         sigma, kappa = self._curve.contention_and_crosstalk
+        utilization = 0.0
+        if self._measured.origin is not None:
+            expected = float(self._posterior.expected[nearest(self._sizes, self.batch_size)])
+            highest = self._curve.highest(float(self._concurrency[0]), float(self._concurrency[-1]))
+            utilization = math.exp(expected) / highest
         return Decision(
             action=action,
             regime=regime,
@@ -232,14 +233,7 @@ class BackPressure:
             p_star=self._curve.best(noise_scale),
             sigma=sigma,
             kappa=kappa,
-            utilization=self._utilization(),
+            utilization=utilization,
             throughput=self._throughput,
             reason=reason + self._fallback(),
         )
-
-    def _utilization(self) -> float:
-        if self._measured.origin is None:
-            return 0.0
-        best = self._curve.highest(float(self._concurrency[0]), float(self._concurrency[-1]))
-        expected = float(self._posterior.expected[nearest(self._sizes, self.batch_size)])
-        return math.exp(expected) / best

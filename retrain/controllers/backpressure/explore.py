@@ -10,16 +10,15 @@ import math
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from retrain.controllers.backpressure.measurements import Measurements
 from retrain.controllers.backpressure.posterior import Posterior
+from retrain.controllers.backpressure.step import Purpose, Settings
 
 FloatArray = NDArray[np.float64]
-Purpose = Literal["warmup", "probe", "operate"]
 
 WARMUP_GAIN = 0.01  # least log gain expected of the next doubling, optimism included
 SHAPE_OPTIMISM, OWN_OPTIMISM = 0.5, 0.3  # standard deviations added as optimism
@@ -31,24 +30,16 @@ PROBE_FIRST, PROBE_GROWTH, PROBE_LAST = 10.0, 1.5, 40.0  # steps between probes,
 
 @dataclass(frozen=True)
 class Situation:
-    """Input of a choice; sizes are given by index.
+    """Input of a choice; sizes are given by index."""
 
-    Attributes:
-        sizes: ascending batch sizes.
-        value: expected log objective per size.
-        highest: index of the largest size that fits in memory.
-        current: index of the size that just ran.
-        best: batch size of the fitted optimum, infinite if unknown.
-        throttle_margin, increase_margin: as in the settings.
-    """
-
-    sizes: tuple[int, ...]
-    value: FloatArray
-    highest: int
-    current: int
-    best: float
-    throttle_margin: float
-    increase_margin: float
+    posterior: Posterior
+    measured: Measurements
+    settings: Settings
+    sizes: tuple[int, ...]  # ascending
+    value: FloatArray  # expected log objective per size
+    highest: int  # the largest size that fits in memory
+    current: int  # the size that just ran
+    best: float  # batch size of the fitted optimum, infinite if unknown
 
 
 @dataclass
@@ -62,31 +53,30 @@ class Explorer:
     purpose: Purpose = "warmup"
 
     def restart(self) -> None:
-        """Start the warm-up again after a change point."""
         self.warming, self.warmup_steps = True, 0
         self.steps_since_probe, self.probe_interval = 0, PROBE_FIRST
 
-    def choose(self, posterior: Posterior, measured: Measurements, at: Situation, warmup_limit: int) -> int:
+    def choose(self, at: Situation) -> int:
         """Return the index of the size to run next, and set `purpose`."""
         self.warmup_steps += 1
-        doubled = self._doubled(posterior, at, warmup_limit) if self.warming else None
+        doubled = self._doubled(at) if self.warming else None
         if doubled is not None:
             self.purpose = "warmup"
             return doubled
         self.warming = False
-        best = _operating_point(posterior, at)
-        probe = self._probe(posterior, measured, at, best)
+        best = _operating_point(at)
+        probe = self._probe(at, best)
         self.purpose = "operate" if probe is None else "probe"
         return best if probe is None else probe
 
-    def _doubled(self, posterior: Posterior, at: Situation, warmup_limit: int) -> int | None:
+    def _doubled(self, at: Situation) -> int | None:
         index = min(bisect_right(at.sizes, 2 * at.sizes[at.current]) - 1, at.highest)
-        if self.warmup_steps > warmup_limit or index <= at.current:
+        if self.warmup_steps > at.settings.warmup_steps or index <= at.current:
             return None
-        hope = float(at.value[index]) + SHAPE_OPTIMISM * math.sqrt(posterior.shape_variance[index])
+        hope = float(at.value[index]) + SHAPE_OPTIMISM * math.sqrt(at.posterior.shape_variance[index])
         return index if hope > at.value[at.current] + WARMUP_GAIN else None
 
-    def _probe(self, posterior: Posterior, measured: Measurements, at: Situation, best: int) -> int | None:
+    def _probe(self, at: Situation, best: int) -> int | None:
         """Return a size that may be better than predicted, when a probe is due; else None.
 
         Probes find changes that the steps at the operating point do not show.
@@ -96,41 +86,37 @@ class Explorer:
             return None
         self.steps_since_probe = 0
         self.probe_interval = min(self.probe_interval * PROBE_GROWTH, PROBE_LAST)
-        noise = measured.noise_variance / np.maximum(measured.count, 1.0)
-        hope = at.value + PROBE_OPTIMISM * np.sqrt(posterior.shape_variance + posterior.own_variance + noise)
+        noise = at.measured.noise_variance / np.maximum(at.measured.count, 1.0)
+        variance = at.posterior.shape_variance + at.posterior.own_variance + noise
+        hope = at.value + PROBE_OPTIMISM * np.sqrt(variance)
         hope[at.value < at.value[best] - PROBE_LOSS] = -math.inf
         hope[best] = -math.inf
         index = int(hope[: at.highest + 1].argmax())
         return index if hope[index] > -math.inf else None
 
 
-def _operating_point(posterior: Posterior, at: Situation) -> int:
+def _operating_point(at: Situation) -> int:
     """Return the best size allowed, below the throttle margin; the current size unless a change pays."""
-    optimism = SHAPE_OPTIMISM * np.sqrt(posterior.shape_variance) + OWN_OPTIMISM * np.sqrt(
-        posterior.own_variance
-    )
+    optimism = SHAPE_OPTIMISM * np.sqrt(at.posterior.shape_variance)
+    optimism = optimism + OWN_OPTIMISM * np.sqrt(at.posterior.own_variance)
     hope = (at.value + optimism)[: at.highest + 1]
     index = int(hope.argmax())
-    limit = at.throttle_margin * at.best
+    margin = at.settings.throttle_margin
+    limit = margin * at.best
     limit_index = nearest(at.sizes, limit)
     if index > limit_index:
         below = int(hope[: limit_index + 1].argmax())
-        if at.value[index] - at.value[below] < 1.5 * _margin_cost(at.throttle_margin):
+        # the log loss of running at margin x p* on the sharpest curve of the law (no contention);
+        # a clearly larger loss means that the fitted p* is too low
+        margin_cost = math.log((1.0 + margin * margin) / (2.0 * margin))
+        if at.value[index] - at.value[below] < 1.5 * margin_cost:
             index = below
     if at.current > at.highest or at.current > limit_index >= index:
         return index
     needed = INCREASE_GAIN if index > at.current else THROTTLE_GAIN
     pays = hope[index] - hope[at.current] >= needed
-    far_below = at.sizes[at.current] < at.increase_margin * limit < math.inf
+    far_below = at.sizes[at.current] < at.settings.increase_margin * limit < math.inf
     return index if pays or (far_below and index > at.current) else at.current
-
-
-def _margin_cost(margin: float) -> float:
-    """Return the log loss of running at margin x p* on the sharpest curve of the law (no contention).
-
-    A clearly larger loss means that the fitted p* is too low.
-    """
-    return math.log((1.0 + margin * margin) / (2.0 * margin))
 
 
 PER_DOUBLING = 8  # steps of 6 to 12 %; near its maximum a scalability curve changes by under 1 % per step

@@ -23,30 +23,21 @@ SPAN = 2.0  # least ratio of two sizes for a linear fit of memory fractions
 
 @dataclass
 class MemoryLimit:
-    """Memory limits observed so far; sizes in prompts per step.
+    """Memory limits observed so far; sizes in prompts per step."""
 
-    Attributes:
-        largest: the largest size that fitted; the configured size before any did.
-        succeeded: whether any size has fitted.
-        failed: the smallest size that ran out of memory; None if none did.
-        peaks: size -> the highest memory fraction measured there.
-    """
-
-    largest: int
-    succeeded: bool = False
-    failed: int | None = None
+    largest: int  # that fitted; the configured size before any did
+    succeeded: bool = False  # whether any size has fitted
+    failed: int | None = None  # the smallest size that ran out of memory
     failures: int = 0
-    peaks: dict[int, float] = field(default_factory=dict)
+    peaks: dict[int, float] = field(default_factory=dict)  # the highest memory fraction measured, by size
 
     def fitted(self, size: int, memory_fraction: float | None) -> None:
-        """Record that a step of this size fitted."""
         self.largest = max(self.largest, size)
         self.succeeded = True
         if memory_fraction is not None:
             self.peaks[size] = max(memory_fraction, self.peaks.get(size, 0.0))
 
     def exhausted(self, size: int) -> None:
-        """Record that a step of this size ran out of memory."""
         self.failures += self.succeeded
         self.failed = size if self.failed is None else min(self.failed, size)
         if size <= self.largest:

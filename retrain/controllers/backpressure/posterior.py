@@ -20,14 +20,7 @@ MODEL_DEVIATION = 0.05  # standard deviation, in logs, of real curves from the l
 
 
 class Posterior:
-    """Expected log throughput per size, up to a common constant.
-
-    Attributes:
-        expected: shape (sizes,).
-        shape_variance: shape (sizes,), variance from the unknown shape of the curve.
-        own_variance: shape (sizes,), variance of the size's deviation from the curve.
-        precision: shape (sizes,), inverse variance of each size's mean around the curve.
-    """
+    """Expected log throughput per size, up to a common constant. All arrays have the shape (sizes,)."""
 
     def __init__(self, sizes: tuple[int, ...]) -> None:
         batch = np.array(sizes, dtype=float)
@@ -39,9 +32,9 @@ class Posterior:
         self._shapes: FloatArray = shapes
         self._shapes_and_squares: FloatArray = np.hstack([shapes, shapes**2])
         self.expected: FloatArray = np.zeros(len(sizes))
-        self.shape_variance: FloatArray = np.zeros(len(sizes))
-        self.own_variance: FloatArray = np.zeros(len(sizes))
-        self.precision: FloatArray = np.zeros(len(sizes))
+        self.shape_variance: FloatArray = np.zeros(len(sizes))  # from the unknown shape of the curve
+        self.own_variance: FloatArray = np.zeros(len(sizes))  # of the size's deviation from the curve
+        self.precision: FloatArray = np.zeros(len(sizes))  # 1 / variance of the size's mean around the curve
 
     def update(self, measured: Measurements) -> None:
         """Recompute everything from the measurements; no history is kept here."""

@@ -19,11 +19,11 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from retrain.controllers import require
-from retrain.controllers.backpressure.explore import Purpose
 
 Objective = Literal["throughput", "goodput"]
 Control = Literal["batch", "microbatch"]
 Action = Literal["hold", "throttle", "increase"]
+Purpose = Literal["warmup", "probe", "operate"]  # why a batch size was chosen
 Regime = Literal["warmup", "retrograde", "memory_bound", "compute_bound", "optimal"]
 
 HEADROOM, SHORTFALL = 1.1, 0.8  # measured over fitted throughput
@@ -51,32 +51,20 @@ def classify(size: float, following: int, purpose: Purpose, over_fit: float) -> 
 
 @dataclass(frozen=True)
 class Settings:
-    """Keys of the TOML table, with their defaults.
+    """Keys of the TOML table, with their defaults."""
 
-    Attributes:
-        warmup_steps: limit of steps that double the batch, at the start and after a change point.
-        ema_decay: weight of the old value in the reported moving average of throughput, in [0, 1).
-        throttle_margin: operating point as a fraction of p*, in (0, 1].
-        increase_margin: below this fraction of the operating point, the batch grows without a required gain.
-        min_batch_size, max_batch_size: bounds of every recommendation, in prompts.
-        peak_gflops, peak_bw_gb_s: the machine's peaks for roofline hints; 0 if unknown.
-        objective: maximize tokens per second, or goodput.
-        control: what a recommendation changes, the batch or only its micro-batches.
-    """
-
-    warmup_steps: int = 10
-    ema_decay: float = 0.9
-    throttle_margin: float = 0.85
-    increase_margin: float = 0.5
-    min_batch_size: int = 1
+    warmup_steps: int = 10  # limit of steps that double the batch, at the start and after a change point
+    ema_decay: float = 0.9  # weight of the old value in the reported average of throughput, in [0, 1)
+    throttle_margin: float = 0.85  # operating point as a fraction of p*, in (0, 1]
+    increase_margin: float = 0.5  # below this fraction of it, the batch grows without a required gain
+    min_batch_size: int = 1  # bounds of every recommendation, in prompts
     max_batch_size: int = 64
-    peak_gflops: float = 0.0
+    peak_gflops: float = 0.0  # the machine's peaks for roofline hints; 0 if unknown
     peak_bw_gb_s: float = 0.0
-    objective: Objective = "throughput"
-    control: Control = "batch"
+    objective: Objective = "throughput"  # what to maximize: tokens per second, or goodput
+    control: Control = "batch"  # what a recommendation changes: the batch, or only its micro-batches
 
     def __post_init__(self) -> None:
-        """Raise ValueError for the first key out of range."""
         for name in ("warmup_steps", "min_batch_size", "max_batch_size"):
             require(name, getattr(self, name), type(getattr(self, name)) is int, "a whole number")
         require("warmup_steps", self.warmup_steps, self.warmup_steps >= 0, "at least 0")
@@ -98,31 +86,19 @@ class Settings:
 class StepObservation:
     """One step that completed or ran out of memory.
 
-    Attributes:
-        batch_size: prompts in the step.
-        group_size: rollouts per prompt.
-        tokens: number of sampled tokens, informative or not.
-        step_time_s: duration of the step.
-        out_of_memory: the step did not fit; tokens and time are then ignored.
-        memory_fraction: peak fraction of memory in use, in [0, 1]; None if unknown or meaningless (a
-            pool reserved in advance).
-        noise_scale: measured gradient noise scale in samples, or None. A value that is not positive and
-            finite is skipped.
-
     Raises:
-        ValueError: a value is not a valid measurement.
+        ValueError: a value is not a valid measurement and would corrupt the fit.
     """
 
-    batch_size: int
-    group_size: int
-    tokens: float
+    batch_size: int  # prompts in the step
+    group_size: int  # rollouts per prompt
+    tokens: float  # number of sampled tokens, informative or not
     step_time_s: float
-    out_of_memory: bool = False
-    memory_fraction: float | None = None
-    noise_scale: float | None = None
+    out_of_memory: bool = False  # the step did not fit; tokens and time are then ignored
+    memory_fraction: float | None = None  # peak in use, in [0, 1]; None if unknown or reserved in advance
+    noise_scale: float | None = None  # gradient noise scale in samples; skipped unless positive and finite
 
     def __post_init__(self) -> None:
-        """Raise ValueError for values that would corrupt the fit."""
         require("batch_size", self.batch_size, self.batch_size >= 1, "at least 1")
         require("group_size", self.group_size, self.group_size >= 1, "at least 1")
         if self.memory_fraction is not None:
@@ -138,26 +114,14 @@ class StepObservation:
 
 @dataclass(frozen=True)
 class Decision:
-    """The next batch size, with the reason.
+    """The next batch size, with the reason."""
 
-    Attributes:
-        action: hold, throttle or increase; exploring counts as hold.
-        regime: regime of the observed step (table above).
-        batch_size: prompts to run next.
-        p_star: fitted optimal concurrency; infinite without an optimum, or with fewer than three sizes known.
-        sigma, kappa: fitted contention and crosstalk; 0 until three sizes are known.
-        utilization: expected throughput of `batch_size` over the highest fitted within the bounds; 0 while
-            unknown.
-        throughput: moving average of tokens per second.
-        reason: short explanation.
-    """
-
-    action: Action
-    regime: Regime
-    batch_size: int
-    p_star: float
-    sigma: float
-    kappa: float
-    utilization: float
-    throughput: float
+    action: Action  # exploring counts as hold
+    regime: Regime  # of the observed step (table above)
+    batch_size: int  # prompts to run next
+    p_star: float  # fitted optimal concurrency; infinite without one, or with fewer than three sizes known
+    sigma: float  # fitted contention; 0 until three sizes are known
+    kappa: float  # fitted crosstalk, likewise
+    utilization: float  # expected throughput over the highest fitted within the bounds; 0 while unknown
+    throughput: float  # moving average of tokens per second
     reason: str

@@ -39,18 +39,17 @@ class StepTimes:
 
     def network_s(self, nodes: Numbers, replicas: Numbers) -> Floats:
         """Return the seconds to average gradients over `replicas` on `nodes`."""
-        base = np.select([np.greater(nodes, 1), np.greater(replicas, 1)], [self.alpha_n, self.alpha_r], TINY)
-        each = np.select([np.greater(nodes, 1), np.greater(replicas, 1)], [self.beta_n, self.beta_r], TINY)
-        seconds: Floats = base + each * np.maximum(np.subtract(replicas, 2), TINY)
-        return seconds
+        where = [np.greater(nodes, 1), np.greater(replicas, 1)]
+        base = np.select(where, [self.alpha_n, self.alpha_r], TINY)
+        each = np.select(where, [self.beta_n, self.beta_r], TINY)
+        return np.asarray(base + each * np.maximum(np.subtract(replicas, 2), TINY))
 
     def last_pass_s(self, nodes: Numbers, replicas: Numbers, atomic_batch: Numbers) -> Floats:
         """Return the seconds of a step's last pass, whose network time overlaps its compute."""
         compute, network = self.pass_s(atomic_batch), self.network_s(nodes, replicas)
         longest = np.maximum(compute, network)  # factored out, because large powers underflow
         parts = (compute / longest) ** self.gamma + (network / longest) ** self.gamma
-        seconds: Floats = longest * parts ** (1 / self.gamma)
-        return seconds
+        return np.asarray(longest * parts ** (1 / self.gamma))
 
     def throughput(
         self, nodes: Numbers, replicas: Numbers, atomic_batch: Numbers, accumulation_steps: Numbers
@@ -58,8 +57,7 @@ class StepTimes:
         """Return samples per second; `accumulation_steps` passes without network precede the last."""
         samples = np.multiply(replicas, atomic_batch) * np.add(accumulation_steps, 1)
         before = accumulation_steps * self.pass_s(atomic_batch)
-        rate: Floats = samples / (before + self.last_pass_s(nodes, replicas, atomic_batch))
-        return rate
+        return np.asarray(samples / (before + self.last_pass_s(nodes, replicas, atomic_batch)))
 
 
 def phi_from(grad_sqr: float, grad_var: float, init_batch_size: float) -> float:
@@ -73,16 +71,9 @@ def phi_from(grad_sqr: float, grad_var: float, init_batch_size: float) -> float:
 
 
 def efficiency(batch_size: Numbers, *, phi: float, init_batch_size: float) -> Floats:
-    """Return progress per sample at `batch_size`, relative to the initial batch: (phi + M0) / (phi + M).
-
-    Args:
-        phi: gradient noise scale in samples (see `phi_from`).
-    """
+    """Return progress per sample at `batch_size`, relative to the initial batch: (phi + M0) / (phi + M)."""
     sizes = np.asarray(batch_size, dtype=np.float64)
-    if math.isinf(phi):
-        return np.ones_like(sizes)
-    ratio: Floats = (phi + init_batch_size) / (phi + sizes)
-    return ratio
+    return np.ones_like(sizes) if math.isinf(phi) else (phi + init_batch_size) / (phi + sizes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,8 +99,7 @@ class Goodput:
         """Return useful samples per second; arguments broadcast."""
         batch = np.multiply(replicas, atomic_batch) * np.add(accumulation_steps, 1)
         gained = efficiency(batch, phi=self.phi, init_batch_size=self.init_batch_size)
-        useful: Floats = self.times.throughput(nodes, replicas, atomic_batch, accumulation_steps) * gained
-        return useful
+        return self.times.throughput(nodes, replicas, atomic_batch, accumulation_steps) * gained
 
     def suggest(
         self,

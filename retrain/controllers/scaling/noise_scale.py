@@ -68,7 +68,6 @@ class GradientNoiseScale:
 
     @property
     def is_known(self) -> bool:
-        """Whether there is at least one estimate."""
         return self._weight > 0
 
     @property
@@ -130,7 +129,6 @@ class GradientNoiseScale:
         return True
 
     def state_dict(self) -> dict[str, Any]:
-        """Return everything as plain data."""
         return {
             "smoothing": self._smoothing,
             "consecutive": self._consecutive,
@@ -140,7 +138,6 @@ class GradientNoiseScale:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore a `state_dict`."""
         self._smoothing = float(state["smoothing"])
         self._consecutive = bool(state["consecutive"])
         self._weight = float(state["weight"])
@@ -215,11 +212,9 @@ class InformativeGroups:
         return scale * self._update_share(1.0) / self._update_share(scale)
 
     def state_dict(self) -> dict[str, float]:
-        """Return everything as plain data."""
         return {"sum": self._sum, "weight": self._weight}
 
     def load_state_dict(self, state: Mapping[str, float]) -> None:
-        """Restore a `state_dict`."""
         self._sum, self._weight = float(state["sum"]), float(state["weight"])
 
     def _update_share(self, scale: float) -> float:

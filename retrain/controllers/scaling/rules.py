@@ -243,7 +243,6 @@ class LearningRateScaling:
         return is_single or not self._noise.is_known or self._noise.is_consecutive
 
     def state_dict(self) -> dict[str, Any]:
-        """Return all state as plain data."""
         return {
             "progress": self._progress,
             "last_scale": self._last_scale,
@@ -252,7 +251,6 @@ class LearningRateScaling:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore a `state_dict`."""
         self._progress = float(state["progress"])
         self._last_scale = float(state["last_scale"])
         self._groups.load_state_dict(state["groups"])

@@ -62,32 +62,18 @@ ABOVE = Quantile(2.326348, (31.8205, 6.9646, 4.5407, 3.7469, 3.3649))  # 99 %
 
 @dataclass(frozen=True)
 class UslFit:
-    """A fitted curve, with its uncertainty.
+    """A fitted curve, with its uncertainty; errors are infinite where the data do not determine them."""
 
-    Attributes:
-        sigma: contention, in [0, 1].
-        kappa: crosstalk, in [0, 1].
-        lambda_: throughput at p = 1, in the unit of the data.
-        sigma_error, kappa_error, lambda_error: standard errors; infinite where the data do not
-            determine them.
-        freedom: observations beyond the three coefficients.
-        unbounded: sigma and kappa of the fit without bounds, the centres of their intervals; None if no
-            bound is active.
-        identified: whether the data determine the curve in the measured range, and whether it has an
-            optimum there.
-        reason: why they do not, or a caveat; else empty.
-    """
-
-    sigma: float
-    kappa: float
-    lambda_: float
-    sigma_error: float = math.inf
+    sigma: float  # contention, in [0, 1]
+    kappa: float  # crosstalk, in [0, 1]
+    lambda_: float  # throughput at p = 1, in the unit of the data
+    sigma_error: float = math.inf  # standard errors
     kappa_error: float = math.inf
     lambda_error: float = math.inf
-    freedom: int = 0
-    unbounded: tuple[float, float] | None = None
-    identified: bool = True
-    reason: str = ""
+    freedom: int = 0  # observations beyond the three coefficients
+    unbounded: tuple[float, float] | None = None  # sigma and kappa without bounds, if any bound is active
+    identified: bool = True  # whether the data determine the curve in the measured range, and its optimum
+    reason: str = ""  # why they do not, or a caveat
 
     @property
     def quantile(self) -> float:

@@ -24,11 +24,15 @@ from retrain.controllers.usl.online import StepTime
 
 FloatArray = NDArray[np.float64]
 BoolArray = NDArray[np.bool_]
+Bounds = tuple[FloatArray, FloatArray]
 
 TINY = 1e-30  # smallest ratio distinguished from 0; squares and products of three stay finite
 SMALLEST, LARGEST = math.ulp(0.0), sys.float_info.max
 ROUNDING = 1e-12  # residuals of data without noise, relative to the largest throughput
 NEAR_ENOUGH = 0.01  # of the largest throughput; smaller deviations from the law are accepted
+LOWER = np.array([0.0, 0.0, TINY])  # contention, crosstalk, level
+MAX_STEPS = 500  # published data sets need 5 to 30
+GAIN_TOLERANCE = 1e-15  # relative decrease of the squared error that counts as converged
 SINGULAR = 1e12  # condition number of the normal matrix above which coefficients are not identifiable
 
 
@@ -64,7 +68,6 @@ class Data:
         return np.asarray(np.maximum(raw, 0.0))
 
     def curve(self, theta: FloatArray) -> FloatArray:
-        """Return the fitted y, shape (n,)."""
         return np.asarray(theta[2] * self.q / np.maximum(self.slowdown(theta), TINY))
 
     def log_jacobian(self, theta: FloatArray) -> FloatArray:
@@ -100,12 +103,8 @@ def leaning(jacobian: FloatArray, residuals: FloatArray, bound: FloatArray) -> F
     """Return by how many standard errors each unbounded coefficient exceeds its bound, shape (3,).
 
     0 for a coefficient inside its bounds, for data that do not determine it, and where removing the bound
-    would change no throughput by more than one percent of the largest.
-
-    Args:
-        jacobian: shape (n, 3).
-        residuals: shape (n,).
-        bound: -1 on the lower bound, 1 on the upper bound, 0 inside, shape (3,).
+    would change no throughput by more than one percent of the largest. `bound` is -1 on the lower bound,
+    1 on the upper bound and 0 inside.
     """
     if not bound.any() or not np.isfinite(standard_errors(jacobian, residuals)).all():
         return np.zeros(3)
@@ -116,13 +115,6 @@ def leaning(jacobian: FloatArray, residuals: FloatArray, bound: FloatArray) -> F
         return np.zeros(3)
     errors = standard_errors(jacobian, residuals - change)
     return np.where(move * bound > 0.0, move / np.maximum(errors, math.ulp(0.0)), 0.0)
-
-
-Bounds = tuple[FloatArray, FloatArray]
-
-LOWER = np.array([0.0, 0.0, TINY])  # contention, crosstalk, level
-MAX_STEPS = 500  # published data sets need 5 to 30
-GAIN_TOLERANCE = 1e-15  # relative decrease of the squared error that counts as converged
 
 
 @dataclass(frozen=True)
@@ -154,19 +146,6 @@ class Misfit:
         residuals = self.residuals(theta)
         return float(residuals @ residuals)
 
-    @property
-    def rounding(self) -> float:
-        """Sum of squares caused by rounding alone."""
-        size = float(len(self.data.y)) if self.is_relative else float(self.data.y @ self.data.y)
-        return ROUNDING**2 * size
-
-    @property
-    def linear(self) -> FloatArray:
-        """Coefficients of the best curve without contention or crosstalk."""
-        q, y = self.data.q, self.data.y
-        level = np.exp(np.log(y / q).mean()) if self.is_relative else (q @ y) / (q @ q)
-        return np.array([0.0, 0.0, float(level)])
-
 
 def fit_least_squares(misfit: Misfit, guess: StepTime) -> FloatArray:
     """Return the least-squares coefficients (contention, crosstalk, level).
@@ -174,13 +153,17 @@ def fit_least_squares(misfit: Misfit, guess: StepTime) -> FloatArray:
     Several starts guard against local minima; the simpler curve wins a tie, so that exactly linear data
     give exactly 0.
     """
-    data = misfit.data
-    highest = float((data.y / data.q).max())
-    starts = [to_coefficients(guess, data), np.array([0.1, 0.01, highest])]
+    q, y = misfit.data.q, misfit.data.y
+    if misfit.is_relative:
+        level, rounding = np.exp(np.log(y / q).mean()), ROUNDING**2 * len(y)
+    else:
+        level, rounding = (q @ y) / (q @ q), ROUNDING**2 * float(y @ y)
+    highest = float((y / q).max())
+    starts = [to_coefficients(guess, misfit.data), np.array([0.1, 0.01, highest])]
     saturating = _descend(misfit, np.array([0.1, 0.0, highest]), held=np.array([False, True, False]))
-    best = misfit.linear
+    best = np.array([0.0, 0.0, float(level)])  # without contention or crosstalk
     for theta in (saturating, *[_descend(misfit, start) for start in starts]):
-        if misfit.squared(theta) < misfit.squared(best) * (1.0 - 1e-9) - misfit.rounding:
+        if misfit.squared(theta) < misfit.squared(best) * (1.0 - 1e-9) - rounding:
             best = theta
     return best
 

@@ -95,23 +95,16 @@ def _non_negative(gram: list[list[float]], target: list[float]) -> tuple[float, 
     full = _solve_three(gram, target)
     if full is not None:
         return full
-    best, best_gain = (target[0] / gram[0][0], 0.0, 0.0), 0.0
-    for subset in ((0,), (1,), (2,), (0, 1), (0, 2), (1, 2)):
-        solution = (
-            _solve_one(gram, target, *subset) if len(subset) == 1 else _solve_two(gram, target, *subset)
-        )
-        if solution is None:
-            continue
+    lead, load, crowd = (target[i] / gram[i][i] for i in range(3))
+    solutions = [(lead, 0.0, 0.0), (0.0, load, 0.0), (0.0, 0.0, crowd)]
+    pairs = (_solve_two(gram, target, i, j) for i, j in ((0, 1), (0, 2), (1, 2)))
+    solutions += [pair for pair in pairs if pair is not None]
+    best, best_gain = solutions[0], 0.0
+    for solution in solutions:
         gain = sum(value * weight for value, weight in zip(solution, target, strict=True))
         if gain > best_gain * (1.0 + TIE):
             best, best_gain = solution, gain
     return best
-
-
-def _solve_one(gram: list[list[float]], target: list[float], i: int) -> tuple[float, float, float]:
-    value = [0.0, 0.0, 0.0]
-    value[i] = target[i] / gram[i][i]
-    return value[0], value[1], value[2]
 
 
 def _solve_two(

@@ -7,6 +7,7 @@ order, on free workers, with stagger, start-up, waits for permits and retries.
 
 from __future__ import annotations
 
+import bisect
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ from dataclasses import dataclass
 from retrain.plan.estimate.bootstrap import Tail
 from retrain.plan.estimate.limits import Change, Limit, find_limit
 from retrain.plan.estimate.simulation import Simulation, quantile
-from retrain.plan.estimate.workload import ALL, Launching, Pilot, RunWork, StepCost, Workload
+from retrain.plan.estimate.workload import Launching, Pilot, RunWork, StepCost, Workload
 
 STEPS_GUESSED = 500  # of a run of which only the seconds are known
 LENGTH_CLASSES = 8  # such runs are grouped into this many classes by length
@@ -79,9 +80,19 @@ def estimate_makespan(
         raise ValueError(f"remote_fraction = {remote_fraction} is not in [0, 1]")
     if not all(math.isfinite(t) and t >= 0 for t in run_seconds):
         raise ValueError("run_seconds must be finite and not negative")
-    runs, costs = _classes(run_seconds, remote_fraction)
+    ordered = sorted(run_seconds)
+    tops = sorted(set(ordered))
+    if len(tops) > LENGTH_CLASSES:  # runs of similar length become one condition; their lengths stay
+        size = math.ceil(len(ordered) / LENGTH_CLASSES)
+        tops = sorted({*ordered[size - 1 :: size], ordered[-1]})
+    seconds = {top: top / STEPS_GUESSED for top in tops}  # of a step
+    costs = {repr(top): StepCost(step_s, step_s * remote_fraction) for top, step_s in seconds.items()}
+    runs = []
+    for run_s in run_seconds:
+        top = tops[bisect.bisect_left(tops, run_s)]
+        runs.append(RunWork(repr(top), STEPS_GUESSED * run_s / top if top else 0.0))
     launching = Launching(workers, stagger_s, startup_s, permits=permits)
-    return estimate(Workload(runs, costs, launching), seed=seed)
+    return estimate(Workload(tuple(runs), costs, launching), seed=seed)
 
 
 def estimate(workload: Workload, pilot: Pilot | None = None, seed: int = 0) -> Makespan:
@@ -108,25 +119,3 @@ def estimate(workload: Workload, pilot: Pilot | None = None, seed: int = 0) -> M
         permit_wait_fraction=simulation.permit_wait_fraction(),
         tail=simulation.tail,
     )
-
-
-def _classes(
-    run_seconds: Sequence[float], remote_fraction: float
-) -> tuple[tuple[RunWork, ...], dict[str, StepCost]]:
-    """Group runs of similar length into conditions, without changing their lengths."""
-    ordered = sorted(run_seconds)
-    size = max(1, math.ceil(len(ordered) / LENGTH_CLASSES))
-    distinct = sorted(set(ordered))
-    tops = (
-        distinct
-        if len(distinct) <= LENGTH_CLASSES
-        else sorted(set(ordered[size - 1 :: size]) | {ordered[-1]})
-    )
-    costs = {
-        f"{ALL}{top!r}": StepCost(top / STEPS_GUESSED, top / STEPS_GUESSED * remote_fraction) for top in tops
-    }
-    runs = []
-    for seconds in run_seconds:
-        top = next(top for top in tops if seconds <= top)
-        runs.append(RunWork(f"{ALL}{top!r}", STEPS_GUESSED * seconds / top if top else 0.0))
-    return tuple(runs), costs

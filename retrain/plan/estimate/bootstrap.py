@@ -12,11 +12,11 @@ from __future__ import annotations
 import itertools
 import math
 import random
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from retrain.plan.estimate.workload import Failures, Pilot, StepCost, Workload
+from retrain.plan.estimate.workload import Pilot, StepCost, Workload
 
 Tail = Literal["none", "light", "heavy", "short"]
 
@@ -68,25 +68,15 @@ def spread_of(pilot: Pilot | None) -> Spread:
     if pilot is None or not pilot.steps:
         return Spread((), {}, 0.0, 1.0, {}, 0.0)
     measured = {c: list(times) for c, times in pilot.step_times_s.items() if len(times)}
-    deviations = {c: _deviations(times) for c, times in measured.items()}
-    ratios = _ratios(deviations.values())
+    means = {c: math.fsum(times) / len(times) for c, times in measured.items()}
+    deviations = {c: [t / means[c] - 1 if means[c] else 0.0 for t in times] for c, times in measured.items()}
+    total = sum(map(len, measured.values()))
+    widen = math.sqrt(total / max(1, total - len(measured)))  # each mean was fitted to its own times
+    ratios = tuple(max(0.0, 1 + widen * deviation) for row in deviations.values() for deviation in row)
     variance = math.fsum((ratio - 1) ** 2 for ratio in ratios) / len(ratios)
     counts = {c: len(times) for c, times in measured.items()} | dict(pilot.behind)
     persistence = _persistence([row for c, row in deviations.items() if any(measured[c])])
-    return Spread(tuple(ratios), counts, variance, persistence, pilot.runs, pilot.run_variance)
-
-
-def _deviations(times: Sequence[float]) -> list[float]:
-    """Return each time's deviation from its condition's mean, as a fraction of the mean."""
-    mean = math.fsum(times) / len(times)
-    return [time / mean - 1 if mean else 0.0 for time in times]
-
-
-def _ratios(deviations: Collection[Sequence[float]]) -> list[float]:
-    """Pool the conditions' deviations, widened because each mean was fitted to its own times."""
-    total = sum(map(len, deviations))
-    widen = math.sqrt(total / max(1, total - len(deviations)))
-    return [max(0.0, 1 + widen * deviation) for row in deviations for deviation in row]
+    return Spread(ratios, counts, variance, persistence, pilot.runs, pilot.run_variance)
 
 
 class Bootstrap:
@@ -153,21 +143,15 @@ class Bootstrap:
 
     def _attempts(self, steps: float, cost: StepCost) -> tuple[float, ...]:
         failures = self._workload.launching.failures
-        if failures.per_hour == 0 or cost.seconds == 0:
-            return (steps,)
-        step_s = self._workload.full_crowding * cost.seconds
-        return tuple(_attempts(steps, failures, failures.per_hour / 3600 * step_s, self._rng))
-
-
-def _attempts(steps: float, failures: Failures, per_step: float, rng: random.Random) -> list[float]:
-    attempts: list[float] = []
-    while len(attempts) < failures.retries:
-        until = rng.expovariate(per_step)
-        if until >= steps:
-            break
-        attempts.append(until)
-        steps -= max(0.0, until - rng.random() * failures.lost_steps)
-    return [*attempts, steps]
+        per_step = failures.per_hour / 3600 * self._workload.full_crowding * cost.seconds
+        attempts: list[float] = []
+        while per_step and len(attempts) < failures.retries:
+            until = self._rng.expovariate(per_step)
+            if until >= steps:
+                break
+            attempts.append(until)
+            steps -= max(0.0, until - self._rng.random() * failures.lost_steps)
+        return (*attempts, steps)
 
 
 def _persistence(rows: Sequence[Sequence[float]]) -> float:

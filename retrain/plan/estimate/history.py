@@ -62,7 +62,6 @@ class History:
 
     @property
     def failures_per_hour(self) -> float:
-        """Infrastructure failures per hour of taking steps."""
         hours = math.fsum(run.active_s for run in self.runs) / 3600
         return sum(run.failures for run in self.runs) / hours if hours else 0.0
 

@@ -68,7 +68,6 @@ class Measured(MeasuredCondition):
 
     @property
     def cost(self) -> StepCost:
-        """What one step takes."""
         return StepCost(self.mean_step_time_s, self.permit_held_s, self.calls_at_once)
 
     def among(self, crowd: float) -> MeasuredCondition:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import math
 import statistics
-import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,21 +18,11 @@ from retrain.records.layout import RunFiles
 from retrain.records.lines import Row, number_in
 from retrain.records.metrics import MetricsEnds, read_ends
 from retrain.records.run_state import RunState, read_done
+from retrain.records.run_toml import recorded_tables
 
 MOST_ROWS = 500  # the last ones of a run, so that a long run costs no more than a short one
-KEYS = (
-    "attempt",
-    "timestamp",
-    "step_time_s",
-    "sample_time_s",
-    "reward_time_s",
-    "train_time_s",
-    "permit_wait_s",
-    "permit_held_s",
-    "permits",
-    "max_token_hit_rate",
-    "eval_time_s",
-)
+TIMES = ("step_time_s", "sample_time_s", "reward_time_s", "train_time_s", "permit_wait_s", "permit_held_s")
+KEYS = ("attempt", "timestamp", *TIMES, "permits", "max_token_hit_rate", "eval_time_s")
 RETRIED = (RunState.INFRASTRUCTURE, RunState.STALLED)
 
 
@@ -73,8 +62,7 @@ class MeasuredRun:
 
     def alone(self, crowding: Crowding) -> MeasuredRun:
         """Return the run with its times converted to those of a run alone."""
-        stretches = self.alive or ((1.0, max(1, self.at_a_time)),)
-        factor = 1 / crowding.over(stretches)
+        factor = 1 / crowding.over(self.alive or ((1.0, max(1, self.at_a_time)),))
         if factor == 1.0:
             return self
         return replace(
@@ -85,7 +73,6 @@ class MeasuredRun:
         )
 
     def slowed(self, factor: float) -> MeasuredRun:
-        """Return the run with its step times multiplied by a factor."""
         return replace(
             self,
             step_times_s=tuple(factor * seconds for seconds in self.step_times_s),
@@ -95,12 +82,10 @@ class MeasuredRun:
 
     @property
     def checkpoint_s(self) -> float:
-        """Seconds that one checkpoint takes."""
         return max(0.0, self.closing_s - self.evaluation_s) if self.closing_s is not None else 0.0
 
     @property
     def is_finished(self) -> bool:
-        """Whether the run finished."""
         return self.closing_s is not None
 
 
@@ -121,9 +106,16 @@ def measure_run(directory: Path) -> MeasuredRun | None:
     steady = [row for row in whole.last if row["step"] > attempt.resumed_from_step + 1]
     if not steady:
         return None
-    parts = _parts(steady)
+    parts, last, done = _parts(steady), whole.last[-1], read_done(files.done)
     times = tuple(_alone_s(row, parts.calls_at_once) for row in steady)
-    tables = _tables(files)
+    is_finished = attempt.ending == RunState.DONE and done is not None
+    evaluation_s = number_in(done.result, "eval_time_s") if done else None
+    if evaluation_s is None:
+        evaluation_s = mean_of_known(number_in(row, "eval_time_s") for row in whole.last) or 0.0
+    begin_s, end_s = posix_s(attempt.started_at), posix_s(attempt.ended_at or last.get("timestamp"))
+    tables = {name: table for name, table in recorded_tables(files).items() if isinstance(table, dict)}
+    if not tables:
+        raise RecordsError(f"{files.run_toml}: cannot be read")
     return MeasuredRun(
         directory=directory,
         condition=str(tables.get("run", {}).get("condition", "")),
@@ -132,14 +124,14 @@ def measure_run(directory: Path) -> MeasuredRun | None:
         parts=parts,
         between_s=_between_s(whole.last),
         startup_s=_startup_s(whole.first, attempt, times),
-        closing_s=_closing_s(files, whole.last[-1], attempt),
-        evaluation_s=_evaluation_s(files, whole.last),
+        closing_s=seconds_between(last.get("timestamp"), attempt.ended_at) if is_finished else None,
+        evaluation_s=evaluation_s,
         max_token_hit_rate=mean_of_known(number_in(row, "max_token_hit_rate") for row in steady),
         permits_borne=_permits_borne(whole.last),
         attempts=len(attempts),
         failures=sum(a.ending in RETRIED for a in attempts),
         active_s=math.fsum(times) / len(times) * int(ends.last[-1]["step"]),
-        span=_span(attempt, whole.last[-1]),
+        span=(begin_s, end_s) if begin_s is not None and end_s is not None and begin_s < end_s else None,
     )
 
 
@@ -160,14 +152,6 @@ def _steps_of(ends: MetricsEnds, attempt: object) -> MetricsEnds:
     first = ends.first if ends.first and ends.first.get("attempt") == attempt else None
     rows = [row for row in ends.last if row.get("attempt") == attempt and _seconds(row, "step_time_s")]
     return MetricsEnds(first, rows)
-
-
-def _tables(files: RunFiles) -> Mapping[str, Any]:
-    try:
-        found = tomllib.loads(files.run_toml.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise RecordsError(f"{files.run_toml}: cannot be read ({error})") from error
-    return {name: table for name, table in found.items() if isinstance(table, dict)}
 
 
 def _seconds(row: Row, key: str) -> float:
@@ -202,20 +186,12 @@ def _permits_borne(rows: Sequence[Row]) -> float | None:
 
 def _between_s(rows: Sequence[Row]) -> float:
     """Return the median gap: checkpoints and evaluations fall into a few gaps and are counted separately."""
-    gaps = []
-    for before, row in itertools.pairwise(rows):
-        whole = seconds_between(before.get("timestamp"), row.get("timestamp"))
-        if whole is not None:
-            gaps.append(max(0.0, whole - _seconds(row, "step_time_s")))
-    return statistics.median(gaps) if gaps else 0.0
-
-
-def _evaluation_s(files: RunFiles, rows: Sequence[Row]) -> float:
-    done = read_done(files.done)
-    final = number_in(done.result, "eval_time_s") if done else None
-    if final is not None:
-        return final
-    return mean_of_known(number_in(row, "eval_time_s") for row in rows) or 0.0
+    gaps = (
+        max(0.0, whole_s - _seconds(row, "step_time_s"))
+        for before, row in itertools.pairwise(rows)
+        if (whole_s := seconds_between(before.get("timestamp"), row.get("timestamp"))) is not None
+    )
+    return median_of_known(gaps) or 0.0
 
 
 def _startup_s(first: Row | None, attempt: Attempt, times: Sequence[float]) -> float | None:
@@ -223,14 +199,3 @@ def _startup_s(first: Row | None, attempt: Attempt, times: Sequence[float]) -> f
         return None
     whole = seconds_between(attempt.started_at, first.get("timestamp"))
     return max(0.0, whole - statistics.median(times)) if whole is not None else None
-
-
-def _span(attempt: Attempt, last: Row) -> tuple[float, float] | None:
-    begin, end = posix_s(attempt.started_at), posix_s(attempt.ended_at or last.get("timestamp"))
-    return (begin, end) if begin is not None and end is not None and begin < end else None
-
-
-def _closing_s(files: RunFiles, last: Row, attempt: Attempt) -> float | None:
-    if attempt.ending != RunState.DONE or read_done(files.done) is None:
-        return None
-    return seconds_between(last.get("timestamp"), attempt.ended_at)

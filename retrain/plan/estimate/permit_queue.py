@@ -20,7 +20,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import replace
 
-from retrain.plan.estimate.workload import ALONE, Crowding, StepCost
+from retrain.plan.estimate.workload import Crowding, StepCost
 
 LOADS = (0.6, 0.8, 0.92, 1.0, 1.1, 1.3, 1.7)  # demand over permits at which the knee is measured
 SATURATED = 2.5  # demand over permits from which no permit is ever free: capacity alone decides
@@ -37,17 +37,15 @@ class PermitQueue:
         most_active: int,
         ratios: Sequence[float],
         rng: random.Random,
-        crowding: Crowding = ALONE,
+        crowding: Crowding,
     ) -> None:
         """Measure the knee.
 
         Args:
             costs: of each condition.
             permits: calls in flight over all runs.
-            order: the runs' conditions in launch order.
-            most_active: maximum number of active runs.
-            ratios: step times over their mean.
-            rng: draws from the ratios.
+            order: the runs' conditions in launch order, of which `most_active` are active at most.
+            ratios: step times over their mean, drawn by `rng`.
             crowding: slowdown of steps by concurrent runs.
         """
         self._crowding = crowding
@@ -63,11 +61,9 @@ class PermitQueue:
     def _excess(
         self, costs: Sequence[StepCost], members: Sequence[int], ratios: Sequence[float], rng: random.Random
     ) -> tuple[float, float]:
-        """Simulate some runs, given by their conditions.
+        """Return the load of runs, given by their conditions, and how much more they wait than by capacity.
 
-        Returns:
-            Their load, and their wait beyond the capacity wait, as a fraction of a calling run's step with
-            its capacity wait.
+        That is simulated, as a fraction of a calling run's step with its capacity wait.
         """
         counts = tuple(members.count(c) for c in range(len(costs)))
         costs = self._crowded(costs, len(members))
@@ -85,15 +81,13 @@ class PermitQueue:
 
     @property
     def can_wait(self) -> bool:
-        """Whether any step ever waits."""
         return bool(self._knee)
 
     def wait_s(self, costs: Sequence[StepCost], counts: tuple[int, ...]) -> float:
         """Return the mean wait of one step, the same for all conditions that make calls."""
-        known = self._known.get(counts)
-        if known is None:
-            known = self._known[counts] = self._wait_s(costs, counts)
-        return known
+        if counts not in self._known:
+            self._known[counts] = self._wait_s(costs, counts)
+        return self._known[counts]
 
     def forget(self) -> None:
         """Clear cached waits, because costs have changed."""
@@ -141,10 +135,8 @@ def _capacity_wait_s(costs: Sequence[StepCost], counts: Sequence[int], permits: 
 
 
 def _load(costs: Sequence[StepCost], counts: Sequence[int], permits: int) -> float:
-    return (
-        sum(n * c.permit_s / c.seconds for n, c in zip(counts, costs, strict=True) if n and c.seconds)
-        / permits
-    )
+    held = [n * c.permit_s / c.seconds for n, c in zip(counts, costs, strict=True) if n and c.seconds]
+    return sum(held) / permits
 
 
 def _interpolate(points: Sequence[tuple[float, float]], x: float) -> float:
@@ -167,14 +159,7 @@ class ClosedQueue:
     def __init__(
         self, costs: Sequence[StepCost], permits: int, ratios: Sequence[float], rng: random.Random
     ) -> None:
-        """Begin a step of each run.
-
-        Args:
-            costs: one for each run.
-            permits: calls in flight.
-            ratios: step times over their mean.
-            rng: draws from the ratios.
-        """
+        """Begin a step of each run: `costs` are per run, `ratios` its step times over their mean."""
         self._costs = costs
         self._ratios = ratios
         self._rng = rng

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from retrain.plan.estimate.measured import median_of_known
 from retrain.plan.estimate.simulation import Simulation, quantile
 from retrain.plan.estimate.workload import (
     ALONE,
@@ -68,17 +68,17 @@ def remaining(
     costs, counts = {}, {}
     works = []
     for run in sorted(left, key=lambda run: not run.is_running):  # stable: launch order within each
-        key, cost, steps = _cost(run, paces)
-        costs[key], counts[key] = cost, steps
+        pace = run.pace if run.is_running else None
+        if pace is not None and pace.steps >= OWN_PACE_STEPS:
+            key, step_s, steps = f"run {run.run_id}", pace.step_s, pace.steps
+        else:
+            condition = run.condition if run.condition in paces else ""
+            key, (step_s, steps) = f"condition {condition}", paces[condition]
+        costs[key], counts[key] = StepCost(step_s), steps
         works.append(RunWork(key, run.steps_left, run.is_running))
-    startups = [run.pace.startup_s for run in runs if run.pace and run.pace.startup_s is not None]
-    launching = Launching(
-        max(workers, len(active)),
-        stagger_s,
-        statistics.median(startups) if startups else 0.0,
-        crowding=crowding,
-    )
-    recent = {key: pace.recent_s for key, pace in _pooled(runs).items()}
+    startup_s = median_of_known(run.pace.startup_s for run in runs if run.pace) or 0.0
+    launching = Launching(max(workers, len(active)), stagger_s, startup_s, crowding=crowding)
+    recent = {run.run_id: run.pace.recent_s for run in runs if run.pace and len(run.pace.recent_s) > 1}
     simulation = Simulation(Workload(tuple(works), costs, launching), Pilot(recent, counts), seed=0)
     times = simulation.sample(max(LEAST_DRAWS, min(MOST_DRAWS, DRAWN_RUNS // len(left))))
     return Remaining(quantile(times, 0.5), quantile(times, 0.9))
@@ -100,9 +100,8 @@ def _span(run: RunLeft) -> tuple[float, float]:
 
 
 def _pace_alone(pace: Pace, alive: Alive, active: int, crowding: Crowding) -> Pace:
-    if pace.since_s is None or pace.until_s is None:
-        times = crowding.of(max(1, active))
-    else:
+    times = crowding.of(max(1, active))
+    if pace.since_s is not None and pace.until_s is not None:
         times = crowding.over(alive.between(pace.since_s, pace.until_s))
     startup_s = None if pace.startup_s is None else pace.startup_s / times
     return replace(pace, step_s=pace.step_s / times, startup_s=startup_s)
@@ -117,15 +116,3 @@ def _paces(runs: Sequence[RunLeft]) -> dict[str, tuple[float, int]]:
                 seconds, steps = sums.get(key, (0.0, 0))
                 sums[key] = (seconds + run.pace.step_s * run.pace.steps, steps + run.pace.steps)
     return {key: (seconds / steps, steps) for key, (seconds, steps) in sums.items()}
-
-
-def _cost(run: RunLeft, paces: Mapping[str, tuple[float, int]]) -> tuple[str, StepCost, int]:
-    if run.is_running and run.pace is not None and run.pace.steps >= OWN_PACE_STEPS:
-        return f"run {run.run_id}", StepCost(run.pace.step_s), run.pace.steps
-    key = run.condition if run.condition in paces else ""
-    seconds, steps = paces[key]
-    return f"condition {key}", StepCost(seconds), steps
-
-
-def _pooled(runs: Sequence[RunLeft]) -> dict[str, Pace]:
-    return {run.run_id: run.pace for run in runs if run.pace is not None and len(run.pace.recent_s) > 1}

@@ -36,7 +36,6 @@ class WallTime(Makespan):
 
     @property
     def holds_permits(self) -> bool:
-        """Whether steps make calls that hold permits."""
         return any(condition.permit_held_s for condition in self.conditions)
 
 

@@ -9,25 +9,22 @@ from __future__ import annotations
 import bisect
 import itertools
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-
-ALL = ""  # the only condition of runs without one
 
 Stretch = tuple[float, int]  # seconds, runs alive
 
 
 @dataclass(frozen=True, slots=True)
 class Crowding:
-    """Slowdown of a step relative to a run alone, by the number of runs alive.
+    """Slowdown of a step relative to a run alone, by the number of runs alive."""
 
-    Attributes:
-        points: (runs alive, slowdown), ascending in both; interpolated linearly.
-        is_full: whether the last point uses the whole machine, so that twice the runs double the slowdown.
-    """
-
-    points: tuple[tuple[float, float], ...] = ((1.0, 1.0),)
-    is_full: bool = False
+    points: tuple[tuple[float, float], ...] = (
+        (1.0, 1.0),
+    )  # (runs alive, slowdown), ascending; linear between
+    is_full: bool = (
+        False  # whether the last uses the whole machine, so that twice the runs double the slowdown
+    )
 
     def of(self, alive: float) -> float:
         """Return the slowdown of a step with `alive` runs alive."""
@@ -58,12 +55,7 @@ class Alive:
     """How many runs of a campaign were alive at each time."""
 
     def __init__(self, spans: Iterable[tuple[float, float]], most: int = 0) -> None:
-        """Count.
-
-        Args:
-            spans: each run's start and end, in seconds of one clock.
-            most: maximum concurrent runs of the campaign; 0 if not known.
-        """
+        """Count runs by their start and end in seconds; `most` is the campaign's limit, 0 if not known."""
         changes = sorted((at, step) for begin, end in spans for at, step in ((begin, 1), (end, -1)))
         counts = itertools.accumulate(step for _, step in changes)
         self._times = [at for at, _ in changes]
@@ -71,7 +63,6 @@ class Alive:
 
     @property
     def is_known(self) -> bool:
-        """Whether any span is known."""
         return bool(self._times)
 
     def between(self, begin: float, end: float) -> tuple[Stretch, ...]:
@@ -151,21 +142,18 @@ class Workload:
         return self.launching.crowding.of(min(self.launching.workers, len(self.runs)))
 
     def __post_init__(self) -> None:
-        if not all(math.isfinite(number) and number >= 0 for number in self._numbers()):
+        how, costs = self.launching, self.costs.values()
+        numbers = [how.stagger_s, how.startup_s, how.closing_s]
+        numbers += [how.failures.per_hour, how.failures.lost_steps, how.failures.delay_s]
+        numbers += [number for cost in costs for number in (cost.seconds, cost.permit_s)]
+        numbers += [run.steps for run in self.runs]
+        if not all(math.isfinite(number) and number >= 0 for number in numbers):
             raise ValueError("times, steps and rates must be finite and not negative")
-        if any(cost.permit_s and not cost.seconds for cost in self.costs.values()):
+        if any(cost.permit_s and not cost.seconds for cost in costs):
             raise ValueError("a step that holds permits must take time")
         missing = {run.condition for run in self.runs} - self.costs.keys()
         if missing:
             raise ValueError(f"no cost is given for {', '.join(sorted(missing))}")
-
-    def _numbers(self) -> Iterator[float]:
-        how = self.launching
-        yield from (how.stagger_s, how.startup_s, how.closing_s)
-        yield from (how.failures.per_hour, how.failures.lost_steps, how.failures.delay_s)
-        for cost in self.costs.values():
-            yield from (cost.seconds, cost.permit_s)
-        yield from (run.steps for run in self.runs)
 
     @property
     def waves(self) -> int:
@@ -184,19 +172,13 @@ class Workload:
 
 @dataclass(frozen=True, slots=True)
 class Pilot:
-    """Step times measured before: by condition, in seconds, free of waits for permits.
-
-    `behind` is the number of steps behind a condition's mean, where that is more than the times given;
-    `runs` is the number of runs. `run_variance` is the variance between runs that their steps do not explain:
-    of a run's mean step time over its condition's.
-    """
+    """Step times measured before, by condition, free of waits for permits."""
 
     step_times_s: Mapping[str, Sequence[float]]
-    behind: Mapping[str, int] = field(default_factory=dict)
+    behind: Mapping[str, int] = field(default_factory=dict)  # steps behind the mean, if more than the times
     runs: Mapping[str, int] = field(default_factory=dict)
-    run_variance: float = 0.0
+    run_variance: float = 0.0  # of a run's mean step time over its condition's, unexplained by its steps
 
     @property
     def steps(self) -> int:
-        """Steps measured, over all conditions."""
         return sum(len(times) for times in self.step_times_s.values())
