@@ -165,9 +165,8 @@ def workers_measured(trial: Trialled) -> WorkersMeasured | None:
     if any(len(rows) < STEADY_ROWS for rows in runs):
         return None
     steady = [row for rows in runs for row in rows[1:]]
-    rate = _together(runs) or sum(
-        _sum(rows[1:], "tokens_per_step") / _sum(rows[1:], "step_time_s") for rows in runs
-    )
+    alone = [_sum(rows[1:], "tokens_per_step") / _sum(rows[1:], "step_time_s") for rows in runs]
+    rate = _together(runs) or sum(alone)
     step_s = statistics.median(row["step_time_s"] for row in steady)
     measured, backend = measured_runs(trial), trial.plan.runs[0].config.backend
     waits = permit_wait_fraction(measured) if are_permits_short(backend, measured, len(runs)) else 0.0
