@@ -13,9 +13,11 @@ from dataclasses import dataclass, fields
 from typing import TypeAlias
 
 from retrain.config.flow import is_count, is_positive
+from retrain.controllers import require
 
 JsonState: TypeAlias = dict[str, float | int | bool]
 
+SETTINGS = 2  # first fields of the account, which are not part of its state
 TOLERANCE = 1e-9  # samples; fractions of a batch such as 1/3 do not sum exactly in floating point
 
 
@@ -48,12 +50,9 @@ class RateAccount:
 
     def __post_init__(self) -> None:
         self.samples_per_batch = self.samples_per_batch or None
-        if self.samples_per_batch is not None and not is_positive(self.samples_per_batch):
-            raise ValueError(
-                f"samples_per_batch: got {self.samples_per_batch!r}; needs at least 0 (0: no limit)"
-            )
-        if not is_count(self.watermark, 0):
-            raise ValueError(f"watermark: got {self.watermark!r}; needs a whole number of at least 0")
+        is_limit = self.samples_per_batch is None or is_positive(self.samples_per_batch)
+        require("samples_per_batch", self.samples_per_batch, is_limit, "at least 0 (0: no limit)")
+        require("watermark", self.watermark, is_count(self.watermark, 0), "a whole number of at least 0")
         self.started = self.started or self.watermark == 0
 
     @property
@@ -71,12 +70,9 @@ class RateAccount:
         return self.counted / (self.paid * self.samples_per_batch)
 
     def may_produce(self, *, asked: float = 1.0, starved: bool = False) -> bool:
-        """Whether samples may be produced.
+        """Whether samples may be produced, if training requests `asked` batches (at least one).
 
-        Args:
-            asked: batches that training requests; counted as at least one.
-            starved: the buffer cannot serve the requested batch (a reservoir whose samples became stale);
-                refilling it takes priority over the ratio.
+        Always if it is `starved`: the buffer cannot serve the batch, because a reservoir's samples are stale.
         """
         free = self.finished or not self.started or self.samples_per_batch is None
         return free or starved or not self._covers(max(1.0, asked))
@@ -117,15 +113,11 @@ class RateAccount:
 
     def state_dict(self) -> JsonState:
         """Return all counts as JSON-able data; the settings are not part of it."""
-        return {key: getattr(self, key) for key in _STATE}
+        return {each.name: getattr(self, each.name) for each in fields(self)[SETTINGS:]}
 
     def load_state_dict(self, state: Mapping[str, float | int | bool]) -> None:
-        for key in _STATE:
-            setattr(self, key, state[key])
+        for each in fields(self)[SETTINGS:]:
+            setattr(self, each.name, state[each.name])
 
     def _covers(self, batches: float) -> bool:
         return self.balance >= batches * (self.samples_per_batch or 0.0) - TOLERANCE
-
-
-_SETTINGS = ("samples_per_batch", "watermark")
-_STATE = tuple(field.name for field in fields(RateAccount) if field.name not in _SETTINGS)

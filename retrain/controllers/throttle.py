@@ -11,6 +11,8 @@ import functools
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from retrain.controllers import require
+
 
 @functools.total_ordering
 class ThrottleLevel(enum.Enum):
@@ -68,9 +70,8 @@ class Load:
 class ThrottleState:
     """The level chosen for one reading, with the reason.
 
-    An unknown load is not a fifth level, so that a training loop can always act on `level`. If the load is
-    unknown, `is_known` is False, `level` is at least the policy's `on_unknown`, and `reason` names what could
-    not be read.
+    If the load is unknown, `is_known` is False, `level` is at least the policy's `on_unknown`, so that a
+    training loop can always act on it, and `reason` names what could not be read.
     """
 
     level: ThrottleLevel
@@ -81,10 +82,7 @@ class ThrottleState:
     def load(self) -> float | None:
         return self.reading.value
 
-    @property
-    def fleet_load(self) -> float | None:
-        """The same as `load`."""
-        return self.reading.value
+    fleet_load = load  # its published name
 
     @property
     def zone(self) -> str:
@@ -120,7 +118,7 @@ class ThrottleState:
 
     def summary(self) -> str:
         """Return a one-line summary without the reason."""
-        load = "unknown" if self.fleet_load is None else f"{self.fleet_load:.2f}"
+        load = "unknown" if self.load is None else f"{self.load:.2f}"
         return (
             f"[{self.level.value}] batch×{self.batch_multiplier:.2f} workers={self.num_workers} "
             f"gpu={self.gpu_fraction:.0%} | fleet_load={load} zone={self.zone}"
@@ -128,16 +126,10 @@ class ThrottleState:
 
     def to_dict(self) -> dict[str, object]:
         """Return plain data for a log; `load` is None if nothing could be read."""
+        allowed = ("batch_multiplier", "num_workers", "gpu_fraction", "should_train", "check_interval_s")
         return {
             "level": self.level.value,
-            "load": self.load,
-            "is_known": self.is_known,
-            "batch_multiplier": self.batch_multiplier,
-            "num_workers": self.num_workers,
-            "gpu_fraction": self.gpu_fraction,
-            "should_train": self.should_train,
-            "check_interval_s": self.check_interval_s,
-            "reason": self.reason,
+            **{name: getattr(self, name) for name in ("load", "is_known", *allowed, "reason")},
             "parts": dict(self.reading.parts),
         }
 
@@ -156,12 +148,14 @@ class ThrottlePolicy:
     dwell_s: float = 10.0  # two readings at PAUSED, the level that is most costly to leave too early
 
     def __post_init__(self) -> None:
-        if not 0.0 <= self.hysteresis < LEVELS[ThrottleLevel.REDUCED].from_load:
-            raise ValueError(
-                f"hysteresis={self.hysteresis}: needs to lie in [0, 0.3), or no load would reach FULL again"
-            )
-        if not self.dwell_s >= 0.0:
-            raise ValueError(f"dwell_s={self.dwell_s}: needs 0 or more seconds")
+        reaches_full = 0.0 <= self.hysteresis < LEVELS[ThrottleLevel.REDUCED].from_load
+        require(
+            "hysteresis",
+            self.hysteresis,
+            reaches_full,
+            "to lie in [0, 0.3), or no load would reach FULL again",
+        )
+        require("dwell_s", self.dwell_s, self.dwell_s >= 0.0, "0 or more seconds")
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,11 +175,7 @@ def level_for(load: float) -> ThrottleLevel:
 def decide(load: Load, now_s: float, held: Held | None, policy: ThrottlePolicy) -> tuple[ThrottleState, Held]:
     """Choose the level for a reading, and return the state for the next decision.
 
-    Args:
-        load: the reading.
-        now_s: monotonic seconds, from the same clock in every call.
-        held: the state that the last decision returned; None for the first.
-        policy: least restrictive level, margins, and the level for an unknown load.
+    `now_s` is from the same monotonic clock in every call; `held` is what the last decision returned.
     """
     wanted = _target(load, 0.0, policy)
     if held is None or wanted >= held.level:

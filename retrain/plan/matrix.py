@@ -114,7 +114,7 @@ def plan_runs(config: Config, file_name: str = "campaign", drawn_seed: int | Non
     known = [(name, base, contents_of(base)) for name, base in bases]
     runs = [_run(name, base, contents, seed) for seed in seeds for name, base, contents in known]
     return Plan(
-        name=campaign.name or _name_of(file_name),
+        name=campaign.name or Path(file_name).stem or "campaign",
         campaign=campaign,
         runs=tuple(runs),
         is_single_run=config.campaign is None,
@@ -149,7 +149,15 @@ def _conditions(config: Config) -> list[tuple[str, Config]]:
 
 
 def _seeds(config: Config, drawn_seed: int | None) -> Sequence[int]:
-    return (config.campaign and config.campaign.seeds) or [_own_seed(config, drawn_seed)]
+    if config.campaign and config.campaign.seeds:
+        return config.campaign.seeds
+    if config.training.seed >= 0:
+        return [config.training.seed]
+    if drawn_seed is not None:
+        return [drawn_seed]
+    import secrets  # not at the top: costs 4 ms, and most files give a seed
+
+    return [secrets.randbelow(LARGEST_SEED + 1)]
 
 
 def _run_id(condition: str, seed: int) -> str:
@@ -170,23 +178,9 @@ def _shown(name: str) -> str:
     return name if name == plain(name, LONGEST_NAME) != "" else label_of(name)
 
 
-def _own_seed(config: Config, drawn_seed: int | None) -> int:
-    if config.training.seed >= 0:
-        return config.training.seed
-    if drawn_seed is not None:
-        return drawn_seed
-    import secrets  # not at the top: costs 4 ms, and most files give a seed
-
-    return secrets.randbelow(LARGEST_SEED + 1)
-
-
 def _run(condition: str, base: Config, contents: dict[str, str], seed: int) -> RunPlan:
     run_id = _run_id(condition, seed)
     resolved = dataclasses.replace(base, training=dataclasses.replace(base.training, seed=seed))
     config_hash = digest(resolved, contents)
     identity = Run(run_id, "", condition, config_hash, contents, version=CURRENT)
     return RunPlan(run_id, condition, seed, dataclasses.replace(resolved, run=identity), config_hash)
-
-
-def _name_of(file_name: str) -> str:
-    return Path(file_name).stem or "campaign"

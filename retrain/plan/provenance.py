@@ -165,16 +165,12 @@ def _campaign_table(files: CampaignFiles) -> Mapping[str, Any]:
 def _parse(found: Mapping[str, Any]) -> Provenance:
     seed = found["seed"]
     return Provenance(
-        name=str(found["name"]),
+        **{key: str(found[key]) for key in ("name", "where", "launcher", "digest")},
+        **{key: str(found[key]) for key in ("way_back", "beside") if key in found},
         overrides=tuple(map(str, found["overrides"])),
-        where=str(found["where"]),
         seed=None if seed is None else int(seed),
-        launcher=str(found["launcher"]),
-        digest=str(found["digest"]),
         options=dict(found.get("options", {})),
         version=int(found.get("version", 1)),
-        way_back=str(found.get("way_back", "../..")),
-        beside=str(found.get("beside", ".")),
     )
 
 

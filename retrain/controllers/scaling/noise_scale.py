@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from retrain.controllers import require
 from retrain.rollouts import Floats
 
 FIRST_SETTLED_STEP = 5  # before this step Adam's second moment is mostly noise
@@ -58,8 +59,7 @@ class GradientNoiseScale:
     """
 
     def __init__(self, smoothing: float = 0.999) -> None:
-        if not 0 <= smoothing < 1:
-            raise ValueError(f"smoothing: got {smoothing}; needs a number from 0 to below 1")
+        require("smoothing", smoothing, 0 <= smoothing < 1, "a number from 0 to below 1")
         self._smoothing = smoothing
         self._consecutive = False  # kind of the estimates averaged so far
         self._weight = 0.0  # sum of the average's weights; 0 before any estimate
@@ -158,18 +158,14 @@ class GradientNoiseScale:
 def _checked(local_sqr_norms: Floats, mean_sqr_norm: Floats, scale: float) -> tuple[Floats, Floats]:
     local = np.asarray(local_sqr_norms, dtype=np.float64)
     mean = np.asarray(mean_sqr_norm, dtype=np.float64)
-    if local.ndim != 2 or local.shape[1:] != mean.shape:
-        raise ValueError(
-            f"local_sqr_norms, mean_sqr_norm: got shapes {local.shape} and {mean.shape}; "
-            "needs (n, groups) and (groups,)"
-        )
-    if len(local) < 2:
-        raise ValueError(
-            f"local_sqr_norms: got {len(local)} part(s); needs at least 2, because one norm cannot show "
-            "noise; pair it with the previous step's gradient and pass consecutive=True"
-        )
-    if not (math.isfinite(scale) and scale > 0):
-        raise ValueError(f"scale: got {scale}; needs a finite number above 0")
+    shapes, fit = (local.shape, mean.shape), local.ndim == 2 and local.shape[1:] == mean.shape
+    require("shapes of local_sqr_norms and mean_sqr_norm", shapes, fit, "(n, groups) and (groups,)")
+    enough = (
+        "at least 2 parts, because one norm cannot show noise; pair it with the previous step's gradient and "
+        "pass consecutive=True"
+    )
+    require("local_sqr_norms", len(local), len(local) >= 2, enough)
+    require("scale", scale, math.isfinite(scale) and scale > 0, "a finite number above 0")
     return local, mean
 
 

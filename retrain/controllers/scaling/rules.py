@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from retrain.controllers import require
 from retrain.controllers.scaling.noise_scale import LEAST_VAR, GradientNoiseScale, InformativeGroups
 from retrain.rollouts import Floats
 
@@ -49,10 +50,9 @@ class ScalingRule(ABC):
             ValueError: an argument that the rule needs is missing, or a number is out of range.
         """
         for name, value in (("scale", scale), ("init_batch_size", init_batch_size)):
-            if value is not None and not (math.isfinite(value) and value > 0):
-                raise ValueError(f"{name}: got {value}; needs a finite number above 0")
-        if progress is not None and not progress >= 0:
-            raise ValueError(f"progress: got {progress}; needs a number of 0 or more")
+            fits = value is None or (math.isfinite(value) and value > 0)
+            require(name, value, fits, "a finite number above 0")
+        require("progress", progress, progress is None or progress >= 0, "a number of 0 or more")
         sqr = None if grad_sqr is None else np.maximum(np.atleast_1d(np.asarray(grad_sqr, float)), 0.0)
         var = None if grad_var is None else np.maximum(np.atleast_1d(np.asarray(grad_var, float)), LEAST_VAR)
         groups = 1 if sqr is None else sqr.size
@@ -103,10 +103,9 @@ class LEGWRule(ScalingRule):
     """
 
     def __init__(self, base_warmup_epochs: float, data_size: int) -> None:
-        if not (math.isfinite(base_warmup_epochs) and base_warmup_epochs >= 0):
-            raise ValueError(f"base_warmup_epochs: got {base_warmup_epochs}; needs a number of 0 or more")
-        if data_size < 1:
-            raise ValueError(f"data_size: got {data_size}; needs at least 1 sample")
+        is_number = math.isfinite(base_warmup_epochs) and base_warmup_epochs >= 0
+        require("base_warmup_epochs", base_warmup_epochs, is_number, "a number of 0 or more")
+        require("data_size", data_size, data_size >= 1, "at least 1 sample")
         self._warmup_samples = base_warmup_epochs * data_size
 
     def _factor(self, facts: Facts) -> float:
@@ -126,8 +125,7 @@ class AdaScaleRule(ScalingRule):
         if facts.grad_sqr is None or facts.grad_var is None:
             raise ValueError("grad_sqr, grad_var: missing; get them from a GradientNoiseScale")
         signal, noise = facts.grad_sqr, facts.grad_var
-        factor: Floats = (noise + signal) / (noise / facts.scale + signal)
-        return factor
+        return np.asarray((noise + signal) / (noise / facts.scale + signal))
 
 
 class AdamScaleRule(AdaScaleRule):
@@ -170,8 +168,7 @@ class LearningRateScaling:
     """
 
     def __init__(self, rule: ScalingRule, init_batch_size: int, smoothing: float = 0.999) -> None:
-        if init_batch_size < 1:
-            raise ValueError(f"init_batch_size: got {init_batch_size}; needs at least 1 prompt")
+        require("init_batch_size", init_batch_size, init_batch_size >= 1, "at least 1 prompt")
         self._rule = rule
         self._init_batch_size = init_batch_size
         self._noise = GradientNoiseScale(smoothing)
@@ -190,7 +187,9 @@ class LearningRateScaling:
             progress=self._progress,
             init_batch_size=self._init_batch_size,
         )
-        phi, gain = self._noise_scale(), self._noise.gain(effective)
+        phi, gain = math.nan, self._noise.gain(effective)
+        if self._noise.is_known:
+            phi = self._noise.noise_scale * self._groups.per_initial_update / self._groups.share
         groups = "" if math.isclose(effective, scale, rel_tol=0.01) else f" (x{effective:.3g} informative)"
         reason = f"batch x{scale:.3g}{groups}, {_told(phi)}: learning rate x{factor[0]:.3g}"
         return ScalingDecision(float(factor[0]), scale, effective, gain, self._progress, phi, reason)
@@ -226,21 +225,13 @@ class LearningRateScaling:
         is_steady, self._last_scale = math.isclose(decision.scale, self._last_scale), decision.scale
         if local_sqr_norms is None or mean_sqr_norm is None or len(local_sqr_norms) < 2:
             return False
-        if consecutive and not (is_steady and self._may_pair_steps(decision)):
+        is_single = round(decision.scale * self._init_batch_size) == 1
+        may_pair = is_single or not self._noise.is_known or self._noise.is_consecutive
+        if consecutive and not (is_steady and may_pair):
             return False
         local, mean = local_sqr_norms.sum(axis=1, keepdims=True), mean_sqr_norm.sum(keepdims=True)
         scale = decision.scale if informative is None else informative / self._groups.per_initial_update
         return self._noise.update(local, mean, scale, consecutive=consecutive)
-
-    def _noise_scale(self) -> float:
-        """Return the noise scale in prompts; NaN before any estimate."""
-        if not self._noise.is_known:
-            return math.nan
-        return self._noise.noise_scale * self._groups.per_initial_update / self._groups.share
-
-    def _may_pair_steps(self, decision: ScalingDecision) -> bool:
-        is_single = round(decision.scale * self._init_batch_size) == 1
-        return is_single or not self._noise.is_known or self._noise.is_consecutive
 
     def state_dict(self) -> dict[str, Any]:
         return {
