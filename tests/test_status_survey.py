@@ -45,6 +45,10 @@ def _only(campaign):
     return found
 
 
+def run_in(found, condition, seed):
+    return next(run for run in found.runs if (run.condition, run.seed) == (condition, seed))
+
+
 def test_a_campaign_that_has_not_begun_is_pending(campaign):
     found = _only(campaign)
     assert (found.state, found.steps_done, found.steps_total, found.eta_s) == ("pending", 0, 40, None)
@@ -59,7 +63,7 @@ def test_finished_runs_give_mean_and_spread_over_seeds(campaign):
     assert found.state == "done"
     assert (grpo.done, grpo.reward_mean, grpo.reward_std) == (2, pytest.approx(0.5), pytest.approx(0.02**0.5))
     assert (maxrl.reward_mean, maxrl.reward_std) == (1.0, 0.0)
-    assert found.run("grpo", 2).eval_reward == 0.6
+    assert run_in(found, "grpo", 2).eval_reward == 0.6
 
 
 def test_the_lock_and_not_the_status_file_says_that_a_run_is_running(campaign):
@@ -67,9 +71,9 @@ def test_the_lock_and_not_the_status_file_says_that_a_run_is_running(campaign):
     write_progress(run.status, Progress("running", "train", 4, 10, 1))
     with hold(run.lock):
         begin_attempt(run.attempts)
-        assert _only(campaign).run("grpo", 1).phase == "train"
+        assert run_in(_only(campaign), "grpo", 1).phase == "train"
         assert _only(campaign).state == "running"
-    dead = _only(campaign).run("grpo", 1)
+    dead = run_in(_only(campaign), "grpo", 1)
     assert (dead.state, dead.phase, dead.step) == ("died", "", 4)
 
 
@@ -112,8 +116,8 @@ def test_a_failed_run_shows_the_last_line_of_its_error(campaign):
     begin_attempt(run.attempts)
     end_attempt(run.attempts, 1, "failed", message="Traceback ...\n\x1b[31mValueError: no such [bold]task\n")
     found = _only(campaign)
-    assert found.run("grpo", 1).state == "failed"
-    assert found.run("grpo", 1).message == "ValueError: no such [bold]task"
+    assert run_in(found, "grpo", 1).state == "failed"
+    assert run_in(found, "grpo", 1).message == "ValueError: no such [bold]task"
     assert found.conditions[0].failed == 1
 
 
@@ -121,13 +125,13 @@ def test_a_run_that_died_without_a_word_shows_the_end_of_its_output(campaign):
     run = campaign.run("grpo_s1")
     begin_attempt(run.attempts)
     run.output_log.write_bytes(b"step 1\nKilled: out of memory \xff\n")
-    assert _only(campaign).run("grpo", 1).message == "Killed: out of memory \N{REPLACEMENT CHARACTER}"
+    assert run_in(_only(campaign), "grpo", 1).message == "Killed: out of memory \N{REPLACEMENT CHARACTER}"
 
 
 def test_back_pressure_and_permit_waits_are_those_of_the_last_step(campaign):
     values = {"bp_regime": "optimal", "bp_p_star": 12.5, "bp_utilization": 0.8, "permit_wait_s": 0.25}
     _rows(campaign.run("grpo_s1"), [1, 2], **values)
-    run = _only(campaign).run("grpo", 1)
+    run = run_in(_only(campaign), "grpo", 1)
     assert (run.bp_regime, run.bp_p_star, run.bp_utilization, run.permit_wait_s) == (
         "optimal",
         12.5,
@@ -138,14 +142,14 @@ def test_back_pressure_and_permit_waits_are_those_of_the_last_step(campaign):
 
 def test_a_number_that_no_float_holds_is_none(campaign):
     _rows(campaign.run("grpo_s1"), [1, 2], 10**400)
-    run = _only(campaign).run("grpo", 1)
+    run = run_in(_only(campaign), "grpo", 1)
     assert (run.step, run.reward_last, run.step_time_s) == (2, None, 2.0)
 
 
 def test_first_and_last_reward_are_told_apart(campaign):
     _rows(campaign.run("grpo_s1"), [1], reward=0.0)
     _rows(campaign.run("grpo_s1"), range(2, 11), reward=1.0)
-    run = _only(campaign).run("grpo", 1)
+    run = run_in(_only(campaign), "grpo", 1)
     assert (run.reward_first, run.reward_last, run.reward_mean, run.step) == (0.0, 1.0, 1.0, 10)
 
 
@@ -185,15 +189,15 @@ def test_a_broken_file_troubles_only_its_own_run(campaign, name, kind):
     plant[kind]()
     _finish(campaign.run("grpo_s2"), 0.5)
     found = _only(campaign)
-    assert found.run("grpo", 2).state == "done"
-    assert found.run("grpo", 1).state in ("unreadable", "pending")
+    assert run_in(found, "grpo", 2).state == "done"
+    assert run_in(found, "grpo", 1).state in ("unreadable", "pending")
 
 
 def test_a_status_file_that_a_power_loss_emptied_does_not_hide_the_run(campaign):
     run = campaign.run("grpo_s1")
     _rows(run, [1, 2])
     run.status.touch()
-    found = _only(campaign).run("grpo", 1)
+    found = run_in(_only(campaign), "grpo", 1)
     assert (found.state, found.step) == ("pending", 2)
     assert "status.json" in found.message
 
@@ -202,7 +206,7 @@ def test_a_lost_manifest_is_made_up_for_by_the_names_of_the_runs(campaign):
     campaign.manifest.unlink()
     _finish(campaign.run("grpo_s2"), 0.5)
     found = _only(campaign)
-    assert (found.run("grpo", 2).state, len(found.runs), found.problem) == ("done", 4, "")
+    assert (run_in(found, "grpo", 2).state, len(found.runs), found.problem) == ("done", 4, "")
 
 
 def test_a_corrupt_manifest_is_reported_and_the_runs_are_shown(campaign):

@@ -14,8 +14,6 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from retrain.errors import RecordsError
-from retrain.records.layout import RunFiles
 from retrain.records.lines import Row, parse_line, read_lines
 from retrain.records.metrics import is_step
 
@@ -53,27 +51,12 @@ class Columns:
 NO_ROWS = Columns(np.empty(0, dtype=np.int64), np.empty(0), {}, (), 0)
 
 
-def read_columns(run_dir: Path) -> Columns:
-    """Read a run's metrics; without rows, there are no columns.
+def read_columns(path: Path) -> Columns:
+    """Read a file of rows, such as metrics.jsonl or warmup.jsonl; without rows, there are no columns.
 
     Raises:
         RecordsError: the file cannot be read.
     """
-    return _columns(RunFiles(run_dir).metrics)
-
-
-def read_warm_up(run_dir: Path) -> Columns:
-    """Read a run's supervised updates in the same way; none if the file cannot be read.
-
-    They are optional, and problems of a run's directory are reported for its metrics.
-    """
-    try:
-        return _columns(RunFiles(run_dir).warmup)
-    except RecordsError:
-        return NO_ROWS
-
-
-def _columns(path: Path) -> Columns:
     reading = _Reading()
     for line in read_lines(path):
         row = parse_line(line)

@@ -6,6 +6,8 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from retrain.errors import RecordsError
+from retrain.records.layout import RunFiles
 from retrain.report.back_pressure import (
     Scalability,
     best_concurrency,
@@ -15,11 +17,11 @@ from retrain.report.back_pressure import (
     usl_chart,
 )
 from retrain.report.charts import HEIGHT, Chart, axis_title, final_chart
-from retrain.report.columns import read_warm_up
+from retrain.report.columns import NO_ROWS, read_columns
 from retrain.report.compare import Comparison, compare, usual_metrics
 from retrain.report.curves import Plot, curve_chart, describe
 from retrain.report.final import known_metrics
-from retrain.report.gather import CampaignRecord
+from retrain.report.gather import CampaignRecord, RunHistory
 from retrain.report.series import Bins, Curve, bins_for, curves
 from retrain.report.sides import Match, Side, conditions
 from retrain.report.timeline import split_chart, step_splits, timeline, timeline_chart
@@ -105,14 +107,18 @@ def _final(comparison: Comparison) -> tuple[Chart, ...]:
 
 def _warm_up(shown: Shown) -> tuple[Chart, ...]:
     """Draw the loss of the supervised updates before the first step, if there were any."""
-    sides = [
-        Side(side.label, tuple(replace(run, columns=read_warm_up(run.directory)) for run in side.runs))
-        for side in shown.sides
-    ]
+    sides = [Side(side.label, tuple(map(_warming_up, side.runs))) for side in shown.sides]
     before = Shown(shown.sides, bins_for(sides, 1))
     found = curves(sides, "loss", before.bins)
     title = "Warm-up: loss of the supervised updates before the first step"
     return _curves("warm_up_loss", title, found, before, SHORT)
+
+
+def _warming_up(run: RunHistory) -> RunHistory:
+    try:
+        return replace(run, columns=read_columns(RunFiles(run.directory).warmup))
+    except RecordsError:  # it is optional; problems of a run's directory are reported for its metrics
+        return replace(run, columns=NO_ROWS)
 
 
 def _learning(shown: Shown, metrics: Sequence[str]) -> tuple[Chart, ...]:

@@ -155,7 +155,7 @@ def _run(files: RunFiles, entry: RunEntry, *, with_rows: bool) -> RunHistory:
     try:
         seen = inspect_run(files, entry.config_hash)
         row = row_of_inspected(entry, files, seen)
-        columns = read_columns(files.directory) if with_rows else NO_ROWS
+        columns = read_columns(files.metrics) if with_rows else NO_ROWS
     except RecordsError as error:
         row = unreadable_row(entry, error)
     return RunHistory(

@@ -8,7 +8,7 @@ import stat
 import struct
 import sys
 import zlib
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 
 from retrain.errors import ConfigError, records_error
@@ -86,23 +86,21 @@ def write(
     if form in TABLES:
         write_table(rows_of([campaign]), form, target)
         return [target]
-    files = list(_files(campaign, target, form, metrics))
-    if form in IMAGES:  # their names are known only now
-        prepare([path for path, _ in files], may_replace)
-    return [_write(path, content) for path, content in files]
-
-
-def _files(
-    campaign: CampaignRecord, target: Path, form: str, metrics: Sequence[str]
-) -> Iterator[tuple[Path, bytes]]:
+    shown = contents(campaign, metrics)
     if form == "html":
-        yield target, page(contents(campaign, metrics)).encode("utf-8", "replace")
+        files = {target: page(shown).encode("utf-8", "replace")}
+    elif shown.charts:
+        named = {target.with_name(f"{target.stem}-{one.name}.{form}"): one for one in shown.charts}
+        prepare(list(named), may_replace)  # their names are known only now
+        files = {path: marked(_draw(one, form), form) for path, one in named.items()}
     else:
-        charts = contents(campaign, metrics).charts
-        if not charts:
-            raise ConfigError(f"{campaign.directory}: no run has rows yet, so there is nothing to draw")
-        for chart in charts:
-            yield target.with_name(f"{target.stem}-{chart.name}.{form}"), marked(_draw(chart, form), form)
+        raise ConfigError(f"{campaign.directory}: no run has rows yet, so there is nothing to draw")
+    for path, content in files.items():
+        try:
+            path.write_bytes(content)
+        except OSError as error:
+            raise records_error(path, "write", error) from error
+    return list(files)
 
 
 def _draw(chart: Chart, form: str) -> bytes:
@@ -110,14 +108,6 @@ def _draw(chart: Chart, form: str) -> bytes:
     if form == "svg":
         return str(converter().vegalite_to_svg(spec, vl_version=VEGA_LITE)).encode()
     return bytes(converter().vegalite_to_png(spec, vl_version=VEGA_LITE, scale=SCALE))
-
-
-def _write(path: Path, content: bytes) -> Path:
-    try:
-        path.write_bytes(content)
-    except OSError as error:
-        raise records_error(path, "write", error) from error
-    return path
 
 
 def prepare(paths: Sequence[Path], may_replace: Callable[[str], bool]) -> None:

@@ -5,7 +5,6 @@ ends of large ones, never a whole history.
 """
 
 from retrain.records.run_row import RunRow
-from retrain.status.rows import CampaignStatus, ConditionStatus, PermitHolder, PermitStatus
-from retrain.status.survey import survey
+from retrain.status.survey import CampaignStatus, ConditionStatus, PermitHolder, PermitStatus, survey
 
 __all__ = ["CampaignStatus", "ConditionStatus", "PermitHolder", "PermitStatus", "RunRow", "survey"]

@@ -1,12 +1,19 @@
-"""Reads a log directory: its campaigns, each with its runs."""
+"""Reads a log directory into rows of campaigns, their conditions and their runs.
+
+Every text in them is safe to print (see `records.text`).
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from retrain.errors import RecordsError
 from retrain.locks.held import is_held
 from retrain.plan.provenance import entries_without_manifest
+from retrain.records.averages import mean, median, sample_std
 from retrain.records.layout import (
     CampaignFiles,
     RunFiles,
@@ -14,23 +21,76 @@ from retrain.records.layout import (
     find_campaigns,
     is_single_run,
 )
-from retrain.records.manifest import Manifest, RunEntry, entry_from_name, read_manifest
+from retrain.records.manifest import Expectation, Manifest, RunEntry, entry_from_name, read_manifest
 from retrain.records.run_row import RunRow, read_row, unreadable_row
-from retrain.records.run_state import UNREADABLE
+from retrain.records.run_state import UNREADABLE, RunState
 from retrain.records.settled import is_still
 from retrain.records.text import as_typed, plain
-from retrain.status.rows import (
-    CampaignStatus,
-    PermitHolder,
-    PermitStatus,
-    campaign_state,
-    summarize,
-    time_left,
-    typical_step_time,
-)
+
+if TYPE_CHECKING:
+    from retrain.plan.estimate.remaining import Remaining
 
 _NAME_LIMIT = 120
 _LONGEST_COMMAND = 4000
+_FINAL = (RunState.DONE, RunState.FAILED, UNREADABLE)  # these take no more steps
+
+
+@dataclass(frozen=True)
+class ConditionStatus:
+    """One condition over its seeds."""
+
+    condition: str
+    runs: int
+    done: int
+    running: int
+    failed: int  # ended badly: failed, infrastructure, timeout, stalled, died, unreadable
+    reward_mean: float | None  # over seeds that are done or running, each seed's mean over its last rows
+    reward_std: float | None  # sample standard deviation over those seeds; None below two
+    step_time_s: float | None  # median over seeds
+
+
+@dataclass(frozen=True)
+class PermitHolder:
+    """A process with an API call in flight."""
+
+    pid: int
+    host: str
+    label: str
+    held_s: float
+
+
+@dataclass(frozen=True)
+class PermitStatus:
+    """A campaign's permits at present."""
+
+    permits: int
+    holders: tuple[PermitHolder, ...]
+    waiting: int
+    change: str  # the last automatic change of their number, with its reason; "" if there was none
+
+
+@dataclass(frozen=True)
+class CampaignStatus:
+    """One campaign, or one single run."""
+
+    id: str  # name of its directory
+    name: str
+    state: str  # pending, running, done, failed (ended, not all done), interrupted (work left, none running)
+    started_at: str
+    ended_at: str  # "" while it is running
+    conditions: tuple[ConditionStatus, ...]  # the matrix: these rows ...
+    seeds: tuple[int | None, ...]  # ... and these columns
+    runs: tuple[RunRow, ...]
+    step_time_s: float | None  # median over runs
+    steps_done: int
+    steps_total: int | None
+    eta_s: float | None  # time left, P50; None unless something is running
+    permits: PermitStatus | None
+    problem: str  # which of the campaign's own files cannot be read, and why
+    eta_p90_s: float | None = None  # time left, P90
+    expected: Expectation | None = None  # of the whole campaign, and the actual time
+    is_supervised: bool = False  # whether its orchestrator lives
+    resume_with: str = ""  # the command that resumes it, if work is left and no orchestrator lives
 
 
 def survey(log_dir: Path) -> tuple[CampaignStatus, ...]:
@@ -44,15 +104,15 @@ def survey(log_dir: Path) -> tuple[CampaignStatus, ...]:
     Raises:
         RecordsError: there is no such directory, or nothing in it can be read.
     """
-    found = tuple(_campaign(directory) for directory in find_campaigns(log_dir))
-    problems = [why for campaign in found if (why := _unreadable(campaign))]
-    if found and len(problems) == len(found):
-        raise RecordsError("\n".join(problems))
+    found = tuple(_campaign(CampaignFiles(directory)) for directory in find_campaigns(log_dir))
+    if found and all(run.state == UNREADABLE for campaign in found for run in campaign.runs):
+        problems = [c.problem or next((run.message for run in c.runs), "") for c in found]
+        if all(problems):
+            raise RecordsError("\n".join(problems))
     return found
 
 
-def _campaign(directory: Path) -> CampaignStatus:
-    files = CampaignFiles(directory)
+def _campaign(files: CampaignFiles) -> CampaignStatus:
     problems: list[str] = []
     manifest = manifest_of(files, problems)
     runs = tuple(_run(where, entry) for where, entry in runs_of(files, manifest, problems))
@@ -64,9 +124,14 @@ def campaign_row(
 ) -> CampaignStatus:
     """Return a campaign's row from those of its runs, and from its lock and permits as they are now."""
     directory = files.directory
-    is_supervised = _is_supervised(files, problems)
+    is_supervised = False
+    try:
+        is_supervised = is_held(files.lock)
+    except RecordsError as error:
+        problems.append(str(error))
     state = campaign_state(runs, is_supervised=is_supervised)
     left = time_left(runs, manifest, is_supervised=is_supervised)
+    steps = [run.max_steps for run in runs if run.max_steps is not None]
     return CampaignStatus(
         id=plain(directory.resolve().name, _NAME_LIMIT),
         name=plain(manifest.name if manifest else directory.resolve().name, _NAME_LIMIT),
@@ -76,13 +141,13 @@ def campaign_row(
         conditions=summarize(runs),
         seeds=tuple(dict.fromkeys(run.seed for run in runs)),
         runs=runs,
-        step_time_s=typical_step_time(runs),
+        step_time_s=_typical_step_time(runs),
         steps_done=sum(run.step for run in runs),
-        steps_total=_steps_total(runs),
+        steps_total=sum(steps) if len(steps) == len(runs) else None,
         eta_s=left.p50_s if left else None,
         eta_p90_s=left.p90_s if left else None,
         expected=manifest.expected if manifest else None,
-        permits=_permits(_permits_of(directory, manifest), problems),
+        permits=_permits(directory, manifest, problems),
         problem=plain("; ".join(problems), 500),
         is_supervised=is_supervised,
         resume_with=_resume_with(directory, state) if not is_supervised else "",
@@ -94,11 +159,6 @@ def _resume_with(directory: Path, state: str) -> str:
     if state not in ("running", "interrupted") or campaign_of(here).directory != here:
         return ""  # no work is left, or it is a run of a campaign, which is resumed as a whole
     return f"retrain resume {plain(as_typed(directory), _LONGEST_COMMAND)}"
-
-
-def _steps_total(runs: tuple[RunRow, ...]) -> int | None:
-    known = [run.max_steps for run in runs if run.max_steps is not None]
-    return sum(known) if len(known) == len(runs) else None
 
 
 def manifest_of(files: CampaignFiles, problems: list[str]) -> Manifest | None:
@@ -140,21 +200,9 @@ def runs_of(
     return [(RunFiles(files.directory), own)]
 
 
-def _is_supervised(files: CampaignFiles, problems: list[str]) -> bool:
-    try:
-        return is_held(files.lock)
-    except RecordsError as error:
-        problems.append(str(error))
-        return False
-
-
-def _permits_of(directory: Path, manifest: Manifest | None) -> Path:
-    if manifest and manifest.shared_permits:
-        return Path(manifest.shared_permits[0])
-    return campaign_of(directory).permits
-
-
-def _permits(path: Path, problems: list[str]) -> PermitStatus | None:
+def _permits(directory: Path, manifest: Manifest | None, problems: list[str]) -> PermitStatus | None:
+    shared = manifest.shared_permits if manifest else ()
+    path = Path(shared[0]) if shared else campaign_of(directory).permits
     if not path.is_dir():
         return None
     from retrain.semaphore import FileSemaphore  # not at the top: only campaigns with permits need it
@@ -170,8 +218,68 @@ def _permits(path: Path, problems: list[str]) -> PermitStatus | None:
     return PermitStatus(seen.permits, holders, seen.waiting, plain(why, 200))
 
 
-def _unreadable(campaign: CampaignStatus) -> str:
-    """Return why nothing of a campaign can be read; "" if something can."""
-    if any(run.state != UNREADABLE for run in campaign.runs):
-        return ""
-    return campaign.problem or next((run.message for run in campaign.runs), "")
+def summarize(runs: Sequence[RunRow]) -> tuple[ConditionStatus, ...]:
+    """Return the row of each condition over its seeds, in order of appearance."""
+    by_condition: dict[str, list[RunRow]] = {}
+    for run in runs:
+        by_condition.setdefault(run.condition, []).append(run)
+    return tuple(_condition(name, seeds) for name, seeds in by_condition.items())
+
+
+def campaign_state(runs: Sequence[RunRow], *, is_supervised: bool) -> str:
+    """Return a campaign's state: running if its orchestrator or any worker is alive."""
+    states = [run.state for run in runs]
+    if is_supervised or RunState.RUNNING in states:
+        return "running"
+    if all(state == RunState.PENDING for state in states):
+        return "pending"
+    if all(state == RunState.DONE for state in states):
+        return "done"
+    work_is_left = any(state in (RunState.PENDING, RunState.INTERRUPTED, RunState.DIED) for state in states)
+    return "interrupted" if work_is_left else "failed"
+
+
+def _typical_step_time(runs: Sequence[RunRow]) -> float | None:
+    """Return the median over runs of each one's median, in seconds."""
+    return median([run.step_time_s for run in runs if run.step_time_s is not None])
+
+
+def time_left(runs: Sequence[RunRow], manifest: Manifest | None, *, is_supervised: bool) -> Remaining | None:
+    """Estimate when the last run ends, from the pace so far; None if nothing runs or no pace is known.
+
+    Without an orchestrator, runs that have not begun are left out: nothing would start them.
+    """
+    if not any(run.state == RunState.RUNNING for run in runs):
+        return None
+    from retrain.plan.estimate.remaining import RunLeft, remaining
+    from retrain.plan.estimate.workload import (  # not at the top: only a live campaign needs them
+        ALONE,
+        on_cores,
+    )
+
+    left = []
+    for run in runs:
+        goes_on = run.state not in _FINAL if is_supervised else run.state == RunState.RUNNING
+        steps = max(0, (run.max_steps or 0) - run.step) if goes_on else 0
+        is_active = run.state == RunState.RUNNING
+        left.append(RunLeft(run.run_id, run.condition, steps, is_active, run.pace))
+    if manifest is None:
+        return remaining(left, 0)
+    crowding = on_cores(manifest.shared_cores) if manifest.shared_cores else ALONE
+    return remaining(left, manifest.workers, manifest.stagger_s, crowding)
+
+
+def _condition(name: str, runs: Sequence[RunRow]) -> ConditionStatus:
+    # A run that ended early would lower its condition's mean without being worse at the task.
+    counted = [r.reward_mean for r in runs if r.state in (RunState.DONE, RunState.RUNNING)]
+    rewards = [reward for reward in counted if reward is not None]
+    return ConditionStatus(
+        condition=name,
+        runs=len(runs),
+        done=sum(run.is_done for run in runs),
+        running=sum(run.state == RunState.RUNNING for run in runs),
+        failed=sum(run.ended_badly for run in runs),
+        reward_mean=mean(rewards),
+        reward_std=sample_std(rewards),
+        step_time_s=_typical_step_time(runs),
+    )

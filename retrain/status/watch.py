@@ -16,8 +16,7 @@ from retrain.records.layout import CampaignFiles, RunFiles, find_campaigns, is_c
 from retrain.records.manifest import Manifest, RunEntry
 from retrain.records.notices import parse_notice
 from retrain.records.text import plain
-from retrain.status.rows import CampaignStatus
-from retrain.status.survey import campaign_row, manifest_of, runs_of
+from retrain.status.survey import CampaignStatus, campaign_row, manifest_of, runs_of
 from retrain.status.tracking import Event, RunTracker, WatchedRun
 
 REMEMBERED_EVENTS = 200

@@ -14,7 +14,7 @@ from rich.text import Text
 from retrain.render.overview import resume_lines, time_left
 from retrain.render.tables import BAD, STYLES
 from retrain.render.watch.runs import FULL, Glyphs, bar, informative, legend, matrix, run_lines
-from retrain.status.rows import CampaignStatus, PermitStatus
+from retrain.status.survey import CampaignStatus, PermitStatus
 from retrain.status.tracking import Event
 from retrain.status.watch import View, WatchedCampaign
 

@@ -15,9 +15,9 @@ from rich.text import Text
 
 from retrain.plan.durations import MISSING
 from retrain.records.run_row import RunRow
-from retrain.render.overview import WATCH_COLUMNS, RunColumn, run_name
+from retrain.render.overview import WATCH_COLUMNS, run_name
 from retrain.render.tables import BAD, STYLES
-from retrain.status.rows import CampaignStatus
+from retrain.status.survey import CampaignStatus
 from retrain.status.tracking import WatchedRun
 from retrain.status.watch import WatchedCampaign
 
@@ -169,50 +169,41 @@ def informative(campaign: WatchedCampaign) -> int:
 def _table(runs: Sequence[WatchedRun], width: int, scale: tuple[float, float], glyphs: Glyphs) -> list[Text]:
     names = [run_name(run.row) for run in runs]
     name_width = max(3, min(max(map(cell_len, names)), WIDEST_NAME, width // 3))
-    cells = {column: [_cell(column, run.row) for run in runs] for column in WATCH_COLUMNS}
-    columns, widths = _fitting(cells, width - name_width - 2)
-    spark = min(WIDEST_SPARK, width - name_width - 2 - sum(widths) - GAP * (len(widths) + 1))
-    header = Text("  " + set_cell_size("run", name_width), style="dim")
-    header.append(" " * GAP + set_cell_size("reward over steps" if spark >= 17 else "reward", spark))
-    for column, size in zip(columns, widths, strict=True):
-        header.append(" " * GAP + _aligned(column, column.name, size))
-    lines = [header]
-    for number_, run in enumerate(runs):
+    room = width - name_width - 2 - GAP
+    columns = _fitting([run.row for run in runs], room - LEAST_SPARK)
+    header, *lines = ["".join(cells) for cells in zip(*columns, strict=True)] or [""] * (len(runs) + 1)
+    spark = min(WIDEST_SPARK, room - cell_len(header))
+    curves = set_cell_size("reward over steps" if spark >= 17 else "reward", spark)
+    title = f"  {set_cell_size('run', name_width)}{' ' * GAP}{curves}{header}"
+    found = [Text(title, style="dim")]
+    for run, name, line in zip(runs, names, lines, strict=True):
         state, style = state_cell(run.row, glyphs)
-        name = shortened(names[number_], name_width, glyphs)
-        line = Text.assemble((state, style), " " + name)
-        drawn = sparkline(run.rewards, spark, *scale, glyphs)
-        line.append(" " * GAP).append(set_cell_size(drawn, spark), style="green")
-        for column, size in zip(columns, widths, strict=True):
-            line.append(" " * GAP + _aligned(column, cells[column][number_], size))
-        if run.row.state not in ("running", "done"):
-            line.stylize(STYLES.get(run.row.state, BAD), 0, 2 + len(name))
-        lines.append(line)
-    return lines
+        calm = run.row.state in ("running", "done")
+        drawn = set_cell_size(sparkline(run.rewards, spark, *scale, glyphs), spark)
+        named = (f" {shortened(name, name_width, glyphs)}", "" if calm else style)
+        found.append(Text.assemble((state, style), named, " " * GAP, (drawn, "green"), line))
+    return found
 
 
-def _fitting(cells: dict[RunColumn, list[str]], room: int) -> tuple[list[RunColumn], list[int]]:
-    columns: list[RunColumn] = []
-    widths: list[int] = []
-    for column, content in cells.items():
-        if not any(cell not in ("", MISSING) for cell in content):
+def _fitting(runs: Sequence[RunRow], room: int) -> list[list[str]]:
+    """Return the header and the cells of each column that fits, padded to its width and a gap."""
+    columns: list[list[str]] = []
+    for column in WATCH_COLUMNS:
+        cells = [column.cell(run) for run in runs]
+        if not any(cell not in ("", MISSING) for cell in cells):
             continue
-        size = max(len(column.name), *map(cell_len, content))
-        if sum(widths) + size + GAP * (len(widths) + 2) + LEAST_SPARK > room:
+        cells = [
+            column.name,
+            *(set_cell_size(c, WIDEST_CELL) if cell_len(c) > WIDEST_CELL else c for c in cells),
+        ]
+        size = GAP + max(map(cell_len, cells))
+        room -= size
+        if room < 0:
             break
-        columns.append(column)
-        widths.append(size)
-    return columns, widths
-
-
-def _cell(column: RunColumn, run: RunRow) -> str:
-    content = column.cell(run)
-    return content if cell_len(content) <= WIDEST_CELL else set_cell_size(content, WIDEST_CELL)
-
-
-def _aligned(column: RunColumn, content: str, width: int) -> str:
-    padding = " " * (width - cell_len(content))
-    return padding + content if column.is_right else content + padding
+        spaces = [" " * (size - GAP - cell_len(cell)) for cell in cells]
+        padded = [s + c if column.is_right else c + s for s, c in zip(spaces, cells, strict=True)]
+        columns.append([" " * GAP + cell for cell in padded])
+    return columns
 
 
 def _rest(hidden: Sequence[WatchedRun]) -> Text:

@@ -15,7 +15,7 @@ from retrain.render.overview import show_all, time_left
 from retrain.render.tables import JSON_VERSION, plain_value
 from retrain.render.watch.frame import event_line
 from retrain.render.watch.screen import Asked, Inbox, RefreshInterval
-from retrain.status.rows import CampaignStatus
+from retrain.status.survey import CampaignStatus
 from retrain.status.watch import View, Watcher
 
 PROGRESS_EVERY = 0.1  # of a campaign's steps: a line for each tenth
