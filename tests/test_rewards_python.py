@@ -133,9 +133,11 @@ if os.fork() == 0:
 
 
 def test_a_program_that_starts_processes_gets_0_and_leaves_none(asserts: BatchScorer) -> None:
-    before = {process.pid for process in psutil.Process().children(recursive=True)}
+    assert score(asserts, RIGHT).value == 1  # every sandbox is open
+    before = set(psutil.Process().children(recursive=True))
     assert score(asserts, LEAVES_A_CHILD).value == 0
-    assert {process.pid for process in psutil.Process().children(recursive=True)} <= before
+    started = set(psutil.Process().children(recursive=True)) - before
+    assert psutil.wait_procs(started, timeout=30)[1] == []
 
 
 CHEATS = {
@@ -144,6 +146,15 @@ import os
 for fd in range(3, 64):
     try: os.write(fd, b"passed")
     except OSError: pass
+""",
+    "patches exec and compile": """
+import builtins
+builtins.exec = builtins.compile = lambda *args, **kwargs: None
+""",
+    "returns what is equal to everything": """
+class Right:
+    def __eq__(self, other): return True
+def add(a, b): return Right()
 """,
     "searches memory for the tests": """
 import os, re
@@ -167,6 +178,17 @@ def test_a_program_that_only_pretends_gets_0(sandbox: str) -> None:
         assert score(scorer, RIGHT) == Score(1.0)
         earned = {name: score(scorer, cheat).value for name, cheat in CHEATS.items()}
         assert earned == dict.fromkeys(CHEATS, 0)
+    finally:
+        scorer.close()
+
+
+def test_tests_may_share_the_interpreter_of_the_program() -> None:
+    scorer = python.open_scorer(shared=True, workers=1)
+    tests = "class Sub(Base):\n    pass\nassert Sub().f() == 1\nassert Base.f"
+    try:
+        assert score(scorer, "class Base:\n    def f(self): return 1", tests) == Score(1.0)
+        assert score(scorer, "class Base:\n    def f(self): return 2", tests) == Score(0.0)
+        assert score(scorer, "import builtins\nbuiltins.exec = lambda *a: 0", tests) == Score(0.0)
     finally:
         scorer.close()
 

@@ -28,6 +28,7 @@ def score(
     timeout_s: float = 10.0,
     workers: int = 0,
     memory_mb: int = 1024,
+    shared: bool = False,
     sandbox: str = "auto",
     sandbox_options: Mapping[str, Any] | None = None,
 ) -> float:
@@ -36,13 +37,15 @@ def score(
     Args:
         completion: the program is the last fenced block of Python, else the whole text.
         prompt: its answer contains the tests.
-        tests: "asserts": the answer is Python that runs after the program, in its namespace, and
-            raises if it is wrong. "stdio": the answer is a JSON list of objects with "input" and
-            "output", compared by line without trailing blanks; a program with an exit status other
-            than 0 fails, regardless of its output.
+        tests: "asserts": the answer is Python that calls the program's functions and classes, and
+            raises if they are wrong; see `shared`. "stdio": the answer is a JSON list of objects with
+            "input" and "output", compared by line without trailing blanks; a program with an exit
+            status other than 0 fails, regardless of its output.
         timeout_s: limit of all tests of a completion together, from their start.
         workers: number of programs that run at a time; 0 is one per core.
         memory_mb: limit of a program's memory (Linux).
+        shared: run the tests in the program's own interpreter, for tests that subclass its classes or
+            patch it; a program can then forge its verdict. By default they run in a sandbox of their own.
         sandbox: where programs run, a plugin; "auto" takes the strongest that works here. In a campaign,
             `[reward].sandbox` sets it for all rewards.
         sandbox_options: its options.
@@ -56,6 +59,7 @@ def score(
         timeout_s=timeout_s,
         workers=workers,
         memory_mb=memory_mb,
+        shared=shared,
         sandbox=sandbox,
         sandbox_options=sandbox_options,
     )
@@ -68,13 +72,19 @@ def open_scorer(
     timeout_s: float = 10.0,
     workers: int = 0,
     memory_mb: int = 1024,
+    shared: bool = False,
     sandbox: str = "auto",
     sandbox_options: Mapping[str, Any] | None = None,
 ) -> BatchScorer:
     """Open a scorer; parameters as for `score`."""
     chosen = choose(sandbox, sandbox_options or {})
     return ProgramScorer(
-        chosen, tests=tests, timeout_s=timeout_s, workers=workers, memory_bytes=memory_mb * MEGABYTE
+        chosen,
+        tests=tests,
+        timeout_s=timeout_s,
+        workers=workers,
+        memory_bytes=memory_mb * MEGABYTE,
+        shared=shared,
     )
 
 

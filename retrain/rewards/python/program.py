@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import re
 
@@ -31,18 +32,20 @@ def cases_of(answer: str) -> list[tuple[str, str]]:
     return cases
 
 
-def check_tests(tests: str) -> None:
-    """Check that an answer is Python that can be run.
+def checked_tests(tests: str) -> int:
+    """Check that an answer is Python that can be run; return its number of assertions outside of functions.
 
     Raises:
         UnscoredError: it is not, or is empty.
     """
     try:
-        compile(tests, "tests.py", "exec")
+        tree = ast.parse(tests)
+        compile(tree, "tests.py", "exec")
     except (SyntaxError, ValueError) as error:
         raise UnscoredError(f"the answer is not Python that can be run as tests: {error}") from error
     if not tests.strip():
         raise UnscoredError("the answer contains no tests")
+    return sum(isinstance(node, ast.Assert) for node in tree.body)
 
 
 def lines_of(text: str) -> list[str]:

@@ -11,9 +11,10 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 from retrain.rewards import Answer, Outcome, Score, UnscoredError
-from retrain.rewards.python.program import cases_of, check_tests, lines_of, program_of
+from retrain.rewards.python.program import cases_of, checked_tests, lines_of, program_of
 from retrain.sandbox import Ended, Limits, Sandbox, SandboxEndedError, SandboxError
-from retrain.sandbox.cell import Cell
+from retrain.sandbox.cell import Cell, Program
+from retrain.sandbox.choice import choose
 from retrain.sandbox.inside import values
 from retrain.system import cpu_capacity
 
@@ -32,9 +33,10 @@ class Desk:
     cells: dict[str, Cell] = field(default_factory=dict)
 
     def cell(self, use: str = "programs") -> Cell:
-        """Return an open sandbox, one for each use."""
+        """Return an open sandbox, one for each use; tests need one that takes descriptors."""
         if use not in self.cells:
-            self.cells[use] = Cell(self.sandbox)
+            is_local = use == "programs" or not self.sandbox.single_use
+            self.cells[use] = Cell(self.sandbox if is_local else choose("process", {}))
         return self.cells[use]
 
     def close(self) -> None:
@@ -47,9 +49,17 @@ class ProgramScorer:
     """Scores several programs at a time; a program that hangs or misbehaves gets 0."""
 
     def __init__(
-        self, sandbox: Sandbox, *, tests: str, timeout_s: float, workers: int, memory_bytes: int
+        self,
+        sandbox: Sandbox,
+        *,
+        tests: str,
+        timeout_s: float,
+        workers: int,
+        memory_bytes: int,
+        shared: bool = False,
     ) -> None:
         """Start nothing yet; `workers` 0 is one per core."""
+        self._shared = shared
         self._tests, self._timeout_s, self._memory_bytes = tests, timeout_s, memory_bytes
         self._most = workers or max(1, round(cpu_capacity()))
         self._threads = ThreadPoolExecutor(self._most, "programs")
@@ -98,13 +108,19 @@ class ProgramScorer:
 
     def _passes(self, desk: Desk, answer: Answer) -> bool:
         program, tests = program_of(answer.completion), answer.prompt.answer
-        desk.cell()  # opened before the time counts
+        is_apart = self._tests == "asserts" and not self._shared
+        for use in ("programs", "tests") if is_apart else ("programs",):
+            desk.cell(use)  # opened before the time counts
         deadline = time.monotonic() + self._timeout_s
         if self._tests == "stdio":
             return all(
                 self._prints(desk, program, given, wanted, deadline) for given, wanted in cases_of(tests)
             )
-        check_tests(tests)
+        assertions = checked_tests(tests)
+        if self._shared:
+            token = secrets.token_hex(16)
+            job = {"job": "shared", "source": program, "tests": tests, "token": token}
+            return self._run(desk, job, deadline, VERDICT_BYTES)[1] == values.frame([token, assertions])
         return self._reaches_end(desk, program, tests, deadline)
 
     def _prints(self, desk: Desk, program: str, given: str, wanted: str, deadline: float) -> bool:
@@ -113,10 +129,26 @@ class ProgramScorer:
         return ended.code == 0 and lines_of(output.decode("utf-8", "replace")) == lines_of(wanted)
 
     def _reaches_end(self, desk: Desk, program: str, tests: str, deadline: float) -> bool:
-        token = secrets.token_hex(16)
-        job = {"job": "shared", "source": program, "tests": tests, "token": token}
-        _, output = self._run(desk, job, deadline, VERDICT_BYTES)
-        return output == values.frame(token)
+        """Run tests in one sandbox against a program in another."""
+        limits = self._limits(deadline)
+        answering = desk.cell().start(limits)
+        try:
+            job = {"job": "tests", "source": program, "tests": tests}
+            judge = desk.cell("tests")
+            testing = judge.start(limits, answering.reads, answering.writes)
+            answering.close()
+            verdict = self._said(testing, job, VERDICT_BYTES)
+            is_over = not judge.ended(stop=verdict is None).in_time
+        finally:
+            answering.close()
+            ended = desk.cell().ended(stop=True)
+        self._check(ended, is_over=is_over)
+        told = values.parse(verdict[values.HEAD.size :]) if verdict else {"passed": False}
+        if told.get("garbage"):
+            raise FaultError(f"the program's answer cannot be read: {told['garbage']}")
+        if told["passed"] and not told["used"]:
+            raise UnscoredError("the tests pass without the program")
+        return bool(told["passed"])
 
     def _run(self, desk: Desk, job: dict[str, str], deadline: float, most: int) -> tuple[Ended, bytes]:
         """Run a program; return how it ended, and what it wrote.
@@ -125,21 +157,33 @@ class ProgramScorer:
             FaultError: it wrote too much, or did something forbidden.
             TimeoutError: it did not end in time.
         """
-        cell = desk.cell()
-        left_s = max(0.001, deadline - time.monotonic())
-        running = cell.start(Limits(left_s, self._memory_bytes))
-        try:
-            running.send(values.frame(job))
-            output = running.output(most)
-        finally:
-            running.close()
-        ended = cell.ended(stop=output is None)
-        if not ended.in_time:
-            raise TimeoutError("the program did not finish in time")
+        output = self._said(desk.cell().start(self._limits(deadline)), job, most)
+        ended = desk.cell().ended(stop=output is None)
+        self._check(ended)
         if output is None:
             raise FaultError(f"the program wrote more than {most >> 20} MB")
+        return ended, output
+
+    def _said(self, program: Program, job: dict[str, str], most: int) -> bytes | None:
+        try:
+            program.send(values.frame(job))
+            return program.output(most)
+        finally:
+            program.close()
+
+    def _limits(self, deadline: float) -> Limits:
+        return Limits(max(0.001, deadline - time.monotonic()), self._memory_bytes)
+
+    def _check(self, ended: Ended, *, is_over: bool = False) -> None:
+        """Raise what a program did beside its work.
+
+        Raises:
+            FaultError: it did something forbidden.
+            TimeoutError: it did not end in time.
+        """
+        if is_over or not ended.in_time:
+            raise TimeoutError("the program did not finish in time")
         if ended.code == -signal.SIGSYS:
             raise FaultError("the program made a forbidden system call")
         if ended.left:
             raise FaultError(f"the program left {ended.left} processes behind")
-        return ended, output

@@ -11,7 +11,7 @@ import types
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
-from retrain.sandbox.inside import peer, values
+from retrain.sandbox.inside import peer, testing, values
 
 OURS = "retrain.sandbox.inside"
 
@@ -22,7 +22,7 @@ def run(reads: int, writes: int, *others: int) -> NoReturn:
     - "stdio": `source` with standard input `input`; `writes` is its standard output.
     - "calls": `source`, whose names then answer the requests on `reads`.
     - "shared": `tests` in the namespace of `source`; says `token` and how many assertions were reached.
-    - "tests": `tests` against the program behind `others`; says how they ended.
+    - "tests": `tests` against `source` in the sandbox behind `others`; says how they ended.
     """
     job = values.read_frame(reads)
     for name in [name for name in sys.modules if name.startswith(OURS)]:
@@ -42,11 +42,13 @@ def _do(job: dict[str, Any], reads: int, writes: int, others: Sequence[int]) -> 
         return _stdio(reads, writes, job)
     _redirect(os.open(os.devnull, os.O_RDWR), None)
     if job["job"] == "tests":
-        return _tests(writes, job, others)
+        verdict = testing.run(others[0], others[1], job["source"], job["tests"])
+        return values.write_frame(writes, verdict)
     namespace = _execute("solution", job["source"])
     if job["job"] == "calls":
         return peer.Peer(reads, writes, namespace).serve()
-    return _shared(writes, job, namespace)
+    reached = testing.run_shared(job["tests"], namespace)
+    return values.write_frame(writes, [job["token"], reached])
 
 
 def _end(code: int) -> NoReturn:
@@ -86,13 +88,3 @@ def _execute(name: str, source: str) -> dict[str, Any]:
     sys.modules[name] = module  # dataclasses and pickle look up a class's module
     exec(compile(source, f"{name}.py", "exec"), module.__dict__)
     return module.__dict__
-
-
-def _tests(writes: int, job: dict[str, Any], others: Sequence[int]) -> None:
-    """Run tests against a program in another sandbox; only reaching their end is success."""
-    raise NotImplementedError
-
-
-def _shared(writes: int, job: dict[str, Any], namespace: dict[str, Any]) -> None:
-    exec(compile(job["tests"], "tests.py", "exec"), namespace)
-    values.write_frame(writes, job["token"])

@@ -1,13 +1,265 @@
-"""Calls between two sandboxes."""
+"""Calls between tests and the program that they test, each in a sandbox of its own.
+
+Data is copied. Functions, classes and other objects stay where they are: the other side gets stand-ins for
+them. What a program returns never runs code of its own where the tests are, and is never told a value that
+it is compared with: a stand-in is equal to no data, and only an object that the tests made themselves, by
+calling a class, takes part in arithmetic with data.
+"""
 
 from __future__ import annotations
 
+import builtins
+import importlib
+import sys
+import types
+from collections.abc import Callable, Mapping
 from typing import Any
+
+from retrain.sandbox.inside import values
+from retrain.sandbox.inside.stand_in import (
+    DATA,
+    LOOKING,
+    OPERATIONS,
+    StandIn,
+    awaited,
+    data_stand_in,
+    number_of,
+)
+
+KNOWN: dict[str, Callable[[Any], tuple[Any, ...]]] = {  # types of the library that are data
+    "builtins.range": lambda x: (x.start, x.stop, x.step),
+    "collections.deque": lambda x: (list(x), x.maxlen),
+    "datetime.date": lambda x: (x.year, x.month, x.day),
+    "datetime.datetime": lambda x: (x.year, x.month, x.day, x.hour, x.minute, x.second, x.microsecond),
+    "datetime.timedelta": lambda x: (x.days, x.seconds, x.microseconds),
+    "decimal.Decimal": lambda x: (str(x),),
+    "fractions.Fraction": lambda x: (x.numerator, x.denominator),
+    "numpy.array": lambda x: (x.tolist(), str(x.dtype)),
+}
+LONGEST_CHAIN = 20
+
+
+class BrokenError(BaseException):
+    """The other side has ended or sent what is no answer; tests must not catch it."""
 
 
 class Peer:
-    """One end of a conversation."""
+    """One end of a conversation: the program's, with its names, or the tests', which serves little."""
 
-    def __init__(self, reads: int, writes: int, names: dict[str, Any]) -> None: ...
+    def __init__(self, reads: int, writes: int, names: Mapping[str, Any] | None = None) -> None:
+        self._reads, self._writes, self._names = reads, writes, names
+        self._exported: list[Any] = []
+        self._numbers: dict[int, int] = {}
+        self._stand_ins: dict[int, StandIn] = {}
+        self._errors: dict[tuple[str, ...], type[BaseException]] = {}
+        self.asked = 0
+        self.has_ended = False
+        self.garbage = ""
+
     def serve(self) -> None:
         """Answer requests until the other side ends."""
+        while True:
+            try:
+                request = values.read_frame(self._reads)
+            except EOFError:
+                return
+            self._answer(request)
+
+    def ask(self, *request: Any) -> Any:
+        """Send a request, and return its result or raise its exception.
+
+        Raises:
+            BrokenError: there is no answer.
+        """
+        self.asked += 1
+        try:
+            values.write_frame(self._writes, request)
+            while True:
+                kind, *rest = values.read_frame(self._reads)
+                if kind == "=":
+                    return rest
+                if kind == "!":
+                    break
+                self._answer([kind, *rest])
+            error = self._error(*rest)
+        except (EOFError, OSError):
+            self.has_ended = True
+            raise BrokenError("the program has ended") from None
+        except (values.FrameError, ValueError, TypeError, LookupError) as problem:
+            self.garbage = f"{problem}"[:200]
+            raise BrokenError(self.garbage) from None
+        raise error
+
+    def name(self, name: str) -> Any:
+        """Return what a program calls by a name.
+
+        Raises:
+            KeyError: nothing.
+        """
+        (found,) = self.ask("name", name)
+        if not found:
+            raise KeyError(name)
+        return self.decode(found[0])
+
+    def call(self, number: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Call a function of the other side; if it returns None, arguments that it changed are changed here.
+
+        One that returns something could otherwise also change what its result is compared with.
+        """
+        given = [self.encode(args), self.encode(kwargs)]
+        result, changed = self.ask("call", number, *given)
+        found = self.decode(result)
+        if found is None and changed is not None:
+            self._update([args, kwargs], [self.decode(part) for part in changed])
+        return found
+
+    def encode(self, value: Any) -> Any:
+        """Return a value as JSON."""
+        return values.encode(value, self._export)
+
+    def decode(self, message: Any) -> Any:
+        """Return the value that JSON stands for.
+
+        Raises:
+            BrokenError: it stands for none.
+        """
+        try:
+            return values.decode(message, self._load)
+        except (values.FrameError, ImportError, OverflowError) as problem:
+            self.garbage = f"{problem}"[:200]
+            raise BrokenError(self.garbage) from None
+
+    def _answer(self, request: list[Any]) -> None:
+        try:
+            reply = ["=", *self._do(*request)]
+        except BrokenError:
+            raise
+        except BaseException as error:  # noqa: BLE001 - it is the other side's to handle
+            reply = ["!", *self._told(error)]
+        values.write_frame(self._writes, reply)
+
+    def _do(self, kind: str, *rest: Any) -> tuple[Any, ...]:
+        if kind == "call":
+            return self._do_call(*rest)
+        if kind == "name" and self._names is not None:
+            name = rest[0]
+            return ([self.encode(self._names[name])] if name in self._names else [],)
+        if kind == "op":
+            name, operands = rest
+            if self._names is None and name not in LOOKING:
+                raise TypeError(f"not supported on an object of the tests: {name}")
+            return (self.encode(OPERATIONS[name](*map(self.decode, operands))),)
+        target, name = self._exported[rest[0]], rest[1]
+        if self._names is None and (name.startswith("_") or type(target).__module__ != "tests"):
+            raise AttributeError(name)
+        if kind == "get":
+            return (self.encode(getattr(target, name)),)
+        setattr(target, name, self.decode(rest[2]))
+        return (None,)
+
+    def _do_call(self, number: int, args: Any, kwargs: Any) -> tuple[Any, ...]:
+        given = [self.decode(args), self.decode(kwargs)]
+        result = self.encode(self._exported[number](*given[0], **given[1]))
+        after = [self.encode(part) for part in given]
+        return result, None if after == [args, kwargs] else after
+
+    def _export(self, value: Any) -> Any:
+        if (number := number_of(value)) is not None:
+            return ["o", number]
+        kind = type(value)
+        if isinstance(value, types.ModuleType):
+            return ["m", value.__name__]
+        known = "numpy.array" if kind.__name__ == "ndarray" else f"{kind.__module__}.{kind.__qualname__}"
+        if known in KNOWN:
+            return ["k", known, self.encode(KNOWN[known](value))]
+        if kind.__module__ == "numpy" and hasattr(value, "item"):
+            return self.encode(value.item())
+        number = self._numbers.setdefault(id(value), len(self._exported))
+        if number == len(self._exported):
+            self._exported.append(value)
+        for base in DATA:
+            if isinstance(value, base):
+                return ["x", self.encode(_plain(base, value)), number, kind.__name__]
+        if isinstance(value, type) and issubclass(value, BaseException):
+            return ["e", _chain(value)]
+        if isinstance(value, types.CoroutineType):
+            return ["h", number, "coroutine"]
+        return ["h", number, "class" if isinstance(value, type) else "object"]
+
+    def _load(self, message: list[Any]) -> Any:
+        kind, *rest = message
+        if kind == "h" and isinstance(rest[0], int):
+            made = StandIn(self, rest[0], is_class=rest[1] == "class")
+            return awaited(made) if rest[1] == "coroutine" else self._stand_ins.setdefault(rest[0], made)
+        if kind == "o":
+            return self._exported[rest[0]]
+        if kind == "x":
+            return data_stand_in(self.decode(rest[0]), self, int(rest[1]), str(rest[2]))
+        if kind == "e":
+            return self._error_class(tuple(map(str, rest[0])))
+        if kind == "k" and rest[0] in KNOWN:
+            module, _, name = rest[0].rpartition(".")
+            return getattr(importlib.import_module(module), name)(*self.decode(rest[1]))
+        if kind == "m" and (rest[0].partition(".")[0] in {*sys.stdlib_module_names, "numpy"}):
+            return importlib.import_module(rest[0])
+        raise values.FrameError(f"a value of unknown kind {kind!r:.40}")
+
+    def _told(self, error: BaseException) -> tuple[list[str], Any, str]:
+        try:
+            return _chain(type(error)), self.encode(error.args), str(error)[:2000]
+        except Exception:  # noqa: BLE001 - the program's own __str__
+            return _chain(type(error)), ["t", []], ""
+
+    def _error(self, names: list[str], args: Any, text: str) -> BaseException:
+        kind = self._error_class(tuple(map(str, names)))
+        try:
+            error = kind(*self.decode(args))
+        except TypeError:  # its class wants other arguments
+            error = kind.__new__(kind)
+        if str(error) != text:
+            error.args = (text,)
+        return error
+
+    def _error_class(self, names: tuple[str, ...]) -> type[BaseException]:
+        if not 0 < len(names) <= LONGEST_CHAIN:
+            raise values.FrameError("an exception of no class")
+        found = getattr(builtins, names[0], None)
+        if isinstance(found, type) and issubclass(found, BaseException):
+            return found
+        if names not in self._errors:
+            self._errors[names] = type(names[0], (self._error_class(names[1:]),), {})
+        return self._errors[names]
+
+    def _update(self, old: Any, new: Any) -> None:
+        """Change lists, dictionaries and sets in place, as the other side did."""
+        if isinstance(old, list | tuple) and isinstance(new, list | tuple):
+            for before, after in zip(old, new, strict=False):
+                self._update(before, after)
+        if isinstance(old, list) and isinstance(new, list):
+            kept = [b if _is_same_kind(b, a) else a for b, a in zip(old, new, strict=False)]
+            old[:] = [*kept, *new[len(kept) :]]
+        elif isinstance(old, dict) and isinstance(new, dict):
+            for key in old.keys() & new.keys():
+                self._update(old[key], new[key])
+            merged = {k: old[k] if k in old and _is_same_kind(old[k], v) else v for k, v in new.items()}
+            old.clear()
+            old.update(merged)
+        elif isinstance(old, set) and isinstance(new, set):
+            old.clear()
+            old.update(new)
+        elif isinstance(old, bytearray) and isinstance(new, bytearray):
+            old[:] = new
+
+
+def _plain(base: type, value: Any) -> Any:
+    if base in (list, tuple, set, frozenset):
+        return base(iter(value))
+    return dict(value.items()) if base is dict else base(value)
+
+
+def _chain(kind: type[BaseException]) -> list[str]:
+    return [base.__name__ for base in kind.__mro__ if issubclass(base, BaseException)][:LONGEST_CHAIN]
+
+
+def _is_same_kind(old: Any, new: Any) -> bool:
+    return type(old) is type(new) and isinstance(old, list | dict | set | bytearray)

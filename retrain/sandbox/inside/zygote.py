@@ -58,16 +58,17 @@ def serve(
     control: socket.socket, fds: Sequence[int], limits: Mapping[str, Any], setup: Mapping[str, Any]
 ) -> None:
     """Run a program in processes of its own, and wait for them."""
+    supervisor = -1
     try:
         supervisor = os.fork()
     except OSError as error:
         answer(control, fault=f"no further process: {error}")
-    else:
-        if supervisor == 0:
-            supervise(control, fds, limits, setup)
-        os.waitpid(supervisor, 0)
+    if supervisor == 0:
+        supervise(control, fds, limits, setup)
     for fd in fds:
         os.close(fd)
+    if supervisor > 0:
+        os.waitpid(supervisor, 0)
 
 
 def supervise(

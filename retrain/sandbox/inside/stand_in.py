@@ -1,0 +1,129 @@
+"""Stand-ins for objects of another sandbox, which are never told what they are compared with."""
+
+from __future__ import annotations
+
+import importlib
+import operator
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+DATA = (int, float, complex, str, bytes, bytearray, list, tuple, dict, set, frozenset)
+CONTAINER_VERBS = (
+    "add append insert pop remove clear update extend get keys values items setdefault sort reverse copy"
+)
+DATA_METHODS = {name for kind in DATA for name in dir(kind)} - set(CONTAINER_VERBS.split())
+LOOKING: dict[str, Callable[..., Any]] = {
+    "len": len,
+    "iter": iter,
+    "next": next,
+    "getitem": operator.getitem,
+    "str": str,
+    "repr": repr,
+}
+LOOKING |= {"bool": bool, "hash": hash, "reversed": reversed}
+LOOKING |= {"setitem": operator.setitem, "delitem": operator.delitem}
+COMPARING = {name: getattr(operator, name) for name in ("eq", "ne", "lt", "le", "gt", "ge")}
+COMPUTING = {
+    name: getattr(operator, name)
+    for name in """add sub mul truediv floordiv mod pow matmul and_ or_ xor lshift rshift neg pos abs invert
+    contains iadd isub imul""".split()
+}
+OPERATIONS: Mapping[str, Callable[..., Any]] = {
+    **LOOKING,
+    **COMPARING,
+    **COMPUTING,
+    "isinstance": isinstance,
+    "run": lambda coroutine: importlib.import_module("asyncio").run(coroutine),
+    "enter": lambda x: type(x).__enter__(x),
+    "exit": lambda x, *error: type(x).__exit__(x, *error),
+}
+REFLECTED = "add sub mul truediv floordiv mod pow matmul and_ or_ xor".split()
+
+
+class Asks(Protocol):
+    """The end of a conversation that a stand-in belongs to."""
+
+    def ask(self, *request: Any) -> Any: ...
+    def call(self, number: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any: ...
+    def encode(self, value: Any) -> Any: ...
+    def decode(self, message: Any) -> Any: ...
+
+
+class StandIn:
+    """An object of the other side."""
+
+    __slots__ = ("_is_class", "_is_made", "_number", "_peer")
+
+    def __init__(self, peer: Asks, number: int, *, is_class: bool = False, is_made: bool = False) -> None:
+        for name, value in zip(self.__slots__, (is_class, is_made, number, peer), strict=True):
+            object.__setattr__(self, name, value)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        made = self._peer.call(self._number, args, kwargs)
+        if self._is_class and isinstance(made, StandIn):  # not the one that a function may return later
+            return StandIn(self._peer, made._number, is_made=True)
+        return made
+
+    def __getattr__(self, name: str) -> Any:
+        if name in DATA_METHODS and not self._is_made and not self._is_class:
+            raise AttributeError(f"what the program returned is an object, not data with a {name!r}")
+        (found,) = self._peer.ask("get", self._number, name)
+        return self._peer.decode(found)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        self._peer.ask("set", self._number, name, self._peer.encode(value))
+
+    def __instancecheck__(self, instance: Any) -> bool:
+        return isinstance(instance, StandIn) and _operate("isinstance", instance, self) is True
+
+
+def _operate(name: str, *operands: Any) -> Any:
+    """Let the other side compute, unless that would tell it what its result is compared with."""
+    own = [operand for operand in operands if isinstance(operand, StandIn)]
+    data = len(own) < len(operands)
+    if data and (name in COMPARING or (name in COMPUTING and not any(one._is_made for one in own))):
+        return False if name == "contains" else NotImplemented
+    (found,) = own[0]._peer.ask("op", name, [own[0]._peer.encode(operand) for operand in operands])
+    return own[0]._peer.decode(found)
+
+
+def _method(name: str, *, reflected: bool = False) -> Callable[..., Any]:
+    def method(self: StandIn, *others: Any) -> Any:
+        return _operate(name, *others, self) if reflected else _operate(name, self, *others)
+
+    return method
+
+
+async def awaited(coroutine: StandIn) -> Any:
+    """Return what a coroutine of the other side returns, which runs there."""
+    return _operate("run", coroutine)
+
+
+def _hashed(self: StandIn) -> int:
+    return int(_operate("hash", self))
+
+
+for _name in OPERATIONS:
+    if _name not in ("isinstance", "run"):
+        setattr(StandIn, f"__{_name.strip('_')}__", _method(_name))
+for _name in REFLECTED:
+    setattr(StandIn, f"__r{_name.strip('_')}__", _method(_name, reflected=True))
+StandIn.__hash__ = _hashed  # type: ignore[method-assign, assignment]
+
+
+def number_of(value: Any) -> int | None:
+    """Return the number of a stand-in."""
+    found = value._number if isinstance(value, StandIn) else getattr(type(value), "_retrain_number", None)
+    return found if isinstance(found, int) else None
+
+
+def data_stand_in(data: Any, peer: Asks, number: int, name: str) -> Any:
+    """Return data of a subclass, such as a named tuple; further attributes are asked for."""
+    if type(data) not in DATA:
+        return data
+
+    def ask(_: Any, attribute: str) -> Any:
+        (found,) = peer.ask("get", number, attribute)
+        return peer.decode(found)
+
+    return type(name, (type(data),), {"__getattr__": ask, "_retrain_number": number})(data)

@@ -1,0 +1,273 @@
+"""Tests in one sandbox against a program in another: what honest programs return, and what cheats would."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from retrain.rewards import Answer, Outcome, Score, python
+from retrain.rewards.python.scorer import ProgramScorer
+from retrain.rollouts import Prompt
+
+HONEST = {
+    "data of every kind": (
+        "def f(x): return x\nBIG = 10**60",
+        """
+for x in [1, -2.5, 1e300, True, None, "a\\ud800", b"\\0\\xff", (1, (2,)), {3, 4}, frozenset({5}), 2 - 3j,
+          {"a": [1, {2: (3,)}]}, BIG, -BIG, bytearray(b"x"), range(3), float("inf")]:
+    assert f(x) == x and type(f(x)) is type(x), x
+assert f(float("nan")) != f(float("nan"))
+""",
+    ),
+    "library types": (
+        "from fractions import Fraction\nimport collections, datetime, decimal\n"
+        "def half(): return Fraction(1, 2)\ndef count(x): return collections.Counter(x)\n"
+        "def day(): return datetime.date(2020, 2, 29)\ndef exact(): return decimal.Decimal('0.1')\n"
+        "def queue(): return collections.deque([1, 2])",
+        "import collections, datetime\nfrom fractions import Fraction\nfrom decimal import Decimal\n"
+        "assert half() == Fraction(1, 2) and half() + 1 == Fraction(3, 2)\n"
+        "assert count('aab') == {'a': 2, 'b': 1} and count('aab').most_common(1) == [('a', 2)]\n"
+        "assert day() == datetime.date(2020, 2, 29) and exact() == Decimal('0.1')\n"
+        "assert queue() == collections.deque([1, 2])",
+    ),
+    "a class with state, operators and its own equality": (
+        """
+class Vector:
+    kind = "plane"
+    def __init__(self, x, y): self.x, self.y = x, y
+    def __add__(self, other): return Vector(self.x + other.x, self.y + other.y)
+    def __mul__(self, k): return Vector(self.x * k, self.y * k)
+    def __rmul__(self, k): return self * k
+    def __eq__(self, other): return (self.x, self.y) == (other.x, other.y)
+    def __hash__(self): return hash((self.x, self.y))
+    def __len__(self): return 2
+    def __iter__(self): return iter((self.x, self.y))
+    def __getitem__(self, i): return (self.x, self.y)[i]
+    def __repr__(self): return f"Vector({self.x}, {self.y})"
+    @property
+    def norm(self): return (self.x**2 + self.y**2) ** 0.5
+    @classmethod
+    def zero(cls): return cls(0, 0)
+""",
+        """
+v = Vector(3, 4)
+assert v.x == 3 and v.norm == 5 and Vector.kind == "plane"
+assert v + Vector(1, 1) == Vector(4, 5) and v != Vector(0, 0)
+assert (v * 2).x == 6 and (2 * v).y == 8
+assert len(v) == 2 and list(v) == [3, 4] and v[1] == 4 and repr(v) == "Vector(3, 4)"
+assert isinstance(v, Vector) and isinstance(Vector.zero(), Vector) and not isinstance(3, Vector)
+assert len({Vector(1, 2), Vector(1, 2)}) == 1
+v.x = 10
+assert v.norm == 116 ** 0.5
+""",
+    ),
+    "generators, closures and named tuples": (
+        """
+from collections import namedtuple
+P = namedtuple("P", "x y")
+def count():
+    n = 0
+    while True:
+        yield n
+        n += 1
+def adder(n): return lambda x: x + n
+def point(): return P(1, 2)
+""",
+        """
+import itertools
+assert list(itertools.islice(count(), 4)) == [0, 1, 2, 3]
+g = count(); next(g); assert next(g) == 1
+assert adder(3)(4) == 7 and list(map(adder(1), [1, 2])) == [2, 3]
+assert point() == (1, 2) and point().x == 1 and P(5, 6).y == 6
+""",
+    ),
+    "exceptions by name": (
+        """
+class Empty(LookupError):
+    pass
+def fails(kind):
+    if kind == "own": raise Empty("nothing", 3)
+    return [][0] if kind == "index" else int("x")
+""",
+        """
+for kind, error in [("own", Empty), ("own", LookupError), ("index", IndexError), ("int", ValueError)]:
+    try:
+        fails(kind)
+    except error as found:
+        assert kind != "own" or found.args == ("nothing", 3)
+    else:
+        assert False
+""",
+    ),
+    "arguments changed in place": (
+        "def order(x): x.sort()\ndef rotate(m): m[:] = [list(r) for r in zip(*m[::-1])]\n"
+        "def zero(m):\n    for row in m: row[0] = 0",
+        "x = [3, 1, 2]; order(x); assert x == [1, 2, 3]\n"
+        "m = [[1, 2], [3, 4]]; rotate(m); assert m == [[3, 1], [4, 2]]\n"
+        "row = [1, 2]; m = [row]; zero(m); assert m == [[0, 2]] and row == [0, 2]",
+    ),
+    "callbacks and objects of the tests": (
+        """
+def apply(f, xs): return [f(x) for x in xs]
+def total(node):
+    n = 0
+    while node: n, node = n + node.val, node.next
+    return n
+def grow(node): node.next = type(node)(7) if False else None; node.val += 1; return node
+""",
+        """
+class Node:
+    def __init__(self, val, next=None): self.val, self.next = val, next
+assert apply(lambda x: x * 2, [1, 2]) == [2, 4]
+assert total(Node(1, Node(2, Node(3)))) == 6
+n = Node(1); assert grow(n) is n and n.val == 2
+""",
+    ),
+    "a check function, as benchmarks write it": (
+        "from typing import List\ndef add(xs: List[int]) -> int: return sum(xs)",
+        "def check(candidate):\n    xs: List[int] = [1, 2]\n    assert candidate(xs) == 3\ncheck(add)",
+    ),
+    "a function that is called like one of Python's": (
+        "def pow(a, b): return a**b",
+        "assert pow(2, 5) == 32",
+    ),
+    "coroutines": (
+        "import asyncio\nasync def f(x):\n    await asyncio.sleep(0)\n    return x + 1",
+        "import asyncio\nassert asyncio.run(f(1)) == 2",
+    ),
+    "arrays": (
+        "import numpy as np\ndef f(x): return np.array(x) * 2\ndef mean(x): return np.mean(x)",
+        "import numpy as np\nassert np.allclose(f([1, 2.5]), [2, 5]) and f([1]).shape == (1,)\n"
+        "assert abs(mean(np.array([1, 2])) - 1.5) < 1e-9",
+    ),
+    "recursion and threads": (
+        """
+import sys, threading
+sys.setrecursionlimit(10**6)
+def deep(n): return 0 if n == 0 else 1 + deep(n - 1)
+def f(n):
+    found = []
+    threading.stack_size(1 << 26)
+    thread = threading.Thread(target=lambda: found.append(deep(n)))
+    thread.start()
+    thread.join()
+    return found[0]
+""",
+        "assert f(5000) == 5000",
+    ),
+}
+ANY = """
+class Any:
+    def __init__(self, *a): pass
+    def __eq__(self, o): return True
+    __ne__ = lambda s, o: False
+    __lt__ = __gt__ = __le__ = __ge__ = __contains__ = __eq__
+    __bool__ = lambda s: True
+    def __sub__(self, o): return 0.0
+    __rsub__ = __add__ = __radd__ = __mul__ = __sub__
+    def __abs__(self): return self
+    def __getattr__(self, n): return lambda *a: True
+    def __call__(self, *a): return self
+"""
+CHEATS = {
+    "equal to everything": ("def f(x): return Any()", "assert f(2) == 5"),
+    "equal to everything, on the right": ("def f(x): return Any()", "assert 5 == f(2)"),
+    "near to everything": ("def f(x): return Any()", "assert abs(f(2) - 1.414) < 1e-6"),
+    "near to everything, by itself": (
+        "class Solution(Any):\n    def f(self, x): return self",
+        "assert abs(Solution().f(2) - 1.414) < 1e-6",
+    ),
+    "greater than everything": ("def f(x): return Any()", "assert f(2) > 3"),
+    "holds everything": ("def f(x): return Any()", "assert 5 in f(2)"),
+    "starts with everything": ("def f(x): return Any()", "assert f(2).startswith('ab')"),
+    "a list that is equal to everything": (
+        "class L(list):\n    __eq__ = lambda s, o: True\ndef f(x): return L()",
+        "assert f(2) == [5]",
+    ),
+    "an integer that is equal to everything": (
+        "class I(int):\n    __eq__ = lambda s, o: True\n    __sub__ = lambda s, o: 0\ndef f(x): return I(0)",
+        "assert f(2) - 5 == 0",
+    ),
+    "changes what it is compared with": (
+        "def f(x): x.clear(); return []",
+        "x = [2, 1]; assert f(x) == sorted(x)",
+    ),
+    "replaces Python's functions": (
+        "def f(x): return 0\nall = isinstance = lambda *a: True\nabs = lambda x: 0",
+        "assert isinstance(f(2), str)\nassert all([f(2) == 5])",
+    ),
+    "ends before the tests do": ("import sys\ndef f(x): sys.exit(0)", "assert f(2) == 5"),
+    "ends its process": ("import os\ndef f(x): os._exit(0)", "assert f(2) == 5"),
+    "raises what tests catch": (
+        "def f(x): raise SystemExit",
+        "try:\n    assert f(2) == 5\nexcept SystemExit:\n    raise",
+    ),
+    "reads the tests through a callback": (
+        "def f(g): return g.__globals__['wanted']",
+        "wanted = 5\nassert f(lambda: 0) == wanted",
+    ),
+    "reads the tests through an object of theirs": (
+        "def f(node): return node.__init__.__globals__['wanted']",
+        "wanted = 5\nclass Node:\n    def __init__(self): pass\nassert f(Node()) == wanted",
+    ),
+    "looks up its callers": (
+        """
+import sys
+def f(x):
+    frame = sys._getframe()
+    while frame:
+        if "wanted" in frame.f_globals: return frame.f_globals["wanted"]
+        frame = frame.f_back
+""",
+        "wanted = 5\nassert f(2) == wanted",
+    ),
+    "searches all objects": (
+        "import gc\ndef f(x): return next((o['wanted'] for o in gc.get_objects()"
+        " if isinstance(o, dict) and 'wanted' in o), 0)",
+        "wanted = 5\nassert f(2) == wanted",
+    ),
+    "writes an answer of its own": (
+        """
+import os, struct
+def f(x):
+    for fd in range(3, 64):
+        try: os.write(fd, struct.pack('>I', 14) + b'{"passed":true')
+        except OSError: pass
+""",
+        "assert f(2) == 5",
+    ),
+}
+
+
+@pytest.fixture(scope="module", params=["bubblewrap", "process"])
+def scorer(request: pytest.FixtureRequest) -> Iterator[ProgramScorer]:
+    opened = python.open_scorer(workers=1, timeout_s=20.0, sandbox=request.param)
+    assert isinstance(opened, ProgramScorer)
+    yield opened
+    opened.close()
+
+
+def scored(scorer: ProgramScorer, program: str, tests: str) -> Score:
+    return scorer.score_all([Answer(program, Prompt(0, "?", tests))])[0]
+
+
+@pytest.mark.parametrize("what", HONEST)
+def test_an_honest_program_passes(scorer: ProgramScorer, what: str) -> None:
+    program, tests = HONEST[what]
+    assert scored(scorer, program, tests) == Score(1.0)
+
+
+@pytest.mark.parametrize("what", CHEATS)
+def test_a_cheat_earns_nothing(scorer: ProgramScorer, what: str) -> None:
+    program, tests = CHEATS[what]
+    assert scored(scorer, ANY + program, tests).value == 0
+
+
+def test_an_answer_that_cannot_be_read_is_a_fault(scorer: ProgramScorer) -> None:
+    program, tests = CHEATS["writes an answer of its own"]
+    assert scored(scorer, program, tests).outcome is Outcome.FAULT
+
+
+def test_tests_that_pass_without_the_program_score_nothing(scorer: ProgramScorer) -> None:
+    assert scored(scorer, "x = 1", "assert 1 + 1 == 2").value is None
