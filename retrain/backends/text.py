@@ -187,7 +187,6 @@ class Text:
         ]
 
     def pieces(self, tokens: Ids) -> tuple[str, ...]:
-        """Return each token's text; a special token's is empty."""
         return tuple([self._pieces[t] if t in self._pieces else self._piece(t) for t in tokens])
 
     def _shown(self, prompt: Prompt) -> str:

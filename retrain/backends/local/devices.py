@@ -16,11 +16,7 @@ TINY_PARAMETERS = 20_000_000  # below this size, waking a second thread costs mo
 
 
 def choose_device(name: str) -> torch.device:
-    """Return the device that an option names.
-
-    Raises:
-        ConfigError: no such device; lists the available ones.
-    """
+    """Return the device that an option names; one that does not exist is a ConfigError."""
     count = torch.cuda.device_count()
     if name == "auto":
         name = "cuda" if count else "cpu"

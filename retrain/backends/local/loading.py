@@ -71,13 +71,7 @@ def entropy(logp: torch.Tensor) -> torch.Tensor:
 def load_policy(
     model: str, rank: int, options: LocalOptions, device: torch.device, dtype: torch.dtype, seed: int
 ) -> Policy:
-    """Load a model with fresh adapters (or every parameter trainable); the seed determines the adapters.
-
-    Raises:
-        ConfigError: the model cannot be loaded.
-        InfrastructureError: the hub cannot be reached.
-        BackendMemoryError: the model does not fit on the device.
-    """
+    """Load a model with fresh adapters (or every parameter trainable); the seed determines the adapters."""
     source = _source(model, options)
     with (
         fitting(model),
@@ -99,12 +93,7 @@ def load_policy(
 
 
 def load_tokenizer(model: str, options: LocalOptions) -> Any:
-    """Load the model's tokenizer.
-
-    Raises:
-        ConfigError: it cannot be loaded.
-        InfrastructureError: the hub cannot be reached.
-    """
+    """Load the model's tokenizer."""
     source = _source(model, options)
     with _explained(model, options), _quiet():
         tokenizer = AutoTokenizer.from_pretrained(**source)
@@ -126,11 +115,7 @@ def _source(model: str, options: LocalOptions) -> dict[str, Any]:
 
 @contextmanager
 def fitting(model: str) -> Iterator[None]:
-    """Convert an out-of-memory error into one that names the model.
-
-    Raises:
-        BackendMemoryError: out of memory.
-    """
+    """Convert an out-of-memory error into one that names the model."""
     try:
         yield
     except (RuntimeError, MemoryError) as error:

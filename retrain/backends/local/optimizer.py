@@ -8,11 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
+import numpy as np
 import torch
 
 from retrain.backends import GradientMoments
 from retrain.backends.objective import moments_of
 from retrain.controllers.scaling.noise_scale import FIRST_SETTLED_STEP
+from retrain.errors import NonFiniteError
 from retrain.rollouts import TrainingSample
 
 BETAS, EPSILON = (0.9, 0.999), 1e-8  # Adam's, arXiv:1412.6980
@@ -34,7 +36,6 @@ class Optimizer:
         self._part: list[torch.Tensor] = []
         self._sums: list[torch.Tensor] = []
         self._previous: list[torch.Tensor] = []  # gradient of a single-part step, for the next step's moments
-        self._coming: list[torch.Tensor] = []  # this step's; becomes `_previous` once the step is taken
         self._adam = torch.optim.AdamW(
             self._masters, lr=0.0, betas=BETAS, eps=EPSILON, weight_decay=weight_decay, fused=True
         )
@@ -49,7 +50,7 @@ class Optimizer:
 
     def begin(self) -> None:
         """Clear all gradients."""
-        self._part, self._sums, self._coming = [], [], []
+        self._part, self._sums = [], []
         for parameter in (*self._parameters, *self._masters):
             parameter.grad = None
 
@@ -68,25 +69,37 @@ class Optimizer:
         """Return the squared norm of the part's gradient so far, after Adam's preconditioning."""
         return self._norm_seen(self._part)
 
-    def moments(
-        self, squares: Sequence[float], parts: Sequence[Sequence[TrainingSample]]
-    ) -> GradientMoments | None:
-        """Return the moments of the step's parts, from the parts' squared norms; call before `step`."""
-        found = moments_of(squares, parts, self._sums, self._previous, self._norm_seen)
-        self._coming = [gradient.clone() for gradient in self._sums] if len(parts) == 1 else []
-        return found if self.steps >= FIRST_SETTLED_STEP else None
+    def step(
+        self,
+        lr: float,
+        max_norm: float,
+        squares: Sequence[float],
+        parts: Sequence[Sequence[TrainingSample]],
+    ) -> tuple[float, GradientMoments | None]:
+        """Update the parameters, with the gradient norm clipped to `max_norm`.
 
-    def squared_norm(self) -> float:
-        """Return the squared norm of the step's gradient so far."""
-        return _squared_norm(self._sums)
+        Args:
+            squares: each part's `part_norm`, for the moments; empty if they are not wanted.
 
-    def non_finite(self) -> list[str]:
-        """Return the names of parameters whose gradient is not finite."""
-        pairs = zip(self._names, self._sums, strict=True)
-        return [name for name, gradient in pairs if not torch.isfinite(gradient).all()]
+        Returns:
+            The norm before clipping, and the moments.
 
-    def step(self, lr: float, norm: float, max_norm: float) -> None:
-        """Update the parameters, with the gradient norm clipped to `max_norm`."""
+        Raises:
+            NonFiniteError: the gradient is not finite; nothing changed.
+        """
+        whole = _squared_norm(self._sums)
+        if not np.isfinite(whole):
+            pairs = zip(self._names, self._sums, strict=True)
+            names = [name for name, gradient in pairs if not torch.isfinite(gradient).all()]
+            raise NonFiniteError(
+                f"the gradient of {', '.join(names[:3])} is not finite; the optimizer step was not taken, "
+                "lower lr or check the rewards"
+            )
+        norm, moments, kept = float(np.sqrt(whole)), None, []
+        if squares and self.steps >= FIRST_SETTLED_STEP:
+            moments = moments_of(squares, parts, self._sums, self._previous, self._norm_seen)
+        if len(squares) == 1:
+            kept = [gradient.clone() for gradient in self._sums]
         if norm > max_norm:
             torch._foreach_mul_(self._sums, max_norm / norm)
         self._make_moments()
@@ -97,9 +110,9 @@ class Optimizer:
         for master in self._masters:
             master.grad = None
         self._write_back()
-        self._previous, self._coming = self._coming, []
-        self._sums = []
+        self._previous, self._sums = kept, []
         self.steps += 1
+        return norm, moments
 
     def state(self) -> dict[str, torch.Tensor]:
         """Return by name the moments, and the master copies that are not the parameters themselves."""

@@ -15,11 +15,11 @@ from retrain.backends.local.devices import DeviceMemory, choose_device, choose_d
 from retrain.backends.local.engine import EngineSampler
 from retrain.backends.local.files import load_policy as load_files
 from retrain.backends.local.files import save_policy
-from retrain.backends.local.learner import Learner
 from retrain.backends.local.loading import Policy, fitting, load_policy, load_tokenizer
 from retrain.backends.local.names import too_long
 from retrain.backends.local.optimizer import Optimizer
 from retrain.backends.local.sampling import TorchSampler
+from retrain.backends.local.training import Learner
 from retrain.backends.local.trial import try_out
 from retrain.backends.text import Text, to_groups
 from retrain.backends.work import ModelCosts
@@ -62,33 +62,30 @@ class LocalBackend:
         )
         self._costs = _costs(policy, options)
         self._memory = DeviceMemory(device)
-        sampled = options.tokens_per_sampling_batch
-        self._torch = TorchSampler(policy, self._text, self._memory, self._costs, sampled)
-        self._sampler: TorchSampler | EngineSampler = self._torch
-        if options.engine == "openai":
-            self._sampler = EngineSampler(spec, options, policy, self._text.end_ids)
-        self._learner = Learner(policy, self._optimizer, self._memory, self._costs, options)
+        budgets = dict.fromkeys(("sample", "evaluate"), options.tokens_per_sampling_batch)
+        self._torch = TorchSampler(policy, self._text, self._memory, self._costs, budgets)
+        self._engine: EngineSampler | None = None
+        if self.info.remote:
+            self._engine = EngineSampler(spec, options, policy, self._text.end_ids)
+        self._learner = Learner(
+            policy,
+            self._optimizer,
+            self._memory,
+            self._costs,
+            options.tokens_per_micro_batch,
+            options.gradient_checkpointing,
+        )
         use_threads(options.threads, self.info.parameters)
 
     def check_prompts(self, prompts: Sequence[Prompt]) -> None:
-        """Reject prompts that leave no room for a completion; only long prompts are encoded.
-
-        Raises:
-            ConfigError: names the first few such prompts.
-        """
+        """Reject prompts that leave no room for a completion; only long prompts are encoded."""
         around = len(self._encode(prompts[0])) if prompts else 0  # at least the template's tokens
         # a token covers at least one byte
         long = [p for p in prompts if len(p.text.encode()) + around >= self._policy.context]
         self._check_room((p.id, len(self._text.encode(p))) for p in long)
 
     def sample(self, prompts: Sequence[Prompt], sampling: Sampling) -> list[Group]:
-        """Sample each prompt's group, with one prefill per prompt.
-
-        Raises:
-            ConfigError: a prompt fills the model's context.
-            NonFiniteError: the policy's log-probabilities are not finite.
-            BackendMemoryError: not even one sequence fits in memory.
-        """
+        """Sample each prompt's group, with one prefill per prompt."""
         if not prompts:
             return []
         ids = [self._encode(prompt) for prompt in prompts]
@@ -97,22 +94,17 @@ class LocalBackend:
         generator = self._generator
         if sampling.seed is not None:
             generator = torch.Generator(generator.device).manual_seed(sampling.seed)
-        drawn = self._sampler.complete(ids, sampling, self._optimizer.steps, generator)
-        return to_groups(self._text, prompts, drawn, sampling.group_size, self._optimizer.steps)
+        version = self._optimizer.steps
+        if self._engine is not None:
+            drawn = self._engine.complete(ids, sampling, version, generator)
+        else:
+            drawn = self._torch.complete(ids, sampling, generator)
+        return to_groups(self._text, prompts, drawn, sampling.group_size, version)
 
     def update(
         self, samples: Sequence[TrainingSample], loss: Loss, optimization: Optimization
     ) -> UpdateStats:
-        """Take one AdamW step on the summed loss of `samples`.
-
-        On out-of-memory, the step is retried in micro-batches of half as many tokens.
-
-        Raises:
-            ValueError: there are no samples.
-            ConfigError: a KL term has no reference, because all parameters are trained.
-            NonFiniteError: the loss or a gradient is not finite; nothing changed.
-            BackendMemoryError: a single sequence does not fit; nothing changed.
-        """
+        """Take one AdamW step; one that does not fit is retried in smaller micro-batches."""
         if not samples:
             raise ValueError("samples: got none; a step without signal needs no update")
         if optimization.kl_coef and self._policy.adapters is None:
@@ -122,11 +114,6 @@ class LocalBackend:
         return self._learner.update(samples, prompts, loss, optimization)
 
     def written(self, demonstrations: Sequence[Demonstration]) -> list[Rollout]:
-        """Return written completions as rollouts.
-
-        Raises:
-            ConfigError: a row does not fit in the model's context, or is a conversation without a template.
-        """
         rollouts = [self._text.written(one) for one in demonstrations]
         for rollout in rollouts:
             length = len(self._encode(rollout.prompt)) + len(rollout.tokens)
@@ -138,32 +125,25 @@ class LocalBackend:
         return rollouts
 
     def reset_optimizer(self) -> None:
-        """Clear moments and step count."""
         self._optimizer.reset()
 
     def take_sampling_work(self) -> SamplingWork:
-        """Return the cost of sampling since the last call; zero if a server samples."""
         return self._torch.work.take()
 
     def save(self, directory: Path) -> None:
-        """Write adapters (or the model), optimizer and random state."""
         budgets = {"train": self._learner.tokens_at_a_time, **self._torch.budgets}
         save_policy(directory, self._policy, self._optimizer, self._generator, self._identity, budgets)
 
     def load(self, directory: Path) -> None:
-        """Continue bit for bit where `save` was called.
-
-        Raises:
-            RecordsError: unreadable, or saved by another model.
-        """
         budgets = load_files(directory, self._policy, self._optimizer, self._generator, self._identity)
         self._learner.tokens_at_a_time = budgets.pop("train")
         self._torch.budgets = budgets
-        self._sampler.restart()
+        if self._engine is not None:
+            self._engine.restart()
 
     def close(self) -> None:
-        """Unload the adapters from a sampling server."""
-        self._sampler.close()
+        if self._engine is not None:
+            self._engine.close()
 
     def _encode(self, prompt: Prompt) -> Ids:
         if prompt.text not in self._encoded:

@@ -7,7 +7,7 @@ its group. A token's log-probability comes from the same forward pass that it wa
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -47,33 +47,24 @@ class Rows:
         self.mask = None if self.mask is None else self.mask[kept]
 
 
+@dataclass(slots=True, eq=False)
 class TorchSampler:
     """Samples with PyTorch, and remembers the batch size in tokens that fits."""
 
-    def __init__(
-        self, policy: Policy, text: Text, memory: DeviceMemory, costs: ModelCosts, tokens_at_a_time: int
-    ) -> None:
-        self._policy = policy
-        self._text = text
-        self._memory = memory
-        self._costs = costs
-        self.work = WorkMeter()
-        # batch size in tokens, halved when it does not fit; batching affects the random draws, so evaluation
-        # has a budget of its own
-        self.budgets = {"sample": tokens_at_a_time, "evaluate": tokens_at_a_time}
+    policy: Policy
+    text: Text
+    memory: DeviceMemory
+    costs: ModelCosts
+    # batch size in tokens, halved when it does not fit; batching affects the random draws, so evaluation
+    # has a budget of its own
+    budgets: dict[str, int]
+    work: WorkMeter = field(default_factory=WorkMeter)
 
-    def complete(
-        self, prompts: Sequence[Ids], sampling: Sampling, version: int, generator: torch.Generator
-    ) -> list[Drawn]:
-        """Return each prompt's group, prompt after prompt.
-
-        Raises:
-            BackendMemoryError: a single sequence does not fit.
-        """
-        del version
+    def complete(self, prompts: Sequence[Ids], sampling: Sampling, generator: torch.Generator) -> list[Drawn]:
+        """Return each prompt's group, prompt after prompt."""
         rows = [ids for ids in prompts for _ in range(sampling.group_size)]
         budget = "sample" if sampling.seed is None else "evaluate"
-        length = min(max(map(len, rows)) + sampling.max_tokens, self._policy.context)
+        length = min(max(map(len, rows)) + sampling.max_tokens, self.policy.context)
         drawn: list[Drawn] = []
         while len(drawn) < len(rows):
             count = max(1, self.budgets[budget] // length)
@@ -89,26 +80,20 @@ class TorchSampler:
                     raise
                 reason = str(error)
             generator.set_state(state)
-            self._memory.free()
+            self.memory.free()
             if len(part) == 1:
                 raise BackendMemoryError(f"one completion did not fit in memory ({reason}); lower max_tokens")
             self.budgets[budget] = len(part) // 2 * length
         return drawn
 
-    def restart(self) -> None:
-        """Do nothing: this samples with the loaded weights directly."""
-
-    def close(self) -> None:
-        """Do nothing: there is no server."""
-
     def _complete(
         self, prompts: Sequence[Ids], sampling: Sampling, generator: torch.Generator
     ) -> list[Drawn]:
-        drawn, prefill_s, decode_s = complete(self._policy, self._text, prompts, sampling, generator)
+        drawn, prefill_s, decode_s = complete(self.policy, self.text, prompts, sampling, generator)
         lengths = np.array([len(one.tokens) for one in drawn])
         self.work.add(
-            self._costs.prefill([len(ids) for ids in set(prompts)], 1, prefill_s),
-            self._costs.decode(np.array([len(ids) for ids in prompts]), lengths, decode_s),
+            self.costs.prefill([len(ids) for ids in set(prompts)], 1, prefill_s),
+            self.costs.decode(np.array([len(ids) for ids in prompts]), lengths, decode_s),
         )
         return drawn
 

@@ -1,4 +1,4 @@
-"""Micro-batches of samples, their loss and its gradient by autograd.
+"""Optimizer steps in micro-batches that fit in memory, with the loss's gradient by autograd.
 
 Losses are numpy functions that return value and slope per token; `sum(weight * slope * logprob)` with
 constant slopes has exactly the loss's gradient, so every loss runs on every device.
@@ -6,22 +6,107 @@ constant slopes has exactly the loss's gradient, so every loss runs on every dev
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 
 import numpy as np
 import torch
 from torch.utils.checkpoint import checkpoint
 
-from retrain.backends import Optimization
+from retrain.backends import Optimization, UpdateStats
+from retrain.backends.local.devices import DeviceMemory, finished_s, is_out_of_memory
 from retrain.backends.local.loading import Policy, entropy
-from retrain.backends.objective import TokenData, Totals
+from retrain.backends.local.optimizer import Optimizer
+from retrain.backends.objective import TokenData, Totals, split_by_group
+from retrain.backends.work import ModelCosts
 from retrain.engines import Ids
-from retrain.errors import NonFiniteError
+from retrain.errors import BackendMemoryError, NonFiniteError
 from retrain.rollouts import Floats, Loss, TrainingSample
 
 LOGITS_AT_A_TIME = 2**24  # numbers: 64 MiB in float32; far fewer already keep a GPU busy
+
+
+@dataclass(slots=True, eq=False)
+class Learner:
+    """Takes optimizer steps, and remembers the micro-batch size in tokens that fits."""
+
+    policy: Policy
+    optimizer: Optimizer
+    memory: DeviceMemory
+    costs: ModelCosts
+    tokens_at_a_time: int
+    checkpointing: bool  # recompute activations
+
+    def update(
+        self,
+        samples: Sequence[TrainingSample],
+        prompts: Mapping[str, Ids],
+        loss: Loss,
+        optimization: Optimization,
+    ) -> UpdateStats:
+        """Take one step; if it does not fit in memory, retry with half as many tokens per micro-batch."""
+        cut, device = split_by_group(samples, optimization.micro_batches), self.policy.causal.device
+        self._set_checkpointing(self.checkpointing)
+        try:
+            while True:
+                parts = [lay_out(part, prompts, self.tokens_at_a_time, device) for part in cut]
+                began_s = time.perf_counter()
+                try:
+                    stats = self._step(parts, cut, loss, optimization)
+                except (RuntimeError, MemoryError) as error:
+                    if not is_out_of_memory(error):
+                        raise
+                    reason = str(error)
+                else:
+                    time_s = finished_s(device) - began_s
+                    drawn = sum(len(sample.rollout.tokens) for sample in samples)
+                    tokens = drawn + sum(len(prompts[sample.rollout.prompt.text]) for sample in samples)
+                    passes, reference = sum(map(len, parts)), optimization.kl_coef > 0
+                    work = self.costs.train(tokens, drawn, passes, parts=passes, reference=reference)
+                    return replace(stats, work=replace(work + self.costs.optimize(), time_s=time_s))
+                self._make_room(parts, reason)  # after `except`, which frees the failed attempt's tensors
+        finally:
+            self.optimizer.begin()
+            self._set_checkpointing(False)
+
+    def _set_checkpointing(self, on: bool) -> None:
+        # activations are recomputed in training mode only; dropout is off in both modes
+        if self.checkpointing:
+            self.policy.causal.train(on)
+
+    def _step(
+        self,
+        parts: Sequence[Sequence[MicroBatch]],
+        cut: Sequence[Sequence[TrainingSample]],
+        loss: Loss,
+        optimization: Optimization,
+    ) -> UpdateStats:
+        self.optimizer.begin()
+        totals, squares = [], []
+        for part in parts:
+            for batch in part:
+                totals.append(back_propagate(self.policy, batch, loss, optimization))
+                self.optimizer.collect()
+            if optimization.wants_moments:
+                squares.append(self.optimizer.part_norm())
+            self.optimizer.end_part()
+        norm, moments = self.optimizer.step(optimization.lr, optimization.max_grad_norm, squares, cut)
+        stats = Totals.sum(totals).stats(norm, moments, optimization)
+        return replace(stats, memory_fraction=self.memory.peak_fraction())
+
+    def _make_room(self, parts: Sequence[Sequence[MicroBatch]], reason: str) -> None:
+        """Halve the micro-batch after a step that did not fit; a single sequence cannot be halved."""
+        self.optimizer.begin()
+        self.memory.free()
+        shapes = [batch.input_ids.shape for part in parts for batch in part]
+        if all(rows == 1 for rows, _ in shapes):
+            raise BackendMemoryError(
+                f"one sequence of {max(length for _, length in shapes)} tokens did not fit in memory "
+                f"({reason}); lower max_tokens, or set [backend.options].gradient_checkpointing = true"
+            )
+        self.tokens_at_a_time = max(rows * length for rows, length in shapes if rows > 1) // 2
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -79,11 +164,7 @@ def _micro_batch(
 
 
 def back_propagate(policy: Policy, batch: MicroBatch, loss: Loss, optimization: Optimization) -> Totals:
-    """Add the gradient of a micro-batch's weighted loss to the parameters' gradients.
-
-    Raises:
-        NonFiniteError: the loss is not finite; no gradient was added.
-    """
+    """Add the gradient of a micro-batch's weighted loss to that of the parameters, if the loss is finite."""
     reference = _reference(policy, batch, optimization.temperature) if optimization.kl_coef else None
     bonus = optimization.entropy_bonus
     logprobs, entropies = evaluate(policy, batch, optimization.temperature, entropy_gradient=bonus > 0)

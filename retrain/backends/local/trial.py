@@ -24,11 +24,7 @@ SHORT, LONG = (1, 2, 3), (3, 1, 2, 4, 5, 0)
 
 
 def try_out(model: str, policy: Policy, device: torch.device) -> None:
-    """Reject a policy whose log-probabilities this backend would compute incorrectly.
-
-    Raises:
-        ConfigError: states the reason.
-    """
+    """Reject a policy whose log-probabilities this backend would compute incorrectly."""
     with _explained(model), torch.no_grad():
         _check_logits(model, policy, device)
         _check_cache(model, policy, device)

@@ -54,11 +54,7 @@ class Characters:
         self._pieces = (*self.alphabet, "")
 
     def encode(self, text: str, where: str = "prompt ") -> Ids:
-        """Return the token ids of a text; `where` is its location, for the error.
-
-        Raises:
-            ConfigError: the text contains a character outside the task's alphabet.
-        """
+        """Return the token ids of a text; an unknown character is a ConfigError that begins with `where`."""
         try:
             return tuple([self._ids[character] for character in text])
         except KeyError as error:
@@ -68,11 +64,9 @@ class Characters:
             ) from None
 
     def completions(self, rows: Sequence[Ids]) -> list[str]:
-        """Return the completions' texts."""
         return ["".join(self.pieces(row)) for row in rows]
 
     def pieces(self, tokens: Ids) -> tuple[str, ...]:
-        """Return each token's text; that of the end token is empty."""
         return tuple([self._pieces[token] for token in tokens])
 
 
@@ -99,12 +93,7 @@ class NumpyBackend:
         self._work = WorkMeter()
 
     def sample(self, prompts: Sequence[Prompt], sampling: Sampling) -> list[Group]:
-        """Sample each prompt's group, with one prefill per prompt.
-
-        Raises:
-            NonFiniteError: the policy's log-probabilities are not finite.
-            BackendMemoryError: out of memory.
-        """
+        """Sample each prompt's group, with one prefill per prompt."""
         encoded = [self._characters.encode(p.text) for p in prompts]
         random = self._random if sampling.seed is None else np.random.default_rng(sampling.seed)
         with self._call(), np.errstate(all="ignore"):
@@ -126,13 +115,6 @@ class NumpyBackend:
     def update(
         self, samples: Sequence[TrainingSample], loss: Loss, optimization: Optimization
     ) -> UpdateStats:
-        """Take one optimizer step on the summed loss of `samples`.
-
-        Raises:
-            ValueError: there are no samples.
-            NonFiniteError: the loss or a gradient is not finite; nothing changed.
-            BackendMemoryError: out of memory; nothing changed.
-        """
         if not samples:
             raise ValueError("samples: got none; a step without signal needs no update")
         parts = split_by_group(samples, optimization.micro_batches)
@@ -149,32 +131,19 @@ class NumpyBackend:
         return stats if self.info.remote else replace(stats, work=replace(work, time_s=time_s))
 
     def written(self, demonstrations: Sequence[Demonstration]) -> list[Rollout]:
-        """Return written completions as rollouts.
-
-        Raises:
-            ConfigError: a text contains a character outside the task's alphabet, or is a conversation.
-        """
         return [self._written(one) for one in demonstrations]
 
     def reset_optimizer(self) -> None:
-        """Clear moments and step count."""
         self._optimizer = self._new_optimizer()
         self._previous = []
 
     def take_sampling_work(self) -> SamplingWork:
-        """Return the cost of sampling since the last call."""
         return self._work.take()
 
     def save(self, directory: Path) -> None:
-        """Write weights, optimizer and random state as npz and JSON."""
         save_policy(directory, self._identity, self._weights, self._optimizer, self._random, self._previous)
 
     def load(self, directory: Path) -> None:
-        """Continue bit for bit where `save` was called.
-
-        Raises:
-            RecordsError: unreadable, or saved by a policy of another size or alphabet.
-        """
         self._previous = load_policy(directory, self._identity, self._weights, self._optimizer, self._random)
 
     def close(self) -> None:

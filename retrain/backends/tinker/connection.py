@@ -33,12 +33,7 @@ class Connection:
         self._over = asyncio.Event()  # no call is in flight or will follow
 
     async def try_out(self) -> None:
-        """Open a session.
-
-        Raises:
-            ConfigError: the key or the address is rejected.
-            InfrastructureError: the API cannot be reached.
-        """
+        """Open a session; a ConfigError if the key or the address is rejected."""
         try:
             await self.service()
         except FAULTS as error:

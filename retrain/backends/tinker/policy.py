@@ -59,12 +59,7 @@ class TinkerBackend:
 
     @classmethod
     async def opened(cls, spec: BackendSpec, options: TinkerOptions) -> TinkerBackend:
-        """Open the session; load the tokenizer too if that needs no model.
-
-        Raises:
-            ConfigError: the key or the address is rejected, or the tokenizer cannot be used.
-            InfrastructureError: the API cannot be reached.
-        """
+        """Open the session; load the tokenizer too if that needs no model."""
         backend = cls(spec, options)
         try:
             await backend._session.open()
@@ -76,12 +71,7 @@ class TinkerBackend:
         return backend
 
     async def sample(self, prompts: Sequence[Prompt], sampling: Sampling) -> list[Group]:
-        """Sample each prompt's group with one call.
-
-        Raises:
-            InfrastructureError: the API failed for longer than the retry budget.
-            RunFailedError: the response does not match the request.
-        """
+        """Sample each prompt's group with one call."""
         text = await self._tokenizer()
         places = asyncio.Semaphore(self._options.requests_at_once)
         return await _all([self._group(prompt, sampling, text, places) for prompt in prompts])
@@ -89,13 +79,7 @@ class TinkerBackend:
     async def update(
         self, samples: Sequence[TrainingSample], loss: Loss, optimization: Optimization
     ) -> UpdateStats:
-        """Take one Adam step; gradient computation and step are submitted together.
-
-        Raises:
-            ConfigError: the API cannot compute the loss, an entropy bonus or a KL term.
-            NonFiniteError: the loss or the gradient is not finite; the step is undone.
-            InfrastructureError: the API failed for longer than the retry budget.
-        """
+        """Take one Adam step; gradient computation and step are submitted together."""
         if not samples:
             raise ValueError("samples: got none; a step without signal needs no update")
         wanted = api_loss(loss)
@@ -119,43 +103,26 @@ class TinkerBackend:
         return stats
 
     async def written(self, demonstrations: Sequence[Demonstration]) -> list[Rollout]:
-        """Return written completions as rollouts.
-
-        Raises:
-            ConfigError: a row is a conversation, and there is no chat template.
-        """
         text = await self._tokenizer()
         for one in demonstrations:
             text.encode(one.prompt)
         return [text.written(one) for one in demonstrations]
 
     async def reset_optimizer(self) -> None:
-        """Clear the optimizer's moments; keep the weights."""
         await self._session.reset_optimizer()
 
     async def save(self, directory: Path) -> None:
-        """Save weights and optimizer at the API, and write the saved path to disk."""
         write_state(directory, await self._session.save(), self._spec.model, self._spec.lora_rank)
 
     async def load(self, directory: Path) -> None:
-        """Continue from a saved state, including the optimizer.
-
-        Raises:
-            RecordsError: unreadable, of another model, or the API no longer has it.
-        """
         await self._session.resume(read_state(directory, self._spec.model, self._spec.lora_rank))
 
     async def close(self) -> None:
-        """End the session."""
         await self._session.close()
         self._calls.close()
 
     async def _tokenizer(self) -> Text:
-        """Return the tokenizer, loaded on first use.
-
-        Raises:
-            ConfigError: it cannot be loaded, or lacks an end token or a chat template.
-        """
+        """Return the tokenizer, loaded on first use."""
         options, key = self._options, "[backend.options].tokenizer"
         name = options.tokenizer or self._spec.model
         async with self._loading:

@@ -58,12 +58,6 @@ class Session:
         return len(self._since)
 
     async def open(self) -> None:
-        """Open a session, free of charge.
-
-        Raises:
-            ConfigError: the key or the address is rejected.
-            InfrastructureError: the API cannot be reached.
-        """
         async with self._lock:
             await self._connection.try_out()
 
@@ -138,11 +132,7 @@ class Session:
         return await self._persist(f"saving after update {self.version}", attempt)
 
     async def resume(self, state: State) -> None:
-        """Continue from a saved state.
-
-        Raises:
-            RecordsError: the API no longer has it.
-        """
+        """Continue from a saved state; one that the API no longer has is a RecordsError."""
         async with self._lock:
             self._saved, self._since = state, []
             self._forget()

@@ -132,11 +132,7 @@ def datum_arrays(prompt: Sequence[int], sample: TrainingSample) -> DatumArrays:
 
 
 def check_advantages(samples: Sequence[TrainingSample], loss: ApiLoss) -> None:
-    """Reject advantages for which the API's loss differs from ours.
-
-    Raises:
-        ConfigError: the loss has one ratio per rollout, but advantages differ within a rollout.
-    """
+    """Reject advantages that differ within a rollout if the loss has one ratio per rollout."""
     if loss.is_per_rollout and any(np.ptp(s.advantages) > 0 for s in samples if len(s.advantages)):
         raise ConfigError(
             '[algorithm].loss_mode: the Tinker API computes "gspo" for advantages that are equal within a '
@@ -168,11 +164,7 @@ def _shifted(prompt_length: int, values: Any) -> NDArray[np.float32]:
 def drawn_from(
     response: SampleResponse, prompt: Prompt, group_size: int, ends: Container[int]
 ) -> list[Drawn]:
-    """Return the API's samples.
-
-    Raises:
-        RunFailedError: too few rollouts, or the numbers of tokens and log-probabilities differ.
-    """
+    """Return the API's samples; a RunFailedError if they do not match the request."""
     if len(response.sequences) != group_size:
         raise RunFailedError(
             f"prompt {prompt.id}: asked for {group_size} rollouts, got {len(response.sequences)}"
