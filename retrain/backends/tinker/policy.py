@@ -24,7 +24,7 @@ from retrain.backends.text import Text, to_groups
 from retrain.backends.tinker import TinkerOptions
 from retrain.backends.tinker.calls import Calls
 from retrain.backends.tinker.session import Session
-from retrain.backends.tinker.state import Sampler, read_state, write_state
+from retrain.backends.tinker.state import Sampler, Update, read_state, write_state
 from retrain.backends.tinker.wire import (
     Auditor,
     api_loss,
@@ -93,7 +93,7 @@ class TinkerBackend:
         on_policy = not wanted.is_supervised and all(
             s.rollout.policy_version == self._session.version for s in samples
         )
-        outcome = await self._session.update(data, wanted, self._adam(optimization))
+        outcome = await self._session.update(Update(data, wanted, self._adam(optimization)))
         stats = self._auditor.read(samples, loss, outcome.outputs, outcome.metrics, on_policy=on_policy)
         if not np.isfinite([stats.loss, stats.grad_norm]).all():
             await self._session.undo()

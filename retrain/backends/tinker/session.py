@@ -23,7 +23,6 @@ from retrain.backends.tinker.calls import Calls
 from retrain.backends.tinker.connection import Connection
 from retrain.backends.tinker.faults import FAULTS, Fault, classify, describe
 from retrain.backends.tinker.state import Outcome, Sampler, State, Update
-from retrain.backends.tinker.wire import ApiLoss
 from retrain.blocking import in_thread
 from retrain.errors import ConfigError, RecordsError
 
@@ -63,7 +62,7 @@ class Session:
 
     async def tokenizer(self) -> Any:
         """Return the tokenizer that the API names for the model."""
-        training = await self._persist("loading the model", self._locked_training)
+        training = await self._persist("loading the model", self._trained)
         return await in_thread(training.get_tokenizer)
 
     async def sampler(self) -> Sampler:
@@ -82,17 +81,15 @@ class Session:
                 self._sampler = Sampler(client, self.version)
             return self._sampler
 
-    async def update(self, data: list[types.Datum], loss: ApiLoss, adam: types.AdamParams) -> Outcome:
+    async def update(self, update: Update) -> Outcome:
         """Take one optimizer step, exactly once."""
-        update = Update(data, loss, adam)
 
         async def attempt() -> Outcome:
-            async with self._lock:
-                training = await self._trained()
-                outcome = await self._certain(self._step(training, update))
-                self._since.append(update)
-                self._sampler = None
-                return outcome
+            training = await self._trained()
+            outcome = await self._certain(self._step(training, update))
+            self._since.append(update)
+            self._sampler = None
+            return outcome
 
         return await self._persist(f"update {self.version + 1}", attempt)
 
@@ -107,14 +104,13 @@ class Session:
         saved = await self.save()
 
         async def attempt() -> None:
-            async with self._lock:
-                service = await self._connection.service()
-                training = await self._calls.once(
-                    "load", lambda: service.create_training_client_from_state(saved.path)
-                )
-                self._saved, self._since = State("", 0), []  # version 0 names the next saved state
-                self._saved = State(await self._certain(self._save_state(training)), 0)
-                self._training, self._sampler = training, None
+            service = await self._connection.service()
+            training = await self._calls.once(
+                "load", lambda: service.create_training_client_from_state(saved.path)
+            )
+            self._saved, self._since = State("", 0), []  # version 0 names the next saved state
+            self._saved = State(await self._certain(self._save_state(training)), 0)
+            self._training, self._sampler = training, None
 
         await self._persist("resetting the optimizer", attempt)
 
@@ -122,12 +118,10 @@ class Session:
         """Save weights and optimizer at the API."""
 
         async def attempt() -> State:
-            async with self._lock:
-                if self._since or not self._saved.path:
-                    training = await self._trained()
-                    path = await self._certain(self._save_state(training))
-                    self._saved, self._since = State(path, self.version), []
-                return self._saved
+            if self._since or not self._saved.path:
+                path = await self._certain(self._save_state(await self._trained()))
+                self._saved, self._since = State(path, self.version), []
+            return self._saved
 
         return await self._persist(f"saving after update {self.version}", attempt)
 
@@ -136,7 +130,7 @@ class Session:
         async with self._lock:
             self._saved, self._since = state, []
             self._forget()
-        await self._persist(f"loading {state.path}", self._locked_training)
+        await self._persist(f"loading {state.path}", self._trained)
 
     async def renew_sampler(self, suspect: Sampler) -> None:
         """Drop a sampler unless it was already replaced; the next use makes a new one."""
@@ -155,12 +149,14 @@ class Session:
         await self._connection.close()
 
     async def _persist(self, what: str, attempt: Callable[[], Awaitable[T]]) -> T:
+        """Run an attempt with the lock held, again after each failure until the budget is used up."""
         generation = self.generation
 
         async def noted() -> T:
             nonlocal generation
             generation = self.generation
-            return await attempt()
+            async with self._lock:
+                return await attempt()
 
         async def repair(lost: bool) -> None:
             if lost:
@@ -176,14 +172,10 @@ class Session:
             self._forget()
             raise
 
-    async def _locked_training(self) -> tinker.TrainingClient:
-        async with self._lock:
-            return await self._trained()
-
     async def _trained(self) -> tinker.TrainingClient:
         """Return the training client, rebuilt if necessary. Needs the lock."""
         if self._training is None:
-            training = await self._load() if self._saved.path else await self._create()
+            training = await self._new_training()
             if self._since:
                 log.warning(
                     "repeating %d updates on %s", len(self._since), self._saved.path or "fresh weights"
@@ -193,34 +185,30 @@ class Session:
             self._training = training
         return self._training
 
-    async def _create(self) -> tinker.TrainingClient:
-        service = await self._connection.service()
-        spec = self._spec
-        try:
-            return await self._calls.once(
-                "create",
-                lambda: service.create_lora_training_client(spec.model, rank=spec.lora_rank, seed=spec.seed),
+    async def _new_training(self) -> tinker.TrainingClient:
+        """Return a client of the last saved state, or of fresh weights."""
+        service, spec, path = await self._connection.service(), self._spec, self._saved.path
+
+        def make() -> Awaitable[tinker.TrainingClient]:
+            client: Awaitable[tinker.TrainingClient] = (
+                service.create_training_client_from_state_with_optimizer(path)
+                if path
+                else service.create_lora_training_client(spec.model, rank=spec.lora_rank, seed=spec.seed)
             )
+            return client
+
+        try:
+            return await self._calls.once("load" if path else "create", make)
         except FAULTS as error:
+            if path and (classify(error) is Fault.WRONG or isinstance(error, tinker.NotFoundError)):
+                raise RecordsError(
+                    f"{path}: the API does not load this checkpoint ({describe(error)}); "
+                    "use an earlier one, or start the run again"
+                ) from error
             if classify(error) is Fault.WRONG:
                 raise ConfigError(
                     f"[model].model: the Tinker API refuses {spec.model!r} with lora_rank = {spec.lora_rank} "
                     f"({describe(error)})"
-                ) from error
-            raise
-
-    async def _load(self) -> tinker.TrainingClient:
-        service = await self._connection.service()
-        try:
-            return await self._calls.once(
-                "load",
-                lambda: service.create_training_client_from_state_with_optimizer(self._saved.path),
-            )
-        except FAULTS as error:
-            if classify(error) is Fault.WRONG or isinstance(error, tinker.NotFoundError):
-                raise RecordsError(
-                    f"{self._saved.path}: the API does not load this checkpoint ({describe(error)}); "
-                    "use an earlier one, or start the run again"
                 ) from error
             raise
 
