@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import tomllib
 from pathlib import Path
 
 import pytest
+import tomli_w
 
 from retrain.plan.estimate.history import learn
 from retrain.plan.estimate.learned import learned_for
@@ -58,6 +60,17 @@ def test_other_settings_are_named(tmp_path: Path) -> None:
     assert found.wall_time is not None
     assert found.wall_time.conditions[0].differs == ("training.batch_size = 2, not 4",)
     assert line_of(found, "pilot confirms throughput").state == "warn"
+
+
+def test_a_key_that_an_earlier_version_did_not_have_is_no_other_setting(tmp_path: Path) -> None:
+    record_campaign(plan_of(tmp_path), "c-20250131T120000Z-0a1b", closing_s=0.0)
+    for path in tmp_path.glob("*/runs/*/run.toml"):
+        tables = tomllib.loads(path.read_text())
+        del tables["reward"]["params"], tables["backpressure"]["max_batch_size"]
+        path.write_text(tomli_w.dumps(tables))
+    found = explained(plan_of(tmp_path), learn(tmp_path)).wall_time
+    assert found is not None
+    assert [c.match for c in found.conditions] == ["same", "same"]
 
 
 def test_runs_of_the_same_settings_are_preferred_to_newer_ones(tmp_path: Path) -> None:

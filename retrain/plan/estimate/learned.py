@@ -12,6 +12,7 @@ from typing import Any, Literal
 from retrain.config.labels import label_of
 from retrain.config.problems import quote
 from retrain.config.resolve import as_tables
+from retrain.config.schema import Config
 from retrain.plan.estimate.history import History
 from retrain.plan.estimate.measured import MeasuredRun, mean_of_known, median_of_known
 from retrain.plan.estimate.workload import (
@@ -213,8 +214,9 @@ def _run_variance(conditions: Sequence[Measured]) -> float:
 
 
 def _differences(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> Iterator[str]:
+    defaults = as_tables(Config())  # of keys that the version of `theirs` did not have
     for section, keys in DECIDES.items():
-        mine, other = ours.get(section, {}), theirs.get(section, {})
+        mine, other = ours.get(section, {}), defaults[section] | theirs.get(section, {})
         for key in keys or sorted(mine):
             if mine.get(key) != other.get(key):
                 yield f"{section}.{key} = {quote(other.get(key))}, not {quote(mine.get(key))}"
