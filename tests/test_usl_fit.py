@@ -296,7 +296,7 @@ def test_bad_data_are_refused_by_name(p, x, message):
 
 @pytest.mark.parametrize(
     ("options", "message"),
-    [({"method": "ols"}, "use 'nls' or 'online'"), ({"noise": "pink"}, "use 'relative' or 'absolute'")],
+    [({"method": "ols"}, "needs 'nls' or 'online'"), ({"noise": "pink"}, "needs 'relative' or 'absolute'")],
 )
 def test_an_unknown_method_or_noise_is_refused(options, message):
     with pytest.raises(ValueError, match=message):

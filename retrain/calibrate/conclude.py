@@ -83,6 +83,34 @@ class Evidence:
     cores: float
     plan_of: Callable[[Tables], Plan]  # raises ConfigError
 
+    def conclusion(
+        self, source: str, directory: Path, left_out: Sequence[str], *, was_interrupted: bool
+    ) -> Calibration:
+        """Return what the trials in a directory found for the file `source`."""
+        advised, refused = self.advised()
+        before, after = self.times(advised)
+        pilot = self.done.get("pilot")
+        return Calibration(
+            source=source,
+            directory=str(directory),
+            pilot=str(pilot.directory) if pilot else "",
+            is_complete=not was_interrupted and not left_out,
+            was_interrupted=was_interrupted,
+            tried=tuple(self.done),
+            left_out=(*left_out, *refused),
+            seconds=sum(trial.seconds for trial in self.done.values()),
+            steps=tuple(self.steps),
+            lengths=tuple(self.lengths),
+            batch=self.batch,
+            scaling=self.scaling,
+            memory=self.memory,
+            out_of_memory_at=facts.out_of_memory_at(pilot) if pilot else None,
+            disk=self.disk(),
+            advice=tuple(advised),
+            before=before,
+            after=after,
+        )
+
     @cached_property
     def runs(self) -> list[MeasuredRun]:  # of the pilot, that completed two steps
         return facts.measured_runs(self.done["pilot"]) if "pilot" in self.done else []

@@ -103,7 +103,8 @@ class Calibrator:
                 if not done:
                     raise
                 left_out.append(f"{trial.name}: {str(error).splitlines()[0]}")
-        return self._concluded(directory, done, left_out, was_interrupted=session.interrupted)
+        evidence = Evidence(self.plan, self._tables, self._longest_answers, done, self._cores, self._plan_of)
+        return evidence.conclusion(self._path.name, directory, left_out, was_interrupted=session.interrupted)
 
     def write(self, found: Calibration, target: Path) -> Calibration:
         """Write the calibrated file.
@@ -115,38 +116,6 @@ class Calibrator:
         text = written.to_toml(self._tables, found.advice, self._path.name, self._overrides, schema)
         written.write(target, text)
         return replace(found, written=str(target))
-
-    def _concluded(
-        self,
-        directory: Path,
-        done: Mapping[str, Trialled],
-        left_out: Sequence[str],
-        *,
-        was_interrupted: bool,
-    ) -> Calibration:
-        evidence = Evidence(self.plan, self._tables, self._longest_answers, done, self._cores, self._plan_of)
-        advised, refused = evidence.advised()
-        before, after = evidence.times(advised)
-        return Calibration(
-            source=self._path.name,
-            directory=str(directory),
-            pilot=str(done["pilot"].directory) if "pilot" in done else "",
-            is_complete=not was_interrupted and not left_out,
-            was_interrupted=was_interrupted,
-            tried=tuple(done),
-            left_out=(*left_out, *refused),
-            seconds=sum(trial.seconds for trial in done.values()),
-            steps=tuple(evidence.steps),
-            lengths=tuple(evidence.lengths),
-            batch=evidence.batch,
-            scaling=evidence.scaling,
-            memory=evidence.memory,
-            out_of_memory_at=facts.out_of_memory_at(done["pilot"]) if "pilot" in done else None,
-            disk=evidence.disk(),
-            advice=tuple(advised),
-            before=before,
-            after=after,
-        )
 
     def _plan_of(self, tables: Mapping[str, Any]) -> Plan:
         config = parse(tables, self._path.name, try_plugins=False)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from retrain import registry
 from retrain.errors import ConfigError, LaunchError
-from retrain.plan.matrix import Plan, RunPlan
+from retrain.plan.matrix import Plan
 
 if TYPE_CHECKING:
     from retrain.config.schema import Config
@@ -34,20 +34,15 @@ def preflight(plan: Plan, source: str) -> dict[str, int]:
     for run in plan.first_runs().values():  # a seed changes nothing here
         data = run.config.data
         key = json.dumps([data.task, data.options, data.seed], default=str, sort_keys=True)
-        task = built[key] = built.get(key) or _task(run)
-        longest_answers[run.condition] = task.longest_answer
-        found = _backend_problems(replace(run.config, campaign=plan.campaign), task)
+        if key not in built:
+            made = registry.find("tasks", data.task)(seed=data.seed, **data.options)
+            built[key] = registry.check_made("tasks", data.task, made)
+        longest_answers[run.condition] = built[key].longest_answer
+        found = _backend_problems(replace(run.config, campaign=plan.campaign), built[key])
         problems.update(dict.fromkeys(f"{source} {problem}" for problem in found))
     if problems:
         raise ConfigError(list(problems))
     return longest_answers
-
-
-def _task(run: RunPlan) -> Task:
-    data = run.config.data
-    built = registry.find("tasks", data.task)(seed=data.seed, **data.options)
-    task: Task = registry.check_made("tasks", data.task, built)
-    return task
 
 
 def _backend_problems(config: Config, task: Task) -> list[str]:
@@ -67,11 +62,11 @@ def _backend_problems(config: Config, task: Task) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """An address, the key that names it, and why it does not answer ("" if it does)."""
+    """A server that runs use."""
 
     address: str  # without a user or password
-    key: str
-    silence: str
+    key: str  # that names it
+    silence: str  # why it does not answer, "" if it does
 
 
 def servers_of(configs: Iterable[Config]) -> Iterator[Server]:

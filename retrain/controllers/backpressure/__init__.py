@@ -101,8 +101,13 @@ class BackPressure:
         self._choose(index)
         excess = self._curve.excess(float(self._concurrency[index]), float(self._measured.mean[index]))
         action, regime = classify(size, self.batch_size, self._explorer.purpose, excess)
-        changed = "the curve changed; " if verdict == "changed" else ""
-        return self._decision(action, regime, changed + self._intention())
+        sought = "throughput" if self._goodput_noise_scale() is None else "goodput"
+        reason = {
+            "warmup": f"exploring: {self.batch_size} is expected to be faster",
+            "probe": f"probing {self.batch_size}, which may be better than predicted",
+            "operate": f"best expected {sought} at {self.batch_size}",
+        }[self._explorer.purpose]
+        return self._decision(action, regime, "the curve changed; " * (verdict == "changed") + reason)
 
     def hold(self, reason: str) -> Decision:
         """Return an unchanged decision after a step without a measurement (skipped or failed)."""
@@ -209,14 +214,6 @@ class BackPressure:
         if self.settings.control == "microbatch":
             return " (throughput: a micro-batch's size does not affect learning)"
         return f" (throughput: {self._noise_scale.samples} of {ENOUGH_SAMPLES} noise-scale samples so far)"
-
-    def _intention(self) -> str:
-        if self._explorer.purpose == "warmup":
-            return f"exploring: {self.batch_size} is expected to be faster"
-        if self._explorer.purpose == "probe":
-            return f"probing {self.batch_size}, which may be better than predicted"
-        sought = "throughput" if self._goodput_noise_scale() is None else "goodput"
-        return f"best expected {sought} at {self.batch_size}"
 
     def _decision(self, action: Action, regime: Regime, reason: str) -> Decision:
         noise_scale = self._goodput_noise_scale()

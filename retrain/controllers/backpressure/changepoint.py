@@ -39,8 +39,10 @@ class ChangeDetector:
             noise: standard deviation of the noise alone.
             is_known: whether this size was measured often enough for a slow step to mean a change.
         """
-        is_slow = surprise < -(IMPLAUSIBLE + 2.0 * noise)
-        if is_slow and not self._is_confirmed(surprise, noise, is_known=is_known):
+        # steps that are equally slow confirm a change: stalls vary in length, a slower machine does not
+        agrees = abs(surprise - self.stalled) < SAME_STALL + 2.0 * noise
+        enough = (CONFIRMING if is_known else CONFIRMING_NEW) if agrees else MOST_STALLS
+        if surprise < -(IMPLAUSIBLE + 2.0 * noise) and self.stalls < enough:
             self.stalls, self.stalled = self.stalls + 1, surprise
             return "stall"
         self.stalls = 0
@@ -52,9 +54,3 @@ class ChangeDetector:
             self.faster = self.slower = 0.0
             return "changed"
         return "usual"
-
-    def _is_confirmed(self, surprise: float, noise: float, *, is_known: bool) -> bool:
-        """Whether earlier steps were equally slow: stalls vary in length, a slower machine does not."""
-        agrees = abs(surprise - self.stalled) < SAME_STALL + 2.0 * noise
-        enough = CONFIRMING if is_known else CONFIRMING_NEW
-        return self.stalls >= (enough if agrees else MOST_STALLS)

@@ -27,12 +27,7 @@ def goodput_best(sigma: float, kappa: float, noise_scale: float) -> float:
     """Return the concurrency of the highest goodput, at least 1; infinite if goodput has no maximum.
 
     The positive root of 2 kappa p^3 + (sigma - kappa + kappa phi) p^2 = (1 - sigma) phi, where the
-    derivative of goodput vanishes.
-
-    Args:
-        sigma: contention, in [0, 1].
-        kappa: crosstalk, at least 0.
-        noise_scale: phi, in samples like p, positive.
+    derivative of goodput vanishes; phi is the noise scale, in samples like p.
     """
     phi = min(max(noise_scale, LEAST_PHI), LARGEST_PHI)
     square = sigma - kappa + kappa * phi
@@ -90,10 +85,7 @@ class Curve:
         return self.time.coefficients[:2] if self.time is not None else (0.0, 0.0)
 
     def best(self, noise_scale: float | None) -> float:
-        """Return the concurrency of the highest throughput (or goodput, given a noise scale), at least 1.
-
-        Infinite if unknown.
-        """
+        """Return the best concurrency for throughput (goodput, given a noise scale); infinite if unknown."""
         if self.time is None:
             return math.inf
         if noise_scale is None:

@@ -18,6 +18,7 @@ from retrain.rollouts import Floats
 Numbers: TypeAlias = Floats | float  # arguments that broadcast
 
 TINY = 1e-8  # seconds; stands for a time that was never measured
+ROUNDING = 1e-8  # geomspace may end a hair above a whole number
 CANDIDATES = 50  # total batch sizes evaluated, log-spaced: neighbours differ by a few percent
 
 
@@ -133,19 +134,16 @@ class Goodput:
                 f"nodes={nodes}: no batch fits; a step needs at least {least} samples and each node a replica"
             )
         share = np.geomspace(least, most, CANDIDATES) / replicas
-        atomic, passes = self._split(share, replicas, highest, accumulation)
+        atomic, passes = np.ceil(share - ROUNDING), np.ones_like(share)
+        if accumulation:
+            passes = np.ceil(share / highest - ROUNDING)
+            if replicas == 1:
+                is_larger = share > self.init_batch_size + ROUNDING
+                passes = np.where(is_larger, np.maximum(passes, 2), passes)
+            atomic = np.ceil(share / passes - ROUNDING)
+        elif replicas == 1:
+            atomic = np.full_like(share, self.init_batch_size)
         atomic = np.clip(atomic, lowest, highest)
         useful = self.evaluate(nodes, replicas, atomic, passes - 1)
         best = int(np.argmax(useful))
         return BatchSuggestion(int(atomic[best]), int(passes[best]) - 1, float(useful[best]))
-
-    def _split(self, share: Floats, replicas: int, highest: int, accumulation: bool) -> tuple[Floats, Floats]:
-        """Split each replica's share of the batch into passes: samples of one pass, and passes."""
-        rounding = 1e-8  # geomspace may end a hair above a whole number
-        if not accumulation:
-            whole = np.full_like(share, self.init_batch_size) if replicas == 1 else np.ceil(share - rounding)
-            return whole, np.ones_like(share)
-        passes = np.ceil(share / highest - rounding)
-        if replicas == 1:
-            passes = np.where(share > self.init_batch_size + rounding, np.maximum(passes, 2), passes)
-        return np.ceil(share / passes - rounding), passes

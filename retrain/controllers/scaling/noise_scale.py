@@ -22,14 +22,10 @@ SHARE_SMOOTHING = 0.99  # per initial batch; the share can drop from nearly all 
 
 
 def squared_norms(gradients: Sequence[Sequence[Floats]]) -> tuple[Floats, Floats]:
-    """Return the arguments of `GradientNoiseScale.update`, from gradients as arrays.
+    """Return the arguments of `GradientNoiseScale.update`: (n, groups) of parts, (groups,) of their mean.
 
-    Args:
-        gradients: for each of n parts, its mean gradient for each parameter group (any shape),
-            divided by the optimizer's preconditioner if it has one.
-
-    Returns:
-        The parts' squared norms (n, groups) and that of their mean (groups,).
+    `gradients` are the mean gradients of n parts for each parameter group, of any shape, divided by the
+    optimizer's preconditioner if it has one.
     """
     local = [[np.square(group).sum() for group in part] for part in gradients]
     mean = [np.square(np.mean(parts, axis=0)).sum() for parts in zip(*gradients, strict=True)]
@@ -39,9 +35,7 @@ def squared_norms(gradients: Sequence[Sequence[Floats]]) -> tuple[Floats, Floats
 def adam_preconditioner(second_moment: Floats, step: int, beta2: float, eps: float) -> Floats:
     """Return Adam's bias-corrected divisor of a parameter's update, shaped like `second_moment`.
 
-    Args:
-        second_moment: Adam's running mean of squared gradients.
-        step: number of updates in it. Below 5 it is mostly noise, and ones are returned.
+    Ones before the fifth of its steps, when it is mostly noise.
     """
     if step < FIRST_SETTLED_STEP:
         return np.ones_like(second_moment)
@@ -125,7 +119,15 @@ class GradientNoiseScale:
         n, together = len(local), scale * (2 if consecutive else 1)
         sqr = (n * mean - local.mean(axis=0)) / (n - 1)
         var = (local.mean(axis=0) - mean) * together / (n - 1)
-        self._average_in(sqr, var, self._smoothing**together, consecutive)
+        if not self.is_known or consecutive != self._consecutive:
+            self._consecutive, self._weight = consecutive, 0.0
+            self._sqr, self._var = np.zeros_like(sqr), np.zeros_like(var)
+        if sqr.shape != self._sqr.shape:
+            raise ValueError(f"local_sqr_norms: got {sqr.size} groups; earlier ones had {self._sqr.size}")
+        keep = self._smoothing**together
+        self._sqr = keep * self._sqr + (1 - keep) * sqr
+        self._var = keep * self._var + (1 - keep) * var
+        self._weight = keep * self._weight + (1 - keep)
         return True
 
     def state_dict(self) -> dict[str, Any]:
@@ -143,16 +145,6 @@ class GradientNoiseScale:
         self._weight = float(state["weight"])
         self._sqr = np.array(state["sqr"], dtype=np.float64)
         self._var = np.array(state["var"], dtype=np.float64)
-
-    def _average_in(self, sqr: Floats, var: Floats, keep: float, consecutive: bool) -> None:
-        if not self.is_known or consecutive != self._consecutive:
-            self._consecutive, self._weight = consecutive, 0.0
-            self._sqr, self._var = np.zeros_like(sqr), np.zeros_like(var)
-        if sqr.shape != self._sqr.shape:
-            raise ValueError(f"local_sqr_norms: got {sqr.size} groups; earlier ones had {self._sqr.size}")
-        self._sqr = keep * self._sqr + (1 - keep) * sqr
-        self._var = keep * self._var + (1 - keep) * var
-        self._weight = keep * self._weight + (1 - keep)
 
 
 def _checked(local_sqr_norms: Floats, mean_sqr_norm: Floats, scale: float) -> tuple[Floats, Floats]:

@@ -16,15 +16,15 @@ from typing import Literal, overload
 
 import numpy as np
 
+from retrain.controllers import require
 from retrain.controllers.usl.nls import (
-    Data,
+    UNBOUNDED,
     FloatArray,
-    Misfit,
+    Problem,
+    descend,
     fit_least_squares,
-    fit_unbounded,
     leaning,
     standard_errors,
-    to_coefficients,
 )
 from retrain.controllers.usl.online import fit_robust
 
@@ -146,42 +146,39 @@ def fit_usl(
         ValueError: shapes differ or are empty, a value is not positive and finite, or the method or
             noise is unknown.
     """
-    if method not in ("nls", "online"):
-        raise ValueError(f"method: got {method!r}; use 'nls' or 'online'")
-    if noise not in ("relative", "absolute"):
-        raise ValueError(f"noise: got {noise!r}; use 'relative' or 'absolute'")
-    data = Data.of(*_checked(p, x))
-    time = fit_robust(data.q, data.y)
-    misfit = Misfit(data, method == "online" or noise == "relative")
-    theta = to_coefficients(time, data) if method == "online" else fit_least_squares(misfit, time)
-    bound = np.where(theta >= data.upper, 1.0, np.where(theta <= 0.0, -1.0, 0.0))
-    free = fit_unbounded(misfit, theta) if method == "nls" and bound.any() else theta
-    errors = standard_errors(misfit.jacobian(free), misfit.rounded_residuals(free))
+    require("method", method, method in ("nls", "online"), "'nls' or 'online'")
+    require("noise", noise, noise in ("relative", "absolute"), "'relative' or 'absolute'")
+    problem = Problem.of(*_checked(p, x), is_relative=method == "online" or noise == "relative")
+    time = fit_robust(problem.q, problem.y)
+    theta = problem.coefficients(time) if method == "online" else fit_least_squares(problem, time)
+    bound = np.where(theta >= problem.upper, 1.0, np.where(theta <= 0.0, -1.0, 0.0))
+    free = descend(problem, theta, bounds=UNBOUNDED) if method == "nls" and bound.any() else theta
+    errors = standard_errors(problem.jacobian(free), problem.rounded_residuals(free))
+    one, (sigma, kappa, lambda_) = problem.one, problem.plain(theta)
     fit = UslFit(
-        *data.plain(theta),
-        sigma_error=float(errors[0]) * data.one,
-        kappa_error=float(errors[1]) * data.one**2,
-        lambda_error=float(errors[2]) * data.plain(theta)[2],
-        freedom=max(0, len(data.q) - len(theta)),
-        unbounded=(float(free[0]) * data.one, float(free[1]) * data.one**2),
+        sigma,
+        kappa,
+        lambda_,
+        sigma_error=float(errors[0]) * one,
+        kappa_error=float(errors[1]) * one**2,
+        lambda_error=float(errors[2]) * lambda_,
+        freedom=max(0, len(problem.q) - len(theta)),
+        unbounded=(float(free[0]) * one, float(free[1]) * one**2),
     )
-    lean = leaning(misfit.jacobian(theta), misfit.rounded_residuals(theta), bound)
-    return _judged(fit, data.q * data.p_unit, lean[:2])
+    lean = leaning(problem.jacobian(theta), problem.rounded_residuals(theta), bound)
+    return _judged(fit, problem.q * problem.p_unit, lean[:2])
 
 
 def _checked(
     p: Sequence[float] | FloatArray, x: Sequence[float] | FloatArray
 ) -> tuple[FloatArray, FloatArray]:
     concurrency, throughput = np.asarray(p, dtype=float), np.asarray(x, dtype=float)
-    if concurrency.ndim != 1 or concurrency.shape != throughput.shape or concurrency.size == 0:
-        raise ValueError(
-            f"p and x: got shapes {concurrency.shape} and {throughput.shape}; "
-            "needs two equally long, non-empty lists"
-        )
+    shapes = (concurrency.shape, throughput.shape)
+    fit = concurrency.ndim == 1 and concurrency.size > 0 and shapes[0] == shapes[1]
+    require("shapes of p and x", shapes, fit, "two equally long, non-empty lists")
     for name, values in (("p", concurrency), ("x", throughput)):
-        bad = values[~(np.isfinite(values) & (values > 0.0))]
-        if bad.size:
-            raise ValueError(f"{name}: got {bad[0]}; needs positive, finite values")
+        bad = values[~(np.isfinite(values) & (values > 0.0))].tolist()
+        require(name, bad[0] if bad else None, not bad, "positive, finite values")
     return concurrency, throughput
 
 

@@ -31,25 +31,31 @@ SMALLEST, LARGEST = math.ulp(0.0), sys.float_info.max
 ROUNDING = 1e-12  # residuals of data without noise, relative to the largest throughput
 NEAR_ENOUGH = 0.01  # of the largest throughput; smaller deviations from the law are accepted
 LOWER = np.array([0.0, 0.0, TINY])  # contention, crosstalk, level
+UNBOUNDED = (np.array([-np.inf, -np.inf, TINY]), np.full(3, np.inf))
 MAX_STEPS = 500  # published data sets need 5 to 30
 GAIN_TOLERANCE = 1e-15  # relative decrease of the squared error that counts as converged
 SINGULAR = 1e12  # condition number of the normal matrix above which coefficients are not identifiable
 
 
 @dataclass(frozen=True)
-class Data:
-    """Scaled measurements, shapes (n,), with their units."""
+class Problem:
+    """Scaled measurements, shapes (n,), their units, and whether noise is relative.
+
+    Coefficients `theta` are (contention, crosstalk, level). Errors are in log throughput if noise is
+    relative, else in throughput.
+    """
 
     q: FloatArray
     y: FloatArray
     p_unit: float
     x_unit: float
+    is_relative: bool
 
     @classmethod
-    def of(cls, p: FloatArray, x: FloatArray) -> Data:
+    def of(cls, p: FloatArray, x: FloatArray, *, is_relative: bool) -> Problem:
         """Scale measurements that are positive and finite."""
         p_unit, x_unit = float(p.max()), float(x.max())
-        return cls(np.maximum(p / p_unit, TINY), np.maximum(x / x_unit, TINY), p_unit, x_unit)
+        return cls(np.maximum(p / p_unit, TINY), np.maximum(x / x_unit, TINY), p_unit, x_unit, is_relative)
 
     @property
     def one(self) -> float:
@@ -58,7 +64,7 @@ class Data:
 
     @property
     def upper(self) -> FloatArray:
-        """Bounds of (contention, crosstalk, level): sigma <= 1 and kappa <= 1; lower bounds are 0."""
+        """Bounds of the coefficients: sigma <= 1 and kappa <= 1; lower bounds are 0."""
         return np.array([1.0 / self.one, 1.0 / self.one**2, np.inf])
 
     def slowdown(self, theta: FloatArray) -> FloatArray:
@@ -68,15 +74,39 @@ class Data:
         return np.asarray(np.maximum(raw, 0.0))
 
     def curve(self, theta: FloatArray) -> FloatArray:
+        """Return the fitted y, shape (n,)."""
         return np.asarray(theta[2] * self.q / np.maximum(self.slowdown(theta), TINY))
 
-    def log_jacobian(self, theta: FloatArray) -> FloatArray:
-        """Return derivatives of log y by contention, crosstalk and log level, shape (n, 3)."""
+    def residuals(self, theta: FloatArray) -> FloatArray:
+        """Return measured minus fitted, shape (n,)."""
+        curve = self.curve(theta)
+        return np.log(self.y / curve) if self.is_relative else self.y - curve
+
+    def rounded_residuals(self, theta: FloatArray) -> FloatArray:
+        """Return residuals, with rounding errors set to 0, shape (n,)."""
+        residuals = self.residuals(theta)
+        return np.where(np.abs(residuals) < ROUNDING, 0.0, residuals)
+
+    def jacobian(self, theta: FloatArray) -> FloatArray:
+        """Return derivatives of the fitted quantity by contention, crosstalk and log level, shape (n, 3)."""
         share = (self.q - self.one) / np.maximum(self.slowdown(theta), TINY)
-        return np.stack([-share, -self.q * share, np.ones_like(share)], axis=1)
+        jacobian = np.stack([-share, -self.q * share, np.ones_like(share)], axis=1)
+        return jacobian if self.is_relative else self.curve(theta)[:, None] * jacobian
+
+    def squared(self, theta: FloatArray) -> float:
+        """Return the sum of squares; infinite where the curve is not positive (p < 1, large kappa)."""
+        if not np.all(self.slowdown(theta) > 0.0):
+            return math.inf
+        residuals = self.residuals(theta)
+        return float(residuals @ residuals)
+
+    def coefficients(self, time: StepTime) -> FloatArray:
+        """Convert q / y = lead + load q + crowd q^2 to coefficients."""
+        total = time.lead + time.load * self.one + time.crowd * self.one**2
+        return np.array([(time.load + time.crowd * self.one) / total, time.crowd / total, 1.0 / total])
 
     def plain(self, theta: FloatArray) -> tuple[float, float, float]:
-        """Convert (contention, crosstalk, level) to (sigma, kappa, lambda)."""
+        """Convert coefficients to (sigma, kappa, lambda)."""
         sigma, kappa = float(theta[0]) * self.one, float(theta[1]) * self.one * self.one
         rate = min(max(float(theta[2]) * self.one * self.x_unit, SMALLEST), LARGEST)
         return min(sigma, 1.0), min(kappa, 1.0), rate
@@ -117,79 +147,39 @@ def leaning(jacobian: FloatArray, residuals: FloatArray, bound: FloatArray) -> F
     return np.where(move * bound > 0.0, move / np.maximum(errors, math.ulp(0.0)), 0.0)
 
 
-@dataclass(frozen=True)
-class Misfit:
-    """Error of a curve: in log throughput if noise is relative, else in throughput."""
-
-    data: Data
-    is_relative: bool
-
-    def residuals(self, theta: FloatArray) -> FloatArray:
-        """Return measured minus fitted, shape (n,)."""
-        curve = self.data.curve(theta)
-        return np.log(self.data.y / curve) if self.is_relative else self.data.y - curve
-
-    def rounded_residuals(self, theta: FloatArray) -> FloatArray:
-        """Return residuals, with rounding errors set to 0, shape (n,)."""
-        residuals = self.residuals(theta)
-        return np.where(np.abs(residuals) < ROUNDING, 0.0, residuals)
-
-    def jacobian(self, theta: FloatArray) -> FloatArray:
-        """Return derivatives of the fitted quantity by contention, crosstalk and log level, shape (n, 3)."""
-        jacobian = self.data.log_jacobian(theta)
-        return jacobian if self.is_relative else self.data.curve(theta)[:, None] * jacobian
-
-    def squared(self, theta: FloatArray) -> float:
-        """Return the sum of squares; infinite where the curve is not positive (p < 1, large kappa)."""
-        if not np.all(self.data.slowdown(theta) > 0.0):
-            return math.inf
-        residuals = self.residuals(theta)
-        return float(residuals @ residuals)
-
-
-def fit_least_squares(misfit: Misfit, guess: StepTime) -> FloatArray:
-    """Return the least-squares coefficients (contention, crosstalk, level).
+def fit_least_squares(problem: Problem, guess: StepTime) -> FloatArray:
+    """Return the least-squares coefficients.
 
     Several starts guard against local minima; the simpler curve wins a tie, so that exactly linear data
     give exactly 0.
     """
-    q, y = misfit.data.q, misfit.data.y
-    if misfit.is_relative:
+    q, y = problem.q, problem.y
+    if problem.is_relative:
         level, rounding = np.exp(np.log(y / q).mean()), ROUNDING**2 * len(y)
     else:
         level, rounding = (q @ y) / (q @ q), ROUNDING**2 * float(y @ y)
     highest = float((y / q).max())
-    starts = [to_coefficients(guess, misfit.data), np.array([0.1, 0.01, highest])]
-    saturating = _descend(misfit, np.array([0.1, 0.0, highest]), held=np.array([False, True, False]))
+    saturating = descend(problem, np.array([0.1, 0.0, highest]), held=np.array([False, True, False]))
+    starts = [problem.coefficients(guess), np.array([0.1, 0.01, highest])]
     best = np.array([0.0, 0.0, float(level)])  # without contention or crosstalk
-    for theta in (saturating, *[_descend(misfit, start) for start in starts]):
-        if misfit.squared(theta) < misfit.squared(best) * (1.0 - 1e-9) - rounding:
+    for theta in (saturating, *[descend(problem, start) for start in starts]):
+        if problem.squared(theta) < problem.squared(best) * (1.0 - 1e-9) - rounding:
             best = theta
     return best
 
 
-def fit_unbounded(misfit: Misfit, theta: FloatArray) -> FloatArray:
-    """Return the least-squares coefficients without bounds on contention and crosstalk."""
-    return _descend(misfit, theta, bounds=(np.array([-np.inf, -np.inf, TINY]), np.full(3, np.inf)))
-
-
-def to_coefficients(time: StepTime, data: Data) -> FloatArray:
-    """Convert q / y = lead + load q + crowd q^2 to (contention, crosstalk, level)."""
-    total = time.lead + time.load * data.one + time.crowd * data.one**2
-    return np.array([(time.load + time.crowd * data.one) / total, time.crowd / total, 1.0 / total])
-
-
-def _descend(
-    misfit: Misfit, start: FloatArray, held: BoolArray | None = None, bounds: Bounds | None = None
+def descend(
+    problem: Problem, start: FloatArray, *, held: BoolArray | None = None, bounds: Bounds | None = None
 ) -> FloatArray:
-    bounds = bounds or (LOWER, misfit.data.upper)
+    """Return the coefficients of a local minimum within bounds; those `held` keep their value."""
+    bounds = bounds or (LOWER, problem.upper)
     theta, damping = np.clip(start, *bounds), 1e-3
-    error = misfit.squared(theta)
+    error = problem.squared(theta)
     if math.isinf(error):
         return theta
     for _ in range(MAX_STEPS):
-        trial = np.clip(theta + _step(misfit, theta, damping, bounds, held), *bounds)
-        trial_error = misfit.squared(trial)
+        trial = np.clip(theta + _step(problem, theta, damping, bounds, held), *bounds)
+        trial_error = problem.squared(trial)
         if not trial_error < error:
             damping *= 4.0
             if damping > 1e12:
@@ -203,11 +193,11 @@ def _descend(
 
 
 def _step(
-    misfit: Misfit, theta: FloatArray, damping: float, bounds: Bounds, held: BoolArray | None
+    problem: Problem, theta: FloatArray, damping: float, bounds: Bounds, held: BoolArray | None
 ) -> FloatArray:
-    jacobian = misfit.jacobian(theta)
+    jacobian = problem.jacobian(theta)
     jacobian[:, 2] /= theta[2]
-    descent = jacobian.T @ misfit.residuals(theta)
+    descent = jacobian.T @ problem.residuals(theta)
     stuck = ((theta <= bounds[0]) & (descent < 0.0)) | ((theta >= bounds[1]) & (descent > 0.0))
     free = ~stuck if held is None else ~(stuck | held)
     step: NDArray[np.float64] = np.zeros(3)

@@ -16,7 +16,7 @@ from retrain.plan.estimate.workload import RunWork, Workload
 from retrain.records.text import count_of
 
 Limit = Literal["workers", "permits", "last wave", "slowest condition", "stagger"]
-Simulate = Callable[[Workload], float]
+Simulate = Callable[[Workload], float]  # returns a makespan in seconds
 Option = tuple[Limit, str, str, Workload]  # limit, setting and text as in `Change`, and the workload with it
 
 NAMED = 0.05  # of the makespan: a limit whose removal saves less is not reported
@@ -36,13 +36,7 @@ class Change:
 
 
 def find_limit(workload: Workload, expected_s: float, simulate: Simulate) -> tuple[Limit, tuple[Change, ...]]:
-    """Return what limits a campaign, and the changes worth making, the best first.
-
-    Args:
-        workload: the campaign.
-        expected_s: its makespan.
-        simulate: returns the makespan of another workload.
-    """
+    """Return what limits a campaign of this makespan, and the changes worth making, the best first."""
     if not workload.runs or expected_s <= 0:
         return "slowest condition", ()
     changes = []
