@@ -136,8 +136,7 @@ def test_a_program_that_starts_processes_gets_0_and_leaves_none(asserts: BatchSc
     assert score(asserts, RIGHT).value == 1  # every sandbox is open
     before = set(psutil.Process().children(recursive=True))
     assert score(asserts, LEAVES_A_CHILD).value == 0
-    started = set(psutil.Process().children(recursive=True)) - before
-    assert psutil.wait_procs(started, timeout=30)[1] == []
+    assert set(psutil.Process().children(recursive=True)) == before
 
 
 CHEATS = {

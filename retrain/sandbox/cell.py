@@ -78,10 +78,10 @@ class Program:
                 return None
 
     def close(self) -> None:
-        """Close both ends."""
-        for fd in {self.reads, self.writes}:
-            with contextlib.suppress(OSError):
-                os.close(fd)
+        """Close both ends; safe to call twice."""
+        for fd in {self.reads, self.writes} - {-1}:
+            os.close(fd)
+        self.reads = self.writes = -1
 
     def _wait(self, fd: int, event: int) -> None:
         poll = select.poll()

@@ -15,7 +15,7 @@ from typing import Any
 FILE_BYTES = 16 << 20
 OPEN_FILES = 64
 IS_LINUX = sys.platform == "linux"
-CLONE_THREAD, CLONE_NEW = 0x10000, 0x00020000 | 0x08000000 | 0x20000000  # mounts, IPC, processes
+CLONE_THREAD, CLONE_NEWNS, CLONE_NEWIPC, CLONE_NEWPID = 0x10000, 0x20000, 0x8000000, 0x20000000
 MS_NOSUID, MS_NODEV = 2, 4
 PDEATHSIG, DUMPABLE, NO_NEW_PRIVS, SECCOMP, SUBREAPER, AMBIENT = 1, 4, 38, 22, 36, 47
 READ_AND_RUN, READ_AND_WRITE = 0b1101, 0b110  # Landlock's rights
@@ -54,13 +54,30 @@ def adopt_orphans() -> None:
         libc.prctl(SUBREAPER, 1)
 
 
-def unshare(folder: str, disk_bytes: int) -> None:
-    """Give the next child namespaces of its own, and mount an empty folder of bounded size.
+def fork(*, namespaces: bool) -> int:
+    """Fork; with namespaces, the child is the first process of a new process namespace.
 
     Raises:
         OSError: the kernel refuses.
     """
-    _check(libc.unshare(CLONE_NEW), "unshare")
+    if not namespaces:
+        return os.fork()
+    own = os.pidfd_open(os.getpid())
+    try:
+        _check(libc.unshare(CLONE_NEWPID), "unshare")  # of children only
+        return os.fork()
+    finally:
+        libc.setns(own, CLONE_NEWPID)
+        os.close(own)
+
+
+def mount(folder: str, disk_bytes: int) -> None:
+    """Leave the mounts and the IPC of others, and mount an empty folder of bounded size.
+
+    Raises:
+        OSError: the kernel refuses.
+    """
+    _check(libc.unshare(CLONE_NEWNS | CLONE_NEWIPC), "unshare")
     size = f"size={disk_bytes},nr_inodes=8192,mode=700".encode()
     _check(libc.mount(b"tmpfs", folder.encode(), b"tmpfs", MS_NOSUID | MS_NODEV, size), "mount")
 
