@@ -16,13 +16,7 @@ from retrain.controllers.throttle import Load
 from retrain.errors import InfrastructureError
 from retrain.system import machine, nvidia
 from retrain.system.machine import Pool
-from retrain.system.processes import (
-    Processes,
-    descendants,
-    own_cpu_seconds,
-    own_memory_bytes,
-    read_processes,
-)
+from retrain.system.processes import Processes, descendants, own_cpu_seconds, own_memory_bytes, read_processes
 
 Scope: TypeAlias = Literal["foreign", "system"]
 Pids: TypeAlias = Collection[int] | Callable[[], Iterable[int]]
@@ -70,21 +64,18 @@ class LoadMeter:
         The first reading, and a reading after more than a minute, takes a quarter of a second. A
         reading within a quarter of a second of the last one returns the same load.
         """
-        if self._last and self._before and time.monotonic() - self._before.at_s < WINDOW_S:
+        before = self._before
+        if self._last and before and time.monotonic() - before.at_s < WINDOW_S:
             return self._last
         try:
-            before, after = self._window()
+            if before is None or time.monotonic() - before.at_s > STALE_S:
+                before = self._snapshot()
+                time.sleep(WINDOW_S)
+            after = self._snapshot()
         except UNREADABLE as error:
             return Load(unknown=(f"processors: {error!r}",))
         self._before, self._last = after, self._since(before, after)
         return self._last
-
-    def _window(self) -> tuple[CpuSnapshot, CpuSnapshot]:
-        before = self._before
-        if before is None or time.monotonic() - before.at_s > STALE_S:
-            before = self._snapshot()
-            time.sleep(WINDOW_S)
-        return before, self._snapshot()
 
     def _since(self, before: CpuSnapshot, after: CpuSnapshot) -> Load:
         readers: dict[str, Callable[[], dict[str, float]]] = {
@@ -113,9 +104,7 @@ class LoadMeter:
         if self._scope == "system":
             return set()
         given = self._own_pids() if callable(self._own_pids) else self._own_pids
-        seen = {
-            pid for pid, start in self._seen.items() if pid in processes and processes[pid].start == start
-        }
+        seen = {pid for pid in self._seen if pid in processes and processes[pid].start == self._seen[pid]}
         own = descendants({os.getpid(), *given, *seen}, processes)
         self._seen = {pid: processes[pid].start for pid in own}
         return own
@@ -178,8 +167,6 @@ def _is_alive(pid: int) -> bool:
         return False
     try:
         os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
+    except OSError as error:
+        return isinstance(error, PermissionError)
     return True

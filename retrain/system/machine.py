@@ -92,8 +92,10 @@ def machine_cpu(proc: Path = PROC, cpus: Collection[int] | None = None) -> Pool:
 def cpu_pools(proc: Path = PROC, root: Path = CGROUP) -> list[Pool]:
     """Return the CPU quotas of this process, its own group's first."""
     version, base, directories = _groups("cpu", proc, root)
-    read = _cpu_pool_v2 if version == 2 else _cpu_pool_v1
-    return [pool for directory in directories if (pool := read(directory, base, root))]
+    if version == 2:
+        return [pool for directory in directories if (pool := _cpu_pool_v2(directory))]
+    used = _controller_directory("cpuacct", root)
+    return [pool for d in directories if (pool := _cpu_pool_v1(d, used / d.relative_to(base)))]
 
 
 def memory_pools(proc: Path = PROC, root: Path = CGROUP) -> list[Pool]:
@@ -149,18 +151,17 @@ def _existing(base: Path, path: str) -> list[Path]:
     return [d for d in (base / inside, *((base / parent) for parent in inside.parents)) if d.is_dir()]
 
 
-def _cpu_pool_v2(directory: Path, base: Path, root: Path) -> Pool | None:
+def _cpu_pool_v2(directory: Path) -> Pool | None:
     words = _words(directory / "cpu.max")
     if not words or words[0] == "max":
         return None
     return Pool(int(words[0]) / int(words[1]), _table(directory / "cpu.stat")["usage_usec"] / 1e6)
 
 
-def _cpu_pool_v1(directory: Path, base: Path, root: Path) -> Pool | None:
+def _cpu_pool_v1(directory: Path, accounting: Path) -> Pool | None:
     quota, period = _words(directory / "cpu.cfs_quota_us"), _words(directory / "cpu.cfs_period_us")
     if not quota or not period or int(quota[0]) <= 0:
         return None
-    accounting = _controller_directory("cpuacct", root) / directory.relative_to(base)
     return Pool(int(quota[0]) / int(period[0]), int((accounting / "cpuacct.usage").read_text()) / 1e9)
 
 

@@ -79,12 +79,8 @@ def read_gpus(nvml: Any, visible_devices: str | None) -> list[Gpu]:
     """Read the GPUs that `visible_devices` names, through an initialized `pynvml` module."""
     handles = [nvml.nvmlDeviceGetHandleByIndex(i) for i in range(nvml.nvmlDeviceGetCount())]
     chosen = visible([_text(nvml.nvmlDeviceGetUUID(handle)) for handle in handles], visible_devices)
-    return [
-        _read_gpu(nvml, handles[c], c)
-        if isinstance(c, int)
-        else _read_gpu(nvml, nvml.nvmlDeviceGetHandleByUUID(c), -1)
-        for c in chosen
-    ]
+    by_uuid = nvml.nvmlDeviceGetHandleByUUID
+    return [_read_gpu(nvml, *((handles[c], c) if isinstance(c, int) else (by_uuid(c), -1))) for c in chosen]
 
 
 def visible(uuids: Sequence[str], setting: str | None) -> list[int | str]:
@@ -98,7 +94,7 @@ def visible(uuids: Sequence[str], setting: str | None) -> list[int | str]:
     if setting is None:
         return list(range(len(uuids)))
     chosen: list[int | str] = []
-    for entry in (part.strip() for part in setting.split(",")):
+    for entry in map(str.strip, setting.split(",")):
         matches = [i for i, uuid in enumerate(uuids) if uuid.startswith(entry)]
         if entry.isdigit() and int(entry) < len(uuids):
             chosen.append(int(entry))
@@ -173,7 +169,12 @@ def _open_nvml(pid: int) -> Any:
 
 
 def _read_gpu(nvml: Any, handle: Any, index: int) -> Gpu:
-    memory = _memory(nvml, handle)
+    try:  # the second version, if supported: its `used` excludes the driver's memory
+        memory = nvml.nvmlDeviceGetMemoryInfo(handle, version=nvml.nvmlMemory_v2)
+    except (nvml.NVMLError, AttributeError):
+        memory = nvml.nvmlDeviceGetMemoryInfo(handle)
+    compute = _offered(nvml, nvml.nvmlDeviceGetComputeRunningProcesses, handle) or []
+    graphics = _offered(nvml, nvml.nvmlDeviceGetGraphicsRunningProcesses, handle) or []
     rates = _offered(nvml, nvml.nvmlDeviceGetUtilizationRates, handle)
     return Gpu(
         index=index,
@@ -182,23 +183,9 @@ def _read_gpu(nvml: Any, handle: Any, index: int) -> Gpu:
         memory_total_bytes=int(memory.total),
         memory_used_bytes=int(memory.used),
         utilization=None if rates is None else rates.gpu / 100,
-        process_memory_bytes=_process_memory(nvml, handle),
+        process_memory_bytes={p.pid: int(p.usedGpuMemory or 0) for p in [*graphics, *compute]},
         process_utilization=_process_utilization(nvml, handle),
     )
-
-
-def _memory(nvml: Any, handle: Any) -> Any:
-    """Return memory by the second version of the call if supported: its `used` excludes driver memory."""
-    try:
-        return nvml.nvmlDeviceGetMemoryInfo(handle, version=nvml.nvmlMemory_v2)
-    except (nvml.NVMLError, AttributeError):
-        return nvml.nvmlDeviceGetMemoryInfo(handle)
-
-
-def _process_memory(nvml: Any, handle: Any) -> dict[int, int]:
-    compute = _offered(nvml, nvml.nvmlDeviceGetComputeRunningProcesses, handle) or []
-    graphics = _offered(nvml, nvml.nvmlDeviceGetGraphicsRunningProcesses, handle) or []
-    return {p.pid: int(p.usedGpuMemory or 0) for p in [*graphics, *compute]}
 
 
 def _process_utilization(nvml: Any, handle: Any) -> dict[int, float] | None:

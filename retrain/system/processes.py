@@ -5,6 +5,7 @@ Reads /proc if it exists, else psutil, which is imported only then (the import t
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping
@@ -88,10 +89,10 @@ def own_cpu_seconds(
             inherited_s[_heir(pid, before, after)] += old.cpu_s + old.ended_children_cpu_s
     total_s = 0.0
     for pid in own_after:
-        now = after[pid]
-        old = before[pid] if _is_same(before, after, pid) else Process(now.parent, now.start, 0.0, 0.0)
-        ended_s = now.ended_children_cpu_s - old.ended_children_cpu_s - inherited_s[pid]
-        total_s += now.cpu_s - old.cpu_s + max(0.0, ended_s)
+        now, old_s, old_ended_s = after[pid], 0.0, 0.0
+        if _is_same(before, after, pid):
+            old_s, old_ended_s = before[pid].cpu_s, before[pid].ended_children_cpu_s
+        total_s += now.cpu_s - old_s + max(0.0, now.ended_children_cpu_s - old_ended_s - inherited_s[pid])
     return total_s
 
 
@@ -120,10 +121,8 @@ def _portable_memory_bytes(pids: Iterable[int]) -> int:
 
     total = 0
     for pid in pids:
-        try:
+        with contextlib.suppress(psutil.Error):  # ended meanwhile
             total += psutil.Process(pid).memory_info().rss
-        except psutil.Error:  # ended meanwhile
-            continue
     return total
 
 

@@ -6,6 +6,7 @@ state. It changes nothing by itself: the caller applies the state.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
 import threading
@@ -16,14 +17,7 @@ from concurrent.futures import Future
 from numbers import Real
 from typing import Any
 
-from retrain.controllers.throttle import (
-    Held,
-    Load,
-    ThrottleLevel,
-    ThrottlePolicy,
-    ThrottleState,
-    decide,
-)
+from retrain.controllers.throttle import Held, Load, ThrottleLevel, ThrottlePolicy, ThrottleState, decide
 from retrain.errors import ConfigError
 from retrain.system.load import LoadMeter, Pids, Scope
 
@@ -90,11 +84,7 @@ class TrainingThrottle:
         self._history: deque[tuple[float, ThrottleState]] = deque(maxlen=history_size)
 
     def check(self) -> ThrottleState:
-        """Measure now and decide.
-
-        Raises:
-            LoadError: `custom_load_fn` returned neither a number in [0, 1] nor None; a ValueError.
-        """
+        """Measure now and decide; raise LoadError if `custom_load_fn` returned an invalid load."""
         return self._check(self._policy)
 
     def should_check(self) -> bool:
@@ -109,10 +99,7 @@ class TrainingThrottle:
         return self._read().value
 
     def effective_batch_size(self, base_batch: int) -> int:
-        """Return a batch scaled by the current level, at least 1; checks when a check is due.
-
-        Use the state's `should_train` for whether to train at all.
-        """
+        """Return a batch scaled by the current level, at least 1; checks when a check is due."""
         if base_batch < 1:
             raise ValueError(f"base_batch={base_batch}: needs at least 1")
         return max(1, int(base_batch * self._current().batch_multiplier))
@@ -146,7 +133,7 @@ class TrainingThrottle:
             raise ValueError(f"poll={poll}: needs a finite number of seconds above 0")
         if timeout is not None and math.isnan(timeout):
             raise ValueError(f"timeout={timeout}: needs a number of seconds, or None to wait without limit")
-        stop = threading.Event() if stop is None else stop
+        stop = stop or threading.Event()
         policy = dataclasses.replace(self._policy, dwell_s=min(self._policy.dwell_s, poll))
         began_s = self._clock()
         while not (state := self._check(policy)).should_train:
@@ -169,23 +156,18 @@ class TrainingThrottle:
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state for a resumed run: the level, and for how long the load has been lower."""
-        if self._held is None:
+        held = self._held
+        if held is None:
             return {"level": None}
-        since_s = self._held.calm_since_s
-        return {
-            "level": self._held.level.value,
-            "calm_s": None if since_s is None else self._clock() - since_s,
-            "calm_level": self._held.calm_level.value,
-        }
+        calm_s = None if held.calm_since_s is None else self._clock() - held.calm_since_s
+        return {"level": held.level.value, "calm_s": calm_s, "calm_level": held.calm_level.value}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore a `state_dict`, also in another process or on another machine."""
-        if state["level"] is None:
-            self._held = None
-            return
-        calm_s = state["calm_s"]
-        since_s = None if calm_s is None else self._clock() - calm_s
-        self._held = Held(ThrottleLevel(state["level"]), since_s, ThrottleLevel(state["calm_level"]))
+        self._held = None
+        if state["level"] is not None:
+            since_s = None if state["calm_s"] is None else self._clock() - state["calm_s"]
+            self._held = Held(ThrottleLevel(state["level"]), since_s, ThrottleLevel(state["calm_level"]))
 
     def _current(self) -> ThrottleState:
         return self.check() if self.should_check() else self._history[-1][1]
@@ -199,14 +181,11 @@ class TrainingThrottle:
 
     def _read(self) -> Load:
         """Measure in a thread, so that a source that hangs blocks the caller once, for ten seconds."""
-        stuck = self._reading
-        if stuck is not None and not stuck.done():
-            return _hanging()
-        self._reading = _started(self._measure)  # a late result of an earlier reading is outdated
-        try:
-            return self._reading.result(READING_LIMIT_S)
-        except TimeoutError:
-            return _hanging()
+        if self._reading is None or self._reading.done():  # a late result of an earlier reading is outdated
+            self._reading = _started(self._measure)
+            with contextlib.suppress(TimeoutError):
+                return self._reading.result(READING_LIMIT_S)
+        return Load(unknown=(f"no reading within {READING_LIMIT_S:g} s",))
 
     def _measure(self) -> Load:
         if self._custom_load_fn is None:
@@ -224,10 +203,6 @@ class TrainingThrottle:
                 "needs a number in [0, 1], or None if unknown"
             )
         return Load({"custom": float(load)})
-
-
-def _hanging() -> Load:
-    return Load(unknown=(f"no reading within {READING_LIMIT_S:g} s",))
 
 
 def _started(measure: Callable[[], Load]) -> Future[Load]:
