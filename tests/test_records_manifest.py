@@ -6,9 +6,15 @@ import pytest
 from retrain.errors import RecordsError
 from retrain.records.attempts import begin_attempt, end_attempt
 from retrain.records.layout import CampaignFiles
-from retrain.records.manifest import PlannedRun, new_manifest, read_manifest, refresh, write_manifest
+from retrain.records.manifest import (
+    PlannedRun,
+    git_state,
+    new_manifest,
+    read_manifest,
+    refresh,
+    write_manifest,
+)
 from retrain.records.run_state import write_done
-from retrain.records.software import git_state
 
 PLANNED = [PlannedRun("a_s1", "a", 1, 10, "h1"), PlannedRun("a_s2", "a", 2, 10, "h2")]
 

@@ -7,14 +7,16 @@ an end line whose run.lock is free belongs to a process that died without record
 from __future__ import annotations
 
 import os
-from contextlib import closing
+import platform
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 
 from retrain.clock import utc_now
 from retrain.records.files import read_small
 from retrain.records.lines import LineAppender, Row, append_line, dump_line, number_in, parse_line
-from retrain.records.software import installed
+
+PACKAGES = ("numpy", "torch", "transformers", "peft", "tinker")  # results may depend on their versions
 
 
 @dataclass(frozen=True)
@@ -41,7 +43,7 @@ def begin_attempt(path: Path, *, resumed_from_step: int = 0) -> int:
     Returns:
         The attempt's number, from 1.
     """
-    with closing(LineAppender(path)) as lines:  # opening repairs the file, so the lines read below are whole
+    with LineAppender(path) as lines:  # opening repairs the file, so the lines read below are whole
         number = max((a.number for a in read_attempts(path)), default=0) + 1
         begin = {
             "event": "begin",
@@ -53,7 +55,7 @@ def begin_attempt(path: Path, *, resumed_from_step: int = 0) -> int:
             "job": os.environ.get("RETRAIN_JOB", ""),
             "software": installed(),
         }
-        lines.append(dump_line(begin))
+        lines.write(dump_line(begin))
         lines.sync()
     return number
 
@@ -119,3 +121,17 @@ def _ended(begun: Attempt, row: Row) -> Attempt:
         message=str(row.get("message", "")),
         duration_s=number_in(row, "duration_s"),
     )
+
+
+@cache  # does not change during a process's life
+def installed() -> str:
+    """Return the versions of Python and the packages in `PACKAGES`, without importing them."""
+    from importlib import metadata  # not at the top: costs 15 ms, and readers never need it
+
+    found = [f"Python {platform.python_version()}"]
+    for name in PACKAGES:
+        try:
+            found.append(f"{name} {metadata.version(name)}")
+        except metadata.PackageNotFoundError:
+            continue
+    return ", ".join(found)

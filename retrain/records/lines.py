@@ -10,10 +10,9 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import closing
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from retrain.errors import RecordsError, records_error
 from retrain.locks import descriptors
@@ -44,7 +43,7 @@ class LineAppender:
             self.close()
             raise records_error(path, "append to", error) from error
 
-    def append(self, line: str) -> None:
+    def write(self, line: str) -> None:
         """Append one line atomically."""
         found = os.fstat(self._fd)
         if not found.st_nlink:  # a free check; `sync` also detects a move and an NFS server's rename
@@ -52,7 +51,10 @@ class LineAppender:
         try:
             write_all(self._fd, line.encode() + b"\n")
         except BaseException as error:  # also a signal handler that raises must not leave half a line
-            self._cut_back(found.st_size)
+            try:
+                os.ftruncate(self._fd, found.st_size)
+            except OSError as failure:
+                raise records_error(self._path, "remove a half-written line from", failure) from failure
             if isinstance(error, OSError):
                 raise records_error(self._path, "append to", error) from error
             raise
@@ -72,20 +74,20 @@ class LineAppender:
             fd, self._fd = self._fd, -1
             os.close(fd)
 
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        self.close()
+
     def _removed(self) -> RecordsError:
         return RecordsError(f"{self._path}: was removed or replaced while it was being written")
-
-    def _cut_back(self, size: int) -> None:
-        try:
-            os.ftruncate(self._fd, size)
-        except OSError as error:
-            raise records_error(self._path, "remove a half-written line from", error) from error
 
 
 def append_line(path: Path, row: Mapping[str, Any], *, durable: bool = True) -> None:
     """Append one row; make it survive a power loss if it is durable."""
-    with closing(LineAppender(path)) as lines:
-        lines.append(dump_line(row))
+    with LineAppender(path) as lines:
+        lines.write(dump_line(row))
         if durable:
             lines.sync()
 
@@ -152,7 +154,7 @@ def read_lines(path: Path) -> Iterator[bytes]:
         return
     try:
         with open(fd, "rb", buffering=_BLOCK) as file:  # noqa: PTH123 (a descriptor, not a path)
-            yield from _not_blank(file)
+            yield from filter(bytes.strip, file)
     except OSError as error:
         raise records_error(path, "read", error) from error
 
@@ -167,11 +169,7 @@ def read_tail(fd: int, count: int) -> list[bytes]:
         data = os.pread(fd, length, start) + data
         block *= 2
     lines = data.rsplit(b"\n", count + 1)  # the first is a fragment, unless it is a whole line
-    return list(_not_blank(lines if start == 0 and len(lines) <= count + 1 else lines[1:]))[-count:]
-
-
-def _not_blank(lines: Iterable[bytes]) -> Iterator[bytes]:
-    return (line for line in lines if line.strip())
+    return [*filter(bytes.strip, lines if start == 0 and len(lines) <= count + 1 else lines[1:])][-count:]
 
 
 def _repair_tail(fd: int) -> None:

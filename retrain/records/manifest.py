@@ -23,9 +23,9 @@ from retrain.records.layout import CampaignFiles, RunFiles, is_single_run
 from retrain.records.run_row import PlannedRun as PlannedRun  # re-exported for callers that make a manifest
 from retrain.records.run_state import UNREADABLE, RunState, inspect_run
 from retrain.records.settled import Settled, from_json, marks_of, settle, to_json
-from retrain.records.software import GitState, git_state
 
 SCHEMA_VERSION = 2  # 1 had no `settled`
+_GIT_TIMEOUT_S = 5.0  # a huge or remote work tree must not hold up a campaign
 
 
 @dataclass(frozen=True)
@@ -39,6 +39,14 @@ class RunEntry(PlannedRun):
     message: str = ""
     result: Mapping[str, Any] | None = None
     settled: Settled | None = None  # summary that readers may use without opening the run's files
+
+
+@dataclass(frozen=True)
+class GitState:
+    """Commit of a work tree, and whether tracked files differ from it."""
+
+    commit: str
+    is_dirty: bool
 
 
 @dataclass(frozen=True)
@@ -219,3 +227,30 @@ def look_at(entry: RunEntry, files: RunFiles) -> RunEntry:
         result=seen.done.result if seen.done else None,
         settled=settled,
     )
+
+
+def git_state(directory: Path) -> GitState | None:
+    """Return a directory's git state; None outside a repository, without git, or if git takes too long."""
+    commit = _git(directory, "rev-parse", "--verify", "HEAD")
+    changes = _git(directory, "status", "--porcelain", "--untracked-files=no") if commit else None
+    return GitState(commit.strip(), bool(changes.strip())) if commit and changes is not None else None
+
+
+def _git(directory: Path, *arguments: str) -> str | None:
+    import subprocess  # not at the top: costs 8 ms, and readers of a manifest never need it
+
+    # No optional locks: reading a repository must not block a commit.
+    command = ["git", "--no-optional-locks", "-C", str(directory), *arguments]
+    try:
+        asked = subprocess.run(
+            command,
+            capture_output=True,
+            check=False,
+            timeout=_GIT_TIMEOUT_S,
+            stdin=subprocess.DEVNULL,
+            encoding="utf-8",
+            errors="replace",
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return asked.stdout if asked.returncode == 0 else None

@@ -27,11 +27,11 @@ _MOST_STEPS = 2**53  # the largest exact float integer; a larger number is damag
 _HEAD_BYTES = 2**15  # more than one row; a longer first row is ignored
 
 
-class MetricsWriter:
+class MetricsWriter(LineAppender):
     """Append the rows of one attempt; only for the holder of the run's lock."""
 
     def __init__(self, path: Path, attempt: int) -> None:
-        self._lines = LineAppender(path)
+        super().__init__(path)
         self._attempt = attempt
 
     def append(self, row: Mapping[str, Any]) -> None:
@@ -43,21 +43,7 @@ class MetricsWriter:
         """
         if not is_step(row.get("step")):
             raise ValueError(f"step is {row.get('step')!r}; it must be an integer of 0 or more")
-        self._lines.append(dump_line({**row, "attempt": self._attempt}))
-
-    def sync(self) -> None:
-        """Make every row so far survive a power loss; call it before saving a checkpoint."""
-        self._lines.sync()
-
-    def close(self) -> None:
-        """Close the file; safe to call twice."""
-        self._lines.close()
-
-    def __enter__(self) -> MetricsWriter:
-        return self
-
-    def __exit__(self, *raised: object) -> None:
-        self.close()
+        self.write(dump_line({**row, "attempt": self._attempt}))
 
 
 @dataclass(frozen=True)

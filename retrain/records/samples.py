@@ -55,7 +55,7 @@ class SamplesWriter:
             return
         if self._lines is None:
             self._lines = LineAppender(self._path)
-        self._lines.append("\n".join(marked))
+        self._lines.write("\n".join(marked))
         if step % self._rewrite_every == 0:
             self._rewrite()
 

@@ -16,7 +16,7 @@ A resubmitted run gets a higher number; the driver counts its lives under a numb
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import closing, suppress
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ from typing import Any
 from retrain.errors import RecordsError
 from retrain.records.files import make_directory, read_json, write_json
 from retrain.records.layout import CampaignFiles, RunFiles, is_single_run
-from retrain.records.lines import LineAppender, dump_line, parse_line, read_lines
+from retrain.records.lines import append_line, parse_line, read_lines
 
 GIVEN, LOST, OVER = "given", "lost", "over"  # to Ray; by Ray; as the worker recorded
 
@@ -155,8 +155,7 @@ class Home:
         Raises:
             RecordsError: it cannot be written.
         """
-        with closing(LineAppender(self._events)) as lines:
-            lines.append(dump_line(asdict(event)))
+        append_line(self._events, asdict(event), durable=False)
         self.last[event.run_id] = event
 
     def event(self, run_id: str, number: int) -> Event | None:
