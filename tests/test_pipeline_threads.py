@@ -1,6 +1,5 @@
 """The pipeline with real producer threads; events and barriers order them, never pauses."""
 
-import contextlib
 import itertools
 import json
 import threading
@@ -8,7 +7,7 @@ import traceback
 
 import pytest
 
-from retrain.pipeline import ClosedError, EndOfStreamError, FlowSettings, RolloutPipeline
+from retrain.pipeline import ClosedError, FlowSettings, RolloutPipeline
 
 BOUND_S = 30  # only reached if the test fails
 
@@ -17,44 +16,16 @@ def settings(**changes):
     return FlowSettings(**{"batch_size": 4, "capacity": 8, **changes})
 
 
-def counting(unit=1, end=None):
-    """Return a producer of 0, 1, 2, ... in units; it ends after `end` items."""
+def counting(unit=1):
+    """Return a producer of 0, 1, 2, ... in units."""
     numbers = itertools.count()
-
-    def produce(version):
-        items = list(itertools.islice(numbers, unit))
-        return None if end is not None and items[0] >= end else items
-
-    return produce
+    return lambda version: list(itertools.islice(numbers, unit))
 
 
 def test_every_item_arrives_once_and_in_order():
     with RolloutPipeline(counting(), settings()) as pipeline:
         batches = [pipeline.next_batch(4, step, BOUND_S).items for step in range(5)]
     assert list(itertools.chain(*batches)) == list(range(20))
-
-
-def batches_until_the_end(pipeline, size=4):
-    """Train as a loop would, and give every batch."""
-    batches = []
-    with pipeline, contextlib.suppress(EndOfStreamError):
-        for step in itertools.count():
-            batches.append(pipeline.next_batch(size, step, BOUND_S).items)
-    return batches
-
-
-def test_an_ended_production_drains_and_then_says_so():
-    with RolloutPipeline(counting(unit=3, end=6), settings(samples_per_batch=4)) as pipeline:
-        sizes = [len(pipeline.next_batch(4, step, BOUND_S).items) for step in range(2)]
-        with pytest.raises(EndOfStreamError, match="after 2 batches"):
-            pipeline.next_batch(4, 2, BOUND_S)
-    assert sizes == [4, 2]
-
-
-@pytest.mark.parametrize("buffer", ["fifo", "firo", "reservoir"])
-def test_draining_hands_out_every_sample(buffer):
-    pipeline = RolloutPipeline(counting(end=30), settings(buffer=buffer), seed=3)
-    assert set(itertools.chain(*batches_until_the_end(pipeline))) == set(range(30))
 
 
 def test_several_workers_produce_at_once():
@@ -249,9 +220,19 @@ def test_a_reservoir_holds_its_pace_over_any_hundred_batches(pace):
 
 
 def test_stats_tell_what_a_calibration_needs():
-    pipeline = RolloutPipeline(counting(unit=8, end=32), settings())
-    batches_until_the_end(pipeline)
-    stats = pipeline.stats()
+    is_over, units = threading.Event(), counting(unit=8)
+
+    def four_units(version):
+        items = units(version)
+        if items[0] >= 32:
+            is_over.wait(BOUND_S)
+        return items
+
+    with RolloutPipeline(four_units, settings()) as pipeline:
+        for step in range(8):
+            pipeline.next_batch(4, step, BOUND_S)
+        stats = pipeline.stats()
+        is_over.set()
     assert (stats.units, stats.batches, stats.batches_per_unit) == (4, 8, 2)
 
 

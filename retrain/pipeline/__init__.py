@@ -2,13 +2,12 @@
 
 from retrain.config.flow import FlowSettings, samples_per_batch
 from retrain.pipeline.limiter import ClosedError, RateLimiter, RateStats
-from retrain.pipeline.rollout_pipeline import Batch, EndOfStreamError, RolloutPipeline
+from retrain.pipeline.rollout_pipeline import Batch, RolloutPipeline
 from retrain.records.step_row import PipelineStats
 
 __all__ = [
     "Batch",
     "ClosedError",
-    "EndOfStreamError",
     "FlowSettings",
     "PipelineStats",
     "RateLimiter",

@@ -28,8 +28,8 @@ class Sample(Generic[Item]):
     version: int
 
 
-class Buffer(Generic[Item]):
-    """What `Flow` needs of a buffer; each kind decides which sample is read next and whether it stays."""
+class Fifo(Generic[Item]):
+    """Each sample is read once, in order of arrival; other kinds read others, or keep what they read."""
 
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity
@@ -62,12 +62,13 @@ class Buffer(Generic[Item]):
             raise OverflowError("the buffer is full; ask has_room before putting a sample")
         self._unseen.append(sample)
 
-    def take(self, batch_size: int, *, oldest: int = 0, draining: bool = False) -> list[Sample[Item]]:
-        """Read a batch of different samples; remove all of them when draining.
+    def take(self, batch_size: int, *, oldest: int = 0) -> list[Sample[Item]]:
+        """Read a batch of different samples.
 
         `oldest` is how many of the oldest unread samples it must hold: they would be stale for the next.
         """
-        raise NotImplementedError
+        taken, self._unseen = self._unseen[:batch_size], self._unseen[batch_size:]
+        return taken
 
     def drop_older_than(self, version: int) -> list[Sample[Item]]:
         """Remove samples of earlier policy versions; return those of them that were never read."""
@@ -83,26 +84,31 @@ class Buffer(Generic[Item]):
         """Restore the random generator's state."""
 
 
-class Fifo(Buffer[Item]):
-    """Each sample is read once, in order of arrival."""
+class Firo(Fifo[Item]):
+    """Each sample is read once, in random order; at least `threshold` samples stay to draw from later."""
 
-    def take(self, batch_size: int, *, oldest: int = 0, draining: bool = False) -> list[Sample[Item]]:
-        taken, self._unseen = self._unseen[:batch_size], self._unseen[batch_size:]
-        return taken
-
-
-class _RandomBuffer(Buffer[Item]):
-    """Reads at random, from a seeded generator."""
-
-    def __init__(self, capacity: int, seed: int) -> None:
+    def __init__(self, capacity: int, threshold: int = 0, seed: int = 0) -> None:
         super().__init__(capacity)
+        self._threshold = threshold
         self._rng = np.random.default_rng(seed)
+
+    def needed(self, batch_size: int) -> int:
+        return batch_size + self._threshold
+
+    def take(self, batch_size: int, *, oldest: int = 0) -> list[Sample[Item]]:
+        if oldest:
+            self._unseen.sort(key=lambda sample: sample.version)
+        taken, self._unseen = self._unseen[:oldest], self._unseen[oldest:]
+        return taken + [self._draw() for _ in range(batch_size - len(taken))]
 
     def state_dict(self) -> dict[str, Any]:
         return {"rng": self._rng.bit_generator.state}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self._rng.bit_generator.state = state["rng"]
+
+    def _draw(self) -> Sample[Item]:
+        return self._pop_random(self._unseen)
 
     def _pop_random(self, samples: list[Sample[Item]]) -> Sample[Item]:
         """Remove one at random in constant time: the last one takes its place."""
@@ -111,30 +117,14 @@ class _RandomBuffer(Buffer[Item]):
         return samples.pop()
 
 
-class Firo(_RandomBuffer[Item]):
-    """Each sample is read once, in random order; at least `threshold` samples stay to draw from later."""
-
-    def __init__(self, capacity: int, threshold: int = 0, seed: int = 0) -> None:
-        super().__init__(capacity, seed)
-        self.threshold = threshold
-
-    def needed(self, batch_size: int) -> int:
-        return batch_size + self.threshold
-
-    def take(self, batch_size: int, *, oldest: int = 0, draining: bool = False) -> list[Sample[Item]]:
-        taken = _pop_oldest(self._unseen, oldest)
-        return taken + [self._pop_random(self._unseen) for _ in range(batch_size - len(taken))]
-
-
-class Reservoir(_RandomBuffer[Item]):
+class Reservoir(Firo[Item]):
     """Samples are read at random and stay; a full reservoir makes room by evicting one already read.
 
-    The samples of one batch differ; the next batch may hold them again. When draining, samples are
-    removed as they are read.
+    The samples of one batch differ; the next batch may hold them again.
     """
 
     def __init__(self, capacity: int, seed: int = 0) -> None:
-        super().__init__(capacity, seed)
+        super().__init__(capacity, seed=seed)
         self._seen: list[Sample[Item]] = []
 
     def __len__(self) -> int:
@@ -145,11 +135,9 @@ class Reservoir(_RandomBuffer[Item]):
             self._pop_random(self._seen)
         super().put(sample)
 
-    def take(self, batch_size: int, *, oldest: int = 0, draining: bool = False) -> list[Sample[Item]]:
-        taken = _pop_oldest(self._unseen, oldest)
-        taken += [self._draw() for _ in range(batch_size - len(taken))]
-        if not draining:
-            self._seen.extend(taken)
+    def take(self, batch_size: int, *, oldest: int = 0) -> list[Sample[Item]]:
+        taken = super().take(batch_size, oldest=oldest)
+        self._seen.extend(taken)
         return taken
 
     def drop_older_than(self, version: int) -> list[Sample[Item]]:
@@ -161,20 +149,10 @@ class Reservoir(_RandomBuffer[Item]):
         return self._pop_random(self._unseen if is_unseen else self._seen)
 
 
-def build(settings: FlowSettings, seed: int = 0) -> Buffer[Any]:
+def build(settings: FlowSettings, seed: int = 0) -> Fifo[Any]:
     """Return the buffer that the settings name."""
     if settings.buffer == "fifo":
         return Fifo(settings.capacity)
     if settings.buffer == "firo":
         return Firo(settings.capacity, settings.threshold, seed)
     return Reservoir(settings.capacity, seed)
-
-
-def _pop_oldest(samples: list[Sample[Item]], count: int) -> list[Sample[Item]]:
-    """Remove and return `count` samples of the earliest policy versions."""
-    if count == 0:
-        return []
-    samples.sort(key=lambda sample: sample.version)
-    taken = samples[:count]
-    del samples[:count]
-    return taken

@@ -19,7 +19,7 @@ from typing import Any, Generic
 
 from retrain.config.flow import FlowSettings
 from retrain.controllers.rate import RateAccount
-from retrain.pipeline.buffers import Buffer, Item, Sample
+from retrain.pipeline.buffers import Fifo, Item, Sample
 
 
 class Unit(Generic[Item]):
@@ -53,7 +53,7 @@ class Flow(Generic[Item]):
         ValueError: the settings could deadlock or never keep their pace; names the keys.
     """
 
-    def __init__(self, settings: FlowSettings, buffer: Buffer[Item]) -> None:
+    def __init__(self, settings: FlowSettings, buffer: Fifo[Item]) -> None:
         if problems := settings.problems():
             raise ValueError("\n".join(problems))
         self.settings = settings
@@ -106,11 +106,6 @@ class Flow(Generic[Item]):
         self.units += 1
         self._let_in()
 
-    def abandon(self, unit: Unit[Item]) -> None:
-        """Remove a unit whose producer ended without yielding it."""
-        self._under_way.remove(unit)
-        self._let_in()
-
     def ask(self, samples: int, version: int) -> None:
         """Request a batch for this policy version; drop the samples that are stale for it.
 
@@ -126,19 +121,16 @@ class Flow(Generic[Item]):
         self.publish(version)
 
     def may_take(self) -> bool:
-        """Whether the requested batch is there and due; once production has ended, any sample will do."""
-        if self.account.finished:
-            return len(self.buffer) > 0
+        """Whether the requested batch is there and due."""
         share = self.asked / self.settings.batch_size
         return self._can_serve() and self.account.may_consume(share, full=not self.buffer.has_room)
 
     def take(self) -> list[Sample[Item]]:
-        """Read the requested batch, or what is left once production has ended."""
-        samples = min(self.asked, len(self.buffer))
-        self.account.take(samples / self.settings.batch_size)
+        """Read the requested batch."""
+        self.account.take(self.asked / self.settings.batch_size)
         self.batches += 1
         self.is_training = True
-        taken = self.buffer.take(samples, oldest=self._due(samples), draining=self.account.finished)
+        taken = self.buffer.take(self.asked, oldest=self._due())
         self._let_in()
         return taken
 
@@ -154,11 +146,6 @@ class Flow(Generic[Item]):
         if self.settings.max_staleness is not None:
             old = self.buffer.drop_older_than(self.version - self.settings.max_staleness)
             self._drop([sample.item for sample in old])
-        self._let_in()
-
-    def finish(self) -> None:
-        """Record that production has ended."""
-        self.account.finished = True
         self._let_in()
 
     def state_dict(self) -> dict[str, Any]:
@@ -208,7 +195,7 @@ class Flow(Generic[Item]):
     def _can_serve(self) -> bool:
         return len(self.buffer) >= self.buffer.needed(self.asked)
 
-    def _due(self, samples: int) -> int:
+    def _due(self) -> int:
         """Return how many of the oldest unread samples this batch must hold so that none becomes stale.
 
         No more samples of a version, and of those before it, may be left over than fit into the batches that
@@ -224,7 +211,7 @@ class Flow(Generic[Item]):
             number - self.asked * max(0, version + oldest - self.version)
             for number, version in enumerate(waiting, start=1)
         ]
-        return min(samples, max([0, *left]))
+        return min(self.asked, max([0, *left]))
 
     def _is_stale(self, version: int) -> bool:
         oldest = self.settings.max_staleness

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from typing import Any, Generic
 
 from retrain.config.flow import FlowSettings
-from retrain.errors import RetrainError
 from retrain.pipeline.buffers import Item, build
 from retrain.pipeline.flow import Flow
 from retrain.pipeline.limiter import ClosedError, Monitor
@@ -26,10 +25,6 @@ class Batch(Generic[Item]):
     stale: tuple[Item, ...]  # dropped because of their age since the previous batch
 
 
-class EndOfStreamError(RetrainError):
-    """Production ended and every sample was handed out."""
-
-
 class RolloutPipeline(Generic[Item]):
     """Producer threads on one side, the training loop on the other.
 
@@ -43,12 +38,11 @@ class RolloutPipeline(Generic[Item]):
 
     Every item carries the policy version published when its sampling started. Units are handed out in the
     order in which they were started: training waits for a slow unit rather than overtake it until it is
-    stale. Items that become stale nevertheless, because batches shrank, are dropped and counted. With
-    `max_staleness = 0` nothing overlaps; a synchronous loop does the same with less.
+    stale. Items that become stale nevertheless, because batches shrank, are dropped and counted.
 
     Args:
-        produce: takes the policy version and returns one unit of items, or None to end this producer.
-            Called concurrently by `workers` threads, without a lock.
+        produce: takes the policy version and returns one unit of items. Called concurrently by `workers`
+            threads, without a lock.
         settings: buffer, pace and age limit; see `FlowSettings`.
         workers: producer threads.
         seed: for the buffer's random reads.
@@ -65,7 +59,7 @@ class RolloutPipeline(Generic[Item]):
 
     def __init__(
         self,
-        produce: Callable[..., Sequence[Item] | None],
+        produce: Callable[..., Sequence[Item]],
         settings: FlowSettings,
         *,
         workers: int = 1,
@@ -86,7 +80,6 @@ class RolloutPipeline(Generic[Item]):
         self._producer_wait_s = 0.0
         self._consumer_wait_s = 0.0
         self._ages: tuple[int, ...] = ()  # of the latest batch
-        self._running = workers
         self._failure: BaseException | None = None
         self._threads = [
             threading.Thread(target=self._work, name=f"producer-{i}", daemon=True) for i in range(workers)
@@ -102,11 +95,10 @@ class RolloutPipeline(Generic[Item]):
         """Wait for a batch for the policy of this version.
 
         Returns:
-            `samples` items, none older than the settings allow; fewer once production has ended.
+            `samples` items, none older than the settings allow.
 
         Raises:
             ValueError: the buffer can never hold such a batch.
-            EndOfStreamError: production ended and nothing is left.
             ClosedError: the pipeline was closed.
             TimeoutError: no batch within `timeout_s`.
             BaseException: a producer's error, with its own traceback.
@@ -114,12 +106,11 @@ class RolloutPipeline(Generic[Item]):
         with self._monitor:
             self._flow.ask(samples, version)
             self._monitor.notify_all()
-            wait_s = self._monitor.wait_until(self._has_news, timeout_s, "samples to train on")
-            self._consumer_wait_s += wait_s
+            self._consumer_wait_s += self._monitor.wait_until(
+                lambda: self._failure is not None or self._flow.may_take(), timeout_s, "samples to train on"
+            )
             if self._failure is not None:
                 raise self._failure
-            if not self._flow.may_take():
-                raise EndOfStreamError(f"production ended after {self._flow.batches} batches")
             taken = self._flow.take()
             self._ages = tuple(self._flow.version - sample.version for sample in taken)
             items, stale = tuple(sample.item for sample in taken), tuple(self._flow.take_dropped())
@@ -190,27 +181,19 @@ class RolloutPipeline(Generic[Item]):
     def __exit__(self, *raised: object) -> None:
         self.close()
 
-    def _has_news(self) -> bool:
-        return self._failure is not None or self._flow.account.finished or self._flow.may_take()
-
     def _work(self) -> None:
-        """Produce until the end; pass errors to the trainer's thread."""
-        failure: BaseException | None = None
+        """Produce until the pipeline is closed; pass errors to the trainer's thread."""
         try:
-            while self._produce_unit():
-                pass
+            while True:
+                self._produce_unit()
         except ClosedError:
-            pass
+            return
         except BaseException as error:  # noqa: BLE001 - raised again in the trainer's thread
-            failure = error
-        with self._monitor:
-            self._running -= 1
-            self._failure = self._failure or failure
-            if self._running == 0:
-                self._flow.finish()
-            self._monitor.notify_all()
+            with self._monitor:
+                self._failure = self._failure or error
+                self._monitor.notify_all()
 
-    def _produce_unit(self) -> bool:
+    def _produce_unit(self) -> None:
         with self._monitor:
             self._producer_wait_s += self._monitor.wait_until(
                 self._flow.may_start, None, "a unit to be needed"
@@ -220,9 +203,5 @@ class RolloutPipeline(Generic[Item]):
             version = self._flow.version  # read inside the gate, where an update publishes before it leaves
             items = self._produce(version, *arguments)
         with self._monitor:
-            if items is None:
-                self._flow.abandon(unit)
-            else:
-                self._flow.arrive(unit, items, version)
+            self._flow.arrive(unit, items, version)
             self._monitor.notify_all()
-        return items is not None
