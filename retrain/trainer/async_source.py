@@ -95,11 +95,8 @@ class AsyncSource(Source):
         with self._order:
             cursor = self._prompts.state_dict()
             again = sorted({*cursor["again"], *self._under_way})
-            return {
-                "prompts": {**cursor, "again": again},
-                "pipeline": pipeline,
-                "at_a_time": self._at_a_time,
-            }
+            prompts = {**cursor, "again": again}
+            return {"prompts": prompts, "pipeline": pipeline, "at_a_time": self._at_a_time}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self._prompts.load_state_dict(state["prompts"])
@@ -112,7 +109,7 @@ class AsyncSource(Source):
 
     def _open(self) -> RolloutPipeline[tuple[int, Group]]:
         return RolloutPipeline(
-            self._produce,
+            lambda _, positions, prompts: list(zip(positions, self._in_parts(prompts), strict=True)),
             self._settings,
             workers=self._workers,
             seed=self._seed,
@@ -125,12 +122,6 @@ class AsyncSource(Source):
             positions = self._prompts.take_positions(self._settings.unit_size)
             self._under_way.update(positions)
             return positions, [self._prompts.at(position) for position in positions]
-
-    def _produce(
-        self, version: int, positions: Sequence[int], prompts: Sequence[Prompt]
-    ) -> list[tuple[int, Group]]:
-        del version
-        return list(zip(positions, self._in_parts(prompts), strict=True))
 
     def _in_parts(self, prompts: Sequence[Prompt]) -> list[Group]:
         """Sample as many prompts at a time as fit in memory."""

@@ -66,16 +66,9 @@ def save(
 
 
 def newest(root: Path, on_damaged: Callable[[Path], None] = lambda _: None) -> Checkpoint | None:
-    """Return the newest valid checkpoint; None if there is none.
+    """Return the newest valid checkpoint; None if there is none. Newer ones are damaged: see `on_damaged`.
 
     Its directory entry is synced: its writer may have been killed after the rename and before the sync.
-
-    Args:
-        root: directory of the checkpoints.
-        on_damaged: called with each newer checkpoint that is damaged.
-
-    Raises:
-        RecordsError: the directory cannot be read.
     """
     try:
         for directory in _by_step(root):
@@ -90,13 +83,13 @@ def newest(root: Path, on_damaged: Callable[[Path], None] = lambda _: None) -> C
 
 
 def _seal(directory: Path) -> None:
-    files = sorted(path for path in directory.rglob("*") if path.is_file())
+    inside = sorted(directory.rglob("*"))
+    files = [path for path in inside if path.is_file()]
     for path in files:
         path.chmod(0o600)
         _sync_file(path)
-    digests = {str(path.relative_to(directory)): _sha256(path) for path in files}
-    write_json(directory / DIGESTS, digests)
-    for folder in (directory, *(p for p in directory.rglob("*") if p.is_dir())):
+    write_json(directory / DIGESTS, {str(path.relative_to(directory)): _sha256(path) for path in files})
+    for folder in (directory, *(path for path in inside if path.is_dir())):
         sync_directory(folder)
 
 

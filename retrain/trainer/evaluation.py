@@ -77,26 +77,22 @@ class HeldOut:
 
     def _scored(self, step: int, samples: int, temperature: float) -> ScoredBatch:
         how = Sampling(group_size=samples, max_tokens=self._training.max_tokens, temperature=temperature)
-        groups: list[Group] = []
-        for first in range(0, len(self._prompts), EVALUATION_BATCH):
-            groups += self._in_parts(step, range(len(self._prompts))[first : first + EVALUATION_BATCH], how)
-        return self._reward(groups)
+        every, starts = range(len(self._prompts)), range(0, len(self._prompts), EVALUATION_BATCH)
+        parts = (self._in_parts(step, every[first : first + EVALUATION_BATCH], how) for first in starts)
+        return self._reward([group for part in parts for group in part])
 
     def _in_parts(self, step: int, numbers: range, how: Sampling) -> list[Group]:
         """Sample; halve what does not fit in memory."""
+        # the seed depends on the step and the prompts only: it is the same after a resume
+        entropy = [EVALUATION_STREAM, self._training.seed % 2**32, step, numbers.start]
+        seed = int(np.random.SeedSequence(entropy).generate_state(1)[0])
         try:
-            own = replace(how, seed=self._seed(step, numbers.start))
-            return self._sample([self._prompts[number] for number in numbers], own)
+            return self._sample([self._prompts[number] for number in numbers], replace(how, seed=seed))
         except BackendMemoryError:
             if len(numbers) == 1:
                 raise
         half = len(numbers) // 2
         return self._in_parts(step, numbers[:half], how) + self._in_parts(step, numbers[half:], how)
-
-    def _seed(self, step: int, first: int) -> int:
-        """Return a seed that depends on the step only: it is the same after a resume."""
-        entropy = [EVALUATION_STREAM, self._training.seed % 2**32, step, first]
-        return int(np.random.SeedSequence(entropy).generate_state(1)[0])
 
 
 def pass_at_k(correct: NDArray[np.bool_], k: int, scored: NDArray[np.bool_] | None = None) -> float | None:
@@ -118,9 +114,7 @@ def pass_at_k(correct: NDArray[np.bool_], k: int, scored: NDArray[np.bool_] | No
     """
     prompts, samples = correct.shape
     if prompts == 0 or not 1 <= k <= samples:
-        raise ValueError(
-            f"pass@{k} of {prompts} prompts with {samples} samples each; needs 1 <= k <= samples"
-        )
+        raise ValueError(f"pass@{k} of {prompts} prompts x {samples} samples; needs 1 <= k <= samples")
     known = np.ones_like(correct) if scored is None else scored
     enough = known.sum(axis=1) >= k
     if not enough.any():

@@ -32,7 +32,7 @@ class RunPermits:
             directory: of the permits.
             permits: their number, if no process has opened the semaphore before.
             label: shown by `FileSemaphore.inspect` as the holder.
-            adapts: the number follows the outcomes of calls, see `observe_call`.
+            adapts: the number follows the outcomes of calls.
             is_own: they belong to this run alone, which sets their number.
         """
         self._directory = directory

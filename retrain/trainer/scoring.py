@@ -27,11 +27,7 @@ class Scorer:
     def __init__(
         self, name: str, params: Mapping[str, Any], sandbox: Mapping[str, Any] | None = None
     ) -> None:
-        """Open the reward.
-
-        Raises:
-            ConfigError: there is no such reward, or it rejects its parameters.
-        """
+        """Open the reward; raise ConfigError if there is none of this name, or it rejects its parameters."""
         self._name = name
         self._bounds = bounds_of(name)
         self._reward: BatchScorer = open_scorer(name, params, sandbox)

@@ -53,11 +53,7 @@ class WarmUp:
     """The supervised updates of one attempt."""
 
     def __init__(
-        self,
-        config: Config,
-        backend: Backend,
-        done: int,
-        wait_for: Callable[[MaybeAwaitable[Any]], Any],
+        self, config: Config, backend: Backend, done: int, wait_for: Callable[[MaybeAwaitable[Any]], Any]
     ) -> None:
         """Read the demonstrations and tokenize them with the backend; continue after `done` updates.
 
