@@ -22,7 +22,7 @@ def posix_s(timestamp: object) -> float | None:
     """Return a timestamp as seconds since 1970; None if it is none."""
     try:
         return datetime.fromisoformat(str(timestamp)).timestamp()
-    except ValueError:
+    except (ValueError, OverflowError):
         return None
 
 

@@ -162,7 +162,7 @@ def test_waiting_for_permits_is_summed_and_placed(tmp_path):
 def test_the_parts_of_a_step_add_up_to_it(tmp_path):
     found = step_split(side(tmp_path, flat(0.5)))
     assert found is not None
-    assert dict(zip(PARTS, found.seconds, strict=True)) == {
+    assert dict(zip(PARTS, found, strict=True)) == {
         "sampling": 0.5, "waiting for permits": 0.5, "rewards": 0.25, "training": 0.5, "other": 0.25,
     }  # fmt: skip
 

@@ -184,7 +184,7 @@ def why(files: RunFiles, seen: Inspection) -> str:
     if seen.state in _CALM:
         return ""
     lines = seen.attempts[-1].message.strip().splitlines()
-    return lines[-1] if lines else _last_output(files)
+    return (lines or last_output(files, 1) or [""])[-1]
 
 
 def _is_untouched(directory: Path) -> bool:
@@ -195,16 +195,20 @@ def _is_untouched(directory: Path) -> bool:
         return False
 
 
-def _last_output(files: RunFiles) -> str:
+def last_output(files: RunFiles, count: int) -> list[str]:
+    """Return the last lines of a run's output, as they are; none without a file.
+
+    Raises:
+        RecordsError: it cannot be read.
+    """
     try:
         fd = open_regular(files.output_log)
     except FileNotFoundError:
-        return ""
+        return []
     try:
-        lines = read_tail(fd, 1)
+        return [line.decode(errors="replace") for line in read_tail(fd, count)]
     finally:
         os.close(fd)
-    return lines[-1].decode(errors="replace") if lines else ""
 
 
 def _eval_reward(rows: Sequence[Row], done: Done | None) -> float | None:

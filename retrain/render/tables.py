@@ -46,11 +46,21 @@ def print_result(value: Any, rows: str = "") -> None:
         value: a dataclass, or a sequence of them.
         rows: the key that a sequence stands under.
     """
-    plain_one = plain_value(value)
-    print(json.dumps({"version": JSON_VERSION} | ({rows: plain_one} if rows else plain_one), indent=2))
+    found = plain_value(value)
+    print_json({"version": JSON_VERSION} | ({rows: found} if rows else found))
 
 
 class _Console(Console):
+    """Takes text as it is: no markup, no emoji, no guessed colours.
+
+    A pipe gets long lines, so that a program that reads them finds them whole.
+    """
+
+    def __init__(self, file: TextIO | None = None) -> None:
+        super().__init__(file=file, markup=False, emoji=False, highlight=False)
+        if not self.is_terminal and "COLUMNS" not in os.environ:
+            self.width = PIPE_WIDTH
+
     def on_broken_pipe(self) -> None:
         """Raise, so that the caller decides about a closed pipe; rich would end the process."""
         raise BrokenPipeError
@@ -90,23 +100,12 @@ class _Unfailing:
 
 def messages() -> Console:
     """Return a console for progress messages, whose loss must not end the work."""
-    return _as_it_is(
-        Console(file=cast(TextIO, _Unfailing(sys.stderr)), markup=False, emoji=False, highlight=False)
-    )
+    return _Console(cast(TextIO, _Unfailing(sys.stderr)))
 
 
-def console(*, stderr: bool = False) -> Console:
-    """Return a console that takes text as it is: no markup, no emoji, no guessed colours.
-
-    A pipe gets long lines, so that a program that reads them finds them whole.
-    """
-    return _as_it_is(_Console(stderr=stderr, markup=False, emoji=False, highlight=False))
-
-
-def _as_it_is(made: Console) -> Console:
-    if not made.is_terminal and "COLUMNS" not in os.environ:
-        made.width = PIPE_WIDTH
-    return made
+def console() -> Console:
+    """Return a console for results."""
+    return _Console()
 
 
 def table(
@@ -139,15 +138,9 @@ def fitted(title: str, columns: Sequence[str], rows: Sequence[Sequence[str | Tex
 
 def width_of(columns: Sequence[str], rows: Sequence[Sequence[str | Text]]) -> int:
     """Return the characters that a table needs to show everything on one line a row."""
-    longest = [
-        max([len(name.lstrip(">")), *(_cells(row[number]) for row in rows)])
-        for number, name in enumerate(columns)
-    ]
-    return sum(longest) + GAP * len(columns)
-
-
-def _cells(text: str | Text) -> int:
-    return text.cell_len if isinstance(text, Text) else cell_len(text)
+    titles = [name.lstrip(">") for name in columns]
+    cells = zip(titles, *rows, strict=False)  # rows may have more
+    return sum(max(cell_len(str(cell)) for cell in column) + GAP for column in cells)
 
 
 def state(name: str) -> Text:

@@ -7,13 +7,13 @@ import sys
 from array import array
 from bisect import bisect_left
 from dataclasses import dataclass
-from datetime import datetime
 from itertools import repeat
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
+from retrain.clock import posix_s
 from retrain.records.lines import Row, parse_line, read_lines
 from retrain.records.metrics import is_step
 
@@ -134,7 +134,5 @@ def number(value: object) -> float:
 
 def unix_seconds(timestamp: object) -> float:
     """Return a timestamp of the records in Unix seconds; NaN if it is invalid."""
-    try:
-        return datetime.fromisoformat(str(timestamp)).timestamp()
-    except (ValueError, OverflowError):
-        return float("nan")
+    found = posix_s(timestamp)
+    return math.nan if found is None else found

@@ -136,7 +136,12 @@ def _metric(name: str, sides: Sequence[Side], moment: Moment, *, paired: bool) -
     found = [_by_seed(side.runs, name, moment, unmatched=-1 - i) for i, side in enumerate(sides)]
     gaps = [difference_of(found[0], other, paired=paired) for other in found[1:]]
     results = tuple(_side(side, values, moment) for side, values in zip(sides, found, strict=True))
-    are_alike = [_ran_alike(name, results[0], other) for other in results[1:]]
+    # what is learned depends on the number of steps, so a difference may be due to that alone
+    are_alike = [
+        name.endswith(OF_A_STEP) or not (base.steps and other.steps) or base.steps == other.steps
+        for base in results[:1]
+        for other in results[1:]
+    ]
     adjusted = holm([gap.p if alike else None for gap, alike in zip(gaps, are_alike, strict=True)])
     return MetricComparison(
         metric=name,
@@ -148,11 +153,6 @@ def _metric(name: str, sides: Sequence[Side], moment: Moment, *, paired: bool) -
             for side, gap, p, alike in zip(sides[1:], gaps, adjusted, are_alike, strict=True)
         ),
     )
-
-
-def _ran_alike(metric: str, base: SideResult, other: SideResult) -> bool:
-    """Whether a difference can be due to the conditions: what is learned depends on the number of steps."""
-    return metric.endswith(OF_A_STEP) or not base.steps or not other.steps or base.steps == other.steps
 
 
 def _by_seed(runs: Sequence[RunHistory], metric: str, moment: Moment, unmatched: int) -> dict[int, float]:
@@ -196,8 +196,15 @@ def differences(sides: Sequence[Sequence[RunHistory]]) -> tuple[KeyDifference, .
     """List the keys that differ between runs of any side, without seeds and paths."""
     flat = [[dict(flatten(run.config)) for run in runs if run.config] for runs in sides]
     keys = sorted({key for side in flat for tables in side for key in tables} - {SEED})
-    found = {key: [_values(side, key) for side in flat] for key in keys}
-    return tuple(KeyDifference(key, _shown(by_side)) for key, by_side in found.items() if _differ(by_side))
+    found = {
+        key: [list(dict.fromkeys(repr(one[key]) if key in one else ABSENT for one in side)) for side in flat]
+        for key in keys
+    }
+    return tuple(
+        KeyDifference(key, _shown(by_side))
+        for key, by_side in found.items()
+        if len({value for values in by_side for value in values}) > 1
+    )
 
 
 def flatten(tables: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -209,15 +216,6 @@ def flatten(tables: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, 
             yield from flatten(value, f"{prefix}{key}.")
         elif value != {}:
             yield prefix + key, value
-
-
-def _values(side: Sequence[Mapping[str, Any]], key: str) -> list[str]:
-    """Return the distinct values of a side's runs; none if no configuration can be read."""
-    return list(dict.fromkeys(repr(one[key]) if key in one else ABSENT for one in side))
-
-
-def _differ(by_side: Sequence[Sequence[str]]) -> bool:
-    return len({value for values in by_side for value in values}) > 1
 
 
 def _shown(by_side: Sequence[Sequence[str]]) -> tuple[str, ...]:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 
 from retrain.errors import RecordsError
 from retrain.records.layout import RunFiles
@@ -16,13 +16,13 @@ from retrain.report.back_pressure import (
     stretches,
     usl_chart,
 )
-from retrain.report.charts import HEIGHT, Chart, axis_title, final_chart
+from retrain.report.charts import Chart, axis_title, final_chart
 from retrain.report.columns import NO_ROWS, read_columns
 from retrain.report.compare import Comparison, compare, usual_metrics
-from retrain.report.curves import Plot, curve_chart, describe
+from retrain.report.curves import curve_chart
 from retrain.report.final import known_metrics
 from retrain.report.gather import CampaignRecord, RunHistory
-from retrain.report.series import Bins, Curve, bins_for, curves
+from retrain.report.series import Curve, Shown, bins_for, curves
 from retrain.report.sides import Match, Side, conditions
 from retrain.report.timeline import split_chart, step_splits, timeline, timeline_chart
 
@@ -33,19 +33,6 @@ TITLES = {
     "mean_reward": "Reward of the sampled rollouts while training",
     "eval_reward": "Reward on held-out prompts",
 }
-
-
-@dataclass(frozen=True)
-class Shown:
-    """The conditions that charts show, and the bins of their curves."""
-
-    sides: tuple[Side, ...]
-    bins: Bins
-
-    @property
-    def labels(self) -> tuple[str, ...]:
-        """Their names, in the order that gives them their colours."""
-        return tuple(side.label for side in self.sides)
 
 
 @dataclass(frozen=True)
@@ -107,11 +94,10 @@ def _final(comparison: Comparison) -> tuple[Chart, ...]:
 
 def _warm_up(shown: Shown) -> tuple[Chart, ...]:
     """Draw the loss of the supervised updates before the first step, if there were any."""
-    sides = [Side(side.label, tuple(map(_warming_up, side.runs))) for side in shown.sides]
-    before = Shown(shown.sides, bins_for(sides, 1))
-    found = curves(sides, "loss", before.bins)
+    sides = tuple(Side(side.label, tuple(map(_warming_up, side.runs))) for side in shown.sides)
+    before = Shown(sides, bins_for(sides, 1))
     title = "Warm-up: loss of the supervised updates before the first step"
-    return _curves("warm_up_loss", title, found, before, SHORT)
+    return curve_chart("warm_up_loss", title, curves(sides, "loss", before.bins), before, height=SHORT)
 
 
 def _warming_up(run: RunHistory) -> RunHistory:
@@ -125,11 +111,8 @@ def _learning(shown: Shown, metrics: Sequence[str]) -> tuple[Chart, ...]:
     names = dict.fromkeys([*TITLES, *metrics])
     found = {name: curves(shown.sides, name, shown.bins) for name in names}
     worth = [name for name in names if any(len(one.steps) > 1 or name in metrics for one in found[name])]
-    return tuple(
-        chart
-        for name in worth
-        for chart in _curves(name, TITLES.get(name, axis_title(name)), found[name], shown)
-    )
+    drawn = (curve_chart(name, TITLES.get(name, axis_title(name)), found[name], shown) for name in worth)
+    return tuple(chain.from_iterable(drawn))
 
 
 def _back_pressure(campaign: CampaignRecord, fits: Sequence[Scalability], shown: Shown) -> tuple[Chart, ...]:
@@ -138,20 +121,20 @@ def _back_pressure(campaign: CampaignRecord, fits: Sequence[Scalability], shown:
     charts = [usl_chart(fits, shown.labels)]
     if found := stretches(campaign.runs):
         charts.append(regime_chart(found, shown.bins.last_step))
-    if best := [one for side in shown.sides if (one := best_concurrency(side, shown.bins))]:
-        plot = Plot(
-            name="p-star",
-            metric="bp_p_star",
-            title="Best concurrency p* estimated by the controller",
-            subtitle="Median over seeds. No line: most saw no peak, or one far beyond every batch tried.",
-            height=SHORT,
-            most=SIGHT * max(float(fit.concurrency.max()) for fit in fits),
-            last_step=shown.bins.last_step,
-        )
-        charts.append(curve_chart(plot, best, shown.labels))
+    best = [one for side in shown.sides if (one := best_concurrency(side, shown.bins))]
+    charts += curve_chart(
+        "bp_p_star",
+        "Best concurrency p* estimated by the controller",
+        best,
+        shown,
+        name="p-star",
+        subtitle="Median over seeds. No line: over half saw no peak, or one far beyond every batch tried.",
+        height=SHORT,
+        most=SIGHT * max(float(fit.concurrency.max()) for fit in fits),
+    )
     steered = [side for side in shown.sides if side.label in {fit.condition for fit in fits}]
     batches = curves(steered, "batch_size", shown.bins)
-    return (*charts, *_curves("batch_size", "Batch size used", batches, shown, SHORT))
+    return (*charts, *curve_chart("batch_size", "Batch size used", batches, shown, height=SHORT))
 
 
 def _time(campaign: CampaignRecord, shown: Shown) -> tuple[Chart, ...]:
@@ -163,24 +146,8 @@ def _time(campaign: CampaignRecord, shown: Shown) -> tuple[Chart, ...]:
 def _rate(shown: Shown) -> tuple[Chart, ...]:
     ratio, age = (curves(shown.sides, name, shown.bins) for name in ("rate_ratio", "rate_sample_age_mean"))
     title = "Rate limiter: samples per trained batch, relative to the target"
+    aged = "Age of the rollouts trained on"
     return (
-        *_curves("rate_ratio", title, ratio, shown, SHORT, target=1.0),
-        *_curves("rate_sample_age_mean", "Age of the rollouts trained on", age, shown, SHORT),
+        *curve_chart("rate_ratio", title, ratio, shown, height=SHORT, target=1.0),
+        *curve_chart("rate_sample_age_mean", aged, age, shown, height=SHORT),
     )
-
-
-def _curves(
-    metric: str,
-    title: str,
-    found: Sequence[Curve],
-    shown: Shown,
-    height: int = HEIGHT,
-    target: float | None = None,
-) -> tuple[Chart, ...]:
-    """Return the chart of a metric; none without curves."""
-    if not found:
-        return ()
-    name = re.sub("[^a-z0-9]+", "-", metric.lower())[:60].strip("-")
-    subtitle = describe(found, shown.bins)
-    plot = Plot(name, metric, title, subtitle, height, target, last_step=shown.bins.last_step)
-    return (curve_chart(plot, found, shown.labels),)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -26,7 +26,7 @@ from retrain.report.charts import (
     zoom,
 )
 from retrain.report.columns import FloatArray
-from retrain.report.series import Bins, Curve
+from retrain.report.series import Bins, Curve, Shown
 
 MARKED_POINTS = 40  # curves with at most this many points also get dots
 OVERSHOOT = 0.12  # of the means' range: a band may leave the chart beyond it
@@ -35,62 +35,61 @@ LABEL_GAP = 13  # pixels between the names of two lines at their ends
 LABEL_WIDTH = 130
 
 
-@dataclass(frozen=True)
-class Plot:
-    """What is drawn, and its titles.
+def curve_chart(
+    metric: str,
+    title: str,
+    found: Sequence[Curve],
+    shown: Shown,
+    *,
+    name: str = "",
+    subtitle: str = "",
+    height: int = HEIGHT,
+    target: float | None = None,
+    most: float = math.inf,
+    is_all: bool = False,
+) -> tuple[Chart, ...]:
+    """Return the chart of a metric's curves; none without curves.
 
-    Attributes:
-        name: of the chart's file.
-        metric: names the y axis.
+    Args:
+        metric: names the y axis, and the chart's file if there is no `name`.
+        title: of the chart; the subtitle describes the lines if there is none.
+        found: the curves.
+        shown: the conditions of the page.
         target: a value to compare with, drawn as a dashed line.
         most: upper bound of the y axis.
+        is_all: whether the legend names all conditions, for curves that are put in later.
     """
-
-    name: str
-    metric: str
-    title: str
-    subtitle: str
-    height: int = HEIGHT
-    target: float | None = None
-    most: float = math.inf
-    last_step: int | None = None
-
-
-def curve_chart(
-    plot: Plot, found: Sequence[Curve], conditions: Sequence[str], *, is_all: bool = False
-) -> Chart:
-    """Draw a metric's curves; the legend names their conditions, or all."""
+    if not found:
+        return ()
+    labels, last_step = shown.labels, shown.bins.last_step
     listed = None if is_all else {one.condition for one in found}
-    label = axis_title(plot.metric)
-    low, high = domain(found, plot.target)
-    limits = [low, max(low, min(high, plot.most))]
-    is_labelled = len(COLOURS) < len(conditions if is_all else found) <= LEGEND_CONDITIONS
-    height = max(plot.height, LABEL_GAP * len(conditions)) if is_labelled else plot.height
+    label = axis_title(metric)
+    low, high = domain(found, target)
+    limits = [low, max(low, min(high, most))]
+    is_labelled = len(COLOURS) < len(labels if is_all else found) <= LEGEND_CONDITIONS
+    height = max(height, LABEL_GAP * len(labels)) if is_labelled else height
     rows = [row for one in found for row in points(one)]
     layers = [_seeds(label, found)]
     if rows or is_all:
-        layers += [*_band(label, found), _line(label, found, limits), _hover(label)]
-    if plot.target is not None:
-        layers.append(_target(plot.target))
+        layers += [*([_band(label)] if has_band(found) else []), _line(label, found, limits), _hover(label)]
+    if target is not None:
+        layers.append(_target(target))
     if is_labelled:
-        layers.append(_names(line_ends(found, limits, height), label, plot.last_step))
-    steps: Spec = {"nice": False, "domainMin": 0}
-    if plot.last_step:
-        steps["domainMax"] = plot.last_step
-    return chart(
-        plot.name,
-        plot.title,
-        plot.subtitle,
+        layers.append(_names(line_ends(found, limits, height), label, last_step))
+    steps = {"nice": False, "domainMin": 0, **({"domainMax": last_step} if last_step else {})}
+    colours = by_condition(labels, [] if is_labelled else listed, dashed=True)
+    drawn = chart(
+        name or re.sub("[^a-z0-9]+", "-", metric.lower())[:60].strip("-"),
+        title,
+        subtitle or describe(found, shown.bins),
         height=height,
         room_right=LABEL_WIDTH if is_labelled else 0,
         data={"values": rows},
-        encoding={
-            "x": quantity("s", "step", scale=steps),
-            **by_condition(conditions, [] if is_labelled else listed, dashed=True),
-        },
+        encoding={"x": quantity("s", "step", scale=steps), **colours},
         layer=layers,
         with_empty=is_all,
     )
+    return (drawn,)
 
 
 def line_ends(found: Sequence[Curve], limits: Sequence[float], height: int = HEIGHT) -> list[Spec]:
@@ -162,20 +161,17 @@ def describe(found: Sequence[Curve], bins: Bins) -> str:
     line = f"Line: mean over {seeds} seeds" if seeds > 1 else "Line: one seed"
     each = f", each point over {bins.width} steps" if bins.width > 1 and not is_sparse(found) else ""
     thin = " Thin lines: the seeds." if any(len(one.each) for one in found) else ""
+    band = ""
+    if has_band(found):
+        low, high = domain(found)
+        lows = np.concatenate([one.low for one in found])
+        highs = np.concatenate([one.high for one in found])
+        is_beyond = np.nanmin(lows, initial=low) < low or np.nanmax(highs, initial=high) > high
+        cut = ", clipped to the range of the metric" if any(one.is_cut for one in found) else ""
+        band = f" {BAND}{cut}{'; it extends beyond the axis' if is_beyond else ''}."
     failed = ", ".join(one.condition for one in found if len(one.each) and not has_mean(one))
     none = f" All runs of {failed} failed: no mean." if failed else ""
-    return f"{line}{each}.{thin}{_about_bands(found)}{none}"
-
-
-def _about_bands(found: Sequence[Curve]) -> str:
-    if not has_band(found):
-        return ""
-    low, high = domain(found)
-    beyond = any(
-        np.nanmin(one.low, initial=low) < low or np.nanmax(one.high, initial=high) > high for one in found
-    )
-    cut = ", clipped to the range of the metric" if any(one.is_cut for one in found) else ""
-    return f" {BAND}{cut}{'; it extends beyond the axis' if beyond else ''}."
+    return f"{line}{each}.{thin}{band}{none}"
 
 
 def has_band(found: Sequence[Curve]) -> bool:
@@ -188,17 +184,13 @@ def is_sparse(found: Sequence[Curve]) -> bool:
     return max((len(one.steps) for one in found), default=0) <= MARKED_POINTS
 
 
-def _band(label: str, found: Sequence[Curve]) -> list[Spec]:
-    if not has_band(found):
-        return []
-    return [
-        {
-            "name": "band",
-            "transform": [{"filter": "isValid(datum.l)"}],
-            "mark": {"type": "area", "opacity": 0.16, "clip": True, "line": False},
-            "encoding": {"y": quantity("l", label), "y2": {"field": "h"}, "strokeDash": None},
-        }
-    ]
+def _band(label: str) -> Spec:
+    return {
+        "name": "band",
+        "transform": [{"filter": "isValid(datum.l)"}],
+        "mark": {"type": "area", "opacity": 0.16, "clip": True, "line": False},
+        "encoding": {"y": quantity("l", label), "y2": {"field": "h"}, "strokeDash": None},
+    }
 
 
 def _seeds(label: str, found: Sequence[Curve]) -> Spec:

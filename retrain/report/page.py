@@ -20,7 +20,7 @@ from retrain.report import tables, wording
 from retrain.report.charts import VEGA_LITE, axis_title, converter, rounded
 from retrain.report.columns import FloatArray
 from retrain.report.contents import Contents
-from retrain.report.curves import Plot, curve_chart, describe, domain, has_band, is_sparse, line_ends
+from retrain.report.curves import curve_chart, describe, domain, has_band, is_sparse, line_ends
 from retrain.report.series import Curve
 
 MARK = "retrain report"  # by which retrain recognizes its own file
@@ -134,11 +134,10 @@ def _metrics(contents: Contents) -> dict[str, Any]:
     """Return all metrics, small: numbers in columns, names once."""
     found, shown = contents.explored, contents.shown
     banded = next((curves for curves in found.values() if has_band(curves)), next(iter(found.values())))
-    plot = Plot("explored", LABEL, "", "", last_step=shown.bins.last_step)
-    template = curve_chart(plot, banded, shown.labels, is_all=True).spec | {"data": {"values": []}}
+    (template,) = curve_chart(LABEL, "", banded, shown, is_all=True)
     number = {label: i for i, label in enumerate(shown.labels)}
     return {
-        "template": template,
+        "template": template.spec | {"data": {"values": []}},
         "label": axis_title(LABEL),
         "conditions": list(shown.labels),
         "metrics": {

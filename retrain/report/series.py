@@ -56,6 +56,19 @@ class Bins:
     last_step: int  # of the longest run
 
 
+@dataclass(frozen=True)
+class Shown:
+    """The conditions that charts show, and the bins of their curves."""
+
+    sides: tuple[Side, ...]
+    bins: Bins
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """Their names, in the order that gives them their colours."""
+        return tuple(side.label for side in self.sides)
+
+
 def bins_for(sides: Sequence[Side], metrics: int) -> Bins:
     """Choose bins that keep all curves of all metrics together small enough."""
     longest = max((run.last_step for side in sides for run in side.runs), default=0)

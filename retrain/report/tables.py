@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from itertools import islice
@@ -15,9 +14,8 @@ from retrain.config.digest import BESIDE_RESULTS
 from retrain.distribution import version
 from retrain.errors import RecordsError
 from retrain.plan.durations import MISSING, format_duration
-from retrain.records.files import open_regular
 from retrain.records.layout import RunFiles
-from retrain.records.lines import read_tail
+from retrain.records.run_row import last_output
 from retrain.records.text import count_of, plain
 from retrain.report.back_pressure import Scalability
 from retrain.report.compare import MetricComparison
@@ -176,11 +174,6 @@ def failures(runs: Sequence[RunHistory]) -> Iterator[tuple[RunHistory, tuple[str
 
 def _tail(files: RunFiles) -> tuple[str, ...]:
     try:
-        fd = open_regular(files.output_log)
-    except (FileNotFoundError, RecordsError):
+        return tuple(_indented(line, LINE_LIMIT) for line in last_output(files, TAIL_LINES))
+    except RecordsError:
         return ()
-    try:
-        lines = [line.decode(errors="replace") for line in read_tail(fd, TAIL_LINES)]
-    finally:
-        os.close(fd)
-    return tuple(_indented(line, LINE_LIMIT) for line in lines)

@@ -7,7 +7,7 @@ they started: on one machine the lanes are its workers.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from operator import attrgetter
 
@@ -137,16 +137,8 @@ def _waiting(bar: Bar, pieces: int) -> Iterator[Waiting]:
             yield Waiting(bar.lane, start_s, start_s + length, min(1.0, float(wait_s) / length))
 
 
-@dataclass(frozen=True)
-class StepSplit:
-    """Mean seconds of each of `PARTS` in a condition's steps."""
-
-    condition: str
-    seconds: tuple[float, ...]
-
-
-def step_split(side: Side) -> StepSplit | None:
-    """Return the mean parts of all steps of a condition; None if no row has times.
+def step_split(side: Side) -> tuple[float, ...] | None:
+    """Return the mean seconds of each of `PARTS` in all steps of a condition; None if no row has times.
 
     Waiting for permits happens while sampling (or while training, on a remote backend). It is summed over
     concurrent calls, so it is limited to the time of sampling.
@@ -159,12 +151,12 @@ def step_split(side: Side) -> StepSplit | None:
     step, sample, wait, reward, train = np.nan_to_num(rows[:, np.isfinite(rows[0])])
     wait = np.minimum(wait, sample)
     other = np.maximum(0.0, step - sample - reward - train)
-    return StepSplit(side.label, tuple(float(x.mean()) for x in (sample - wait, wait, reward, train, other)))
+    return tuple(float(x.mean()) for x in (sample - wait, wait, reward, train, other))
 
 
-def step_splits(sides: Sequence[Side]) -> tuple[StepSplit, ...]:
-    """Return the split of every condition that has times."""
-    return tuple(found for side in sides if (found := step_split(side)))
+def step_splits(sides: Sequence[Side]) -> dict[str, tuple[float, ...]]:
+    """Return the split of every condition that has times, by its name."""
+    return {side.label: found for side in sides if (found := step_split(side))}
 
 
 def timeline_chart(found: Timeline, conditions: Sequence[str]) -> Chart:
@@ -218,15 +210,20 @@ def _times(one: Bar | Waiting, begin_s: float, size: float) -> Spec:
     return {"a": rounded((one.start_s - begin_s) / size), "b": rounded((one.end_s - begin_s) / size)}
 
 
-def split_chart(found: Sequence[StepSplit]) -> Chart:
+def split_chart(found: Mapping[str, Sequence[float]]) -> Chart:
     """Draw the parts of the mean step of each condition."""
-    longest = max(sum(one.seconds) for one in found)
+    longest = max(map(sum, found.values()))
     unit, size = ("milliseconds", 1e-3) if longest < 1 else ("seconds", 1.0)
     rows = [
-        {"c": one.condition, "part": part, "v": rounded(seconds / size), "o": i}
-        | {"f": rounded(seconds / (sum(one.seconds) or 1))}
-        for one in found
-        for i, (part, seconds) in enumerate(zip(PARTS, one.seconds, strict=True))
+        {
+            "c": name,
+            "part": part,
+            "v": rounded(part_s / size),
+            "o": i,
+            "f": rounded(part_s / (sum(all_s) or 1)),
+        }
+        for name, all_s in found.items()
+        for i, (part, part_s) in enumerate(zip(PARTS, all_s, strict=True))
     ]
     colours = {"domain": list(PARTS), "range": list(PART_COLOURS)}
     seen = hints(("c", "condition", ""), ("part", "part", ""), ("v", unit, ".3~g"), ("f", "share", ".1%"))
@@ -240,7 +237,7 @@ def split_chart(found: Sequence[StepSplit]) -> Chart:
         params=[zoom("x")],
         encoding={
             "x": quantity("v", f"{unit} per step", stack="zero"),
-            "y": category("c", [one.condition for one in found]),
+            "y": category("c", list(found)),
             "color": {"field": "part", "type": "nominal", "scale": colours},
             "order": {"field": "o", "type": "quantitative"},
             "tooltip": seen,

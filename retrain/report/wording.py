@@ -119,37 +119,27 @@ def grounds(metric: MetricComparison) -> tuple[Ground, ...]:
 def _because(base: SideResult, side: SideResult, judged: Judged) -> str:
     if judged.verdict == Verdict.OTHER_STEPS and base.steps and side.steps:
         return f"{_range(*base.steps)} and {_range(*side.steps)} steps cannot be compared"
-    gap = judged.difference
-    if too_few := _too_few(base.sample.n, side.sample.n, gap.n):
-        return too_few
-    seeds = _compared(base.sample.n, side.sample.n, gap.n)
+    gap, alone = judged.difference, base.sample.n + side.sample.n
+    if gap.n is None and min(base.sample.n, side.sample.n) < FEWEST_SEEDS:
+        return f"{base.sample.n} and {side.sample.n} finished runs; at least {FEWEST_SEEDS} each are needed"
+    if gap.n is not None and gap.n < FEWEST_SEEDS:
+        return f"{count_of(gap.n, 'seed')} finished in both; at least {FEWEST_SEEDS} are needed"
+    if not gap.n:
+        seeds = f"{base.sample.n} and {side.sample.n} seeds, not paired"
+    else:
+        alone -= 2 * gap.n
+        seeds = f"{gap.n} pairs of seeds" + (f", {count_of(alone, 'unpaired run')} left out" if alone else "")
     if judged.verdict == Verdict.IDENTICAL:
         return seeds
+    is_adjusted = judged.p_adjusted != gap.p
     parts = [seeds, f"p {significant(gap.p)}"]
-    if judged.p_adjusted != gap.p:
+    if is_adjusted:
         parts.append(f"{significant(judged.p_adjusted)} after Holm's adjustment")
     if judged.verdict == Verdict.NOT_ENOUGH and gap.detectable is not None:
+        single = " in a single comparison" if is_adjusted else ""
         least = significant(gap.detectable)
-        alone = " in a single comparison" if judged.p_adjusted != gap.p else ""
-        parts.append(f"seeds like these detect a difference of {least} with 80 % power{alone}")
+        parts.append(f"seeds like these detect a difference of {least} with 80 % power{single}")
     return "; ".join(parts)
-
-
-def _too_few(base: int, side: int, pairs: int | None) -> str:
-    if pairs is None and min(base, side) < FEWEST_SEEDS:
-        return f"{base} and {side} finished runs; at least {FEWEST_SEEDS} each are needed"
-    if pairs is not None and pairs < FEWEST_SEEDS:
-        return f"{count_of(pairs, 'seed')} finished in both; at least {FEWEST_SEEDS} are needed"
-    return ""
-
-
-def _compared(base: int, side: int, pairs: int | None) -> str:
-    if not pairs:
-        return f"{base} and {side} seeds, not paired"
-    alone = base + side - 2 * pairs
-    if not alone:
-        return f"{pairs} pairs of seeds"
-    return f"{pairs} pairs of seeds, {alone} unpaired {'run' if alone == 1 else 'runs'} left out"
 
 
 def _range(low: int, high: int) -> str:

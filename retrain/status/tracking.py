@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from retrain.errors import RecordsError
 from retrain.locks.held import is_held
@@ -37,9 +37,9 @@ class Event:
     """One event; its text is safe to print."""
 
     at: str  # UTC, as the records say it; "" if they do not
-    run_id: str  # "" if it is about the campaign as a whole
     kind: str  # started, retried, resumed, throttle, batch, paused, notice, or an attempt's ending
-    text: str  # the reason, or what it went to
+    text: str = ""  # the reason, or what it went to
+    run_id: str = ""  # "" if it is about the campaign as a whole
     campaign: str = ""  # filled in by `Watcher`
 
 
@@ -57,7 +57,7 @@ class RunTracker:
     def __init__(self, files: RunFiles, run_id: str) -> None:
         self._files = files
         self._run_id = plain(run_id, NAME_LIMIT)
-        self._metrics = _MetricsTracker(files, self._run_id)
+        self._metrics = _MetricsTracker(GrowingFile(files.metrics))
         self._lock, self._status = files.lock, files.status  # building a path costs more than a stat
         self._names = tuple(str(path) for path in (files.done, files.attempts))
         self._status_name = str(files.status)
@@ -71,63 +71,60 @@ class RunTracker:
 
     def look(self, planned: RunEntry) -> WatchedRun:
         """Bring the row up to date; an unreadable file makes the run unreadable, and is retried."""
+        plan = planned.condition, planned.seed, planned.max_steps, planned.config_hash
+        is_planned_anew, self._planned = plan != self._planned, plan
         try:
             changed = [
-                self._look_at_state(planned),
+                self._look_at_state(planned, is_planned_anew=is_planned_anew),
                 self._look_at_progress(),
                 self._metrics.look(self._events),
-                _plan(planned) != self._planned,
             ]
-            self._planned = _plan(planned)
-            if any(changed) or self.now is None:
-                self._put_together(planned)
+            if any(changed) or is_planned_anew or self.now is None:
+                progress, problem = (None, "") if self._seen.done else self._progress
+                message = why(self._files, self._seen) or problem
+                row = row_of_parts(planned, self._seen, self._metrics.ends(), progress, message)
+                self.now = WatchedRun(row, self._metrics.curve.values())
         except RecordsError as error:
             self.now = WatchedRun(unreadable_row(planned, error), ())
             self._marks = None
-        assert self.now is not None
         return self.now
 
     def take_events(self) -> list[Event]:
         """Return the events since the last call."""
         events, self._events = self._events, []
-        return events
+        return [
+            replace(event, at=plain(event.at), text=plain(event.text), run_id=self._run_id)
+            for event in events
+        ]
 
-    def _look_at_state(self, planned: RunEntry) -> bool:
+    def _look_at_state(self, planned: RunEntry, *, is_planned_anew: bool) -> bool:
         files = tuple(mark_of(name) for name in self._names)
         is_over = self._seen.state is RunState.DONE and self._marks == (files, False)
         marks = (files, False if is_over else is_held(self._lock))
-        if marks == self._marks and _plan(planned) == self._planned:
+        if marks == self._marks and not is_planned_anew:
             return False
         before, self._seen = self._seen, inspect_run(self._files, planned.config_hash)
-        self._events += of_attempts(self._run_id, before.attempts, self._seen.attempts)
+        self._events += _of_attempts(before.attempts, self._seen.attempts)
         if self._seen.state is RunState.DIED and before.state is not RunState.DIED:
-            death = of_death(
-                self._run_id,
-                self._seen.attempts[-1],
-                progress_of(self._status)[0],
-                why(self._files, self._seen),
-            )
-            self._events.append(death)
+            last, progress = self._seen.attempts[-1], progress_of(self._status)[0]
+            at = progress.updated_at if progress and progress.attempt == last.number else last.started_at
+            message = plain(why(self._files, self._seen))
+            self._events.append(Event(at, RunState.DIED, message or "killed without a message"))
         self._marks = marks
         return True
 
     def _look_at_progress(self) -> bool:
-        if self._seen.state is RunState.DONE:
-            return False
         mark = mark_of(self._status_name)
-        if mark == self._status_mark:
+        if self._seen.state is RunState.DONE or mark == self._status_mark:
             return False
-        before = self._progress[0]
-        self._progress, self._status_mark = progress_of(self._status), mark
-        self._events += _pauses(self._run_id, before, self._progress[0])
+        before, (now, problem) = self._progress[0], progress_of(self._status)
+        self._progress, self._status_mark = (now, problem), mark
+        was_paused = before is not None and before.phase.startswith("paused")
+        if now is not None and now.phase.startswith("paused") and not was_paused:
+            self._events.append(
+                Event(now.updated_at, "paused", now.phase.removeprefix("paused").lstrip(": "))
+            )
         return True
-
-    def _put_together(self, planned: RunEntry) -> None:
-        is_done = self._seen.state is RunState.DONE
-        progress, problem = (None, "") if is_done else self._progress
-        message = why(self._files, self._seen) or problem
-        row = row_of_parts(planned, self._seen, self._metrics.ends(), progress, message)
-        self.now = WatchedRun(row, self._metrics.curve.values())
 
 
 @dataclass(slots=True)
@@ -174,9 +171,8 @@ class Curve:
 class _MetricsTracker:
     """The ends and the curve of a metrics.jsonl."""
 
-    def __init__(self, files: RunFiles, run_id: str) -> None:
-        self._run_id = run_id
-        self._file = GrowingFile(files.metrics)
+    def __init__(self, file: GrowingFile) -> None:
+        self._file = file
         self._first: Row | None = None
         self._last: list[Row] = []
         self.curve = Curve()
@@ -188,7 +184,7 @@ class _MetricsTracker:
         if growth.begins_anew:
             self._first, self._last, self.curve = None, [], Curve()
         rows = [row for line in growth.lines if (row := pick(line, _NEEDED)) and is_step(row.get("step"))]
-        events += of_rows(self._run_id, self._last[-1] if self._last else None, rows)
+        events += _of_rows(self._last[-1] if self._last else None, rows)
         self._first = self._first or next(iter(rows), None)
         self._last = latest_telling([*self._last, *rows])[-TAIL_ROWS:]
         for row in rows:
@@ -200,62 +196,33 @@ class _MetricsTracker:
         return MetricsEnds(self._first, self._last)
 
 
-def _plan(entry: RunEntry) -> object:
-    """Return what only the manifest records of a run."""
-    return entry.condition, entry.seed, entry.max_steps, entry.config_hash
-
-
-def _pauses(run_id: str, before: Progress | None, now: Progress | None) -> Iterator[Event]:
-    was = before is not None and before.phase.startswith("paused")
-    if now is not None and now.phase.startswith("paused") and not was:
-        yield Event(
-            plain(now.updated_at), run_id, "paused", plain(now.phase.removeprefix("paused").lstrip(": "))
-        )
-
-
-def of_attempts(run_id: str, before: Sequence[Attempt], now: Sequence[Attempt]) -> Iterator[Event]:
+def _of_attempts(before: Sequence[Attempt], now: Sequence[Attempt]) -> Iterator[Event]:
     """Iterate over starts, retries and endings that are in `now` and were not in `before`."""
     known = {attempt.number: attempt for attempt in before}
     previous = ""
     for attempt in now:
         was = known.get(attempt.number)
-        if was is None:
-            yield _begun(run_id, attempt, previous)
+        if was is None and attempt.number == 1:
+            yield Event(attempt.started_at, "started")
+        elif was is None:
+            kind = "resumed" if previous in _CALM else "retried"
+            text = f"attempt {attempt.number}, from step {attempt.resumed_from_step}"
+            yield Event(attempt.started_at, kind, text)
         if attempt.ending is not None and (was is None or was.ending is None):
-            yield Event(plain(attempt.ended_at or ""), run_id, plain(attempt.ending, 20), _reason(attempt))
+            reason = "" if attempt.ending == RunState.DONE else attempt.message.strip()
+            last_line = reason.splitlines()[-1] if reason else ""
+            yield Event(attempt.ended_at or "", plain(attempt.ending, 20), last_line)
         previous = attempt.ending or RunState.DIED
 
 
-def of_death(run_id: str, attempt: Attempt, progress: Progress | None, message: str) -> Event:
-    """Return the end of an attempt that recorded none, at the time of its last sign of life."""
-    at = progress.updated_at if progress and progress.attempt == attempt.number else attempt.started_at
-    return Event(plain(at), run_id, RunState.DIED, plain(message) or "killed without a message")
-
-
-def of_rows(run_id: str, before: Row | None, rows: Sequence[Row]) -> Iterator[Event]:
+def _of_rows(before: Row | None, rows: Sequence[Row]) -> Iterator[Event]:
     """Iterate over changes of the throttle's level and of back pressure's batch size."""
     for row in rows:
-        at = plain(str(row.get("timestamp", "")))
+        at = str(row.get("timestamp", ""))
         was, level = (before or {}).get("throttle_level"), row.get("throttle_level")
         if level != was and (before is not None or level != "full") and level is not None:
-            text = f"{was or 'full'} -> {level}: {row.get('throttle_reason', '')}"
-            yield Event(at, run_id, "throttle", plain(text))
+            yield Event(at, "throttle", f"{was or 'full'} -> {level}: {row.get('throttle_reason', '')}")
         if row.get("bp_action") in ("throttle", "increase"):
             text = f"{row['bp_action']} to {row.get('bp_batch_size')}: {row.get('bp_reason', '')}"
-            yield Event(at, run_id, "batch", plain(text))
+            yield Event(at, "batch", text)
         before = row
-
-
-def _begun(run_id: str, attempt: Attempt, previous: str) -> Event:
-    at, step = plain(attempt.started_at), attempt.resumed_from_step
-    if attempt.number == 1:
-        return Event(at, run_id, "started", "")
-    kind = "resumed" if previous in _CALM else "retried"
-    return Event(at, run_id, kind, f"attempt {attempt.number}, from step {step}")
-
-
-def _reason(attempt: Attempt) -> str:
-    if attempt.ending == RunState.DONE:
-        return ""
-    lines = attempt.message.strip().splitlines()
-    return plain(lines[-1]) if lines else ""

@@ -154,7 +154,7 @@ class _CampaignTracker:
         growth = self._notices.look()
         for line in growth.lines if growth else ():
             if (notice := parse_notice(line)) is not None:
-                self._said.append(Event(plain(notice.at), "", "notice", plain(notice.text)))
+                self._said.append(Event(plain(notice.at), "notice", plain(notice.text)))
 
     def _tracker(self, files: RunFiles, entry: RunEntry) -> RunTracker:
         if entry.run_id not in self._trackers:

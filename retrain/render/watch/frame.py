@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import calendar
 import textwrap
 import time
 from collections import Counter
@@ -11,6 +10,7 @@ from operator import attrgetter
 
 from rich.text import Text
 
+from retrain.clock import posix_s
 from retrain.render.overview import resume_lines, time_left
 from retrain.render.tables import BAD, STYLES
 from retrain.render.watch.runs import FULL, Glyphs, bar, informative, legend, matrix, run_lines
@@ -61,11 +61,8 @@ def event_line(event: Event, *, several: bool = False) -> Text:
 
 def clock(at: str) -> str:
     """Return a record's time as the local time of day; blanks if it cannot be parsed."""
-    try:
-        seconds = calendar.timegm(time.strptime(at[:19], "%Y-%m-%dT%H:%M:%S"))
-    except ValueError:
-        return " " * 8
-    return time.strftime("%H:%M:%S", time.localtime(seconds))
+    seconds = posix_s(at)
+    return " " * 8 if seconds is None else time.strftime("%H:%M:%S", time.localtime(seconds))
 
 
 def _last(events: Sequence[Event], count: int) -> list[Event]:
