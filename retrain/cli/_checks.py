@@ -17,9 +17,10 @@ from retrain import registry
 from retrain.config.resolve import PLUGINS
 from retrain.config.schema import Config, Logging
 from retrain.distribution import requirements
-from retrain.errors import InfrastructureError
+from retrain.errors import ConfigError, InfrastructureError
 from retrain.extras import Needs, needs
 from retrain.plan.preflight import servers_of
+from retrain.plan.sandboxes import sandboxes_of
 from retrain.records.text import plain
 from retrain.semaphore import lock_sharing_problem
 from retrain.system import gpus
@@ -99,8 +100,9 @@ def plugin_checks(used: Sequence[Used]) -> Iterator[Check]:
 
 
 def machine_checks(configs: Sequence[Config]) -> Iterator[Check]:
-    """Check GPUs, the disk and the locks."""
+    """Check GPUs, sandboxes, the disk and the locks."""
     yield _gpu_check()
+    yield _sandbox_check(configs)
     for directory in dict.fromkeys(c.logging.log_dir for c in configs) or [Logging.log_dir]:
         yield _disk_check(Path(directory))
     shared = (c.backend.throttle_dir for c in configs if c.backend.throttle_dir)
@@ -200,6 +202,19 @@ def _gpu_check() -> Check:
     return Check(
         "gpu", Verdict.OK, ", ".join(f"{g.name} {g.memory_total_bytes / GIB:.0f} GiB" for g in found)
     )
+
+
+def _sandbox_check(configs: Sequence[Config]) -> Check:
+    """Check where programs run; without a file that needs it, where they would."""
+    try:
+        used = sandboxes_of(configs)
+        known = used or {(best := registry.find("sandbox", "auto")()).name: best.weakness}
+    except ConfigError as error:
+        return Check("sandbox", Verdict.MISSING, "cannot be used here", str(error))
+    if not any(known.values()):
+        return Check("sandbox", Verdict.OK, ", ".join(known))
+    fix = "install bubblewrap, where the kernel lets you create user namespaces"
+    return Check("sandbox", Verdict.WARNING if used else Verdict.OK, ", ".join(known), fix)
 
 
 def _disk_check(directory: Path) -> Check:

@@ -11,6 +11,7 @@ from retrain.config.problems import quote
 from retrain.config.resolve import RUN_SECTIONS
 from retrain.plan.checklist import Check, Decisions, warnings_of
 from retrain.plan.matrix import Plan, RunPlan
+from retrain.plan.sandboxes import sandbox_warnings, sandboxes_of
 
 if TYPE_CHECKING:
     from retrain.plan.estimate.history import History
@@ -60,6 +61,7 @@ class Explanation:
     warnings: tuple[str, ...]
     checklist: tuple[Check, ...]  # before a full run: each line passes, warns or is unknown
     script: str = ""  # what the launcher would submit
+    sandboxes: tuple[str, ...] = ()  # where programs of the policy would run here
 
 
 def explain_plan(
@@ -96,6 +98,9 @@ def explain_plan(
 
         time = wall_time(plan, history, cores)
     pilot = _pilot_command(plan, file_name)
+    configs = [run.config for run in first.values()]
+    sandboxes = sandboxes_of(configs)
+    warnings = (*warnings_of(plan, longest_answers, cores), *sandbox_warnings(configs, sandboxes))
     learned_from = learned_from or shlex.quote(str(plan.log_dir))
     decisions = Decisions(plan, longest_answers, time, cores, file_name, pilot, learned_from)
     return Explanation(
@@ -111,9 +116,10 @@ def explain_plan(
         wall_time=time,
         unknown=() if time is not None else UNKNOWN,
         pilot_command=pilot,
-        warnings=tuple(warnings_of(plan, longest_answers, cores)),
+        warnings=warnings,
         checklist=decisions.checklist(budget_s, sets_max_tokens=sets_max_tokens),
         script=script,
+        sandboxes=tuple(sandboxes),
     )
 
 

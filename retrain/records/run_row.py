@@ -89,6 +89,7 @@ class RunRow:
     throttle_level: str = _of_last_step(
         "", 'level that the load allowed in the last step; "" without a throttle', default=""
     )
+    sandbox: str = _of_last_step("", 'where programs of the policy ran; "" without any', default="")
     message: str = _column(
         "", "why it failed or cannot be read: last line of the error; or rows that loggers lack", default=""
     )

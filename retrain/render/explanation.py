@@ -79,6 +79,8 @@ def _facts(explanation: Explanation) -> list[tuple[str, str]]:
         ),
         ("log directory", f"{explanation.log_dir}/"),
     ]
+    if explanation.sandboxes:
+        facts.append(("programs run in", ", ".join(explanation.sandboxes)))
     return [
         *facts,
         *(_unknown(explanation) if explanation.wall_time is None else _time(explanation.wall_time)),

@@ -118,6 +118,7 @@ STATUS_COLUMNS = (
     RunColumn("held-out", lambda run: number(run.eval_reward, 2)),
     STEP_TIME,
     RunColumn("back pressure", _back_pressure, is_right=False, is_optional=True),
+    RunColumn("sandbox", lambda run: run.sandbox, is_right=False, is_optional=True),
 )
 WATCH_COLUMNS = (
     RunColumn("reward", lambda run: number(run.reward_mean, 2)),

@@ -27,6 +27,7 @@ SPEC = PluginSpec(
     hooks=(
         Hook("open_scorer", (), "a BatchScorer in place of `score`, with the same keys"),
         Hook("check_params", ("params",), "problems of [reward.params], as `key: what is wrong`"),
+        Hook("advise_params", ("params",), "warnings for `explain`, one line each"),
         Hook("made_of", ("params",), "(name, params) of each reward that it consists of"),
         Hook("servers", ("params",), "address -> key, of each server that must answer before a run"),
     ),
@@ -76,7 +77,10 @@ class Reward(Protocol):
 
 
 class BatchScorer(Protocol):
-    """Scores many completions at once; used by one thread at a time."""
+    """Scores many completions at once; used by one thread at a time.
+
+    One that runs programs of the policy has an attribute `sandbox`, the name of the sandbox.
+    """
 
     def score_all(self, answers: Sequence[Answer]) -> list[Score] | Awaitable[list[Score]]:
         """Score every completion, in order."""

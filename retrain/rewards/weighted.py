@@ -156,6 +156,7 @@ class WeightedScorer:
 
     def __init__(self, parts: Sequence[OpenPart], opened: ExitStack) -> None:
         self._parts = parts
+        self.sandbox = next((s for p in parts if (s := getattr(p.scorer, "sandbox", None))), None)
         self._opened = opened
 
     def score_all(self, answers: Sequence[Answer]) -> Coroutine[Any, Any, list[Score]]:

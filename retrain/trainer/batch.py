@@ -37,6 +37,7 @@ class ScoredBatch:
     errors: int = 0  # rollouts whose scoring failed, as opposed to wrong answers
     timeouts: int = 0  # rollouts whose scoring took too long
     faults: int = 0  # rollouts that did what no solution does, such as a forbidden system call
+    sandbox: str | None = None  # where programs of the policy ran, if any did
 
     @property
     def rollouts(self) -> list[Rollout]:
@@ -87,6 +88,7 @@ class ScoredBatch:
             reward_error_fraction=self.error_fraction,
             reward_timeout_fraction=self.timeout_fraction,
             reward_faults=self.faults,
+            sandbox=self.sandbox,
         )
 
 

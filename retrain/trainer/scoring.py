@@ -51,6 +51,7 @@ class Scorer:
             errors=sum(s.outcome is Outcome.ERROR for s in scores),
             timeouts=sum(s.outcome is Outcome.TIMEOUT for s in scores),
             faults=sum(s.outcome is Outcome.FAULT for s in scores),
+            sandbox=getattr(self._reward, "sandbox", None),
         )
 
     def close(self) -> None:

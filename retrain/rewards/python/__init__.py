@@ -92,3 +92,9 @@ def check_params(params: Mapping[str, Any]) -> Iterator[str]:
     """Return the problems of the parameters."""
     yield from limit_problems(params)
     yield from choice_problem("tests", params.get("tests", "asserts"), ("asserts", "stdio"))
+
+
+def advise_params(params: Mapping[str, Any]) -> Iterator[str]:
+    """Return a warning about tests that a program can reach."""
+    if params.get("shared"):
+        yield "shared = true: a program can reach the tests that share its interpreter, and forge its verdict"

@@ -59,6 +59,7 @@ class ProgramScorer:
         shared: bool = False,
     ) -> None:
         """Start nothing yet; `workers` 0 is one per core."""
+        self.sandbox = sandbox.name
         self._shared = shared
         self._tests, self._timeout_s, self._memory_bytes = tests, timeout_s, memory_bytes
         self._most = workers or max(1, round(cpu_capacity()))
