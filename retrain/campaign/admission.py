@@ -80,11 +80,7 @@ def by_memory(
 
 
 def admission_of(plan: Plan, runs: Path) -> Admission:
-    """Return the admission that a plan asks for: its workers, the load, the memory.
-
-    Args:
-        runs: the directory of the campaign's runs, whose workers' use does not count as other load.
-    """
+    """Return the admission that a plan asks for; workers in `runs` do not count as other load."""
     table = plan.runs[0].config.throttle
     admission = by_load(plan.workers, _throttle(table, runs)) if table.enabled else as_planned(plan.workers)
     least_bytes = _least_bytes(plan)
@@ -92,11 +88,7 @@ def admission_of(plan: Plan, runs: Path) -> Admission:
 
 
 def check_memory(plan: Plan, source: str) -> None:
-    """Refuse a `min_free_memory` above this machine's memory.
-
-    Raises:
-        ConfigError: it is larger.
-    """
+    """Raise ConfigError for a `min_free_memory` above this machine's memory."""
     least_bytes, all_bytes = _least_bytes(plan), memory_limit_bytes()
     if least_bytes > all_bytes:
         raise ConfigError(

@@ -37,14 +37,7 @@ def options_of(campaign: Campaign) -> dict[str, Any]:
 def assignment_of(
     plan: Plan, files: CampaignFiles, where: Path, say: Callable[[str], None] = lambda text: None
 ) -> Assignment:
-    """Return a plan's assignment, for its launcher.
-
-    Args:
-        plan: what is to run.
-        files: the campaign's.
-        where: the workers' working directory.
-        say: shows a notice to the user.
-    """
+    """Return a plan's assignment, for its launcher; `where` is the workers' working directory."""
     directory = files.directory.absolute()
     absolute = CampaignFiles(directory)
     directories = {run.run_id: absolute.run(run.run_id).directory for run in plan.runs}
@@ -89,11 +82,7 @@ def _backend_says(config: Config, hook: str, *, otherwise: bool) -> bool:
 
 
 def open_launcher(name: str, assignment: Assignment) -> Launcher:
-    """Open a launcher by its TOML name.
-
-    Raises:
-        LaunchError: it cannot work here.
-    """
+    """Open a launcher by its TOML name; raises LaunchError if it cannot work here."""
     opened = registry.bound("launchers", name, assignment.options)(assignment)
     launcher: Launcher = registry.check_made("launchers", name, opened)
     return launcher
@@ -105,21 +94,13 @@ def has_engine(campaign: Campaign) -> bool:
 
 
 def check_launch(plan: Plan, source: str) -> None:
-    """Ask the launcher what cannot work in a plan, before anything is created.
-
-    Raises:
-        ConfigError: every problem found.
-    """
+    """Raise ConfigError with every problem that the launcher finds in a plan, before anything is created."""
     if problems := _ask_launcher(plan, "check_campaign"):
         raise ConfigError([f"{source} {problem}" for problem in problems])
 
 
 def check_engine(plan: Plan) -> None:
-    """Ask the launcher's engine whether it would accept a plan.
-
-    Raises:
-        LaunchError: it does not answer, or would refuse.
-    """
+    """Raise LaunchError if the launcher's engine does not answer, or would refuse a plan."""
     _ask_launcher(plan, "check_engine")
 
 
@@ -158,7 +139,7 @@ def require_left(
         say: shows a notice to the user.
 
     Raises:
-        LaunchError: it has some, or does not answer.
+        LaunchError: the engine has some, or does not answer.
     """
     home = files.directory / origin.launcher  # where launchers that queue keep what they submitted
     now = _engine(campaign.launcher, options_of(campaign))

@@ -29,11 +29,7 @@ def deliver_missing(
     say: Callable[[str], None],
     is_stopped: Callable[[], bool],
 ) -> None:
-    """Log the rows that loggers lack of finished runs, run by run; for the holder of the campaign's lock.
-
-    Raises:
-        RecordsError: a run's files cannot be read or written.
-    """
+    """Log the rows that loggers lack of finished runs, run by run; for the holder of the campaign's lock."""
     behind = [run for run in finished if run.config.logging.loggers and _is_behind(run, files_of(run.run_id))]
     if behind:
         say(f"logging the missing rows of {count_of(len(behind), 'finished run')}")
@@ -76,9 +72,6 @@ def set_aside_changed(files: RunFiles) -> bool:
 
     Returns:
         Whether its rows had changed; if not, or if that is unknown, it is left as it is.
-
-    Raises:
-        RecordsError: its files cannot be moved.
     """
     if not _has_changed(files):
         return False

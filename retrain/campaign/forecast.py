@@ -44,15 +44,7 @@ class Forecaster:
         known: Manifest,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Begin.
-
-        Args:
-            plan: what runs.
-            directory: the campaign's own.
-            files_of: a run's files, by its id.
-            known: the present manifest; a resumed campaign keeps its first forecast.
-            clock: seconds.
-        """
+        """Begin; `known` is the present manifest: a resumed campaign keeps its first forecast."""
         self._plan = plan
         self._directory = directory
         self._files_of = files_of
@@ -65,10 +57,7 @@ class Forecaster:
         self._next_look_s = FIRST_LOOK_S
 
     def look(self) -> Expectation | None:
-        """Return the forecast once, as soon as there is one. Cheap to call every second.
-
-        Damaged records never end a campaign for it.
-        """
+        """Return the forecast once, as soon as there is one; damaged records never end a campaign for it."""
         with contextlib.suppress(RecordsError, ValueError, ArithmeticError):
             return self._look()
         return None

@@ -71,14 +71,7 @@ class CampaignRun:
         observer: Observer,
         catch_up: Callable[[], None] = lambda: None,
     ) -> None:
-        """Prepare; nothing is written yet.
-
-        Args:
-            plan: what is to run.
-            files: the campaign's.
-            observer: receives the campaign's events.
-            catch_up: brings a resumed campaign's files up to date; called once its lock is held.
-        """
+        """Write nothing yet; `catch_up` brings a resumed campaign's files up to date, under its lock."""
         self._plan = plan
         self._files = files
         self._observer = observer

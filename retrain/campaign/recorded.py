@@ -94,11 +94,7 @@ def _recorded(plan: Plan, files: CampaignFiles, is_same_file: bool) -> dict[str,
 def _compare(
     plan: Plan, recorded: Mapping[str, str], files_of: Callable[[str], RunFiles], *, is_same_file: bool
 ) -> Reconciled:
-    """Compare a plan with the hash that each run began with.
-
-    With the campaign's file as it was, runs continue as they were resolved then, whatever this version's
-    defaults are.
-    """
+    """Compare a plan with the hash that each run began with, or with what it means in this version."""
     planned = {run.run_id for run in plan.runs}
     lines = [f"run {run.run_id}: is new" for run in plan.runs if run.run_id not in recorded]
     lines += [f"run {name}: is gone" for name in recorded if name not in planned]

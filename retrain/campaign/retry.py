@@ -34,12 +34,7 @@ SAME_LOSS_S = 2 * RENEW_S  # workers lost with one machine are noticed as their 
 
 
 def is_retried(ending: Ending, *, cut_short: bool) -> bool:
-    """Whether an ending may be retried: trying again unchanged may help.
-
-    Args:
-        ending: of an attempt; a stall is most often a call that gets no answer.
-        cut_short: the engine ended it for reasons of its own.
-    """
+    """Whether an ending may be retried; `cut_short`: the engine ended the attempt for reasons of its own."""
     if ending.state is RunState.INTERRUPTED:
         return cut_short
     return ending.state in (RunState.INFRASTRUCTURE, RunState.STALLED) and not ending.is_lasting
@@ -67,11 +62,7 @@ class RetryPolicy:
         return len(self._waiting)
 
     def launched(self, run_id: str, files: RunFiles) -> None:
-        """Note that a worker is launched, or was found alive.
-
-        Raises:
-            RecordsError: the run's attempts cannot be read.
-        """
+        """Note that a worker is launched, or was found alive."""
         newest = _newest(files)
         self._counts.setdefault(run_id, _Count(newest, newest)).launched_at = newest
 
@@ -119,13 +110,7 @@ class LaunchBreaker:
     def __init__(
         self, inner: Admission, runs: int, clock: Callable[[], float] = lambda: time.monotonic()
     ) -> None:
-        """Start closed.
-
-        Args:
-            inner: decides while the breaker is closed.
-            runs: failures in a row that open it; 0: never.
-            clock: seconds.
-        """
+        """Start closed; `runs` failures in a row open it, 0: never. `inner` decides while it is closed."""
         self._inner = inner
         self._breaker = CircuitBreaker(runs) if runs else None
         self._clock = clock
@@ -150,13 +135,7 @@ class LaunchBreaker:
             self._breaker.started(self._clock())
 
     def ended(self, run_id: str, ending: Ending, *, is_lost: bool = False) -> None:
-        """Note how a worker ended; an interruption says nothing.
-
-        Args:
-            run_id: of its run.
-            ending: what it came to.
-            is_lost: with its machine, and perhaps others with it.
-        """
+        """Note how a worker ended (`is_lost`: with its machine); an interruption says nothing."""
         if self._breaker is None or ending.state is RunState.INTERRUPTED or run_id in self._failed:
             return
         is_infrastructure = ending.state is RunState.INFRASTRUCTURE

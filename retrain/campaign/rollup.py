@@ -95,21 +95,13 @@ class RollUp:
         self._manifest = replace(self._manifest, expected=expected)
 
     def keep(self) -> None:
-        """Write if the last write is long enough ago and enough has changed since.
-
-        Raises:
-            RecordsError: not possible; the manifest on disk is an older one.
-        """
+        """Write if the last write is long enough ago and enough has changed since; raises as `write` does."""
         is_enough = len(self._changed) >= SHARE * len(self._places) or self._is_expected_anew
         if is_enough and time.monotonic() - self._written_at >= EVERY_S:
             self.write()
 
     def write(self, *, ended: bool = False) -> None:
-        """Write now.
-
-        Raises:
-            RecordsError: not possible; the manifest on disk is an older one.
-        """
+        """Write now; after a RecordsError, the manifest on disk is an older one."""
         self._manifest = replace(self._manifest, runs=self.entries(), ended_at=utc_now() if ended else "")
         write_manifest(self._path, self._manifest)
         self._written_at = time.monotonic()

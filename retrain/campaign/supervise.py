@@ -83,14 +83,11 @@ class Supervisor:
         return not self._active
 
     def supervise(self, runs: Sequence[RunPlan], alive: Sequence[RunPlan] = ()) -> Mapping[str, Ending]:
-        """Run everything to its end.
+        """Run everything to its end, and return how each run ended, without those that were never started.
 
         Args:
             runs: to be launched, in order.
             alive: already running, or queued, under an earlier orchestrator.
-
-        Returns:
-            How each run ended; without the runs that were never started.
 
         Raises:
             LaunchError: the engine refuses; what it has accepted continues.

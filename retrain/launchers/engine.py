@@ -36,13 +36,6 @@ class Asking:
     """The schedule of one launcher's queries, and which notices the user gets while they fail."""
 
     def __init__(self, engine: str, every_s: float, say: Callable[[str], None]) -> None:
-        """Start: the first query is due at once.
-
-        Args:
-            engine: its name, for notices.
-            every_s: usual time between two queries.
-            say: shows a notice to the user.
-        """
         self._engine = engine
         self._every_s = every_s
         self._say = say
@@ -131,11 +124,7 @@ class EngineWatch:
         self._missing = 0
 
     def without_task(self, what: str) -> list[Begun | Ended]:
-        """Return the run's end if nothing holds its lock, and its task is missing for the second time.
-
-        Args:
-            what: the engine's answer, for the message.
-        """
+        """Return the run's end if nothing holds its lock, and its task is missing for the second time."""
         if is_alive(self.files):
             self.found()
             return self.begin()

@@ -40,10 +40,7 @@ class GpuSlot:
 
 
 def visible_gpus(setting: str | None, count: int) -> list[str]:
-    """Return GPUs as CUDA names them: those in CUDA_VISIBLE_DEVICES, else all `count` of the machine.
-
-    As CUDA does, entries after a negative one are ignored.
-    """
+    """Return GPUs as CUDA names them: CUDA_VISIBLE_DEVICES up to a negative one, else all."""
     if setting is None:
         return [str(number) for number in range(count)]
     gpus: list[str] = []

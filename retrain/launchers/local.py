@@ -16,6 +16,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Collection, Sequence
+from functools import partial
 from pathlib import Path
 
 from retrain.errors import LaunchError, RecordsError
@@ -59,17 +60,13 @@ class LocalLauncher:
 
     def submit(self, run_ids: Sequence[str]) -> Collection[str]:
         for run_id in run_ids:
-            self._start(run_id, self._runs[run_id])
+            slot = take_slot(self._gpus if run_id in self._gpu_runs else [])
+            try:
+                process = _spawn(self._runs[run_id], self._where, slot)
+            finally:
+                slot.close()  # the worker has it now
+            self._watch(run_id, partial(_signal_group, process), process.wait)
         return run_ids
-
-    def _start(self, run_id: str, run_dir: Path) -> None:
-        slot = take_slot(self._gpus if run_id in self._gpu_runs else [])
-        try:
-            process = _spawn(run_dir, self._where, slot)
-        finally:
-            slot.close()  # the worker has it now
-        self._signal[run_id] = lambda number: _signal_group(process, number)
-        self._watch(run_id, process.wait)
 
     def queued(self) -> Collection[str]:
         """Return nothing: a live worker holds its run's lock."""
@@ -78,22 +75,17 @@ class LocalLauncher:
     def adopt(self, run_ids: Sequence[str]) -> None:
         """Watch workers that are not our children, by the locks that they hold."""
         for run_id in run_ids:
-            self._adopt(run_id, RunFiles(self._runs[run_id]).lock)
-
-    def _adopt(self, run_id: str, lock: Path) -> None:
-        self._signal[run_id] = lambda number: signal_holder(lock, number)
-        self._watch(run_id, lambda: _wait_for_lock(lock))
+            lock = RunFiles(self._runs[run_id]).lock
+            self._watch(run_id, partial(signal_holder, lock), partial(_wait_for_lock, lock))
 
     def poll(self, timeout_s: float) -> list[Ended]:
         ends: list[Ended] = []
-        try:
-            first = self._ended.get(timeout=timeout_s)
-            ends += [first] if first else []
+        with contextlib.suppress(queue.Empty):
+            ended = self._ended.get(timeout=timeout_s)
             while True:
-                more = self._ended.get_nowait()
-                ends += [more] if more else []
-        except queue.Empty:
-            return ends
+                ends += [ended] if ended else []
+                ended = self._ended.get_nowait()
+        return ends
 
     def wake(self) -> None:
         self._ended.put(None)
@@ -104,10 +96,11 @@ class LocalLauncher:
             for number in (signal.SIGKILL,) if now else (signal.SIGTERM, signal.SIGCONT):
                 self._signal[run_id](number)
 
-    def _watch(self, run_id: str, wait: Callable[[], int | None]) -> None:
+    def _watch(self, run_id: str, signal_it: Callable[[int], object], wait: Callable[[], int | None]) -> None:
         def notice() -> None:
             self._ended.put(Ended(run_id, wait()))
 
+        self._signal[run_id] = signal_it
         threading.Thread(target=notice, name=f"watch {run_id}", daemon=True).start()
 
 

@@ -56,11 +56,7 @@ def directories_of(assignment: Assignment) -> list[Path]:
 
 
 def read_verdict(path: Path, directories: Sequence[Path]) -> str | None:
-    """Return why locks are not shared; "" if they are; None if no test of these directories is complete.
-
-    Raises:
-        RecordsError: the verdict cannot be read.
-    """
+    """Return why locks are not shared; "" if they are; None if no test of these directories is complete."""
     found = read_json(path)
     if found is None or found.get("directories") != list(map(str, directories)):
         return None
@@ -71,12 +67,6 @@ class LockTest:
     """Two nodes that run `lock_proof`; a launcher's subclass starts them."""
 
     def __init__(self, assignment: Assignment, path: Path) -> None:
-        """Prepare.
-
-        Args:
-            assignment: determines the directories of permits.
-            path: of the verdict.
-        """
         self._assignment = assignment
         self._path = path
         self._directories = directories_of(assignment)
@@ -94,13 +84,10 @@ class LockTest:
         raise NotImplementedError
 
     def is_passed(self, rest: Callable[[float], bool]) -> bool:
-        """Return True once two nodes have proved that locks are shared.
+        """Return True once two nodes have proved that locks are shared, False if a stop comes first.
 
         Args:
             rest: waits for some seconds; True if woken by a stop.
-
-        Returns:
-            False if a stop comes first.
 
         Raises:
             LaunchError: they are not shared, or no verdict came.

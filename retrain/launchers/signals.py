@@ -37,7 +37,12 @@ def _signal(found: Holder, number: int) -> bool:
         try:
             if not found.started or start_mark(found.pid) != found.started:
                 return False
-            _send(found.pid, fd, number)
+            if number == signal.SIGKILL and os.getpgid(found.pid) == found.pid:
+                os.killpg(found.pid, number)
+            elif sys.platform == "linux" and fd is not None:
+                signal.pidfd_send_signal(fd, number)
+            else:
+                os.kill(found.pid, number)
             return True
         finally:
             if fd is not None:
@@ -47,20 +52,9 @@ def _signal(found: Holder, number: int) -> bool:
 
 
 def _open_process(pid: int) -> int | None:
-    if sys.platform != "linux":
-        return None
     try:
-        return os.pidfd_open(pid)
+        return os.pidfd_open(pid) if sys.platform == "linux" else None
     except ProcessLookupError:
         raise
     except OSError:  # too old a kernel, or a sandbox that forbids it
         return None
-
-
-def _send(pid: int, fd: int | None, number: int) -> None:
-    if number == signal.SIGKILL and os.getpgid(pid) == pid:
-        os.killpg(pid, number)
-    elif sys.platform == "linux" and fd is not None:
-        signal.pidfd_send_signal(fd, number)
-    else:
-        os.kill(pid, number)

@@ -266,10 +266,7 @@ def start_mark(pid: int) -> str:
 
 
 def is_of_this_boot(mark: str) -> bool:
-    """Whether a process with this mark belongs to the current boot; True if the mark does not name one.
-
-    This distinguishes machines with the same host name, and those made from copied images.
-    """
+    """Whether a process with this mark belongs to the machine's current boot; True if it names none."""
     boot, named, _ = mark.partition(":")
     return sys.platform != "linux" or not named or boot == boot_id()
 

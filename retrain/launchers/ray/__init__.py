@@ -31,11 +31,7 @@ PACKAGES = ("ray", "aiohttp")
 
 
 def open_launcher(assignment: Assignment) -> RayLauncher:
-    """Return a launcher.
-
-    Raises:
-        LaunchError: the extra is not installed, or refuses the runtime environment.
-    """
+    """Return a launcher; raises LaunchError as `check_engine` does, before any request."""
     return RayLauncher(assignment, _usable(assignment))
 
 
@@ -50,11 +46,7 @@ def script(assignment: Assignment) -> str:
 
 
 def check_engine(assignment: Assignment) -> None:
-    """Check that the cluster answers, and has a node that is large enough for a run.
-
-    Raises:
-        LaunchError: it does not, or has none.
-    """
+    """Raise LaunchError unless the cluster answers, and has a node that is large enough for a run."""
     table = _usable(assignment)
     if table.address == LOCAL:
         return

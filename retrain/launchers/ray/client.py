@@ -18,6 +18,8 @@ import subprocess
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import reduce
+from operator import getitem
 from typing import Any
 
 from retrain.errors import EngineDownError, LaunchError
@@ -62,7 +64,7 @@ class Job:
 
 
 class Client:
-    """Asks one cluster; connects anew after every failure."""
+    """Asks one cluster; connects anew after every failure. Raises EngineDownError if it does not answer."""
 
     def __init__(self, address: str = "") -> None:
         """Connect on first use.
@@ -74,16 +76,12 @@ class Client:
         self._connected: Any = None
 
     def jobs(self) -> list[Job]:
-        """List every job of the cluster.
-
-        Raises:
-            EngineDownError: it does not answer.
-        """
+        """List every job of the cluster."""
         with self._asking() as ray:
             return [_job(found) for found in ray.list_jobs() if found.submission_id]
 
     def job(self, job: str) -> Job | None:
-        """Return one job, None if Ray does not know it; raises as `jobs` does."""
+        """Return one job, None if Ray does not know it."""
         with suppress(RefusedError), self._asking() as ray:
             return _job(ray.get_job_info(job))
         return None
@@ -101,19 +99,13 @@ class Client:
         return False
 
     def stop(self, job: str) -> None:
-        """Ask a job to end; ignore a job that Ray does not know. Raises as `jobs` does."""
+        """Ask a job to end; ignore a job that Ray does not know."""
         with suppress(RefusedError), self._asking() as ray:
             ray.stop_job(job)
 
     def require_version(self, *, as_here: bool) -> None:
-        """Check that Ray is new enough on the cluster, and the same as here if the driver uses this Python.
-
-        Raises as `jobs` does, and LaunchError if it is not.
-        """
-        with self._asking() as ray:
-            answer = ray._do_request("GET", "/api/version")
-            answer.raise_for_status()
-            version = plain(str(answer.json()["ray_version"]), 40)
+        """Raise LaunchError unless Ray is new enough there, and the same as here if the driver needs that."""
+        version = plain(str(self._get("/api/version", "ray_version")), 40)
         if tuple(map(int, re.findall(r"\d+", version)[:2])) < OLDEST:
             oldest = ".".join(map(str, OLDEST))
             raise LaunchError(f"the cluster has Ray {version}; retrain needs {oldest} or later")
@@ -125,12 +117,15 @@ class Client:
             )
 
     def resources(self) -> list[dict[str, float]]:
-        """Return the total resources of each live node. Raises as `jobs` does."""
+        """Return the total resources of each live node."""
+        nodes = self._get(f"/api/v0/nodes?limit={MOST_NODES}", "data", "result", "result")
+        return [node["resources_total"] for node in nodes if node.get("state") == "ALIVE"]
+
+    def _get(self, path: str, *keys: str) -> Any:
         with self._asking() as ray:
-            answer = ray._do_request("GET", f"/api/v0/nodes?limit={MOST_NODES}")
+            answer = ray._do_request("GET", path)
             answer.raise_for_status()
-            nodes = answer.json()["data"]["result"]["result"]
-            return [node["resources_total"] for node in nodes if node.get("state") == "ALIVE"]
+            return reduce(getitem, keys, answer.json())
 
     @contextmanager
     def _asking(self) -> Iterator[Any]:

@@ -96,7 +96,6 @@ class Cluster:
         self._ray.cancel(handle)
 
     def close(self) -> None:
-        """Disconnect."""
         self._ray.shutdown()
 
 
@@ -117,11 +116,7 @@ class Driver:
         self._wish = max(self._wish, 1)
 
     def drive(self) -> None:
-        """Work until all wanted runs are over, or another driver is in charge.
-
-        Raises:
-            RecordsError: the campaign's files cannot be read or written.
-        """
+        """Work until all wanted runs are over, or another driver is in charge."""
         self._home.read_events()
         self._elsewhere = {run_id for run_id, files in files_of_runs(self._files).items() if is_alive(files)}
         for event in list(self._home.last.values()):
@@ -219,11 +214,7 @@ class Driver:
 
 @contextmanager
 def own_ray(home: Home) -> Iterator[dict[str, Any]]:
-    """Return arguments of `ray.init`: none if a cluster started this driver.
-
-    Raises:
-        EngineDownError: an earlier driver does not exit.
-    """
+    """Return arguments of `ray.init`: none if a cluster started this driver."""
     if os.environ.get("RAY_ADDRESS") != LOCAL:
         yield {}
         return

@@ -52,12 +52,14 @@ class Event:
 
     @property
     def name(self) -> str:
-        """Return the name of this life of the run."""
         return f"{self.run_id}.{self.number}.{self.life}"
 
 
 class Home:
-    """The files, and the last event of each run: as of the last `read_events` in the orchestrator."""
+    """The files, and the last event of each run, which the orchestrator updates with `read_events`.
+
+    Methods raise RecordsError if a file cannot be read or written.
+    """
 
     def __init__(self, campaign: Path) -> None:
         self.campaign = campaign
@@ -83,11 +85,7 @@ class Home:
         write_json(self._terms, asdict(terms))
 
     def terms(self) -> Terms:
-        """Return the terms that a driver follows.
-
-        Raises:
-            RecordsError: the file cannot be read.
-        """
+        """Return the terms that a driver follows."""
         found = self._read(self._terms)
         return Terms(**{name: found[name] for name in Terms.__slots__ if name in found})
 
@@ -97,11 +95,7 @@ class Home:
             write_json(self._wanted, {"runs": dict(numbers)})
 
     def wanted(self) -> dict[str, int]:
-        """Return the wanted runs and their numbers.
-
-        Raises:
-            RecordsError: the file cannot be read.
-        """
+        """Return the wanted runs and their numbers."""
         runs = self._read(self._wanted).get("runs", {})
         if not isinstance(runs, dict) or not all(isinstance(number, int) for number in runs.values()):
             raise RecordsError(
@@ -137,11 +131,7 @@ class Home:
         return str(self.script), run, began, stop, str(self._terms), str(event.driver)
 
     def read_events(self) -> None:
-        """Read the events written since the last call.
-
-        Raises:
-            RecordsError: the file cannot be read.
-        """
+        """Read the events written since the last call."""
         lines = list(read_lines(self._events))
         for number, line in enumerate(lines[self._lines :], start=self._lines + 1):
             row = parse_line(line)
@@ -150,11 +140,7 @@ class Home:
                 self.last[event.run_id], self._lines = event, number
 
     def write_event(self, event: Event) -> None:
-        """Append an event; only the driver does.
-
-        Raises:
-            RecordsError: it cannot be written.
-        """
+        """Append an event; only the driver does."""
         append_line(self._events, asdict(event), durable=False)
         self.last[event.run_id] = event
 

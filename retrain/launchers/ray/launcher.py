@@ -31,13 +31,7 @@ class RayLauncher(EngineLauncher[Watch]):
     """Submits, watches and stops a campaign's runs."""
 
     def __init__(self, assignment: Assignment, table: Ray, client: Client | None = None) -> None:
-        """Open; sends no request yet.
-
-        Args:
-            assignment: the campaign.
-            table: [campaign.ray].
-            client: of the cluster; default: the cluster in the table.
-        """
+        """Open without a request; `client` is of the cluster, by default the one in the table."""
         super().__init__("Ray", assignment, table)
         self._table = table
         self._home = Home(assignment.directory)

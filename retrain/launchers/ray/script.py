@@ -113,14 +113,10 @@ class RayLockTest(LockTest):
     def node(self, rest: Callable[[float], bool]) -> str | None:
         """Ensure that no shared permit is given out twice: by a test, or by keeping to one node.
 
-        Args:
-            rest: waits for some seconds; True if a stop woke it.
-
         Returns:
             The only node on which runs may be placed; "" for all nodes; None if a stop comes first.
 
         Raises:
-            EngineDownError: the cluster does not answer.
             LaunchError: locks are not shared, or the test cannot run.
         """
         table = self._table

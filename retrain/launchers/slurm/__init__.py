@@ -16,7 +16,6 @@ from retrain.launchers import Assignment, Begun, Ended
 from retrain.launchers.engine import EngineLauncher
 from retrain.launchers.shared_permits import SHARED, workers_at_a_time
 from retrain.launchers.slurm import commands
-from retrain.launchers.slurm.commands import Caps
 from retrain.launchers.slurm.queue import (
     Names,
     Queue,
@@ -44,11 +43,7 @@ COMMANDS = ("sbatch", "squeue", "scancel", "scontrol")  # not sacct, which needs
 
 
 def open_launcher(assignment: Assignment) -> SlurmLauncher:
-    """Return a launcher of Slurm tasks.
-
-    Raises:
-        LaunchError: Slurm's commands are not here.
-    """
+    """Return a launcher of Slurm tasks; raises LaunchError if Slurm's commands are not here."""
     commands.require_commands()
     return SlurmLauncher(assignment, build(Slurm, assignment.options))
 
@@ -80,7 +75,7 @@ class SlurmLauncher(EngineLauncher[Watch]):
         self._to_cancel: dict[str, bool] = {}  # to be cancelled once Slurm answers; True: at once
         self._is_unsure = False  # an array may have been accepted although its sbatch failed
         self._is_full = False  # the site accepts no more jobs at present
-        self._caps = Caps(self._workers, assignment.say)
+        self._lowered: dict[int, int] = {}  # caps of arrays beside which workers were alive without a task
         self._part = sys.maxsize  # tasks in one array: what the site accepted last
         self._held_back: Collection[str] = ()  # Slurm's reasons at the last poll
 
@@ -174,7 +169,7 @@ class SlurmLauncher(EngineLauncher[Watch]):
         name = f"--job-name={self._the_names().of(first)}"
         arguments = [f"--array={indices}%{cap}", name, *after, str(self._script), str(first)]
         job = commands.submit(arguments)
-        self._caps.submitted(job, cap)
+        self._note_cap(job, cap)
         for number in numbers:
             self._watch(self._run_ids[number], job)
 
@@ -185,6 +180,24 @@ class SlurmLauncher(EngineLauncher[Watch]):
     def _cap(self) -> int:
         """Return the cap for tasks, less the workers that are alive without one."""
         return self._workers - sum(not watch.job for watch in self._watched.values())
+
+    def _note_cap(self, job: int, cap: int) -> None:
+        if cap < self._workers:
+            self._lowered[job] = cap
+
+    def _raise_caps(self) -> None:
+        """Raise caps that are lower than necessary; retried later if Slurm does not answer."""
+        cap = self._cap()
+        for job in [job for job, lowered in self._lowered.items() if lowered < cap]:
+            try:
+                commands.set_cap(job, cap)
+            except EngineDownError:
+                return
+            except LaunchError as error:
+                self._assignment.say(f"{error}; job {job} keeps its cap of {self._lowered.pop(job)}")
+            else:
+                del self._lowered[job]
+                self._note_cap(job, cap)
 
     def _the_names(self) -> Names:
         if self._names is None:
@@ -211,7 +224,7 @@ class SlurmLauncher(EngineLauncher[Watch]):
         self._say_what_is_held_back()
         self._cancel_wanted()
         happened = self._each(self._see)
-        self._caps.lift(self._cap())
+        self._raise_caps()
         return happened
 
     def _see(self, watch: Watch) -> list[Begun | Ended]:

@@ -1,7 +1,8 @@
 """The four Slurm commands in use, and the meaning of their failures.
 
 sbatch, squeue and scancel, and scontrol for limits. Never sacct: on sites without accounting, tools that rely
-on it consider every job lost.
+on it consider every job lost. Each raises EngineDownError if Slurm does not answer, and LaunchError if it
+refuses.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import os
 import re
 import subprocess
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from retrain.errors import EngineDownError, LaunchError
 from retrain.extras import needs
@@ -41,11 +42,7 @@ class QueueFullError(EngineDownError):
 
 
 def require_commands() -> None:
-    """Raise unless Slurm's commands are installed.
-
-    Raises:
-        LaunchError: one is missing; the message says what to do.
-    """
+    """Raise LaunchError, with what to do, unless Slurm's commands are installed."""
     missing = needs("launchers", "slurm").missing_commands()
     if missing:
         raise LaunchError(
@@ -55,12 +52,10 @@ def require_commands() -> None:
 
 
 def submit(arguments: Sequence[str]) -> int:
-    """Submit a batch script, and return the job's number.
+    """Submit a batch script, and return the job's number; after EngineDownError Slurm may have accepted it.
 
     Raises:
-        EngineDownError: Slurm does not answer; it may have accepted the job.
-        QueueFullError: it accepts no job of that size at present.
-        LaunchError: it refuses the job.
+        QueueFullError: Slurm accepts no job of that size at present.
     """
     said = _run(["sbatch", "--parsable", *arguments])
     try:
@@ -75,82 +70,29 @@ def try_submit(script: str, arguments: Sequence[str]) -> None:
 
 
 def list_tasks(names: Sequence[str]) -> str:
-    """List all tasks of this user's jobs with these names, one line each, as `queue.parse` reads them.
-
-    Raises:
-        EngineDownError: Slurm does not answer.
-    """
-    user = f"--user={os.getuid()}"
+    """List all tasks of this user's jobs with these names, one line each, as `queue.parse` reads them."""
+    user, named = f"--user={os.getuid()}", f"--name={','.join(names)}"
     try:
-        return _run(
-            ["squeue", "-h", "-a", "-r", "-t", "all", user, f"--name={','.join(names)}", "-o", FORMAT]
-        )
-    except EngineDownError:
-        raise
-    except LaunchError as error:
+        return _run(["squeue", "-h", "-a", "-r", "-t", "all", user, named, "-o", FORMAT])
+    except LaunchError as error:  # a refusal of a query may pass as well
         raise EngineDownError(str(error)) from error
 
 
 def cancel(tasks: Sequence[str], arguments: Sequence[str]) -> None:
-    """Cancel or signal tasks; those that have ended are skipped.
-
-    Raises:
-        EngineDownError: Slurm does not answer.
-        LaunchError: it refuses.
-    """
+    """Cancel or signal tasks; those that have ended are skipped."""
     if tasks:
         _run(["scancel", *arguments, *tasks], ignored=GONE)
 
 
 def set_cap(job: int, at_a_time: int) -> None:
-    """Change how many tasks of an array run at a time; one that has ended is left alone.
-
-    Raises:
-        EngineDownError: Slurm does not answer.
-        LaunchError: it refuses.
-    """
+    """Change how many tasks of an array run at a time; one that has ended is left alone."""
     _run(["scontrol", "update", f"jobid={job}", f"arraytaskthrottle={at_a_time}"], ignored=GONE)
 
 
 def array_limit() -> int:
-    """Return how many tasks one array may have on this site.
-
-    Raises:
-        EngineDownError: Slurm does not answer.
-    """
+    """Return how many tasks one array may have on this site."""
     found = re.search(r"^MaxArraySize\s*=\s*(\d+)", _run(["scontrol", "show", "config"]), re.MULTILINE)
     return max(1, int(found[1])) if found else USUAL_ARRAY_SIZE
-
-
-class Caps:
-    """The arrays whose cap is lower than the campaign's.
-
-    If a controller lost its queue, or another launcher was used before, workers are alive without a task. An
-    array submitted meanwhile gets a cap lowered by their number, which is raised when they have ended.
-    """
-
-    def __init__(self, workers: int, say: Callable[[str], None]) -> None:
-        self._workers = workers
-        self._say = say
-        self._lowered: dict[int, int] = {}
-
-    def submitted(self, job: int, cap: int) -> None:
-        """Remember an array's cap if it was lowered."""
-        if cap < self._workers:
-            self._lowered[job] = cap
-
-    def lift(self, cap: int) -> None:
-        """Raise caps that are lower than necessary; retried later if Slurm does not answer."""
-        for job in [job for job, lowered in self._lowered.items() if lowered < cap]:
-            try:
-                set_cap(job, cap)
-            except EngineDownError:
-                return
-            except LaunchError as error:
-                self._say(f"{error}; job {job} keeps its cap of {self._lowered.pop(job)}")
-            else:
-                self._lowered.pop(job)
-                self.submitted(job, cap)
 
 
 def _run(command: list[str], text: str | None = None, ignored: re.Pattern[str] | None = None) -> str:

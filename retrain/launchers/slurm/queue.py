@@ -41,17 +41,14 @@ class Task:
 
     @property
     def is_over(self) -> bool:
-        """Whether it will never run (again)."""
         return self.state in OVER
 
     @property
     def waits(self) -> bool:
-        """Whether it has not started."""
         return self.state in WAITS
 
     @property
     def label(self) -> str:
-        """Return its name in Slurm's commands."""
         return f"{self.job}" if self.index is None else f"{self.job}_{self.index}"
 
 
@@ -73,33 +70,31 @@ def job_name(campaign: str) -> str:
     return plain if plain == campaign else f"{plain}-{hashlib.sha256(campaign.encode()).hexdigest()[:8]}"
 
 
+@dataclass(frozen=True, slots=True)
 class Names:
     """Job names: the campaign, and the number of the array's first run."""
 
-    def __init__(self, campaign: str, size: int, runs: int) -> None:
-        self._campaign = campaign
-        self._size = size
-        self._runs = runs
+    campaign: str
+    size: int  # of an array
+    runs: int
 
     def all(self) -> list[str]:
-        """Return the names that jobs of this campaign may have."""
-        return [self.of(number) for number in range(0, self._runs, self._size)]
+        return [self.of(number) for number in range(0, self.runs, self.size)]
 
     def of(self, number: int) -> str:
-        """Return the name of a run's job."""
-        return f"{self._campaign}.{self.first(number)}"
+        return f"{self.campaign}.{self.first(number)}"
 
     def first(self, number: int) -> int:
         """Return the number of the first run of the array that a run belongs to."""
-        return number // self._size * self._size
+        return number // self.size * self.size
 
     def number(self, task: Task) -> int | None:
         """Return the number of the run that a task is for; None if it belongs to another campaign."""
         campaign, _, first = task.name.rpartition(".")
-        if campaign != self._campaign or not first.isdigit() or task.index is None:
+        if campaign != self.campaign or not first.isdigit() or task.index is None:
             return None
         number = int(first) + task.index
-        return number if number < self._runs else None
+        return number if number < self.runs else None
 
 
 @dataclass(frozen=True, slots=True)

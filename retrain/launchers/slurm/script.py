@@ -87,11 +87,7 @@ def _lines(table: Slurm) -> list[tuple[str, str]]:
 
 
 def check_engine(assignment: Assignment) -> None:
-    """Have Slurm judge the script: partition, account, licences, sizes.
-
-    Raises:
-        LaunchError: it is missing, or refuses.
-    """
+    """Have Slurm judge the script: partition, account, licences, sizes."""
     commands.require_commands()
     table = build(Slurm, assignment.options)
     last = min(len(assignment.runs), commands.array_limit()) - 1
@@ -107,9 +103,6 @@ def numbered_runs(assignment: Assignment) -> list[Path]:
 
     Slurm's tasks identify their runs by number only; a process that stops a campaign does not know the order
     of the runs, and a resumed campaign may have other conditions and seeds than at their submission.
-
-    Raises:
-        RecordsError: the list cannot be read.
     """
     path = slurm_directory(assignment) / "runs.txt"
     try:
@@ -124,12 +117,7 @@ def numbered_runs(assignment: Assignment) -> list[Path]:
 
 
 def kept_names(assignment: Assignment, runs: int) -> Names:
-    """Return the job names and array size of the first submission, by which tasks are found again.
-
-    Raises:
-        EngineDownError: nothing was submitted yet, and Slurm does not answer.
-        RecordsError: they cannot be read or written.
-    """
+    """Return the job names and array size of the first submission, by which tasks are found again."""
     home = slurm_directory(assignment)
     path = home / "arrays.json"
     kept = (read_json(path) or {}) if home.is_dir() else {}
