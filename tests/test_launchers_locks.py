@@ -28,7 +28,7 @@ SHARED = Ray(permits="shared")
 
 def part(directory: Path, rank: int, node: str) -> subprocess.Popen[str]:
     """Start one part of a test."""
-    test = [sys.executable, "-m", "retrain.launchers.lock_proof", directory / "verdict.json"]
+    test = [sys.executable, "-m", "retrain.launchers.shared_permits", directory / "verdict.json"]
     command = [*test, directory / "permits", str(rank), "mark", node]
     return subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
 

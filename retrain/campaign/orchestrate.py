@@ -72,7 +72,8 @@ class CampaignRun:
         catch_up: Callable[[], None] = lambda: None,
     ) -> None:
         """Write nothing yet; `catch_up` brings a resumed campaign's files up to date, under its lock."""
-        self._plan = plan
+        self.plan = plan
+        self.directory = files.directory
         self._files = files
         self._observer = observer
         self._catch_up = catch_up
@@ -80,19 +81,9 @@ class CampaignRun:
         self._asked_to_stop = 0  # before there was a supervisor
         self._left_alone: set[str] = set()  # damaged runs that were named
 
-    @property
-    def plan(self) -> Plan:
-        """What is to run."""
-        return self._plan
-
-    @property
-    def directory(self) -> Path:
-        """Where the campaign's files lie."""
-        return self._files.directory
-
     def files_of(self, run_id: str) -> RunFiles:
         """Where a run's files lie."""
-        return RunFiles(self._files.directory) if self._plan.is_single_run else self._files.run(run_id)
+        return RunFiles(self.directory) if self.plan.is_single_run else self._files.run(run_id)
 
     def execute(self, retry_failed: bool = False) -> Outcome:
         """Run what is not done.
@@ -106,8 +97,10 @@ class CampaignRun:
             RecordsError: the directory cannot be written, or was removed while runs were alive.
         """
         with self._lock() as lock:
-            self._leave_engine()
-            remove_leftovers(self._files.directory)
+            runs = {run.run_id: self.files_of(run.run_id) for run in self.plan.runs}
+            origin, _ = known_origin(self._files)
+            require_left(self._files, origin, self.plan.campaign, runs, self._observer.notice)
+            remove_leftovers(self.directory)
             self._catch_up()
             roll_up = self._roll_up()
             states = self._states(roll_up, redo=retry_failed)
@@ -115,12 +108,12 @@ class CampaignRun:
             if launcher.queues:  # another machine may resume it
                 lock.renew()
             todo, alive = self._shares(states, launcher.queued(), retry_failed)
-            finished = [run for run in self._plan.runs if states[run.run_id] is RunState.DONE]
+            finished = [run for run in self.plan.runs if states[run.run_id] is RunState.DONE]
             self._report_skipped(roll_up.manifest.runs, todo, alive)
             if not launcher.queues:
-                open_permits(self._plan, self._files, self._observer.notice)
-            self._observer.begun(self._files, todo + alive, self._plan.workers)
-            forecaster = Forecaster(self._plan, self._files.directory, self.files_of, roll_up.manifest)
+                open_permits(self.plan, self._files, self._observer.notice)
+            self._observer.begun(self._files, todo + alive, self.plan.workers)
+            forecaster = Forecaster(self.plan, self.directory, self.files_of, roll_up.manifest)
             supervisor = self._supervisor = self._supervisor_with(launcher, roll_up, forecaster, lock)
             try:
                 supervisor.supervise(todo, alive)
@@ -128,15 +121,15 @@ class CampaignRun:
                 self._write_last(roll_up, ended=supervisor.is_over)
                 raise
             self._require_in_place(lock)
-            say, is_stopped = self._observer.notice, self._is_asked_to_stop
-            deliver_missing(finished, self.files_of, roll_up, say, is_stopped)
+            say = self._observer.notice
+            deliver_missing(finished, self.files_of, roll_up, say, lambda: self._asked_to_stop > 0)
             states = self._states(roll_up)
             states |= traceless(states, supervisor.endings)
             took = forecaster.ended() if set(states.values()) == {RunState.DONE} else None
             if took is not None:
                 roll_up.expect(took)
             self._write_last(roll_up, ended=True)
-            return Outcome(self._files.directory, states, supervisor.was_stopped)
+            return Outcome(self.directory, states, supervisor.was_stopped)
 
     def stop(self, *, now: bool = False) -> None:
         """Ask the campaign to stop; for signal handlers."""
@@ -144,25 +137,17 @@ class CampaignRun:
         if self._supervisor is not None:
             self._supervisor.stop(now=now)
 
-    def _is_asked_to_stop(self) -> bool:
-        return self._asked_to_stop > 0
-
     def _roll_up(self) -> RollUp:
-        shared = [str(d) for d, _, is_shared in permit_directories(self._plan, self._files) if is_shared]
-        manifest = manifest_of(self._plan, self._files, shared, self._observer.notice)
+        shared = [str(d) for d, _, is_shared in permit_directories(self.plan, self._files) if is_shared]
+        manifest = manifest_of(self.plan, self._files, shared, self._observer.notice)
         roll_up = RollUp(manifest, self._files.manifest, self.files_of)
         roll_up.write()
         return roll_up
 
-    def _leave_engine(self) -> None:
-        runs = {run.run_id: self.files_of(run.run_id) for run in self._plan.runs}
-        origin, _ = known_origin(self._files)
-        require_left(self._files, origin, self._plan.campaign, runs, self._observer.notice)
-
     def _open_launcher(self) -> Launcher:
         where = working_directories(self._files, known_origin(self._files)[0])[0]
-        assignment = assignment_of(self._plan, self._files, where, self._observer.notice)
-        return open_launcher(self._plan.campaign.launcher, assignment)
+        assignment = assignment_of(self.plan, self._files, where, self._observer.notice)
+        return open_launcher(self.plan.campaign.launcher, assignment)
 
     def _shares(
         self, states: Mapping[str, RunState], queued: Collection[str], retry_failed: bool
@@ -170,26 +155,26 @@ class CampaignRun:
         """Return the runs to launch, and those launched earlier that are still alive or queued."""
         alive = [
             run
-            for run in self._plan.runs
+            for run in self.plan.runs
             if states[run.run_id] is RunState.RUNNING
             or (run.run_id in queued and states[run.run_id] is not RunState.DONE)
         ]
         taken = {run.run_id for run in alive}
-        wanted = [r for r in self._plan.runs if _is_wanted(states[r.run_id], retry_failed)]
+        wanted = [r for r in self.plan.runs if _is_wanted(states[r.run_id], retry_failed)]
         return [run for run in wanted if run.run_id not in taken], alive
 
     def _require_in_place(self, lock: HeldLock) -> None:
         """Raise if the directory was removed or replaced since the runs began."""
         if not lock.is_in_place:
             raise RecordsError(
-                f"{self._files.directory}: was removed or replaced while the campaign ran; its runs were "
+                f"{self.directory}: was removed or replaced while the campaign ran; its runs were "
                 "asked to stop, and their records are lost unless you restore the directory"
             )
 
     def _supervisor_with(
         self, launcher: Launcher, roll_up: RollUp, forecaster: Forecaster, lock: HeldLock
     ) -> Supervisor:
-        campaign = self._plan.campaign
+        campaign = self.plan.campaign
         observer = RecordingObserver(self._observer, roll_up, NoticeBook(self._files.notices))
 
         def look() -> int:
@@ -207,7 +192,7 @@ class CampaignRun:
 
         return Supervisor(
             campaign,
-            as_planned(self._plan.workers) if launcher.queues else admission_of(self._plan, self._files.runs),
+            as_planned(self.plan.workers) if launcher.queues else admission_of(self.plan, self._files.runs),
             launcher,
             self.files_of,
             observer,
@@ -260,8 +245,8 @@ class CampaignRun:
         if lock is None:
             who = present_holder(self._files.lock)
             raise LaunchError(
-                f"{self._files.directory}: is supervised by {who or 'another process'}; "
-                f"follow it with `retrain status {as_typed(self._files.directory)}`"
+                f"{self.directory}: is supervised by {who or 'another process'}; "
+                f"follow it with `retrain status {as_typed(self.directory)}`"
             )
         return lock
 

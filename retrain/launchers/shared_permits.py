@@ -1,27 +1,35 @@
 """How machines share permits: each worker gets a part, or all use one semaphore if file locks are shared.
 
-Two nodes must first prove that they see each other's file locks, by running `lock_proof`. The proof is a file
+Two nodes must first prove that they see each other's file locks. Each runs `python -m
+retrain.launchers.shared_permits VERDICT DIRECTORY ... RANK MARK NODE`: rank 0 and 1, a mark unique to this
+test, and the node's name. The first locks a file; the second must find it locked, and free once the first has
+released it. Both answers are needed: some file systems grant every lock, others none. The verdict is a file
 in the campaign's directory, valid while the directories of permits are the same. A failed test is repeated
 when the campaign is resumed.
 """
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 
-from retrain.errors import LaunchError
+from retrain.errors import EXIT_DONE, EXIT_LAUNCH, LaunchError, RecordsError
 from retrain.launchers import Assignment
-from retrain.records.files import read_json, remove_file
+from retrain.locks.descriptors import LockFile
+from retrain.records.files import make_directory, read_json, remove_file, write_json
 from retrain.records.layout import CampaignFiles
 from retrain.records.stop_request import asked_to_stop
 
 SHARED = "shared"
+MODULE = "retrain.launchers.shared_permits"  # what each node runs
 LOOK_S = 2.0  # between two queries to the engine
 PROOF_S = 600.0  # how long to wait for two nodes
 INSTEAD = 'use permits = "split", which needs no locks, or resume to test again'
+PATIENCE_S = 120.0  # how long a network file system may take to show a new file
+PAUSE_S = 0.2
 
 
 def workers_at_a_time(assignment: Assignment, permits: str) -> int:
@@ -64,7 +72,7 @@ def read_verdict(path: Path, directories: Sequence[Path]) -> str | None:
 
 
 class LockTest:
-    """Two nodes that run `lock_proof`; a launcher's subclass starts them."""
+    """Two nodes that run this module; a launcher's subclass starts them."""
 
     def __init__(self, assignment: Assignment, path: Path) -> None:
         self._assignment = assignment
@@ -126,3 +134,89 @@ class LockTest:
                 f"two nodes could not test whether they see each other's locks: {failure} Or {INSTEAD}"
             )
         return problem
+
+
+# On the nodes
+
+
+class Proof:
+    """The files of one test in one directory."""
+
+    def __init__(self, directory: Path, mark: str, node: str) -> None:
+        self._prefix = directory / f"proof-{mark}"
+        self._directory = directory
+        self._node = node
+
+    def hold_first(self) -> None:
+        """Act as the first node: lock, and release once the other has looked."""
+        with closing(LockFile(str(self._path(".lock")))) as file:
+            file.lock()
+            self._write("-held.json")
+            _await(self._path("-looked.json"))
+        self._write("-freed.json")
+
+    def look_second(self) -> str:
+        """Act as the second node, which cleans up; return why locks are not shared, or nothing."""
+        node, directory = self._node, self._directory
+        other = str(_await(self._path("-held.json")).get("node"))
+        was_free = self._can_lock()
+        self._write("-looked.json")
+        _await(self._path("-freed.json"))
+        is_free = self._can_lock()
+        for suffix in (".lock", "-held.json", "-looked.json", "-freed.json"):
+            self._path(suffix).unlink(missing_ok=True)
+        if other == node:
+            return f"both parts of the test ran on {node}; it needs two nodes"
+        if was_free:
+            return f"{node} could lock a file in {directory} that {other} had locked"
+        return (
+            ""
+            if is_free
+            else f"{node} still found a file in {directory} locked after {other} had released it"
+        )
+
+    def _path(self, suffix: str) -> Path:
+        return self._prefix.with_name(self._prefix.name + suffix)
+
+    def _write(self, suffix: str) -> None:
+        write_json(self._path(suffix), {"node": self._node})
+
+    def _can_lock(self) -> bool:
+        with closing(LockFile(str(self._path(".lock")))) as file:
+            return file.try_lock()
+
+
+def _await(path: Path) -> dict[str, object]:
+    until = time.monotonic() + PATIENCE_S
+    while time.monotonic() < until:
+        found = read_json(path)
+        if found is not None:
+            return found
+        time.sleep(PAUSE_S)
+    raise LaunchError(f"{path}: did not appear within {PATIENCE_S:g} s; do both nodes see that directory?")
+
+
+def main(verdict: Path, directories: Sequence[Path], rank: int, mark: str, node: str) -> int:
+    """Act as one of the two nodes for every directory; return an exit code.
+
+    The second writes the verdict, or the first if it fails, so that the other does not wait for it.
+    """
+    problem = ""
+    try:
+        for directory in directories:
+            make_directory(directory)
+            proof = Proof(directory, mark, node)
+            if rank == 0:
+                proof.hold_first()
+            else:
+                problem = problem or proof.look_second()
+    except (LaunchError, RecordsError, OSError) as error:
+        problem = str(error)
+    if rank == 1 or problem:
+        write_json(verdict, {"problem": problem, "by": node, "directories": list(map(str, directories))})
+    return EXIT_LAUNCH if problem else EXIT_DONE
+
+
+if __name__ == "__main__":
+    answer, *tested, number, name, here = sys.argv[1:]
+    sys.exit(main(Path(answer), list(map(Path, tested)), int(number), name, here))

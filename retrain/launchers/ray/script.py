@@ -19,7 +19,7 @@ from retrain.errors import LaunchError
 from retrain.launchers import Assignment
 from retrain.launchers.ray.client import LOCAL, Client, said_of
 from retrain.launchers.ray.home import Home
-from retrain.launchers.shared_permits import SHARED, LockTest, own_permits, workers_at_a_time
+from retrain.launchers.shared_permits import MODULE, SHARED, LockTest, own_permits, workers_at_a_time
 
 # Ray ends a stopped job with SIGKILL after 3 s by default, too soon for a checkpoint; this is a day.
 GRACE = {"RAY_JOB_STOP_WAIT_TIME_S": "86400"}
@@ -137,7 +137,7 @@ class RayLockTest(LockTest):
 
     def start(self) -> None:
         mark, options = secrets.token_hex(4), job_options(self._assignment, self._table)
-        test = ["bash", self._home.script, "retrain.launchers.lock_proof", self._path, *self._directories]
+        test = ["bash", self._home.script, MODULE, self._path, *self._directories]
         for rank, node in enumerate((self._nodes[0], self._nodes[-1])):
             job = f"{self._home.campaign.name}.locks.{mark}-{rank}"  # unlike a driver's, it ends in no number
             command = shlex.join(map(str, [*test, rank, mark, node]))

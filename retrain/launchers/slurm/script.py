@@ -17,6 +17,7 @@ from retrain.config.resolve import build
 from retrain.errors import records_error
 from retrain.launchers import Assignment
 from retrain.launchers.shared_permits import (
+    MODULE,
     LockTest,
     directories_of,
     own_permits,
@@ -155,7 +156,7 @@ def flags(assignment: Assignment, table: Slurm, home: Path) -> list[str]:
 def render_lock_test(assignment: Assignment, table: Slurm) -> str:
     """Return the batch script in which two nodes test whether they see each other's locks."""
     home = slurm_directory(assignment)
-    test = [table.python or sys.executable, "-P", "-m", "retrain.launchers.lock_proof"]
+    test = [table.python or sys.executable, "-P", "-m", MODULE]
     command = shlex.join(map(str, [*test, home / "locks.json", *directories_of(assignment)]))
     part = shlex.quote('exec "$@" "$SLURM_PROCID" "$SLURM_JOB_ID" "${SLURMD_NODENAME:-$(hostname)}"')
     lines = [
