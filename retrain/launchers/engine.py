@@ -14,7 +14,7 @@ import signal
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Generic, TypeVar
+from typing import TypeAlias
 
 from retrain.config.engines import Ray, Slurm
 from retrain.errors import EXIT_DONE, RecordsError
@@ -30,6 +30,8 @@ FORGOTTEN = (
     2  # queries without a task: an answer may be older than its submission, or incomplete at a restart
 )
 ARRIVAL_S = 60.0  # how long a network file system may show an old directory
+
+News: TypeAlias = list[Begun | Ended]  # of runs, in order
 
 
 class Asking:
@@ -94,22 +96,27 @@ class Asking:
 
 
 class EngineWatch:
-    """A run that an engine has, or that is alive although the engine has no task of it."""
+    """A run that was submitted to an engine: as Slurm's job, or under a number of Ray's launcher.
 
-    def __init__(self, run_id: str, files: RunFiles) -> None:
+    The number 0 is that of a run which is alive although the engine has no task of it.
+    """
+
+    def __init__(self, run_id: str, files: RunFiles, number: int) -> None:
         self.run_id = run_id
         self.files = files
+        self.number = number
+        self.wish = 0  # 1: is to save and exit, 2: to end at once
         self._has_begun = False
         self._missing = 0
         self._over_since: float | None = None
 
-    def begin(self) -> list[Begun | Ended]:
+    def begin(self) -> News:
         """Return the worker's start at the first call."""
-        news: list[Begun | Ended] = [] if self._has_begun else [Begun(self.run_id)]
+        news: News = [] if self._has_begun else [Begun(self.run_id)]
         self._has_begun = True
         return news
 
-    def finished(self) -> list[Begun | Ended]:
+    def finished(self) -> News:
         """Return the run's end if it has finished its configuration and its worker has exited."""
         try:
             done = read_done(self.files.done) if self.files.done.exists() else None
@@ -123,7 +130,7 @@ class EngineWatch:
         """Note that the engine lists the run's task."""
         self._missing = 0
 
-    def without_task(self, what: str) -> list[Begun | Ended]:
+    def without_task(self, what: str) -> News:
         """Return the run's end if nothing holds its lock, and its task is missing for the second time."""
         if is_alive(self.files):
             self.found()
@@ -145,10 +152,7 @@ class EngineWatch:
         return time.monotonic() - self._over_since > ARRIVAL_S
 
 
-W = TypeVar("W", bound=EngineWatch)
-
-
-class EngineLauncher(Generic[W]):
+class EngineLauncher:
     """Watches runs in an engine; a subclass submits and cancels them, and looks for what changed."""
 
     queues = True
@@ -157,7 +161,7 @@ class EngineLauncher(Generic[W]):
         self._engine = engine
         self._assignment = assignment
         self._workers = workers_at_a_time(assignment, table.permits)
-        self._watched: dict[str, W] = {}
+        self._watched: dict[str, EngineWatch] = {}
         self._asking = Asking(engine, table.poll_seconds, assignment.say)
         self._said: set[str] = set()
 
@@ -177,13 +181,13 @@ class EngineLauncher(Generic[W]):
         """Make `poll` return."""
         self._asking.wake()
 
-    def _look(self) -> list[Begun | Ended]:
+    def _look(self) -> News:
         """Query the engine, and return what changed."""
         raise NotImplementedError
 
-    def _each(self, see: Callable[[W], list[Begun | Ended]] = lambda watch: []) -> list[Begun | Ended]:
+    def _each(self, see: Callable[[EngineWatch], News] = lambda watch: []) -> News:
         """Return what happened to every watched run by its files, else by `see`; forget those that ended."""
-        happened: list[Begun | Ended] = []
+        happened: News = []
         for run_id, watch in list(self._watched.items()):
             news = watch.finished() or see(watch)
             if news and isinstance(news[-1], Ended):
@@ -191,19 +195,19 @@ class EngineLauncher(Generic[W]):
             happened += news
         return happened
 
-    def _files(self, run_id: str) -> RunFiles:
-        return RunFiles(self._assignment.runs[run_id])
+    def _watch(self, run_id: str, number: int) -> None:
+        self._watched[run_id] = EngineWatch(run_id, RunFiles(self._assignment.runs[run_id]), number)
 
-    def _signal(self, run_id: str, *, now: bool) -> None:
+    def _signal(self, watch: EngineWatch, *, now: bool) -> None:
         """Ask a worker without a task to save and exit, or kill it; report if that is not possible."""
         try:
-            if signal_holder(self._files(run_id).lock, signal.SIGKILL if now else signal.SIGTERM):
+            if signal_holder(watch.files.lock, signal.SIGKILL if now else signal.SIGTERM):
                 return
             problem = "has no task for it, and it does not run on this machine; end it where it runs"
         except RecordsError as error:
-            self._say_once(f"{run_id}: {error}")
+            self._say_once(f"{watch.run_id}: {error}")
         else:
-            self._say_once(f"{run_id}: {self._engine} {problem}")
+            self._say_once(f"{watch.run_id}: {self._engine} {problem}")
 
     def _say_once(self, text: str) -> None:
         if text not in self._said:

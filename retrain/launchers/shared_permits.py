@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from contextlib import closing, suppress
 from pathlib import Path
 
+from retrain.config.engines import Ray, Slurm
 from retrain.errors import EXIT_DONE, EXIT_LAUNCH, LaunchError, RecordsError
 from retrain.launchers import Assignment
 from retrain.locks.descriptors import LockFile
@@ -24,6 +25,7 @@ from retrain.records.layout import CampaignFiles
 from retrain.records.stop_request import asked_to_stop
 
 SHARED = "shared"
+NO_LINE = "\n\r\0"  # text after the first two would be a separate line and command
 MODULE = "retrain.launchers.shared_permits"  # what each node runs
 LOOK_S = 2.0  # between two queries to the engine
 PROOF_S = 600.0  # how long to wait for two nodes
@@ -47,15 +49,22 @@ def own_permits(assignment: Assignment, permits: str) -> list[str]:
     return [f"export RETRAIN_OWN_PERMITS={own}"]
 
 
-def sharing_problems(assignment: Assignment, permits: str, table: str) -> list[str]:
-    """Return a problem if split permits are to be shared with other campaigns."""
-    if permits == SHARED or not assignment.permit_directories:
-        return []
-    return [
-        "[backend].throttle_dir: permits shared through a directory may be given out twice by machines "
-        f'that do not see each other\'s file locks; with [{table}].permits = "shared", two nodes '
-        "first test that they do"
+def table_problems(assignment: Assignment, table: Slurm | Ray, where: str) -> list[str]:
+    """Return problems that hold on every cluster: broken lines, and split permits that are shared."""
+    given = {key: value if isinstance(value, list) else [value] for key, value in vars(table).items()}
+    problems = [
+        f"[{where}].{key}: {text!r} has more than one line; use one string per line"
+        for key, texts in given.items()
+        for text in texts
+        if isinstance(text, str) and any(character in text for character in NO_LINE)
     ]
+    if table.permits != SHARED and assignment.permit_directories:
+        problems.append(
+            "[backend].throttle_dir: permits shared through a directory may be given out twice by machines "
+            f'that do not see each other\'s file locks; with [{where}].permits = "shared", two nodes '
+            "first test that they do"
+        )
+    return problems
 
 
 def directories_of(assignment: Assignment) -> list[Path]:

@@ -22,7 +22,7 @@ from retrain.launchers import Assignment
 from retrain.launchers.ray.client import LOCAL, Client
 from retrain.launchers.ray.launcher import RayLauncher
 from retrain.launchers.ray.script import large_enough, shown, wanted_of
-from retrain.launchers.shared_permits import sharing_problems, workers_at_a_time
+from retrain.launchers.shared_permits import table_problems, workers_at_a_time
 from retrain.records.text import plain
 
 OWN_KEYS = {"CPU": "cpus", "GPU": "gpus", "memory": "memory_gb"}
@@ -94,11 +94,7 @@ def check_campaign(assignment: Assignment) -> list[str]:
     """List problems that hold on every cluster."""
     table = _table(assignment)
     where = "[campaign.ray]"
-    problems = [
-        f"{where}.setup: {line!r} has more than one line; give each line its own string"
-        for line in table.setup
-        if "\n" in line
-    ]
+    problems = table_problems(assignment, table, "campaign.ray")
     for name, need in table.resources.items():
         if isinstance(need, bool) or not isinstance(need, int | float) or not 0 < need <= LARGEST_COUNT:
             problems.append(f"{where}.resources.{name}: got {need!r}; needs a number above 0")
@@ -108,9 +104,7 @@ def check_campaign(assignment: Assignment) -> list[str]:
         problems.append(
             f"{where}.cpus: got 0; ask for something, because Ray does not limit tasks that ask for nothing"
         )
-    problems += _environment_problems(table)
-    problems += sharing_problems(assignment, table.permits, "campaign.ray")
-    return problems
+    return [*problems, *_environment_problems(table)]
 
 
 def _environment_problems(table: Ray) -> Iterator[str]:

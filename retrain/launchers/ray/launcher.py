@@ -9,25 +9,22 @@ from pathlib import Path
 
 from retrain.config.engines import Ray
 from retrain.errors import EXIT_DONE, LaunchError, RecordsError
-from retrain.launchers import Assignment, Begun, Ended
-from retrain.launchers.engine import FORGOTTEN, EngineLauncher, EngineWatch, is_alive, why_without_a_word
+from retrain.launchers import Assignment, Ended
+from retrain.launchers.engine import (
+    FORGOTTEN,
+    EngineLauncher,
+    EngineWatch,
+    News,
+    is_alive,
+    why_without_a_word,
+)
 from retrain.launchers.ray.client import BY_COMMAND, LOCAL, NO_ROOM, Client, Job, LocalJobs, said_of
 from retrain.launchers.ray.home import GIVEN, LOST, Event, Home, Terms
 from retrain.launchers.ray.script import DRIVER, RayLockTest, job_options, render, task_options
 from retrain.records.files import write_atomic
-from retrain.records.layout import RunFiles
 
 
-class Watch(EngineWatch):
-    """A run that the driver has, or that is alive without a driver (number 0)."""
-
-    def __init__(self, run_id: str, files: RunFiles, number: int) -> None:
-        super().__init__(run_id, files)
-        self.number = number
-        self.is_cancelled = False
-
-
-class RayLauncher(EngineLauncher[Watch]):
+class RayLauncher(EngineLauncher):
     """Submits, watches and stops a campaign's runs."""
 
     def __init__(self, assignment: Assignment, table: Ray, client: Client | None = None) -> None:
@@ -86,16 +83,13 @@ class RayLauncher(EngineLauncher[Watch]):
             watch = self._watched.get(run_id)
             if watch is None:
                 continue
-            watch.is_cancelled = True
+            watch.wish = 2 if now else 1
             if watch.number:
                 self._home.stop(run_id, watch.number, now=now)
             else:
-                self._signal(run_id, now=now)
+                self._signal(watch, now=now)
         self._write_wanted()
         self._asking.hurry()
-
-    def _watch(self, run_id: str, number: int) -> None:
-        self._watched[run_id] = Watch(run_id, self._files(run_id), number)
 
     def _open(self) -> dict[str, int]:
         """Return the wanted runs that a live driver runs, or will run, with their numbers."""
@@ -131,7 +125,7 @@ class RayLauncher(EngineLauncher[Watch]):
     def _write_wanted(self) -> None:
         """Write the submitted runs in launch order."""
         found = (self._watched[run_id] for run_id in self._assignment.runs if run_id in self._watched)
-        self._home.want({w.run_id: w.number for w in found if w.number and not w.is_cancelled})
+        self._home.want({w.run_id: w.number for w in found if w.number and not w.wish})
 
     def _ask(self) -> None:
         try:
@@ -168,8 +162,8 @@ class RayLauncher(EngineLauncher[Watch]):
 
     # Polling
 
-    def _look(self) -> list[Begun | Ended]:
-        happened: list[Begun | Ended] = []
+    def _look(self) -> News:
+        happened: News = []
         try:
             self._ask()
             self._home.read_events()
@@ -189,7 +183,7 @@ class RayLauncher(EngineLauncher[Watch]):
     def _is_driver_over(self) -> bool:
         return self._missing >= FORGOTTEN if self._driver is None else self._driver.is_over
 
-    def _see(self, watch: Watch, *, has_driver: bool) -> list[Begun | Ended]:
+    def _see(self, watch: EngineWatch, *, has_driver: bool) -> News:
         if not watch.number:
             return watch.without_task("Ray has no record of its worker")
         event = self._home.event(watch.run_id, watch.number) or Event(watch.run_id, watch.number)
@@ -198,11 +192,11 @@ class RayLauncher(EngineLauncher[Watch]):
         if event.what != GIVEN and not is_alive(watch.files):
             return self._see_end(watch, event, begun)
         is_gone = not has_begun or (not has_driver and not is_alive(watch.files))
-        if watch.is_cancelled and is_gone:
+        if watch.wish and is_gone:
             return [Ended(watch.run_id, None, taken_back=True)]
         return begun
 
-    def _see_end(self, watch: Watch, event: Event, begun: list[Begun | Ended]) -> list[Begun | Ended]:
+    def _see_end(self, watch: EngineWatch, event: Event, begun: News) -> News:
         if event.exit_code is None and not event.why:
             return [Ended(event.run_id, None, taken_back=True)]
         if event.exit_code == EXIT_DONE and not watch.has_arrived():
@@ -211,20 +205,20 @@ class RayLauncher(EngineLauncher[Watch]):
         why = f"Ray says: {event.why}{why_without_a_word(watch.files)}" if event.why else ""
         return [*begun, Ended(event.run_id, event.exit_code, why, goes_on=is_lost, is_lost=is_lost)]
 
-    def _see_to_driver(self) -> list[Begun | Ended]:
+    def _see_to_driver(self) -> News:
         """Replace a driver that has ended while runs are wanted, unless a new one would fail as well."""
         driver = self._driver
         is_stopped = driver is not None and driver.status == "STOPPED"
         has_waited = driver is not None and (driver.status == "SUCCEEDED" or driver.error == NO_ROOM)
         if has_waited or (self._home.has_worked(self._home.terms().driver) and not is_stopped):
-            if any(watch.number and not watch.is_cancelled for watch in self._watched.values()):
+            if any(watch.number and not watch.wish for watch in self._watched.values()):
                 self._keep_driver()
                 self._asking.postpone()
             return []
         return self._each(lambda watch: _without_driver(watch, driver))
 
 
-def _without_driver(watch: Watch, driver: Job | None) -> list[Begun | Ended]:
+def _without_driver(watch: EngineWatch, driver: Job | None) -> News:
     """Return the end of a run whose driver ended, with Ray's reason."""
     if not watch.number or is_alive(watch.files):
         return []

@@ -12,17 +12,17 @@ from collections.abc import Collection, Mapping, Sequence
 from retrain.config.engines import Slurm
 from retrain.config.resolve import build
 from retrain.errors import EngineDownError, LaunchError
-from retrain.launchers import Assignment, Begun, Ended
-from retrain.launchers.engine import EngineLauncher
+from retrain.launchers import Assignment
+from retrain.launchers.engine import EngineLauncher, EngineWatch, News
 from retrain.launchers.shared_permits import SHARED, workers_at_a_time
 from retrain.launchers.slurm import commands
 from retrain.launchers.slurm.queue import (
     Names,
     Queue,
-    Watch,
     array_of,
     held_back,
     is_script,
+    news_of,
     parse,
     read_queue,
 )
@@ -58,7 +58,7 @@ def script(assignment: Assignment) -> str:
     return render(assignment, build(Slurm, assignment.options))
 
 
-class SlurmLauncher(EngineLauncher[Watch]):
+class SlurmLauncher(EngineLauncher):
     """Submits, watches and cancels a campaign's tasks."""
 
     def __init__(self, assignment: Assignment, table: Slurm) -> None:
@@ -72,7 +72,6 @@ class SlurmLauncher(EngineLauncher[Watch]):
         self._numbers = {run_id: number for number, run_id in self._run_ids.items()}
         self._names: Names | None = None
         self._seen = Queue({}, frozenset())  # at the last poll
-        self._to_cancel: dict[str, bool] = {}  # to be cancelled once Slurm answers; True: at once
         self._is_unsure = False  # an array may have been accepted although its sbatch failed
         self._is_full = False  # the site accepts no more jobs at present
         self._lowered: dict[int, int] = {}  # caps of arrays beside which workers were alive without a task
@@ -105,7 +104,8 @@ class SlurmLauncher(EngineLauncher[Watch]):
 
     def cancel(self, run_ids: Sequence[str], *, now: bool) -> None:
         """Cancel waiting tasks; send SIGTERM, or SIGKILL, to the workers of the others."""
-        self._to_cancel |= {run_id: now for run_id in run_ids if run_id in self._watched}
+        for watch in (self._watched[run_id] for run_id in run_ids if run_id in self._watched):
+            watch.wish = 2 if now else 1
         self._cancel_wanted()
         self._asking.hurry()
 
@@ -163,7 +163,7 @@ class SlurmLauncher(EngineLauncher[Watch]):
 
     def _submit_array(self, first: int, numbers: Sequence[int]) -> None:
         indices = array_of(number - first for number in numbers)
-        jobs = {watch.job for watch in self._watched.values() if watch.job}
+        jobs = {watch.number for watch in self._watched.values() if watch.number}
         cap, is_beyond = self._cap(), len(self._watched) + len(numbers) > self._workers
         after = [f"--dependency=afterany:{':'.join(map(str, sorted(jobs)))}"] if is_beyond and jobs else []
         name = f"--job-name={self._the_names().of(first)}"
@@ -173,13 +173,9 @@ class SlurmLauncher(EngineLauncher[Watch]):
         for number in numbers:
             self._watch(self._run_ids[number], job)
 
-    def _watch(self, run_id: str, job: int) -> None:
-        self._to_cancel.pop(run_id, None)  # an earlier submission was to be cancelled
-        self._watched[run_id] = Watch(run_id, self._files(run_id), job)
-
     def _cap(self) -> int:
         """Return the cap for tasks, less the workers that are alive without one."""
-        return self._workers - sum(not watch.job for watch in self._watched.values())
+        return self._workers - sum(not watch.number for watch in self._watched.values())
 
     def _note_cap(self, job: int, cap: int) -> None:
         if cap < self._workers:
@@ -214,7 +210,7 @@ class SlurmLauncher(EngineLauncher[Watch]):
             self._asking.asked()
         return read_queue(tasks, names, lambda task: is_script(task, self._script))
 
-    def _look(self) -> list[Begun | Ended]:
+    def _look(self) -> News:
         try:
             self._seen = self._ask()
         except EngineDownError as error:
@@ -227,8 +223,8 @@ class SlurmLauncher(EngineLauncher[Watch]):
         self._raise_caps()
         return happened
 
-    def _see(self, watch: Watch) -> list[Begun | Ended]:
-        return watch.look(self._seen.tasks.get(self._numbers[watch.run_id]), self._seen.cancelled)
+    def _see(self, watch: EngineWatch) -> News:
+        return news_of(watch, self._seen.tasks.get(self._numbers[watch.run_id]), self._seen.cancelled)
 
     def _say_what_is_held_back(self) -> None:
         reasons = held_back(self._seen.tasks.values())
@@ -240,26 +236,27 @@ class SlurmLauncher(EngineLauncher[Watch]):
     # Ending
 
     def _cancel_wanted(self) -> None:
-        self._to_cancel = {run_id: now for run_id, now in self._to_cancel.items() if run_id in self._watched}
+        """Cancel what is to be cancelled; later if Slurm does not answer."""
         try:
-            for now in (False, True):
-                wanted = [run_id for run_id, at_once in self._to_cancel.items() if at_once is now]
-                self._cancel_tasks(wanted, now=now)
-                for run_id in wanted:
-                    del self._to_cancel[run_id]
+            for wish in (1, 2):
+                wanted = [watch for watch in self._watched.values() if watch.wish == wish]
+                self._cancel_tasks(wanted, now=wish > 1)
+                for watch in wanted:
+                    watch.wish = 0
         except EngineDownError as error:
             self._assignment.say(f"{error}; no further run starts, and running ones are stopped later")
         except LaunchError as error:
-            self._to_cancel.clear()
+            for watch in self._watched.values():
+                watch.wish = 0
             self._assignment.say(str(error))
 
-    def _cancel_tasks(self, run_ids: Sequence[str], *, now: bool) -> None:
+    def _cancel_tasks(self, watches: Sequence[EngineWatch], *, now: bool) -> None:
         waiting: dict[int, list[int]] = {}
         started: dict[int, list[int]] = {}
-        for run_id in run_ids:
-            number, job = self._numbers[run_id], self._watched[run_id].job
+        for watch in watches:
+            number, job = self._numbers[watch.run_id], watch.number
             if not job:
-                self._signal(run_id, now=now)
+                self._signal(watch, now=now)
                 continue
             task = self._seen.tasks.get(number)
             has_started = task is not None and task.job == job and not task.waits

@@ -10,9 +10,8 @@ from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
 
-from retrain.launchers import Begun, Ended
-from retrain.launchers.engine import EngineWatch, why_without_a_word
-from retrain.records.layout import RunFiles
+from retrain.launchers import Ended
+from retrain.launchers.engine import EngineWatch, News, why_without_a_word
 
 FORMAT = "%i|%T|%j|%r|%o"  # task, state, job's name, reason, script: the last may contain anything
 # Ended tasks, which squeue shows for some minutes (MinJobAge); every other state is live.
@@ -137,39 +136,28 @@ def array_of(indices: Iterable[int]) -> str:
     return ",".join(parts)
 
 
-class Watch(EngineWatch):
-    """A run that was submitted to Slurm."""
-
-    def __init__(self, run_id: str, files: RunFiles, job: int) -> None:
-        """Watch a task of a job; 0: a worker that is alive although Slurm has no task for it."""
-        super().__init__(run_id, files)
-        self.job = job
-
-    def look(self, task: Task | None, cancelled: Collection[int] = ()) -> list[Begun | Ended]:
-        """Return what happened, given the run's newest task and the jobs cancelled as a whole."""
-        if task is None or task.job < self.job:
-            if self.job in cancelled:
-                why = f"Slurm ended job {self.job}: CANCELLED"
-                return [Ended(self.run_id, None, why, taken_back=True)]
-            what = f"task {self.job} of the run" if self.job else "the run's worker"
-            return self.without_task(f"Slurm no longer knows {what}")
-        self.found()
-        self.job = task.job
-        if not task.is_over:
-            return [] if task.waits else self.begin()
-        if task.state == "COMPLETED" and not self.has_arrived():
-            return []
-        return [*self.begin(), self._ended(task)]
-
-    def _ended(self, task: Task) -> Ended:
-        was_cancelled, is_lost = task.state == "CANCELLED", task.state in LOST
-        reason = f" ({task.reason})" if task.reason not in ("None", "") else ""
-        why = f"Slurm ended task {task.label}: {task.state}{reason}"
-        if not was_cancelled:
-            why += why_without_a_word(self.files)
-        return Ended(
-            self.run_id, None, why, goes_on=not was_cancelled, is_lost=is_lost, taken_back=was_cancelled
-        )
+def news_of(watch: EngineWatch, task: Task | None, cancelled: Collection[int] = ()) -> News:
+    """Return what happened to a run, given its newest task and the jobs cancelled as a whole."""
+    if task is None or task.job < watch.number:
+        if watch.number in cancelled:
+            why = f"Slurm ended job {watch.number}: CANCELLED"
+            return [Ended(watch.run_id, None, why, taken_back=True)]
+        what = f"task {watch.number} of the run" if watch.number else "the run's worker"
+        return watch.without_task(f"Slurm no longer knows {what}")
+    watch.found()
+    watch.number = task.job
+    if not task.is_over:
+        return [] if task.waits else watch.begin()
+    if task.state == "COMPLETED" and not watch.has_arrived():
+        return []
+    was_cancelled, is_lost = task.state == "CANCELLED", task.state in LOST
+    reason = f" ({task.reason})" if task.reason not in ("None", "") else ""
+    unseen = "" if was_cancelled else why_without_a_word(watch.files)
+    why = f"Slurm ended task {task.label}: {task.state}{reason}{unseen}"
+    ended = Ended(
+        watch.run_id, None, why, goes_on=not was_cancelled, is_lost=is_lost, taken_back=was_cancelled
+    )
+    return [*watch.begin(), ended]
 
 
 def held_back(tasks: Iterable[Task]) -> dict[str, int]:

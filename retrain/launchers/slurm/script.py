@@ -21,7 +21,7 @@ from retrain.launchers.shared_permits import (
     LockTest,
     directories_of,
     own_permits,
-    sharing_problems,
+    table_problems,
     workers_at_a_time,
 )
 from retrain.launchers.slurm import commands
@@ -29,7 +29,6 @@ from retrain.launchers.slurm.queue import Names, job_name, parse
 from retrain.records.files import make_directory, read_json, write_atomic, write_json
 
 SAVE_S = 60  # seconds before the time limit in which a worker saves its checkpoint
-NO_LINE = "\n\r\0"  # text after the first two would be a separate line and command
 UNFIT = '\n\r"\\'  # characters that no #SBATCH line can hold
 
 
@@ -67,24 +66,12 @@ def render(assignment: Assignment, table: Slurm) -> str:
 
 def check_campaign(assignment: Assignment) -> list[str]:
     """Return problems that hold on every cluster."""
-    table = build(Slurm, assignment.options)
-    problems = [
-        f"[campaign.slurm].{key}: {text!r} has more than one line; use one string per line"
-        for key, text in _lines(table)
-        if any(character in text for character in NO_LINE)
-    ]
+    problems = table_problems(assignment, build(Slurm, assignment.options), "campaign.slurm")
     if any(character in str(assignment.directory) for character in UNFIT):
         problems.append(
             "[logging].log_dir: no batch script can name a path with quotes, backslashes or newlines"
         )
-    problems += sharing_problems(assignment, table.permits, "campaign.slurm")
     return problems
-
-
-def _lines(table: Slurm) -> list[tuple[str, str]]:
-    """Return every value that becomes a line of the script, with its key."""
-    given = [(key, value if isinstance(value, list) else [value]) for key, value in vars(table).items()]
-    return [(key, text) for key, texts in given for text in texts if isinstance(text, str)]
 
 
 def check_engine(assignment: Assignment) -> None:
