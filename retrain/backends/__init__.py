@@ -13,11 +13,13 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar
 
-from retrain.controllers.permits import CallFacts
 from retrain.registry import Hook, PluginSpec
 from retrain.rollouts import Floats, Group, Loss, Prompt, TrainingSample
+
+if TYPE_CHECKING:
+    from retrain.controllers.permits import CallFacts
 
 SPEC = PluginSpec(
     "backend",

@@ -12,14 +12,14 @@ from pathlib import Path
 from typing import Any
 
 from retrain import registry
-from retrain.config.schema import FIRST_PERMITS, Campaign, Config
+from retrain.config.campaign import Campaign
+from retrain.config.schema import FIRST_PERMITS, Config
 from retrain.errors import ConfigError, LaunchError
 from retrain.launchers import Assignment, Launcher
 from retrain.plan.matrix import Plan
 from retrain.plan.provenance import Provenance
 from retrain.records.layout import CampaignFiles, RunFiles
 from retrain.records.text import as_typed, first_of
-from retrain.semaphore import FileSemaphore, lock_sharing_problem
 
 NOT_YET = "<id>"  # shown in a script before the campaign has a directory
 
@@ -167,6 +167,8 @@ def _engine(launcher: str, options: Mapping[str, Any]) -> tuple[str, object]:
 
 def open_permits(plan: Plan, files: CampaignFiles, say: Callable[[str], None]) -> None:
     """Set each directory's number of permits to the plan's; report what differs."""
+    from retrain.semaphore import FileSemaphore, lock_sharing_problem  # not at the top: `explain` opens none
+
     for directory, permits, is_shared in permit_directories(plan, files):
         problem = lock_sharing_problem(directory)
         if problem:

@@ -62,6 +62,12 @@ class Commands(TyperGroup):
             self.commands[cmd_name] = _build(cmd_name)
         return self.commands.get(cmd_name)
 
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        """Write the commands and what they are for, without importing any."""
+        del ctx
+        with formatter.section("Commands"):
+            formatter.write_dl(list(COMMANDS.items()))
+
     def get_params(self, ctx: Any) -> list[Any]:
         """Return the options of `retrain` itself."""
         return [_convert_plainly(param) for param in super().get_params(ctx)]

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 
 from retrain.config.versions import CURRENT, run_version
 from retrain.errors import ConfigError, RecordsError
-from retrain.plan.matrix import planned_runs
 from retrain.records.files import read_json, write_json
 from retrain.records.layout import CampaignFiles, RunFiles, files_of_runs, is_single_run, recorded_tables
 
@@ -189,6 +188,7 @@ def entries_without_manifest(files: CampaignFiles) -> tuple[RunEntry, ...]:
 
 def _planned(files: CampaignFiles) -> Sequence[RunEntry]:
     from retrain.config.load import load_types  # imports pydantic, and is seldom needed
+    from retrain.plan.matrix import planned_runs  # not at the top: `status` needs no configuration
 
     origin, _ = known_origin(files)
     try:

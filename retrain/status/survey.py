@@ -29,6 +29,7 @@ from retrain.records.text import as_typed, plain
 
 if TYPE_CHECKING:
     from retrain.plan.estimate.remaining import Remaining
+    from retrain.semaphore.adaptive import PermitChange
 
 _NAME_LIMIT = 120
 _LONGEST_COMMAND = 4000
@@ -206,10 +207,9 @@ def _permits(directory: Path, manifest: Manifest | None, problems: list[str]) ->
     if not path.is_dir():
         return None
     from retrain.semaphore import FileSemaphore  # not at the top: only campaigns with permits need it
-    from retrain.semaphore.adaptive import last_change
 
     try:
-        seen, change = FileSemaphore.inspect(path), last_change(path)
+        seen, change = FileSemaphore.inspect(path), _last_change(path)
     except (OSError, ValueError, RecordsError) as error:
         problems.append(f"{path}: {error}")
         return None
@@ -283,3 +283,11 @@ def _condition(name: str, runs: Sequence[RunRow]) -> ConditionStatus:
         reward_std=sample_std(rewards),
         step_time_s=_typical_step_time(runs),
     )
+
+
+def _last_change(path: Path) -> PermitChange | None:
+    if not (path / "adaptive.jsonl").exists():
+        return None
+    from retrain.semaphore.adaptive import last_change  # not at the top: few campaigns adapt their permits
+
+    return last_change(path)
