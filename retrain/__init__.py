@@ -31,50 +31,24 @@ if TYPE_CHECKING:
     from retrain.torch_scaling import SqrtScale as SqrtScale
 
 _HOME = {
-    "FileSemaphore": "retrain.semaphore",
-    "BackPressure": "retrain.controllers.backpressure",
-    "StepObservation": "retrain.controllers.backpressure.step",
-    "fit_usl": "retrain.controllers.usl",
-    "UslFit": "retrain.controllers.usl",
-    "TrainingThrottle": "retrain.system.throttle",
-    "ThrottleLevel": "retrain.system.throttle",
-    "ThrottleState": "retrain.system.throttle",
-    "RateLimiter": "retrain.pipeline",
-    "AdaScale": "retrain.torch_scaling",
-    "AdamScale": "retrain.torch_scaling",
-    "LEGWScale": "retrain.torch_scaling",
-    "LinearScale": "retrain.torch_scaling",
-    "ScalingRuleBase": "retrain.torch_scaling",
-    "SqrtScale": "retrain.torch_scaling",
-    "GradientNoiseScale": "retrain.controllers.scaling.noise_scale",
-    "estimate_makespan": "retrain.plan.estimate",
-    "load_config": "retrain.config.load",
-    "run_campaign": "retrain.campaign.run",
-    "read_metrics": "retrain.records.metrics",
+    name: f"retrain.{module}"
+    for module, names in {
+        "campaign.run": "run_campaign",
+        "config.load": "load_config",
+        "controllers.backpressure": "BackPressure",
+        "controllers.backpressure.step": "StepObservation",
+        "controllers.scaling.noise_scale": "GradientNoiseScale",
+        "controllers.usl": "UslFit fit_usl",
+        "pipeline": "RateLimiter",
+        "plan.estimate": "estimate_makespan",
+        "records.metrics": "read_metrics",
+        "semaphore": "FileSemaphore",
+        "system.throttle": "ThrottleLevel ThrottleState TrainingThrottle",
+        "torch_scaling": "AdaScale AdamScale LEGWScale LinearScale ScalingRuleBase SqrtScale",
+    }.items()
+    for name in names.split()
 }
-
-__all__ = [
-    "AdaScale",
-    "AdamScale",
-    "BackPressure",
-    "FileSemaphore",
-    "GradientNoiseScale",
-    "LEGWScale",
-    "LinearScale",
-    "RateLimiter",
-    "ScalingRuleBase",
-    "SqrtScale",
-    "StepObservation",
-    "ThrottleLevel",
-    "ThrottleState",
-    "TrainingThrottle",
-    "UslFit",
-    "estimate_makespan",
-    "fit_usl",
-    "load_config",
-    "read_metrics",
-    "run_campaign",
-]
+__all__ = sorted(_HOME)
 
 
 def __getattr__(name: str) -> Any:
@@ -86,4 +60,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted(__all__)
+    return __all__

@@ -12,11 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from retrain.errors import ConfigError
-from retrain.json_lines import numbered_lines
+from retrain.json_lines import numbered_lines, object_of, read_rows
 from retrain.rollouts import Prompt
 
-MAX_PROBLEMS = 20  # shown per file; the rest are probably the same mistake
 ROLES = ("system", "user", "assistant", "tool")
 FORMS = '{"prompt": ..., "completion": ...} or {"messages": [...]}'
 
@@ -38,29 +36,12 @@ def read_demonstrations(path: str) -> list[Demonstration]:
     Raises:
         ConfigError: it cannot be read, is empty, or has invalid rows; lists their line numbers.
     """
-    found: list[Demonstration] = []
-    problems: list[str] = []
-    for number, line in numbered_lines(Path(path), "path"):
-        try:
-            found += _demonstrations(number, line)
-        except ValueError as error:
-            problems.append(f"{path}:{number}: {error}")
-    if len(problems) > MAX_PROBLEMS:
-        problems[MAX_PROBLEMS:] = [f"{path}: {len(problems) - MAX_PROBLEMS} more lines are wrong"]
-    if not found and not problems:
-        problems.append(f"{path}: holds no rows; needs one object per line: {FORMS}")
-    if problems:
-        raise ConfigError(problems)
-    return found
+    lines = numbered_lines(Path(path), "path")
+    return read_rows(lines, _demonstrations, path, needs=f"one object per line: {FORMS}")
 
 
 def _demonstrations(number: int, line: str) -> Iterator[Demonstration]:
-    try:
-        row = json.loads(line)
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"not JSON ({error}); needs one object per line") from error
-    if not isinstance(row, dict):
-        raise ValueError(f"got a {type(row).__name__}; needs {FORMS}")
+    row = object_of(line, FORMS)
     if "messages" in row:
         return _of_messages(number, row["messages"])
     prompt, completion = (_text(row, key) for key in ("prompt", "completion"))

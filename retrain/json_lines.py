@@ -2,10 +2,67 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import json
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from typing import Any, TypeVar
 
 from retrain.errors import ConfigError
+
+MAX_PROBLEMS = 20  # shown per source; the rest are probably the same mistake
+T = TypeVar("T")
+R = TypeVar("R")
+
+
+def read_rows(
+    rows: Iterable[tuple[int, R]],
+    read: Callable[[int, R], Iterable[T]],
+    source: str,
+    *,
+    unit: str = ":",
+    needs: str,
+) -> list[T]:
+    """Return what all rows hold.
+
+    Args:
+        rows: number and content of each.
+        read: returns what a row holds; raises ValueError if the row is invalid.
+        source: file or data set, which an error names.
+        unit: between the source and a row's number.
+        needs: what a source without rows lacks.
+
+    Raises:
+        ConfigError: rows are invalid (lists their locations), or there are none.
+    """
+    found: list[T] = []
+    problems: list[str] = []
+    for number, row in rows:
+        try:
+            found += read(number, row)
+        except ValueError as error:
+            problems.append(f"{source}{unit}{number}: {error}")
+    if len(problems) > MAX_PROBLEMS:
+        problems[MAX_PROBLEMS:] = [f"{source}: {len(problems) - MAX_PROBLEMS} more lines are wrong"]
+    if not found and not problems:
+        problems.append(f"{source}: no rows; needs {needs}")
+    if problems:
+        raise ConfigError(problems)
+    return found
+
+
+def object_of(line: str, needs: str) -> dict[str, Any]:
+    """Return the JSON object of a line.
+
+    Raises:
+        ValueError: it is not JSON, or not an object; says what is needed.
+    """
+    try:
+        row = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"not JSON ({error}); needs one object per line") from error
+    if not isinstance(row, dict):
+        raise ValueError(f"got a {type(row).__name__}; needs {needs}")
+    return row
 
 
 def numbered_lines(path: Path, option: str) -> Iterator[tuple[int, str]]:

@@ -25,7 +25,7 @@ from retrain.config.digest import is_as_written
 from retrain.config.files import changed_files
 from retrain.config.resolve import build
 from retrain.config.schema import Config
-from retrain.config.versions import CURRENT, as_meant, run_version
+from retrain.config.versions import as_meant
 from retrain.errors import (
     EXIT_CONFIG,
     EXIT_DONE,
@@ -79,7 +79,7 @@ def read_run(files: RunFiles) -> Config:
     resume = f"retrain resume {as_typed(campaign_of(files.directory).directory)}"
     try:
         tables = tomllib.loads(files.run_toml.read_text(encoding="utf-8"))
-        config = build(Config, as_meant(tables, run_version(tables, CURRENT)))
+        config = build(Config, as_meant(tables))
         is_intact = is_as_written(tables)
         changed = changed_files(config, config.run.files) if config.run else []
     except (OSError, ValueError, TypeError, AttributeError) as error:

@@ -9,8 +9,8 @@ from typing import Any
 
 import tomli_w
 
+from retrain.config.campaign import Run
 from retrain.config.resolve import as_tables
-from retrain.config.run_table import Run
 from retrain.config.schema import Algorithm, Config, Training
 from retrain.records.attempts import begin_attempt, end_attempt
 from retrain.records.layout import CampaignFiles, RunFiles

@@ -15,7 +15,7 @@ from retrain.campaign.endings import Ending
 from retrain.campaign.orchestrate import CampaignRun
 from retrain.campaign.run import start
 from retrain.campaign.supervise import Supervisor
-from retrain.config.schema import Campaign
+from retrain.config.campaign import Campaign
 from retrain.errors import EngineDownError, LaunchError, RecordsError
 from retrain.launchers import Begun, Ended
 from retrain.locks.held import holder

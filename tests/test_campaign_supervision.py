@@ -19,7 +19,7 @@ from retrain.campaign.admission import as_planned, by_memory
 from retrain.campaign.endings import Ending
 from retrain.campaign.run import run_campaign, start
 from retrain.campaign.supervise import Supervisor
-from retrain.config.schema import Campaign
+from retrain.config.campaign import Campaign
 from retrain.errors import EXIT_RECORDS, records_error
 from retrain.launchers import Ended
 from retrain.locks.held import hold

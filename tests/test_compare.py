@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from retrain.config.labels import label_of
+from retrain.config.resolve import label_of
 from retrain.errors import ConfigError, RecordsError
 from retrain.report.compare import Comparison, Verdict, compare, is_higher_better
 from retrain.report.final import Moment, final_value

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from retrain.config.engines import Ray
+from retrain.config.campaign import Ray
 from retrain.errors import LaunchError
 from retrain.launchers.ray.client import Job
 from retrain.launchers.ray.home import Home

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from retrain.config.engines import Ray
+from retrain.config.campaign import Ray
 from retrain.errors import (
     EngineDownError,
     LaunchError,

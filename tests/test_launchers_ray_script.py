@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from retrain.config.engines import Ray
+from retrain.config.campaign import Ray
 from retrain.distribution import install_command
 from retrain.errors import EXIT_CONFIG, EXIT_LAUNCH
 from retrain.launchers import ray as plugin

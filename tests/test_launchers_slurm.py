@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from retrain.campaign.run import start
-from retrain.config.engines import Slurm
+from retrain.config.campaign import Slurm
 from retrain.errors import EXIT_CONFIG, EXIT_LAUNCH
 from retrain.launchers import Assignment, Begun, Ended
 from retrain.launchers import slurm as plugin

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from retrain.config.engines import Slurm
+from retrain.config.campaign import Slurm
 from retrain.errors import LaunchError
 from retrain.launchers import slurm as plugin
 from retrain.launchers.slurm import commands as _slurm_commands

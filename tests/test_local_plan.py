@@ -12,7 +12,8 @@ import pytest
 
 from retrain.backends import local
 from retrain.backends.local import advise_run, check_run, wants_gpu
-from retrain.config.schema import Algorithm, Backend, Campaign, Config, Model
+from retrain.config.campaign import Campaign
+from retrain.config.schema import Algorithm, Backend, Config, Model
 
 Call = Callable[..., subprocess.CompletedProcess[str]]
 

@@ -10,7 +10,7 @@ import pytest
 from retrain import worker
 from retrain.campaign.run import reopen, run_campaign
 from retrain.errors import ConfigError
-from retrain.loggers.public import without_secrets
+from retrain.loggers import without_secrets
 from retrain.records.attempts import read_attempts
 from retrain.records.layout import CampaignFiles
 from retrain.records.metrics import read_metrics

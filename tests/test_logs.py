@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from retrain.campaign.run import start
-from retrain.config.labels import label_of
+from retrain.config.resolve import label_of
 from retrain.errors import RecordsError
 from retrain.locks.held import hold
 from retrain.records.growing import follow, last_lines

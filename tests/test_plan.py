@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from retrain.config.labels import label_of
 from retrain.config.load import parse
+from retrain.config.resolve import label_of
 from retrain.errors import ConfigError
 from retrain.plan.explain import explain_plan
 from retrain.plan.matrix import plan_runs

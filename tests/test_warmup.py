@@ -242,5 +242,5 @@ def test_a_character_outside_the_alphabet_is_found_before_anything_is_created(
 
 
 def test_an_empty_file_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="holds no rows"):
+    with pytest.raises(ConfigError, match="no rows"):
         read_demonstrations(str(write(tmp_path, "")))

@@ -10,7 +10,7 @@ from dataclasses import field, fields
 from typing import Any, TypeVar
 
 from retrain.errors import ConfigError
-from retrain.registry import nearest
+from retrain.registry import hint
 
 Options = TypeVar("Options")
 Rule = tuple[Callable[[Any], bool], str]  # whether a value is valid, and what is needed instead
@@ -77,7 +77,6 @@ def parsed(kind: Callable[..., Options], options: Mapping[str, Any], problems: S
 
 def _problem(key: str, value: object, rules: Mapping[str, Rule]) -> str:
     if key not in rules:
-        near = nearest(key, rules)
-        return "unknown key; " + (f"did you mean {near!r}?" if near else f"known: {', '.join(rules)}")
+        return "unknown key; " + hint(key, rules, f"known: {', '.join(rules)}")
     fits, wanted = rules[key]
     return "" if fits(value) else f"got {value!r}; needs {wanted}"

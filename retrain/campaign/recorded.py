@@ -16,7 +16,7 @@ from typing import Any
 from retrain.config.digest import decides, digest, is_as_written, is_current, laid_over
 from retrain.config.files import changed_files
 from retrain.config.resolve import as_tables
-from retrain.config.versions import CURRENT, as_meant, run_version
+from retrain.config.versions import as_meant
 from retrain.errors import ConfigError, DamagedRecordError
 from retrain.locks.held import is_held
 from retrain.plan.matrix import Plan, RunPlan
@@ -123,7 +123,7 @@ def _as_begun(run: RunPlan, before: str, files: RunFiles, is_same_file: bool) ->
     identity = run.config.run
     contents = identity.files if identity else {}
     try:
-        begun = laid_over(as_meant(tables, run_version(tables, CURRENT)), run.config, contents)
+        begun = laid_over(as_meant(tables), run.config, contents)
     except TypeError:  # a key that this version has no more
         return None
     config_hash = digest(begun, contents)
@@ -141,7 +141,7 @@ def _differences(before: Mapping[str, Any], run: RunPlan) -> Iterator[str]:
     if not before or not is_as_written(before):
         yield "its first configuration is unknown, because its run.toml is damaged or gone"
         return
-    old = dict(_flat(as_meant(before, run_version(before, CURRENT))))
+    old = dict(_flat(as_meant(before)))
     new = dict(_flat(as_tables(run.config)))
     known, named = before["run"].get("files", {}), run.config.run
     is_moved = {key for key in known if named and key in named.files and _name(old, key) == _name(new, key)}

@@ -12,7 +12,7 @@ from retrain.campaign.admission import Admission, Places
 from retrain.campaign.endings import Ending, conclude, ended_attempts, ending_by, log_tail
 from retrain.campaign.retry import LaunchBreaker, RetryPolicy
 from retrain.campaign.watchdog import GRACE_S, Active, Patience
-from retrain.config.schema import Campaign
+from retrain.config.campaign import Campaign
 from retrain.errors import EngineDownError, LaunchError, RecordsError, may_pass
 from retrain.launchers import Begun, Ended, Launcher
 from retrain.locks.held import is_held

@@ -10,7 +10,7 @@ import math
 from dataclasses import dataclass
 from pathlib import Path
 
-from retrain.config.schema import Campaign
+from retrain.config.campaign import Campaign
 from retrain.errors import RecordsError
 from retrain.plan.matrix import RunPlan
 from retrain.records.layout import RunFiles

@@ -4,15 +4,11 @@ from __future__ import annotations
 
 import shlex
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from retrain.cli.options import AsJson, ConfigFile, Overrides, duration
-
-if TYPE_CHECKING:
-    from retrain.plan.estimate.history import History
-    from retrain.plan.matrix import Plan
 
 
 def command(
@@ -51,10 +47,15 @@ def command(
     plan = plan_runs(load_config(file, overrides or ()), file.name)
     check_launch(plan, file.name)
     plan = as_launched(plan)
+    history = None
+    if logs is not None:
+        from retrain.plan.estimate.history import learn
+
+        history = learn(logs, plan.conditions)
     explanation = explain_plan(
         plan,
         preflight(plan, file.name),
-        _history(plan, logs),
+        history,
         cpu_capacity(),
         shlex.quote(str(file)),
         learned_from=shlex.quote(str(logs)) if logs else "",
@@ -68,11 +69,3 @@ def command(
         show(explanation, console())
     if check and any(line.state == "warn" for line in explanation.checklist):
         raise typer.Exit(EXIT_CONFIG)
-
-
-def _history(plan: Plan, logs: Path | None) -> History | None:
-    if logs is None:
-        return None
-    from retrain.plan.estimate.history import learn
-
-    return learn(logs, plan.conditions)

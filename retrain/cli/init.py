@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from retrain.cli.options import complete_templates
+from retrain.errors import ConfigError
+
+
+def complete_templates(incomplete: str) -> list[str]:
+    """Return the templates that begin so."""
+    return [name for name in templates() if name.startswith(incomplete)]
 
 
 def command(
@@ -24,13 +31,12 @@ def command(
 
     Example: retrain init --template quickstart
     """
-    from retrain.config.templates import read_template, templates
-    from retrain.errors import ConfigError
-
     if show_list:
         for name, summary in templates().items():
             typer.echo(f"{name:<12} {summary}")
         return
+    from retrain.config.json_schema import NAME, json_schema
+
     text = read_template(template)
     target = Path(f"{template}.toml")
     if not force and _holds(target, text):
@@ -44,7 +50,8 @@ def command(
             raise ConfigError(f"{target}: exists and differs; use --force to overwrite it") from None
         except OSError as error:
             raise ConfigError(f"{target}: cannot be written ({error.strerror})") from error
-    _write_schema()
+    with contextlib.suppress(OSError):  # its first line names the schema; a failure costs only completion
+        Path(NAME).write_text(json.dumps(json_schema(), indent=1) + "\n", encoding="utf-8")
     typer.echo(f"{said}; next: retrain explain {target}, then retrain {target}")
 
 
@@ -56,13 +63,34 @@ def _holds(target: Path, text: str) -> bool:
         return False
 
 
-def _write_schema() -> None:
-    """Write the JSON Schema that the file's first line names; a failure costs only completion."""
-    import contextlib
-    import json
+def templates() -> dict[str, str]:
+    """List templates, each with its purpose (the file's first comment)."""
+    found = sorted(_folder().glob("*.toml"))
+    return {path.stem: _summary(path) for path in found}
 
-    from retrain.config.json_schema import NAME
-    from retrain.config.load import json_schema
 
-    with contextlib.suppress(OSError):
-        Path(NAME).write_text(json.dumps(json_schema(), indent=1) + "\n", encoding="utf-8")
+def read_template(name: str) -> str:
+    """Return a template's text.
+
+    Raises:
+        ConfigError: there is none of that name.
+    """
+    from retrain.registry import hint
+
+    known = templates()
+    if name not in known:
+        others = f"there are: {', '.join(known)}"
+        raise ConfigError(f"--template {name}: no such template; {hint(name, known, others)}")
+    return (_folder() / f"{name}.toml").read_text(encoding="utf-8")
+
+
+def _folder() -> Path:
+    package = Path(__file__).parent.parent
+    installed = package / "templates"
+    return installed if installed.is_dir() else package.parent / "templates"
+
+
+def _summary(path: Path) -> str:
+    with path.open(encoding="utf-8") as file:
+        comments = (line.lstrip("# ").strip() for line in file if line.startswith("# "))
+        return next(comments, "")

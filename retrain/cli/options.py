@@ -10,20 +10,6 @@ from typing import Annotated
 import typer
 
 
-def complete_templates(incomplete: str) -> list[str]:
-    """Return the templates that begin so."""
-    from retrain.config.templates import templates as known
-
-    return [name for name in known() if name.startswith(incomplete)]
-
-
-def complete_kinds(incomplete: str) -> list[str]:
-    """Return the kinds of plugins that begin so."""
-    from retrain.registry import KINDS
-
-    return [kind for kind in KINDS if kind.startswith(incomplete)]
-
-
 def complete_keys(incomplete: str) -> list[str]:
     """Return the keys that begin so, for `--set`."""
     from retrain.config.reference import sections

@@ -4,11 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Annotated
 
 import typer
 
-from retrain.cli.options import AsJson, complete_kinds
+from retrain import registry
+from retrain.cli.options import AsJson
+from retrain.errors import EXIT_CONFIG, ConfigError
+from retrain.extras import needs, summary
+
+
+def complete_kinds(incomplete: str) -> list[str]:
+    """Return the kinds of plugins that begin so."""
+    return [kind for kind in registry.KINDS if kind.startswith(incomplete)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,8 +54,6 @@ def command(
 
     Example: retrain plugins --check my_rewards.score --set bonus=0.1
     """
-    from retrain import registry
-    from retrain.errors import ConfigError
     from retrain.render.tables import console, print_json, table
 
     if kind and kind not in registry.KINDS:
@@ -54,7 +61,7 @@ def command(
     if check:
         _try_out(check, kind, overrides or (), as_json)
         return
-    kinds = [kind] if kind else list(registry.KINDS)
+    kinds = (kind,) if kind else registry.KINDS
     rows = [plugin_row(k, name) for k in kinds for name in registry.names(k)]
     if as_json:
         print_json(rows)
@@ -67,24 +74,20 @@ def command(
 def _try_out(name: str, kind: str, overrides: Sequence[str], as_json: bool) -> None:
     from retrain.config.load import value_of
     from retrain.conformance import check_plugin, kinds_of
-    from retrain.errors import EXIT_CONFIG, ConfigError
     from retrain.render.tables import console, print_json
 
     wrong = [one for one in overrides if "=" not in one]
     if wrong:
         raise ConfigError(f"--set {wrong[0]}: not of the form key=value")
     table = {key.strip(): value_of(value) for key, _, value in (one.partition("=") for one in overrides)}
-    found = []
-    for each in [kind] if kind else kinds_of(name):
-        for finding in check_plugin(each, name, table):
-            found.append(finding)
-            if not as_json:
-                told = (
-                    f"FAILED  {finding.check}: {finding.problem}"
-                    if finding.problem
-                    else f"ok  {finding.check}"
-                )
-                console().print(told, markup=False, highlight=False, soft_wrap=True)
+    kinds, found = [kind] if kind else kinds_of(name), []
+    for finding in chain.from_iterable(check_plugin(each, name, table) for each in kinds):
+        found.append(finding)
+        if not as_json:
+            told = (
+                f"FAILED  {finding.check}: {finding.problem}" if finding.problem else f"ok  {finding.check}"
+            )
+            console().print(told, markup=False, highlight=False, soft_wrap=True)
     if as_json:
         print_json(found)
     if any(finding.problem for finding in found):
@@ -93,19 +96,10 @@ def _try_out(name: str, kind: str, overrides: Sequence[str], as_json: bool) -> N
 
 def plugin_row(kind: str, name: str) -> PluginRow:
     """Describe a plugin from its source."""
-    from retrain.extras import needs, summary
-
     wanted = needs(kind, name)
     installed = not wanted.missing()
-    return PluginRow(
-        kind,
-        name,
-        summary(kind, name),
-        wanted.extra,
-        wanted.keys,
-        installed,
-        "" if installed else wanted.command,
-    )
+    install = "" if installed else wanted.command
+    return PluginRow(kind, name, summary(kind, name), wanted.extra, wanted.keys, installed, install)
 
 
 def _needs(row: PluginRow) -> str:

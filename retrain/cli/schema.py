@@ -37,7 +37,7 @@ def command(
         print_json(reference.sections())
         return
     if not keys:
-        from retrain.config.load import json_schema
+        from retrain.config.json_schema import json_schema
 
         print_json(json_schema())
         return

@@ -1,4 +1,4 @@
-"""Checks of one run beyond types: keys that must be consistent, plugins and their parameters.
+"""Checks of a file beyond types: keys that must be consistent, plugins and their parameters, the matrix.
 
 Each check takes typed sections (`Draft`) and skips keys that are wrong by themselves.
 """
@@ -6,59 +6,146 @@ Each check takes typed sections (`Draft`) and skips keys that are wrong by thems
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from retrain import extras, registry
+from retrain.config.campaign import LARGEST_SEED, Campaign
 from retrain.config.drafts import Draft, Problem
 from retrain.config.flow import flow_problems
-from retrain.config.resolve import PLUGINS, PluginKey
+from retrain.config.keys import keys_of
+from retrain.config.problems import Location
+from retrain.config.resolve import PLUGINS, SHORTHANDS, label_of, label_of_modes
 from retrain.errors import ConfigError
 
+KEYS = keys_of(Campaign)
+OPTIONS = KEYS["launcher"].params
 NAMED = re.compile(r"(?P<key>[a-z_]+): (?P<what>.+)", re.DOTALL)  # `length: got 0; needs at least 1`
 
 
-def check_run(draft: Draft, try_plugins: bool) -> Iterator[Problem]:
-    """Check what one run would use, section by section.
-
-    Args:
-        draft: the run's sections.
-        try_plugins: also build tasks, read files, and ask plugins about their parameters.
-    """
-    for plugin in PLUGINS:
-        yield from _check_plugin(plugin, draft, try_plugins)
-    for check in SECTION_CHECKS.values():
-        yield from check(draft, try_plugins)
+def check_run(draft: Draft) -> Iterator[Problem]:
+    """Check what one run would use, section by section."""
+    for section, key, kind, params, _ in PLUGINS:
+        if draft.is_sound(f"{section}.{key}"):
+            table = getattr(draft.config, section)
+            given = getattr(table, params) if draft.is_sound(f"{section}.{params}") else None
+            at, params_at = (section, key), (section, params)
+            yield from _plugin_problems(draft, kind, getattr(table, key), given, at, params_at)
+    yield from _check_back_pressure(draft)
+    yield from _check_warm_up(draft)
+    yield from _check_throttle(draft)
+    if draft.is_sound("training", "rate_limiter", "backpressure"):
+        yield from flow_problems(draft.config)
 
 
 def check_plugin_names(draft: Draft) -> Iterator[Problem]:
     """Check the plugins that a file names, even if its conditions replace them."""
-    for plugin in PLUGINS:
-        name = getattr(getattr(draft.config, plugin.section), plugin.key)
-        if draft.is_sound(f"{plugin.section}.{plugin.key}"):
-            what = registry.problem_with_name(plugin.kind, name)
-            yield from [((plugin.section, plugin.key), what)] if what else ()
+    for section, key, kind, _, _ in PLUGINS:
+        if draft.is_sound(f"{section}.{key}"):
+            what = registry.problem_with_name(kind, getattr(getattr(draft.config, section), key))
+            yield from [((section, key), what)] if what else ()
 
 
-def _check_plugin(plugin: PluginKey, draft: Draft, try_plugins: bool) -> Iterator[Problem]:
-    section, key, kind, params_key, _ = plugin
-    table = getattr(draft.config, section)
-    name, params = getattr(table, key), getattr(table, params_key)
-    if not draft.is_sound(f"{section}.{key}"):
+def check_campaign(draft: Draft) -> Iterator[Problem]:
+    """Check the matrix and the launcher."""
+    campaign = draft.config.campaign
+    if campaign is None:
         return
+    yield from ((("campaign", "seeds"), problem) for problem in _seed_problems(campaign.seeds))
+    if campaign.conditions == []:
+        yield ("campaign", "conditions"), "got none, so the matrix is empty; add a condition, or drop the key"
+    yield from _condition_problems(campaign)
+    if draft.is_sound("campaign.launcher"):
+        name, at = campaign.launcher, ("campaign", "launcher")
+        options = campaign.launcher_options if draft.is_sound(f"campaign.{OPTIONS}") else None
+        tries = draft.tries_plugins and name not in KEYS  # a table of ours is a section with types
+        yield from _plugin_problems(draft, "launchers", name, options, at, ("campaign", name), tries=tries)
+
+
+def check_logging(draft: Draft) -> Iterator[Problem]:
+    """Check the loggers and their parameters."""
+    table = draft.config.logging
+    if not draft.is_sound("logging.loggers", "logging.logger_params"):
+        return
+    at = ("logging", "loggers")
+    for name, times in Counter(table.loggers).items():
+        own = table.logger_params.get(name, {})
+        params = own if isinstance(own, dict) else None
+        yield from _plugin_problems(draft, "loggers", name, params, at, ("logging", "logger_params", name))
+        if times > 1:
+            yield at, f"{name!r} is named twice; once is enough"
+    for name, own in table.logger_params.items():
+        where = ("logging", "logger_params", name)
+        if name not in table.loggers:
+            yield where, "is not in logging.loggers; add it there"
+        elif not isinstance(own, dict):
+            yield where, f"got {own!r}; needs a table"
+
+
+def check_matrix(runs: Sequence[tuple[str, Draft]]) -> Iterator[Problem]:
+    """Check conditions against each other: labels, and how many permits one semaphore has.
+
+    Args:
+        runs: each condition's name, "" for none, and its sections laid over the file's.
+    """
+    for label, times in Counter(_label(name, draft) for name, draft in runs).items():
+        if times > 1:
+            what = f"{label!r} is the label of {times} conditions; give each a name of its own"
+            yield ("campaign", "conditions"), what
+    wanted: dict[str, set[str]] = {}
+    for _, draft in runs:
+        if draft.is_sound("backend.max_concurrent", "backend.throttle_dir"):
+            table = draft.config.backend
+            wanted.setdefault(table.throttle_dir, set()).add(str(table.max_concurrent))
+    for counts in wanted.values():
+        if len(counts) > 1:
+            what = (
+                f"conditions ask for {' and '.join(sorted(counts))} permits of one semaphore; "
+                "use one number, or give each its own throttle_dir"
+            )
+            yield ("backend", "max_concurrent"), what
+
+
+def with_launcher_options(raw: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return tables with `[campaign.<launcher>]` as `launcher_options`, without those of unused launchers."""
+    campaign = raw.get("campaign")
+    if not isinstance(campaign, dict):
+        return raw
+    others = {key for key, table in campaign.items() if isinstance(table, dict) and _is_launcher(key)}
+    kept = {key: value for key, value in campaign.items() if key not in others}
+    if (named := campaign.get("launcher")) in others:
+        kept[OPTIONS] = campaign[named]
+    return {**raw, "campaign": kept}
+
+
+def _is_launcher(key: str) -> bool:
+    return key not in KEYS and ("." in key or key in registry.names("launchers"))
+
+
+def _plugin_problems(
+    draft: Draft,
+    kind: str,
+    name: str,
+    params: Mapping[str, Any] | None,
+    at: Location,
+    params_at: Location,
+    *,
+    tries: bool = True,
+) -> Iterator[Problem]:
+    """Check a plugin that a key names, and its parameters; None if those are wrong by themselves."""
     if what := registry.problem_with_name(kind, name):
-        yield (section, key), what
+        yield at, what
         return
-    if not draft.is_sound(f"{section}.{params_key}"):
+    if params is None:
         return
     wrong = registry.problems_with_params(kind, name, params)
-    if not wrong and try_plugins:
-        wrong = list(trial_problems(kind, name, params, draft.config.data.seed))
-    for param, what in wrong:
-        yield ((section, params_key, param) if param else (section, key)), what
+    if not wrong and tries and draft.tries_plugins:
+        wrong = list(_trial_problems(kind, name, params, draft.config.data.seed))
+    yield from (((*params_at, key) if key else at, what) for key, what in wrong)
 
 
-def trial_problems(kind: str, name: str, params: Mapping[str, Any], seed: int) -> Iterator[tuple[str, str]]:
+def _trial_problems(kind: str, name: str, params: Mapping[str, Any], seed: int) -> Iterator[tuple[str, str]]:
     """Check what only a plugin can, before anything is created: its values, data and packages.
 
     Built-in tasks are built, and plugins are asked to check their tables. A task of the user's own, which may
@@ -72,53 +159,71 @@ def trial_problems(kind: str, name: str, params: Mapping[str, Any], seed: int) -
         return
     judge = registry.spec_of(kind).judge
     check = registry.hook(kind, name, judge) if judge else None
-    for problem in [*_try_task(kind, name, params, seed), *(check(params) if check else ())]:
+    problems = list(check(params)) if check else []
+    if kind == "tasks" and registry.is_built_in(kind, name):
+        try:
+            registry.find("tasks", name)(seed=seed, **params)
+        except ConfigError as error:
+            problems += error.problems
+    for problem in problems:
         named = NAMED.fullmatch(problem)
         yield (named["key"], named["what"]) if named else ("", problem)
 
 
-def _try_task(kind: str, name: str, options: Mapping[str, Any], seed: int) -> tuple[str, ...]:
-    if kind != "tasks" or not registry.is_built_in(kind, name):
-        return ()
-    try:
-        registry.find("tasks", name)(seed=seed, **options)
-    except ConfigError as error:
-        return tuple(error.problems)
-    return ()
+def _seed_problems(seeds: list[Any] | None) -> Iterator[str]:
+    if seeds == []:
+        yield "got none, so the matrix is empty; list at least one seed"
+    unfit = [s for s in seeds or () if type(s) is not int or not 0 <= s <= LARGEST_SEED]
+    if unfit:
+        yield f"got {unfit}; needs whole numbers from 0 to {LARGEST_SEED}"
+    times = Counter(seed for seed in seeds or () if type(seed) is int)
+    repeated = sorted(seed for seed, count in times.items() if count > 1)
+    if repeated:
+        listed = f"seed{'s' * (len(repeated) > 1)} {', '.join(map(str, repeated))}"
+        yield f"{listed} listed more than once, which would repeat the same run; list each seed once"
 
 
-def _check_back_pressure(draft: Draft, try_plugins: bool) -> Iterator[Problem]:
-    del try_plugins
+def _condition_problems(campaign: Campaign) -> Iterator[Problem]:
+    """Iterate over contradictions within a condition, and keys that belong to the campaign."""
+    for number, condition in enumerate(campaign.conditions or ()):
+        at = ("campaign", "conditions", number)
+        for short, dotted in SHORTHANDS.items():
+            section, _, key = dotted.partition(".")
+            given, spelled = getattr(condition, short), getattr(condition, section).get(key)
+            if given is not None and spelled is not None and spelled != given:
+                yield (*at, short), f"got {given!r}, but its {dotted} is {spelled!r}; keep one of them"
+        if "seed" in condition.training:
+            what = "a condition runs with every seed of the campaign; list it in campaign.seeds"
+            yield (*at, "training", "seed"), what
+
+
+def _label(name: str, draft: Draft) -> str:
+    algorithm = draft.config.algorithm
+    return label_of(name) if name else label_of_modes(algorithm.advantage_mode, algorithm.transform_mode)
+
+
+def _check_back_pressure(draft: Draft) -> Iterator[Problem]:
     table, batch = draft.config.backpressure, draft.config.training.batch_size
     smallest, largest = table.min_batch_size, table.max_batch_size
     if not draft.is_sound("backpressure.min_batch_size", "backpressure.max_batch_size"):
         return
-    what = ""
+    at = ("backpressure", "max_batch_size")
     if largest < smallest:
-        what = f"got {largest}, below min_batch_size = {smallest}; raise one or lower the other"
+        yield at, f"got {largest}, below min_batch_size = {smallest}; raise one or lower the other"
     elif table.enabled and not smallest <= batch <= largest and draft.is_sound("training.batch_size"):
         bounds = f"min_batch_size = {smallest} to max_batch_size = {largest}"
-        what = f"training.batch_size = {batch} is outside {bounds}; widen them"
-    yield from [(("backpressure", "max_batch_size"), what)] if what else ()
+        yield at, f"training.batch_size = {batch} is outside {bounds}; widen them"
 
 
-def _check_rate_limiter(draft: Draft, try_plugins: bool) -> Iterator[Problem]:
-    del try_plugins
-    if draft.is_sound("training", "rate_limiter", "backpressure"):
-        yield from flow_problems(draft.config)
-
-
-def _check_throttle(draft: Draft, try_plugins: bool) -> Iterator[Problem]:
-    del try_plugins
-    path = draft.config.throttle.load_fn
-    if path:
+def _check_throttle(draft: Draft) -> Iterator[Problem]:
+    if path := draft.config.throttle.load_fn:
         try:
             registry.find_function("throttle.load_fn", path)
         except ConfigError as error:
             yield ("throttle", "load_fn"), str(error)
 
 
-def _check_warm_up(draft: Draft, try_plugins: bool) -> Iterator[Problem]:
+def _check_warm_up(draft: Draft) -> Iterator[Problem]:
     """Check that steps and path come together.
 
     `steps = 0` written down is a decision (a condition may leave the warm-up out); forgotten is a mistake.
@@ -130,7 +235,7 @@ def _check_warm_up(draft: Draft, try_plugins: bool) -> Iterator[Problem]:
         yield ("warmup", "path"), f"steps = {table.steps} needs a JSONL file of completions"
     elif not draft.gives("warmup", "steps"):
         yield ("warmup", "steps"), "is not given, so path would not be read; set it, 0 for no updates"
-    elif table.steps and try_plugins and draft.is_sound("backend"):
+    elif table.steps and draft.tries_plugins and draft.is_sound("backend"):
         yield from ((("warmup", "path"), what) for what in _file_problems(draft))
 
 
@@ -151,11 +256,3 @@ def _file_problems(draft: Draft) -> Iterator[str]:
             f"{path}:{talks}: a conversation needs a chat template: [backend.options] chat_template = true "
             "(backends local and tinker); a row with a single user message does not"
         )
-
-
-SECTION_CHECKS: Mapping[str, Callable[[Draft, bool], Iterator[Problem]]] = {
-    "backpressure": _check_back_pressure,
-    "warmup": _check_warm_up,
-    "throttle": _check_throttle,
-    "rate_limiter": _check_rate_limiter,
-}

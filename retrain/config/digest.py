@@ -14,9 +14,9 @@ from typing import Any
 
 from retrain.config.files import contents_of
 from retrain.config.keys import keys_of
-from retrain.config.resolve import SECTIONS, as_tables, build
+from retrain.config.resolve import SECTIONS, as_tables, build, values_of
 from retrain.config.schema import Config
-from retrain.config.versions import CURRENT, as_meant, run_version
+from retrain.config.versions import as_meant
 from retrain.errors import ConfigError
 
 VERSION = "v2:"
@@ -39,10 +39,9 @@ def digest(config: Config, contents: Mapping[str, str] | None = None) -> str:
     """
     contents = contents_of(config) if contents is None else contents
     decides = {
-        f"{section}.{key.name}": _normal(getattr(table, key.name), f"{section}.{key.name}", contents)
-        for section, table in _sections(config)
-        for key in keys_of(SECTIONS[section]).values()
-        if key.affects == "result" and getattr(table, key.name) != key.first_default
+        f"{section}.{key.name}": _normal(value, f"{section}.{key.name}", contents)
+        for section, key, value in values_of(config)
+        if key.affects == "result" and value != key.first_default
     }
     return VERSION + _hash(decides)
 
@@ -71,7 +70,7 @@ def is_as_written(tables: Mapping[str, Any]) -> bool:
         return False
     if is_current(known):
         try:
-            config = build(Config, as_meant(tables, run_version(tables, CURRENT)))
+            config = build(Config, as_meant(tables))
             return digest(config, run.get("files", {})) == known
         except (TypeError, AttributeError):
             return False
@@ -95,16 +94,14 @@ def laid_over(recorded: Mapping[str, Any], planned: Config, contents: Mapping[st
     Files of the same name are the plan's: they may have moved.
     """
     tables = as_tables(planned)
-    for section, _ in _sections(planned):
+    for section, key, now in values_of(planned):
         old = recorded.get(section, {})
-        for key in keys_of(SECTIONS[section]).values():
-            if key.affects != "result":
-                continue
-            if key.name in old:
-                now = tables[section].get(key.name)
-                tables[section][key.name] = _moved(old[key.name], now, f"{section}.{key.name}", contents)
-            else:  # absent, or not a key then
-                tables[section].pop(key.name, None)
+        if key.affects != "result":
+            continue
+        if key.name in old:
+            tables[section][key.name] = _moved(old[key.name], now, f"{section}.{key.name}", contents)
+        else:  # absent, or not a key then
+            tables[section].pop(key.name, None)
     return build(Config, tables)
 
 
@@ -115,11 +112,6 @@ def _moved(old: Any, new: Any, key: str, contents: Mapping[str, str]) -> Any:
         return [_moved(a, b, f"{key}.{n}", contents) for n, (a, b) in enumerate(zip(old, new, strict=True))]
     is_file = key in contents and isinstance(old, str) and isinstance(new, str)
     return new if is_file and Path(old).name == Path(new).name else old
-
-
-def _sections(config: Config) -> list[tuple[str, Any]]:
-    found = [(name, getattr(config, name)) for name in SECTIONS]
-    return [(name, table) for name, table in found if table is not None]
 
 
 def _normal(value: Any, key: str, contents: Mapping[str, str]) -> Any:

@@ -13,8 +13,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from retrain.config.keys import Key, keys_of
-from retrain.config.resolve import SECTIONS, as_tables, build
+from retrain.config.resolve import as_tables, build, values_of
 from retrain.config.schema import Config
 
 LARGEST_WHOLE = 256 * 2**20  # bytes; of a larger file (weights) only samples are read, to start quickly
@@ -25,10 +24,9 @@ SAMPLE_BYTES = 64 * 2**10
 def with_absolute_paths(config: Config) -> Config:
     """Return a configuration with absolute paths, so that its run can resume from any directory."""
     tables = as_tables(config)
-    for section, key in _keys(config):
-        table = tables[section]
-        if key.name in table:
-            table[key.name] = _spelled_out(table[key.name], key.means.path)
+    for section, key, value in values_of(config):
+        if value is not None:
+            tables[section][key.name] = _spelled_out(value, key.path)
     return build(Config, tables)
 
 
@@ -84,16 +82,9 @@ def _of_file(path: str, state: tuple[int, int, int]) -> str:
 
 def _files(config: Config) -> Iterator[tuple[str, str]]:
     """Iterate over (dotted key, path) of the files that decide results."""
-    for section, key in _keys(config):
+    for section, key, value in values_of(config):
         if key.affects == "result":
-            value = getattr(getattr(config, section), key.name)
-            yield from _named(value, f"{section}.{key.name}", key.means.path)
-
-
-def _keys(config: Config) -> Iterator[tuple[str, Key]]:
-    for section, kind in SECTIONS.items():
-        if getattr(config, section) is not None:
-            yield from ((section, key) for key in keys_of(kind).values())
+            yield from _named(value, f"{section}.{key.name}", key.path)
 
 
 def _named(value: Any, key: str, kind: str) -> Iterator[tuple[str, str]]:

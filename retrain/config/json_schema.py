@@ -11,9 +11,11 @@ from collections.abc import Iterable
 from typing import Any
 
 from retrain import registry
+from retrain.config.campaign import LARGEST_SEED, Campaign, Condition
+from retrain.config.drafts import table_schema
 from retrain.config.keys import keys_of
 from retrain.config.resolve import PLUGINS, RUN_SECTIONS, SECTIONS, sections_of
-from retrain.config.schema import Campaign, Condition
+from retrain.config.schema import Config
 
 NAME = "retrain.schema.json"  # in the directory of a campaign file, whose first line names it
 DIRECTIVE = f"#:schema ./{NAME}"  # the directive that editors' TOML extensions read
@@ -31,21 +33,25 @@ _TYPES: dict[str, dict[str, Any]] = {
 }
 
 
-def for_editors(schema: dict[str, Any]) -> dict[str, Any]:
-    """Complete the schema that pydantic generates from `Config`."""
-    schema["properties"].pop("run", None)
+def json_schema() -> dict[str, Any]:
+    """Return the JSON Schema of a campaign file."""
+    from pydantic.json_schema import GenerateJsonSchema  # not at the top: takes 30 ms
+
+    schema = GenerateJsonSchema().generate(table_schema(Config))
     definitions = schema["$defs"]
-    classes = {_class_of(schema, section): kind for section, kind in SECTIONS.items() if section != "run"}
-    classes |= {kind.__name__: kind for kind in (*sections_of(Campaign).values(), Condition)}
-    for name, kind in classes.items():
-        _complete(definitions[name]["properties"], kind)
+    _complete(schema["properties"], Config)
+    for kind in (*SECTIONS.values(), *sections_of(Campaign).values(), Condition):
+        _complete(definitions[kind.__name__]["properties"], kind)
+    del schema["properties"]["run"], definitions["Run"]
     campaign = definitions["Campaign"]
     campaign["patternProperties"] = {DOTTED["pattern"]: {"type": "object"}}  # [campaign.<launcher>]
+    campaign["properties"]["seeds"]["items"] = {"type": "integer", "minimum": 0, "maximum": LARGEST_SEED}
     condition = definitions["Condition"]["properties"]
     for section in RUN_SECTIONS:
         described = condition[section]["description"]
-        condition[section] = {"$ref": f"#/$defs/{_class_of(schema, section)}", "description": described}
-    return {"$schema": _DRAFT, **_without_null(schema), "title": "retrain campaign"}
+        reference = f"#/$defs/{SECTIONS[section].__name__}"
+        condition[section] = {"$ref": reference, "description": described}
+    return {"$schema": _DRAFT, **schema, "title": "retrain campaign"}
 
 
 def _complete(properties: dict[str, Any], section: Any) -> None:
@@ -53,19 +59,15 @@ def _complete(properties: dict[str, Any], section: Any) -> None:
     for name, key in keys_of(section).items():
         schema = properties[name]
         schema["description"] = key.help
-        short, _, inside = key.means.stands_for.partition(".")
+        if key.default is None:  # TOML has no null: a key without a value is left out
+            del schema["default"]
+        short, _, inside = key.stands_for.partition(".")
         stands_for = keys_of(SECTIONS[short])[inside] if short else key
-        kind = stands_for.means.plugin
+        kind = stands_for.plugin
         if kind:
             _name_plugins(schema["items"] if schema.get("type") == "array" else schema, kind)
-        if kind in RUN_KINDS and key.means.params:
-            _name_parameters(properties[key.means.params], kind)
-
-
-def _class_of(schema: dict[str, Any], section: str) -> str:
-    found = schema["properties"][section]
-    reference = found.get("$ref") or next(one["$ref"] for one in found["anyOf"] if "$ref" in one)
-    return str(reference).rpartition("/")[2]
+        if kind in RUN_KINDS and key.params:
+            _name_parameters(properties[key.params], kind)
 
 
 def _name_plugins(key: dict[str, Any], kind: str) -> None:
@@ -75,27 +77,29 @@ def _name_plugins(key: dict[str, Any], kind: str) -> None:
 
 def _name_parameters(key: dict[str, Any], kind: str) -> None:
     """Add every key of the built-in plugins of a kind to the schema, with the plugin's name."""
-    found: dict[str, dict[str, Any]] = {}
+    values: dict[str, list[Any]] = {}
+    uses: dict[str, list[str]] = {}
     for name in registry.built_in_names(kind):
-        for parameter, described in _parameters(kind, name):
-            known = found.setdefault(parameter, {"anyOf": [], "description": ""})
-            kind_of_value = {k: v for k, v in described.items() if k != "description"}
-            if kind_of_value not in known["anyOf"]:
-                known["anyOf"].append(kind_of_value)
-            use = f"{name}: {described['description']}" if "description" in described else name
-            known["description"] += f"; {use}" if known["description"] else use
-    key["properties"] = dict(sorted(found.items()))
+        for parameter, value, comment in _parameters(kind, name):
+            values.setdefault(parameter, []).append(value)
+            uses.setdefault(parameter, []).append(f"{name}: {comment}" if comment else name)
+    key["properties"] = {}
+    for parameter, kinds in sorted(values.items()):
+        several = [value for at, value in enumerate(kinds) if value not in kinds[:at]]
+        allowed = several[0] if len(several) == 1 else {"anyOf": several}
+        key["properties"][parameter] = {**allowed, "description": "; ".join(uses[parameter])}
 
 
-def _parameters(kind: str, name: str) -> Iterable[tuple[str, dict[str, Any]]]:
+def _parameters(kind: str, name: str) -> Iterable[tuple[str, dict[str, Any], str]]:
+    """Iterate over the keys of a plugin's table: name, schema of the value, description."""
     if kind == "backends":
         yield from _backend_options(name)
         return
-    for parameter in registry.parameters(kind, name) or ():
-        yield parameter.name, _value(parameter.annotation)
+    for parameter in registry.plugin(kind, name).parameters() or ():
+        yield parameter.name, _value(parameter.annotation), ""
 
 
-def _backend_options(name: str) -> Iterable[tuple[str, dict[str, Any]]]:
+def _backend_options(name: str) -> Iterable[tuple[str, dict[str, Any], str]]:
     """Read a backend's options from the dataclass in the file that defines its `check_options`."""
     source = registry.home_of(f"retrain.backends.{name}", "check_options").read_text(encoding="utf-8")
     options = next(
@@ -104,8 +108,7 @@ def _backend_options(name: str) -> Iterable[tuple[str, dict[str, Any]]]:
     for field in options.body:
         if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name):
             comment = source.splitlines()[(field.end_lineno or field.lineno) - 1].partition("  # ")[2]
-            described = {"description": comment} if comment else {}
-            yield field.target.id, _value(ast.unparse(field.annotation)) | described
+            yield field.target.id, _value(ast.unparse(field.annotation)), comment
 
 
 def _value(annotation: str) -> dict[str, Any]:
@@ -115,19 +118,3 @@ def _value(annotation: str) -> dict[str, Any]:
     if annotation.startswith(("tuple[str", "list[str", "Sequence[str")):
         return {"type": "array", "items": {"type": "string"}}
     return dict(_TYPES.get(annotation, {}))
-
-
-def _without_null(node: Any) -> Any:
-    """Return a schema without null, which TOML does not have: a key without a value is left out."""
-    if isinstance(node, list):
-        return [_without_null(one) for one in node]
-    if not isinstance(node, dict):
-        return node
-    kept = {
-        key: _without_null(value) for key, value in node.items() if not (key == "default" and value is None)
-    }
-    several = [one for one in kept.get("anyOf", []) if one != {"type": "null"}]
-    if len(several) == 1 and "anyOf" in kept:
-        del kept["anyOf"]
-        return several[0] | kept
-    return kept | ({"anyOf": several} if several else {})

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, field, fields
 from functools import cache
-from typing import Annotated, Any, ClassVar, Literal, TypeAlias
+from typing import Any, ClassVar, Literal, TypeAlias
 
 LARGEST_COUNT = 10**9  # far above any sane count; products of two still fit an int64
 LARGEST_PERMITS = 512
@@ -21,20 +21,6 @@ Effect: TypeAlias = Literal["result", "time", "schedule", "display"]
 
 
 @dataclass(frozen=True, slots=True)
-class Meaning:
-    """What a key's declaration says beyond its type, default, description and bounds."""
-
-    affects: Effect | None = None  # None: what its table affects
-    plugin: str = ""  # kind of the plugin that the value names
-    params: str = ""  # key of the same table that holds the plugin's parameters
-    path: Literal["", "file", "directory"] = ""  # what the value names, if it is a path
-    stands_for: str = ""  # dotted key that this one replaces
-    because: str = ""  # why it has its bounds, for the error
-    needs: str = ""  # allowed values, for the error, if there are several types
-    was: Any = UNCHANGED  # its first default, if a later version changed it
-
-
-@dataclass(frozen=True, slots=True)
 class Key:
     """A key of a TOML table: everything that its field declares."""
 
@@ -44,7 +30,13 @@ class Key:
     description: str
     bounds: Mapping[str, float]
     affects: Effect  # what it can change: a run's result, its time, when and where it runs, or what is shown
-    means: Meaning
+    plugin: str = ""  # kind of the plugin that the value names
+    params: str = ""  # key of the same table that holds the plugin's parameters
+    path: Literal["", "file", "directory"] = ""  # what the value names, if it is a path
+    stands_for: str = ""  # dotted key that this one replaces
+    because: str = ""  # why it has its bounds, for the error
+    needs: str = ""  # allowed values, for the error, if there are several types
+    was: Any = UNCHANGED  # its first default, if a later version changed it
 
     @property
     def help(self) -> str:
@@ -54,12 +46,25 @@ class Key:
     @property
     def first_default(self) -> Any:
         """Return the default when the key was introduced, which digests leave out."""
-        return self.default if self.means.was is UNCHANGED else self.means.was
+        return self.default if self.was is UNCHANGED else self.was
 
 
-def key(default: Any, description: str, **constraints: Any) -> Any:
-    """Declare a key: its default, what it means, and pydantic's constraints (ge, le, gt, lt, max_length)."""
-    return declare(default, description, strict=True, **constraints)
+BOUNDS = ("ge", "gt", "le", "lt", "min_length", "max_length")
+DECLARED = {declared.name for declared in fields(Key) if declared.default is not MISSING}
+
+
+def key(default: Any, description: str, **declared: Any) -> Any:
+    """Declare a key: its default, and what it means.
+
+    Args:
+        default: its value, or the type that makes it: a list, a dict, a table's class.
+        description: shown by `retrain schema` and by editors.
+        declared: bounds (`BOUNDS`), what the key `affects`, and the optional fields of `Key`.
+    """
+    metadata = {"description": description, **declared}
+    if isinstance(default, type):
+        return field(default_factory=default, metadata=metadata)
+    return field(default=default, metadata=metadata)
 
 
 def count(default: int | None, description: str, least: int = 1, **constraints: Any) -> Any:
@@ -67,52 +72,17 @@ def count(default: int | None, description: str, least: int = 1, **constraints: 
     return key(default, description, ge=least, le=LARGEST_COUNT, **constraints)
 
 
-def permits(default: Any, description: str, **constraints: Any) -> Any:
-    """Declare a key of type `Permits`."""
-    needs = f'a whole number from 1 to {LARGEST_PERMITS}, or "auto"'
-    return declare(default, description, needs=needs, **constraints)
-
-
 def plugin(default: Any, kind: str, params: str, description: str) -> Any:
     """Declare a key that names a plugin of a kind; the key `params` holds the plugin's parameters."""
-    listed = f"{description}; `retrain plugins {kind}` lists all"
-    return declare(default, listed, strict=True, plugin=kind, params=params)
+    return key(default, f"{description}; `retrain plugins {kind}` lists all", plugin=kind, params=params)
 
 
-def declare(default: Any, description: str, **constraints: Any) -> Any:
-    """Declare a key that must not be marked strict: a choice, or a table (TOML gives dicts).
-
-    Beside pydantic's constraints: the fields of `Meaning`.
-    """
-    means = Meaning(**{name: constraints.pop(name) for name in MEANINGS & constraints.keys()})
-    metadata = {"description": description, "means": means, **constraints}
-    if isinstance(default, type):
-        return field(default_factory=default, metadata=metadata)
-    return field(default=default, metadata=metadata)
-
-
-MEANINGS = {declared.name for declared in fields(Meaning)}
-
-
-@dataclass(frozen=True)
-class Between:
-    """Bounds of a whole number, for a key that also allows other types."""
-
-    least: int
-    most: int
-
-    def __get_pydantic_core_schema__(self, source: Any, handler: Callable[[Any], Any]) -> Table:
-        """Return pydantic's schema of the number with these bounds."""
-        return {**handler(source), "strict": True, "ge": self.least, "le": self.most}
-
-
-Permits: TypeAlias = Annotated[int, Between(1, LARGEST_PERMITS)] | Literal["auto"]
+Permits: TypeAlias = int | Literal["auto"]
 
 
 class Section:
     """A TOML table: unknown keys are errors and nothing is coerced."""
 
-    __pydantic_config__: ClassVar[Table] = {"extra": "forbid", "allow_inf_nan": False}
     __affects__: ClassVar[Effect] = "result"
 
     def __init_subclass__(cls, affects: Effect = "result") -> None:
@@ -125,14 +95,14 @@ def keys_of(section: Any) -> Mapping[str, Key]:
     """Return the keys of a table by name, in the order of their declaration."""
     found = {}
     for declared in fields(section):
-        says, means = declared.metadata, declared.metadata["means"]
+        says = declared.metadata
         found[declared.name] = Key(
             name=declared.name,
             annotation=str(declared.type),
             default=declared.default if declared.default_factory is MISSING else declared.default_factory(),
             description=says["description"],
-            bounds={name: says[name] for name in ("ge", "gt", "le", "lt") if name in says},
-            affects=means.affects or section.__affects__,
-            means=means,
+            bounds={name: says[name] for name in BOUNDS if name in says},
+            affects=says.get("affects", section.__affects__),
+            **{name: says[name] for name in DECLARED & says.keys()},
         )
     return found

@@ -8,19 +8,19 @@ from pathlib import Path
 from typing import Any
 
 from retrain import registry
-from retrain.config.campaign_checks import (
+from retrain.config.checks import (
     check_campaign,
     check_logging,
     check_matrix,
+    check_plugin_names,
+    check_run,
     with_launcher_options,
 )
-from retrain.config.checks import check_plugin_names, check_run
-from retrain.config.drafts import Problem, adapter, draft_of
-from retrain.config.json_schema import for_editors
+from retrain.config.drafts import Problem, draft_of
 from retrain.config.problems import Location, place, quote
 from retrain.config.resolve import DECIDED_BY_CAMPAIGN, merge, overrides_of, with_default_plugins
 from retrain.config.schema import Config
-from retrain.config.versions import CURRENT, as_meant, run_version
+from retrain.config.versions import CURRENT, as_meant
 from retrain.errors import ConfigError
 
 LARGEST_FILE_BYTES = 1_000_000  # a campaign file is a page or two; this limits the parser's input
@@ -48,10 +48,10 @@ def load_config(
         ConfigError: every problem of the file and the overrides, one line each.
     """
     path = Path(path)
-    raw, overridden = _overridden(path, overrides)
+    raw = read_toml(path)
+    overridden = _apply_overrides(raw, overrides)
     registry.look_beside(beside or _place_of_origin(raw) or path.parent)
-    raw = as_meant(raw, run_version(raw, version))
-    return parse(raw, path.name, overridden, try_plugins=try_plugins)
+    return parse(as_meant(raw, version), path.name, overridden, try_plugins=try_plugins)
 
 
 def _place_of_origin(raw: Mapping[str, Any]) -> Path | None:
@@ -79,12 +79,9 @@ def load_tables(path: Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
     Raises:
         ConfigError: the file is not TOML, or an override is not `section.key=value`.
     """
-    return _overridden(path, overrides)[0]
-
-
-def _overridden(path: Path, overrides: Sequence[str]) -> tuple[dict[str, Any], frozenset[Location]]:
     raw = read_toml(path)
-    return raw, _apply_overrides(raw, overrides)
+    _apply_overrides(raw, overrides)
+    return raw
 
 
 def sets_key(path: Path, overrides: Sequence[str], section: str, key: str) -> bool:
@@ -146,18 +143,20 @@ def parse(
         )
 
     raw = with_launcher_options(raw)
-    file = draft_of(raw)
+    file = draft_of(raw, tries_plugins=try_plugins)
     conditions = _conditions(raw)
-    found = [*file.mistakes, *check_campaign(file, try_plugins), *check_logging(file, try_plugins)]
+    found = [*file.mistakes, *check_campaign(file), *check_logging(file)]
     # what every condition replaces must still be right
-    found += check_plugin_names(file) if conditions else check_run(file, try_plugins)
+    found += check_plugin_names(file) if conditions else check_run(file)
     lines = [f"{where(location)}: {what}" for location, what in (*found, *_without_effect(raw, overridden))]
     base = with_default_plugins(raw)
-    drafts = [draft_of(merge(base, overrides_of(condition))) for condition in conditions]
+    drafts = [
+        draft_of(merge(base, overrides_of(condition)), tries_plugins=try_plugins) for condition in conditions
+    ]
     for number, (condition, draft) in enumerate(zip(conditions, drafts, strict=True), start=1):
         called = quote(condition["name"]) if condition.get("name") else f"#{number}"
         start = f"{source} [[campaign.conditions]] {called}"
-        for location, what in (*draft.mistakes, *check_run(draft, try_plugins)):
+        for location, what in (*draft.mistakes, *check_run(draft)):
             own = _stands_in(overrides_of(condition), location)
             lines.append(f"{f'{start} {place(location)}' if own else where(location)}: {what}")
     names = [str(condition.get("name") or "") for condition in conditions]
@@ -166,11 +165,6 @@ def parse(
     if lines:
         raise ConfigError(list(dict.fromkeys(lines)))
     return file.config
-
-
-def json_schema() -> dict[str, Any]:
-    """Return the JSON Schema of a campaign file, for editors."""
-    return for_editors(adapter().json_schema())
 
 
 def _without_effect(raw: Mapping[str, Any], overridden: frozenset[Location]) -> Iterator[Problem]:
@@ -203,6 +197,7 @@ def _stands_in(table: Mapping[str, Any], location: Iterable[str | int]) -> bool:
 
 
 def _apply_overrides(raw: dict[str, Any], overrides: Sequence[str]) -> frozenset[Location]:
+    """Set the overridden keys in `raw`; return them."""
     problems, done = [], set()
     for text in overrides:
         path, equals, value = text.partition("=")

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, TypeAlias
 
-from retrain.config.keys import Meaning, keys_of
+from retrain.config.campaign import Condition
+from retrain.config.keys import Key, keys_of
 from retrain.config.resolve import SECTIONS, sections_of
-from retrain.config.schema import Condition, Config
-from retrain.registry import nearest
+from retrain.config.schema import Config
+from retrain.registry import hint
 
 Location: TypeAlias = tuple[str | int, ...]
 NEEDS = {
@@ -47,29 +48,30 @@ def place(location: Location) -> str:
 
 def explain(error: Mapping[str, Any], location: Location) -> str:
     """Return the problem and its fix, for one of pydantic's errors."""
-    kind = error["type"]
-    if needs := _meaning(location).needs:
-        return f"got {quote(error['input'])}; needs {needs}"
+    kind, key = error["type"], _key(location)
     if kind == "unexpected_keyword_argument":
-        return unknown_key(location)
-    if kind in NEEDS:
-        return f"got {quote(error['input'])}; needs {NEEDS[kind]}"
-    if kind in BOUNDS:
+        return _unknown_key(location)
+    what = error["msg"]
+    if key and key.needs:
+        what = f"needs {key.needs}"
+    elif kind in NEEDS:
+        what = f"needs {NEEDS[kind]}"
+    elif kind in BOUNDS:
         name, words = BOUNDS[kind]
-        return f"got {quote(error['input'])}; needs {words} {error['ctx'][name]:g}{_because(location)}"
-    if kind == "literal_error":
-        return f"got {quote(error['input'])}; needs {error['ctx']['expected']}"
-    return f"got {quote(error['input'])}; {error['msg']}"
+        because = f", because {key.because}" if key and key.because else ""
+        what = f"needs {words} {error['ctx'][name]:g}{because}"
+    elif kind == "literal_error":
+        what = f"needs {error['ctx']['expected']}"
+    return f"got {quote(error['input'])}; {what}"
 
 
-def unknown_key(location: Location) -> str:
-    """Return the message for an unknown key or section, with the nearest known name."""
+def _unknown_key(location: Location) -> str:
     if location in GONE:
         return f"no longer a key, because {GONE[location]}; remove it"
-    known = list(_keys(location[:-1]))
-    near = nearest(str(location[-1]), known)
+    tables = location[:-1]
+    known = list(keys_of(_section_class(tables))) if tables else [name for name in SECTIONS if name != "run"]
     what = "section" if len(location) == 1 else "key"
-    return f"unknown {what}; " + (f"did you mean {near!r}?" if near else f"known: {', '.join(known)}")
+    return f"unknown {what}; " + hint(str(location[-1]), known, f"known: {', '.join(known)}")
 
 
 def quote(value: object) -> str:
@@ -78,12 +80,6 @@ def quote(value: object) -> str:
         return str(value).lower()
     text = f'"{value}"' if isinstance(value, str) else repr(value)
     return text if len(text) <= LONGEST_QUOTE else text[: LONGEST_QUOTE - 1] + "…"
-
-
-def _keys(tables: Location) -> list[str]:
-    if not tables:
-        return [name for name in SECTIONS if name != "run"]
-    return list(keys_of(_section_class(tables)))
 
 
 def _section_class(tables: Location) -> Any:
@@ -100,16 +96,9 @@ def _section_class(tables: Location) -> Any:
 
 def key_of(location: Location) -> Location:
     """Return the key of a problem: pydantic's location also names the alternative type that it tried."""
-    return location[:2] if _meaning(location[:2]).needs else location
+    key = _key(location[:2])
+    return location[:2] if key and key.needs else location
 
 
-def _because(location: Location) -> str:
-    because = _meaning(location).because
-    return f", because {because}" if because else ""
-
-
-def _meaning(location: Location) -> Meaning:
-    """Return a key's declaration beyond its type and bounds."""
-    known = keys_of(_section_class(location[:-1])) if len(location) > 1 else {}
-    found = known.get(str(location[-1]))
-    return found.means if found else Meaning()
+def _key(location: Location) -> Key | None:
+    return keys_of(_section_class(location[:-1])).get(str(location[-1])) if len(location) > 1 else None

@@ -10,9 +10,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, get_args
 
+from retrain.config.campaign import Campaign, Condition
 from retrain.config.keys import LARGEST_COUNT, Normalization, keys_of
 from retrain.config.resolve import SECTIONS, sections_of
-from retrain.config.schema import Campaign, Condition
 
 BOUNDS = {"ge": "at least", "gt": "above", "le": "at most", "lt": "below"}
 PREFACE = """\
@@ -75,19 +75,12 @@ def _cell(text: str) -> str:
 
 
 def _section(name: str, kind: Any) -> SectionReference:
-    keys = tuple(
-        KeyReference(
-            key.name,
-            _type(key.annotation),
-            key.means.stands_for or _default(key.default),
-            key.description,
-            _bounds(key.bounds),
-            key.affects,
-            key.help,
-        )
-        for key in keys_of(kind).values()
-    )
-    return SectionReference(name, inspect.getdoc(kind) or "", keys)
+    keys = []
+    for key in keys_of(kind).values():
+        default, bounds = key.stands_for or _default(key.default), _bounds(key.bounds)
+        said = _type(key.annotation), default, key.description, bounds, key.affects, key.help
+        keys.append(KeyReference(key.name, *said))
+    return SectionReference(name, inspect.getdoc(kind) or "", tuple(keys))
 
 
 def _type(annotation: str) -> str:

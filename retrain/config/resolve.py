@@ -1,16 +1,21 @@
-"""One run's own configuration: the file, a condition's overrides and a seed, merged without loss."""
+"""One run's own configuration and label: the file, a condition's overrides and a seed, without loss."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Hashable, Mapping
+import hashlib
+import re
+import unicodedata
+from collections.abc import Hashable, Iterator, Mapping
 from functools import cache
 from typing import Any, NamedTuple, TypeVar, cast, get_args, get_type_hints
 
-from retrain.config.keys import keys_of
-from retrain.config.schema import Campaign, Condition, Config
+from retrain.config.campaign import Campaign, Condition
+from retrain.config.keys import Key, keys_of
+from retrain.config.schema import Config
 
 T = TypeVar("T")
+TAG_LENGTH = 6  # hex digits that distinguish labels which shortening made equal
 
 
 class PluginKey(NamedTuple):
@@ -23,11 +28,18 @@ class PluginKey(NamedTuple):
     default: str
 
 
-@cache  # reading type hints is the slowest part, and a campaign builds a config per run
+@cache  # slow, and a campaign builds a config per run
+def hints_of(kind: Any) -> dict[str, Any]:
+    """Return the types of a table's keys, in the order of their declaration."""
+    found = get_type_hints(kind)
+    return {name: found[name] for name in keys_of(kind)}
+
+
+@cache
 def sections_of(kind: Any) -> dict[str, Any]:
     """Map the keys of a table that are tables themselves to their classes."""
     found = {}
-    for key, hint in get_type_hints(kind).items():
+    for key, hint in hints_of(kind).items():
         section = next((c for c in (hint, *get_args(hint)) if dataclasses.is_dataclass(c)), None)
         if isinstance(section, type):
             found[key] = section
@@ -36,13 +48,13 @@ def sections_of(kind: Any) -> dict[str, Any]:
 
 SECTIONS = sections_of(Config)
 RUN_SECTIONS = tuple(name for name in SECTIONS if name in keys_of(Condition))  # that a condition overrides
-SHORTHANDS = {name: key.means.stands_for for name, key in keys_of(Condition).items() if key.means.stands_for}
-DECIDED_BY_CAMPAIGN = {key.means.stands_for: name for name, key in keys_of(Campaign).items()}  # "": the rest
+SHORTHANDS = {name: key.stands_for for name, key in keys_of(Condition).items() if key.stands_for}
+DECIDED_BY_CAMPAIGN = {key.stands_for: name for name, key in keys_of(Campaign).items()}  # "": the rest
 PLUGINS = tuple(
-    PluginKey(section, key.name, key.means.plugin, key.means.params, key.default)
+    PluginKey(section, key.name, key.plugin, key.params, key.default)
     for section in RUN_SECTIONS
     for key in keys_of(SECTIONS[section]).values()
-    if key.means.plugin
+    if key.plugin
 )
 # A condition that names another plugin starts with that plugin's defaults, not with the file's
 # parameters for a different one.
@@ -108,6 +120,13 @@ def build(kind: type[T], table: Mapping[str, Any]) -> T:
     return kind(**values)
 
 
+def values_of(config: Config) -> Iterator[tuple[str, Key, Any]]:
+    """Iterate over the keys of a configuration: section, key, value."""
+    for section, kind in SECTIONS.items():
+        if (table := getattr(config, section)) is not None:
+            yield from ((section, key, getattr(table, key.name)) for key in keys_of(kind).values())
+
+
 def as_tables(config: Config) -> dict[str, Any]:
     """Return a run's configuration as TOML tables, without absent values."""
     return {name: _present(table) for name, table in dataclasses.asdict(config).items() if table is not None}
@@ -115,3 +134,19 @@ def as_tables(config: Config) -> dict[str, Any]:
 
 def _present(table: Mapping[str, Any]) -> dict[str, Any]:
     return {k: v for k, v in table.items() if v is not None}
+
+
+def label_of(name: str, room: int = 40) -> str:
+    """Return a label that is safe as part of a file name: [a-z0-9+._-], at most `room` long."""
+    ascii_name = unicodedata.normalize("NFKD", name).encode("ascii", "ignore").decode().lower()
+    label = re.sub(r"[^a-z0-9+._-]+", "-", ascii_name).strip(".-") or "condition"
+    if len(label) <= room and ascii_name == name.lower():
+        return label
+    tag = hashlib.sha256(name.encode("utf-8", "surrogatepass")).hexdigest()[:TAG_LENGTH]
+    return f"{label[: room - TAG_LENGTH - 1]}-{tag}"
+
+
+def label_of_modes(advantage_mode: str, transform_mode: str) -> str:
+    """Return the label of a condition without a name: its two modes."""
+    modes = [mode.rpartition(".")[2] for mode in (advantage_mode, transform_mode) if mode != "none"]
+    return label_of("+".join(modes))

@@ -8,14 +8,12 @@ was written, builds them without importing pydantic.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
-from retrain.config.engines import Ray, Slurm
-from retrain.config.keys import Normalization, Permits, Section, Table, count, declare, key, permits, plugin
-from retrain.config.run_table import Run
+from retrain.config.campaign import LARGEST_SEED, Campaign, Run
+from retrain.config.keys import LARGEST_PERMITS, Normalization, Permits, Section, Table, count, key, plugin
 
 FIRST_PERMITS = 4  # initial number when it is adaptive: most APIs can take it
-LARGEST_SEED = 2**32 - 1  # accepted by every random number generator in use
 
 
 @dataclass(frozen=True)
@@ -40,7 +38,7 @@ class Training(Section):
     max_tokens: int = count(10240, "upper bound on a completion's tokens")
     temperature: float = key(0.7, "sampling temperature", gt=0, le=10)
     lr: float = key(4e-5, "learning rate", gt=0, le=10)
-    lr_schedule: Literal["constant", "linear", "cosine"] = declare(
+    lr_schedule: Literal["constant", "linear", "cosine"] = key(
         "constant", "how the learning rate decays to zero over max_steps of progress"
     )
     lr_warmup_steps: int = count(0, "steps of progress over which the learning rate ramps up", least=0)
@@ -63,7 +61,7 @@ class Algorithm(Section):
     transform_params: Table = key(dict, "parameters of the transform plugin")
     loss_mode: str = plugin("ppo", "losses", "loss_params", "importance_sampling, ppo, cispo, gspo")
     loss_params: Table = key(dict, "parameters of the loss plugin")
-    loss_normalization: Normalization = declare("token", "what the loss is divided by; see Algorithm")
+    loss_normalization: Normalization = key("token", "what the loss is divided by; see Algorithm")
     kl_coef: float = key(0.0, "weight of the KL divergence to the policy before training", ge=0, le=100)
 
 
@@ -95,10 +93,13 @@ class Backend(Section):
     """Where the policy lives, and how many API calls may be in flight."""
 
     backend: str = plugin("numpy", "backends", "options", "numpy, local, tinker")
-    max_concurrent: Permits = permits(
+    max_concurrent: Permits = key(
         4,
         'API calls in flight over all workers (permits); "auto" adapts to the API\'s capacity',
         affects="time",
+        ge=1,
+        le=LARGEST_PERMITS,
+        needs=f'a whole number from 1 to {LARGEST_PERMITS}, or "auto"',
     )
     throttle_dir: str = key(
         "", "share permits with other campaigns through this directory", affects="time", path="directory"
@@ -137,10 +138,10 @@ class BackPressure(Section):
     increase_margin: float = key(0.5, "grow when below this fraction of the operating point", gt=0, le=1)
     min_batch_size: int = count(1, "minimum prompts per step")
     max_batch_size: int = count(64, "maximum prompts per step")
-    objective: Literal["throughput", "goodput"] = declare(
+    objective: Literal["throughput", "goodput"] = key(
         "throughput", "goodput: weight tokens by their statistical efficiency, from the gradient noise scale"
     )
-    control: Literal["batch", "microbatch"] = declare(
+    control: Literal["batch", "microbatch"] = key(
         "batch", "batch: change the optimizer's batch; microbatch: keep it and change the microbatches"
     )
     peak_gflops: float = key(0.0, "the device's peak in GFLOP/s; 0 = unknown", ge=0)
@@ -152,18 +153,18 @@ class Throttle(Section):
     """Yield to the other load on this machine."""
 
     enabled: bool = key(False, "let the machine's load reduce or pause training")
-    min_level: Literal["full", "reduced", "minimal", "paused"] = declare(
+    min_level: Literal["full", "reduced", "minimal", "paused"] = key(
         "full", "least restrictive level allowed"
     )
     prefer_gpu: bool = key(True, "measure GPUs as well as CPU and memory")
-    scope: Literal["foreign", "system"] = declare(
+    scope: Literal["foreign", "system"] = key(
         "foreign", "foreign: exclude retrain's own load; system: include it"
     )
-    control: Literal["microbatch", "batch"] = declare(
+    control: Literal["microbatch", "batch"] = key(
         "microbatch", "microbatch: keep the optimizer batch and accumulate; batch: make it smaller"
     )
     load_fn: str = key("", "dotted path of a load function: () -> load in [0, 1], or None if unknown")
-    on_unknown: Literal["full", "reduced", "minimal", "paused"] = declare(
+    on_unknown: Literal["full", "reduced", "minimal", "paused"] = key(
         "reduced", "at least this level while the load cannot be read"
     )
 
@@ -180,7 +181,7 @@ class RateLimiter(Section):
     )
     nb_time_steps: int = count(0, "prompts sampled by one production unit; 0 = batch_size", least=0)
     watermark: int = count(0, "training starts once this many prompts are buffered", least=0)
-    buffer: Literal["fifo", "firo", "reservoir"] = declare(
+    buffer: Literal["fifo", "firo", "reservoir"] = key(
         "fifo", "fifo: each once, in order; firo: each once, at random; reservoir: at random, with repeats"
     )
     threshold: int = count(0, "firo: prompts always left in the buffer, so that reads are random", least=0)
@@ -192,7 +193,7 @@ class RateLimiter(Section):
 class Scaling(Section):
     """Scale the learning rate to the actual batch size."""
 
-    rule: Literal["none", "adascale", "adamscale", "legw", "linear", "sqrt"] = declare(
+    rule: Literal["none", "adascale", "adamscale", "legw", "linear", "sqrt"] = key(
         "none", "how the learning rate follows the batch"
     )
     smoothing: float = key(0.999, "smoothing of the gradient noise scale, per initial batch", gt=0, lt=1)
@@ -217,83 +218,20 @@ class Logging(Section, affects="display"):
 
 
 @dataclass(frozen=True)
-class Condition(Section):
-    """One way to train: a name and what differs from the rest of the file."""
-
-    name: str = key("", "label in tables and charts; default: its two modes", max_length=200)
-    advantage_mode: str | None = key(None, "same as in [algorithm]", stands_for="algorithm.advantage_mode")
-    transform_mode: str | None = key(None, "same as in [algorithm]", stands_for="algorithm.transform_mode")
-    model: Table = key(dict, "overrides of [model]")
-    training: Table = key(dict, "overrides of [training]")
-    algorithm: Table = key(dict, "overrides of [algorithm]")
-    data: Table = key(dict, "overrides of [data]")
-    reward: Table = key(dict, "overrides of [reward]")
-    backend: Table = key(dict, "overrides of [backend]")
-    warmup: Table = key(dict, "overrides of [warmup]")
-    backpressure: Table = key(dict, "overrides of [backpressure]")
-    throttle: Table = key(dict, "overrides of [throttle]")
-    rate_limiter: Table = key(dict, "overrides of [rate_limiter]")
-    scaling: Table = key(dict, "overrides of [scaling]")
-
-
-@dataclass(frozen=True)
-class Campaign(Section, affects="schedule"):
-    """The matrix of conditions x seeds, and how its runs are launched."""
-
-    name: str = key("", "prefix of the campaign's directory; default: the file's name", max_length=100)
-    seeds: list[Any] | None = key(
-        None,
-        "one run per condition and seed",
-        affects="result",
-        stands_for="training.seed",
-        json_schema_extra={"items": {"type": "integer", "minimum": 0, "maximum": LARGEST_SEED}},
-    )
-    max_steps: int | None = count(
-        None, "steps of every run", affects="result", stands_for="training.max_steps"
-    )
-    parallel: bool = key(False, "run several workers at a time")
-    max_workers: int = key(0, "workers at a time when parallel; 0 = all runs", ge=0, le=100_000)
-    stagger_seconds: float = key(0.0, "wait this long between two launches", ge=0, le=1e6)
-    launcher: str = plugin(
-        "local", "launchers", "launcher_options", "local (processes), inline (this process), slurm, ray"
-    )
-    retries: int = key(2, "further attempts after an infrastructure failure", ge=0, le=100)
-    run_timeout: float = key(0.0, "end a run that takes longer, in seconds; 0 = never", ge=0, le=1e9)
-    stall_timeout: float = key(
-        0.0, "end and retry a run that completes no step for this many seconds; 0 = never", ge=0, le=1e9
-    )
-    min_free_memory: float = key(
-        0.0, "free memory needed to start a worker: below 1 a fraction of all, else bytes", ge=0, le=1e18
-    )
-    pause_after: int = count(
-        3, "pause launches after this many consecutive infrastructure failures; 0 = never", least=0
-    )
-    on_failure: Literal["continue", "stop"] = declare(
-        "continue", "what happens to the other runs when one fails"
-    )
-    slurm: Slurm = declare(Slurm, 'options of launcher = "slurm"')
-    ray: Ray = declare(Ray, 'options of launcher = "ray"')
-    launcher_options: Table = key(dict, "another launcher's; may be written as [campaign.<launcher>]")
-    conditions: list[Condition] | None = declare(
-        None, "the conditions; default: one, the file itself", affects="result"
-    )
-
-
-@dataclass(frozen=True)
 class Config(Section):
     """A whole TOML file."""
 
-    model: Model = declare(Model, "which model is trained")
-    training: Training = declare(Training, "the training loop")
-    algorithm: Algorithm = declare(Algorithm, "how rewards become gradients")
-    data: Data = declare(Data, "where prompts come from")
-    reward: Reward = declare(Reward, "how completions are scored")
-    backend: Backend = declare(Backend, "where the policy lives")
-    campaign: Campaign | None = declare(None, "conditions x seeds; absent: the file describes one run")
-    warmup: WarmUp = declare(WarmUp, "supervised training on given completions first")
-    backpressure: BackPressure = declare(BackPressure, "find the best batch size")
-    throttle: Throttle = declare(Throttle, "yield to the other load on this machine")
-    rate_limiter: RateLimiter = declare(RateLimiter, "sample while training")
-    scaling: Scaling = declare(Scaling, "scale the learning rate to the batch size")
-    logging: Logging = declare(Logging, "where records are written")
-    run: Run | None = declare(None, "written by retrain into run.toml")
+    model: Model = key(Model, "which model is trained")
+    training: Training = key(Training, "the training loop")
+    algorithm: Algorithm = key(Algorithm, "how rewards become gradients")
+    data: Data = key(Data, "where prompts come from")
+    reward: Reward = key(Reward, "how completions are scored")
+    backend: Backend = key(Backend, "where the policy lives")
+    campaign: Campaign | None = key(None, "conditions x seeds; absent: the file describes one run")
+    warmup: WarmUp = key(WarmUp, "supervised training on given completions first")
+    backpressure: BackPressure = key(BackPressure, "find the best batch size")
+    throttle: Throttle = key(Throttle, "yield to the other load on this machine")
+    rate_limiter: RateLimiter = key(RateLimiter, "sample while training")
+    scaling: Scaling = key(Scaling, "scale the learning rate to the batch size")
+    logging: Logging = key(Logging, "where records are written")
+    run: Run | None = key(None, "written by retrain into run.toml")

@@ -14,9 +14,12 @@ CURRENT = 2
 OVER_INFORMATIVE = {name: f"informative_{name}" for name in ("token", "sequence", "constant")}
 
 
-def as_meant(tables: Mapping[str, Any], version: int) -> dict[str, Any]:
-    """Return a file's tables with current names for values and defaults whose meaning has changed."""
-    if version >= CURRENT:
+def as_meant(tables: Mapping[str, Any], otherwise: int = CURRENT) -> dict[str, Any]:
+    """Return a file's tables with current names for values and defaults whose meaning has changed.
+
+    `otherwise` is the version of a file that is no run.toml.
+    """
+    if run_version(tables, otherwise) >= CURRENT:
         return dict(tables)
     renamed = {**tables, "algorithm": _renamed(tables.get("algorithm", {}), default="token")}
     campaign = tables.get("campaign")

@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import TypeAlias
 
-from retrain.config.engines import Ray, Slurm
+from retrain.config.campaign import Ray, Slurm
 from retrain.errors import EXIT_DONE, RecordsError
 from retrain.launchers import Assignment, Begun, Ended
 from retrain.launchers.shared_permits import workers_at_a_time

@@ -7,6 +7,7 @@ hang or fail without delaying training.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,8 +17,13 @@ from retrain.registry import PluginSpec
 
 SPEC = PluginSpec("logger", "open_logger", ("run",), members=("id", "rows", "flush", "close"))
 
-
 Row = Mapping[str, Any]
+HIDDEN = "***"
+_SECRET_KEY = re.compile(
+    r"(?i)(^|_|-)(keys?|apikeys?|token|secrets?|passwords?|passwd|credentials?|auth|authorization)$"
+)
+_USER_IN_URL = re.compile(r"(?<=://)[^/@\s]+@")
+_SECRET_IN_URL = re.compile(r"(?i)([?&][^=&]*(?:key|token|secret|password|sig)[^=&]*=)[^&\s]+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,3 +67,16 @@ def numbers(row: Row) -> dict[str, float]:
         for key, value in row.items()
         if isinstance(value, int | float) and key not in ("step", "seed", "attempt")
     }
+
+
+def without_secrets(value: Any, key: str = "") -> Any:
+    """Return a copy of a configuration without secrets, recognised by key or within a URL."""
+    if isinstance(value, Mapping):
+        return {str(k): without_secrets(v, str(k)) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [without_secrets(one, key) for one in value]
+    if not isinstance(value, str):
+        return value
+    if value and _SECRET_KEY.search(key):
+        return HIDDEN
+    return _SECRET_IN_URL.sub(rf"\1{HIDDEN}", _USER_IN_URL.sub(f"{HIDDEN}@", value))

@@ -16,7 +16,7 @@ import sys
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import fields
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -51,9 +51,8 @@ class LoggerProcess:
             stdout=subprocess.PIPE,
             text=True,
         )
-        about = {field.name: getattr(run, field.name) for field in fields(run)}
         try:
-            opened = self._ask("open", about | {"directory": str(run.directory)}, params)
+            opened = self._ask("open", asdict(run) | {"directory": str(run.directory)}, params)
         except BaseException:
             self._end()
             raise
@@ -101,25 +100,6 @@ class LoggerProcess:
             self._child.wait()
 
 
-class _Child:
-    """Answers requests in the child process."""
-
-    def __init__(self, module: str, function: str) -> None:
-        self._module = module
-        self._function = function
-        self._logger: Logger | None = None
-
-    def answer(self, what: str, *arguments: Any) -> dict[str, Any]:
-        if what == "open":
-            about, params = arguments
-            run = LoggedRun(**about | {"directory": Path(about["directory"])})
-            opener = getattr(importlib.import_module(self._module), self._function)
-            self._logger = opener(run, **params)
-            return {"id": self._logger.id, "settles_s": getattr(self._logger, "settles_s", 0.0)}
-        getattr(self._logger, what)(*arguments)
-        return {}
-
-
 def main(module: str, function: str) -> None:
     """Answer requests until the parent closes the pipe or ends."""
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "w")
@@ -127,14 +107,26 @@ def main(module: str, function: str) -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)  # sent to the whole group; the parent decides when to end
     threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
-    child = _Child(module, function)
+    logger: Any = None
     for line in sys.stdin:
+        what, *arguments = json.loads(line)
         try:
-            answer = child.answer(*json.loads(line))
+            answer = {}
+            if what == "open":
+                logger = _opened(module, function, *arguments)
+                answer = {"id": logger.id, "settles_s": getattr(logger, "settles_s", 0.0)}
+            else:
+                getattr(logger, what)(*arguments)
         except (Exception, SystemExit) as error:  # noqa: BLE001 - every error goes to the parent
             answer = {"error": f"{type(error).__name__}: {error}"}
         with contextlib.suppress(OSError):
             print(json.dumps(answer), file=answers, flush=True)
+
+
+def _opened(module: str, function: str, run: dict[str, Any], params: dict[str, Any]) -> Logger:
+    opener = getattr(importlib.import_module(module), function)
+    logger: Logger = opener(LoggedRun(**run | {"directory": Path(run["directory"])}), **params)
+    return logger
 
 
 def _end_with(parent: int) -> None:

@@ -10,12 +10,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from retrain import registry
+from retrain.config.campaign import LARGEST_SEED, Campaign, Condition, Run
 from retrain.config.digest import digest
 from retrain.config.files import contents_of, with_absolute_paths
-from retrain.config.labels import label_of, label_of_modes
-from retrain.config.resolve import resolve
-from retrain.config.run_table import Run
-from retrain.config.schema import LARGEST_SEED, Campaign, Condition, Config
+from retrain.config.resolve import label_of, label_of_modes, resolve
+from retrain.config.schema import Config
 from retrain.config.versions import CURRENT
 from retrain.records.text import plain
 

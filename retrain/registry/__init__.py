@@ -15,61 +15,27 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from retrain.errors import ConfigError
-from retrain.registry.code import PACKAGE, BuiltIn, Imported, defines, home_of
-from retrain.registry.contract import KINDS, Hook, PluginSpec, spec_of
-from retrain.registry.own_code import (
-    fault_of,
-    import_module,
-    look_beside,
-    names_place,
-    place_of,
-    remember,
-)
-from retrain.registry.parameters import (
-    LARGEST,
-    Fraction,
-    NotNegative,
-    Parameter,
-    Positive,
-    nearest,
-    problem_with,
-)
+from retrain.registry.code import PACKAGE, defines
+from retrain.registry.code import BuiltIn as BuiltIn
+from retrain.registry.code import Imported as Imported
+from retrain.registry.code import home_of as home_of
+from retrain.registry.contract import KINDS as KINDS
+from retrain.registry.contract import LARGEST as LARGEST
+from retrain.registry.contract import Fraction as Fraction
+from retrain.registry.contract import Hook as Hook
+from retrain.registry.contract import NotNegative as NotNegative
+from retrain.registry.contract import PluginSpec as PluginSpec
+from retrain.registry.contract import Positive as Positive
+from retrain.registry.contract import hint as hint
+from retrain.registry.contract import problem_with
+from retrain.registry.contract import spec_of as spec_of
+from retrain.registry.own_code import fault_of as fault_of
+from retrain.registry.own_code import import_module, place_of, remember
+from retrain.registry.own_code import look_beside as look_beside
+from retrain.registry.own_code import names_place as names_place
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
-
-__all__ = [
-    "KINDS",
-    "LARGEST",
-    "BuiltIn",
-    "Fraction",
-    "Hook",
-    "Imported",
-    "NotNegative",
-    "Parameter",
-    "Plugin",
-    "PluginSpec",
-    "Positive",
-    "bound",
-    "built_in_names",
-    "check_made",
-    "fault_of",
-    "find",
-    "find_function",
-    "find_module",
-    "home_of",
-    "hook",
-    "is_built_in",
-    "look_beside",
-    "names",
-    "names_place",
-    "nearest",
-    "parameters",
-    "plugin",
-    "problem_with_name",
-    "problems_with_params",
-    "spec_of",
-]
 
 T = TypeVar("T")
 Plugin: TypeAlias = BuiltIn | Imported
@@ -84,7 +50,8 @@ def plugin(kind: str, name: str) -> Plugin:
     if is_built_in(kind, name):
         return BuiltIn(spec_of(kind), f"retrain.{kind}.{name}")
     if "." in name:
-        return _from_dotted_path(kind, name)
+        module, found = _at(kind, name)
+        return _imported(kind, name, found, module, name.rpartition(".")[2])
     for entry in _installed(kind):
         if entry.name == name:
             found = _loaded(name, kind, entry.load)
@@ -203,11 +170,6 @@ def problems_with_params(kind: str, name: str, params: Mapping[str, object]) -> 
     return missing + [(key, problem) for key, problem in judged if problem]
 
 
-def parameters(kind: str, name: str) -> tuple[Parameter, ...] | None:
-    """Return the keys of a plugin's table; None if it takes any."""
-    return plugin(kind, name).parameters()
-
-
 @cache  # reading the metadata of everything that is installed takes 30 ms
 def _installed(kind: str) -> Iterable[EntryPoint]:
     from importlib.metadata import entry_points
@@ -217,14 +179,8 @@ def _installed(kind: str) -> Iterable[EntryPoint]:
 
 def _unknown(kind: str, name: str) -> str:
     known = names(kind)
-    near = nearest(name, known)
-    hint = f"did you mean {near!r}?" if near else f"known: {', '.join(known)}, or a dotted path"
-    return f"{name!r} is not one of the {kind}; {hint}"
-
-
-def _from_dotted_path(kind: str, path: str) -> Imported:
-    module, found = _at(kind, path)
-    return _imported(kind, path, found, module, path.rpartition(".")[2])
+    others = f"known: {', '.join(known)}, or a dotted path"
+    return f"{name!r} is not one of the {kind}; {hint(name, known, others)}"
 
 
 def _imported(kind: str, name: str, found: Any, module: ModuleType, attribute: str) -> Imported:

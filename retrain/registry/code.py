@@ -18,10 +18,10 @@ from types import ModuleType
 from typing import Any
 
 from retrain.errors import ConfigError
-from retrain.registry.contract import PluginSpec, call_problem
-from retrain.registry.parameters import Parameter, from_function, from_source
+from retrain.registry.contract import Parameter, PluginSpec, call_problem, from_function, from_source
 
 PACKAGE = Path(__file__).parent.parent
+FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 
 
 @dataclass(frozen=True)
@@ -46,18 +46,21 @@ class BuiltIn:
 
     def parameters(self) -> tuple[Parameter, ...] | None:
         """Return the entry function's keyword-only parameters; None if it takes any."""
-        return _keys(from_source(_definition(self.module, self.spec.entry)), self.spec)
+        entry = self.spec.entry
+        tree = _tree(home_of(self.module, entry))
+        found = next(node for node in tree.body if isinstance(node, FUNCTIONS) and node.name == entry)
+        return _keys(from_source(found), self.spec)
 
     def constant(self, name: str, default: Any) -> Any:
         """Return a constant that the plugin's file sets."""
-        for node in _tree(self.module).body:
+        for node in _tree(path_of(self.module)).body:
             if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == name:
                 return ast.literal_eval(node.value)
         return default
 
     def summary(self) -> str:
         """Return the first line of its description."""
-        return (ast.get_docstring(_tree(self.module)) or "").partition("\n")[0]
+        return (ast.get_docstring(_tree(path_of(self.module))) or "").partition("\n")[0]
 
 
 @dataclass(frozen=True)
@@ -129,8 +132,8 @@ def _keys(known: tuple[Parameter, ...] | None, spec: PluginSpec) -> tuple[Parame
 
 
 @cache  # asked once per run of a campaign
-def _tree(module: str) -> ast.Module:
-    return ast.parse(path_of(module).read_text(encoding="utf-8"))
+def _tree(file: Path) -> ast.Module:
+    return ast.parse(file.read_text(encoding="utf-8"))
 
 
 def home_of(module: str, function: str) -> Path:
@@ -144,21 +147,10 @@ def _homes(module: str) -> Mapping[str, str]:
     """Return the functions that a module defines or imports, each with the module that defines it."""
     package = module if path_of(module).name == "__init__.py" else module.rpartition(".")[0]
     homes: dict[str, str] = {}
-    for node in _tree(module).body:
+    for node in _tree(path_of(module)).body:
         if isinstance(node, ast.ImportFrom):
             source = importlib.util.resolve_name("." * node.level + (node.module or ""), package)
             homes |= {alias.name: source for alias in node.names if alias.asname is None}
-        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+        elif isinstance(node, FUNCTIONS):
             homes[node.name] = module
     return homes
-
-
-def _definition(module: str, function: str) -> ast.FunctionDef | ast.AsyncFunctionDef:
-    home = _homes(module)[function]
-    if home != module:
-        return _definition(home, function)
-    return next(
-        node
-        for node in _tree(module).body
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name == function
-    )

@@ -1,15 +1,19 @@
 """What a kind of plugin must and may define: each kind declares it in its `__init__`, as `SPEC`.
 
-Built-in plugins, installed plugins and a user's own files follow the same contract.
+Built-in plugins, installed plugins and a user's own files follow the same contract. The keys of a plugin's
+table are its entry function's keyword-only parameters, whose annotations say which values they take.
 """
 
 from __future__ import annotations
 
+import ast
+import difflib
 import importlib
 import inspect
-from collections.abc import Callable, Sequence
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any, TypeAlias, get_origin
 
 KINDS = (
     "backends",
@@ -22,6 +26,23 @@ KINDS = (
     "launchers",
     "loggers",
 )
+
+# Ranges of a plugin's numbers; checked by the annotation's name, without an import.
+Positive: TypeAlias = Annotated[float, "Positive"]
+NotNegative: TypeAlias = Annotated[float, "NotNegative"]
+Fraction: TypeAlias = Annotated[float, "Fraction"]
+
+NUMBER = (int, float)
+LARGEST = sys.float_info.max  # a whole number in TOML may be larger than any float
+ACCEPTS: Mapping[str, tuple[tuple[type, ...], Callable[[Any], bool], str]] = {
+    "float": (NUMBER, lambda value: abs(value) <= LARGEST, "a finite number"),
+    "Positive": (NUMBER, lambda value: 0 < value <= LARGEST, "a number above 0"),
+    "NotNegative": (NUMBER, lambda value: 0 <= value <= LARGEST, "a number of 0 or more"),
+    "Fraction": (NUMBER, lambda value: 0 <= value <= 1, "a number from 0 to 1"),
+    "int": ((int,), lambda value: True, "a whole number"),
+    "bool": ((bool,), lambda value: True, "true or false"),
+    "str": ((str,), lambda value: True, "a string"),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,3 +103,80 @@ def _shown(signature: inspect.Signature) -> str:
     ]
     shown = signature.replace(parameters=bare, return_annotation=signature.empty)
     return str(shown).replace("Ellipsis", "...")
+
+
+@dataclass(frozen=True, slots=True)
+class Parameter:
+    """A keyword-only parameter of a plugin's function."""
+
+    name: str
+    annotation: str
+    required: bool
+
+
+def from_source(function: ast.FunctionDef | ast.AsyncFunctionDef) -> tuple[Parameter, ...] | None:
+    """Read keyword-only parameters from a function's source; None if it takes any (**params)."""
+    if function.args.kwarg is not None:
+        return None
+    return tuple(
+        Parameter(a.arg, ast.unparse(a.annotation) if a.annotation else "", default is None)
+        for a, default in zip(function.args.kwonlyargs, function.args.kw_defaults, strict=True)
+    )
+
+
+def from_function(function: Callable[..., Any]) -> tuple[Parameter, ...] | None:
+    """Return a function's keyword-only parameters; None if it takes any (**params)."""
+    try:
+        signature = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):  # a function written in C
+        return None
+    if any(p.kind is p.VAR_KEYWORD for p in signature):
+        return None
+    return tuple(
+        Parameter(p.name, _annotation(p.annotation), p.default is p.empty)
+        for p in signature
+        if p.kind is p.KEYWORD_ONLY
+    )
+
+
+def problem_with(plugin: str, known: Sequence[Parameter], key: str, value: object) -> str | None:
+    """Return what is wrong with a key of a plugin's table, or with its value; None if nothing."""
+    parameter = next((p for p in known if p.name == key), None)
+    if parameter is None:
+        names = [p.name for p in known]
+        takes = f"it takes {', '.join(names) or 'nothing'}"
+        return f"unknown parameter of {plugin!r}; {hint(key, names, takes)}"
+    choices = _choices(parameter.annotation)
+    if choices:
+        return None if value in choices else f"got {value!r}; needs one of {', '.join(map(repr, choices))}"
+    if parameter.annotation not in ACCEPTS:
+        return None
+    types, fits, wanted = ACCEPTS[parameter.annotation]
+    return None if _is_of(types, value) and fits(value) else f"got {value!r}; needs {wanted}"
+
+
+def hint(word: str, known: Iterable[str], otherwise: str) -> str:
+    """Return a question after the known word that is most similar, or `otherwise` if none is."""
+    matches = difflib.get_close_matches(word, list(known), n=1)
+    return f"did you mean {matches[0]!r}?" if matches else otherwise
+
+
+def _annotation(annotation: Any) -> str:
+    if get_origin(annotation) is Annotated:
+        return str(annotation.__metadata__[0])
+    if isinstance(annotation, type) and get_origin(annotation) is None:
+        return annotation.__name__
+    return str(annotation).removeprefix("typing.")
+
+
+def _is_of(types: tuple[type, ...], value: object) -> bool:
+    """Whether a value has one of the types; a boolean is a number in Python, but not in TOML."""
+    return isinstance(value, types) and (bool in types or not isinstance(value, bool))
+
+
+def _choices(annotation: str) -> tuple[Any, ...]:
+    """Read the values of a `Literal[...]`."""
+    if not annotation.startswith("Literal["):
+        return ()
+    found = ast.literal_eval(annotation.removeprefix("Literal").replace("[", "(", 1)[:-1] + ",)")
+    return tuple(found)

@@ -15,7 +15,7 @@ import numpy as np
 
 from retrain.errors import ConfigError
 from retrain.records.text import plain
-from retrain.registry import nearest
+from retrain.registry import hint
 from retrain.report.columns import FloatArray, number
 from retrain.report.gather import RunHistory
 
@@ -82,9 +82,8 @@ def check_metrics(names: Sequence[str], known: Sequence[str]) -> None:
     """
     for name in names:
         if known and name not in known:
-            near = nearest(name, known)
-            hint = f"did you mean {near!r}?" if near else f"there are {', '.join(known)}"
-            raise ConfigError(f"--metric {plain(name)}: no run has it; {plain(hint, 2000)}")
+            others = hint(name, known, f"there are {', '.join(known)}")
+            raise ConfigError(f"--metric {plain(name)}: no run has it; {plain(others, 2000)}")
 
 
 def _held_out(run: RunHistory, metric: str, moment: Moment) -> float | None:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,6 @@ from retrain.tasks.generated import check
 from retrain.tasks.rows import (
     PLACEHOLDER,
     Fields,
-    Row,
     check_columns,
     option_problems,
     read_prompts,
@@ -34,15 +32,6 @@ READERS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     ".parquet": ("parquet", {}),
     ".arrow": ("arrow", {}),
 }
-
-
-@dataclass(frozen=True)
-class _Source:
-    """The source of rows: a hub id, or a local directory or file."""
-
-    path: str
-    subset: str | None
-    revision: str | None
 
 
 def build(
@@ -79,25 +68,27 @@ def build(
     """
     fields = Fields(prompt_field, answer_field, template)
     check(option_problems(fields, held_out, path=path, split=split))
-    source = _Source(path, subset or None, revision or None)
-    prompts = _read(source, split, fields)
+
+    def read(split: str) -> list[Prompt]:
+        place = f"{path} [{split}]"
+        loaded = _load(path, split, fields, name=subset or None, revision=revision or None)
+        columns = check_columns(loaded.column_names, fields, place)
+        rows = map(with_whole_numbers_as_text, loaded.select_columns(columns))
+        return read_prompts(enumerate(rows, start=1), fields, place)
+
     if held_out_split:
-        return split_as_given(prompts, _read(source, held_out_split, fields), seed)
-    return split_by_fraction(prompts, held_out, seed)
+        return split_as_given(read(split), read(held_out_split), seed)
+    return split_by_fraction(read(split), held_out, seed)
 
 
-def _read(source: _Source, split: str, fields: Fields) -> list[Prompt]:
-    place = f"{source.path} [{split}]"
-    return read_prompts(_rows(_load(source, split, fields), place, fields), fields, place)
-
-
-def _load(source: _Source, split: str, fields: Fields) -> Any:
+def _load(path: str, split: str, fields: Fields, **at_hub: str | None) -> Any:
     library = load("datasets", EXTRA, "datasets")
-    path = source.path
     saved = Path(path)
     reader, how = READERS.get(saved.suffix.lower(), ("", {}))
     if reader == "csv":
-        how = {**how, **_as_written(fields)}
+        # cells as text: "007" stays "007", and "NA" stays "NA"
+        columns = dict.fromkeys((fields.prompt, fields.answer), str)
+        how = {**how, "keep_default_na": False, "converters": columns}
     if not saved.exists() and (reader or path.startswith((".", "/", "~")) or path.count("/") > 1):
         raise ConfigError(
             f"path: no file or directory {path!r}; the path is relative to the current directory"
@@ -109,17 +100,6 @@ def _load(source: _Source, split: str, fields: Fields) -> Any:
             return library.load_from_disk(path)[split]
         if (saved / "state.json").is_file():
             return library.load_from_disk(path)
-        return library.load_dataset(path, source.subset, split=split, revision=source.revision)
+        return library.load_dataset(path, split=split, **at_hub)
     except (OSError, ValueError, LookupError, library.exceptions.DatasetsError) as error:
         raise ConfigError(f"path: cannot load {path!r} [{split}]: {error}") from error
-
-
-def _as_written(fields: Fields) -> dict[str, Any]:
-    """Return options that read CSV cells as text: "007" stays "007", and "NA" stays "NA"."""
-    return {"keep_default_na": False, "converters": dict.fromkeys((fields.prompt, fields.answer), str)}
-
-
-def _rows(loaded: Any, place: str, fields: Fields) -> Iterator[Row]:
-    columns = check_columns(loaded.column_names, fields, place)
-    for number, values in enumerate(loaded.select_columns(columns), start=1):
-        yield Row(number, f"{place} row {number}", with_whole_numbers_as_text(values))

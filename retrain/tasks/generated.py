@@ -20,6 +20,14 @@ DEFAULT_COUNT = 1000
 MAX_LENGTH = 64
 
 
+def check_options(*, base: int, count: int, held_out: float, **size: int) -> None:
+    """Raise one ConfigError for all options out of range; `size` is the digits or symbols of a problem."""
+    problems = [p for key, value in size.items() for p in whole_number_problem(key, value, 1, MAX_LENGTH)]
+    problems += whole_number_problem("base", base, 2, len(DIGITS))
+    problems += whole_number_problem("count", count, 0, MAX_COUNT)
+    check(problems + held_out_problem(held_out))
+
+
 def whole_number_problem(key: str, value: object, least: int, most: int) -> list[str]:
     """Return the problem of an option that must be a whole number, if any."""
     if isinstance(value, int) and not isinstance(value, bool) and least <= value <= most:
@@ -54,6 +62,32 @@ def held_out_count(available: int, held_out: float) -> int:
             "at least one prompt on each side, so use more prompts, or held_out = 0 to hold out none"
         )
     return kept
+
+
+def symbol_task(
+    answer: Callable[[str], str], *, length: int, base: int, count: int, held_out: float, seed: int
+) -> Task:
+    """Return a task on rows of symbols: the prompt is the row and "=", the answer a rearrangement of it.
+
+    Args:
+        answer: row -> answer.
+        length: symbols in a row, 1 to 64.
+        base: distinct symbols, 2 to 36.
+        count: distinct prompts, including held-out ones; 0 takes all, at most 1000.
+        held_out: fraction of the prompts that training never sees.
+        seed: decides which prompts are drawn, their order and the split.
+
+    Raises:
+        ConfigError: an option is out of range, or there are too few prompts for it.
+    """
+    check_options(length=length, base=base, count=count, held_out=held_out)
+
+    def write(number: int) -> tuple[str, str]:
+        row = in_base(number, base, length)
+        return row + "=", answer(row)
+
+    alphabet = DIGITS[:base] + "="
+    return generate(base**length, write, alphabet=alphabet, count=count, held_out=held_out, seed=seed)
 
 
 def generate(

@@ -5,8 +5,6 @@ Answers are text; how a completion is compared with the answer is up to the rewa
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator
 from pathlib import Path
 
 from retrain.json_lines import numbered_lines
@@ -16,7 +14,6 @@ from retrain.tasks.generated import check
 from retrain.tasks.rows import (
     PLACEHOLDER,
     Fields,
-    Row,
     option_problems,
     read_prompts,
     split_as_given,
@@ -57,19 +54,4 @@ def build(
 
 
 def _read(path: str, option: str, fields: Fields) -> list[Prompt]:
-    return read_prompts(_rows(path, option, fields), fields, path)
-
-
-def _rows(path: str, option: str, fields: Fields) -> Iterator[Row]:
-    for number, line in numbered_lines(Path(path), option):
-        place = f"{path}:{number}"
-        try:
-            values = json.loads(line)
-        except (ValueError, RecursionError) as error:
-            yield Row(number, place, {}, f"not JSON ({error}); needs one object per line")
-            continue
-        if isinstance(values, dict):
-            yield Row(number, place, values)
-        else:
-            wanted = f"an object with {fields.prompt!r} and {fields.answer!r}"
-            yield Row(number, place, {}, f"got a {type(values).__name__}; needs {wanted}")
+    return read_prompts(numbered_lines(Path(path), option), fields, path, ":")

@@ -14,7 +14,6 @@ from retrain.tasks.generated import check
 from retrain.tasks.rows import (
     PLACEHOLDER,
     Fields,
-    Row,
     check_columns,
     option_problems,
     read_prompts,
@@ -39,15 +38,7 @@ def build(
 ) -> Task:
     """Read the file and split it by prompt text; rows of one prompt stay on one side.
 
-    Args:
-        path: the file, relative to the current directory.
-        held_out_path: a second file to evaluate on; then all of the first is used for training.
-        prompt_field: column of the prompt text, not empty.
-        answer_field: column of the reference answer: text, or whole numbers, which are converted to text;
-            "" if the reward needs none.
-        template: wording of the prompt; {prompt} is replaced by the text.
-        held_out: fraction of the distinct prompts that training never sees; unused with `held_out_path`.
-        seed: determines the order and the split.
+    The options are those of the task `jsonl`, with columns for fields; whole numbers are converted to text.
 
     Raises:
         ConfigError: pyarrow is not installed, a file cannot be read, or rows are invalid.
@@ -74,14 +65,14 @@ def _open(path: str, option: str) -> Any:
         raise ConfigError(f"{option}: {path!r} is not a Parquet file that can be read: {error}") from error
 
 
-def _rows(file: Any, path: str, fields: Fields) -> Iterator[Row]:
+def _rows(file: Any, path: str, fields: Fields) -> Iterator[tuple[int, dict[str, Any]]]:
     columns = check_columns(file.schema_arrow.names, fields, path)
     number = 0
     try:
         for batch in file.iter_batches(columns=columns):
             for values in batch.to_pylist():
                 number += 1
-                yield Row(number, f"{path} row {number}", with_whole_numbers_as_text(values))
+                yield number, with_whole_numbers_as_text(values)
     except (OSError, ValueError, NotImplementedError) as error:  # damaged pages, or text that is not UTF-8
         raise ConfigError(
             f"{path} row {number + 1}: cannot be read, nor any later row: {error}; write the file again"

@@ -12,11 +12,11 @@ from typing import Any
 
 from retrain.errors import ConfigError
 from retrain.extras import load
-from retrain.registry import nearest
+from retrain.registry import hint
 from retrain.rollouts import Prompt
 from retrain.tasks import Task
 from retrain.tasks.generated import MAX_COUNT, check, whole_number_problem
-from retrain.tasks.rows import PLACEHOLDER, Fields, Row, option_problems, read_prompts, split_by_fraction
+from retrain.tasks.rows import PLACEHOLDER, Fields, option_problems, read_prompts, split_by_fraction
 
 EXTRA = "reasoning-gym"
 PACKAGES = ("reasoning_gym",)
@@ -55,9 +55,8 @@ def build(
         problems.append(f"answers: got {answers!r}; needs one of {', '.join(ANSWERS)}")
     check(problems)
     spec = {**(config or {}), "seed": seed, "size": count}
-    entries = list(_generator(dataset, spec))
-    rows = (Row(i, f"{dataset} entry {i}", entry) for i, entry in enumerate(entries, start=1))
-    task = split_by_fraction(read_prompts(rows, fields, dataset), held_out, seed)
+    entries = enumerate(_generator(dataset, spec), start=1)
+    task = split_by_fraction(read_prompts(entries, fields, dataset, " entry "), held_out, seed)
     return task if answers == "text" else _pointing(task, {"dataset": dataset, "config": spec})
 
 
@@ -65,9 +64,8 @@ def _generator(dataset: str, spec: Mapping[str, Any]) -> Any:
     library = load("reasoning_gym", EXTRA, "reasoning_gym")
     known = list(library.factory.DATASETS)
     if dataset not in known:
-        near = nearest(dataset, known)
-        hint = f"did you mean {near!r}?" if near else f"there are {len(known)}, such as {known[0]!r}"
-        raise ConfigError(f"dataset: reasoning-gym has no {dataset!r}; {hint}")
+        some = f"there are {len(known)}, such as {known[0]!r}"
+        raise ConfigError(f"dataset: reasoning-gym has no {dataset!r}; {hint(dataset, known, some)}")
     try:
         return library.create_dataset(dataset, **spec)
     except (TypeError, ValueError, AssertionError) as error:

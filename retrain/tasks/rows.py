@@ -13,22 +13,12 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from retrain.errors import ConfigError
+from retrain.json_lines import object_of, read_rows
 from retrain.rollouts import Prompt
 from retrain.tasks import Task
 from retrain.tasks.generated import check, held_out_count, held_out_problem
 
-MAX_PROBLEMS = 20  # shown per source; the rest are probably the same mistake
 PLACEHOLDER = "{prompt}"
-
-
-@dataclass(frozen=True, slots=True)
-class Row:
-    """One row with its location, such as `rows.jsonl:7`, or with what is wrong with it."""
-
-    number: int  # from 1
-    place: str
-    values: Mapping[str, Any]
-    problem: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,28 +65,22 @@ def check_columns(available: Sequence[str], fields: Fields, source: str) -> list
     return list(dict.fromkeys(wanted.values()))
 
 
-def read_prompts(rows: Iterable[Row], fields: Fields, source: str) -> list[Prompt]:
-    """Return the rows' prompts, with the rows' numbers.
+def read_prompts(
+    rows: Iterable[tuple[int, Mapping[str, Any] | str]], fields: Fields, source: str, unit: str = " row "
+) -> list[Prompt]:
+    """Return the rows' prompts, with the rows' numbers; a row that is text is a JSON object.
 
     Raises:
         ConfigError: rows are invalid (lists their locations), or there are none.
     """
-    prompts: list[Prompt] = []
-    problems: list[str] = []
-    for row in rows:
-        try:
-            prompts.append(_prompt(row, fields))
-        except ValueError as error:
-            problems.append(f"{row.place}: {error}")
-    if len(problems) > MAX_PROBLEMS:
-        hidden = len(problems) - MAX_PROBLEMS
-        problems[MAX_PROBLEMS:] = [f"{source}: {hidden} more lines are wrong"]
-    check(problems)
-    if not prompts:
-        raise ConfigError(
-            f"{source}: no rows; needs at least one with {fields.prompt!r} and {fields.answer!r}"
-        )
-    return prompts
+
+    def read(number: int, row: Mapping[str, Any] | str) -> list[Prompt]:
+        if isinstance(row, str):
+            row = object_of(row, f"an object with {fields.prompt!r} and {fields.answer!r}")
+        return [_prompt(number, row, fields)]
+
+    needs = f"at least one with {fields.prompt!r} and {fields.answer!r}"
+    return read_rows(rows, read, source, unit=unit, needs=needs)
 
 
 def split_by_fraction(prompts: Sequence[Prompt], held_out: float, seed: int) -> Task:
@@ -142,20 +126,17 @@ def _task(train: Sequence[Prompt], held_out: Sequence[Prompt]) -> Task:
     )
 
 
-def _prompt(row: Row, fields: Fields) -> Prompt:
-    """Return a row's prompt; raise ValueError if the row is invalid."""
-    if row.problem:
-        raise ValueError(row.problem)
-    text = _text(row.values, fields.prompt, "prompt_field", fields.text)
+def _prompt(number: int, row: Mapping[str, Any], fields: Fields) -> Prompt:
+    text = _text(row, fields.prompt, "prompt_field", fields.text)
     if not text:
         raise ValueError(f"{fields.prompt!r} is empty; a prompt needs text")
-    answer = _text(row.values, fields.answer, "answer_field", fields.text) if fields.answer else ""
+    answer = _text(row, fields.answer, "answer_field", fields.text) if fields.answer else ""
     if fields.answer and not answer.strip():
         raise ValueError(
             f"{fields.answer!r} is empty, so an empty completion would be correct; give an answer, "
             'or set answer_field = "" if the reward needs none'
         )
-    return Prompt(row.number, fields.template.replace(PLACEHOLDER, text), answer)
+    return Prompt(number, fields.template.replace(PLACEHOLDER, text), answer)
 
 
 def _text(row: Mapping[str, Any], field: str, option: str, wanted: str) -> str:

@@ -24,8 +24,7 @@ from retrain import registry
 from retrain.config.resolve import as_tables
 from retrain.config.schema import Config
 from retrain.errors import RecordsError
-from retrain.loggers import LoggedRun, Logger, Row
-from retrain.loggers.public import without_secrets
+from retrain.loggers import LoggedRun, Logger, Row, without_secrets
 from retrain.records.files import make_directory, read_json, write_json
 from retrain.records.layout import RunFiles
 from retrain.records.lines import parse_line

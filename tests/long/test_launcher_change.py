@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from retrain.config.engines import Slurm
+from retrain.config.campaign import Slurm
 from retrain.errors import EXIT_DONE, EXIT_LAUNCH
 from retrain.launchers import Begun, Ended
 from retrain.launchers import engine as _engine

@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from retrain.config.engines import Ray
+from retrain.config.campaign import Ray
 from retrain.launchers.ray import task
 from retrain.launchers.ray.driver import MOST_LIVES
 from retrain.launchers.ray.home import LOST, OVER, Event, Home, Terms

@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING
 from retrain.backends import BackendSpec
 from retrain.backends.options import number, one_of, parsed, problems_of, whole
 from retrain.config.schema import Config
-from retrain.demonstrations import MAX_PROBLEMS, read_demonstrations
+from retrain.demonstrations import read_demonstrations
 from retrain.errors import ConfigError
+from retrain.json_lines import MAX_PROBLEMS
 from retrain.rollouts import Prompt
 
 if TYPE_CHECKING:

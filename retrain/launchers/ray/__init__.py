@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from retrain.config.engines import Ray
+from retrain.config.campaign import Ray
 from retrain.config.keys import LARGEST_COUNT
 from retrain.config.resolve import build
 from retrain.errors import LaunchError

@@ -7,7 +7,7 @@ from collections.abc import Collection, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from retrain.config.engines import Ray
+from retrain.config.campaign import Ray
 from retrain.errors import EXIT_DONE, LaunchError, RecordsError
 from retrain.launchers import Assignment, Ended
 from retrain.launchers.engine import (

@@ -14,7 +14,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from retrain.config.engines import Ray
+from retrain.config.campaign import Ray
 from retrain.errors import LaunchError
 from retrain.launchers import Assignment
 from retrain.launchers.ray.client import LOCAL, Client, said_of

@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Collection, Mapping, Sequence
 
-from retrain.config.engines import Slurm
+from retrain.config.campaign import Slurm
 from retrain.config.resolve import build
 from retrain.errors import EngineDownError, LaunchError
 from retrain.launchers import Assignment

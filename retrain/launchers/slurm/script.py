@@ -12,7 +12,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-from retrain.config.engines import Slurm
+from retrain.config.campaign import Slurm
 from retrain.config.resolve import build
 from retrain.errors import records_error
 from retrain.launchers import Assignment

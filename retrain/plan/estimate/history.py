@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from retrain.clock import posix_s
-from retrain.config.labels import label_of
+from retrain.config.resolve import label_of
 from retrain.errors import RecordsError
 from retrain.plan.estimate.measured import MeasuredRun, measure_run, median_of_known
 from retrain.plan.estimate.workload import Alive, Crowding

@@ -9,9 +9,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Literal
 
-from retrain.config.labels import label_of
 from retrain.config.problems import quote
-from retrain.config.resolve import as_tables
+from retrain.config.resolve import as_tables, label_of
 from retrain.config.schema import Config
 from retrain.plan.estimate.history import History
 from retrain.plan.estimate.measured import MeasuredRun, mean_of_known, median_of_known

@@ -1,0 +1,129 @@
+"""Tables of a campaign: conditions x seeds, how runs are launched; and `[run]`, which run one is."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from retrain.config.keys import Section, Table, count, key, plugin
+
+LARGEST_SEED = 2**32 - 1  # accepted by every random number generator in use
+PERMITS = (
+    "split",
+    "split: each run gets a share of backend.max_concurrent; shared: all runs use one semaphore, "
+    "after a test that two nodes see each other's file locks",
+)
+
+
+@dataclass(frozen=True)
+class Slurm(Section, affects="schedule"):
+    """What each run requests from Slurm; an empty key is the site's default."""
+
+    partition: str = key("", "sbatch --partition")
+    time: str = key("", "sbatch --time, the limit of one attempt; a longer run continues in a new job")
+    mem: str = key("", "sbatch --mem")
+    gres: str = key("", "sbatch --gres, such as gpu:1")
+    cpus: int = count(0, "sbatch --cpus-per-task; 0 = the site's default", least=0)
+    licence: str = key("", "sbatch --licenses, held by each run while it runs, such as tinker:1")
+    account: str = key("", "sbatch --account")
+    setup: list[str] = key(list, "shell commands that a task runs first, such as module load")
+    flags: list[str] = key(list, "additional sbatch options, verbatim, after all others")
+    python: str = key("", "Python for the workers; default: the Python that submits")
+    permits: Literal["split", "shared"] = key(*PERMITS)
+    poll_seconds: float = key(10.0, "seconds between two queries with squeue", ge=2, le=3600)
+
+
+@dataclass(frozen=True)
+class Ray(Section, affects="schedule"):
+    """Where the Ray cluster is, and what each run requests from it."""
+
+    address: str = key(
+        "",
+        "http://HEAD:8265, an address for ray.init, or local to start a cluster on this machine; "
+        "default: RAY_API_SERVER_ADDRESS, RAY_ADDRESS, or this machine's running cluster",
+    )
+    cpus: float = key(1.0, "CPUs that Ray reserves for each run", ge=0, le=1e6)
+    gpus: float = key(0.0, "GPUs that Ray reserves for each run", ge=0, le=1e6)
+    memory_gb: float = key(0.0, "memory that Ray reserves for each run, in 10^9 bytes", ge=0, le=1e9)
+    resources: dict[str, Any] = key(dict, "custom resources that each run holds, such as tinker = 1")
+    autoscales: bool = key(
+        False, "the cluster adds nodes by itself, so runs may request what no node has yet"
+    )
+    runtime_env: dict[str, Any] = key(dict, "Ray's runtime environment for each run")
+    setup: list[str] = key(list, "shell commands that driver and workers run first, such as module load")
+    python: str = key("", "Python for driver and workers; default: the Python that submits")
+    permits: Literal["split", "shared"] = key(*PERMITS)
+    poll_seconds: float = key(10.0, "seconds between two checks of the driver and its records", ge=2, le=3600)
+
+
+@dataclass(frozen=True)
+class Condition(Section):
+    """One way to train: a name and what differs from the rest of the file."""
+
+    name: str = key("", "label in tables and charts; default: its two modes", max_length=200)
+    advantage_mode: str | None = key(None, "same as in [algorithm]", stands_for="algorithm.advantage_mode")
+    transform_mode: str | None = key(None, "same as in [algorithm]", stands_for="algorithm.transform_mode")
+    model: Table = key(dict, "overrides of [model]")
+    training: Table = key(dict, "overrides of [training]")
+    algorithm: Table = key(dict, "overrides of [algorithm]")
+    data: Table = key(dict, "overrides of [data]")
+    reward: Table = key(dict, "overrides of [reward]")
+    backend: Table = key(dict, "overrides of [backend]")
+    warmup: Table = key(dict, "overrides of [warmup]")
+    backpressure: Table = key(dict, "overrides of [backpressure]")
+    throttle: Table = key(dict, "overrides of [throttle]")
+    rate_limiter: Table = key(dict, "overrides of [rate_limiter]")
+    scaling: Table = key(dict, "overrides of [scaling]")
+
+
+@dataclass(frozen=True)
+class Campaign(Section, affects="schedule"):
+    """The matrix of conditions x seeds, and how its runs are launched."""
+
+    name: str = key("", "prefix of the campaign's directory; default: the file's name", max_length=100)
+    seeds: list[Any] | None = key(
+        None,
+        "one run per condition and seed",
+        affects="result",
+        stands_for="training.seed",
+    )
+    max_steps: int | None = count(
+        None, "steps of every run", affects="result", stands_for="training.max_steps"
+    )
+    parallel: bool = key(False, "run several workers at a time")
+    max_workers: int = key(0, "workers at a time when parallel; 0 = all runs", ge=0, le=100_000)
+    stagger_seconds: float = key(0.0, "wait this long between two launches", ge=0, le=1e6)
+    launcher: str = plugin(
+        "local", "launchers", "launcher_options", "local (processes), inline (this process), slurm, ray"
+    )
+    retries: int = key(2, "further attempts after an infrastructure failure", ge=0, le=100)
+    run_timeout: float = key(0.0, "end a run that takes longer, in seconds; 0 = never", ge=0, le=1e9)
+    stall_timeout: float = key(
+        0.0, "end and retry a run that completes no step for this many seconds; 0 = never", ge=0, le=1e9
+    )
+    min_free_memory: float = key(
+        0.0, "free memory needed to start a worker: below 1 a fraction of all, else bytes", ge=0, le=1e18
+    )
+    pause_after: int = count(
+        3, "pause launches after this many consecutive infrastructure failures; 0 = never", least=0
+    )
+    on_failure: Literal["continue", "stop"] = key("continue", "what happens to the other runs when one fails")
+    slurm: Slurm = key(Slurm, 'options of launcher = "slurm"')
+    ray: Ray = key(Ray, 'options of launcher = "ray"')
+    launcher_options: Table = key(dict, "another launcher's; may be written as [campaign.<launcher>]")
+    conditions: list[Condition] | None = key(
+        None, "the conditions; default: one, the file itself", affects="result"
+    )
+
+
+@dataclass(frozen=True)
+class Run(Section, affects="display"):
+    """Which run of which campaign this is; written by retrain into run.toml, never by hand."""
+
+    run_id: str = key("", "name of the run's directory")
+    campaign: str = key("", "id of the campaign")
+    condition: str = key("", "name of the condition")
+    config_hash: str = key("", "digest of everything that decides the result")
+    files: Table = key(dict, "fingerprints of the files that decide the result, by key")
+    origin: Table = key(dict, "contents of origin.json, from which it can be restored")
+    version: int = key(1, "version of the keys' meanings; 0.1.0 is 1", ge=1)
