@@ -45,12 +45,9 @@ class ModelCosts:
     idle: int = 0
 
     def prefill(self, lengths: Sequence[int], passes: int, time_s: float) -> Work:
-        """Return the work of the prefill; the logits of the last states count as decoding.
+        """Return the work of running distinct prompts; the logits of the last states count as decoding.
 
-        Args:
-            lengths: of every distinct prompt.
-            passes: over the weights: 1 if all positions run together, else one per position.
-            time_s: measured seconds.
+        `passes` over the weights: 1 if all positions run together, else one per position.
         """
         tokens = sum(lengths)
         moved = decode_bytes(self._body_bytes, passes, self.kv_bytes_per_token, tokens)
@@ -60,12 +57,8 @@ class ModelCosts:
         """Return the work of decoding all completions concurrently.
 
         The first token of a completion costs only its logits, and the last one is not fed back. Token k
-        reads the cache of the prompt and of the k - 1 tokens before it.
-
-        Args:
-            prompts: prompt length of each completion, shape (completions,), or one length for all.
-            lengths: completion lengths in tokens, shape (completions,).
-            time_s: measured seconds.
+        reads the cache of the prompt and of the k - 1 tokens before it. `prompts` and `lengths` are each
+        completion's tokens before and after.
         """
         tokens, longest = int(lengths.sum()), int(lengths.max(initial=0))
         run = tokens - len(lengths)
@@ -78,8 +71,6 @@ class ModelCosts:
         """Return the work (without time) of training on `tokens`, `drawn` of which have logits.
 
         Args:
-            tokens: prompts and completions.
-            drawn: tokens of completions.
             passes: over the body's weights in each direction.
             parts: micro-batches; each runs the head once.
             reference: also run the policy before training, forward only.

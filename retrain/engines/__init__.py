@@ -6,7 +6,6 @@ their log-probabilities.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -27,27 +26,9 @@ class Drawn:
     ended: bool  # with an end token or a stop string
 
 
-@dataclass(frozen=True, slots=True)
-class Request:
-    """The request of one call: `count` completions of each prompt."""
-
-    prompts: Sequence[Ids]
-    count: int
-    max_tokens: int
-    temperature: float
-    end_ids: Ids
-    stop: tuple[str, ...]
-    seed: int
-
-
 class RefusedError(ConfigError):
     """The server rejects the request, and a retry would not help."""
 
     def __init__(self, message: str, code: int) -> None:
         super().__init__(message)
-        self.code = code
-
-    @property
-    def is_missing(self) -> bool:
-        """Whether the path or the adapters are unknown to the server."""
-        return self.code == 404
+        self.code = code  # HTTP status; 404: the path or the adapters are unknown to the server

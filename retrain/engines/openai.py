@@ -11,7 +11,7 @@ import contextlib
 import os
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any
@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from retrain.controllers.permits import OVERLOAD, WAITED_S, CallFacts
-from retrain.engines import Drawn, Ids, RefusedError, Request
+from retrain.engines import Drawn, Ids, RefusedError
 from retrain.errors import ConfigError, InfrastructureError, RunFailedError
 from retrain.http_client import HEADER_VALUE, CallError, HttpClient, read_json
 
@@ -69,7 +69,17 @@ class Engine:
                 self._post(self._unload, {"lora_name": self._adapter})
         self._adapter = name
 
-    def complete(self, request: Request) -> list[Drawn]:
+    def complete(
+        self,
+        prompts: Sequence[Ids],
+        count: int,
+        *,
+        max_tokens: int,
+        temperature: float,
+        end_ids: Ids,
+        stop: Sequence[str],
+        seed: int,
+    ) -> list[Drawn]:
         """Sample `count` completions of every prompt in one call, prompt after prompt.
 
         Raises:
@@ -77,18 +87,34 @@ class Engine:
             RefusedError: the server refuses, or does not know the adapters.
             RunFailedError: the response does not match the request.
         """
-        answer = self._post(COMPLETIONS, self._body(request))
+        request = {
+            "model": self._adapter,
+            "lora_path": self._adapter,  # SGLang does not look up adapters by model name
+            "prompt": [list(ids) for ids in prompts],
+            "n": count,
+            "max_tokens": max_tokens,
+            "temperature": temperature,
+            "top_p": 1.0,
+            "seed": seed,
+            "stop": list(stop),
+            "stop_token_ids": list(end_ids),
+            "logprobs": 1,
+            "return_token_ids": True,
+            "return_tokens_as_token_ids": True,
+            "skip_special_tokens": False,
+        }
+        answer = self._post(COMPLETIONS, request)
         try:
             choices = sorted(answer["choices"], key=lambda choice: int(choice["index"]))
-            drawn = [_drawn(choice, request.end_ids) for choice in choices]
+            drawn = [_drawn(choice, end_ids) for choice in choices]
         except (LookupError, TypeError, ValueError, AttributeError) as error:
             raise RunFailedError(
                 f"{self._url}: the answer lacks token ids or log-probabilities ({error!r}); the server must "
                 "support 'return_token_ids', as recent versions of vLLM and SGLang do"
             ) from error
-        if len(drawn) != len(request.prompts) * request.count:
+        if len(drawn) != len(prompts) * count:
             raise RunFailedError(
-                f"{self._url}: {len(drawn)} completions for {len(request.prompts)} prompts x {request.count}"
+                f"{self._url}: {len(drawn)} completions for {len(prompts)} prompts x {count}"
             )
         return drawn
 
@@ -105,24 +131,6 @@ class Engine:
     def _release(self, adapter: str) -> None:
         with contextlib.suppress(CallError):
             self._under_permit(self._unload, {"lora_name": adapter})
-
-    def _body(self, request: Request) -> dict[str, Any]:
-        return {
-            "model": self._adapter,
-            "lora_path": self._adapter,  # SGLang does not look up adapters by model name
-            "prompt": [list(ids) for ids in request.prompts],
-            "n": request.count,
-            "max_tokens": request.max_tokens,
-            "temperature": request.temperature,
-            "top_p": 1.0,
-            "seed": request.seed,
-            "stop": list(request.stop),
-            "stop_token_ids": list(request.end_ids),
-            "logprobs": 1,
-            "return_token_ids": True,
-            "return_tokens_as_token_ids": True,
-            "skip_special_tokens": False,
-        }
 
     def _post(self, path: str, body: Mapping[str, Any]) -> Any:
         try:

@@ -131,7 +131,7 @@ class ScalingRuleBase(ScalingRule):
                 trains parameters added or unfrozen after `initialize`.
         """
         gradients = self._attached()
-        loss = None if closure is None else gradients.evaluate(closure)
+        loss = None if closure is None else gradients.torch.enable_grad()(closure)()
         if gradients.misses_parameters():
             raise RuntimeError(
                 "the optimizer trains parameters added or unfrozen after initialize(); call it again, and "

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -27,14 +26,19 @@ class Gradients:
     """
 
     def __init__(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
-        self._torch = _import_torch()
+        try:
+            import torch
+            from torch.nn.parallel import DistributedDataParallel
+        except ImportError as error:
+            raise ImportError("initialize needs PyTorch: pip install torch") from error
+        self.torch = torch
         _refuse_shards(model)
-        if isinstance(optimizer, self._torch.optim.LBFGS):
+        if isinstance(optimizer, self.torch.optim.LBFGS):
             raise ValueError("optimizer: LBFGS computes several gradients per step; use another optimizer")
         self._optimizer = optimizer
-        self._process_group = _process_group(model)
-        distributed = self._process_group is not None
-        self.replicas = self._torch.distributed.get_world_size(self._process_group) if distributed else 1
+        distributed = isinstance(model, DistributedDataParallel)
+        self._process_group = model.process_group if distributed else None
+        self.replicas = torch.distributed.get_world_size(self._process_group) if distributed else 1
         self._groups = [[p for p in g["params"] if p.requires_grad] for g in optimizer.param_groups]
         self._previous: tuple[float, list[list[torch.Tensor]]] | None = None
         self.forget()
@@ -51,11 +55,6 @@ class Gradients:
         Counting autograd runs instead would count reentrant checkpoints as passes.
         """
         return max(self._seen.values(), default=0)
-
-    def evaluate(self, closure: Callable[[], Any]) -> Any:
-        """Run a closure that computes a loss and its gradients, as optimizers do."""
-        with self._torch.enable_grad():
-            return closure()
 
     def misses_parameters(self) -> bool:
         """Whether the optimizer trains parameters that were added or unfrozen after the hooks were set."""
@@ -96,7 +95,11 @@ class Gradients:
         if earlier is None or not math.isclose(earlier[0], scale):
             return None
         local = np.stack([self._sqr_norms(earlier[1]), self._sqr_norms(means)])
-        return local, self._sqr_norms(_halfway(earlier[1], means)), True
+        halfway = [
+            [(old + new) / 2 for old, new in zip(*groups, strict=True)]
+            for groups in zip(earlier[1], means, strict=True)
+        ]
+        return local, self._sqr_norms(halfway), True
 
     def _watcher(self, number: int, parameter: torch.Tensor) -> Any:
         def watch(gradient: torch.Tensor) -> None:
@@ -131,29 +134,14 @@ class Gradients:
     def _sums_over_replicas(self) -> Floats:
         """Return each group's squared norms, summed over passes and replicas: (groups,)."""
         device = next(p.device for group in self._groups for p in group)
-        sums = self._torch.stack([self._torch.as_tensor(s, device=device).float() for s in self._sqr_sums])
+        sums = self.torch.stack([self.torch.as_tensor(s, device=device).float() for s in self._sqr_sums])
         if self.replicas > 1:
-            self._torch.distributed.all_reduce(sums, group=self._process_group)
+            self.torch.distributed.all_reduce(sums, group=self._process_group)
         return np.array(sums.tolist())
-
-
-def _halfway(before: list[list[torch.Tensor]], now: list[list[torch.Tensor]]) -> list[list[torch.Tensor]]:
-    return [
-        [(old + new) / 2 for old, new in zip(*groups, strict=True)]
-        for groups in zip(before, now, strict=True)
-    ]
 
 
 def _gradient(parameter: torch.Tensor) -> torch.Tensor:
     return parameter.new_zeros(parameter.shape) if parameter.grad is None else parameter.grad.detach()
-
-
-def _import_torch() -> Any:
-    try:
-        import torch
-    except ImportError as error:
-        raise ImportError("initialize needs PyTorch: pip install torch") from error
-    return torch
 
 
 def _refuse_shards(model: torch.nn.Module) -> None:
@@ -165,9 +153,3 @@ def _refuse_shards(model: torch.nn.Module) -> None:
             "model: is sharded (FSDP or DTensor), so no process holds a whole gradient; "
             "use DistributedDataParallel"
         )
-
-
-def _process_group(model: torch.nn.Module) -> Any:
-    from torch.nn.parallel import DistributedDataParallel
-
-    return model.process_group if isinstance(model, DistributedDataParallel) else None

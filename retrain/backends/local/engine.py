@@ -7,6 +7,7 @@ import secrets
 import shutil
 import tempfile
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +18,7 @@ from retrain.backends.local import LocalOptions
 from retrain.backends.local.files import ADAPTER, save_weights
 from retrain.backends.local.loading import Policy
 from retrain.backends.local.training import evaluate, lay_out
-from retrain.engines import Drawn, Ids, RefusedError, Request
+from retrain.engines import Drawn, Ids, RefusedError
 from retrain.engines.openai import Engine
 from retrain.errors import RunFailedError
 from retrain.rollouts import Prompt, Rollout, TrainingSample
@@ -57,16 +58,25 @@ class EngineSampler:
         """Return each prompt's group, prompt after prompt; `version` is the policy version."""
         room = self._policy.context - max(map(len, prompts))
         seed = int(torch.randint(2**31, (1,), generator=generator, device=generator.device))
-        request = Request(
-            prompts=prompts,
-            count=sampling.group_size,
+        ask = partial(
+            self._engine.complete,
+            prompts,
+            sampling.group_size,
             max_tokens=min(sampling.max_tokens, room),
             temperature=sampling.temperature,
             end_ids=self._end_ids,
             stop=self._stop,
             seed=seed,
         )
-        drawn = self._ask(request, version)
+        self._bring_up_to(version)
+        try:
+            drawn = ask()
+        except RefusedError as error:
+            if error.code != 404:
+                raise
+            self.restart()  # a restarted server has lost the adapters
+            self._bring_up_to(version)
+            drawn = ask()
         self._check_known(drawn)
         if self._checked != version and sampling.temperature > 0:
             rows = [prompt for prompt in prompts for _ in range(sampling.group_size)]
@@ -82,17 +92,6 @@ class EngineSampler:
         """Unload the adapters from the server and delete their files."""
         self._engine.close()
         shutil.rmtree(self._directory, ignore_errors=True)
-
-    def _ask(self, request: Request, version: int) -> list[Drawn]:
-        self._bring_up_to(version)
-        try:
-            return self._engine.complete(request)
-        except RefusedError as error:
-            if not error.is_missing:
-                raise
-        self.restart()  # a restarted server has lost the adapters
-        self._bring_up_to(version)
-        return self._engine.complete(request)
 
     def _bring_up_to(self, version: int) -> None:
         if version == self._version:

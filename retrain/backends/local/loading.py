@@ -85,11 +85,14 @@ def load_policy(
         causal = AutoModelForCausalLM.from_pretrained(**source, config=config, dtype=dtype)
         adapters = _with_adapters(causal, rank, options) if options.lora else None
         if options.gradient_checkpointing:
-            _checkpoint_activations(causal)
+            renamed = getattr(causal, "activation_checkpointing_enable", None)  # its name in transformers 6
+            (renamed or causal.gradient_checkpointing_enable)({"use_reentrant": False})
     with fitting(model):
         causal.to(device)
         causal.eval()
-    return Policy(causal, adapters, causal.base_model, _context(config))
+    text = config.get_text_config()
+    context = next((int(n) for name in CONTEXT if (n := getattr(text, name, None))), 2**31 - 1)
+    return Policy(causal, adapters, causal.base_model, context)
 
 
 def load_tokenizer(model: str, options: LocalOptions) -> Any:
@@ -179,16 +182,6 @@ def _with_adapters(causal: Any, rank: int, options: LocalOptions) -> PeftModel:
     assert isinstance(adapted, PeftModel)
     _shorten_forwards(adapted)
     return adapted
-
-
-def _checkpoint_activations(causal: Any) -> None:
-    renamed = getattr(causal, "activation_checkpointing_enable", None)  # the only name in transformers 6
-    (renamed or causal.gradient_checkpointing_enable)({"use_reentrant": False})
-
-
-def _context(config: Any) -> int:
-    text = config.get_text_config()
-    return next((int(n) for name in CONTEXT if (n := getattr(text, name, None))), 2**31 - 1)
 
 
 def _shorten_forwards(model: torch.nn.Module) -> None:

@@ -89,7 +89,13 @@ class NumpyBackend:
         self._identity = {"alphabet": self._characters.alphabet, "optimizer": options.optimizer}
         self._previous: list[Array] = []  # gradient of a single-part step, to compare with the next step's
         self.info = BackendInfo(self._weights.flat.size, remote=self._latency_s > 0, deterministic=True)
-        self._costs = _costs(self._weights)
+        weights = self._weights
+        self._costs = ModelCosts(  # the input table is computed once per call, and biases are not counted
+            body=weights["recurrent"].size,
+            head=weights["output"].size,
+            weight_bytes=weights.flat.itemsize,
+            trained_bytes=weights.flat.nbytes,
+        )
         self._work = WorkMeter()
 
     def sample(self, prompts: Sequence[Prompt], sampling: Sampling) -> list[Group]:
@@ -215,16 +221,6 @@ def _fitting(what: str, advice: str) -> Iterator[None]:
         yield
     except MemoryError as error:
         raise BackendMemoryError(f"{what} did not fit in memory ({error}); {advice}") from error
-
-
-def _costs(weights: Weights) -> ModelCosts:
-    """Return the policy's size; the input table is computed once per call, and biases are not counted."""
-    return ModelCosts(
-        body=weights["recurrent"].size,
-        head=weights["output"].size,
-        weight_bytes=weights.flat.itemsize,
-        trained_bytes=weights.flat.nbytes,
-    )
 
 
 def _check_finite(totals: Totals, gradient: Weights) -> None:
