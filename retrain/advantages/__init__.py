@@ -1,7 +1,8 @@
 """Advantages: how much better each rollout is than its group's baseline.
 
 A plugin is one file or folder with `estimate(rewards, *, <params>) -> advantages`, both of shape
-(prompts, rollouts). A group whose advantages are all zero carries no signal.
+(prompts, rollouts). A group whose advantages are all zero carries no signal. A reward that is not finite, or
+a group without the rollouts that its baseline needs, is a ValueError.
 
 An estimator never sees unscored rollouts. If a step has some, it is called once per number of scored
 rollouts in a group, with the groups of that number; unscored rollouts, and groups with a single scored one,

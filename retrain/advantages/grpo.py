@@ -11,16 +11,10 @@ from retrain.rollouts import Floats
 def estimate(rewards: Floats, *, scale: bool = False) -> Floats:
     """Centre rewards within each prompt's group of rollouts: r - mean.
 
+    A group whose rewards are all equal gets exact zeros.
+
     Args:
-        rewards: shape (prompts, rollouts), any unit.
-        scale: also divide by the group's standard deviation (population).
-
-    Returns:
-        Shape (prompts, rollouts); the unit of `rewards`, or none if `scale`. A group whose
-        rewards are all equal gets exact zeros.
-
-    Raises:
-        ValueError: a group holds fewer than two rollouts, or a reward is not finite.
+        scale: also divide by the group's standard deviation (population), which leaves no unit.
 
     Source: GRPO, arXiv:2402.03300; unscaled as in Dr. GRPO, arXiv:2503.20783.
     """

@@ -16,16 +16,8 @@ def estimate(rewards: Floats, *, eps: Positive = 1e-6) -> Floats:
     success counts, as in maximum likelihood.
 
     Args:
-        rewards: shape (prompts, rollouts), none negative: a negative mean would flip the signs of the
-            advantages.
+        rewards: none negative: a negative mean would flip the signs of the advantages.
         eps: a group whose mean is at most this has no success to learn from and gets zeros.
-
-    Returns:
-        Shape (prompts, rollouts), without unit.
-
-    Raises:
-        ValueError: a group holds fewer than two rollouts, a reward is negative or not finite,
-            or `eps` is not positive.
 
     Source: maximum likelihood reinforcement learning, arXiv:2602.02710.
     """

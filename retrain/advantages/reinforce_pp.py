@@ -16,27 +16,24 @@ def estimate(rewards: Floats, *, baseline: Literal["batch", "group"] = "batch") 
     """Subtract a baseline, then divide by the standard deviation over the whole batch.
 
     Args:
-        rewards: shape (prompts, rollouts), any unit; NaN where a rollout was not scored.
+        rewards: NaN where a rollout was not scored.
         baseline: "batch" (the paper's REINFORCE++) subtracts the mean of the batch, so a group of equal
             rewards still carries signal; "group" (REINFORCE++-baseline, for several rollouts per prompt)
             subtracts the mean of each group.
 
     Returns:
-        Shape (prompts, rollouts), without unit: mean 0 and standard deviation 1 over the scored rollouts of
-        the batch, or exact zeros if all rewards are equal; 0 for unscored rollouts.
-
-    Raises:
-        ValueError: an unknown baseline, an infinite reward, or fewer than two rollouts per group ("group") or
-            in all ("batch").
+        Mean 0 and standard deviation 1 over the scored rollouts of the batch, or exact zeros if all rewards
+        are equal; 0 for unscored rollouts.
 
     Source: REINFORCE++, arXiv:2501.03262.
     """
-    if baseline == "group":
-        values = checked(rewards, allow_nan=True)
-    elif baseline == "batch":
-        values = _at_least_two(checked(rewards, least_rollouts=1, allow_nan=True))
-    else:
+    if baseline not in ("batch", "group"):
         raise ValueError(f"baseline: got {baseline!r}; needs 'batch' or 'group'")
+    values = checked(rewards, least_rollouts=2 if baseline == "group" else 1, allow_nan=True)
+    if baseline == "batch" and values.size < 2:
+        raise ValueError(
+            f"rewards: got {values.size} rollout(s); needs at least 2 in the batch to have a baseline"
+        )
     scored = ~np.isnan(values)
     peers = values if baseline == "group" else values.reshape(1, -1)  # whose mean is the baseline
     centre = np.array([_centred_scored(row) for row in peers]).reshape(values.shape)
@@ -51,11 +48,3 @@ def _centred_scored(rewards: Floats) -> Floats:
     if scored.any():
         centre[scored] = centred(rewards[None, scored])[0]
     return centre
-
-
-def _at_least_two(values: Floats) -> Floats:
-    if values.size < 2:
-        raise ValueError(
-            f"rewards: got {np.size(values)} rollout(s); needs at least 2 in the batch to have a baseline"
-        )
-    return values

@@ -12,15 +12,6 @@ def estimate(rewards: Floats) -> Floats:
     With n rollouts this is n / (n - 1) times the centred reward. It is unbiased, since the baseline excludes
     the rollout's own reward.
 
-    Args:
-        rewards: shape (prompts, rollouts), any unit.
-
-    Returns:
-        Shape (prompts, rollouts), the unit of `rewards`.
-
-    Raises:
-        ValueError: a group holds fewer than two rollouts, or a reward is not finite.
-
     Source: REINFORCE leave-one-out, arXiv:2402.14740.
     """
     values = checked(rewards)

@@ -176,7 +176,13 @@ class Backend(Protocol):
     info: BackendInfo
 
     def sample(self, prompts: Sequence[Prompt], sampling: Sampling) -> MaybeAwaitable[list[Group]]:
-        """Sample `sampling.group_size` rollouts for each prompt, in the prompts' order."""
+        """Sample `sampling.group_size` rollouts for each prompt, in the prompts' order.
+
+        Raises:
+            NonFiniteError: the policy's log-probabilities are not finite.
+            BackendMemoryError: did not fit in memory.
+            ConfigError: a prompt leaves no room for a completion.
+        """
         ...
 
     def update(
@@ -195,7 +201,11 @@ class Backend(Protocol):
         ...
 
     def load(self, directory: Path) -> MaybeAwaitable[None]:
-        """Restore what `save` wrote; later steps equal those of an uninterrupted run."""
+        """Restore what `save` wrote; later steps equal those of an uninterrupted run.
+
+        Raises:
+            RecordsError: unreadable, or saved by another policy.
+        """
         ...
 
     def close(self) -> MaybeAwaitable[None]:

@@ -81,11 +81,8 @@ class TokenData:
         """Return value and slope per token, including the KL term, and the sums over tokens.
 
         Args:
-            loss: the run's.
-            logprobs: of the tokens under the policy, shape (tokens,).
-            entropies: of the policy's distributions, nats.
+            logprobs, entropies: of the policy at each token, nats.
             reference: log-probabilities under the policy before training; None without a KL term.
-            optimization: weights of bonus and KL term.
         """
         terms, apart = loss.evaluate(logprobs, self.sampler_logprobs, self.advantages, self.sequence), 0.0
         if reference is not None:

@@ -32,9 +32,6 @@ def evaluate(
     Returns:
         `clipped` marks tokens whose weight was clipped; their gradient is smaller or larger, not 0.
 
-    Raises:
-        ValueError: a bound is out of range, or the arrays differ in shape.
-
     Source: CISPO in MiniMax-M1, arXiv:2506.13585.
     """
     low, high = ratio_bounds(clip_low, clip_high)

@@ -33,9 +33,6 @@ def evaluate(
     Returns:
         `clipped` marks tokens whose own term of the rollout's gradient was clipped.
 
-    Raises:
-        ValueError: a bound is out of range, or the arrays differ in shape.
-
     Source: GSPO, arXiv:2507.18071.
     """
     low, high = ratio_bounds(clip_low, clip_high)

@@ -17,9 +17,6 @@ def evaluate(
     The gradient is unbiased however far the policies are apart, but its variance is unbounded: stay close to
     on-policy or use a clipped loss.
 
-    Raises:
-        ValueError: the arrays differ in shape.
-
     Source: Metelli et al., policy optimization via importance sampling, arXiv:1809.06098;
         with r = 1, REINFORCE (Williams, 1992).
     """

@@ -26,9 +26,6 @@ def evaluate(
         clip_high: distance of the upper bound from 1, 0 or more; a value above `clip_low` lets rare tokens
             grow likelier.
 
-    Raises:
-        ValueError: a bound is out of range, or the arrays differ in shape.
-
     Source: PPO, arXiv:1707.06347; separate bounds as in DAPO, arXiv:2503.14476.
     """
     low, high = ratio_bounds(clip_low, clip_high)

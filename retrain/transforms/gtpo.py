@@ -20,10 +20,7 @@ def reweigh(rollout: Rollout, advantage: float, progress: float, *, beta: NotNeg
         beta: strength of the weighting, 0 or more; 0 is none.
 
     Returns:
-        Shape (tokens,). A rollout without any surprisal keeps its advantage on every token.
-
-    Raises:
-        ValueError: `beta` is negative or not finite, or a log-probability is not finite.
+        A rollout without any surprisal keeps its advantage on every token.
 
     Source: after the entropy-weighted token rewards of GTPO, arXiv:2508.04349, with the surprisal of the
         sampled token in place of the entropy, which samplers do not always report.

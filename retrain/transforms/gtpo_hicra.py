@@ -31,13 +31,6 @@ def reweigh(
         beta: as in `gtpo`.
         planning_phrases: phrases that mark planning tokens; whole words, any case.
 
-    Returns:
-        Shape (tokens,).
-
-    Raises:
-        ValueError: `alpha` or `beta` is negative or not finite, a phrase is empty, or a
-            log-probability is not finite.
-
     Source: hierarchy-aware credit assignment (HICRA), arXiv:2509.03646.
     """
     if not (math.isfinite(alpha) and alpha >= 0):

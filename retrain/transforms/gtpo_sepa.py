@@ -37,12 +37,6 @@ def reweigh(
         ramp_fraction: share of the run for the ramp, in [0, 1]; 0 is a step.
         planning_phrases: phrases that mark planning tokens; whole words, any case.
 
-    Returns:
-        Shape (tokens,).
-
-    Raises:
-        ValueError: a parameter is out of its range, or a log-probability is not finite.
-
     Source: selective entropy pooling with annealing (SEPA), teilo.xyz/posts/sepa.
     """
     strength = pooling(progress, lambda_max, delay_fraction, ramp_fraction)

@@ -42,12 +42,8 @@ def loss_gradient(
     Equal prompts run once; the gradients of their rollouts are summed in the backward pass.
 
     Args:
-        weights: the policy to evaluate.
         reference: reference policy of the KL term.
         prompts: each sample's prompt as token ids.
-        samples: rollouts with their advantages and weights.
-        loss: value and slope per token.
-        optimization: weights of bonus and KL term, and the sampling temperature.
     """
     numbers = {prompt: number for number, prompt in enumerate(dict.fromkeys(prompts))}
     owner = np.array([numbers[prompt] for prompt in prompts])

@@ -132,17 +132,12 @@ class Calls:
         attempt: Callable[[], Awaitable[T]],
         repair: Callable[[bool], Awaitable[None]],
     ) -> T:
-        """Retry until success or until the budget is used up.
+        """Retry until success; raise if the key or the request is rejected, or the budget is used up.
 
         Args:
             what: description of the attempt, for messages.
             attempt: makes the calls.
             repair: prepares the next attempt; called with True if the session or a client is lost.
-
-        Raises:
-            ConfigError: the API rejects the key.
-            RunFailedError: the API rejects the request.
-            InfrastructureError: the retry budget is used up.
         """
         failed_at, failures = 0.0, 0
         while True:
