@@ -86,34 +86,24 @@ class TokenData:
         """
         terms, apart = loss.evaluate(logprobs, self.sampler_logprobs, self.advantages, self.sequence), 0.0
         if reference is not None:
-            terms = with_kl(terms, logprobs, reference, optimization.kl_coef)
-            apart = estimated_kl(logprobs, reference)
+            terms, apart = with_kl(terms, logprobs, reference, optimization.kl_coef)
         bonus = optimization.entropy_bonus * float(np.dot(self.bonus_weights, entropies))
         total = float(np.dot(self.weights, terms.value)) - bonus
         return terms, Totals(total, float(entropies.sum()), int(terms.clipped.sum()), len(logprobs), apart)
 
 
-def with_kl(terms: LossTerms, logprobs: Floats, reference: Floats, kl_coef: float) -> LossTerms:
-    """Return terms with kl_coef * (logprob - reference's)^2 / 2 added to each token's loss.
+def with_kl(terms: LossTerms, logprobs: Floats, reference: Floats, kl_coef: float) -> tuple[LossTerms, float]:
+    """Return terms with kl_coef * (logprob - reference's)^2 / 2 added per token, and the KL divergence.
 
-    Its gradient, kl_coef * (logprob - reference's) times that of the log-probability, is an unbiased
-    estimate of that of kl_coef * KL(policy || reference) for tokens drawn from the policy.
+    The added gradient, kl_coef * (logprob - reference's) times that of the log-probability, is an unbiased
+    estimate of that of kl_coef * KL(policy || reference) for tokens drawn from the policy. The divergence, in
+    nats and summed over tokens, is estimated with less variance than by the difference, and never negative.
 
-    Source: Schulman, "Approximating KL divergence" (2020), k2; why its gradient and not that of k3,
-        arXiv:2510.01555.
+    Source: Schulman, "Approximating KL divergence" (2020), k2 and k3; why k2's gradient, arXiv:2510.01555.
     """
     apart = logprobs - reference
-    return replace(terms, value=terms.value + kl_coef * apart**2 / 2, slope=terms.slope + kl_coef * apart)
-
-
-def estimated_kl(logprobs: Floats, reference: Floats) -> float:
-    """Return an estimate of the sum over tokens of KL(policy || reference) in nats; never negative.
-
-    Source: Schulman, "Approximating KL divergence" (2020), k3: unbiased for tokens drawn from the
-        policy, with less variance than the plain difference.
-    """
-    apart = reference - logprobs
-    return float(np.sum(np.expm1(apart) - apart))
+    value, slope = terms.value + kl_coef * apart**2 / 2, terms.slope + kl_coef * apart
+    return replace(terms, value=value, slope=slope), float(np.sum(np.expm1(-apart) + apart))
 
 
 def split_by_group(samples: Sequence[TrainingSample], parts: int) -> list[list[TrainingSample]]:

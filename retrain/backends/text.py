@@ -118,7 +118,7 @@ class Text:
         Raises:
             ConfigError: the tokenizer has no end-of-sequence token, or lacks the chat template.
         """
-        self._tokenizer, self._chat, self._system, self._stop = tokenizer, chat, system, stop
+        self._tokenizer, self._chat, self._system, self.stop = tokenizer, chat, system, stop
         self._named = f"{key}: the tokenizer of {model!r}"
         self._known = known
         self.end_ids = tuple(sorted({int(i) for i in (tokenizer.eos_token_id, *ends) if i is not None}))
@@ -137,11 +137,6 @@ class Text:
         self._anchor_length = len(self._decode_all([[self._anchor]])[0])
         # a token covers at least one byte, so this many always contain the longest stop string
         self._window = max((len(words.encode()) for words in stop), default=0) + SPARE_TOKENS
-
-    @property
-    def stops(self) -> bool:
-        """Whether there are stop strings."""
-        return bool(self._stop)
 
     def encode(self, prompt: Prompt) -> Ids:
         """Return a prompt's token ids, ready to be followed by a completion.
@@ -177,14 +172,12 @@ class Text:
     def is_stopped(self, tails: Sequence[Sequence[int]]) -> list[bool]:
         """Return for each completion so far whether its last tokens contain a stop string."""
         shown = self._decode_all([tail[-self._window :] for tail in tails])
-        return [any(stop in text for stop in self._stop) for text in shown]
+        return [any(stop in text for stop in self.stop) for text in shown]
 
     def completions(self, rows: Sequence[Ids]) -> list[str]:
         """Return the completions' texts without end token, cut before a stop string."""
         texts = self._decode_all(rows)
-        return [
-            min((text.partition(stop)[0] for stop in self._stop), key=len, default=text) for text in texts
-        ]
+        return [min((text.partition(stop)[0] for stop in self.stop), key=len, default=text) for text in texts]
 
     def pieces(self, tokens: Ids) -> tuple[str, ...]:
         return tuple([self._pieces[t] if t in self._pieces else self._piece(t) for t in tokens])

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
 from retrain.registry import Fraction, NotNegative
 from retrain.rollouts import Floats, Rollout
@@ -42,7 +41,9 @@ def reweigh(
     strength = pooling(progress, lambda_max, delay_fraction, ramp_fraction)
     u = surprisal(rollout)
     execution = ~planning_mask(rollout, planning_phrases)
-    return float(advantage) * weights(_pooled(u, execution, strength), beta)
+    if execution.any():
+        u = np.where(execution, strength * u[execution].mean() + (1 - strength) * u, u)
+    return float(advantage) * weights(u, beta)
 
 
 def pooling(progress: float, lambda_max: float, delay_fraction: float, ramp_fraction: float) -> float:
@@ -56,9 +57,3 @@ def pooling(progress: float, lambda_max: float, delay_fraction: float, ramp_frac
     if progress >= delay_fraction + ramp_fraction:
         return float(lambda_max)
     return float(lambda_max * (progress - delay_fraction) / ramp_fraction)
-
-
-def _pooled(u: Floats, execution: NDArray[np.bool_], strength: float) -> Floats:
-    if not execution.any():
-        return u
-    return np.where(execution, strength * u[execution].mean() + (1 - strength) * u, u)

@@ -12,8 +12,6 @@ from retrain.errors import ConfigError
 from retrain.system.machine import memory_limit_bytes
 from retrain.system.processes import own_memory_bytes
 
-TINY_PARAMETERS = 20_000_000  # below this size, waking a second thread costs more than it saves
-
 
 def choose_device(name: str) -> torch.device:
     """Return the device that an option names; one that does not exist is a ConfigError."""
@@ -32,12 +30,6 @@ def choose_dtype(name: str, device: torch.device) -> torch.dtype:
     if name == "auto":
         return torch.bfloat16 if device.type == "cuda" else torch.float32
     return {"float32": torch.float32, "bfloat16": torch.bfloat16}[name]
-
-
-def use_threads(asked: int, parameters: int) -> None:
-    """Set the number of PyTorch's CPU threads; by default the environment decides."""
-    if asked or parameters < TINY_PARAMETERS:
-        torch.set_num_threads(asked or 1)
 
 
 def finished_s(device: torch.device) -> float:

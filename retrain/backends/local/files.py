@@ -75,7 +75,13 @@ def load_policy(
     """
     try:
         facts = json.loads((directory / FACTS).read_text(encoding="utf-8"))
-        _check_same(directory, facts, identity)
+        for key, value in {"format": FORMAT, **identity}.items():
+            found = facts["format"] if key == "format" else facts["identity"][key]
+            if found != value:
+                raise RecordsError(
+                    f"{directory}: this checkpoint's {key} is {found!r}, the run's is {value!r}; "
+                    "resume with the configuration, and on the kind of device, that wrote it"
+                )
         state = torch.frombuffer(bytearray.fromhex(facts["generator"]), dtype=torch.uint8)
         if len(state) != len(generator.get_state()):
             raise RecordsError(
@@ -108,13 +114,3 @@ def _load_weights(directory: Path, policy: Policy) -> None:
         directory / MODEL, dtype=policy.causal.dtype, local_files_only=True
     )
     policy.causal.load_state_dict(saved.state_dict())
-
-
-def _check_same(directory: Path, facts: Mapping[str, Any], identity: Mapping[str, Any]) -> None:
-    for key, value in {"format": FORMAT, **identity}.items():
-        found = facts["format"] if key == "format" else facts["identity"][key]
-        if found != value:
-            raise RecordsError(
-                f"{directory}: this checkpoint's {key} is {found!r}, the run's is {value!r}; "
-                "resume with the configuration, and on the kind of device, that wrote it"
-            )

@@ -190,14 +190,11 @@ def _shorten_forwards(model: torch.nn.Module) -> None:
     In small models this overhead dominates a step; in large ones the fused sum saves two passes over every
     layer's output. peft runs all other layers. Source: LoRA, arXiv:2106.09685.
     """
-    for module in model.modules():
-        if type(module) is Linear and _is_plain(module):
-            module.__dict__["forward"] = _direct(module)
-
-
-def _is_plain(layer: Any) -> bool:
-    varied = ADAPTER in layer.lora_variant or layer.lora_bias[ADAPTER]
-    return type(layer.get_base_layer()) is torch.nn.Linear and not varied
+    for layer in model.modules():
+        if type(layer) is not Linear or type(layer.get_base_layer()) is not torch.nn.Linear:
+            continue
+        if ADAPTER not in layer.lora_variant and not layer.lora_bias[ADAPTER]:
+            layer.__dict__["forward"] = _direct(layer)
 
 
 def _direct(layer: Any) -> Callable[[torch.Tensor], torch.Tensor]:

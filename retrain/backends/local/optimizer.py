@@ -102,7 +102,12 @@ class Optimizer:
             kept = [gradient.clone() for gradient in self._sums]
         if norm > max_norm:
             torch._foreach_mul_(self._sums, max_norm / norm)
-        self._make_moments()
+        for master in self._masters:  # all or none: torch leaves a partial allocation when memory runs out
+            if not self._adam.state[master]:
+                self._adam.state[master] = {
+                    "step": torch.zeros((), device=master.device),
+                    **{moment: torch.zeros_like(master) for moment in MOMENTS},
+                }
         for master, gradient in zip(self._masters, self._sums, strict=True):
             master.grad = gradient
         self._adam.param_groups[0]["lr"] = lr
@@ -151,15 +156,6 @@ class Optimizer:
             pairs = zip(self._names, self._masters, strict=True)
             self._previous = [tensors[PREVIOUS + name].to(master.device) for name, master in pairs]
         self._write_back()
-
-    def _make_moments(self) -> None:
-        """Allocate all moments or none: torch leaves a partial allocation when memory runs out."""
-        for master in self._masters:
-            if not self._adam.state[master]:
-                self._adam.state[master] = {
-                    "step": torch.zeros((), device=master.device),
-                    **{moment: torch.zeros_like(master) for moment in MOMENTS},
-                }
 
     def _norm_seen(self, gradients: Sequence[torch.Tensor]) -> float:
         """Return the squared norm of a gradient preconditioned as in Adam's update."""

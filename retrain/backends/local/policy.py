@@ -11,7 +11,7 @@ import torch
 
 from retrain.backends import BackendInfo, BackendSpec, Optimization, Sampling, SamplingWork, UpdateStats
 from retrain.backends.local import NO_REFERENCE, LocalOptions
-from retrain.backends.local.devices import DeviceMemory, choose_device, choose_dtype, use_threads
+from retrain.backends.local.devices import DeviceMemory, choose_device, choose_dtype
 from retrain.backends.local.engine import EngineSampler
 from retrain.backends.local.files import load_policy as load_files
 from retrain.backends.local.files import save_policy
@@ -29,6 +29,7 @@ from retrain.errors import ConfigError
 from retrain.rollouts import Group, Loss, Prompt, Rollout, TrainingSample
 
 MASTER_BYTES = 4  # the optimizer keeps float32 regardless of the weights' dtype
+TINY_PARAMETERS = 20_000_000  # below this size, waking a second thread costs more than it saves
 REMEMBERED = 10_000  # prompts whose token ids are cached: tens of megabytes at most
 
 
@@ -42,12 +43,13 @@ class LocalBackend:
         self._policy = policy = load_policy(spec.model, spec.lora_rank, options, device, dtype, seed)
         with fitting(spec.model):
             try_out(spec.model, policy, device)
+        listed = getattr(policy.causal.generation_config, "eos_token_id", None)
         self._text = Text(
             load_tokenizer(spec.model, options),
             spec.model,
             chat=options.chat_template,
             system=options.system_prompt,
-            ends=_listed_ends(policy.causal.generation_config),
+            ends=listed if isinstance(listed, list) else [listed],
             stop=options.stop,
             known=len(policy.causal.get_input_embeddings().weight),
         )
@@ -75,7 +77,8 @@ class LocalBackend:
             options.tokens_per_micro_batch,
             options.gradient_checkpointing,
         )
-        use_threads(options.threads, self.info.parameters)
+        if options.threads or self.info.parameters < TINY_PARAMETERS:
+            torch.set_num_threads(options.threads or 1)
 
     def check_prompts(self, prompts: Sequence[Prompt]) -> None:
         """Reject prompts that leave no room for a completion; only long prompts are encoded."""
@@ -155,12 +158,6 @@ class LocalBackend:
     def _check_room(self, lengths: Iterable[tuple[int, int]]) -> None:
         if problem := too_long(lengths, self._policy.context):
             raise ConfigError(f"[data]: {problem}")
-
-
-def _listed_ends(generation_config: Any) -> list[int | None]:
-    """Return the model's own end tokens; chat models often have two."""
-    listed = getattr(generation_config, "eos_token_id", None)
-    return listed if isinstance(listed, list) else [listed]
 
 
 def _identity(spec: BackendSpec, options: LocalOptions, policy: Policy) -> Mapping[str, Any]:

@@ -136,7 +136,7 @@ def _decode(
         drawn = logp.gather(1, tokens[:, None])[:, 0]
         columns.append(tuple(t[rows.alive] for t in (rows.number, tokens, drawn, entropy(logp))))
         over = torch.isin(tokens, ends)
-        if text.stops:
+        if text.stop:
             over |= _stopped(text, tails, rows, tokens)
         ended[rows.number[rows.alive & over]] = True
         rows.alive &= ~over & (rows.position + 1 < policy.context)

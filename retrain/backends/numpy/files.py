@@ -53,7 +53,12 @@ def load_policy(
     """
     try:
         facts = json.loads((directory / "policy.json").read_text(encoding="utf-8"))
-        _check_same_policy(directory, facts, _identity(identity, weights))
+        for key, value in _identity(identity, weights).items():
+            if facts[key] != value:
+                raise RecordsError(
+                    f"{directory}: this checkpoint's {key} is {facts[key]!r}, the run's is {value!r}; "
+                    "resume with the configuration that wrote it"
+                )
         # opened here, because np.load does not close a file that is not a zip
         with (directory / "policy.npz").open("rb") as file, np.load(file, allow_pickle=False) as arrays:
             read = {name: arrays[name] for name in arrays.files}
@@ -68,15 +73,6 @@ def load_policy(
         raise RecordsError(
             f"{directory}: not a readable checkpoint of the numpy backend ({error}); use an earlier one"
         ) from error
-
-
-def _check_same_policy(directory: Path, facts: Mapping[str, object], identity: Mapping[str, object]) -> None:
-    for key, value in identity.items():
-        if facts[key] != value:
-            raise RecordsError(
-                f"{directory}: this checkpoint's {key} is {facts[key]!r}, the run's is {value!r}; "
-                "resume with the configuration that wrote it"
-            )
 
 
 def _identity(identity: Mapping[str, object], weights: Weights) -> dict[str, object]:

@@ -128,7 +128,12 @@ class NumpyBackend:
             began_s = time.perf_counter()
             with _fitting(f"{len(samples)} rollouts", "raise micro_batches or lower max_tokens"):
                 totals, gradient, squares, work = self._accumulate(parts, loss, optimization)
-            _check_finite(totals, gradient)
+            causes = [] if np.isfinite(totals.loss) else [f"the loss is {totals.loss}"]
+            causes += [f"the gradient of {name!r} is not finite" for name in gradient.non_finite()]
+            if causes:
+                raise NonFiniteError(
+                    f"{'; '.join(causes)}; the optimizer step was not taken, lower lr or check the rewards"
+                )
             moments = self._compare(gradient.flat, squares, parts) if squares else None
             norm = clip_by_norm(gradient.flat, optimization.max_grad_norm)
             self._optimizer.step(self._weights.flat, gradient.flat, optimization.lr)
@@ -212,7 +217,7 @@ class NumpyBackend:
         optimizer, before = self._optimizer, self._previous
         self._previous = [gradient.copy()] if len(parts) == 1 else []
         found = moments_of(squares, parts, [gradient], before, lambda arrays: optimizer.sqr_norm(*arrays))
-        return found if optimizer.is_settled else None
+        return found if optimizer.steps >= optimizer.first_settled_step else None
 
 
 @contextmanager
@@ -221,12 +226,3 @@ def _fitting(what: str, advice: str) -> Iterator[None]:
         yield
     except MemoryError as error:
         raise BackendMemoryError(f"{what} did not fit in memory ({error}); {advice}") from error
-
-
-def _check_finite(totals: Totals, gradient: Weights) -> None:
-    causes = [] if np.isfinite(totals.loss) else [f"the loss is {totals.loss}"]
-    causes += [f"the gradient of {name!r} is not finite" for name in gradient.non_finite()]
-    if causes:
-        raise NonFiniteError(
-            f"{'; '.join(causes)}; the optimizer step was not taken, lower lr or check the rewards"
-        )

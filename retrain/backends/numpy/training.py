@@ -103,14 +103,11 @@ def _chosen(logp: Array, packed: Packed) -> Floats:
 class Sgd:
     """Plain stochastic gradient descent: each step is the gradient times the learning rate."""
 
+    first_settled_step = 0  # from here on values of `sqr_norm` are comparable
+
     def __init__(self) -> None:
         self.steps = 0
         self.arrays: Mapping[str, Array] = {}  # in a checkpoint; loading overwrites them in place
-
-    @property
-    def is_settled(self) -> bool:
-        """Whether values of `sqr_norm` are comparable: always, because there is no preconditioner."""
-        return True
 
     def step(self, weights: Array, gradient: Array, lr: float) -> None:
         """Take one step downhill, in place."""
@@ -125,15 +122,12 @@ class Sgd:
 class Adam(Sgd):
     """Running moments of the gradient of one flat vector."""
 
+    first_settled_step = FIRST_SETTLED_STEP
+
     def __init__(self, like: Array) -> None:
         super().__init__()
         self.mean, self.square = np.zeros_like(like), np.zeros_like(like)
         self.arrays = {"adam_mean": self.mean, "adam_square": self.square}
-
-    @property
-    def is_settled(self) -> bool:
-        """Whether there are enough gradients in the preconditioner of `sqr_norm` to compare its values."""
-        return self.steps >= FIRST_SETTLED_STEP
 
     def step(self, weights: Array, gradient: Array, lr: float) -> None:
         """Take one step downhill, in place."""

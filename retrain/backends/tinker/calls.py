@@ -154,7 +154,9 @@ class Calls:
                         f"{what}: failed {failures} times in {spent_s:.0f} s, most recently with "
                         f"{describe(error)}; a retry of the run continues from its last checkpoint"
                     ) from error
-                pause_s = self._pause_s(failures)
+                # exponential, with jitter, so that workers do not retry in lockstep
+                longest_s = min(LONGEST_RETRY_S, self._options.first_retry_s * 2.0 ** min(failures - 1, 30))
+                pause_s = longest_s * random.uniform(0.5, 1.0)
                 log.warning("%s failed (%s); retrying in %.1f s", what, describe(error), pause_s)
             await asyncio.sleep(pause_s)
             await repair(fault is Fault.LOST)
@@ -189,11 +191,6 @@ class Calls:
             if self._observe_call is not None and (worked or overloaded):
                 latency_s = time.monotonic() - started
                 self._observe_call(CallFacts(kind, latency_s, overloaded, waited_s > WAITED_S))
-
-    def _pause_s(self, failures: int) -> float:
-        """Return an exponential backoff with jitter, so that workers do not retry in lockstep."""
-        longest = min(LONGEST_RETRY_S, self._options.first_retry_s * 2.0 ** min(failures - 1, 30))
-        return longest * random.uniform(0.5, 1.0)
 
 
 def _raise_if_final(what: str, error: Exception, fault: Fault) -> None:

@@ -88,7 +88,7 @@ class TinkerBackend:
             raise ConfigError("entropy_bonus and kl_coef: the Tinker API has neither; both need to be 0")
         text = await self._tokenizer()
         data = [to_datum(datum_arrays(text.encode(s.rollout.prompt), s), wanted) for s in samples]
-        if self._session.unsaved >= self._options.replay_steps:
+        if len(self._session.since) >= self._options.replay_steps:
             await self._session.save()
         on_policy = not wanted.is_supervised and all(
             s.rollout.policy_version == self._session.version for s in samples

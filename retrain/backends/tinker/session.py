@@ -43,18 +43,13 @@ class Session:
         self._training: tinker.TrainingClient | None = None
         self._sampler: Sampler | None = None
         self._saved = State("", 0)
-        self._since: list[Update] = []  # updates after `_saved`
+        self.since: list[Update] = []  # updates after `_saved`, replayed if the session is lost
         self.generation = 0  # sessions dropped so far
 
     @property
     def version(self) -> int:
         """Number of optimizer updates of the policy."""
-        return self._saved.version + len(self._since)
-
-    @property
-    def unsaved(self) -> int:
-        """Number of updates to replay if the session is lost."""
-        return len(self._since)
+        return self._saved.version + len(self.since)
 
     async def open(self) -> None:
         async with self._lock:
@@ -87,7 +82,7 @@ class Session:
         async def attempt() -> Outcome:
             training = await self._trained()
             outcome = await self._certain(self._step(training, update))
-            self._since.append(update)
+            self.since.append(update)
             self._sampler = None
             return outcome
 
@@ -96,7 +91,7 @@ class Session:
     async def undo(self) -> None:
         """Undo the last update."""
         async with self._lock:
-            self._since.pop()
+            self.since.pop()
             self._forget()
 
     async def reset_optimizer(self) -> None:
@@ -108,7 +103,7 @@ class Session:
             training = await self._calls.once(
                 "load", lambda: service.create_training_client_from_state(saved.path)
             )
-            self._saved, self._since = State("", 0), []  # version 0 names the next saved state
+            self._saved, self.since = State("", 0), []  # version 0 names the next saved state
             self._saved = State(await self._certain(self._save_state(training)), 0)
             self._training, self._sampler = training, None
 
@@ -118,9 +113,9 @@ class Session:
         """Save weights and optimizer at the API."""
 
         async def attempt() -> State:
-            if self._since or not self._saved.path:
+            if self.since or not self._saved.path:
                 path = await self._certain(self._save_state(await self._trained()))
-                self._saved, self._since = State(path, self.version), []
+                self._saved, self.since = State(path, self.version), []
             return self._saved
 
         return await self._persist(f"saving after update {self.version}", attempt)
@@ -128,7 +123,7 @@ class Session:
     async def resume(self, state: State) -> None:
         """Continue from a saved state; one that the API no longer has is a RecordsError."""
         async with self._lock:
-            self._saved, self._since = state, []
+            self._saved, self.since = state, []
             self._forget()
         await self._persist(f"loading {state.path}", self._trained)
 
@@ -176,11 +171,11 @@ class Session:
         """Return the training client, rebuilt if necessary. Needs the lock."""
         if self._training is None:
             training = await self._new_training()
-            if self._since:
+            if self.since:
                 log.warning(
-                    "repeating %d updates on %s", len(self._since), self._saved.path or "fresh weights"
+                    "repeating %d updates on %s", len(self.since), self._saved.path or "fresh weights"
                 )
-            for update in self._since:
+            for update in self.since:
                 await self._step(training, update)
             self._training = training
         return self._training

@@ -229,9 +229,12 @@ class Auditor:
                 f"the API scores its own samples {gap:.2f} nats per token away from its sampler; "
                 "ratios are off, use temperature = 1.0"
             )
+        # the name of the gradient norm before clipping differs between servers
+        norms = [name for name in metrics if "grad" in name and ("norm" in name or "l2" in name)]
+        unclipped = [name for name in norms if "unclipped" in name] or norms
         return UpdateStats(
             loss=ours if np.isfinite(theirs) else theirs,
-            grad_norm=_grad_norm(metrics),
+            grad_norm=float(metrics[unclipped[0]]) if unclipped else 0.0,
             entropy=float(-logprobs.mean()),
             clip_fraction=float(terms.clipped.mean()),
         )
@@ -259,10 +262,3 @@ def _scored(samples: Sequence[TrainingSample], outputs: Sequence[Mapping[str, An
             )
         parts.append(values[len(values) - len(sample.rollout.tokens) :])
     return np.concatenate(parts)
-
-
-def _grad_norm(metrics: Mapping[str, float]) -> float:
-    """Return the gradient norm before clipping; the metric's name differs between servers."""
-    names = [name for name in metrics if "grad" in name and ("norm" in name or "l2" in name)]
-    unclipped = [name for name in names if "unclipped" in name] or names
-    return float(metrics[unclipped[0]]) if unclipped else 0.0
