@@ -108,6 +108,9 @@ class Cell:
         if not sandbox.single_use:
             try:
                 self._warm_up()
+            except SandboxEndedError as error:  # not because of a program
+                self.close()
+                raise SandboxError(str(error)) from error
             except BaseException:
                 self.close()
                 raise
@@ -196,7 +199,7 @@ class Cell:
             raise SandboxError("the sandbox did not end a program in time") from None
         if code == FAULT:
             raise SandboxError(self._complaint())
-        return Ended(code, in_time=code != OVER_TIME)
+        return Ended(128 - code if code > 128 else code, in_time=code != OVER_TIME)
 
     def _say(self, message: bytes, *fds: int) -> None:
         try:

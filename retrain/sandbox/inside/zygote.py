@@ -7,6 +7,7 @@ the program.
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import json
 import os
@@ -40,7 +41,7 @@ def main(setup: Mapping[str, Any]) -> None:
     signal.set_wakeup_fd(woken)
     if setup["single_use"]:
         ended = run((os.dup(0), os.dup(1)), setup["limits"], setup, [wakes])
-        os._exit(FAULT if "fault" in ended else ended["code"] & 0x7F if ended["in_time"] else OVER_TIME)
+        os._exit(exit_status(ended))
     control = socket.socket(fileno=os.dup(0))
     nothing = os.open(os.devnull, os.O_RDWR)
     for fd in (0, 1, 2):
@@ -62,6 +63,15 @@ def main(setup: Mapping[str, Any]) -> None:
         if not request:
             return
         answer = run(fds, json.loads(request), setup, [wakes, control.fileno()])
+
+
+def exit_status(ended: Mapping[str, Any]) -> int:
+    """Return how the only program ended: 0, 1, 128 and its signal, or a status that it cannot have itself."""
+    if "fault" in ended:
+        return FAULT
+    if not ended["in_time"]:
+        return OVER_TIME
+    return 128 - ended["code"] if ended["code"] < 0 else min(ended["code"], 1)
 
 
 def run(
@@ -164,7 +174,8 @@ def remove(folder: str) -> None:
     """Remove a folder, whatever is in it; a mount point has gone with its program."""
     if folder == MOUNT_POINT:
         return
-    shutil.rmtree(folder, ignore_errors=True)
+    with contextlib.suppress(RecursionError):
+        shutil.rmtree(folder, ignore_errors=True)
     if os.path.lexists(folder):  # deeper than Python can go, or without permissions
         for command in (["chmod", "-R", "u+rwx", folder], ["rm", "-rf", "--", folder]):
             subprocess.run(command, timeout=CLEANUP_S, check=False)

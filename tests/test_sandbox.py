@@ -1,0 +1,154 @@
+"""Sandboxes: what gets out of them, what they leave behind, and what they are when they cannot work."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from retrain.errors import ConfigError
+from retrain.rewards import Answer, Outcome, Score, python
+from retrain.rewards.python.scorer import ProgramScorer
+from retrain.rollouts import Prompt
+from retrain.sandbox import Sandbox, SandboxError
+from retrain.sandbox.cell import Cell
+from retrain.sandbox.choice import choose
+from retrain.sandbox.probe import holes
+
+ON_LINUX = pytest.mark.skipif(sys.platform != "linux", reason="confines less elsewhere")
+CONTAINER = ["env", "-i", f"PATH={Path(sys.executable).parent}:/usr/bin:/bin"]
+PRINTS = '[{"input": "", "output": "1"}]'
+OPTIONS = {"command": {"command": CONTAINER, "python": sys.executable}}
+
+
+@pytest.fixture(scope="module", params=["bubblewrap", "process", "command"])
+def scorer(request: pytest.FixtureRequest) -> Iterator[ProgramScorer]:
+    options = OPTIONS.get(request.param)
+    opened = python.open_scorer(
+        tests="stdio", workers=2, timeout_s=5.0, sandbox=request.param, sandbox_options=options
+    )
+    assert isinstance(opened, ProgramScorer)
+    yield opened
+    opened.close()
+
+
+def scored(scorer: ProgramScorer, program: str, cases: str = PRINTS) -> Score:
+    return scorer.score_all([Answer(program, Prompt(0, "?", cases))])[0]
+
+
+def left_behind() -> tuple[set[str], set[int], int]:
+    """Folders of programs, processes and open descriptors."""
+    processes = {process.pid for process in psutil.Process().children(recursive=True)}
+    folders = {path.name for path in Path("/tmp").glob("retrain-program-*")}
+    return folders, processes, len(list(Path("/proc/self/fd").iterdir()))
+
+
+BREAKERS = {
+    "hides a directory": "import os; os.mkdir('d'); open('d/f', 'w'); os.chmod('d', 0); 1/0",
+    "nests directories": "import os\nfor _ in range(3000):\n    os.mkdir('d'); os.chdir('d')",
+    "fills the disk": "for n in range(40): open(str(n), 'wb').write(bytes(8 << 20))\n1/0",
+    "makes many files": "for n in range(10**5): open(str(n), 'w').close()\n1/0",
+    "prints without end": "while True: print('x' * 10**6)",
+    "takes all memory": "x = []\nwhile True: x.append(bytes(10**8))",
+    "forks": "import os\nwhile True: os.fork()",
+    "starts threads without end": "import threading, time\n"
+    "while True: threading.Thread(target=time.sleep, args=(9,)).start()",
+    "kills whatever it can": "import os, signal\nfor pid in (-1, os.getppid(), 1):\n"
+    "    try: os.kill(pid, signal.SIGKILL)\n    except OSError: pass\n1/0",
+    "closes every descriptor": "import os; os.closerange(0, 1024)",
+    "links to the world": "import os; os.symlink('/', 'root'); os.link('/etc/passwd', 'p')",
+    "ignores signals": "import signal\nfor s in range(1, 64):\n    try: signal.signal(s, signal.SIG_IGN)\n"
+    "    except (OSError, ValueError): pass\nos._exit(1)",
+}
+
+
+@ON_LINUX
+@pytest.mark.parametrize("what", BREAKERS)
+def test_a_program_that_breaks_things_gets_0_and_leaves_nothing(scorer: ProgramScorer, what: str) -> None:
+    assert [s.value for s in scorer.score_all([Answer("print(1)", Prompt(0, "?", PRINTS))] * 2)] == [1, 1]
+    before = left_behind()
+    assert scored(scorer, BREAKERS[what]).value == 0
+    assert left_behind() == before
+    assert scored(scorer, "print(1)") == Score(1.0)
+
+
+@ON_LINUX
+def test_a_forbidden_system_call_is_a_fault(scorer: ProgramScorer) -> None:
+    assert scored(scorer, "import ctypes; ctypes.CDLL(None).ptrace(0, 0, 0, 0)").outcome is Outcome.FAULT
+
+
+def test_a_program_gets_its_input_as_a_file(scorer: ProgramScorer) -> None:
+    reads = "import os; print(os.read(0, os.fstat(0).st_size).decode().strip())"
+    assert scored(scorer, reads, '[{"input": "1\\n", "output": "1"}]') == Score(1.0)
+
+
+def test_programs_do_not_see_each_others_files(scorer: ProgramScorer) -> None:
+    assert scored(scorer, "open('left', 'w'); print(1)") == Score(1.0)
+    assert scored(scorer, "import os; print(int('left' not in os.listdir('.')))") == Score(1.0)
+
+
+@pytest.mark.parametrize("name", ["bubblewrap", "process"])
+@ON_LINUX
+def test_nothing_gets_out_of_a_sandbox(name: str) -> None:
+    assert holes(choose(name, {})) == []
+
+
+def test_the_self_test_finds_what_is_open() -> None:
+    opened = choose("command", OPTIONS["command"])
+    assert "files" in holes(opened)
+
+
+def test_auto_takes_what_the_self_test_proves(monkeypatch: pytest.MonkeyPatch) -> None:
+    from retrain.sandbox import auto, bubblewrap
+
+    monkeypatch.setattr(bubblewrap, "executable", lambda: None)
+    auto.open_sandbox.cache_clear()
+    try:
+        assert auto.open_sandbox().name == "process"
+        with pytest.raises(ConfigError, match="bwrap not found"):
+            choose("bubblewrap", {})
+    finally:
+        auto.open_sandbox.cache_clear()
+
+
+@pytest.mark.parametrize("command", [["no-such-command"], ["false"]])
+def test_a_sandbox_that_does_not_start_leaves_its_completions_unscored(command: list[str]) -> None:
+    broken = Sandbox("broken", command)
+    scorer = ProgramScorer(broken, tests="stdio", timeout_s=5, workers=1, memory_bytes=1 << 29)
+    found = scored(scorer, "print(1)")
+    scorer.close()
+    assert (found.value, found.outcome) == (None, Outcome.ERROR)
+    with pytest.raises(SandboxError):
+        Cell(broken)
+
+
+OPENS_AND_WAITS = """
+import psutil, sys
+from retrain.sandbox import Limits
+from retrain.sandbox.cell import Cell
+from retrain.sandbox.choice import choose
+cell = Cell(choose(sys.argv[1], {}))
+program = cell.start(Limits(60.0, 1 << 29))
+program.send(values.frame({"job": "stdio", "source": "print(1, flush=True)\\nwhile True: pass", "input": ""}))
+while not psutil.Process().children(recursive=True): pass
+program._wait(program.reads, 1)
+print(*[process.pid for process in psutil.Process().children(recursive=True)], flush=True)
+input()
+"""
+
+
+@pytest.mark.parametrize("name", ["bubblewrap", "process"])
+def test_a_sandbox_ends_with_the_process_that_opened_it(name: str) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", OPENS_AND_WAITS, name], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as opener:
+        assert opener.stdout is not None
+        pids = [int(pid) for pid in opener.stdout.readline().split()]
+        left = [psutil.Process(pid) for pid in pids]
+        opener.kill()
+    assert len(left) >= 2
+    assert psutil.wait_procs(left, timeout=30)[1] == []
