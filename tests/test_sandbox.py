@@ -127,15 +127,15 @@ def test_a_sandbox_that_does_not_start_leaves_its_completions_unscored(command: 
 
 
 OPENS_AND_WAITS = """
-import psutil, sys
+import psutil, select, sys
 from retrain.sandbox import Limits
 from retrain.sandbox.cell import Cell
 from retrain.sandbox.choice import choose
+from retrain.sandbox.inside import values
 cell = Cell(choose(sys.argv[1], {}))
 program = cell.start(Limits(60.0, 1 << 29))
 program.send(values.frame({"job": "stdio", "source": "print(1, flush=True)\\nwhile True: pass", "input": ""}))
-while not psutil.Process().children(recursive=True): pass
-program._wait(program.reads, 1)
+select.select([program.reads], [], [])
 print(*[process.pid for process in psutil.Process().children(recursive=True)], flush=True)
 input()
 """

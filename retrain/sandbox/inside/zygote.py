@@ -71,7 +71,8 @@ def exit_status(ended: Mapping[str, Any]) -> int:
         return FAULT
     if not ended["in_time"]:
         return OVER_TIME
-    return 128 - ended["code"] if ended["code"] < 0 else min(ended["code"], 1)
+    code = int(ended["code"])
+    return 128 - code if code < 0 else min(code, 1)
 
 
 def run(
