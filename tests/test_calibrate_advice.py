@@ -286,6 +286,6 @@ def test_a_calibrated_file_keeps_the_line_for_editors_and_may_be_replaced(first:
     source, target = tmp_path / "c.toml", tmp_path / "c.calibrated.toml"
     source.write_text(f"{first}\n[training]\nmax_tokens = 4\n")
     text = written.to_toml({"training": {"max_tokens": 4}}, [], "c.toml", schema=written.schema_line(source))
-    written.write(target, text)
+    target.write_text(text, encoding="utf-8")
     assert text.startswith(DIRECTIVE) == (first == DIRECTIVE)
     written.check_target(target, source)

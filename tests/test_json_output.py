@@ -13,7 +13,7 @@ import pytest
 
 from retrain.cli import _checks
 from retrain.plan import checklist, explain
-from retrain.plan.estimate import learned, limits, wall_time
+from retrain.plan.estimate import Change, learned, wall_time
 from retrain.records.manifest import Expectation
 from retrain.records.pace import Pace
 from retrain.records.run_row import RunRow
@@ -26,7 +26,7 @@ DOCUMENTED = {
     **{kind.__name__: kind for kind in (CampaignStatus, ConditionStatus, RunRow, Pace)},
     **{kind.__name__: kind for kind in (PermitStatus, PermitHolder, Expectation)},
     **{kind.__name__: kind for kind in (explain.Explanation, explain.ConditionPlan, wall_time.WallTime)},
-    **{kind.__name__: kind for kind in (learned.MeasuredCondition, limits.Change)},
+    **{kind.__name__: kind for kind in (learned.MeasuredCondition, Change)},
     **{kind.__name__: kind for kind in (compare.Comparison, compare.MetricComparison, compare.SideResult)},
     **{kind.__name__: kind for kind in (compare.Judged, statistics.Sample, statistics.Difference)},
     "KeyDifference": compare.KeyDifference,

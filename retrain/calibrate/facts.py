@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
@@ -81,39 +82,30 @@ def measured_runs(trial: Trialled) -> list[MeasuredRun]:
     """Return the times of a trial's runs; runs without two whole steps are left out."""
     found = []
     for directory in trial.runs:
-        try:
+        with contextlib.suppress(RecordsError):
             found.append(measure_run(directory))
-        except RecordsError:
-            continue
     return [run for run in found if run is not None]
 
 
-def step_splits(runs: Iterable[MeasuredRun]) -> list[StepSplit]:
+def step_splits(runs: Sequence[MeasuredRun]) -> list[StepSplit]:
     """Return the mean over each condition's runs."""
-    known = list(runs)
     return [
-        _split(condition, [run for run in known if run.condition == condition])
-        for condition in dict.fromkeys(run.condition for run in known)
+        _split(condition, [run for run in runs if run.condition == condition])
+        for condition in dict.fromkeys(run.condition for run in runs)
     ]
 
 
 def _split(condition: str, runs: Sequence[MeasuredRun]) -> StepSplit:
-    times = [seconds for run in runs for seconds in _whole_steps(run)]
+    times = [seconds for run in runs for seconds in run.whole_step_times_s]
     names = ("sampling_s", "scoring_s", "training_s", "permit_wait_s")
     means = [statistics.fmean(getattr(run.parts, name) for run in runs) for name in names]
     return StepSplit(condition, len(times), statistics.median(times), statistics.fmean(times), *means)
 
 
-def _whole_steps(run: MeasuredRun) -> list[float]:
-    """Return the steps that were measured, with their waits for permits."""
-    return [float(row["step_time_s"]) for row in _rows(run.directory)[-len(run.step_times_s) :]]
-
-
-def permit_wait_fraction(runs: Iterable[MeasuredRun]) -> float:
+def permit_wait_fraction(runs: Sequence[MeasuredRun]) -> float:
     """Return the fraction of step time spent waiting for permits."""
-    known = list(runs)
-    whole = math.fsum(seconds for run in known for seconds in _whole_steps(run))
-    alone = math.fsum(seconds for run in known for seconds in run.step_times_s)
+    whole = math.fsum(seconds for run in runs for seconds in run.whole_step_times_s)
+    alone = math.fsum(seconds for run in runs for seconds in run.step_times_s)
     return max(0.0, 1 - alone / whole) if whole else 0.0
 
 

@@ -15,7 +15,7 @@ from retrain.calibrate.trials import Effort, Session, Trial, Trialled
 from retrain.campaign import Observer
 from retrain.campaign.assign import as_launched
 from retrain.config.load import load_config, load_tables, parse
-from retrain.errors import ConfigError, LaunchError
+from retrain.errors import ConfigError, LaunchError, RecordsError
 from retrain.plan.estimate.measured import MeasuredRun
 from retrain.plan.matrix import Plan, plan_runs
 from retrain.plan.preflight import preflight
@@ -114,7 +114,10 @@ class Calibrator:
         """
         schema = written.schema_line(self._path)
         text = written.to_toml(self._tables, found.advice, self._path.name, self._overrides, schema)
-        written.write(target, text)
+        try:
+            target.write_text(text, encoding="utf-8")
+        except OSError as error:
+            raise RecordsError(f"{target}: cannot be written ({error.strerror})") from error
         return replace(found, written=str(target))
 
     def _plan_of(self, tables: Mapping[str, Any]) -> Plan:

@@ -92,18 +92,6 @@ def _first_lines(path: Path) -> list[bytes]:
         return [file.readline(MOST_READ), file.readline(MOST_READ)]
 
 
-def write(path: Path, text: str) -> None:
-    """Write the file, replacing an earlier one.
-
-    Raises:
-        RecordsError: it cannot be written.
-    """
-    try:
-        path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise RecordsError(f"{path}: cannot be written ({error.strerror})") from error
-
-
 def _changes(advice: Sequence[Advice]) -> list[Advice]:
     return [one for one in advice if one.is_change and one.is_written]
 

@@ -15,7 +15,7 @@ from retrain.plan.durations import about
 from retrain.plan.matrix import Plan, RunPlan
 
 if TYPE_CHECKING:
-    from retrain.plan.estimate.limits import Change
+    from retrain.plan.estimate import Change
     from retrain.plan.estimate.wall_time import WallTime
 
 State = Literal["pass", "warn", "unknown"]

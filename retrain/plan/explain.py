@@ -92,17 +92,16 @@ def explain_plan(
     first = plan.first_runs()
     time = None
     if history is not None:
-        from retrain.plan.estimate.wall_time import (
-            wall_time,  # not at the top: a plan alone needs no estimate
-        )
+        from retrain.plan.estimate.wall_time import wall_time  # a plan alone needs no estimate
 
         time = wall_time(plan, history, cores)
-    pilot = _pilot_command(plan, file_name)
     configs = [run.config for run in first.values()]
     sandboxes = sandboxes_of(configs)
     warnings = (*warnings_of(plan, longest_answers, cores), *sandbox_warnings(configs, sandboxes))
-    learned_from = learned_from or shlex.quote(str(plan.log_dir))
-    decisions = Decisions(plan, longest_answers, time, cores, file_name, pilot, learned_from)
+    steps = "training.max_steps=20" if plan.is_single_run else "campaign.max_steps=20"
+    logs = shlex.quote(str(plan.log_dir))
+    pilot = f"retrain {file_name} --set {steps} && retrain explain {file_name} --from {logs}"
+    decisions = Decisions(plan, longest_answers, time, cores, file_name, pilot, learned_from or logs)
     return Explanation(
         name=plan.name,
         conditions=tuple(_condition(run, plan, first[plan.conditions[0]]) for run in first.values()),
@@ -145,9 +144,3 @@ def _differences(run: RunPlan, base: RunPlan) -> Iterator[str]:
         yield from (
             f"{section}.{key} = {quote(value)}" for key, value in ours.items() if value != theirs[key]
         )
-
-
-def _pilot_command(plan: Plan, file_name: str) -> str:
-    steps = "campaign.max_steps=20" if not plan.is_single_run else "training.max_steps=20"
-    logs = shlex.quote(str(plan.log_dir))
-    return f"retrain {file_name} --set {steps} && retrain explain {file_name} --from {logs}"

@@ -82,12 +82,8 @@ class Spectrum:
 
 def analyse(adapter: Adapter) -> Spectrum:
     """Return the singular values of every layer, computed in double precision."""
-    return Spectrum(
-        tuple(
-            LayerSpectrum(layer.name, tuple((_decomposed(layer)[1] * abs(layer.scale)).tolist()))
-            for layer in adapter.layers
-        )
-    )
+    found = {layer.name: _decomposed(layer)[1] * abs(layer.scale) for layer in adapter.layers}
+    return Spectrum(tuple(LayerSpectrum(name, tuple(values.tolist())) for name, values in found.items()))
 
 
 def squeezed(adapter: Adapter, rank: int) -> Adapter:
@@ -117,18 +113,13 @@ def _decomposed(layer: Layer) -> tuple[Any, Any, Any]:
 
 
 def output_error(adapter: Adapter, other: Adapter) -> float:
-    """Return the largest relative error of a layer's outputs, ||y - y'|| / ||y||, on random inputs.
-
-    Both adapters must have the same layers; inputs are standard normal with a fixed seed.
-    """
+    """Return the largest relative error of a layer's outputs, ||y - y'|| / ||y||, on random inputs."""
     torch = extras.load("torch", "local", "squeeze")
     random = torch.Generator().manual_seed(0)
     worst = 0.0
     for one, two in zip(adapter.layers, other.layers, strict=True):
         probes = torch.randn(one.a.shape[1], PROBES, generator=random, dtype=torch.float64)
-        wanted, found = (
-            layer.scale * (layer.b.double() @ (layer.a.double() @ probes)) for layer in (one, two)
-        )
+        wanted, found = (each.scale * (each.b.double() @ (each.a.double() @ probes)) for each in (one, two))
         if wanted.norm() > 0:
             worst = max(worst, float((wanted - found).norm() / wanted.norm()))
     return worst

@@ -70,16 +70,11 @@ def read_adapter(directory: Path) -> Adapter:
         raise ConfigError(
             f"{directory / WEIGHTS}: cannot be read ({error}); save the adapter again"
         ) from error
-    pairs = [
-        (key, key.removesuffix(a_end) + b_end)
-        for key in sorted(tensors)
-        for a_end, b_end in FACTORS
-        if key.endswith(a_end)
-    ]
-    if not pairs:
+    named = [(key, a, b) for key in sorted(tensors) for a, b in FACTORS if key.endswith(a)]
+    if not named:
         raise ConfigError(f"{directory / WEIGHTS}: contains no LoRA factors; save the adapter again")
-    layers = tuple(_layer(directory, config, tensors, keys) for keys in pairs)
-    return Adapter(config, layers, tensors)
+    pairs = [(key, key.removesuffix(a) + b) for key, a, b in named]
+    return Adapter(config, tuple(_layer(directory, config, tensors, keys) for keys in pairs), tensors)
 
 
 def _read_config(path: Path) -> dict[str, Any]:
@@ -123,7 +118,9 @@ def _layer(
             f"{directory / WEIGHTS}: {name} contains NaN or infinite values, so training diverged; "
             "squeeze an earlier checkpoint"
         )
-    alpha = _matching(config.get("alpha_pattern") or {}, name, config.get("lora_alpha", 8))
+    patterns = (config.get("alpha_pattern") or {}).items()
+    matching = (value for key, value in patterns if re.match(rf"(.*\.)?({key})$", name))
+    alpha = next(matching, config.get("lora_alpha", 8))
     if not isinstance(alpha, int | float) or not math.isfinite(alpha):
         raise ConfigError(f"{directory / CONFIG}: lora_alpha of {name} is {alpha!r}; needs a finite number")
     return Layer(name, a, b, float(alpha), scale_of(config, alpha, a.shape[0]), keys)
@@ -132,10 +129,6 @@ def _layer(
 def scale_of(config: Mapping[str, Any], alpha: float, rank: int) -> float:
     """Return the factor of b @ a: alpha / rank, with rsLoRA (arXiv:2312.03732) alpha / sqrt(rank)."""
     return float(alpha / (rank**0.5 if config.get("use_rslora") else rank))
-
-
-def _matching(pattern: Mapping[str, Any], name: str, default: Any) -> Any:
-    return next((v for key, v in pattern.items() if re.match(rf"(.*\.)?({key})$", name)), default)
 
 
 def write_adapter(adapter: Adapter, directory: Path) -> None:
@@ -163,17 +156,12 @@ def write_adapter(adapter: Adapter, directory: Path) -> None:
 
 def _ranks(adapter: Adapter) -> dict[str, Any]:
     """Return the rank and alpha keys of the config: the most common values, and the layers that differ."""
-    rank = Counter(layer.rank for layer in adapter.layers).most_common(1)[0][0]
-    alpha = Counter(layer.alpha for layer in adapter.layers).most_common(1)[0][0]
+    ranks = {re.escape(one.name): one.rank for one in adapter.layers}
+    alphas = {re.escape(one.name): int(a) if (a := one.alpha).is_integer() else a for one in adapter.layers}
+    rank, alpha = (Counter(values.values()).most_common(1)[0][0] for values in (ranks, alphas))
     return {
         "r": rank,
-        "lora_alpha": _whole(alpha),
-        "rank_pattern": {re.escape(one.name): one.rank for one in adapter.layers if one.rank != rank},
-        "alpha_pattern": {
-            re.escape(one.name): _whole(one.alpha) for one in adapter.layers if one.alpha != alpha
-        },
+        "lora_alpha": alpha,
+        "rank_pattern": {name: own for name, own in ranks.items() if own != rank},
+        "alpha_pattern": {name: own for name, own in alphas.items() if own != alpha},
     }
-
-
-def _whole(number: float) -> float:
-    return int(number) if number == int(number) else number

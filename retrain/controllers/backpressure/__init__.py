@@ -16,7 +16,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from retrain.controllers import require
+from retrain.config.schema import BackPressure as Settings
+from retrain.controllers import require, require_keys
 from retrain.controllers.backpressure.changepoint import ChangeDetector, Verdict
 from retrain.controllers.backpressure.curve import ENOUGH_SAMPLES, Curve, NoiseScaleTrack, fit_curve
 from retrain.controllers.backpressure.explore import Explorer, Situation, batch_sizes, nearest
@@ -27,7 +28,6 @@ from retrain.controllers.backpressure.step import (
     Action,
     Decision,
     Regime,
-    Settings,
     StepObservation,
     classify,
 )
@@ -52,7 +52,7 @@ class BackPressure:
         group_size: rollouts per prompt.
         sizes: candidate batch sizes; those outside the bounds are ignored. Default: about eight per
             doubling. The bounds and `batch_size` are always included.
-        keys: see `Settings`.
+        keys: those of the table [backpressure].
 
     Raises:
         ValueError: a key is out of range.
@@ -62,7 +62,9 @@ class BackPressure:
         self, batch_size: int = 8, group_size: int = 8, *, sizes: Iterable[int] | None = None, **keys: Any
     ) -> None:
         self.settings = Settings(**keys)
+        require_keys(self.settings)
         lowest, highest = self.settings.min_batch_size, self.settings.max_batch_size
+        require("max_batch_size", highest, highest >= lowest, "at least min_batch_size")
         sizes = None if sizes is None else list(sizes)
         for name, value in (("batch_size", batch_size), ("group_size", group_size)):
             require(name, value, type(value) is int, "a whole number")

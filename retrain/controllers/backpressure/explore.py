@@ -14,9 +14,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from retrain.config.schema import BackPressure as Settings
 from retrain.controllers.backpressure.measurements import Measurements
 from retrain.controllers.backpressure.posterior import Posterior
-from retrain.controllers.backpressure.step import Purpose, Settings
+from retrain.controllers.backpressure.step import Purpose
 
 FloatArray = NDArray[np.float64]
 
@@ -34,7 +35,7 @@ class Situation:
 
     posterior: Posterior
     measured: Measurements
-    settings: Settings
+    settings: Settings  # the TOML table
     sizes: tuple[int, ...]  # ascending
     value: FloatArray  # expected log objective per size
     highest: int  # the largest size that fits in memory

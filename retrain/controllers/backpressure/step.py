@@ -1,4 +1,4 @@
-"""Settings, input and output of the back-pressure controller: one step, one decision.
+"""Input and output of the back-pressure controller: one step, one decision.
 
 | regime | when | action |
 |---|---|---|
@@ -16,12 +16,10 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal
 
 from retrain.controllers import require
 
-Objective = Literal["throughput", "goodput"]
-Control = Literal["batch", "microbatch"]
 Action = Literal["hold", "throttle", "increase"]
 Purpose = Literal["warmup", "probe", "operate"]  # why a batch size was chosen
 Regime = Literal["warmup", "retrograde", "memory_bound", "compute_bound", "optimal"]
@@ -47,39 +45,6 @@ def classify(size: float, following: int, purpose: Purpose, over_fit: float) -> 
     if over_fit > HEADROOM:
         return "hold", "memory_bound"
     return "hold", "compute_bound" if over_fit < SHORTFALL else "optimal"
-
-
-@dataclass(frozen=True)
-class Settings:
-    """Keys of the TOML table, with their defaults."""
-
-    warmup_steps: int = 10  # limit of steps that double the batch, at the start and after a change point
-    ema_decay: float = 0.9  # weight of the old value in the reported average of throughput, in [0, 1)
-    throttle_margin: float = 0.85  # operating point as a fraction of p*, in (0, 1]
-    increase_margin: float = 0.5  # below this fraction of it, the batch grows without a required gain
-    min_batch_size: int = 1  # bounds of every recommendation, in prompts
-    max_batch_size: int = 64
-    peak_gflops: float = 0.0  # the machine's peaks for roofline hints; 0 if unknown
-    peak_bw_gb_s: float = 0.0
-    objective: Objective = "throughput"  # what to maximize: tokens per second, or goodput
-    control: Control = "batch"  # what a recommendation changes: the batch, or only its micro-batches
-
-    def __post_init__(self) -> None:
-        for name in ("warmup_steps", "min_batch_size", "max_batch_size"):
-            require(name, getattr(self, name), type(getattr(self, name)) is int, "a whole number")
-        require("warmup_steps", self.warmup_steps, self.warmup_steps >= 0, "at least 0")
-        require("ema_decay", self.ema_decay, 0.0 <= self.ema_decay < 1.0, "a number in [0, 1)")
-        for name in ("throttle_margin", "increase_margin"):
-            value = getattr(self, name)
-            require(name, value, 0.0 < value <= 1.0, "a number in (0, 1]")
-        require("min_batch_size", self.min_batch_size, self.min_batch_size >= 1, "at least 1")
-        largest = self.max_batch_size
-        require("max_batch_size", largest, largest >= self.min_batch_size, "at least min_batch_size")
-        for name in ("peak_gflops", "peak_bw_gb_s"):
-            value = getattr(self, name)
-            require(name, value, 0.0 <= value < math.inf, "finite and at least 0 (0: unknown)")
-        for name, known in (("objective", get_args(Objective)), ("control", get_args(Control))):
-            require(name, getattr(self, name), getattr(self, name) in known, " or ".join(known))
 
 
 @dataclass(frozen=True)

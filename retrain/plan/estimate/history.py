@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 import statistics
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TypeVar
 
 from retrain.clock import posix_s
 from retrain.config.resolve import label_of
@@ -17,6 +18,8 @@ from retrain.plan.estimate.workload import Alive, Crowding
 from retrain.plan.provenance import known_origin
 from retrain.records.layout import CampaignFiles, find_campaigns, is_single_run
 from retrain.records.manifest import Expectation, Manifest, read_manifest
+
+T = TypeVar("T")
 
 MOST_RUNS = 96  # read in total, the newest first: takes under a second
 MOST_OF_A_CONDITION = 12  # more add little
@@ -69,12 +72,10 @@ class History:
 def learn(log_dir: Path, conditions: Iterable[str] = ()) -> History:
     """Read the history of the campaigns and single runs in a directory, which may itself be one.
 
-    Args:
-        log_dir: the directory.
-        conditions: names of conditions whose runs are read first.
+    Runs of `conditions` are read first; runs that cannot be read are left out.
 
     Raises:
-        RecordsError: the directory does not exist. Runs that cannot be read are left out.
+        RecordsError: the directory does not exist.
     """
     return learn_from(find_campaigns(log_dir), conditions)
 
@@ -84,7 +85,8 @@ def learn_from(
 ) -> History:
     """Read the history of given campaigns, as `learn` does: the newest first, some runs of each condition."""
     wanted = set(map(label_of, conditions))
-    found = [(path, _manifest(path)) for path in sorted(campaigns, key=_began, reverse=True)]
+    newest_first = sorted(campaigns, key=lambda path: path.name[-21:], reverse=True)  # by their UTC time
+    found = [(path, _readable(read_manifest, CampaignFiles(path).manifest)) for path in newest_first]
     manifests = {path: manifest for path, manifest in found if manifest is not None}
     candidates = [(path, run) for path, manifest in found for run in _run_directories(path, manifest)]
     candidates.sort(key=lambda entry: _label(entry[1]) not in wanted)  # stable: the newest first
@@ -95,7 +97,7 @@ def learn_from(
         label, seeds = _label(directory), (campaign, _label(directory))
         if len(runs) >= MOST_RUNS or counts[label] >= most_of_a_condition or counts[seeds] >= MOST_SEEDS:
             continue
-        run = _measured(directory)
+        run = _readable(measure_run, directory)
         if run is not None:
             manifest = manifests.get(campaign)
             if campaign not in used:
@@ -117,18 +119,13 @@ def of_runs(runs: Sequence[MeasuredRun]) -> History:
     return History(tuple(_beside(run, alive) for run in runs), 1 if runs else 0, (), ())
 
 
-def _began(directory: Path) -> str:
-    """Return the UTC time in a campaign's directory name, which orders campaigns by age."""
-    return directory.name[-21:]
-
-
 def _label(run_directory: Path) -> str:
     return run_directory.name.rpartition("_s")[0]
 
 
-def _manifest(directory: Path) -> Manifest | None:
+def _readable(read: Callable[[Path], T | None], path: Path) -> T | None:
     try:
-        return read_manifest(CampaignFiles(directory).manifest)
+        return read(path)
     except RecordsError:
         return None
 
@@ -158,13 +155,6 @@ def _beside(run: MeasuredRun, alive: Alive) -> MeasuredRun:
 
 def _at_a_time(manifest: Manifest | None) -> int:
     return min(manifest.workers, len(manifest.runs)) if manifest is not None else 0
-
-
-def _measured(directory: Path) -> MeasuredRun | None:
-    try:
-        return measure_run(directory)
-    except RecordsError:
-        return None
 
 
 def _launches(manifests: Iterable[tuple[Path, Manifest]]) -> Iterator[Launches]:

@@ -13,7 +13,7 @@ from typing import Any
 from retrain.clock import posix_s, seconds_between
 from retrain.errors import RecordsError
 from retrain.plan.estimate.workload import Crowding, Stretch
-from retrain.records.attempts import Attempt, read_attempts
+from retrain.records.attempts import read_attempts
 from retrain.records.layout import RunFiles, recorded_tables
 from retrain.records.lines import Row, number_in
 from retrain.records.metrics import MetricsEnds, read_ends
@@ -45,6 +45,7 @@ class MeasuredRun:
     condition: str
     tables: Mapping[str, Any]  # its configuration: run.toml
     step_times_s: tuple[float, ...]  # without waits for permits, oldest first
+    whole_step_times_s: tuple[float, ...]  # with them, as measured
     parts: StepParts
     between_s: float  # between two steps without a checkpoint or an evaluation
     startup_s: float | None  # from the attempt's start to its first steady step
@@ -111,6 +112,7 @@ def measure_run(directory: Path) -> MeasuredRun | None:
     evaluation_s = number_in(done.result, "eval_time_s") if done else None
     if evaluation_s is None:
         evaluation_s = mean_of_known(number_in(row, "eval_time_s") for row in whole.last) or 0.0
+    until_first_s = seconds_between(attempt.started_at, (whole.first or {}).get("timestamp"))
     begin_s, end_s = posix_s(attempt.started_at), posix_s(attempt.ended_at or last.get("timestamp"))
     tables = {name: table for name, table in recorded_tables(files).items() if isinstance(table, dict)}
     if not tables:
@@ -120,9 +122,10 @@ def measure_run(directory: Path) -> MeasuredRun | None:
         condition=str(tables.get("run", {}).get("condition", "")),
         tables=tables,
         step_times_s=times,
+        whole_step_times_s=tuple(_seconds(row, "step_time_s") for row in steady),
         parts=parts,
         between_s=_between_s(whole.last),
-        startup_s=_startup_s(whole.first, attempt, times),
+        startup_s=None if until_first_s is None else max(0.0, until_first_s - statistics.median(times)),
         closing_s=seconds_between(last.get("timestamp"), attempt.ended_at) if is_finished else None,
         evaluation_s=evaluation_s,
         max_token_hit_rate=mean_of_known(number_in(row, "max_token_hit_rate") for row in steady),
@@ -191,10 +194,3 @@ def _between_s(rows: Sequence[Row]) -> float:
         if (whole_s := seconds_between(before.get("timestamp"), row.get("timestamp"))) is not None
     )
     return median_of_known(gaps) or 0.0
-
-
-def _startup_s(first: Row | None, attempt: Attempt, times: Sequence[float]) -> float | None:
-    if first is None:
-        return None
-    whole = seconds_between(attempt.started_at, first.get("timestamp"))
-    return max(0.0, whole - statistics.median(times)) if whole is not None else None

@@ -7,10 +7,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from retrain.plan.durations import about
-from retrain.plan.estimate import Makespan, estimate, rule_of_thumb_s
+from retrain.plan.estimate import Change, Makespan, estimate, rule_of_thumb_s
 from retrain.plan.estimate.history import History
 from retrain.plan.estimate.learned import Learned, MeasuredCondition, learned_for, workload_of
-from retrain.plan.estimate.limits import Change
 from retrain.plan.estimate.simulation import quantile
 from retrain.plan.estimate.workload import Crowding
 from retrain.plan.matrix import Plan
@@ -77,7 +76,7 @@ def wall_time(
         failures_per_hour=alone.failures_per_hour,
         conditions=tuple(measured.among(crowd) for measured in learned.conditions.values()),
         actual_over_p50=actual,
-        notes=(*_notes(plan, learned, found), *_wider(found, p90_s), *_on_few_cores(plan, cores, history)),
+        notes=(*_notes(plan, learned, found), *_caveats(plan, found, p90_s, cores, history)),
     )
 
 
@@ -93,19 +92,16 @@ def _advice(plan: Plan, found: Makespan, cores: float) -> Iterator[Change]:
         yield change
 
 
-def _wider(found: Makespan, p90_s: float) -> Iterator[str]:
+def _caveats(plan: Plan, found: Makespan, p90_s: float, cores: float, history: History) -> Iterator[str]:
     if p90_s > found.p90_s:
         yield (
             f"P90 would be {about(found.p90_s)} from step times alone; earlier campaigns here took longer "
             "than their step times predicted"
         )
-
-
-def _on_few_cores(plan: Plan, cores: float, history: History) -> Iterator[str]:
-    measured = {run.at_a_time for run in history.runs if run.at_a_time}
-    if plan.shares_cores and measured and plan.workers > max(cores, *measured):
+    measured = max((run.at_a_time for run in history.runs), default=0)
+    if plan.shares_cores and measured and plan.workers > max(cores, measured):
         yield (
-            f"measured with at most {max(measured)} at a time: with {plan.workers} on {cores:g} CPU cores "
+            f"measured with at most {measured} at a time: with {plan.workers} on {cores:g} CPU cores "
             "steps are assumed to slow down as workers share cores"
         )
 
