@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from contextlib import closing, suppress
 from pathlib import Path
 
-from retrain.config.engines import Ray, Slurm
+from retrain.config.campaign import Ray, Slurm
 from retrain.errors import EXIT_DONE, EXIT_LAUNCH, LaunchError, RecordsError
 from retrain.launchers import Assignment
 from retrain.locks.descriptors import LockFile
