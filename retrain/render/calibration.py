@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from rich.console import Console
+from rich.table import Table
 
 from retrain.calibrate.conclude import Calibration, Disk
 from retrain.calibrate.facts import BatchFound
@@ -28,19 +29,14 @@ def show_trials(trials: Iterable[Trial], budget_s: float, console: Console) -> N
 
 def show(found: Calibration, console: Console) -> None:
     """Print the measurements, then the recommended settings."""
-    _steps(found, console)
-    _lengths(found, console)
-    _workers(found, console)
-    for line in _facts(found):
-        console.print(line, soft_wrap=True)
-    _advice(found, console)
-    for line in (*_times(found), *_ends(found)):
-        console.print(line, soft_wrap=True)
+    parts = (_steps, _lengths, _workers, _facts, _advice, _times, _ends)
+    for shown in (shown for part in parts for shown in part(found)):
+        console.print(shown, soft_wrap=isinstance(shown, str))
 
 
-def _steps(found: Calibration, console: Console) -> None:
+def _steps(found: Calibration) -> Iterator[Table | str]:
     if not found.steps:
-        console.print("no condition completed two steps, so step times are unknown")
+        yield "no condition completed two steps, so step times are unknown"
         return
     rows = [
         (
@@ -53,66 +49,45 @@ def _steps(found: Calibration, console: Console) -> None:
         )
         for s in found.steps
     ]
-    columns = (
-        "condition",
-        ">steps",
-        ">median",
-        ">mean",
-        ">sampling",
-        ">scoring",
-        ">training",
-        ">permit wait",
-    )
-    console.print(table("breakdown of step time", columns, rows))
+    shares = (">sampling", ">scoring", ">training", ">permit wait")
+    yield table("breakdown of step time", ("condition", ">steps", ">median", ">mean", *shares), rows)
 
 
-def _lengths(found: Calibration, console: Console) -> None:
+def _lengths(found: Calibration) -> Iterator[Table]:
     rows = [
         (
-            plain(one.condition),
-            str(one.allowed),
-            f"{one.hit_fraction:.1%}",
-            f"{one.median:.0f}",
-            f"{one.p95:.0f}",
-            str(one.longest),
+            one.condition, str(one.allowed), f"{one.hit_fraction:.1%}",
+            f"{one.median:.0f}", f"{one.p95:.0f}", str(one.longest),
         )
         for one in found.lengths
-    ]
+    ]  # fmt: skip
     if rows:
         columns = ("condition", ">max_tokens", ">hit the limit", ">median", ">P95", ">longest")
-        console.print(table("completion length in tokens", columns, rows))
+        yield table("completion length in tokens", columns, rows)
 
 
-def _workers(found: Calibration, console: Console) -> None:
-    if found.scaling is None:
+def _workers(found: Calibration) -> Iterator[Table | str]:
+    law = found.scaling
+    if law is None:
         return
-    best = max(m.tokens_per_second for m in found.scaling.measured)
+    best = max(m.tokens_per_second for m in law.measured)
     rows = [
         (
-            str(m.workers),
-            f"{m.tokens_per_second:,.0f}",
-            format_duration(m.step_time_s),
-            f"{m.permit_wait_fraction:.0%}",
-            "#" * round(BARS * m.tokens_per_second / best),
+            str(m.workers), f"{m.tokens_per_second:,.0f}", format_duration(m.step_time_s),
+            f"{m.permit_wait_fraction:.0%}", "#" * round(BARS * m.tokens_per_second / best),
         )
-        for m in found.scaling.measured
-    ]
-    console.print(
-        table(
-            "throughput by number of workers",
-            (">workers", ">tokens/s", ">step", ">permit wait", "throughput"),
-            rows,
-        )
-    )
-    law = found.scaling
+        for m in law.measured
+    ]  # fmt: skip
+    columns = (">workers", ">tokens/s", ">step", ">permit wait", "throughput")
+    yield table("throughput by number of workers", columns, rows)
     if law.sigma is not None and law.kappa is not None:
         optimum = f"best at {law.p_star:.1f} workers" if law.p_star else "no optimum in range"
-        console.print(f"scalability law: sigma {law.sigma:.3g}, kappa {law.kappa:.2g}, {optimum}")
+        yield f"scalability law: sigma {law.sigma:.3g}, kappa {law.kappa:.2g}, {optimum}"
     if law.note:
-        console.print(plain(law.note), soft_wrap=True)
+        yield plain(law.note)
 
 
-def _facts(found: Calibration) -> Iterable[str]:
+def _facts(found: Calibration) -> Iterator[str]:
     if found.batch is not None:
         yield _batch(found.batch)
     if found.memory.worker:
@@ -150,7 +125,7 @@ def _disk(disk: Disk) -> str:
     )
 
 
-def _advice(found: Calibration, console: Console) -> None:
+def _advice(found: Calibration) -> Iterator[Table]:
     rows = [
         (
             one.key,
@@ -161,10 +136,10 @@ def _advice(found: Calibration, console: Console) -> None:
         for one in found.advice
     ]
     if rows:
-        console.print(table("recommended settings", ("key", ">current", ">recommended", "reason"), rows))
+        yield table("recommended settings", ("key", ">current", ">recommended", "reason"), rows)
 
 
-def _times(found: Calibration) -> Iterable[str]:
+def _times(found: Calibration) -> Iterator[str]:
     if found.before is None or found.after is None:
         yield "wall time: unknown, because no condition completed two steps"
         return
@@ -178,17 +153,14 @@ def _time(time: WallTime) -> str:
     return f"P50 {about(time.p50_s)}, P90 {about(time.p90_s)}, limited by {time.limited_by}"
 
 
-def _ends(found: Calibration) -> Iterable[str]:
+def _ends(found: Calibration) -> Iterator[str]:
     for reason in found.left_out:
         yield f"skipped: {plain(reason)}"
     yield f"took {about(found.seconds)}; records in {plain(found.directory)}"
     if found.written:
         file = plain(shlex.quote(found.written))
-        yield f"wrote {plain(found.written)}; next: retrain explain {file}{_from_pilot(found)}"
-
-
-def _from_pilot(found: Calibration) -> str:
-    return f" --from {plain(shlex.quote(found.pilot))}" if found.steps else ""
+        pilot = f" --from {plain(shlex.quote(found.pilot))}" if found.steps else ""
+        yield f"wrote {plain(found.written)}; next: retrain explain {file}{pilot}"
 
 
 def _value(value: object) -> str:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 
 import numpy as np
-from numpy.typing import NDArray
 
 from retrain.controllers.usl import UslFit, fit_usl
 from retrain.report.charts import (
@@ -73,14 +73,17 @@ class Stretch:
 
 def scalability(side: Side) -> Scalability | None:
     """Fit a condition's steps; None without back pressure."""
-    runs = [run for run in counted(side.runs) or side.runs if any(run.columns.regimes)]
-    p = np.concatenate([_concurrency(run) for run in runs] or [np.empty(0)])
-    x = np.concatenate([run.columns.metric("tokens_per_second") for run in runs] or [np.empty(0)])
+    runs = _steered(side)
+    if not runs:
+        return None
+    p = np.concatenate([_concurrency(run) for run in runs])
+    x = np.concatenate([run.columns.metric("tokens_per_second") for run in runs])
     measured = np.isfinite(p) & np.isfinite(x) & (p > 0) & (x > 0)
     p, x = p[measured], x[measured]
     if not len(p):
         return None
-    steered = float(np.median([_last(run.columns.metric("bp_p_star")) for run in runs]))
+    last = [run.columns.metric("bp_p_star")[-1] for run in runs]
+    steered = float(np.median([p_star if math.isfinite(p_star) else math.inf for p_star in last]))
     fit = fit_usl(p, x, method="online")
     return Scalability(side.label, p, x, fit, steered if math.isfinite(steered) else None)
 
@@ -96,12 +99,13 @@ def best_concurrency(side: Side, bins: Bins) -> Curve | None:
     Bins without a step of this condition are left out. A median, because a mean would be infinite as soon
     as one seed has no finite p*.
     """
-    runs = [run for run in counted(side.runs) or side.runs if any(run.columns.regimes)]
+    runs = _steered(side)
     if not any(np.isfinite(run.columns.metric("bp_p_star")).any() for run in runs):
         return None
-    steps = np.concatenate([run.columns.steps[_has_regime(run)] for run in runs])
-    p_star = np.concatenate([run.columns.metric("bp_p_star")[_has_regime(run)] for run in runs])
-    p_star[np.isnan(p_star)] = np.inf
+    classified = [np.array(run.columns.regimes, dtype=str) != "" for run in runs]
+    steps = np.concatenate([run.columns.steps[at] for run, at in zip(runs, classified, strict=True)])
+    found = [run.columns.metric("bp_p_star")[at] for run, at in zip(runs, classified, strict=True)]
+    p_star = np.nan_to_num(np.concatenate(found), nan=np.inf, posinf=np.inf)
     bin_of = (steps - 1) // bins.width
     places = [np.flatnonzero(bin_of == i) for i in np.unique(bin_of)]
     middle = np.array([np.median(p_star[at]) for at in places])
@@ -111,27 +115,22 @@ def best_concurrency(side: Side, bins: Bins) -> Curve | None:
     return Curve(side.label, centres, best, nothing, nothing, np.full(len(places), len(runs), float))
 
 
-def _has_regime(run: RunHistory) -> NDArray[np.bool_]:
-    return np.array([bool(regime) for regime in run.columns.regimes], dtype=bool)
+def _steered(side: Side) -> list[RunHistory]:
+    """Return the runs with back pressure; those that failed only if all did."""
+    return [run for run in counted(side.runs) or side.runs if any(run.columns.regimes)]
 
 
-def _stretches(run: RunHistory) -> list[Stretch]:
-    found: list[Stretch] = []
-    for step, regime in zip(run.columns.steps.tolist(), run.columns.regimes, strict=True):
-        if found and found[-1].regime == regime and found[-1].last == step - 1:
-            found[-1] = Stretch(run.run_id, regime, found[-1].first, step)
-        else:
-            found.append(Stretch(run.run_id, regime, step, step))
-    return [stretch for stretch in found if stretch.regime]
+def _stretches(run: RunHistory) -> Iterator[Stretch]:
+    rows = enumerate(zip(run.columns.steps.tolist(), run.columns.regimes, strict=True))
+    for (regime, _), group in groupby(rows, key=lambda row: (row[1][1], row[1][0] - row[0])):
+        steps = [step for _, (step, _) in group]
+        if regime:
+            yield Stretch(run.run_id, regime, steps[0], steps[-1])
 
 
 def _concurrency(run: RunHistory) -> FloatArray:
     prompts, batch = run.columns.metric("prompts_at_a_time"), run.columns.metric("batch_size")
     return np.where(np.isfinite(prompts), prompts, batch) * run.columns.metric("group_size")
-
-
-def _last(values: FloatArray) -> float:
-    return float(values[-1]) if len(values) and np.isfinite(values[-1]) else math.inf
 
 
 def usl_chart(found: Sequence[Scalability], conditions: Sequence[str]) -> Chart:

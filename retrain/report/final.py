@@ -16,7 +16,7 @@ import numpy as np
 from retrain.errors import ConfigError
 from retrain.records.text import plain
 from retrain.registry import hint
-from retrain.report.columns import FloatArray, number
+from retrain.report.columns import number
 from retrain.report.gather import RunHistory
 
 HELD_OUT = "eval_"
@@ -45,12 +45,16 @@ def final_value(run: RunHistory, metric: str, moment: Moment) -> float | None:
     """Return a run's final value; None if it did not get that far or lacks the metric."""
     if not moment.has(run):
         return None
-    if metric.startswith(HELD_OUT):
-        return _held_out(run, metric, moment)
+    is_held_out = metric.startswith(HELD_OUT)
+    if is_held_out and moment.step is None and metric in run.result:
+        value = number(run.result[metric])
+        return None if math.isnan(value) else value
+    values, steps = run.columns.metric(metric), run.columns.steps
     end = run.last_step if moment.step is None else moment.step
     last = moment.last or max(FEWEST_STEPS, round(LAST_FRACTION * end))
-    is_last = (run.columns.steps <= end) & (run.columns.steps > end - last)
-    return _mean(run.columns.metric(metric)[is_last])
+    counts = np.isfinite(values) & (steps <= end) & (is_held_out | (steps > end - last))
+    known = values[counts]
+    return (float(known[-1]) if is_held_out else float(np.mean(known))) if len(known) else None
 
 
 def describe(metric: str, moment: Moment) -> str:
@@ -84,19 +88,3 @@ def check_metrics(names: Sequence[str], known: Sequence[str]) -> None:
         if known and name not in known:
             others = hint(name, known, f"there are {', '.join(known)}")
             raise ConfigError(f"--metric {plain(name)}: no run has it; {plain(others, 2000)}")
-
-
-def _held_out(run: RunHistory, metric: str, moment: Moment) -> float | None:
-    if moment.step is None and metric in run.result:
-        value = number(run.result[metric])
-        return None if math.isnan(value) else value
-    values = run.columns.metric(metric)
-    if moment.step is not None:
-        values = values[run.columns.steps <= moment.step]
-    known = values[np.isfinite(values)]
-    return float(known[-1]) if len(known) else None
-
-
-def _mean(values: FloatArray) -> float | None:
-    known = values[np.isfinite(values)]
-    return float(np.mean(known)) if len(known) else None

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -93,29 +93,24 @@ def curve(side: Side, metric: str, bins: Bins) -> Curve:
     if not runs:
         mean, half = np.full((2, len(seeds)), np.nan)
     drawn = 0 if runs and not 1 < len(values) <= MOST_SEEDS_DRAWN else MOST_SEEDS_DRAWN
-    found = Curve(
+    limits = range_of(metric, float(np.nanmin(values)), float(np.nanmax(values)))
+    low, high = np.clip(mean - half, *limits), np.clip(mean + half, *limits)
+    return Curve(
         side.label,
         np.nanmean(steps, axis=0),
         mean,
-        mean - half,
-        mean + half,
+        low,
+        high,
         seeds.astype(float),
-        values[:drawn],
+        each=values[:drawn],
+        is_cut=bool((low > mean - half).any() or (high < mean + half).any()),
     )
-    return _within_range(found, metric, float(np.nanmin(values)), float(np.nanmax(values)))
 
 
 def range_of(metric: str, least: float, most: float) -> tuple[float, float]:
     """Return the range of a metric: from 0 if no value is negative, to 1 for fractions and rewards."""
     is_bounded = most <= 1 and ("pass_at_" in metric or metric.endswith(BOUNDED))
     return 0.0 if least >= 0 else -np.inf, 1.0 if is_bounded else np.inf
-
-
-def _within_range(found: Curve, metric: str, least: float, most: float) -> Curve:
-    """Clip an interval to the range of the metric."""
-    low, high = (np.clip(ends, *range_of(metric, least, most)) for ends in (found.low, found.high))
-    is_cut = bool((low > found.low).any() or (high < found.high).any())
-    return replace(found, low=low, high=high, is_cut=is_cut)
 
 
 def curves(sides: Sequence[Side], metric: str, bins: Bins) -> tuple[Curve, ...]:

@@ -57,7 +57,7 @@ def choose(arguments: Sequence[str]) -> tuple[Match, ...]:
     sides = [side for one, tag in zip(named, tags, strict=True) for side in _of(one, tag)]
     if len(sides) < 2:
         raise ConfigError(
-            f"only {sides[0].label!r} is named; name what to compare it with: {_offer(named[0])}"
+            f"only {sides[0].label!r} is named; name what to compare it with: {_offer(campaigns[0])}"
         )
     return (Match("", tuple(sides)),)
 
@@ -70,13 +70,12 @@ def conditions(campaign: CampaignRecord) -> tuple[Side, ...]:
 def _read(arguments: Sequence[str]) -> list[_Named]:
     named: list[_Named] = []
     for argument in arguments:
-        is_name = bool(named) and argument in _names(named[-1].campaign)
-        if is_name:
+        if named and argument in _names(named[-1].campaign):
             named[-1].names.append(argument)
         elif named and not Path(argument).is_dir():
             raise ConfigError(
                 f"{plain(argument)!r} is neither a directory nor a condition or run of "
-                f"{named[-1].campaign.directory}, which has {_offer(named[-1])}"
+                f"{named[-1].campaign.directory}, which has {_offer(named[-1].campaign)}"
             )
         else:
             named.append(_Named(gather(Path(argument)), []))
@@ -92,8 +91,8 @@ def _names_of(run: RunHistory) -> tuple[str, str]:
     return run.run_id, f"{run.condition}_s{run.seed}"
 
 
-def _offer(named: _Named) -> str:
-    return ", ".join(named.campaign.conditions[:10])
+def _offer(campaign: CampaignRecord) -> str:
+    return ", ".join(campaign.conditions[:10])
 
 
 def _conditions(campaign: CampaignRecord) -> Match:
@@ -107,26 +106,25 @@ def _conditions(campaign: CampaignRecord) -> Match:
 
 
 def _common_conditions(campaigns: Sequence[CampaignRecord], tags: Sequence[str]) -> tuple[Match, ...]:
+    both = list(zip(campaigns, tags, strict=True))
     if all(len(campaign.conditions) == 1 for campaign in campaigns):
-        return (Match("", tuple(_side(c, c.conditions[0], t) for c, t in zip(campaigns, tags, strict=True))),)
-    shared = [
-        label for label in campaigns[0].conditions if all(label in other.conditions for other in campaigns)
-    ]
+        return (Match("", tuple(_side(campaign, campaign.conditions[0], tag) for campaign, tag in both)),)
+    shared = [label for label in campaigns[0].conditions if all(label in c.conditions for c in campaigns)]
     if not shared:
-        have = "; ".join(f"{c.directory} has {', '.join(c.conditions[:10])}" for c in campaigns)
+        have = "; ".join(f"{campaign.directory} has {_offer(campaign)}" for campaign in campaigns)
         raise ConfigError(f"the campaigns share no condition ({have}); name one after each directory")
     return tuple(
-        Match(label, tuple(_side(c, label, t) for c, t in zip(campaigns, tags, strict=True)))
-        for label in shared
+        Match(label, tuple(_side(campaign, label, tag) for campaign, tag in both)) for label in shared
     )
 
 
 def _of(named: _Named, tag: str) -> list[Side]:
-    campaign, names = named.campaign, named.names
-    if not names and len(campaign.conditions) == 1:
-        names = list(campaign.conditions)
-    if not names:
-        raise ConfigError(f"{campaign.directory}: has several conditions; name one after it: {_offer(named)}")
+    campaign = named.campaign
+    names = named.names or campaign.conditions
+    if not named.names and len(names) != 1:
+        raise ConfigError(
+            f"{campaign.directory}: has several conditions; name one after it: {_offer(campaign)}"
+        )
     return [_side(campaign, name, tag) for name in names]
 
 
