@@ -173,7 +173,7 @@ def test_failures_come_first_with_the_end_of_their_output(tmp_path):
     runs = {("grpo", 0): flat(0.5), ("grpo", 1): flat(0.5, 4, ending=""), ("grpo", 2): bad}
     (failed, tail), (died, _) = failures(gather(write_campaign(tmp_path, runs)).runs)
     assert (failed.run_id, failed.message, died.state) == ("grpo_s2", "KeyError: 'k'", "died")
-    assert tail == ("Traceback:", "  File 'x.py'", "KeyError: 'k'")
+    assert tail == ["Traceback:", "  File 'x.py'", "KeyError: 'k'"]
 
 
 def test_provenance_names_versions_host_and_times(tmp_path):

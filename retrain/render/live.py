@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Sequence
-from types import TracebackType
+from contextlib import suppress
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
@@ -17,6 +17,7 @@ from retrain.errors import RecordsError
 from retrain.plan.durations import format_duration
 from retrain.plan.matrix import RunPlan
 from retrain.records.layout import CampaignFiles, RunFiles
+from retrain.records.lines import Row
 from retrain.records.metrics import read_ends
 from retrain.records.run_state import RunState
 from retrain.records.text import count_of
@@ -52,10 +53,9 @@ class EventLines(Observer):
         if took_s is None and started is not None:
             took_s = time.monotonic() - started
         took = f" after {format_duration(took_s)}" if took_s is not None else ""
-        line = Text(ending.state.value, style=STYLES.get(ending.state.value, BAD))
-        line.append(f" {run.title}{took} ({self._done} of {self._total})", style="default")
-        if ending.message:
-            line.append(f": {ending.message}", style="default")
+        what = f" {run.title}{took} ({self._done} of {self._total})"
+        message = f": {ending.message}" if ending.message else ""
+        line = Text.assemble((ending.state.value, STYLES.get(ending.state.value, BAD)), what, message)
         self._print(line)
         for said in tail:
             self._console.print(f"    {said}", style="dim", soft_wrap=True)
@@ -69,9 +69,7 @@ class EventLines(Observer):
         self._print(text)
 
     def _print(self, what: str | Text) -> None:
-        line = Text(time.strftime("%H:%M:%S "), style="dim")
-        line.append_text(what if isinstance(what, Text) else Text(what, style="default"))
-        self._console.print(line, soft_wrap=True)
+        self._console.print(Text.assemble((time.strftime("%H:%M:%S "), "dim"), what), soft_wrap=True)
 
 
 class LiveView(EventLines):
@@ -101,9 +99,7 @@ class LiveView(EventLines):
         self._thread.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._left.set()
         self._thread.join()
         self._bars.stop()
@@ -112,8 +108,7 @@ class LiveView(EventLines):
         """Show the campaign's bar."""
         super().begun(files, runs, workers)
         self._files = files
-        total = sum(run.max_steps for run in runs)
-        self._campaign = self._bars.add_task("campaign", total=total, note="")
+        self._campaign = self._bars.add_task("campaign", total=sum(run.max_steps for run in runs), note="")
 
     def started(self, run: RunPlan) -> None:
         """Show the run's bar."""
@@ -134,11 +129,28 @@ class LiveView(EventLines):
 
     def look(self) -> None:
         """Bring the bars up to date with what the runs have written."""
+        if self._files is None:
+            return
         with self._changing:
             active = list(self._active.values())
         for bar, run in active:
-            self._look_at(bar, run)
+            inside = self._files.run(run.run_id)
+            files = inside if inside.directory.exists() else RunFiles(self._files.directory)
+            with suppress(RecordsError):
+                for row in read_ends(files.metrics, 1, ("mean_reward",)).last:
+                    self._show_step(bar, run, row)
         self._count()
+
+    def _refresh(self) -> None:
+        while not self._left.wait(REFRESH_S):
+            self.look()
+
+    def _show_step(self, bar: TaskID, run: RunPlan, row: Row) -> None:
+        with self._changing:
+            if self._active.get(run.run_id) == (bar, run):  # it may have ended while the row was read
+                self._steps[run.run_id] = row["step"]
+                note = f"reward {number(row.get('mean_reward'), 2)}"
+                self._bars.update(bar, completed=row["step"], note=note)
 
     def _drop(self, run: RunPlan, *, done: bool) -> None:
         with self._changing:
@@ -148,25 +160,6 @@ class LiveView(EventLines):
             if done:
                 self._steps[run.run_id] = run.max_steps
         self._count()
-
-    def _refresh(self) -> None:
-        while not self._left.wait(REFRESH_S):
-            self.look()
-
-    def _look_at(self, bar: TaskID, run: RunPlan) -> None:
-        if self._files is None:
-            return
-        inside = self._files.run(run.run_id)
-        files = inside if inside.directory.exists() else RunFiles(self._files.directory)
-        try:
-            rows = read_ends(files.metrics, 1, ("mean_reward",)).last
-        except RecordsError:
-            return
-        with self._changing:
-            if rows and self._active.get(run.run_id) == (bar, run):  # it may have ended while it was read
-                self._steps[run.run_id] = rows[-1]["step"]
-                note = f"reward {number(rows[-1].get('mean_reward'), 2)}"
-                self._bars.update(bar, completed=rows[-1]["step"], note=note)
 
     def _count(self) -> None:
         if self._campaign is not None:

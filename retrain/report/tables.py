@@ -16,7 +16,7 @@ from retrain.errors import RecordsError
 from retrain.plan.durations import MISSING, format_duration
 from retrain.records.layout import RunFiles
 from retrain.records.run_row import last_output
-from retrain.records.text import count_of, plain
+from retrain.records.text import count_of, plain, plain_lines
 from retrain.report.back_pressure import Scalability
 from retrain.report.compare import MetricComparison
 from retrain.report.contents import Contents
@@ -110,13 +110,8 @@ def differences(contents: Contents) -> Table:
 
 def excerpt(toml: str) -> str:
     """Return the beginning of a TOML file, safe to show."""
-    lines = [_indented(line, 500) for line in toml[:MOST_TOML].splitlines()]
+    lines = plain_lines(toml[:MOST_TOML])
     return "\n".join([*lines, "…"] if len(toml) > MOST_TOML else lines)
-
-
-def _indented(line: str, limit: int) -> str:
-    """Return a line safe to show with its indentation, which makes tracebacks readable."""
-    return " " * min(len(line) - len(line.lstrip(" ")), 40) + plain(line, limit)
 
 
 def resolved(campaign: CampaignRecord) -> str:
@@ -161,7 +156,7 @@ def _facts(campaign: CampaignRecord) -> Iterator[tuple[str, str]]:
     yield "report made", f"{utc_now()} by retrain {version()}"
 
 
-def failures(runs: Sequence[RunHistory]) -> Iterator[tuple[RunHistory, tuple[str, ...]]]:
+def failures(runs: Sequence[RunHistory]) -> Iterator[tuple[RunHistory, list[str]]]:
     """Iterate over runs that failed, were interrupted or needed several attempts, the failed ones first.
 
     With each goes the end of its output; of all but the first few, which tend to fail alike, nothing.
@@ -169,11 +164,12 @@ def failures(runs: Sequence[RunHistory]) -> Iterator[tuple[RunHistory, tuple[str
     found = [run for run in runs if run.has_failed or run.state in TROUBLED or len(run.attempts) > 1]
     found.sort(key=lambda run: not run.has_failed)
     for i, run in enumerate(found):
-        yield run, _tail(RunFiles(run.directory)) if i < MOST_TAILS and not run.is_done else ()
+        yield run, _tail(RunFiles(run.directory)) if i < MOST_TAILS and not run.is_done else []
 
 
-def _tail(files: RunFiles) -> tuple[str, ...]:
+def _tail(files: RunFiles) -> list[str]:
     try:
-        return tuple(_indented(line, LINE_LIMIT) for line in last_output(files, TAIL_LINES))
+        lines = last_output(files, TAIL_LINES)
     except RecordsError:
-        return ()
+        return []
+    return [line[:LINE_LIMIT] for line in plain_lines("\n".join(lines))]

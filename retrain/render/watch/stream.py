@@ -37,19 +37,20 @@ class JsonLines:
         for watched in view.campaigns:
             name = watched.status.id
             for run_id, run in watched.runs.items():
-                if self._said.get((name, run_id)) is not run and self._said.get((name, run_id)) != run:
-                    yield (
-                        {"kind": "run", "campaign": name}
-                        | plain_value(run.row)
-                        | {"rewards": plain_value(run.rewards)}
-                    )
-                self._said[name, run_id] = run
-            if self._said.get((name, "")) != watched.status:
-                yield {"kind": "campaign", "version": JSON_VERSION} | _without_runs(watched.status)
-            self._said[name, ""] = watched.status
+                if self._is_news((name, run_id), run):
+                    rewards = {"rewards": plain_value(run.rewards)}
+                    yield {"kind": "run", "campaign": name} | plain_value(run.row) | rewards
+            if self._is_news((name, ""), watched.status):
+                row = plain_value(watched.status)
+                del row["runs"]
+                yield {"kind": "campaign", "version": JSON_VERSION} | row
         for added in view.added:
             said = plain_value(added)
-            yield {"kind": "event", "campaign": added.campaign, "event": said.pop("kind")} | said
+            yield {"kind": "event", "event": said.pop("kind")} | said
+
+    def _is_news(self, key: tuple[str, str], value: object) -> bool:
+        before, self._said[key] = self._said.get(key), value
+        return before is not value and before != value
 
 
 class PlainLines:
@@ -62,22 +63,19 @@ class PlainLines:
 
     def show(self, view: View) -> None:
         """Print the tables first, then what happened since."""
-        tenths = {c.status.id: _tenth(c.status) for c in view.campaigns}
-        if self._tenths is None:
-            self._begin(view)
-        else:
+        statuses = [campaign.status for campaign in view.campaigns]
+        tenths = {status.id: _tenth(status) for status in statuses}
+        if self._tenths is not None:
             for added in view.added:
-                self._console.print(event_line(added, several=len(view.campaigns) > 1), soft_wrap=True)
-            for campaign in view.campaigns:
-                if tenths[campaign.status.id] > self._tenths.get(campaign.status.id, 0):
-                    self._console.print(_progress(campaign.status), soft_wrap=True)
-        self._tenths = tenths
-
-    def _begin(self, view: View) -> None:
-        if view.campaigns:
-            show_all([campaign.status for campaign in view.campaigns], self._console)
+                self._console.print(event_line(added, several=len(statuses) > 1), soft_wrap=True)
+            for status in statuses:
+                if tenths[status.id] > self._tenths.get(status.id, 0):
+                    self._console.print(_progress(status), soft_wrap=True)
+        elif statuses:
+            show_all(statuses, self._console)
         else:
             self._console.print(f"{self._log_dir}: no campaigns yet", soft_wrap=True)
+        self._tenths = tenths
 
 
 def watch_as_lines(log_dir: Path, show: Callable[[View], None]) -> int:
@@ -101,10 +99,6 @@ def watch_as_lines(log_dir: Path, show: Callable[[View], None]) -> int:
                 return EXIT_INTERRUPTED
     finally:
         inbox.close()
-
-
-def _without_runs(status: CampaignStatus) -> dict[str, Any]:
-    return {key: value for key, value in plain_value(status).items() if key != "runs"}
 
 
 def _tenth(status: CampaignStatus) -> int:
