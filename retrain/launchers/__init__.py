@@ -11,7 +11,7 @@ and continues after the orchestrator has exited. A later orchestrator, possibly 
 `queued` to learn what the engine still has; so the engine must identify runs by name alone.
 
 The keys of a launcher's table `[campaign.<name>]` are the keyword-only parameters of `open_launcher` (those
-of the built-in engines are classes in `config/engines.py`); the table is `assignment.options` as well. The
+of the built-in engines are classes in `config/campaign.py`); the table is `assignment.options` as well. The
 hooks in `SPEC` are called before a campaign's directory exists.
 
 An engine sets two environment variables of its workers: `RETRAIN_JOB` names the engine's task (see
