@@ -11,12 +11,7 @@ ROUNDING = 1e-12  # relative; 0.1 + 0.2 is not 0.3, and such a deviation would b
 
 
 def checked(rewards: Floats, *, least_rollouts: int = 2, allow_nan: bool = False) -> Floats:
-    """Return the rewards as floats of shape (prompts, rollouts).
-
-    Raises:
-        ValueError: wrong shape, a reward that is not finite (unless NaN is allowed), or groups of fewer
-            than `least_rollouts` rollouts.
-    """
+    """Return the rewards as floats of shape (prompts, rollouts); raise a ValueError if they are not."""
     values = np.asarray(rewards, dtype=np.float64)
     if values.ndim != 2:
         raise ValueError(f"rewards: got shape {values.shape}; needs (prompts, rollouts)")

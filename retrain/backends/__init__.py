@@ -3,15 +3,16 @@
 A plugin is one file or folder with `connect(spec) -> Backend`; keyword-only parameters are the keys of
 `[backend.options]`, which `spec.options` holds as well. Every method may be a plain function or a
 coroutine function; the trainer awaits the latter, so a local numpy policy and a remote async API look the
-same. A backend that calls an API holds `spec.permit()` (with `with` or `async with`) around
-every call in flight, and reports each call to `spec.observe_call`, if set.
+same. `connect` raises a ConfigError for a wrong option, a missing package or an unusable model, and an
+InfrastructureError for a server that cannot be reached. A backend that calls an API holds `spec.permit()`
+(with `with` or `async with`) around every call in flight, and reports each to `spec.observe_call`, if set.
 """
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar
 
@@ -123,12 +124,7 @@ class Work:
     time_s: float = 0.0
 
     def __add__(self, other: Work) -> Work:
-        return Work(
-            self.tokens + other.tokens,
-            self.flops + other.flops,
-            self.bytes_moved + other.bytes_moved,
-            self.time_s + other.time_s,
-        )
+        return Work(*map(sum, zip(astuple(self), astuple(other), strict=True)))
 
 
 @dataclass(frozen=True, slots=True)

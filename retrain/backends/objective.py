@@ -120,13 +120,9 @@ def split_by_group(samples: Sequence[TrainingSample], parts: int) -> list[list[T
 def scale_to_step(squares: Sequence[float], counts: Sequence[int]) -> list[float]:
     """Return the squared norms of n parts on the scale of the step's gradient, which is their sum.
 
-    A part with the share w of the groups is w times its own mean gradient. Its squared norm over
-    w^2 is that of the mean; the factor n w weights each part by its size, which keeps the
-    estimates of `GradientNoiseScale` unbiased.
-
-    Args:
-        squares: of each part's gradient.
-        counts: prompt groups in each part.
+    A part with the share w of the groups (`counts`) is w times its own mean gradient. Its squared norm over
+    w^2 is that of the mean; the factor n w weights each part by its size, which keeps the estimates of
+    `GradientNoiseScale` unbiased.
     """
     total = len(counts) * sum(counts)
     return [square * total / count for square, count in zip(squares, counts, strict=True)]

@@ -65,11 +65,7 @@ def problems_of(kind: type, options: Mapping[str, object]) -> list[str]:
 
 
 def parsed(kind: Callable[..., Options], options: Mapping[str, Any], problems: Sequence[str]) -> Options:
-    """Return checked options as a backend's own type.
-
-    Raises:
-        ConfigError: lists every problem.
-    """
+    """Return checked options as a backend's own type; a ConfigError lists every problem."""
     if problems:
         raise ConfigError([f"[backend.options].{problem}" for problem in problems])
     return kind(**{key: tuple(value) if isinstance(value, list) else value for key, value in options.items()})

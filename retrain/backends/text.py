@@ -32,11 +32,7 @@ class Vocabulary(Protocol):
 def to_groups(
     vocabulary: Vocabulary, prompts: Sequence[Prompt], drawn: Sequence[Drawn], group_size: int, version: int
 ) -> list[Group]:
-    """Return sampled completions as groups of rollouts, `group_size` per prompt.
-
-    Raises:
-        NonFiniteError: a log-probability is not finite.
-    """
+    """Return sampled completions as groups of rollouts; a log-probability must be finite."""
     if drawn and not np.isfinite(np.concatenate([one.logprobs for one in drawn])).all():
         raise NonFiniteError(
             "the policy's log-probabilities are not finite: its weights grew without bound; lower lr"
@@ -139,12 +135,7 @@ class Text:
         self._window = max((len(words.encode()) for words in stop), default=0) + SPARE_TOKENS
 
     def encode(self, prompt: Prompt) -> Ids:
-        """Return a prompt's token ids, ready to be followed by a completion.
-
-        Raises:
-            ConfigError: there are none, the prompt is a conversation without a chat template, the template
-                fails, or the model does not know a token.
-        """
+        """Return a prompt's token ids, ready to be followed by a completion; at least one."""
         if self._chat:
             # the template has already written the special tokens
             ids = self._tokenizer(self._shown(prompt), add_special_tokens=False)["input_ids"]
@@ -160,11 +151,7 @@ class Text:
         return self._checked(ids)
 
     def written(self, demonstration: Demonstration) -> Rollout:
-        """Return a written completion as a rollout that ends with the tokenizer's end token.
-
-        Raises:
-            ConfigError: the model does not know a token.
-        """
+        """Return a written completion as a rollout that ends with the tokenizer's end token."""
         ids = self._tokenizer(demonstration.completion, add_special_tokens=False)["input_ids"]
         tokens = self._checked((*ids, int(self._tokenizer.eos_token_id or self.end_ids[0])))
         return as_written(self, demonstration, tokens)

@@ -43,11 +43,7 @@ class Engine:
         permit: Callable[[], AbstractContextManager[object]],
         observe_call: Callable[[CallFacts], None] | None = None,
     ) -> None:
-        """Create the client without connecting; `reload` is the path that loads adapters.
-
-        Raises:
-            ConfigError: the key in the environment is not valid in a header, or httpx is not installed.
-        """
+        """Create the client without connecting; `reload` is the path that loads adapters."""
         self._url = url.rstrip("/")
         self._client = HttpClient(self._url, key=_key(), timeout_s=timeout_s, extra="local", who="local")
         self._reload = reload
@@ -57,12 +53,7 @@ class Engine:
         self._observe_call = observe_call
 
     def use_adapter(self, name: str, directory: str) -> None:
-        """Switch the server to these adapters, then unload the previous ones.
-
-        Raises:
-            InfrastructureError: the server does not answer.
-            RefusedError: the server refuses.
-        """
+        """Switch the server to these adapters, then unload the previous ones."""
         self._post(self._reload, {"lora_name": name, "lora_path": directory})
         if self._adapter:
             with contextlib.suppress(RefusedError):  # unknown to a restarted server

@@ -13,11 +13,7 @@ from retrain.rollouts import Floats
 def log_ratios(
     logprobs: Floats, sampler_logprobs: Floats, advantages: Floats, sequence: NDArray[np.int64]
 ) -> Floats:
-    """Return log(new probability / sampler's probability) per token: shape (tokens,).
-
-    Raises:
-        ValueError: the four arrays do not all have the same shape (tokens,).
-    """
+    """Return log(new probability / sampler's probability) per token; all four shapes must be (tokens,)."""
     shapes = [np.shape(a) for a in (logprobs, sampler_logprobs, advantages, sequence)]
     if len(shapes[0]) != 1 or len(set(shapes)) > 1:
         raise ValueError(
@@ -29,11 +25,7 @@ def log_ratios(
 
 
 def ratio_bounds(clip_low: float, clip_high: float) -> tuple[float, float]:
-    """Return the bounds of the ratio, 1 - clip_low and 1 + clip_high.
-
-    Raises:
-        ValueError: `clip_low` is not in [0, 1], or `clip_high` is negative or not finite.
-    """
+    """Return the bounds of the ratio, 1 - clip_low and 1 + clip_high."""
     if not 0 <= clip_low <= 1:
         raise ValueError(f"clip_low: got {clip_low}; needs a number from 0 to 1 (1 is no lower bound)")
     if not (math.isfinite(clip_high) and clip_high >= 0):

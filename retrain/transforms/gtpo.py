@@ -29,11 +29,7 @@ def reweigh(rollout: Rollout, advantage: float, progress: float, *, beta: NotNeg
 
 
 def surprisal(rollout: Rollout) -> Floats:
-    """Return u for each token: shape (tokens,), nats, none negative.
-
-    Raises:
-        ValueError: a log-probability is not finite.
-    """
+    """Return u for each token: shape (tokens,), nats, none negative."""
     logprobs = np.asarray(rollout.logprobs, dtype=np.float64)
     if not np.isfinite(logprobs).all():
         token = int(np.argmin(np.isfinite(logprobs)))
@@ -43,11 +39,7 @@ def surprisal(rollout: Rollout) -> Floats:
 
 
 def weights(u: Floats, beta: float) -> Floats:
-    """Return max(0, 1 + beta (u / mean(u) - 1)) per token; ones if all surprisal is 0.
-
-    Raises:
-        ValueError: `beta` is negative or not finite.
-    """
+    """Return max(0, 1 + beta (u / mean(u) - 1)) per token; ones if all surprisal is 0."""
     if not (math.isfinite(beta) and beta >= 0):
         raise ValueError(f"beta: got {beta}; needs a number of 0 or more")
     mean = u.mean() if u.size else 0.0

@@ -44,9 +44,6 @@ def planning_mask(rollout: Rollout, phrases: Sequence[str]) -> NDArray[np.bool_]
 
     Matching ignores case and the kind and amount of white space between words; a phrase matches whole
     words only. A token without text (end of sequence) is not planning.
-
-    Raises:
-        ValueError: `phrases` is not a list of non-empty strings.
     """
     text = "".join(rollout.pieces)
     covered = np.zeros(len(text), dtype=np.int64)

@@ -79,12 +79,7 @@ DEFAULTS = LocalOptions()
 
 
 def connect(spec: BackendSpec) -> LocalBackend:
-    """Load a model and add fresh adapters to it.
-
-    Raises:
-        ConfigError: an option is wrong, packages are missing, or the model cannot be used.
-        InfrastructureError: the hub or the sampling server cannot be reached.
-    """
+    """Load a model and add fresh adapters to it."""
     options = parsed(LocalOptions, spec.options, check_options(spec.options))
     if missing := extras.missing_problem("backends", "local"):
         raise ConfigError(f"[backend].backend: {missing}")

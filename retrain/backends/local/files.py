@@ -65,14 +65,7 @@ def load_policy(
     generator: torch.Generator,
     identity: Mapping[str, Any],
 ) -> dict[str, int]:
-    """Overwrite model, optimizer and generator with what `save_policy` wrote.
-
-    Returns:
-        The batch sizes, in tokens, that fitted in memory.
-
-    Raises:
-        RecordsError: the files cannot be read, or belong to another model.
-    """
+    """Overwrite all state with what `save_policy` wrote; return the batch sizes that fitted, in tokens."""
     try:
         facts = json.loads((directory / FACTS).read_text(encoding="utf-8"))
         for key, value in {"format": FORMAT, **identity}.items():

@@ -76,16 +76,9 @@ class Optimizer:
         squares: Sequence[float],
         parts: Sequence[Sequence[TrainingSample]],
     ) -> tuple[float, GradientMoments | None]:
-        """Update the parameters, with the gradient norm clipped to `max_norm`.
+        """Update the parameters by the clipped gradient; return its norm before clipping, and the moments.
 
-        Args:
-            squares: each part's `part_norm`, for the moments; empty if they are not wanted.
-
-        Returns:
-            The norm before clipping, and the moments.
-
-        Raises:
-            NonFiniteError: the gradient is not finite; nothing changed.
+        `squares` are each part's `part_norm`; empty if moments are not wanted.
         """
         whole = _squared_norm(self._sums)
         if not np.isfinite(whole):
@@ -133,12 +126,7 @@ class Optimizer:
         return {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
 
     def load(self, tensors: Mapping[str, torch.Tensor], steps: int) -> None:
-        """Restore what `state` returned after `steps` steps; the parameters must be loaded already.
-
-        Raises:
-            KeyError: a tensor is missing.
-            ValueError: a tensor's shape differs from its parameter's.
-        """
+        """Restore what `state` returned after `steps` steps; the parameters must be loaded already."""
         self.steps = steps
         with torch.no_grad():
             for name, parameter, master in self._named():

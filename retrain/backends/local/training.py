@@ -122,14 +122,7 @@ class MicroBatch:
 def lay_out(
     samples: Sequence[TrainingSample], prompts: Mapping[str, Ids], budget: int, device: torch.device
 ) -> list[MicroBatch]:
-    """Return samples as micro-batches of similar lengths.
-
-    Args:
-        samples: in any order.
-        prompts: token ids by prompt text.
-        budget: tokens per micro-batch, including padding; a longer sequence gets its own micro-batch.
-        device: of the tensors.
-    """
+    """Return samples as micro-batches of similar lengths: `budget` tokens, or one sequence."""
 
     def length(sample: TrainingSample) -> int:
         return len(prompts[sample.rollout.prompt.text]) + len(sample.rollout.tokens) - 1

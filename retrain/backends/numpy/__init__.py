@@ -37,11 +37,7 @@ class NumpyOptions:
 
 
 def connect(spec: BackendSpec) -> NumpyBackend:
-    """Return a policy with fresh weights.
-
-    Raises:
-        ConfigError: an option is wrong, or the task has no alphabet.
-    """
+    """Return a policy with fresh weights."""
     from retrain.backends.numpy.policy import NumpyBackend
 
     return NumpyBackend(spec, parsed(NumpyOptions, spec.options, check_options(spec.options)))

@@ -43,14 +43,7 @@ def load_policy(
     optimizer: Sgd,
     random: np.random.Generator,
 ) -> list[Array]:
-    """Overwrite weights, optimizer and generator with what `save_policy` wrote.
-
-    Returns:
-        The previous gradient, to compare the next step's with, or nothing.
-
-    Raises:
-        RecordsError: the files cannot be read, or belong to another policy.
-    """
+    """Overwrite all state with what `save_policy` wrote; return the previous gradient, if there is one."""
     try:
         facts = json.loads((directory / "policy.json").read_text(encoding="utf-8"))
         for key, value in _identity(identity, weights).items():

@@ -202,16 +202,9 @@ def log_probabilities(weights: Weights, states: Array, temperature: float) -> Ar
 
 
 def back_propagate(weights: Weights, trace: Trace, state_gradient: Array, gradient: Weights) -> Array:
-    """Back-propagate through the steps, adding to `gradient`.
+    """Back-propagate through the steps, adding to `gradient`; return the gradient of the initial states.
 
-    Args:
-        weights: of the forward pass.
-        trace: the forward pass.
-        state_gradient: gradient of the loss for each state, shape (total, hidden); overwritten.
-        gradient: accumulates the gradients of the weights.
-
-    Returns:
-        The gradient of the initial states, shape (sequences, hidden), in the sequences' order.
+    `state_gradient`, the gradient of the loss for each state, is overwritten.
     """
     packed = trace.packed
     characters, dtype = weights.shapes["embedding"][0], weights.flat.dtype.name

@@ -49,12 +49,7 @@ class TinkerOptions:
 
 
 def connect(spec: BackendSpec) -> Awaitable[TinkerBackend]:
-    """Open a session with the API, free of charge.
-
-    Raises:
-        ConfigError: an option is wrong, the SDK or the key is missing, or the key is rejected.
-        InfrastructureError: the API cannot be reached.
-    """
+    """Open a session with the API, free of charge."""
     options = parsed(TinkerOptions, spec.options, check_options(spec.options))
     if problems := _missing(spec.model):
         raise ConfigError(problems)

@@ -72,13 +72,7 @@ class Calls:
         options: TinkerOptions,
         observe_call: Callable[[CallFacts], None] | None = None,
     ) -> None:
-        """Start counting overload responses if the number of permits adapts.
-
-        Args:
-            permit: context manager that holds a permit while entered; safe to cancel.
-            options: timeouts and retry budget.
-            observe_call: called after each call, if the number of permits adapts.
-        """
+        """Take permits from `permit`; count overload responses if there is an `observe_call`."""
         self._permit = permit
         self._options = options
         self._observe_call = observe_call
@@ -91,12 +85,7 @@ class Calls:
         self._answers.close()
 
     async def once(self, kind: str, operation: Callable[[], Awaitable[T]]) -> T:
-        """Make one call under a permit.
-
-        Raises:
-            TimeoutError: no result within the timeout.
-            InfrastructureError: no permit within the timeout.
-        """
+        """Make one call under a permit; a TimeoutError if its result takes too long."""
         asked = time.monotonic()
         async with self._one_permit():
             return await self._observed(kind, operation, time.monotonic() - asked)

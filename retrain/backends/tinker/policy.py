@@ -94,7 +94,7 @@ class TinkerBackend:
             s.rollout.policy_version == self._session.version for s in samples
         )
         outcome = await self._session.update(Update(data, wanted, self._adam(optimization)))
-        stats = self._auditor.read(samples, loss, outcome.outputs, outcome.metrics, on_policy=on_policy)
+        stats = self._auditor.read(samples, loss, outcome, on_policy=on_policy)
         if not np.isfinite([stats.loss, stats.grad_norm]).all():
             await self._session.undo()
             raise NonFiniteError(

@@ -22,7 +22,8 @@ from retrain.backends.tinker import DAY_S, TinkerOptions
 from retrain.backends.tinker.calls import Calls
 from retrain.backends.tinker.connection import Connection
 from retrain.backends.tinker.faults import FAULTS, Fault, classify, describe
-from retrain.backends.tinker.state import Outcome, Sampler, State, Update
+from retrain.backends.tinker.state import Sampler, State, Update
+from retrain.backends.tinker.wire import Outcome
 from retrain.blocking import in_thread
 from retrain.errors import ConfigError, RecordsError
 

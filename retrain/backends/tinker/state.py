@@ -6,17 +6,16 @@ A checkpoint is a JSON file with the path of the state that the API saved.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from retrain.backends.tinker.wire import ApiLoss
 from retrain.errors import RecordsError
 
 if TYPE_CHECKING:
     from tinker import SamplingClient
-    from tinker.types import AdamParams, Datum, ForwardBackwardOutput, OptimStepResponse
+    from tinker.types import AdamParams, Datum
 
 FORMAT = 1  # of the file; increment when old ones can no longer be read
 NAME = "tinker.json"
@@ -55,23 +54,6 @@ class Update:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Outcome:
-    """The API's response to an update."""
-
-    outputs: Sequence[Mapping[str, Any]]  # one per datum
-    metrics: dict[str, float]
-
-    @classmethod
-    def of(cls, passes: Sequence[ForwardBackwardOutput], step: OptimStepResponse) -> Outcome:
-        """Join the responses to the parts; sums are added up."""
-        outputs = [output for answer in passes for output in answer.loss_fn_outputs]
-        metrics = {**passes[-1].metrics, **(step.metrics or {})}
-        sums = {name for name in passes[-1].metrics if name.endswith(":sum")}
-        metrics |= {name: sum(answer.metrics[name] for answer in passes) for name in sums}
-        return cls(outputs, metrics)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
 class Sampler:
     """A sampling client and its policy version."""
 
@@ -86,11 +68,7 @@ def write_state(directory: Path, state: State, model: str, rank: int) -> None:
 
 
 def read_state(directory: Path, model: str, rank: int) -> State:
-    """Return the saved policy.
-
-    Raises:
-        RecordsError: unreadable, or of another model.
-    """
+    """Return the saved policy; a RecordsError if it is unreadable or of another model."""
     wanted = {"format": FORMAT, "model": model, "lora_rank": rank}
     try:
         facts = json.loads((directory / NAME).read_text(encoding="utf-8"))

@@ -32,7 +32,7 @@ from retrain.errors import ConfigError, NonFiniteError, RunFailedError
 from retrain.rollouts import SUPERVISED, Floats, Loss, Prompt, TrainingSample
 
 if TYPE_CHECKING:
-    from tinker.types import Datum, SampleResponse
+    from tinker.types import Datum, ForwardBackwardOutput, OptimStepResponse, SampleResponse
 
 Name = Literal["importance_sampling", "ppo", "cispo", "gspo", "cross_entropy"]
 KNOWN = tuple(name for name in get_args(Name) if name != "cross_entropy")  # valid as a run's loss
@@ -69,11 +69,7 @@ def loss_problem(name: str) -> str:
 
 
 def api_loss(loss: Loss) -> ApiLoss:
-    """Translate a loss; missing clip bounds default to those of our own function.
-
-    Raises:
-        ConfigError: the API does not have this loss.
-    """
+    """Translate a loss; missing clip bounds default to those of our own function."""
     if loss.name == SUPERVISED:
         return ApiLoss("cross_entropy", {})
     problem = loss_problem(loss.name)
@@ -99,13 +95,7 @@ class DatumArrays:
 
 
 def datum_arrays(prompt: Sequence[int], sample: TrainingSample) -> DatumArrays:
-    """Return a sample as arrays.
-
-    Raises:
-        ConfigError: the prompt has no token, so nothing predicts the completion's first token.
-        RunFailedError: the lengths of tokens, log-probabilities and advantages differ.
-        NonFiniteError: a log-probability or an advantage is NaN or infinite.
-    """
+    """Return a sample as arrays; lengths must agree, and numbers must be finite as float32."""
     rollout = sample.rollout
     tokens, number = rollout.tokens, rollout.prompt.id
     lengths = (len(tokens), len(rollout.logprobs), len(sample.advantages))
@@ -183,6 +173,23 @@ def drawn_from(
     return found
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Outcome:
+    """The API's response to an update."""
+
+    outputs: Sequence[Mapping[str, Any]]  # one per datum
+    metrics: dict[str, float]
+
+    @classmethod
+    def of(cls, passes: Sequence[ForwardBackwardOutput], step: OptimStepResponse) -> Outcome:
+        """Join the responses to the parts; sums are added up."""
+        outputs = [output for answer in passes for output in answer.loss_fn_outputs]
+        metrics = {**passes[-1].metrics, **(step.metrics or {})}
+        sums = {name for name in passes[-1].metrics if name.endswith(":sum")}
+        metrics |= {name: sum(answer.metrics[name] for answer in passes) for name in sums}
+        return cls(outputs, metrics)
+
+
 class Auditor:
     """Converts the API's responses into statistics; warns once about each mismatch."""
 
@@ -193,27 +200,17 @@ class Auditor:
         self,
         samples: Sequence[TrainingSample],
         loss: Loss,
-        outputs: Sequence[Mapping[str, Any]],
-        metrics: Mapping[str, float],
+        outcome: Outcome,
         *,
         on_policy: bool,
     ) -> UpdateStats:
-        """Return a step's statistics.
+        """Return a step's statistics; a RunFailedError if the response does not match the samples.
 
         `entropy` is estimated by the mean surprisal of the sampled tokens; `grad_norm` is 0 if the API
-        does not report it. If the response has no log-probabilities, the sampler's are used.
-
-        Args:
-            samples: the training samples.
-            loss: the run's loss.
-            outputs: one mapping per sample.
-            metrics: of the forward-backward pass and the optimizer step together.
-            on_policy: whether the samples are from the policy that was updated.
-
-        Raises:
-            RunFailedError: the response does not match the samples.
+        does not report it. If the response has no log-probabilities, the sampler's are used. `on_policy`
+        samples are from the policy that was updated.
         """
-        data, scored = TokenData.of(samples), _scored(samples, outputs)
+        data, scored, metrics = TokenData.of(samples), _scored(samples, outcome.outputs), outcome.metrics
         sampled = data.sampler_logprobs
         logprobs = sampled if scored is None else scored
         terms = loss.evaluate(logprobs, sampled, data.advantages, data.sequence)
