@@ -50,11 +50,6 @@ class Commands(TyperGroup):
         super().__init__(**settings)
         self.commands: dict[str, Any] = dict.fromkeys(COMMANDS)  # names, for suggestions
 
-    def list_commands(self, ctx: Any) -> list[str]:
-        """Return the names in the order in which help shows them."""
-        del ctx
-        return list(COMMANDS)
-
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         """Return a command, or None if there is none of that name."""
         del ctx

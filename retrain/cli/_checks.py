@@ -6,7 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from importlib import metadata
@@ -60,6 +60,14 @@ class Used:
     kind: str
     name: str
     params: Mapping[str, Any]
+    needs: Needs
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """The variables that hold its key, as named by its table if it names one."""
+        if self.needs.keys and "key_env" in self.params:
+            return (self.params["key_env"],) if self.params["key_env"] else ()
+        return self.needs.keys
 
 
 def core_checks() -> Iterator[Check]:
@@ -78,25 +86,32 @@ def used_plugins(configs: Sequence[Config]) -> list[Used]:
     used: dict[str, Used] = {}
     for config in configs:
         named = [
-            Used(kind, getattr(getattr(config, section), key), getattr(getattr(config, section), params))
-            for section, key, kind, params, _ in PLUGINS
+            ("loggers", name, config.logging.logger_params.get(name, {})) for name in config.logging.loggers
         ]
-        for name in config.logging.loggers:
-            named.append(Used("loggers", name, config.logging.logger_params.get(name, {})))
-        if config.campaign is not None:
-            named.append(Used("launchers", config.campaign.launcher, {}))
-        for one in named:
+        named += [("launchers", config.campaign.launcher, {})] if config.campaign is not None else []
+        for section, key in PLUGINS:
+            table = getattr(config, section)
+            named.append((key.plugin, getattr(table, key.name), getattr(table, key.params)))
+        for kind, name, params in named:
+            one = Used(kind, name, params, needs(kind, name))
             used.update({repr(u): u for u in (one, *_parts(one))})
     return list(used.values())
 
 
 def plugin_checks(used: Sequence[Used]) -> Iterator[Check]:
     """Check for extras, keys and programs of all plugins; those of plugins in use are required."""
-    known = [*OF_COMMANDS, *(needs(kind, name) for kind in registry.KINDS for name in registry.names(kind))]
-    needed = [(one, needs(one.kind, one.name)) for one in used]
-    yield from _extra_checks(known, needed)
-    yield from _key_checks(known, needed)
-    yield from _command_checks(used)
+    of_plugins = {(kind, name): needs(kind, name) for kind in registry.KINDS for name in registry.names(kind)}
+    known = [*OF_COMMANDS, *of_plugins.values()]
+    for extra in dict.fromkeys(wanted.extra for wanted in known if wanted.extra):
+        users = dict.fromkeys(one.name for one in used if one.needs.extra == extra)
+        yield _extra_check(extra, [wanted for wanted in known if wanted.extra == extra], list(users))
+    users_of_keys = dict.fromkeys((wanted.keys for wanted in known), "")
+    users_of_keys |= {one.keys: one.name for one in used}
+    yield from (_key_check(keys, user) for keys, user in users_of_keys.items() if keys)
+    in_use = {(one.kind, one.name) for one in used}
+    for plugin, wanted in of_plugins.items():
+        if wanted.commands:
+            yield _command_check(plugin[1], wanted, is_used=plugin in in_use)
 
 
 def machine_checks(configs: Sequence[Config]) -> Iterator[Check]:
@@ -113,48 +128,25 @@ def machine_checks(configs: Sequence[Config]) -> Iterator[Check]:
 def server_checks(configs: Sequence[Config]) -> Iterator[Check]:
     """Check that the servers named by runs answer."""
     for server in servers_of(configs):
-        what = f"server {server.address}"
-        if not server.silence:
-            yield Check(what, Verdict.OK, "answers")
-            continue
         fix = f"start it or correct {server.key}; other machines may still reach it"
-        yield Check(what, Verdict.MISSING, server.silence, fix)
+        lacks = (Verdict.MISSING, server.silence, fix) if server.silence else (Verdict.OK, "answers")
+        yield Check(f"server {server.address}", *lacks)
 
 
-def _parts(one: Used) -> Iterable[Used]:
+def _parts(one: Used) -> Iterator[Used]:
     made_of = registry.hook("rewards", one.name, "made_of") if one.kind == "rewards" else None
-    parts = [Used("rewards", name, params) for name, params in made_of(one.params)] if made_of else []
-    return [*parts, *(inner for part in parts for inner in _parts(part))]
-
-
-def _extra_checks(known: Sequence[Needs], needed: Sequence[tuple[Used, Needs]]) -> Iterator[Check]:
-    for extra in dict.fromkeys(wanted.extra for wanted in known if wanted.extra):
-        users = [one.name for one, wanted in needed if wanted.extra == extra]
-        yield _extra_check(extra, [wanted for wanted in known if wanted.extra == extra], users)
+    for name, params in made_of(one.params) if made_of else ():
+        yield (part := Used("rewards", name, params, needs("rewards", name)))
+        yield from _parts(part)
 
 
 def _extra_check(extra: str, wanted: Sequence[Needs], users: Sequence[str]) -> Check:
     missing = list(dict.fromkeys(package for one in wanted for package in one.missing()))
-    what = f"extra {extra}" + (f" for {', '.join(dict.fromkeys(users))}" if users else "")
+    what = f"extra {extra}" + (f" for {', '.join(users)}" if users else "")
     if not missing:
         return Check(what, Verdict.OK, ", ".join(dict.fromkeys(p for one in wanted for p in one.packages)))
     verdict = Verdict.MISSING if users else Verdict.ABSENT
     return Check(what, verdict, f"{', '.join(missing)} not found", wanted[0].command)
-
-
-def _key_checks(known: Sequence[Needs], needed: Sequence[tuple[Used, Needs]]) -> Iterator[Check]:
-    users_of_keys = dict.fromkeys((wanted.keys for wanted in known), "")
-    users_of_keys |= {_keys(one, wanted): one.name for one, wanted in needed}
-    for names, user in users_of_keys.items():
-        if names:
-            yield _key_check(names, user)
-
-
-def _keys(one: Used, wanted: Needs) -> tuple[str, ...]:
-    """Return the variables that hold a plugin's key, as named by its table if it names one."""
-    if wanted.keys and "key_env" in one.params:
-        return (one.params["key_env"],) if one.params["key_env"] else ()
-    return wanted.keys
 
 
 def _key_check(names: tuple[str, ...], user: str) -> Check:
@@ -162,16 +154,6 @@ def _key_check(names: tuple[str, ...], user: str) -> Check:
     if Needs(keys=names).has_key():
         return Check(what, Verdict.OK, "set")
     return Check(what, Verdict.MISSING if user else Verdict.ABSENT, "not set", f"export {names[0]}=...")
-
-
-def _command_checks(used: Sequence[Used]) -> Iterator[Check]:
-    for kind in registry.KINDS:
-        for name in registry.names(kind):
-            wanted = needs(kind, name)
-            if wanted.commands:
-                yield _command_check(
-                    name, wanted, is_used=any(u.kind == kind and u.name == name for u in used)
-                )
 
 
 def _command_check(name: str, wanted: Needs, *, is_used: bool) -> Check:

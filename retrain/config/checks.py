@@ -12,10 +12,9 @@ from typing import Any
 
 from retrain import extras, registry
 from retrain.config.campaign import LARGEST_SEED, Campaign
-from retrain.config.drafts import Draft, Problem
+from retrain.config.drafts import Draft, Location, Problem
 from retrain.config.flow import flow_problems
 from retrain.config.keys import keys_of
-from retrain.config.problems import Location
 from retrain.config.resolve import PLUGINS, SHORTHANDS, label_of, label_of_modes
 from retrain.errors import ConfigError
 
@@ -26,12 +25,12 @@ NAMED = re.compile(r"(?P<key>[a-z_]+): (?P<what>.+)", re.DOTALL)  # `length: got
 
 def check_run(draft: Draft) -> Iterator[Problem]:
     """Check what one run would use, section by section."""
-    for section, key, kind, params, _ in PLUGINS:
-        if draft.is_sound(f"{section}.{key}"):
+    for section, key in PLUGINS:
+        if draft.is_sound(f"{section}.{key.name}"):
             table = getattr(draft.config, section)
-            given = getattr(table, params) if draft.is_sound(f"{section}.{params}") else None
-            at, params_at = (section, key), (section, params)
-            yield from _plugin_problems(draft, kind, getattr(table, key), given, at, params_at)
+            params = getattr(table, key.params) if draft.is_sound(f"{section}.{key.params}") else None
+            at, params_at = (section, key.name), (section, key.params)
+            yield from _plugin_problems(draft, key.plugin, getattr(table, key.name), params, at, params_at)
     yield from _check_back_pressure(draft)
     yield from _check_warm_up(draft)
     yield from _check_throttle(draft)
@@ -41,10 +40,11 @@ def check_run(draft: Draft) -> Iterator[Problem]:
 
 def check_plugin_names(draft: Draft) -> Iterator[Problem]:
     """Check the plugins that a file names, even if its conditions replace them."""
-    for section, key, kind, _, _ in PLUGINS:
-        if draft.is_sound(f"{section}.{key}"):
-            what = registry.problem_with_name(kind, getattr(getattr(draft.config, section), key))
-            yield from [((section, key), what)] if what else ()
+    for section, key in PLUGINS:
+        if draft.is_sound(f"{section}.{key.name}"):
+            name = getattr(getattr(draft.config, section), key.name)
+            if what := registry.problem_with_name(key.plugin, name):
+                yield (section, key.name), what
 
 
 def check_campaign(draft: Draft) -> Iterator[Problem]:

@@ -1,7 +1,7 @@
 """Turns a file's tables into typed sections, even if some of its keys are wrong.
 
 A key with a wrong type or value counts as missing, so that everything else is still checked and every
-problem of a file is reported at once. This is the only module that a plan needs pydantic's validator for.
+problem of a file is reported at once: where, what, and how to fix it.
 """
 
 from __future__ import annotations
@@ -15,12 +15,35 @@ from typing import Any, Literal, TypeAlias, Union, get_args, get_origin
 
 from pydantic_core import CoreSchema, SchemaValidator, ValidationError, core_schema
 
-from retrain.config.keys import Key, keys_of
-from retrain.config.problems import Location, explain, key_of
-from retrain.config.resolve import hints_of
+from retrain.config.campaign import Condition
+from retrain.config.keys import Key, keys_of, quote
+from retrain.config.resolve import SECTIONS, hints_of, sections_of
 from retrain.config.schema import Config
+from retrain.registry import hint
 
+Location: TypeAlias = tuple[str | int, ...]
 Problem: TypeAlias = tuple[Location, str]
+NEEDS = {
+    "int_type": "a whole number",
+    "float_type": "a number",
+    "bool_type": "true or false",
+    "string_type": "a string in quotes",
+    "list_type": "a list in [brackets]",
+    "dict_type": "a table",
+    "dataclass_type": "a table",
+    "finite_number": "a finite number",
+}
+BOUNDS = {
+    "greater_than_equal": ("ge", "at least"),
+    "greater_than": ("gt", "more than"),
+    "less_than_equal": ("le", "at most"),
+    "less_than": ("lt", "less than"),
+    "string_too_short": ("min_length", "a length of at least"),
+    "string_too_long": ("max_length", "a length of at most"),
+}
+GONE: dict[Location, str] = {
+    ("campaign", "ray", "share_seconds"): "the driver submits each run as a task of its own",
+}
 SIMPLE: Mapping[Any, Callable[..., CoreSchema]] = {
     int: partial(core_schema.int_schema, strict=True),
     float: partial(core_schema.float_schema, strict=True),
@@ -61,7 +84,7 @@ def draft_of(tables: Mapping[str, Any], *, tries_plugins: bool = False) -> Draft
     sound = deepcopy(dict(tables))
     for one in found:
         _drop(sound, one["loc"])
-    mistakes = [(location, explain(one, location)) for one in found for location in [key_of(one["loc"])]]
+    mistakes = [(location, _explain(one, location)) for one in found for location in [_key_of(one["loc"])]]
     return Draft(_validator().validate_python(sound), tables, tries_plugins, tuple(dict.fromkeys(mistakes)))
 
 
@@ -131,3 +154,63 @@ def _holds(below: Any, part: str | int) -> bool:
     if isinstance(below, list):  # a list of anything but tables is dropped whole
         return isinstance(part, int) and part < len(below) and isinstance(below[part], dict)
     return isinstance(below, dict) and part in below
+
+
+def place(location: Location) -> str:
+    """Write a location as TOML shows it: `[training].lr`, `[algorithm.loss_params].clip_low`."""
+    if location[:2] == ("campaign", "conditions") and len(location) > 2:
+        here = f"[[campaign.conditions]] #{int(location[2]) + 1}"
+        inside = location[3:]
+        return here + (f" {place(inside)}" if len(inside) > 1 else "".join(f".{key}" for key in inside))
+    *tables, key = [f'"{part}"' if "." in str(part) else str(part) for part in location]
+    return f"[{'.'.join(tables)}].{key}" if tables else f"[{key}]"
+
+
+def _explain(error: Mapping[str, Any], location: Location) -> str:
+    """Return the problem and its fix, for one of pydantic's errors."""
+    kind, key = error["type"], _key(location)
+    if kind == "unexpected_keyword_argument":
+        return _unknown_key(location)
+    what = error["msg"]
+    if key and key.needs:
+        what = f"needs {key.needs}"
+    elif kind in NEEDS:
+        what = f"needs {NEEDS[kind]}"
+    elif kind in BOUNDS:
+        name, words = BOUNDS[kind]
+        because = f", because {key.because}" if key and key.because else ""
+        what = f"needs {words} {error['ctx'][name]:g}{because}"
+    elif kind == "literal_error":
+        what = f"needs {error['ctx']['expected']}"
+    return f"got {quote(error['input'])}; {what}"
+
+
+def _unknown_key(location: Location) -> str:
+    if location in GONE:
+        return f"no longer a key, because {GONE[location]}; remove it"
+    tables = location[:-1]
+    known = list(keys_of(_section_class(tables))) if tables else [name for name in SECTIONS if name != "run"]
+    what = "section" if len(location) == 1 else "key"
+    return f"unknown {what}; " + hint(str(location[-1]), known, f"known: {', '.join(known)}")
+
+
+def _section_class(tables: Location) -> Any:
+    if tables[:2] == ("campaign", "conditions"):
+        return Condition
+    here: Any = Config
+    for table in tables:
+        inner = sections_of(here).get(str(table))
+        if inner is None:  # a table of free keys
+            break
+        here = inner
+    return here
+
+
+def _key_of(location: Location) -> Location:
+    """Return the key of a problem: pydantic's location also names the alternative type that it tried."""
+    key = _key(location[:2])
+    return location[:2] if key and key.needs else location
+
+
+def _key(location: Location) -> Key | None:
+    return keys_of(_section_class(location[:-1])).get(str(location[-1])) if len(location) > 1 else None

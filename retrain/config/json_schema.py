@@ -20,7 +20,7 @@ from retrain.config.schema import Config
 NAME = "retrain.schema.json"  # in the directory of a campaign file, whose first line names it
 DIRECTIVE = f"#:schema ./{NAME}"  # the directive that editors' TOML extensions read
 DOTTED = {"type": "string", "pattern": r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)+$"}
-RUN_KINDS = {plugin.kind for plugin in PLUGINS}
+RUN_KINDS = {key.plugin for _, key in PLUGINS}
 _DRAFT = "https://json-schema.org/draft/2020-12/schema"
 _TYPES: dict[str, dict[str, Any]] = {
     "int": {"type": "integer"},

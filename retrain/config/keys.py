@@ -9,6 +9,7 @@ from typing import Any, ClassVar, Literal, TypeAlias
 
 LARGEST_COUNT = 10**9  # far above any sane count; products of two still fit an int64
 LARGEST_PERMITS = 512
+LONGEST_QUOTE = 60  # characters of a wrong value that a message repeats
 UNCHANGED: Any = object()
 
 Table = dict[str, Any]
@@ -106,3 +107,11 @@ def keys_of(section: Any) -> Mapping[str, Key]:
             **{name: says[name] for name in DECLARED & says.keys()},
         )
     return found
+
+
+def quote(value: object) -> str:
+    """Return a value as written in TOML, shortened."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    text = f'"{value}"' if isinstance(value, str) else repr(value)
+    return text if len(text) <= LONGEST_QUOTE else text[: LONGEST_QUOTE - 1] + "…"

@@ -16,8 +16,8 @@ from retrain.config.checks import (
     check_run,
     with_launcher_options,
 )
-from retrain.config.drafts import Problem, draft_of
-from retrain.config.problems import Location, place, quote
+from retrain.config.drafts import Location, Problem, draft_of, place
+from retrain.config.keys import quote
 from retrain.config.resolve import DECIDED_BY_CAMPAIGN, merge, overrides_of, with_default_plugins
 from retrain.config.schema import Config
 from retrain.config.versions import CURRENT, as_meant

@@ -8,7 +8,7 @@ import re
 import unicodedata
 from collections.abc import Hashable, Iterator, Mapping
 from functools import cache
-from typing import Any, NamedTuple, TypeVar, cast, get_args, get_type_hints
+from typing import Any, TypeVar, cast, get_args, get_type_hints
 
 from retrain.config.campaign import Campaign, Condition
 from retrain.config.keys import Key, keys_of
@@ -16,16 +16,6 @@ from retrain.config.schema import Config
 
 T = TypeVar("T")
 TAG_LENGTH = 6  # hex digits that distinguish labels which shortening made equal
-
-
-class PluginKey(NamedTuple):
-    """A key that names a plugin of a run, and the key of the plugin's parameters."""
-
-    section: str
-    key: str
-    kind: str
-    params: str
-    default: str
 
 
 @cache  # slow, and a campaign builds a config per run
@@ -50,15 +40,12 @@ SECTIONS = sections_of(Config)
 RUN_SECTIONS = tuple(name for name in SECTIONS if name in keys_of(Condition))  # that a condition overrides
 SHORTHANDS = {name: key.stands_for for name, key in keys_of(Condition).items() if key.stands_for}
 DECIDED_BY_CAMPAIGN = {key.stands_for: name for name, key in keys_of(Campaign).items()}  # "": the rest
-PLUGINS = tuple(
-    PluginKey(section, key.name, key.plugin, key.params, key.default)
-    for section in RUN_SECTIONS
-    for key in keys_of(SECTIONS[section]).values()
-    if key.plugin
+PLUGINS = tuple(  # the keys that name a run's plugins, each with its section
+    (section, key) for section in RUN_SECTIONS for key in keys_of(SECTIONS[section]).values() if key.plugin
 )
 # A condition that names another plugin starts with that plugin's defaults, not with the file's
 # parameters for a different one.
-PARAMS_OF = {plugin.key: plugin.params for plugin in PLUGINS}
+PARAMS_OF = {key.name: key.params for _, key in PLUGINS}
 
 
 def overrides_of(condition: Mapping[str, Any]) -> dict[str, Any]:
@@ -78,10 +65,10 @@ def with_default_plugins(raw: Mapping[str, Any]) -> dict[str, Any]:
     So a condition that names another plugin is known to replace the default one.
     """
     spelled = {name: table for name, table in raw.items() if name in RUN_SECTIONS or name not in SECTIONS}
-    for plugin in PLUGINS:
-        table = spelled.get(plugin.section, {})
+    for section, key in PLUGINS:
+        table = spelled.get(section, {})
         if isinstance(table, dict):
-            spelled[plugin.section] = {plugin.key: plugin.default, **table}
+            spelled[section] = {key.name: key.default, **table}
     return spelled
 
 

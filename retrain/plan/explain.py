@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from retrain.config.problems import quote
+from retrain.config.keys import quote
 from retrain.config.resolve import RUN_SECTIONS
 from retrain.plan.checklist import Check, Decisions, warnings_of
 from retrain.plan.matrix import Plan, RunPlan
