@@ -19,16 +19,14 @@ from retrain.plan.matrix import Plan, RunPlan
 from retrain.records.attempts import read_attempts
 from retrain.records.layout import RunFiles, find_campaigns
 from retrain.records.manifest import Expectation, Manifest
-from retrain.records.metrics import read_ends
-from retrain.records.pace import PACE_KEYS, pace_of
-from retrain.records.run_state import RunState, inspect_run
+from retrain.records.run_row import read_row
+from retrain.records.run_state import RunState
 from retrain.system import cpu_capacity
 
 FIRST_LOOK_S = 1.0
 LOOK_EVERY = 1.5  # times the time of the look before, so that the cost stays small
 ENOUGH_STEPS = 20  # of each running run, or the share below of its steps: fewer look steadier than they are
 ENOUGH_SHARE = 0.05
-LAST_ROWS = 5
 FEW_RUNS = 2  # of each condition, in earlier campaigns
 STAMP = len("-20250131T120000Z-0a1b")  # what follows the name in a campaign's directory
 
@@ -109,16 +107,10 @@ class Forecaster:
         return Expectation(elapsed_s + left.p50_s, elapsed_s + left.p90_s, elapsed_s, "its first steps")
 
     def _left(self, run: RunPlan) -> RunLeft:
-        files = self._files_of(run.run_id)
-        if not files.metrics.exists():
-            return RunLeft(run.run_id, run.condition, run.max_steps, is_running=False, pace=None)
-        seen = inspect_run(files, run.config_hash)
-        ends = read_ends(files.metrics, LAST_ROWS, PACE_KEYS)
-        is_over = seen.state in (RunState.DONE, RunState.FAILED)
-        done = int(ends.last[-1]["step"]) if ends.last else 0
-        left = 0 if is_over else max(0, run.max_steps - done)
-        is_running = seen.state is RunState.RUNNING
-        return RunLeft(run.run_id, run.condition, left, is_running, pace_of(ends, seen.attempts))
+        row = read_row(run.planned, self._files_of(run.run_id))
+        is_over = row.state in (RunState.DONE, RunState.FAILED)
+        left = 0 if is_over else max(0, run.max_steps - row.step)
+        return RunLeft(run.run_id, run.condition, left, row.state == RunState.RUNNING, row.pace)
 
     def _busy_s(self) -> float:
         """Return the time in which any run was alive: the pauses of a stopped campaign do not count."""

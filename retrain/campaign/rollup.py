@@ -22,7 +22,6 @@ from retrain.records.layout import CampaignFiles, RunFiles
 from retrain.records.manifest import (
     Expectation,
     Manifest,
-    PlannedRun,
     RunEntry,
     look_at,
     new_manifest,
@@ -42,7 +41,7 @@ def manifest_of(
     plan: Plan, files: CampaignFiles, shared_permits: Sequence[str], notice: Callable[[str], None]
 ) -> Manifest:
     """Return a campaign's manifest, made or completed from its plan; a damaged one is set aside."""
-    planned = [PlannedRun(r.run_id, r.condition, r.seed, r.max_steps, r.config_hash) for r in plan.runs]
+    planned = [run.planned for run in plan.runs]
     try:
         found = read_manifest(files.manifest)
     except DamagedRecordError:

@@ -20,6 +20,7 @@ from retrain.records.text import plain
 
 if TYPE_CHECKING:
     from retrain.records.manifest import RunEntry
+    from retrain.records.run_row import PlannedRun
 
 CPU_BACKENDS = ("numpy",)
 LONGEST_NAME = 64  # characters of a condition's own name that views show
@@ -44,6 +45,13 @@ class RunPlan:
     @property
     def max_steps(self) -> int:
         return self.config.training.max_steps
+
+    @property
+    def planned(self) -> PlannedRun:
+        """The run as its records name it."""
+        from retrain.records.run_row import PlannedRun  # not at the top: `explain` needs no records
+
+        return PlannedRun(self.run_id, self.condition, self.seed, self.max_steps, self.config_hash)
 
     @property
     def answers_alone(self) -> bool:
