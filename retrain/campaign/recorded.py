@@ -15,7 +15,7 @@ from typing import Any
 
 from retrain.config.digest import decides, digest, is_as_written, is_current, laid_over
 from retrain.config.files import changed_files
-from retrain.config.resolve import as_tables
+from retrain.config.resolve import as_tables, flatten
 from retrain.config.versions import as_meant
 from retrain.errors import ConfigError, DamagedRecordError
 from retrain.locks.held import is_held
@@ -141,8 +141,8 @@ def _differences(before: Mapping[str, Any], run: RunPlan) -> Iterator[str]:
     if not before or not is_as_written(before):
         yield "its first configuration is unknown, because its run.toml is damaged or gone"
         return
-    old = dict(_flat(as_meant(before)))
-    new = dict(_flat(as_tables(run.config)))
+    old = _deciding(as_meant(before))
+    new = _deciding(as_tables(run.config))
     known, named = before["run"].get("files", {}), run.config.run
     is_moved = {key for key in known if named and key in named.files and _name(old, key) == _name(new, key)}
     changed = [
@@ -154,19 +154,8 @@ def _differences(before: Mapping[str, Any], run: RunPlan) -> Iterator[str]:
     yield from changed or ["its configuration differs"]
 
 
-def _flat(tables: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    for section, table in tables.items():
-        for key, value in table.items() if isinstance(table, dict) else ():
-            if decides(section, key):
-                yield from _leaves(value, f"{section}.{key}")
-
-
-def _leaves(value: Any, key: str) -> Iterator[tuple[str, Any]]:
-    if not isinstance(value, dict):
-        yield key, value
-        return
-    for name, inner in value.items():
-        yield from _leaves(inner, f"{key}.{name}")
+def _deciding(tables: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in flatten(tables) if decides(*key.split(".")[:2])}
 
 
 def _name(tables: Mapping[str, Any], key: str) -> str:

@@ -137,3 +137,12 @@ def label_of_modes(advantage_mode: str, transform_mode: str) -> str:
     """Return the label of a condition without a name: its two modes."""
     modes = [mode.rpartition(".")[2] for mode in (advantage_mode, transform_mode) if mode != "none"]
     return label_of("+".join(modes))
+
+
+def flatten(tables: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Iterate over every value that is no table, with its dotted key."""
+    for key, value in tables.items():
+        if isinstance(value, Mapping):
+            yield from flatten(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value

@@ -8,12 +8,13 @@ versions of MLflow refuse its older file store.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
 from retrain import extras
+from retrain.config.resolve import flatten
 from retrain.loggers import LoggedRun, Logger, Row, numbers
 from retrain.loggers.process import LoggerProcess
 from retrain.loggers.tensorboard import seconds
@@ -103,7 +104,7 @@ class _Mlflow:
         tags = {"campaign": run.campaign, "condition": run.condition, "seed": str(run.seed)}
         made = self._client.create_run(within, run_name=run.run_id, tags=tags | {"attempt": str(run.attempt)})
         settings = [
-            self._entities.Param(key, str(value)[:LONGEST_PARAMETER]) for key, value in _flat(run.settings)
+            self._entities.Param(key, str(value)[:LONGEST_PARAMETER]) for key, value in flatten(run.settings)
         ]
         for part in _parts(settings, PARAMETERS_AT_ONCE):
             self._client.log_batch(made.info.run_id, params=part)
@@ -145,14 +146,6 @@ def _make_tables(path: Path, open_store: Callable[[str], Any]) -> None:
         left.unlink(missing_ok=True)
     open_store(SQLITE + str(beside))
     beside.replace(path)
-
-
-def _flat(tables: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
-    for key, value in tables.items():
-        if isinstance(value, Mapping):
-            yield from _flat(value, f"{above}{key}.")
-        else:
-            yield f"{above}{key}", value
 
 
 def _whole_rows(rows: Sequence[Row], most: int) -> Iterator[list[Row]]:

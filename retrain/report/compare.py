@@ -9,6 +9,7 @@ from itertools import takewhile
 from typing import Any
 
 from retrain.config.digest import BESIDE_RESULTS
+from retrain.config.resolve import flatten
 from retrain.records.text import plain
 from retrain.report.final import Moment, describe, final_value, known_metrics
 from retrain.report.gather import RunHistory
@@ -194,7 +195,7 @@ def _verdict(gap: Difference, p: float | None) -> Verdict:
 
 def differences(sides: Sequence[Sequence[RunHistory]]) -> tuple[KeyDifference, ...]:
     """List the keys that differ between runs of any side, without seeds and paths."""
-    flat = [[dict(flatten(run.config)) for run in runs if run.config] for runs in sides]
+    flat = [[dict(deciding(run.config)) for run in runs if run.config] for runs in sides]
     keys = sorted({key for side in flat for tables in side for key in tables} - {SEED})
     found = {
         key: [list(dict.fromkeys(repr(one[key]) if key in one else ABSENT for one in side)) for side in flat]
@@ -207,15 +208,9 @@ def differences(sides: Sequence[Sequence[RunHistory]]) -> tuple[KeyDifference, .
     )
 
 
-def flatten(tables: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+def deciding(tables: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     """Iterate over `section.key` and value of every key that affects a run's result."""
-    for key, value in tables.items():
-        if not prefix and key in BESIDE_RESULTS:
-            continue
-        if isinstance(value, dict) and value:
-            yield from flatten(value, f"{prefix}{key}.")
-        elif value != {}:
-            yield prefix + key, value
+    return flatten({name: table for name, table in tables.items() if name not in BESIDE_RESULTS})
 
 
 def _shown(by_side: Sequence[Sequence[str]]) -> tuple[str, ...]:

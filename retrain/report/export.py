@@ -19,7 +19,7 @@ from retrain.records.layout import RunFiles
 from retrain.records.lines import Row
 from retrain.records.metrics import stream_rows
 from retrain.records.run_state import UNREADABLE
-from retrain.report.compare import SEED, flatten
+from retrain.report.compare import SEED, deciding
 from retrain.report.final import Moment, final_value, known_metrics
 from retrain.report.gather import CampaignRecord, RunHistory
 
@@ -131,7 +131,7 @@ def _end(campaign: CampaignRecord, run: RunHistory) -> Row:
     reached = Moment(step=run.last_step)
     for name in known_metrics([run]):
         row[f"final.{name}"] = final_value(run, name, Moment() if run.is_done else reached)
-    return row | {key: value for key, value in flatten(run.config) if key != SEED}
+    return row | {key: value for key, value in deciding(run.config) if key != SEED}
 
 
 def _identity(campaign: CampaignRecord, run: RunHistory) -> Row:
