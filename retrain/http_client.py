@@ -146,12 +146,9 @@ class HttpClient:
 
     def _refusal(self, answer: Any) -> CallError:
         said = b""
-        with contextlib.suppress(self._httpx.HTTPError):  # the first part is enough
-            for part in answer.iter_bytes():
-                said += part
-                if len(said) >= EXCERPT:
-                    break
-        text = self._masked(said.decode("utf-8", "replace")[:EXCERPT])
+        with contextlib.suppress(self._httpx.HTTPError):
+            said = next(answer.iter_bytes(EXCERPT), b"")
+        text = self._masked(said.decode("utf-8", "replace"))
         return CallError(text, answer.status_code, retry_after=answer.headers.get("Retry-After", ""))
 
     def _too_slow(self) -> CallError:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from retrain.cli.options import AsJson, ConfigFile, Overrides, duration
+from retrain.cli import AsJson, ConfigFile, Overrides, duration
 from retrain.cli.run import interruptible
 
 if TYPE_CHECKING:

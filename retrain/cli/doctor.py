@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from retrain.cli.options import AsJson
+from retrain.cli import AsJson
 
 if TYPE_CHECKING:
     from retrain.config.schema import Config

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from retrain.cli.options import AsJson, ConfigFile, Overrides, duration
+from retrain.cli import AsJson, ConfigFile, Overrides, duration
 
 
 def command(

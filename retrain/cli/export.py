@@ -8,15 +8,9 @@ from typing import Annotated
 
 import typer
 
-from retrain.cli.options import Force, permission
+from retrain.cli import Force, permission
 
-
-class Format(StrEnum):
-    """File formats of the table."""
-
-    CSV = "csv"
-    JSONL = "jsonl"
-    PARQUET = "parquet"
+Format = StrEnum("Format", ["csv", "jsonl", "parquet"])
 
 
 def command(

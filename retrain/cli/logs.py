@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from retrain.cli.options import RunDirectory, RunId
+from retrain.cli import RunDirectory, RunId
 
 
 def command(

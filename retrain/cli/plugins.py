@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from retrain import registry
-from retrain.cli.options import AsJson
+from retrain.cli import AsJson
 from retrain.errors import EXIT_CONFIG, ConfigError
 from retrain.extras import needs, summary
 

@@ -8,17 +8,9 @@ from typing import Annotated
 
 import typer
 
-from retrain.cli.options import Force, permission
+from retrain.cli import Force, permission
 
-
-class Format(StrEnum):
-    """File formats of a report."""
-
-    HTML = "html"
-    PNG = "png"
-    SVG = "svg"
-    CSV = "csv"
-    PARQUET = "parquet"
+Format = StrEnum("Format", ["html", "png", "svg", "csv", "parquet"])
 
 
 def command(

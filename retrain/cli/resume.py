@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from retrain.cli.options import AsJson, Detach
+from retrain.cli import AsJson, Detach
 from retrain.cli.run import JUST_STARTED, carry_out, finish, leave_running, observe
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from retrain.cli.options import AsJson, ConfigFile, Detach, Overrides
+from retrain.cli import AsJson, ConfigFile, Detach, Overrides
 
 if TYPE_CHECKING:
     from retrain.campaign import Observer

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from retrain.cli.options import AsJson, RunDirectory, RunId
+from retrain.cli import AsJson, RunDirectory, RunId
 
 if TYPE_CHECKING:
     from rich.console import Console

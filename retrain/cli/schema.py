@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from retrain.cli.options import AsJson
+from retrain.cli import AsJson
 
 
 def command(

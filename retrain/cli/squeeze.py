@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from retrain.cli.options import AsJson
+from retrain.cli import AsJson
 
 if TYPE_CHECKING:
     from retrain.squeeze import Adapter, Retained, Spectrum

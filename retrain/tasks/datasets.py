@@ -49,6 +49,9 @@ def build(
 ) -> Task:
     """Load the data set and split it by prompt text; rows of one prompt stay on one side.
 
+    The options that are not listed are those of the task `jsonl`, with columns for fields; whole numbers are
+    converted to text.
+
     Args:
         path: hub id such as "openai/gsm8k"; or a directory, written by `save_to_disk` or with files that
             `load_dataset` reads; or one file: .json, .jsonl, .csv, .tsv, .parquet or .arrow.
@@ -56,12 +59,6 @@ def build(
         split: split to train on; slices such as "train[:1000]" work.
         held_out_split: split to evaluate on, such as "test"; then all of `split` is used for training.
         revision: branch, tag or commit on the hub.
-        prompt_field: column of the prompt text, not empty.
-        answer_field: column of the reference answer: text, or whole numbers, which are converted to text;
-            "" if the reward needs none.
-        template: wording of the prompt; {prompt} is replaced by the text.
-        held_out: fraction of the distinct prompts that training never sees; unused with `held_out_split`.
-        seed: determines the order and the split.
 
     Raises:
         ConfigError: the package is not installed, the data set cannot be loaded, or rows are invalid.
