@@ -31,6 +31,8 @@ from retrain.rewards import Answer
 from retrain.rewards.bounds import bounds_of
 from retrain.rewards.opening import open_scorer
 from retrain.rollouts import Loss, Prompt, Rollout, TrainingSample
+from retrain.sandbox.choice import choose
+from retrain.sandbox.probe import holes
 from retrain.trainer.event_loop import EventLoopThread
 
 Table = Mapping[str, Any]
@@ -119,6 +121,12 @@ def _scores(name: str, table: Table) -> str:
     if odd:
         return f"returned {odd[0]}; a reward is a finite number"
     return f"scored none of {len(answers)} completions" if len(unknown) == len(answers) else ""
+
+
+def _confines(name: str, table: Table) -> str:
+    """programs run in it, and reach no files, network or processes"""
+    reached = holes(choose(name, table))
+    return f"a program reached {', '.join(reached)}" if reached else ""
 
 
 def _estimates(name: str, table: Table) -> str:
@@ -266,6 +274,7 @@ def _stop_when_trained(campaign: CampaignRun) -> None:
 
 CHECKS: Mapping[str, tuple[Callable[[str, Table], str], ...]] = {
     "rewards": (_scores,),
+    "sandbox": (_confines,),
     "advantages": (_estimates,),
     "transforms": (_reweighs,),
     "losses": (_slopes,),

@@ -22,14 +22,14 @@ from retrain.sandbox.probe import holes
 ON_LINUX = pytest.mark.skipif(sys.platform != "linux", reason="confines less elsewhere")
 CONTAINER = ["env", "-i", f"PATH={Path(sys.executable).parent}:/usr/bin:/bin"]
 PRINTS = '[{"input": "", "output": "1"}]'
-OPTIONS = {"command": {"command": CONTAINER, "python": sys.executable}}
+OPTIONS = {"command": {"command": CONTAINER, "python": sys.executable}, "bubblewrap anew": {"warm": False}}
 
 
-@pytest.fixture(scope="module", params=["bubblewrap", "process", "command"])
+@pytest.fixture(scope="module", params=["bubblewrap", "bubblewrap anew", "process", "command"])
 def scorer(request: pytest.FixtureRequest) -> Iterator[ProgramScorer]:
-    options = OPTIONS.get(request.param)
+    name, options = request.param.split()[0], OPTIONS.get(request.param)
     opened = python.open_scorer(
-        tests="stdio", workers=2, timeout_s=5.0, sandbox=request.param, sandbox_options=options
+        tests="stdio", workers=2, timeout_s=5.0, sandbox=name, sandbox_options=options
     )
     assert isinstance(opened, ProgramScorer)
     yield opened
@@ -91,10 +91,12 @@ def test_programs_do_not_see_each_others_files(scorer: ProgramScorer) -> None:
     assert scored(scorer, "import os; print(int('left' not in os.listdir('.')))") == Score(1.0)
 
 
-@pytest.mark.parametrize("name", ["bubblewrap", "process"])
 @ON_LINUX
-def test_nothing_gets_out_of_a_sandbox(name: str) -> None:
-    assert holes(choose(name, {})) == []
+@pytest.mark.parametrize(
+    ("name", "options"), [("bubblewrap", {}), ("bubblewrap", {"warm": False}), ("process", {})]
+)
+def test_nothing_gets_out_of_a_sandbox(name: str, options: dict[str, bool]) -> None:
+    assert holes(choose(name, options)) == []
 
 
 def test_the_self_test_finds_what_is_open() -> None:

@@ -12,10 +12,11 @@ from retrain.sandbox.probe import holes
 @cache
 def open_sandbox() -> Sandbox:
     """Return bubblewrap if nothing gets out of it here, else a process with limits."""
-    try:
-        found = bubblewrap.open_sandbox()
-        if not holes(found):
-            return found
-    except (ConfigError, SandboxError):
-        pass  # not installed, or no namespaces for this user
+    for warm in (True, False):
+        try:
+            found = bubblewrap.open_sandbox(warm=warm)
+            if not holes(found):
+                return found
+        except (ConfigError, SandboxError):
+            continue  # not installed, or no namespaces for this user
     return process.open_sandbox()

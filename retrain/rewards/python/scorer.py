@@ -31,9 +31,12 @@ class Desk:
 
     sandbox: Sandbox
     cells: dict[str, Cell] = field(default_factory=dict)
+    is_closed: bool = False
 
     def cell(self, use: str = "programs") -> Cell:
         """Return an open sandbox, one for each use; tests need one that takes descriptors."""
+        if self.is_closed:
+            raise SandboxError("closed while a program ran")
         if use not in self.cells:
             is_local = use == "programs" or not self.sandbox.single_use
             self.cells[use] = Cell(self.sandbox if is_local else choose("process", {}))
@@ -82,6 +85,7 @@ class ProgramScorer:
         """End all processes; safe to call twice."""
         self._threads.shutdown(wait=False, cancel_futures=True)
         for desk in self._desks:
+            desk.is_closed = True
             desk.close()
 
     def _score(self, answer: Answer) -> Score:
