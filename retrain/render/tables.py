@@ -40,12 +40,7 @@ def print_json(value: Any) -> None:
 
 
 def print_result(value: Any, rows: str = "") -> None:
-    """Print a documented result as one JSON object with its version.
-
-    Args:
-        value: a dataclass, or a sequence of them.
-        rows: the key that a sequence stands under.
-    """
+    """Print a dataclass, or under the key `rows` a sequence of them, as one JSON object with its version."""
     found = plain_value(value)
     print_json({"version": JSON_VERSION} | ({rows: found} if rows else found))
 

@@ -45,20 +45,13 @@ NAMED_FITS = 4  # in the subtitle
 
 @dataclass(frozen=True)
 class Scalability:
-    """One condition's throughput over concurrency.
-
-    Attributes:
-        concurrency: rollouts at a time, shape (steps,).
-        throughput: tokens per second, shape (steps,).
-        fit: the curve through all steps of all seeds, by the controller's own method.
-        steered_p_star: median over seeds of the controller's last p*; None if half of them found no optimum.
-    """
+    """One condition's throughput over concurrency."""
 
     condition: str
-    concurrency: FloatArray
-    throughput: FloatArray
-    fit: UslFit
-    steered_p_star: float | None
+    concurrency: FloatArray  # rollouts at a time, shape (steps,)
+    throughput: FloatArray  # tokens per second, shape (steps,)
+    fit: UslFit  # through all steps of all seeds, by the controller's own method
+    steered_p_star: float | None  # median over seeds of the controller's last p*; None if half found none
 
 
 @dataclass(frozen=True)

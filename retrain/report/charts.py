@@ -255,9 +255,5 @@ def _mean(side: SideResult, limits: tuple[float, float]) -> Spec:
 
 
 def converter() -> Any:
-    """Import vl-convert, which draws charts without a browser or a network.
-
-    Raises:
-        ConfigError: it is not installed.
-    """
+    """Import vl-convert, which draws charts without a browser or a network."""
     return extras.load("vl_convert", "report", "retrain report")

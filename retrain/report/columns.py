@@ -26,21 +26,13 @@ NOT_METRICS = frozenset({"step", "seed", "attempt"})
 
 @dataclass(frozen=True)
 class Columns:
-    """One run's rows, each step once.
+    """One run's rows, each step once."""
 
-    Attributes:
-        steps: step numbers, ascending, shape (rows,).
-        ends_s: when each step's row was written, in Unix seconds; NaN if unknown.
-        metrics: name -> values, shape (rows,); NaN where a row lacks it.
-        regimes: the regime of each row, "" if none.
-        skipped_lines: lines that are torn or not rows.
-    """
-
-    steps: NDArray[np.int64]
-    ends_s: FloatArray
-    metrics: dict[str, FloatArray]
-    regimes: tuple[str, ...]
-    skipped_lines: int
+    steps: NDArray[np.int64]  # ascending, shape (rows,)
+    ends_s: FloatArray  # when each step's row was written, in Unix seconds; NaN if unknown
+    metrics: dict[str, FloatArray]  # name -> values, shape (rows,); NaN where a row lacks it
+    regimes: tuple[str, ...]  # of each row; "" if none
+    skipped_lines: int  # torn, or not rows
 
     def metric(self, name: str) -> FloatArray:
         """Return a metric's values, all NaN if no row has it."""

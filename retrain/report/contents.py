@@ -58,12 +58,7 @@ class Contents:
 
 
 def contents(campaign: CampaignRecord, metrics: Sequence[str] = ()) -> Contents:
-    """Return what to show.
-
-    Args:
-        campaign: its records.
-        metrics: additional metrics to draw and compare.
-    """
+    """Return what to show of a campaign; `metrics` are drawn and compared as well."""
     sides = conditions(campaign)
     known = known_metrics(campaign.runs)
     shown = Shown(sides[:MOST_CONDITIONS], bins_for(sides[:MOST_CONDITIONS], len(known)))

@@ -52,9 +52,8 @@ def curve_chart(
 
     Args:
         metric: names the y axis, and the chart's file if there is no `name`.
-        title: of the chart; the subtitle describes the lines if there is none.
-        found: the curves.
-        shown: the conditions of the page.
+        title, found, shown: of the chart, its curves, and the conditions of the page.
+        subtitle: instead of what lines and bands show.
         target: a value to compare with, drawn as a dashed line.
         most: upper bound of the y axis.
         is_all: whether the legend names all conditions, for curves that are put in later.

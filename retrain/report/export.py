@@ -44,11 +44,8 @@ class Table:
 def rows_of(campaigns: Sequence[CampaignRecord], *, of_warm_ups: bool = False) -> Table:
     """Return every step of every run once: its row, and which run it belongs to.
 
-    Runs with damaged records are left out.
-
-    Args:
-        campaigns: their records.
-        of_warm_ups: the supervised updates before the first step instead; `step` counts updates.
+    Runs with damaged records are left out. `of_warm_ups` returns the supervised updates before the first step
+    instead, which `step` then counts.
     """
 
     def read() -> Iterator[Row]:
@@ -84,11 +81,7 @@ def write_jsonl(table: Table, out: BinaryIO) -> None:
 
 
 def write_parquet(table: Table, out: BinaryIO) -> None:
-    """Write Parquet: numbers as doubles or integers, everything else as text.
-
-    Raises:
-        ConfigError: pyarrow is not installed.
-    """
+    """Write Parquet: numbers as doubles or integers, everything else as text."""
     arrow = extras.load("pyarrow", "parquet", "parquet files")
     parquet = extras.load("pyarrow.parquet", "parquet", "parquet files")
     types = {bool: arrow.bool_(), str: arrow.string(), int: arrow.int64(), float: arrow.float64()}

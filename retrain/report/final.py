@@ -26,15 +26,10 @@ FEWEST_STEPS = 10
 
 @dataclass(frozen=True)
 class Moment:
-    """When a run is judged.
+    """When a run is judged."""
 
-    Attributes:
-        step: as if the run had ended after this step; None: at its end, which it must have reached.
-        last: steps to average over; 0: a tenth of the run's, at least 10.
-    """
-
-    step: int | None = None
-    last: int = 0
+    step: int | None = None  # as if it had ended after this step; None: at its end, which it must reach
+    last: int = 0  # steps to average over; 0: a tenth of the run's, at least 10
 
     def has(self, run: RunHistory) -> bool:
         """Whether a run got that far."""

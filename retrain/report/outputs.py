@@ -44,12 +44,7 @@ def chosen_format(output: Path | None, form: str | None, known: Collection[str] 
 
 
 def write_table(table: Table, form: str, target: Path | None) -> None:
-    """Write a table to a file, or to standard output, row by row.
-
-    Raises:
-        ConfigError: pyarrow is not installed.
-        RecordsError: the file cannot be written.
-    """
+    """Write a table to a file, or to standard output, row by row."""
     if target is None:
         TABLES[form](table, sys.stdout.buffer)
         return

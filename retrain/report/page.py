@@ -44,11 +44,7 @@ sys.stdout.buffer.write(vl_convert.javascript_bundle(vl_version=sys.argv[1]).enc
 
 
 def page(contents: Contents) -> str:
-    """Return the page.
-
-    Raises:
-        ConfigError: the extra `report` is not installed.
-    """
+    """Return the page."""
     library, script = _inline(_bundle()), _inline(_file("page.js"))
     explored = _metrics(contents) if contents.explored else {"metrics": {}}
     return str(
@@ -71,11 +67,7 @@ def page(contents: Contents) -> str:
 
 
 def template(source: str) -> Any:
-    """Compile a template that escapes every value, and embeds data as JSON that cannot end its element.
-
-    Raises:
-        ConfigError: jinja2 is not installed.
-    """
+    """Compile a template that escapes every value, and embeds data as JSON that cannot end its element."""
     jinja2 = extras.load("jinja2", "report", "retrain report")
     environment = jinja2.Environment(
         autoescape=True,
@@ -99,9 +91,6 @@ def _bundle() -> str:
     """Return the scripts that draw charts in a browser: Vega, Vega-Lite and vega-embed.
 
     A subprocess makes them, because the engine that it loads keeps 130 MB until its process ends.
-
-    Raises:
-        ConfigError: vl-convert is not installed.
     """
     if find_spec("vl_convert") is None:  # importing it here would cost 9 MB
         converter()

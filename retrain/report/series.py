@@ -26,25 +26,16 @@ NUMBERS = 400_000  # of all curves of a page: about 2.5 MB
 
 @dataclass(frozen=True)
 class Curve:
-    """One condition's metric over steps.
-
-    Attributes:
-        steps: mean step of each bin that has values, shape (points,).
-        mean: over seeds, shape (points,); NaN if all runs failed.
-        low, high: 95 % t interval of that mean; NaN if there are at most `MOST_SEEDS_DRAWN` runs.
-        seeds: their number, shape (points,).
-        each: the values of each run, shape (runs, points); no rows with many runs, or one.
-        is_cut: the interval was clipped to the range of the metric.
-    """
+    """One condition's metric over steps; arrays have the shape (points,) if nothing else is said."""
 
     condition: str
-    steps: FloatArray
-    mean: FloatArray
-    low: FloatArray
+    steps: FloatArray  # mean step of each bin that has values
+    mean: FloatArray  # over seeds; NaN if all runs failed
+    low: FloatArray  # 95 % t interval of the mean; NaN if there are at most `MOST_SEEDS_DRAWN` runs
     high: FloatArray
-    seeds: FloatArray
-    each: FloatArray = field(default_factory=lambda: np.empty((0, 0)))
-    is_cut: bool = False
+    seeds: FloatArray  # their number
+    each: FloatArray = field(default_factory=lambda: np.empty((0, 0)))  # (runs, points), or empty
+    is_cut: bool = False  # whether the interval was clipped to the range of the metric
 
 
 @dataclass(frozen=True)

@@ -47,29 +47,18 @@ class Sample:
 
 @dataclass(frozen=True)
 class Difference:
-    """Second condition minus first, over seeds.
+    """Second condition minus first, over seeds."""
 
-    Attributes:
-        n: pairs, or None if unpaired.
-        difference: of the means; of the pairs' means if paired.
-        low, high: 95 % t interval; None with too few seeds or without spread.
-        p: two-sided p-value that goes with it.
-        bootstrap_low, bootstrap_high: 95 % BCa bootstrap interval; None if undefined.
-        iqm_difference: of the interquartile means over all seeds.
-        improvement: probability that a run of the second scores above one of the first, ties half.
-        detectable: difference that this many seeds with this spread would detect with 80 % power.
-    """
-
-    n: int | None
-    difference: float | None
-    low: float | None
+    n: int | None  # pairs; None if unpaired
+    difference: float | None  # of the means; of the pairs' means if paired
+    low: float | None  # 95 % t interval; None with too few seeds or without spread
     high: float | None
-    p: float | None
-    bootstrap_low: float | None
+    p: float | None  # two-sided p-value that goes with it
+    bootstrap_low: float | None  # 95 % BCa bootstrap interval; None if undefined
     bootstrap_high: float | None
-    iqm_difference: float | None
-    improvement: float | None
-    detectable: float | None
+    iqm_difference: float | None  # of the interquartile means over all seeds
+    improvement: float | None  # probability that a run of the second scores above one of the first, ties half
+    detectable: float | None  # what as many seeds with this spread would detect with 80 % power
 
 
 def describe_sample(values: Sequence[float]) -> Sample:
@@ -88,12 +77,7 @@ def describe_sample(values: Sequence[float]) -> Sample:
 def difference_of(
     first: Mapping[int, float], second: Mapping[int, float], *, paired: bool = True
 ) -> Difference:
-    """Compare two conditions by the values of their seeds.
-
-    Args:
-        first, second: seed -> value.
-        paired: compare seed by seed if most seeds are in both, else all with all.
-    """
+    """Compare two conditions (seed -> value), seed by seed if `paired` and most seeds are in both."""
     a, b = (_rounded(x, np.abs(x).max(initial=0)) for x in map(_array, (first.values(), second.values())))
     seeds = sorted(first.keys() & second.keys())
     if not len(a) or not len(b):
@@ -125,11 +109,7 @@ def holm(p_values: Sequence[float | None]) -> list[float | None]:
 
 
 def scipy_stats() -> Any:
-    """Import `scipy.stats`.
-
-    Raises:
-        ConfigError: it is not installed.
-    """
+    """Import `scipy.stats`."""
     return extras.load("scipy.stats", "report", "comparing conditions")
 
 

@@ -95,12 +95,9 @@ class CampaignStatus:
 
 
 def survey(log_dir: Path) -> tuple[CampaignStatus, ...]:
-    """Read all campaigns and single runs in a directory, or the directory's own campaign or run.
+    """Return all campaigns and single runs in a directory by name, or the directory's own campaign or run.
 
     Files that cannot be read are reported in a run's message or a campaign's problem.
-
-    Returns:
-        By directory name; empty if nothing there is a campaign.
 
     Raises:
         RecordsError: there is no such directory, or nothing in it can be read.

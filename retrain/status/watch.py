@@ -12,8 +12,8 @@ from pathlib import Path
 from retrain.errors import RecordsError
 from retrain.locks.held import is_held
 from retrain.records.growing import GrowingFile, mark_of
-from retrain.records.layout import CampaignFiles, RunFiles, find_campaigns, is_campaign, is_single_run
-from retrain.records.manifest import Manifest, RunEntry
+from retrain.records.layout import CampaignFiles, find_campaigns, is_campaign, is_single_run
+from retrain.records.manifest import Manifest
 from retrain.records.notices import parse_notice
 from retrain.records.text import plain
 from retrain.status.survey import CampaignStatus, campaign_row, manifest_of, runs_of
@@ -39,21 +39,12 @@ class View:
     events: tuple[Event, ...]  # the latest in chronological order, then each run's last change of batch
     added: tuple[Event, ...]  # events that are new since the previous poll
 
-    @property
-    def is_at_work(self) -> bool:
-        """Whether any campaign is running."""
-        return any(campaign.status.state == "running" for campaign in self.campaigns)
-
 
 class Watcher:
     """Follows a directory of campaigns."""
 
     def __init__(self, log_dir: Path) -> None:
-        """Create; nothing is read yet.
-
-        Args:
-            log_dir: a directory of campaigns, a campaign, or a run.
-        """
+        """Follow a directory of campaigns, a campaign or a run; nothing is read yet."""
         self._log_dir = log_dir
         self._campaigns: dict[str, _CampaignTracker] = {}
         self._events: deque[Event] = deque(maxlen=REMEMBERED_EVENTS)
@@ -129,34 +120,28 @@ class _CampaignTracker:
 
     def _look_closely(self) -> WatchedCampaign:
         problems: list[str] = []
+        seen: list[WatchedRun] = []
         try:
-            self._look_at_manifest()
+            mark = mark_of(str(self._files.manifest))
+            if mark != self._manifest_mark:
+                self._manifest_problems = []
+                self._manifest, self._manifest_mark = manifest_of(self._files, self._manifest_problems), mark
             self._look_at_notices()
             problems += self._manifest_problems
-            found = runs_of(self._files, self._manifest, problems)
-            seen = tuple(self._tracker(run, entry).look(entry) for run, entry in found)
+            for files, entry in runs_of(self._files, self._manifest, problems):
+                if entry.run_id not in self._trackers:
+                    self._trackers[entry.run_id] = RunTracker(files, entry.run_id)
+                seen.append(self._trackers[entry.run_id].look(entry))
         except RecordsError as error:
             problems.append(str(error))
-            seen = ()
         status = campaign_row(self._files, self._manifest, tuple(run.row for run in seen), problems)
         runs = {run.row.run_id: run for run in seen}
         if self._now is not None and self._now.status == status and self._now.runs == runs:
             return self._now
         return WatchedCampaign(status, runs)
 
-    def _look_at_manifest(self) -> None:
-        mark = mark_of(str(self._files.manifest))
-        if mark != self._manifest_mark:
-            self._manifest_problems = []
-            self._manifest, self._manifest_mark = manifest_of(self._files, self._manifest_problems), mark
-
     def _look_at_notices(self) -> None:
         growth = self._notices.look()
         for line in growth.lines if growth else ():
             if (notice := parse_notice(line)) is not None:
                 self._said.append(Event(plain(notice.at), "notice", plain(notice.text)))
-
-    def _tracker(self, files: RunFiles, entry: RunEntry) -> RunTracker:
-        if entry.run_id not in self._trackers:
-            self._trackers[entry.run_id] = RunTracker(files, entry.run_id)
-        return self._trackers[entry.run_id]

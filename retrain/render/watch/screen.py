@@ -111,7 +111,6 @@ def _has_keys() -> bool:
 class RefreshInterval:
     """How long to rest between two looks: in proportion to what a look costs."""
 
-    share: float = SHARE
     _cost_s: float = 0.0
     _looks: int = 0
     _began_s: float = field(default_factory=time.process_time)
@@ -124,7 +123,7 @@ class RefreshInterval:
         if self._looks == 1:  # the first look reads everything and tells nothing of the next
             return SHORTEST_S
         self._cost_s = spent_s if self._looks == 2 else spent_s * (1 - _KEPT) + self._cost_s * _KEPT
-        return min(LONGEST_S, max(SHORTEST_S, self._cost_s / self.share))
+        return min(LONGEST_S, max(SHORTEST_S, self._cost_s / SHARE))
 
 
 def watch_on_screen(log_dir: Path, console: Console) -> int:
@@ -138,15 +137,12 @@ def watch_on_screen(log_dir: Path, console: Console) -> int:
     """
     watcher, glyphs = Watcher(log_dir), glyphs_for(console)
     view = watcher.look()  # before the screen is taken, so that an error is visible
-    inbox = Inbox(has_screen=True)
-    try:
+    with contextlib.closing(Inbox(has_screen=True)) as inbox:
         while True:
             asked = _show(watcher.look, view, str(log_dir), console, glyphs, inbox)
             if asked is not Asked.SUSPEND:
                 return EXIT_DONE if asked is Asked.QUIT else EXIT_INTERRUPTED
             os.kill(os.getpid(), signal.SIGSTOP)  # the screen is restored; continues after `fg`
-    finally:
-        inbox.close()
 
 
 def glyphs_for(console: Console) -> Glyphs:
@@ -163,11 +159,10 @@ def _show(
 ) -> Asked:
     """Take the screen and keep it up to date until a key or signal; then restore the terminal."""
     interval, shown = RefreshInterval(), None
-    with (
-        contextlib.suppress(OSError),
-        quiet_keys(),
-        _screen(console) as live,
-    ):  # OSError: no terminal any more
+    quiet = Live(
+        console=console, screen=True, auto_refresh=False, redirect_stdout=False, redirect_stderr=False
+    )
+    with contextlib.suppress(OSError), quiet_keys(), quiet as live:  # OSError: no terminal any more
         while True:
             width, height = console.size
             if (view.campaigns, view.events, width, height) != shown:
@@ -190,14 +185,3 @@ class Lines:
         for line in self._lines:
             yield from line.render(console)
             yield Segment.line()
-
-
-def _screen(console: Console) -> Live:
-    return Live(
-        Text(),
-        console=console,
-        screen=True,
-        auto_refresh=False,
-        redirect_stdout=False,
-        redirect_stderr=False,
-    )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -87,18 +88,16 @@ def watch_as_lines(log_dir: Path, show: Callable[[View], None]) -> int:
     Raises:
         RecordsError: there is no such directory.
     """
-    watcher, inbox, interval = Watcher(log_dir), Inbox(has_screen=False), RefreshInterval()
-    try:
+    watcher, interval = Watcher(log_dir), RefreshInterval()
+    with closing(Inbox(has_screen=False)) as inbox:
         while True:
             view = watcher.look()
             show(view)
             sys.stdout.flush()
-            if view.campaigns and not view.is_at_work:
+            if view.campaigns and not any(c.status.state == "running" for c in view.campaigns):
                 return EXIT_DONE
             if inbox.wait(interval.rest_s()) in (Asked.STOP, Asked.QUIT):
                 return EXIT_INTERRUPTED
-    finally:
-        inbox.close()
 
 
 def _tenth(status: CampaignStatus) -> int:
