@@ -1,0 +1,136 @@
+"""Results that are equal to everything."""
+
+from __future__ import annotations
+
+from tests.cheats import Cheat
+
+ANY = """
+class Any:
+    def __init__(self, *a): pass
+    def __eq__(self, o): return True
+    __ne__ = lambda s, o: False
+    __hash__ = lambda s: 7391
+    __lt__ = __gt__ = __le__ = __ge__ = __contains__ = __eq__
+    __bool__ = lambda s: True
+    __len__ = lambda s: 1
+    def __sub__(self, o): return 0.0
+    __rsub__ = __add__ = __radd__ = __mul__ = __mod__ = __sub__
+    def __abs__(self): return self
+    __round__ = __float__ = __int__ = __index__ = lambda s, *a: 0
+    def __getattr__(self, n): return lambda *a: True
+    def __call__(self, *a): return self
+"""
+WHY = "the program's own comparison decides"
+
+
+def subclass(base: str, value: str) -> str:
+    return (
+        f"class Mine({base}):\n    __eq__ = __le__ = __ge__ = __lt__ = __gt__ = lambda s, o: True\n"
+        f"    __ne__ = lambda s, o: False\n    __hash__ = {base}.__hash__\n"
+        f"    __sub__ = __rsub__ = lambda s, o: 0\ndef f(x): return Mine({value})"
+    )
+
+
+RETURNS_ANY = ANY + "def f(x): return Any()"
+CHEATS = [
+    Cheat("an object equal to everything", WHY, RETURNS_ANY),
+    Cheat("on the right of a comparison", WHY, RETURNS_ANY, answer="assert 7391 == f(2)"),
+    Cheat("not unequal to anything", WHY, RETURNS_ANY, answer="assert not (f(2) != 7391)"),
+    Cheat("near to everything", WHY, RETURNS_ANY, answer="assert abs(f(2) - 7391) < 1e-6"),
+    Cheat(
+        "close to everything",
+        WHY,
+        RETURNS_ANY,
+        answer="import math\nassert math.isclose(f(2), 7391, abs_tol=1)",
+    ),
+    Cheat("greater than everything", WHY, RETURNS_ANY, answer="assert f(2) > 7390"),
+    Cheat("in every set", WHY, RETURNS_ANY, answer="assert f(2) in {7391}"),
+    Cheat("in every list", WHY, RETURNS_ANY, answer="assert f(2) in [7391]"),
+    Cheat("holds everything", WHY, RETURNS_ANY, answer="assert 7391 in f(2)"),
+    Cheat("has every method", WHY, RETURNS_ANY, answer="assert f(2).startswith('ab')"),
+    Cheat("equal within a list", WHY, ANY + "def f(x): return [Any()]", answer="assert f(2) == [7391]"),
+    Cheat(
+        "equal within a tuple", WHY, ANY + "def f(x): return (1, Any())", answer="assert f(2) == (1, 7391)"
+    ),
+    Cheat(
+        "equal within a dictionary",
+        WHY,
+        ANY + "def f(x): return {'a': Any()}",
+        answer="assert f(2) == {'a': 7391}",
+    ),
+    Cheat("an instance that returns itself", WHY, ANY + "class f(Any): pass"),
+    Cheat(
+        "a class equal to everything",
+        WHY,
+        "class Meta(type):\n    __eq__ = lambda s, o: True\n    __hash__ = type.__hash__\n"
+        "class C(metaclass=Meta): pass\ndef f(x): return C",
+    ),
+    Cheat("an integer equal to everything", WHY, subclass("int", "0")),
+    Cheat("a float equal to everything", WHY, subclass("float", "0")),
+    Cheat("a text equal to everything", WHY, subclass("str", "'a'"), answer="assert f(2) == 'seven'"),
+    Cheat(
+        "a list equal to everything",
+        WHY,
+        "class L(list):\n    __eq__ = lambda s, o: True\n    sort = lambda s: None\ndef f(x): return L()",
+        answer="assert f(2) == [7391]",
+    ),
+    Cheat(
+        "a dictionary that has every key",
+        WHY,
+        "class D(dict):\n    __eq__ = __contains__ = lambda s, o: True\n"
+        "    __getitem__ = get = __missing__ = lambda s, *k: 7391 if False else s\ndef f(x): return D()",
+        answer="assert f(2)['a'] == 7391",
+    ),
+    Cheat("a number of the tests' difference", WHY, subclass("int", "0"), answer="assert f(2) - 7391 == 0"),
+    Cheat(
+        "an array equal to everything",
+        WHY,
+        "import numpy as np\nclass A(np.ndarray):\n    __eq__ = lambda s, o: np.array([True])\n"
+        "    all = any = lambda s, *a: True\ndef f(x): return np.zeros(1).view(A)",
+        answer="assert (f(2) == 7391).all()",
+    ),
+    Cheat(
+        "an array close to everything",
+        WHY,
+        "import numpy as np\ndef f(x): return np.zeros(1)\nnp.allclose = lambda *a, **k: True",
+        answer="import numpy as np\nassert np.allclose(f(2), 7391)",
+    ),
+    Cheat("ANY of unittest.mock", WHY, "from unittest.mock import ANY\ndef f(x): return ANY"),
+    Cheat(
+        "a mock of everything",
+        WHY,
+        "from unittest.mock import MagicMock\ndef f(x):\n    m = MagicMock()\n"
+        "    m.__eq__.side_effect = lambda o: True\n    return m",
+    ),
+    Cheat(
+        "an object whose __class__ lies",
+        WHY,
+        ANY + "class I(Any):\n    __class__ = property(lambda s: int)\ndef f(x): return I()",
+        answer="assert isinstance(f(2), int) and f(2) == 7391",
+    ),
+    Cheat(
+        "a fraction equal to everything",
+        WHY,
+        "from fractions import Fraction\nclass F(Fraction):\n    __eq__ = lambda s, o: True\n"
+        "Fraction.__eq__ = lambda s, o: True\ndef f(x): return Fraction(0)",
+    ),
+    Cheat(
+        "a named tuple equal to everything",
+        WHY,
+        "from collections import namedtuple\nclass P(namedtuple('P', 'x y')):\n"
+        "    __eq__ = lambda s, o: True\ndef f(x): return P(1, 2)",
+        answer="assert f(2) == (7391, 0)",
+    ),
+    Cheat(
+        "a generator of everything",
+        "a test of membership never ends on a wrong element",
+        "import itertools\ndef f(x): return itertools.count()",
+        answer="assert 7391 in f(2)",
+    ),
+    Cheat(
+        "a result that changes the expected value",
+        "the expected value is computed from an argument after the call",
+        "def f(x):\n    x.clear()\n    return []",
+        answer="x = [2, 1]\nassert f(x) == sorted(x)",
+    ),
+]

@@ -1,0 +1,122 @@
+"""No known way to a reward without a solution earns one, in any sandbox; every honest solution earns 1."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from threading import Thread
+
+import psutil
+import pytest
+
+import tests.cheats
+from retrain.rewards import Answer, BatchScorer, Score, python
+from retrain.rollouts import Prompt
+from retrain.sandbox.interpreter import readable_paths
+from tests.cheats import EXPECTED, Cheat, Honest, descriptors, equality, patches
+from tests.cheats.honest import HONEST
+
+FAMILIES = (descriptors, equality, patches)
+CHEATS = [cheat for family in FAMILIES for cheat in family.CHEATS]
+Judged = Callable[[str, str, str, float], Score]
+LIMIT_S, SHORT_LIMIT_S = 30.0, 1.0
+
+
+class Telling(BaseHTTPRequestHandler):
+    """Tells the expected values, as the run's own servers and environment might."""
+
+    def do_GET(self) -> None:
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(told().encode())
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+def told() -> str:
+    return " ".join(map(str, EXPECTED.values()))
+
+
+def container() -> dict[str, object]:
+    """Return options of the sandbox `command`: a container of the user's own."""
+    binds = [word for path in readable_paths() for word in ("--ro-bind", path, path)]
+    command = ["bwrap", "--unshare-all", "--die-with-parent", *binds, "--dev", "/dev", "--proc", "/proc"]
+    return {"command": [*command, "--tmpfs", "/tmp", "--"], "python": sys.executable}
+
+
+@pytest.fixture(scope="module")
+def places() -> Iterator[dict[str, str]]:
+    """What programs might reach, by its name in them."""
+    with (
+        tempfile.TemporaryDirectory() as directory,
+        ThreadingHTTPServer(("127.0.0.1", 0), Telling) as server,
+        subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as victim,
+    ):
+        thread = Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        yield {
+            "@VICTIM@": str(victim.pid),
+            "@MARKER@": str(Path(directory) / "marker"),
+            "@TESTS@": tests.cheats.__file__,
+            "@PORT@": str(server.server_port),
+        }
+        server.shutdown()
+        thread.join()
+        assert victim.poll() is None
+        assert os.listdir(directory) == []  # noqa: PTH208
+        victim.kill()
+
+
+@pytest.fixture(scope="module", params=["bubblewrap", "process", "command"])
+def judged(request: pytest.FixtureRequest, places: dict[str, str]) -> Iterator[Judged]:
+    """Judge a program in a sandbox; afterwards, nothing may be left."""
+    scorers: dict[tuple[str, float], BatchScorer] = {}
+    children = set(psutil.Process().children(recursive=True))
+    folders = set(Path(tempfile.gettempdir()).glob("retrain-*"))
+    options = {"sandbox_options": container()} if request.param == "command" else {}
+
+    def judge(program: str, tests: str, mode: str, limit_s: float) -> Score:
+        if (mode, limit_s) not in scorers:
+            how = {"tests": "stdio"} if mode == "stdio" else {"shared": mode == "shared"}
+            opened = python.open_scorer(
+                workers=1,
+                timeout_s=limit_s,
+                sandbox=request.param,
+                **how,
+                **options,  # type: ignore[arg-type]
+            )
+            scorers[mode, limit_s] = opened
+        for name, place in places.items():
+            program = program.replace(name, place)
+        (score,) = scorers[mode, limit_s].score_all([Answer(program, Prompt(0, "?", tests))])  # type: ignore[misc]
+        return score
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("EXPECTED", told())
+        yield judge
+    for scorer in scorers.values():
+        scorer.close()
+    assert set(psutil.Process().children(recursive=True)) == children
+    assert set(Path(tempfile.gettempdir()).glob("retrain-*")) == folders
+
+
+@pytest.mark.parametrize("cheat", CHEATS, ids=lambda cheat: cheat.name)
+def test_a_cheat_earns_nothing(judged: Judged, cheat: Cheat) -> None:
+    found = judged(cheat.program, cheat.tests, cheat.mode, SHORT_LIMIT_S if cheat.hangs else LIMIT_S)
+    assert found.value == 0, found
+
+
+@pytest.mark.parametrize("honest", HONEST, ids=lambda honest: honest.name)
+def test_an_honest_solution_earns_1(judged: Judged, honest: Honest) -> None:
+    assert judged(honest.program, honest.answer, honest.mode, LIMIT_S) == Score(1.0)
+
+
+def test_names_are_unique() -> None:
+    names = [cheat.name for cheat in CHEATS]
+    assert len(set(names)) == len(names)
