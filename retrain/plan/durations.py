@@ -43,13 +43,7 @@ def parse_duration(text: str) -> float:
     Raises:
         ValueError: it is not a time span, or is zero.
     """
-    seconds, at = 0.0, 0
-    while at < len(text.rstrip()):
-        part = _PART.match(text, at)
-        if part is None:
-            break
-        seconds += float(part[1]) * UNITS_S[part[2]]
-        at = part.end()
-    if at < len(text.rstrip()) or not 0 < seconds < math.inf:
+    seconds = math.fsum(float(number) * UNITS_S[unit] for number, unit in _PART.findall(text))
+    if _PART.sub("", text).strip() or not 0 < seconds < math.inf:
         raise ValueError(f"{text!r} is not a time span; write it as 6h, 90m or 1h30m")
     return seconds

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -127,17 +127,11 @@ def batch_sizes(
     lowest: int, highest: int, configured: int, wanted: Iterable[int] | None = None
 ) -> tuple[int, ...]:
     """Return the candidate sizes within the bounds, always with the bounds and the configured size."""
-    sizes = {lowest, highest, configured, *(_ladder(highest) if wanted is None else wanted)}
+    if wanted is None:  # every size up to 16, then multiples of powers of two
+        strides = (1 << power for power in range(highest.bit_length()))
+        wanted = {stride * eighth for stride in strides for eighth in range(1, 2 * PER_DOUBLING + 1)}
+    sizes = {lowest, highest, configured, *wanted}
     return tuple(sorted(size for size in sizes if lowest <= size <= highest))
-
-
-def _ladder(highest: int) -> Iterator[int]:
-    """Iterate over every size up to 16, then multiples of powers of two."""
-    yield from range(1, 2 * PER_DOUBLING + 1)
-    stride = 2
-    while stride * PER_DOUBLING < highest:
-        yield from (stride * eighth for eighth in range(PER_DOUBLING + 1, 2 * PER_DOUBLING + 1))
-        stride *= 2
 
 
 def nearest(sizes: tuple[int, ...], size: float) -> int:

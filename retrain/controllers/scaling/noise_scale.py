@@ -107,11 +107,8 @@ class GradientNoiseScale:
             consecutive: the parts are the whole gradients of two consecutive steps, each of
                 scale S, because one step has a single part.
 
-        Returns:
-            Whether the estimate was used; estimates that are not finite are skipped.
-
-        Raises:
-            ValueError: shapes do not fit, n is below 2, or `scale` is not positive.
+        Returns whether the estimate was used: one that is not finite is skipped. ValueError if shapes do not
+        fit, n is below 2, or `scale` is not positive.
         """
         local, mean = _checked(local_sqr_norms, mean_sqr_norm, scale)
         if not (np.isfinite(local).all() and np.isfinite(mean).all()):

@@ -43,11 +43,8 @@ class ScalingRule(ABC):
                 `GradientNoiseScale.gain`).
             init_batch_size: samples of the initial batch.
 
-        Returns:
-            Shape (groups,); (1,) if no group's gradient is given.
-
-        Raises:
-            ValueError: an argument that the rule needs is missing, or a number is out of range.
+        Returns shape (groups,), or (1,) if no group's gradient is given. ValueError if an argument that the
+        rule needs is missing, or a number is out of range.
         """
         for name, value in (("scale", scale), ("init_batch_size", init_batch_size)):
             fits = value is None or (math.isfinite(value) and value > 0)
@@ -191,7 +188,9 @@ class LearningRateScaling:
         if self._noise.is_known:
             phi = self._noise.noise_scale * self._groups.per_initial_update / self._groups.share
         groups = "" if math.isclose(effective, scale, rel_tol=0.01) else f" (x{effective:.3g} informative)"
-        reason = f"batch x{scale:.3g}{groups}, {_told(phi)}: learning rate x{factor[0]:.3g}"
+        noise = f"noise scale {phi:.3g} prompts" if math.isfinite(phi) else "noise but no signal measured"
+        noise = "noise scale not yet known" if math.isnan(phi) else noise
+        reason = f"batch x{scale:.3g}{groups}, {noise}: learning rate x{factor[0]:.3g}"
         return ScalingDecision(float(factor[0]), scale, effective, gain, self._progress, phi, reason)
 
     def count_groups(self, informative: int, prompts: int) -> None:
@@ -218,8 +217,7 @@ class LearningRateScaling:
                 the same scale, and if steps of several prompts have given no estimate yet: a step with
                 only one informative group must not start a new average.
 
-        Returns:
-            Whether the noise scale was updated.
+        Returns whether the noise scale was updated.
         """
         self._progress += decision.gain
         is_steady, self._last_scale = math.isclose(decision.scale, self._last_scale), decision.scale
@@ -246,14 +244,6 @@ class LearningRateScaling:
         self._last_scale = float(state["last_scale"])
         self._groups.load_state_dict(state["groups"])
         self._noise.load_state_dict(state["noise"])
-
-
-def _told(noise_scale: float) -> str:
-    if math.isnan(noise_scale):
-        return "noise scale not yet known"
-    if math.isinf(noise_scale):
-        return "noise but no signal measured"
-    return f"noise scale {noise_scale:.3g} prompts"
 
 
 Schedule = Literal["constant", "linear", "cosine"]

@@ -40,7 +40,6 @@ class History:
     """Times of earlier runs."""
 
     runs: tuple[MeasuredRun, ...]  # the newest campaign's first
-    campaigns: int  # number of their campaigns
     launches: tuple[Launches, ...]  # of campaigns whose runs each took one attempt
     expectations: tuple[Expectation, ...]  # predicted and actual times of finished campaigns
 
@@ -107,7 +106,6 @@ def learn_from(
     read = [manifest for path, manifest in manifests.items() if path in used]
     return History(
         tuple(runs),
-        len(used),
         tuple(_launches([(path, manifests[path]) for path in used if path in manifests])),
         tuple(m.expected for m in read if m.expected and m.expected.actual_s is not None),
     )
@@ -116,7 +114,7 @@ def learn_from(
 def of_runs(runs: Sequence[MeasuredRun]) -> History:
     """Return the history of runs of one campaign."""
     alive = Alive(run.span for run in runs if run.span is not None)
-    return History(tuple(_beside(run, alive) for run in runs), 1 if runs else 0, (), ())
+    return History(tuple(_beside(run, alive) for run in runs), (), ())
 
 
 def _label(run_directory: Path) -> str:

@@ -41,7 +41,6 @@ class StepParts:
 class MeasuredRun:
     """Times of one run. The first step of an attempt counts as start-up, because it warms up."""
 
-    directory: Path
     condition: str
     tables: Mapping[str, Any]  # its configuration: run.toml
     step_times_s: tuple[float, ...]  # without waits for permits, oldest first
@@ -53,7 +52,6 @@ class MeasuredRun:
     evaluation_s: float  # one evaluation; closing_s holds the last one and a checkpoint
     max_token_hit_rate: float | None
     permits_borne: float | None  # if permits adapt: mean since the first decrease; None without one
-    attempts: int
     failures: int  # infrastructure failures
     active_s: float  # taking steps, over all attempts
     span: tuple[float, float] | None = None  # start and end of its last attempt, in seconds since 1970
@@ -118,7 +116,6 @@ def measure_run(directory: Path) -> MeasuredRun | None:
     if not tables:
         raise RecordsError(f"{files.run_toml}: cannot be read")
     return MeasuredRun(
-        directory=directory,
         condition=str(tables.get("run", {}).get("condition", "")),
         tables=tables,
         step_times_s=times,
@@ -130,7 +127,6 @@ def measure_run(directory: Path) -> MeasuredRun | None:
         evaluation_s=evaluation_s,
         max_token_hit_rate=mean_of_known(number_in(row, "max_token_hit_rate") for row in steady),
         permits_borne=_permits_borne(whole.last),
-        attempts=len(attempts),
         failures=sum(a.ending in RETRIED for a in attempts),
         active_s=math.fsum(times) / len(times) * int(ends.last[-1]["step"]),
         span=(begin_s, end_s) if begin_s is not None and end_s is not None and begin_s < end_s else None,
