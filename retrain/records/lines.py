@@ -103,7 +103,11 @@ def dump_line(row: Mapping[str, Any]) -> str:
         return json.dumps(row, allow_nan=False, default=_plain_number)
     except (ValueError, TypeError):
         for key, value in row.items():
-            _check(key, value)
+            try:
+                json.dumps(value, allow_nan=False, default=_plain_number)
+            except (ValueError, TypeError) as error:
+                problem = f"{key} is {value!r}; a record holds finite numbers and JSON values only"
+                raise type(error)(problem) from error
         raise
 
 
@@ -193,12 +197,3 @@ def _plain_number(value: object) -> object:
     if item is None:
         raise TypeError(f"{type(value).__name__} is not a JSON value")
     return item()
-
-
-def _check(key: str, value: object) -> None:
-    try:
-        json.dumps(value, allow_nan=False, default=_plain_number)
-    except ValueError as error:
-        raise ValueError(f"{key} is {value!r}; a record holds finite numbers only") from error
-    except TypeError as error:
-        raise TypeError(f"{key} is a {type(value).__name__}; a record holds JSON values only") from error

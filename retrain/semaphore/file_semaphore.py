@@ -17,7 +17,6 @@ from retrain.errors import LaunchError, records_error
 from retrain.locks.descriptors import GUARD, LockFile
 from retrain.semaphore.filesystems import lock_sharing_problem
 from retrain.semaphore.slots import (
-    SemaphoreState,
     Slots,
     change_limits,
     check_permits,
@@ -157,10 +156,7 @@ class FileSemaphore:
     async def __aexit__(self, *raised: object) -> None:
         self.release()
 
-    @staticmethod
-    def inspect(directory: Path | str) -> SemaphoreState:
-        """Return who holds permits and how many wait; see `inspect_semaphore`."""
-        return inspect_semaphore(Path(directory))
+    inspect = staticmethod(inspect_semaphore)
 
     def _taken(self, patience: Patience, *, may_wait: bool = True) -> LockFile | None:
         description = describe_holder(self._label)

@@ -134,11 +134,15 @@ def write_holder(slot: LockFile, description: str) -> None:
     os.pwrite(slot.fileno(), f"{description}, {times}}}\n".encode(), 0)
 
 
-def inspect_semaphore(directory: Path) -> SemaphoreState:
-    """Return a semaphore's state, without waiting or writing.
+def inspect_semaphore(directory: Path | str) -> SemaphoreState:
+    """Return who holds permits and how many wait, without waiting or writing.
 
     Works in a read-only directory and in a copy, where nothing is held.
+
+    Raises:
+        RecordsError: the directory holds no semaphore, or its files cannot be read.
     """
+    directory = Path(directory)
     limits = read_limits(directory)
     slots = (_slot_path(directory, number) for number in range(limits.slots))
     holders = tuple(_holder_of(slot) for slot in slots if _is_locked(slot))

@@ -6,7 +6,6 @@ Other modules use this package; they never read /proc, psutil or NVML themselves
 from retrain.system.machine import (
     allowed_cpus,
     cpu_capacity,
-    host_name,
     memory_available_bytes,
     memory_limit_bytes,
 )
@@ -19,7 +18,6 @@ __all__ = [
     "cpu_capacity",
     "gpu_nodes",
     "gpus",
-    "host_name",
     "memory_available_bytes",
     "memory_limit_bytes",
     "process_tree",

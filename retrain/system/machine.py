@@ -28,11 +28,6 @@ class Pool:
     used: float
 
 
-def host_name() -> str:
-    """Return the network name of this machine."""
-    return os.uname().nodename
-
-
 def allowed_cpus() -> set[int]:
     """Return the numbers of the processors that this process may run on."""
     if hasattr(os, "sched_getaffinity"):

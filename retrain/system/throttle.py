@@ -94,6 +94,10 @@ class TrainingThrottle:
         checked_s, state = self._history[-1]
         return self._clock() - checked_s >= state.check_interval_s
 
+    def current(self) -> ThrottleState:
+        """Return the state of the last check; check first if a check is due."""
+        return self.check() if self.should_check() else self._history[-1][1]
+
     def fleet_load(self) -> float | None:
         """Measure the load in [0, 1] without deciding; None if it is unknown."""
         return self._read().value
@@ -102,7 +106,7 @@ class TrainingThrottle:
         """Return a batch scaled by the current level, at least 1; checks when a check is due."""
         if base_batch < 1:
             raise ValueError(f"base_batch={base_batch}: needs at least 1")
-        return max(1, int(base_batch * self._current().batch_multiplier))
+        return max(1, int(base_batch * self.current().batch_multiplier))
 
     def wait_for_idle(
         self,
@@ -152,7 +156,7 @@ class TrainingThrottle:
 
     def summary(self) -> str:
         """Return a one-line summary of the current level; checks when a check is due."""
-        return self._current().summary()
+        return self.current().summary()
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state for a resumed run: the level, and for how long the load has been lower."""
@@ -168,9 +172,6 @@ class TrainingThrottle:
         if state["level"] is not None:
             since_s = None if state["calm_s"] is None else self._clock() - state["calm_s"]
             self._held = Held(ThrottleLevel(state["level"]), since_s, ThrottleLevel(state["calm_level"]))
-
-    def _current(self) -> ThrottleState:
-        return self.check() if self.should_check() else self._history[-1][1]
 
     def _check(self, policy: ThrottlePolicy) -> ThrottleState:
         load = self._read()

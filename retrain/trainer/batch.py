@@ -59,6 +59,12 @@ class ScoredBatch:
         return float(np.mean(self.known_rewards >= CORRECT))
 
     @property
+    def tied(self) -> NDArray[np.bool_]:
+        """Which groups have equal rewards only; a group without a score is none of them."""
+        equal: NDArray[np.bool_] = np.fmin.reduce(self.rewards, 1) == np.fmax.reduce(self.rewards, 1)
+        return equal  # NaN differs from itself
+
+    @property
     def error_fraction(self) -> float:
         return self.errors / self.rewards.size
 

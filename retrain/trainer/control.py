@@ -7,11 +7,10 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from retrain import registry
 from retrain.backends import UpdateStats
@@ -29,6 +28,9 @@ from retrain.records.step_row import (
     ThrottleSummary,
     Timing,
 )
+
+if TYPE_CHECKING:
+    from retrain.system.throttle import TrainingThrottle
 
 MOMENT_PARTS = 4  # micro-batches whose gradients are compared to estimate the noise scale
 
@@ -231,30 +233,18 @@ def _finite(value: float) -> float | None:
     return value if math.isfinite(value) else None
 
 
-class MachineLoad:
-    """The load throttle of one run; other workers of its campaign do not count as foreign load."""
+def open_throttle(config: Config, run_dir: Path) -> TrainingThrottle | None:
+    """Return the load throttle of a run, for which other workers of its campaign are no foreign load."""
+    table = config.throttle
+    if not table.enabled:
+        return None
+    from retrain.system.throttle import TrainingThrottle  # here: few runs watch the load
 
-    def __init__(self, config: Config, run_dir: Path, stop: threading.Event) -> None:
-        from retrain.system.throttle import TrainingThrottle  # here: few runs watch the load
-
-        table = config.throttle
-        self._stop = stop
-        self._throttle = TrainingThrottle(
-            table.min_level,
-            table.prefer_gpu,
-            registry.find_function("throttle.load_fn", table.load_fn) if table.load_fn else None,
-            scope=table.scope,
-            own_pids=lambda: worker_pids(run_dir.parent) if run_dir.parent.name == "runs" else (),
-            on_unknown=table.on_unknown,
-        )
-        self._state: ThrottleState | None = None
-        self.state_dict, self.load_state_dict = self._throttle.state_dict, self._throttle.load_state_dict
-
-    def allowed(self, on_pause: Callable[[ThrottleState], None]) -> ThrottleState:
-        """Return the current level; wait while it is `paused`, until a stop is requested."""
-        if self._state is None or self._throttle.should_check():
-            self._state = self._throttle.check()
-        if not self._state.should_train:
-            on_pause(self._state)
-            self._state = self._throttle.wait_for_idle(stop=self._stop, on_poll=on_pause)
-        return self._state
+    return TrainingThrottle(
+        table.min_level,
+        table.prefer_gpu,
+        registry.find_function("throttle.load_fn", table.load_fn) if table.load_fn else None,
+        scope=table.scope,
+        own_pids=lambda: worker_pids(run_dir.parent) if run_dir.parent.name == "runs" else (),
+        on_unknown=table.on_unknown,
+    )

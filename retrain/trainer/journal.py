@@ -117,28 +117,22 @@ def choose(batch: ScoredBatch, advantages: Floats, count: int) -> list[ShownRoll
     if count == 0:
         return []
     flat, width = batch.rewards.ravel(), batch.rewards.shape[1]
-    lowest, highest = np.fmin.reduce(batch.rewards, axis=1), np.fmax.reduce(batch.rewards, axis=1)
-    tied = lowest == highest  # False for a group without a score: both are NaN
     places = [(0, rollout) for rollout in range(min(count, width))]
     places += [divmod(int(np.nanargmax(flat)), width), divmod(int(np.nanargmin(flat)), width)]
-    places += [(int(group), 0) for group in np.flatnonzero(tied)[:1]]
-    return [
-        _shown(batch, group, rollout, float(advantages[group, rollout]), is_tied=bool(tied[group]))
-        for group, rollout in dict.fromkeys(places)
-    ]
+    places += [(int(group), 0) for group in np.flatnonzero(batch.tied)[:1]]
+    return [_shown(batch, advantages, group, rollout) for group, rollout in dict.fromkeys(places)]
 
 
-def _shown(batch: ScoredBatch, group: int, rollout: int, advantage: float, *, is_tied: bool) -> ShownRollout:
-    sampled = batch.groups[group].rollouts[rollout]
-    prompt = batch.groups[group].prompt
-    reward = float(batch.rewards[group, rollout])
+def _shown(batch: ScoredBatch, advantages: Floats, group: int, rollout: int) -> ShownRollout:
+    prompt, sampled = batch.groups[group].prompt, batch.groups[group].rollouts[rollout]
+    reward, advantage = float(batch.rewards[group, rollout]), float(advantages[group, rollout])
     is_scored = math.isfinite(reward)
     return ShownRollout(
         prompt_id=prompt.id,
         rollout=rollout,
         reward=reward if is_scored else None,
         advantage=advantage if is_scored and math.isfinite(advantage) else None,
-        tie=is_tied,
+        tie=bool(batch.tied[group]),
         tokens=len(sampled.tokens),
         truncated=sampled.truncated,
         prompt=shortened(prompt.text),

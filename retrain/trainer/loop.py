@@ -20,7 +20,7 @@ from retrain.rollouts import Group, Prompt, TrainingSample
 from retrain.tasks import Task
 from retrain.trainer import checkpoint
 from retrain.trainer.batch import Algorithm, entropy_of
-from retrain.trainer.control import Control, ControllerRows, MachineLoad, StepFacts, StepSize
+from retrain.trainer.control import Control, ControllerRows, StepFacts, StepSize, open_throttle
 from retrain.trainer.evaluation import HeldOut
 from retrain.trainer.event_loop import EventLoopThread
 from retrain.trainer.journal import Journal, choose
@@ -60,8 +60,7 @@ class Trainer:
             parts.config, parts.task.held_out, self._sample_exclusively, parts.algorithm.reward
         )
         self._meter = StepMeter(parts.backend, parts.config.backpressure, parts.journal)
-        is_watched = parts.config.throttle.enabled
-        self._machine = MachineLoad(parts.config, parts.files.directory, parts.stop) if is_watched else None
+        self._throttle = open_throttle(parts.config, parts.files.directory)
         self.step = 0  # complete steps
         self._warmed = 0  # complete supervised updates before them
         self._saved = (0, 0)
@@ -145,8 +144,8 @@ class Trainer:
         self._source.load_state_dict(found.state["source"])
         self._control.load_state_dict(found.state["steering"])
         self._held_out.load_state_dict(found.state.get("evaluation", {}))
-        if self._machine is not None and found.state["machine"] is not None:
-            self._machine.load_state_dict(found.state["machine"])
+        if self._throttle is not None and found.state["machine"] is not None:
+            self._throttle.load_state_dict(found.state["machine"])
         self.step, self._warmed = self._saved = (found.step, found.state.get("warmup", 0))
 
     def save(self) -> None:
@@ -159,7 +158,7 @@ class Trainer:
             state = {
                 "source": self._source.state_dict(),
                 "steering": self._control.state_dict(),
-                "machine": self._machine.state_dict() if self._machine else None,
+                "machine": self._throttle.state_dict() if self._throttle else None,
                 "warmup": self._warmed,
                 "evaluation": self._held_out.state_dict(),
             }
@@ -254,11 +253,16 @@ class Trainer:
 
     def _wait_for_machine(self) -> ThrottleState | None:
         """Return what the machine's load allows; wait, between two steps, while it allows nothing."""
-        if self._machine is None:
+        if self._throttle is None:
             return None
-        return self._machine.allowed(
-            lambda state: self._parts.journal.phase(f"paused: {state.reason}", self.step)
-        )
+        state = self._throttle.current()
+        if state.should_train:
+            return state
+        self._show_pause(state)
+        return self._throttle.wait_for_idle(stop=self._parts.stop, on_poll=self._show_pause)
+
+    def _show_pause(self, state: ThrottleState) -> None:
+        self._parts.journal.phase(f"paused: {state.reason}", self.step)
 
     def _stop_if_asked(self) -> None:
         if self._parts.stop.is_set():
