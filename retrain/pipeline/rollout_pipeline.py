@@ -49,7 +49,6 @@ class RolloutPipeline(Generic[Item]):
         gate: returns a context manager that is held around every call of `produce`. If sampling and
             updating must not overlap (shared weights), return a lock and hold it around the update and
             `publish` too.
-        clock: monotonic seconds.
         begin: returns further arguments of `produce` for the next unit. Called under the pipeline's lock
             in starting order, so a unit's contents do not depend on which thread is faster.
 
@@ -65,7 +64,6 @@ class RolloutPipeline(Generic[Item]):
         workers: int = 1,
         seed: int = 0,
         gate: Callable[[], AbstractContextManager[object]] = nullcontext,
-        clock: Callable[[], float] = time.monotonic,
         begin: Callable[[], tuple[Any, ...]] = tuple,
     ) -> None:
         if workers < 1:
@@ -74,9 +72,8 @@ class RolloutPipeline(Generic[Item]):
         self._produce = produce
         self._begin = begin
         self._gate = gate
-        self._monitor = Monitor(clock)
-        self._clock = clock
-        self._started_s = clock()
+        self._monitor = Monitor()
+        self._started_s = time.monotonic()
         self._producer_wait_s = 0.0
         self._consumer_wait_s = 0.0
         self._ages: tuple[int, ...] = ()  # of the latest batch
@@ -87,7 +84,7 @@ class RolloutPipeline(Generic[Item]):
 
     def start(self) -> None:
         """Start the producers; entering the context does so too."""
-        self._started_s = self._clock()
+        self._started_s = time.monotonic()
         for thread in self._threads:
             thread.start()
 
@@ -124,11 +121,9 @@ class RolloutPipeline(Generic[Item]):
             self._monitor.notify_all()
 
     def close(self, timeout_s: float = 5.0) -> bool:
-        """Wake and end all threads, then wait for the producers; safe to call twice.
+        """Wake and end all threads, and wait for the producers; return whether all ended in time.
 
-        Returns:
-            Whether all ended in time. A thread stuck in `produce` is abandoned; as a daemon thread it does
-            not keep the process alive.
+        A thread stuck in `produce` is abandoned; as a daemon thread it does not keep the process alive.
         """
         with self._monitor:
             self._monitor.close()
@@ -142,7 +137,7 @@ class RolloutPipeline(Generic[Item]):
         """Return counts and waits so far."""
         with self._monitor:
             flow, ages = self._flow, self._ages
-            elapsed_s = max(self._clock() - self._started_s, 1e-9)
+            elapsed_s = max(time.monotonic() - self._started_s, 1e-9)
             return PipelineStats(
                 ratio=flow.account.ratio,
                 producer_wait_s=self._producer_wait_s,

@@ -48,12 +48,7 @@ def settle(
 ) -> Settled | None:
     """Summarize a run that ended; None if it has not, or its worker did not record how it ended.
 
-    Args:
-        planned: the run.
-        files: its files.
-        seen: its state.
-        marks: taken before its state was read.
-        before: the previous summary, which is kept if the marks are the same.
+    `marks` were taken before its state was read; the summary `before` is kept if its marks are the same.
     """
     is_over = seen.state in ENDINGS and (not seen.attempts or seen.attempts[-1].ending in ENDINGS)
     if not is_over:

@@ -22,6 +22,7 @@ from retrain.records.lines import append_line, parse_line, read_lines
 from retrain.semaphore.file_semaphore import FileSemaphore
 
 STATE, LOCK, CHANGES = "adaptive.json", "adaptive.lock", "adaptive.jsonl"
+HIGHEST = 64  # permits
 POLL_S = 0.005  # how often a taken lock is tried again; it is held for about a millisecond
 log = logging.getLogger(__name__)
 
@@ -40,20 +41,14 @@ class PermitChange:
 class SharedPermits:
     """A worker's view of its campaign's adaptive permits."""
 
-    def __init__(
-        self, directory: Path, semaphore: FileSemaphore, run_name: str, *, highest: int = 64
-    ) -> None:
-        """Adapt the number of permits of the semaphore in a directory, up to `highest`.
-
-        `run_name` is recorded with each change that this worker's calls cause.
-        """
+    def __init__(self, directory: Path, semaphore: FileSemaphore, run_name: str) -> None:
+        """Adapt the semaphore in a directory; `run_name` is recorded with each change that we cause."""
         from filelock import FileLock  # here: importing it takes 50 ms, and `status` takes no lock
 
         self._directory = directory
         self._lock = FileLock(directory / LOCK, mode=0o600)
         self._semaphore = semaphore
         self._run_name = run_name
-        self._highest = highest
 
     def observe(self, call: CallFacts) -> None:
         """Update the number of permits from a finished call; raise RecordsError if it cannot be written."""
@@ -73,14 +68,14 @@ class SharedPermits:
             self._write_line(before, decision.permits, decision.reason)
 
     def _controller(self) -> AdaptivePermits:
-        present = min(self._semaphore.permits, self._highest)
-        controller = AdaptivePermits(present, highest=self._highest)
+        present = min(self._semaphore.permits, HIGHEST)
+        controller = AdaptivePermits(present, highest=HIGHEST)
         try:
             state = read_json(self._directory / STATE)
             if state is not None:
                 controller.load_state_dict(state)
         except (RecordsError, ValueError, TypeError, KeyError, AttributeError):
-            controller = AdaptivePermits(present, highest=self._highest)  # damaged: start over
+            controller = AdaptivePermits(present, highest=HIGHEST)  # damaged: start over
         return controller
 
     def _write_line(self, before: int, permits: int, reason: str) -> None:

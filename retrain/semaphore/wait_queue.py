@@ -158,8 +158,14 @@ class WakeupListener:
         self._poll = select.poll()
         self._socket: Descriptor | None = None
         self._followed: dict[int, Descriptor] = {}  # processes, by descriptor
-        with GUARD, contextlib.suppress(OSError):
-            self._socket = _bound(address)
+        with (
+            GUARD,
+            contextlib.suppress(OSError),
+            socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as listener,
+        ):
+            self._forget()  # left over by a killed watcher
+            listener.bind(address)
+            self._socket = Descriptor(listener.detach())
             self._poll.register(self._socket.fileno(), select.POLLIN)
 
     def follow(self, pids: Iterable[int]) -> None:
@@ -187,17 +193,8 @@ class WakeupListener:
             process.close()
         if self._socket is not None:
             self._socket.close()
-            if not self._address.startswith("\0"):
-                Path(self._address).unlink(missing_ok=True)
+            self._forget()
 
-
-def _bound(address: str) -> Descriptor:
-    listener = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-    try:
-        if not address.startswith("\0"):
-            Path(address).unlink(missing_ok=True)  # left over by a killed watcher
-        listener.bind(address)
-    except OSError:
-        listener.close()
-        raise
-    return Descriptor(listener.detach())
+    def _forget(self) -> None:
+        if not self._address.startswith("\0"):
+            Path(self._address).unlink(missing_ok=True)
