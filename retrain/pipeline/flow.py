@@ -47,11 +47,7 @@ class Unit(Generic[Item]):
 
 
 class Flow(Generic[Item]):
-    """The state shared by producers and the trainer.
-
-    Raises:
-        ValueError: the settings could deadlock or never keep their pace; names the keys.
-    """
+    """The state shared by producers and the trainer; settings that could deadlock are refused."""
 
     def __init__(self, settings: FlowSettings, buffer: Fifo[Item]) -> None:
         if problems := settings.problems():

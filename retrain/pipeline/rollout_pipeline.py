@@ -89,10 +89,7 @@ class RolloutPipeline(Generic[Item]):
             thread.start()
 
     def next_batch(self, samples: int, version: int, timeout_s: float | None = None) -> Batch[Item]:
-        """Wait for a batch for the policy of this version.
-
-        Returns:
-            `samples` items, none older than the settings allow.
+        """Wait for a batch of `samples` items for the policy of this version, none older than allowed.
 
         Raises:
             ValueError: the buffer can never hold such a batch.

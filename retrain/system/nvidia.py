@@ -59,11 +59,7 @@ def gpu_uuids(proc: Path = Path("/proc/driver/nvidia/gpus")) -> list[str]:
 
 
 def gpus(dev: Path = Path("/dev")) -> list[Gpu]:
-    """Read every GPU visible under CUDA_VISIBLE_DEVICES; empty on a machine without a GPU.
-
-    Raises:
-        InfrastructureError: a GPU cannot be read; the message says what to install or check.
-    """
+    """Read every GPU visible under CUDA_VISIBLE_DEVICES; raise InfrastructureError if one cannot be read."""
     if gpu_count(dev) == 0:
         return []
     nvml = _open_nvml(os.getpid())

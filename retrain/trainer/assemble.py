@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from pathlib import Path
 
 from retrain import registry
 from retrain.backends import Backend, BackendSpec
 from retrain.config.schema import Config
-from retrain.records.layout import RunFiles, campaign_of
+from retrain.records.layout import RunFiles
 from retrain.tasks import Task
 from retrain.trainer.batch import Algorithm
 from retrain.trainer.event_loop import EventLoopThread
@@ -25,15 +23,11 @@ from retrain.trainer.scoring import Scorer
 def open_trainer(
     config: Config, files: RunFiles, journal: Journal, stop: threading.Event
 ) -> Iterator[Trainer]:
-    """Build the task, open the reward and connect the backend; close everything at the end.
-
-    Raises:
-        ConfigError: a plugin rejects its options.
-    """
+    """Build the task, open the reward and connect the backend; close everything at the end."""
     data = config.data
     built = registry.find("tasks", data.task)(seed=data.seed, **data.options)
     task: Task = registry.check_made("tasks", data.task, built)
-    permits = open_permits(config, files)
+    permits = RunPermits(config, files)
     with ExitStack() as opened:
         reward = config.reward
         sandbox = {"sandbox": reward.sandbox, "sandbox_options": reward.sandbox_options}
@@ -50,7 +44,7 @@ def open_trainer(
             options=config.backend.options,
             permit=permits.permit,
             observe_call=permits.observe_call,
-            run_name=_label(config),
+            run_name=permits.label,
         )
         name, options = config.backend.backend, config.backend.options
         connected = registry.bound("backends", name, options)(spec)
@@ -62,23 +56,3 @@ def open_trainer(
         trainer = Trainer(Parts(config, files, backend, task, algorithm, permits, journal, stop, calls))
         opened.callback(trainer.close)
         yield trainer
-
-
-def open_permits(config: Config, files: RunFiles) -> RunPermits:
-    """Return the run's share, where a launcher divided permits among runs, or those that it shares.
-
-    Shared permits belong to its campaign, or to all campaigns that name the same `throttle_dir`.
-    """
-    own = int(os.environ.get("RETRAIN_OWN_PERMITS") or 0)
-    shared = Path(config.backend.throttle_dir or campaign_of(files.directory).permits)
-    return RunPermits(
-        files.directory / "permits" if own else shared,
-        own or config.backend.first_permits,
-        _label(config),
-        adapts=config.backend.adapts_permits,
-        is_own=bool(own),
-    )
-
-
-def _label(config: Config) -> str:
-    return config.run.run_id if config.run else "run"

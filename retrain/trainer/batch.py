@@ -175,9 +175,6 @@ def open_advantage(name: str, params: Mapping[str, Any]) -> Estimate:
     """Return a function from rewards of shape (prompts, rollouts), NaN where unscored, to advantages.
 
     Advantages are finite, and exactly 0 for unscored rollouts.
-
-    Raises:
-        ConfigError: there is no such plugin.
     """
     plugin = registry.find("advantages", name)
     over_batch = bool(getattr(plugin, OVER_BATCH, False))

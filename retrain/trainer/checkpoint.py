@@ -38,11 +38,7 @@ class Checkpoint:
 def save(
     root: Path, step: int, state: Mapping[str, Any], save_backend: Callable[[Path], object], keep: int
 ) -> Path:
-    """Write the checkpoint of `step`, then delete all but the newest `keep`.
-
-    Raises:
-        RecordsError: it could not be written; earlier checkpoints are intact.
-    """
+    """Write the checkpoint of `step`, then delete all but the newest `keep`; a failure leaves them intact."""
     make_directory(root)
     final, temporary = root / f"step-{step:06d}", root / f".step-{step:06d}.partial"
     try:

@@ -45,11 +45,7 @@ class Journal:
         self._written_at = -PROGRESS_EVERY_S
 
     def row(self, row: StepRow) -> None:
-        """Write a step's row.
-
-        Raises:
-            NonFiniteError: a value is NaN or infinite; names the key.
-        """
+        """Write a step's row; raise NonFiniteError, which names the key, if a value is NaN or infinite."""
         try:
             self._metrics.append(row.columns())
         except ValueError as error:

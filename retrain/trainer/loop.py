@@ -66,10 +66,7 @@ class Trainer:
         self._saved = (0, 0)
 
     def train(self) -> Evaluation | None:
-        """Train until max_steps.
-
-        Returns:
-            The final evaluation on held-out prompts; None without any.
+        """Train until max_steps; return the final evaluation on held-out prompts, or None without any.
 
         Raises:
             InterruptedRunError: a stop was requested; a checkpoint was saved.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import threading
 import time
 from pathlib import Path
@@ -10,8 +11,10 @@ from types import TracebackType
 from typing import TypeAlias
 
 from retrain.backends import Permit
+from retrain.config.schema import Config
 from retrain.controllers.permits import CallFacts
 from retrain.errors import RecordsError
+from retrain.records.layout import RunFiles, campaign_of
 from retrain.records.step_row import PermitUse
 from retrain.semaphore import FileSemaphore
 from retrain.semaphore.adaptive import SharedPermits
@@ -21,24 +24,20 @@ log = logging.getLogger(__name__)
 
 
 class RunPermits:
-    """Hands out the campaign's permits and sums the time that this run waited for and held them."""
+    """Hands out permits and sums the time that this run waited for and held them.
 
-    def __init__(
-        self, directory: Path, permits: int, label: str, *, adapts: bool = False, is_own: bool = False
-    ) -> None:
-        """Prepare; the semaphore is opened at the first use.
+    They are the run's own if a launcher divided permits among runs, which then sets their number. Otherwise
+    its campaign shares them, or all campaigns that name the same `throttle_dir` do.
+    """
 
-        Args:
-            directory: of the permits.
-            permits: their number, if no process has opened the semaphore before.
-            label: shown by `FileSemaphore.inspect` as the holder.
-            adapts: the number follows the outcomes of calls.
-            is_own: they belong to this run alone, which sets their number.
-        """
-        self._directory = directory
-        self._permits = permits
-        self._label = label
-        self._is_fixed = is_own and not adapts
+    def __init__(self, config: Config, files: RunFiles) -> None:
+        """Prepare; the semaphore is opened at the first use."""
+        own, adapts = int(os.environ.get("RETRAIN_OWN_PERMITS") or 0), config.backend.adapts_permits
+        shared = Path(config.backend.throttle_dir or campaign_of(files.directory).permits)
+        self._directory = files.directory / "permits" if own else shared
+        self._permits = own or config.backend.first_permits
+        self._is_fixed = own > 0 and not adapts
+        self.label = config.run.run_id if config.run else "run"  # the holder's, in `FileSemaphore.inspect`
         self._semaphore: FileSemaphore | None = None
         self._shared: SharedPermits | None = None
         self.observe_call = self._observe if adapts else None
@@ -55,7 +54,7 @@ class RunPermits:
         with self._lock:
             if self._semaphore is None:  # the campaign warns if locks are not shared
                 self._semaphore = FileSemaphore(
-                    self._directory, self._permits, self._label, allow_unshared=True
+                    self._directory, self._permits, self.label, allow_unshared=True
                 )
                 if self._is_fixed and self._semaphore.permits != self._permits:
                     self._semaphore.set_permits(self._permits)  # a resume may have changed the share
@@ -79,7 +78,7 @@ class RunPermits:
         semaphore = self.open()
         with self._lock:
             if self._shared is None:
-                self._shared = SharedPermits(self._directory, semaphore, self._label)
+                self._shared = SharedPermits(self._directory, semaphore, self.label)
         try:
             self._shared.observe(call)
         except RecordsError as error:  # must not cost the call its result

@@ -74,12 +74,7 @@ class WarmUp:
         self._rows.take_positions(done * config.warmup.batch_size)  # updates of an earlier attempt
 
     def step(self, number: int) -> WarmUpRow:
-        """Take one update and return its row.
-
-        Raises:
-            NonFiniteError: the loss or gradient is not finite; the weights are unchanged.
-            BackendMemoryError: the update did not fit in memory.
-        """
+        """Take one update and return its row."""
         started = time.perf_counter()
         chosen = self._rows.take(self._config.warmup.batch_size)
         tokens = sum(len(rollout.tokens) for rollout in chosen)
