@@ -31,7 +31,7 @@ COMMANDS = {
     "worker's imports": [
         PYTHON,
         "-c",
-        "import retrain.worker, retrain.trainer.assemble, retrain.backends.numpy",
+        "import retrain.worker, retrain.trainer.loop, retrain.backends.numpy",
     ],
 }
 COMPARED_WITH = {

@@ -185,7 +185,7 @@ def _train(
     config: Config, files: RunFiles, journal: Journal, stop: threading.Event, found: Checkpoint | None
 ) -> Ended:
     """Train until the run is finished, stopped or failed; no error escapes."""
-    from retrain.trainer.assemble import open_trainer
+    from retrain.trainer.loop import open_trainer
 
     step = 0
     try:

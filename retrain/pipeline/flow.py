@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any, Generic
 
 from retrain.config.flow import FlowSettings
@@ -22,28 +23,18 @@ from retrain.controllers.rate import RateAccount
 from retrain.pipeline.buffers import Fifo, Item, Sample
 
 
+@dataclass(eq=False, slots=True)
 class Unit(Generic[Item]):
     """A production unit that is being sampled or waits to enter the buffer."""
 
-    def __init__(self, version: int, expected: int) -> None:
-        self.version = version
-        self.has_arrived = False
-        self._expected = expected
-        self._items: deque[Item] = deque()
+    version: int
+    expected: int  # samples
+    items: deque[Item] | None = None  # None until it arrives
 
     @property
     def samples(self) -> int:
         """How many samples it holds or is expected to yield."""
-        return len(self._items) if self.has_arrived else self._expected
-
-    def arrive(self, items: Iterable[Item], version: int) -> None:
-        """Replace the expected samples by the actual ones."""
-        self._items.extend(items)
-        self.version, self.has_arrived = version, True
-
-    def take(self) -> Item:
-        """Remove and return its next sample."""
-        return self._items.popleft()
+        return self.expected if self.items is None else len(self.items)
 
 
 class Flow(Generic[Item]):
@@ -80,11 +71,11 @@ class Flow(Generic[Item]):
 
         The bound is that of AReaL, arXiv:2505.24298, section 5.1, counted in samples.
         """
-        if self._under_way and self._under_way[0].has_arrived:
+        if self._under_way and self._under_way[0].items is not None:
             return False  # even this finished unit has no room yet, or comes too early
         staleness = self.settings.max_staleness
         if staleness is None:
-            waiting = sum(unit.samples for unit in self._under_way if unit.has_arrived)
+            waiting = sum(unit.samples for unit in self._under_way if unit.items is not None)
             return waiting < self.settings.capacity
         batches_in_time = staleness + 1 - self.is_training
         is_fresh = self.ahead + self.settings.unit_size <= self.asked * batches_in_time
@@ -98,7 +89,7 @@ class Flow(Generic[Item]):
 
     def arrive(self, unit: Unit[Item], items: Iterable[Item], version: int) -> None:
         """Accept the samples of a unit, sampled with this policy version."""
-        unit.arrive(items, version)
+        unit.items, unit.version = deque(items), version
         self.units += 1
         self._let_in()
 
@@ -166,16 +157,16 @@ class Flow(Generic[Item]):
 
     def _let_in(self) -> None:
         """Move samples of finished units into the buffer, oldest unit first, while there is room."""
-        while self._under_way and (unit := self._under_way[0]).has_arrived:
-            while unit.samples:
+        while self._under_way and (unit := self._under_way[0]).items is not None:
+            while unit.items:
                 is_stale = self._is_stale(unit.version)
                 if not is_stale and not self._has_place():
                     return
                 self.account.add(1)
                 if is_stale:
-                    self._drop([unit.take()])
+                    self._drop([unit.items.popleft()])
                 else:
-                    self.buffer.put(Sample(unit.take(), unit.version))
+                    self.buffer.put(Sample(unit.items.popleft(), unit.version))
             self._under_way.popleft()
 
     def _has_place(self) -> bool:

@@ -7,20 +7,8 @@ from pathlib import Path
 
 _NETWORK = "locks there depend on a lock service that can forget them, or keep a dead host's locks forever"
 _PRIVATE = "each machine or container may keep its own locks there, so permits could be given out twice"
-_REASONS = {
-    "9p": _PRIVATE,
-    "afs": _PRIVATE,
-    "beegfs": _PRIVATE,
-    "cifs": _NETWORK,
-    "fuse": _PRIVATE,
-    "nfs": _NETWORK,
-    "nfs4": _NETWORK,
-    "smb2": _NETWORK,
-    "smb3": _NETWORK,
-    "smbfs": _NETWORK,
-    "vboxsf": _PRIVATE,
-    "virtiofs": _PRIVATE,
-}
+_REASONS = dict.fromkeys(("9p", "afs", "beegfs", "fuse", "vboxsf", "virtiofs"), _PRIVATE)
+_REASONS |= dict.fromkeys(("cifs", "nfs", "nfs4", "smb2", "smb3", "smbfs"), _NETWORK)
 _MOUNTINFO = Path("/proc/self/mountinfo")
 
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, replace
-from typing import TypeVar
 
 import numpy as np
 
-from retrain.backends import Backend, MaybeAwaitable, Optimization, Sampling, UpdateStats
+from retrain import registry
+from retrain.backends import Backend, BackendSpec, Optimization, Sampling, UpdateStats
 from retrain.clock import utc_now
 from retrain.config.schema import Config
 from retrain.controllers.throttle import ThrottleState
@@ -25,17 +26,16 @@ from retrain.trainer.evaluation import HeldOut
 from retrain.trainer.event_loop import EventLoopThread
 from retrain.trainer.journal import Journal, choose
 from retrain.trainer.permits import RunPermits
+from retrain.trainer.scoring import Scorer
 from retrain.trainer.source import open_source
 from retrain.trainer.step_meter import StepMeter
-
-T = TypeVar("T")
 
 NO_UPDATE = UpdateStats(loss=0.0, grad_norm=0.0, entropy=0.0, clip_fraction=0.0)
 
 
-@dataclass(frozen=True)
-class Parts:
-    """Everything that a trainer is made of."""
+@dataclass(eq=False)
+class Trainer:
+    """One attempt at one run."""
 
     config: Config
     files: RunFiles
@@ -46,22 +46,17 @@ class Parts:
     journal: Journal
     stop: threading.Event  # set: save a checkpoint at the next step boundary and stop
     calls: EventLoopThread
+    step: int = 0  # complete steps
 
-
-class Trainer:
-    """One attempt at one run."""
-
-    def __init__(self, parts: Parts) -> None:
-        self._parts = parts
-        self._training = parts.config.training
-        self._control = Control(parts.config, len(parts.task.train))
-        self._source = open_source(parts.config, parts.backend.info, parts.task, self._sample_to_train)
+    def __post_init__(self) -> None:
+        self._training = self.config.training
+        self._control = Control(self.config, len(self.task.train))
+        self._source = open_source(self.config, self.backend.info, self.task, self._sample_to_train)
         self._held_out = HeldOut(
-            parts.config, parts.task.held_out, self._sample_exclusively, parts.algorithm.reward
+            self.config, self.task.held_out, self._sample_exclusively, self.algorithm.reward
         )
-        self._meter = StepMeter(parts.backend, parts.config.backpressure, parts.journal)
-        self._throttle = open_throttle(parts.config, parts.files.directory)
-        self.step = 0  # complete steps
+        self._meter = StepMeter(self.backend, self.config.backpressure, self.journal)
+        self._throttle = open_throttle(self.config, self.files.directory)
         self._warmed = 0  # complete supervised updates before them
         self._saved = (0, 0)
 
@@ -79,7 +74,7 @@ class Trainer:
             row = self._next_step(load)
             self.step += 1
             evaluation = self.evaluate() if self._is_due(self._training.eval_every, self.step) else None
-            self._parts.journal.row(replace(row, evaluation=evaluation))
+            self.journal.row(replace(row, evaluation=evaluation))
             if self._is_due(self._training.save_every, self.step):
                 self.save()
         self.save()
@@ -98,7 +93,7 @@ class Trainer:
 
     def _take_step(self, size: StepSize) -> StepRow:
         """Sample, reward, estimate advantages, transform them, update, observe; return what to record."""
-        algorithm, progress = self._parts.algorithm, self.step / self._training.max_steps
+        algorithm, progress = self.algorithm, self.step / self._training.max_steps
         meter = self._meter.begin(self.step)
         with meter.part("sample"):
             groups = self._source.next_groups(size.batch_size, size.at_a_time, self.step)
@@ -113,8 +108,8 @@ class Trainer:
         rollouts = batch.summary(advantages, timing.step_time_s)
         facts = StepFacts(timing, rollouts, stats, trained_groups)
         observed = self._control.observe(size, facts)
-        shown = choose(batch, advantages, self._parts.config.logging.samples_per_step)
-        self._parts.journal.samples(self.step + 1, shown)
+        shown = choose(batch, advantages, self.config.logging.samples_per_step)
+        self.journal.samples(self.step + 1, shown)
         return self._row(size, facts, entropy_of(batch, stats), observed)
 
     def _update(self, samples: Sequence[TrainingSample], size: StepSize) -> UpdateStats:
@@ -124,20 +119,20 @@ class Trainer:
             lr=self._training.lr * size.lr_factor,
             max_grad_norm=self._training.max_grad_norm,
             entropy_bonus=self._training.entropy_bonus,
-            kl_coef=self._parts.config.algorithm.kl_coef,
+            kl_coef=self.config.algorithm.kl_coef,
             micro_batches=size.parts,
             temperature=self._training.temperature,
             gpu_fraction=size.gpu_fraction,
             wants_moments=size.wants_moments,
         )
-        stats = self._wait_for(self._parts.backend.update(samples, self._parts.algorithm.loss, how))
+        stats = self.calls.wait_for(self.backend.update(samples, self.algorithm.loss, how))
         if not np.all(np.isfinite([stats.loss, stats.grad_norm])):
             raise NonFiniteError(f"step {self.step + 1}: loss {stats.loss}, gradient norm {stats.grad_norm}")
         return stats
 
     def resume(self, found: checkpoint.Checkpoint) -> None:
         """Restore a checkpoint; later steps equal those of an uninterrupted run."""
-        self._wait_for(self._parts.backend.load(found.directory))
+        self.calls.wait_for(self.backend.load(found.directory))
         self._source.load_state_dict(found.state["source"])
         self._control.load_state_dict(found.state["steering"])
         self._held_out.load_state_dict(found.state.get("evaluation", {}))
@@ -149,8 +144,8 @@ class Trainer:
         """Write a checkpoint, unless one of the same state was written."""
         if (self.step, self._warmed) == self._saved:
             return
-        self._parts.journal.phase("checkpoint", self.step)
-        self._parts.journal.sync()
+        self.journal.phase("checkpoint", self.step)
+        self.journal.sync()
         with self._source.exclusive():
             state = {
                 "source": self._source.state_dict(),
@@ -160,17 +155,17 @@ class Trainer:
                 "evaluation": self._held_out.state_dict(),
             }
             checkpoint.save(
-                self._parts.files.checkpoints,
+                self.files.checkpoints,
                 self.step,
                 state,
-                lambda directory: self._wait_for(self._parts.backend.save(directory)),
+                lambda directory: self.calls.wait_for(self.backend.save(directory)),
                 self._training.keep_checkpoints,
             )
         self._saved = (self.step, self._warmed)
 
     def evaluate(self) -> Evaluation | None:
         """Evaluate the current policy; None without held-out prompts."""
-        self._parts.journal.phase("evaluate", self.step)
+        self.journal.phase("evaluate", self.step)
         return self._held_out.evaluate(self.step)
 
     def close(self) -> None:
@@ -179,17 +174,17 @@ class Trainer:
 
     def _warm_up(self) -> None:
         """Run the supervised warm-up, then save it as the checkpoint of step 0 with a fresh optimizer."""
-        steps = self._parts.config.warmup.steps
+        steps = self.config.warmup.steps
         if self._warmed >= steps or self.step > 0:
             return
         from retrain.trainer.warmup import WarmUp
 
-        warmup = WarmUp(self._parts.config, self._parts.backend, self._warmed, self._wait_for)
-        with self._parts.journal.warm_up_writer() as rows:
+        warmup = WarmUp(self.config, self.backend, self._warmed, self.calls.wait_for)
+        with self.journal.warm_up_writer() as rows:
             while self._warmed < steps:
                 self._wait_for_machine()
                 self._stop_if_asked()
-                self._parts.journal.phase(f"warm-up {self._warmed + 1} of {steps}", 0)
+                self.journal.phase(f"warm-up {self._warmed + 1} of {steps}", 0)
                 rows.append(asdict(warmup.step(self._warmed + 1)))
                 self._warmed += 1
                 if self._warmed < steps and self._is_due(self._training.save_every, self._warmed):
@@ -200,18 +195,18 @@ class Trainer:
         self.save()
 
     def _row(self, size: StepSize, facts: StepFacts, entropy: float, observed: ControllerRows) -> StepRow:
-        run, stats = self._parts.config.run, facts.stats
+        run, stats = self.config.run, facts.stats
         return StepRow(
             identity=Identity(
                 step=self.step + 1,
                 run=run.run_id if run else "",
                 condition=run.condition if run else "",
                 seed=self._training.seed,
-                attempt=self._parts.journal.attempt,
+                attempt=self.journal.attempt,
                 timestamp=utc_now(),
             ),
             timing=facts.timing,
-            permits=self._parts.permits.take_use(),
+            permits=self.permits.take_use(),
             rollouts=facts.rollouts,
             update=UpdateSummary(
                 loss=stats.loss,
@@ -231,14 +226,11 @@ class Trainer:
         )
 
     def _sample(self, prompts: Sequence[Prompt], how: Sampling) -> list[Group]:
-        return self._wait_for(self._parts.backend.sample(prompts, how))
+        return self.calls.wait_for(self.backend.sample(prompts, how))
 
     def _sample_exclusively(self, prompts: Sequence[Prompt], how: Sampling) -> list[Group]:
         with self._source.exclusive():
             return self._sample(prompts, how)
-
-    def _wait_for(self, result: MaybeAwaitable[T]) -> T:
-        return self._parts.calls.wait_for(result)
 
     @staticmethod
     def _is_due(every: int, done: int) -> bool:
@@ -256,12 +248,51 @@ class Trainer:
         if state.should_train:
             return state
         self._show_pause(state)
-        return self._throttle.wait_for_idle(stop=self._parts.stop, on_poll=self._show_pause)
+        return self._throttle.wait_for_idle(stop=self.stop, on_poll=self._show_pause)
 
     def _show_pause(self, state: ThrottleState) -> None:
-        self._parts.journal.phase(f"paused: {state.reason}", self.step)
+        self.journal.phase(f"paused: {state.reason}", self.step)
 
     def _stop_if_asked(self) -> None:
-        if self._parts.stop.is_set():
+        if self.stop.is_set():
             self.save()
             raise InterruptedRunError(f"stopped after step {self.step}; a checkpoint was saved")
+
+
+@contextmanager
+def open_trainer(
+    config: Config, files: RunFiles, journal: Journal, stop: threading.Event
+) -> Iterator[Trainer]:
+    """Build the task, open the reward and connect the backend; close everything at the end."""
+    data = config.data
+    built = registry.find("tasks", data.task)(seed=data.seed, **data.options)
+    task: Task = registry.check_made("tasks", data.task, built)
+    permits = RunPermits(config, files)
+    with ExitStack() as opened:
+        reward = config.reward
+        sandbox = {"sandbox": reward.sandbox, "sandbox_options": reward.sandbox_options}
+        scorer = Scorer(reward.reward, reward.params, sandbox)
+        opened.callback(scorer.close)
+        calls = EventLoopThread()
+        opened.callback(calls.close)
+        spec = BackendSpec(
+            seed=config.training.seed,
+            model=config.model.model,
+            base_url=config.model.base_url,
+            lora_rank=config.model.lora_rank,
+            alphabet=task.alphabet,
+            options=config.backend.options,
+            permit=permits.permit,
+            observe_call=permits.observe_call,
+            run_name=permits.label,
+        )
+        name, options = config.backend.backend, config.backend.options
+        connected = registry.bound("backends", name, options)(spec)
+        backend: Backend = registry.check_made("backends", name, calls.wait_for(connected))
+        opened.callback(lambda: calls.wait_for(backend.close()))
+        if check := getattr(backend, "check_prompts", None):  # too long ones, before the first step
+            check([*task.train, *task.held_out])
+        algorithm = Algorithm.of(config, scorer.score)
+        trainer = Trainer(config, files, backend, task, algorithm, permits, journal, stop, calls)
+        opened.callback(trainer.close)
+        yield trainer

@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,8 +21,6 @@ from retrain.demonstrations import read_demonstrations
 from retrain.errors import BackendMemoryError, ConfigError, NonFiniteError
 from retrain.rollouts import SUPERVISED, Floats, Loss, LossTerms, Rollout, TrainingSample
 from retrain.trainer.source import PromptStream
-
-T = TypeVar("T")
 
 
 def cross_entropy(
