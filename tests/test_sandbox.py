@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -25,9 +26,20 @@ PRINTS = '[{"input": "", "output": "1"}]'
 OPTIONS = {"command": {"command": CONTAINER, "python": sys.executable}, "bubblewrap anew": {"warm": False}}
 
 
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Return where programs without a mount of their own have their folders."""
+    with pytest.MonkeyPatch.context() as patch:
+        folder = tmp_path_factory.mktemp("folders")
+        patch.setattr(tempfile, "tempdir", str(folder))
+        yield folder
+
+
 @pytest.fixture(scope="module", params=["bubblewrap", "bubblewrap anew", "process", "command"])
-def scorer(request: pytest.FixtureRequest) -> Iterator[ProgramScorer]:
-    name, options = request.param.split()[0], OPTIONS.get(request.param)
+def scorer(request: pytest.FixtureRequest, folders: Path) -> Iterator[ProgramScorer]:
+    name, options = request.param.split()[0], dict(OPTIONS.get(request.param, {}))
+    if name == "command":
+        options["command"] = [*CONTAINER, f"TMPDIR={folders}"]
     opened = python.open_scorer(
         tests="stdio", workers=2, timeout_s=5.0, sandbox=name, sandbox_options=options
     )
@@ -40,11 +52,10 @@ def scored(scorer: ProgramScorer, program: str, cases: str = PRINTS) -> Score:
     return scorer.score_all([Answer(program, Prompt(0, "?", cases))])[0]
 
 
-def left_behind() -> tuple[set[str], set[int], int]:
+def left_behind(folders: Path) -> tuple[list[Path], set[int], int]:
     """Folders of programs, processes and open descriptors."""
     processes = {process.pid for process in psutil.Process().children(recursive=True)}
-    folders = {path.name for path in Path("/tmp").glob("retrain-program-*")}
-    return folders, processes, len(list(Path("/proc/self/fd").iterdir()))
+    return list(folders.iterdir()), processes, len(list(Path("/proc/self/fd").iterdir()))
 
 
 BREAKERS = {
@@ -68,11 +79,13 @@ BREAKERS = {
 
 @ON_LINUX
 @pytest.mark.parametrize("what", BREAKERS)
-def test_a_program_that_breaks_things_gets_0_and_leaves_nothing(scorer: ProgramScorer, what: str) -> None:
+def test_a_program_that_breaks_things_gets_0_and_leaves_nothing(
+    scorer: ProgramScorer, folders: Path, what: str
+) -> None:
     assert [s.value for s in scorer.score_all([Answer("print(1)", Prompt(0, "?", PRINTS))] * 2)] == [1, 1]
-    before = left_behind()
+    before = left_behind(folders)
     assert scored(scorer, BREAKERS[what]).value == 0
-    assert left_behind() == before
+    assert left_behind(folders) == before
     assert scored(scorer, "print(1)") == Score(1.0)
 
 

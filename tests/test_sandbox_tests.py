@@ -269,5 +269,11 @@ def test_an_answer_that_cannot_be_read_is_a_fault(scorer: ProgramScorer) -> None
     assert scored(scorer, program, tests).outcome is Outcome.FAULT
 
 
+def test_tests_that_subclass_a_class_of_the_program_ask_to_be_shared(scorer: ProgramScorer) -> None:
+    found = scored(scorer, "class Base: pass", "class Own(Base): pass\nassert Own()")
+    assert found.value is None
+    assert "shared = true" in found.message
+
+
 def test_tests_that_pass_without_the_program_score_nothing(scorer: ProgramScorer) -> None:
     assert scored(scorer, "x = 1", "assert 1 + 1 == 2").value is None

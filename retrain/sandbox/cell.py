@@ -102,6 +102,7 @@ class Cell:
         self.sandbox = sandbox
         self._opened = contextlib.ExitStack()
         self._errors = self._opened.enter_context(tempfile.TemporaryFile())  # noqa: SIM115 - closed with it
+        self._process: subprocess.Popen[bytes] | None = None
         self._deadline = 0.0
         if not sandbox.mounts:
             confine.hide()
@@ -128,6 +129,7 @@ class Cell:
         program = Program(reads, writes, self._deadline)
         try:
             if self.sandbox.single_use:
+                self._end()
                 self._process = self._start(their_input, their_output, len(text))
                 program.send(text)
             else:
@@ -158,24 +160,28 @@ class Cell:
 
     def close(self) -> None:
         """End it, with every process in it."""
+        self._end()
         self._opened.close()
 
-    def _kill(self, process: subprocess.Popen[bytes]) -> None:
-        with contextlib.suppress(ProcessLookupError, PermissionError):  # macOS: a zombie refuses signals
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
+    def _end(self) -> None:
+        if self._process is not None and self._process.returncode is None:
+            with contextlib.suppress(ProcessLookupError, PermissionError):  # macOS: a zombie refuses signals
+                os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait()
 
     def _warm_up(self) -> None:
         text = program_text(self.sandbox, {})
         self._control, theirs = socket.socketpair(socket.AF_UNIX, _SOCKET_KIND)
         self._opened.enter_context(self._control)
         with theirs:
-            self._start(theirs, subprocess.DEVNULL, len(text))
+            self._process = self._start(theirs, subprocess.DEVNULL, len(text))
         for start in range(0, len(text), 1 << 15):
             self._say(text[start : start + (1 << 15)])
         self._heard(STARTUP_S)
 
     def _start(self, stdin: Any, stdout: Any, size: int) -> subprocess.Popen[bytes]:
+        self._errors.seek(0)
+        self._errors.truncate()
         try:
             process = subprocess.Popen(
                 [*self.sandbox.command, "-I", "-B", "-X", "utf8", "-c", BOOT, str(size)],
@@ -184,14 +190,14 @@ class Cell:
                 stderr=self._errors,
                 start_new_session=True,
                 cwd="/",
-                env=clean_environment(),
+                env=clean_environment(self.sandbox),
             )
         except OSError as error:
             raise SandboxError(f"{self.sandbox.name} cannot be started: {error}") from error
-        self._opened.callback(self._kill, process)
         return process
 
     def _ended_once(self, left_s: float) -> Ended:
+        assert self._process is not None
         try:
             code = self._process.wait(left_s)
         except subprocess.TimeoutExpired:
@@ -227,10 +233,11 @@ class Cell:
 _SOCKET_KIND = socket.SOCK_SEQPACKET if sys.platform == "linux" else socket.SOCK_STREAM
 
 
-def clean_environment() -> dict[str, str]:
-    """Return an environment without keys, names and paths of this user."""
+def clean_environment(sandbox: Sandbox) -> dict[str, str]:
+    """Return an environment without keys and names of this user."""
     path = os.environ.get("PATH", os.defpath)
-    return {"PATH": path, "HOME": "/tmp", "TMPDIR": "/tmp", "OMP_NUM_THREADS": "1"}
+    folder = "/tmp" if sandbox.mounts or sandbox.single_use else tempfile.gettempdir()
+    return {"PATH": path, "HOME": folder, "TMPDIR": folder, "OMP_NUM_THREADS": "1"}
 
 
 def program_text(sandbox: Sandbox, limits: Mapping[str, Any]) -> bytes:

@@ -19,6 +19,7 @@ from retrain.sandbox.inside import values
 from retrain.system import cpu_capacity
 
 VERDICT_BYTES = 1 << 16
+NO_VERDICT = {"passed": False, "garbage": "", "needs_sharing": False}
 
 
 class FaultError(Exception):
@@ -105,7 +106,7 @@ class ProgramScorer:
         except SandboxEndedError as error:
             desk.close()
             return Score(0.0, Outcome.FAULT, str(error))
-        except SandboxError as error:  # no memory for another process, say
+        except (SandboxError, OSError) as error:  # no memory for another process, say
             desk.close()
             return Score(None, Outcome.ERROR, str(error))
         finally:
@@ -148,9 +149,11 @@ class ProgramScorer:
             answering.close()
             ended = desk.cell().ended(stop=True)
         self._check(ended, is_over=is_over)
-        told = values.parse(verdict[values.HEAD.size :]) if verdict else {"passed": False}
-        if told.get("garbage"):
+        told = values.parse(verdict[values.HEAD.size :]) if verdict else NO_VERDICT
+        if told["garbage"]:
             raise FaultError(f"the program's answer cannot be read: {told['garbage']}")
+        if told["needs_sharing"]:
+            raise UnscoredError("the tests subclass a class of the program, which needs shared = true")
         if told["passed"] and not told["used"]:
             raise UnscoredError("the tests pass without the program")
         return bool(told["passed"])

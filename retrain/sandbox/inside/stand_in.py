@@ -12,16 +12,18 @@ CONTAINER_VERBS = (
     "add append insert pop remove clear update extend get keys values items setdefault sort reverse copy"
 )
 DATA_METHODS = {name for kind in DATA for name in dir(kind)} - set(CONTAINER_VERBS.split())
-LOOKING: dict[str, Callable[..., Any]] = {
+READING: dict[str, Callable[..., Any]] = {
     "len": len,
     "iter": iter,
     "next": next,
     "getitem": operator.getitem,
     "str": str,
     "repr": repr,
+    "bool": bool,
+    "hash": hash,
+    "reversed": reversed,
 }
-LOOKING |= {"bool": bool, "hash": hash, "reversed": reversed}
-LOOKING |= {"setitem": operator.setitem, "delitem": operator.delitem}
+LOOKING: dict[str, Callable[..., Any]] = {**READING, "setitem": operator.setitem, "delitem": operator.delitem}
 COMPARING = {name: getattr(operator, name) for name in ("eq", "ne", "lt", "le", "gt", "ge")}
 COMPUTING = {
     name: getattr(operator, name)
@@ -42,6 +44,8 @@ REFLECTED = "add sub mul truediv floordiv mod pow matmul and_ or_ xor".split()
 
 class Asks(Protocol):
     """The end of a conversation that a stand-in belongs to."""
+
+    needs_sharing: bool
 
     def ask(self, *request: Any) -> Any: ...
     def call(self, number: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any: ...
@@ -72,6 +76,11 @@ class StandIn:
 
     def __setattr__(self, name: str, value: Any) -> None:
         self._peer.ask("set", self._number, name, self._peer.encode(value))
+
+    def __mro_entries__(self, bases: tuple[Any, ...]) -> tuple[type, ...]:
+        """Refuse to be subclassed: methods of the tests would have to run beside the program's."""
+        self._peer.needs_sharing = True
+        raise TypeError("a class of the program cannot be subclassed by tests without shared = true")
 
     def __instancecheck__(self, instance: Any) -> bool:
         return isinstance(instance, StandIn) and _operate("isinstance", instance, self) is True

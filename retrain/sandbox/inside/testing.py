@@ -16,9 +16,9 @@ from retrain.sandbox.inside.peer import Peer
 class Names(dict[str, Any]):
     """The namespace of tests: names that are not theirs are the program's, but for Python's own."""
 
-    def __init__(self, peer: Peer, own: frozenset[str]) -> None:
+    def __init__(self, peer: Peer, replaced: frozenset[str]) -> None:
         super().__init__(__name__="tests", __builtins__=builtins)
-        self._peer, self._own = peer, own
+        self._peer, self._replaced = peer, replaced  # Python's own names that are the program's all the same
 
     def __missing__(self, name: str) -> Any:
         """Return what the program calls by this name.
@@ -26,18 +26,21 @@ class Names(dict[str, Any]):
         Raises:
             KeyError: nothing.
         """
-        if name in typing.__all__:
-            return getattr(typing, name)
-        if name not in self._own:
+        if hasattr(builtins, name) and name not in self._replaced:
             raise KeyError(name)
-        return self._peer.name(name)
+        try:
+            return self._peer.name(name)
+        except KeyError:  # an annotation, whose import was the program's
+            if name not in typing.__all__:
+                raise
+            return getattr(typing, name)
 
 
 def run(reads: int, writes: int, source: str, tests: str) -> dict[str, Any]:
     """Return how tests ended: only if they reach their end, and used the program, they have passed."""
     peer = Peer(reads, writes)
     tree = ast.parse(tests)
-    names = Names(peer, program_names(tree))
+    names = Names(peer, replaced_names(tree))
     module = types.ModuleType("tests")
     sys.modules["tests"] = module
     passed = False
@@ -48,14 +51,19 @@ def run(reads: int, writes: int, source: str, tests: str) -> dict[str, Any]:
     except BaseException:  # noqa: BLE001 - also SystemExit, and an end of the program
         pass
     passed = passed and not (peer.garbage or peer.has_ended)
-    return {"passed": passed, "garbage": peer.garbage, "used": peer.asked > 0}
+    return {
+        "passed": passed,
+        "garbage": peer.garbage,
+        "used": peer.asked > 0,
+        "needs_sharing": peer.needs_sharing,
+    }
 
 
-def program_names(tree: ast.Module) -> frozenset[str]:
-    """Return the names that tests take from the program.
+def replaced_names(tree: ast.Module) -> frozenset[str]:
+    """Return those of Python's own names that tests take from the program.
 
-    Python's own names are not taken from it, or it could replace `abs` or `all`; unless tests use no other:
-    then they test a function of that name.
+    These are none, or it could replace `abs` or `all`; unless tests use no name of another kind: then they
+    test a function that is called like one of Python's.
     """
     nodes = [node for node in ast.walk(tree) if isinstance(node, ast.Name)]
     loaded = frozenset(node.id for node in nodes if isinstance(node.ctx, ast.Load))
@@ -63,8 +71,8 @@ def program_names(tree: ast.Module) -> frozenset[str]:
     defined = {n.name for n in ast.walk(tree) if isinstance(n, ast.FunctionDef | ast.ClassDef)}
     imports = [node for node in ast.walk(tree) if isinstance(node, ast.Import | ast.ImportFrom)]
     imported = {alias.asname or alias.name for node in imports for alias in node.names}
-    others = loaded - set(dir(builtins))
-    return others if others - stored - defined - imported else loaded
+    python = frozenset(dir(builtins))
+    return frozenset() if loaded - python - stored - defined - imported else loaded & python
 
 
 def run_shared(tests: str, namespace: dict[str, Any]) -> int:
