@@ -43,9 +43,10 @@ def read_demonstrations(path: str) -> list[Demonstration]:
 def _demonstrations(number: int, line: str) -> Iterator[Demonstration]:
     row = object_of(line, FORMS)
     if "messages" in row:
-        return _of_messages(number, row["messages"])
-    prompt, completion = (_text(row, key) for key in ("prompt", "completion"))
-    return iter([Demonstration(Prompt(number, prompt, completion), completion)])
+        yield from _of_messages(number, row["messages"])
+    else:
+        prompt, completion = (_text(row, key) for key in ("prompt", "completion"))
+        yield Demonstration(Prompt(number, prompt, completion), completion)
 
 
 def _of_messages(number: int, messages: object) -> Iterator[Demonstration]:
@@ -57,15 +58,12 @@ def _of_messages(number: int, messages: object) -> Iterator[Demonstration]:
         raise ValueError('"messages": needs at least one message of the assistant')
     if turns[0] == 0:
         raise ValueError('"messages": begins with the assistant; needs a message before it')
-    return (_turn(number, said, at) for at in turns)
-
-
-def _turn(number: int, said: tuple[tuple[str, str], ...], at: int) -> Demonstration:
-    before, completion = said[:at], said[at][1]
-    if len(before) == 1 and before[0][0] == "user":  # same form as a task's prompts
-        return Demonstration(Prompt(number, before[0][1], completion), completion)
-    text = json.dumps(before, ensure_ascii=False)
-    return Demonstration(Prompt(number, text, completion, before), completion)
+    for at in turns:
+        before, completion = said[:at], said[at][1]
+        prompt = Prompt(number, json.dumps(before, ensure_ascii=False), completion, before)
+        if len(before) == 1 and before[0][0] == "user":  # same form as a task's prompts
+            prompt = Prompt(number, before[0][1], completion)
+        yield Demonstration(prompt, completion)
 
 
 def _message(message: Any) -> tuple[str, str]:

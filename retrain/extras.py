@@ -36,7 +36,9 @@ class Needs:
 
     def missing(self) -> list[str]:
         """Return the packages that Python does not find, without importing any."""
-        return [package for package in self.packages if not _is_installed(package)]
+        specs = {package: importlib.util.find_spec(package) for package in self.packages}
+        # a plain folder of that name has no origin
+        return [package for package, spec in specs.items() if spec is None or spec.origin is None]
 
     def missing_commands(self) -> list[str]:
         """Return the programs that are not on PATH."""
@@ -83,11 +85,6 @@ def load(module: str, extra: str, who: str) -> Any:
         if error.name is None or error.name.partition(".")[0] != module.partition(".")[0]:
             raise
         raise ConfigError(_problem(who, [module], extra)) from error
-
-
-def _is_installed(package: str) -> bool:
-    spec = importlib.util.find_spec(package)
-    return spec is not None and spec.origin is not None  # a plain folder of that name has no origin
 
 
 def _problem(who: str, packages: list[str], extra: str) -> str:

@@ -65,8 +65,12 @@ def _holds(target: Path, text: str) -> bool:
 
 def templates() -> dict[str, str]:
     """List templates, each with its purpose (the file's first comment)."""
-    found = sorted(_folder().glob("*.toml"))
-    return {path.stem: _summary(path) for path in found}
+    found = {}
+    for path in sorted(_folder().glob("*.toml")):
+        with path.open(encoding="utf-8") as file:
+            comments = (line.lstrip("# ").strip() for line in file if line.startswith("# "))
+            found[path.stem] = next(comments, "")
+    return found
 
 
 def read_template(name: str) -> str:
@@ -88,9 +92,3 @@ def _folder() -> Path:
     package = Path(__file__).parent.parent
     installed = package / "templates"
     return installed if installed.is_dir() else package.parent / "templates"
-
-
-def _summary(path: Path) -> str:
-    with path.open(encoding="utf-8") as file:
-        comments = (line.lstrip("# ").strip() for line in file if line.startswith("# "))
-        return next(comments, "")

@@ -32,6 +32,13 @@ class PluginRow:
     installed: bool
     install: str  # the command, if it is not installed
 
+    @property
+    def needs(self) -> str:
+        """What the table says of extra and keys."""
+        package = self.install or (f"[{self.extra}], installed" if self.extra else "")
+        key = f"key: {' or '.join(self.keys)}" if self.keys else ""
+        return "; ".join(filter(None, (package, key)))
+
 
 def command(
     kind: Annotated[
@@ -67,7 +74,7 @@ def command(
         print_json(rows)
         return
     for k in kinds:
-        cells = [(row.name, row.summary, _needs(row)) for row in rows if row.kind == k]
+        cells = [(row.name, row.summary, row.needs) for row in rows if row.kind == k]
         console().print(table(k, ("name", "what it is", "needs"), cells))
 
 
@@ -100,9 +107,3 @@ def plugin_row(kind: str, name: str) -> PluginRow:
     installed = not wanted.missing()
     install = "" if installed else wanted.command
     return PluginRow(kind, name, summary(kind, name), wanted.extra, wanted.keys, installed, install)
-
-
-def _needs(row: PluginRow) -> str:
-    parts = [row.install or (f"[{row.extra}], installed" if row.extra else "")]
-    parts += [f"key: {' or '.join(row.keys)}"] if row.keys else []
-    return "; ".join(part for part in parts if part)

@@ -46,7 +46,10 @@ def command(
     chosen, may_replace = chosen_format(output, form), permission(force)
     target = output or Path(f"report.{chosen}")
     found = directories or [Path("logs")]
-    targets = [target] if len(found) == 1 else [_named_after(target, directory) for directory in found]
+    targets = [target]
+    if len(found) > 1:
+        names = [f"{target.stem}-{directory.resolve().name}{target.suffix}" for directory in found]
+        targets = [target.with_name(name) for name in names]
     for one in targets:
         check_target(one, chosen, may_replace)
     for directory, one in zip(found, targets, strict=True):
@@ -55,7 +58,3 @@ def command(
             typer.echo(problem, err=True)
         for path in write(campaign, one, chosen, metrics or (), may_replace):
             typer.echo(f"{path}  {path.stat().st_size / 1000:,.0f} kB")
-
-
-def _named_after(target: Path, directory: Path) -> Path:
-    return target.with_name(f"{target.stem}-{directory.resolve().name}{target.suffix}")

@@ -112,15 +112,12 @@ def with_launcher_options(raw: Mapping[str, Any]) -> Mapping[str, Any]:
     campaign = raw.get("campaign")
     if not isinstance(campaign, dict):
         return raw
-    others = {key for key, table in campaign.items() if isinstance(table, dict) and _is_launcher(key)}
+    tables = {key for key, table in campaign.items() if isinstance(table, dict) and key not in KEYS}
+    others = {key for key in tables if "." in key or key in registry.names("launchers")}
     kept = {key: value for key, value in campaign.items() if key not in others}
     if (named := campaign.get("launcher")) in others:
         kept[OPTIONS] = campaign[named]
     return {**raw, "campaign": kept}
-
-
-def _is_launcher(key: str) -> bool:
-    return key not in KEYS and ("." in key or key in registry.names("launchers"))
 
 
 def _plugin_problems(

@@ -132,28 +132,21 @@ def value_schema(hint: Any, bounds: Mapping[str, Any]) -> CoreSchema:
 
 def _drop(tables: dict[str, Any], location: Location) -> None:
     """Remove the innermost key that contains a mistake; a table in a list becomes empty."""
-    holder, key = _innermost(tables, location)
-    if isinstance(holder, list):
-        holder[key] = {}
-    else:
-        holder.pop(key, None)
-
-
-def _innermost(tables: dict[str, Any], location: Location) -> tuple[Any, Any]:
     holder: Any = tables
     key: Any = location[0]
     for part in location[1:]:
         below = holder[key] if isinstance(holder, list) else holder.get(key)
-        if not _holds(below, part):
+        if isinstance(below, list):  # a list of anything but tables is dropped whole
+            is_inside = isinstance(part, int) and part < len(below) and isinstance(below[part], dict)
+        else:
+            is_inside = isinstance(below, dict) and part in below
+        if not is_inside:
             break
         holder, key = below, part
-    return holder, key
-
-
-def _holds(below: Any, part: str | int) -> bool:
-    if isinstance(below, list):  # a list of anything but tables is dropped whole
-        return isinstance(part, int) and part < len(below) and isinstance(below[part], dict)
-    return isinstance(below, dict) and part in below
+    if isinstance(holder, list):
+        holder[key] = {}
+    else:
+        holder.pop(key, None)
 
 
 def place(location: Location) -> str:

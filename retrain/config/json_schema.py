@@ -65,14 +65,11 @@ def _complete(properties: dict[str, Any], section: Any) -> None:
         stands_for = keys_of(SECTIONS[short])[inside] if short else key
         kind = stands_for.plugin
         if kind:
-            _name_plugins(schema["items"] if schema.get("type") == "array" else schema, kind)
+            named = schema["items"] if schema.get("type") == "array" else schema
+            del named["type"]
+            named["anyOf"] = [{"enum": registry.names(kind)}, DOTTED]
         if kind in RUN_KINDS and key.params:
             _name_parameters(properties[key.params], kind)
-
-
-def _name_plugins(key: dict[str, Any], kind: str) -> None:
-    key.pop("type", None)
-    key["anyOf"] = [{"enum": registry.names(kind)}, DOTTED]
 
 
 def _name_parameters(key: dict[str, Any], kind: str) -> None:

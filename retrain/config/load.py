@@ -42,7 +42,8 @@ def load_config(
             what the file says outside its conditions.
         try_plugins: also build tasks and ask plugins to check their options.
         version: of the keys' meanings; a run.toml contains its own.
-        beside: directory searched for dotted paths before the current one; default: the file's.
+        beside: directory searched for dotted paths before the current one; default: that of a run.toml's
+            origin, else the file's.
 
     Raises:
         ConfigError: every problem of the file and the overrides, one line each.
@@ -50,15 +51,11 @@ def load_config(
     path = Path(path)
     raw = read_toml(path)
     overridden = _apply_overrides(raw, overrides)
-    registry.look_beside(beside or _place_of_origin(raw) or path.parent)
-    return parse(as_meant(raw, version), path.name, overridden, try_plugins=try_plugins)
-
-
-def _place_of_origin(raw: Mapping[str, Any]) -> Path | None:
-    """Return the directory searched for the dotted paths of a run.toml; None for any other file."""
     run = raw.get("run")
-    origin = run.get("origin") if isinstance(run, dict) else None
-    return Path(str(origin["where"])) / str(origin.get("beside", ".")) if origin else None
+    if beside is None and isinstance(run, dict) and (origin := run.get("origin")):
+        beside = Path(str(origin["where"])) / str(origin.get("beside", "."))
+    registry.look_beside(beside or path.parent)
+    return parse(as_meant(raw, version), path.name, overridden, try_plugins=try_plugins)
 
 
 def load_types(path: Path, overrides: Sequence[str] = ()) -> Config:
@@ -96,7 +93,15 @@ def sets_key(path: Path, overrides: Sequence[str], section: str, key: str) -> bo
 
 def read_toml(path: Path) -> dict[str, Any]:
     """Read a file's tables; syntax, encoding, size and nesting problems are ConfigErrors."""
-    data = _read(path)
+    try:
+        if path.exists() and not path.is_file():
+            raise ConfigError(f"{path}: is not a file; name the campaign's TOML file")
+        with path.open("rb") as file:
+            data = file.read(LARGEST_FILE_BYTES + 1)  # a device or pipe might never end
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        hint = "`retrain init --template campaign` makes a file to start from"
+        raise ConfigError(f"{path}: {reason}; {hint}") from error
     if len(data) > LARGEST_FILE_BYTES:
         raise ConfigError(f"{path}: larger than {LARGEST_FILE_BYTES} bytes; a campaign file is a page or two")
     try:
@@ -107,19 +112,6 @@ def read_toml(path: Path) -> dict[str, Any]:
         raise ConfigError(f"{path}: tables or arrays are nested too deep to read; flatten them") from error
     except ValueError as error:
         raise ConfigError(f"{path}: not valid TOML: {error}") from error
-
-
-def _read(path: Path) -> bytes:
-    """Read at most one byte more than the limit of a regular file: a device or pipe might never end."""
-    try:
-        if path.exists() and not path.is_file():
-            raise ConfigError(f"{path}: is not a file; name the campaign's TOML file")
-        with path.open("rb") as file:
-            return file.read(LARGEST_FILE_BYTES + 1)
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or error
-        hint = "`retrain init --template campaign` makes a file to start from"
-        raise ConfigError(f"{path}: {reason}; {hint}") from error
 
 
 def parse(

@@ -116,11 +116,8 @@ def values_of(config: Config) -> Iterator[tuple[str, Key, Any]]:
 
 def as_tables(config: Config) -> dict[str, Any]:
     """Return a run's configuration as TOML tables, without absent values."""
-    return {name: _present(table) for name, table in dataclasses.asdict(config).items() if table is not None}
-
-
-def _present(table: Mapping[str, Any]) -> dict[str, Any]:
-    return {k: v for k, v in table.items() if v is not None}
+    tables = {name: table for name, table in dataclasses.asdict(config).items() if table is not None}
+    return {name: {k: v for k, v in table.items() if v is not None} for name, table in tables.items()}
 
 
 def label_of(name: str, room: int = 40) -> str:

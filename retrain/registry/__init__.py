@@ -56,7 +56,9 @@ def plugin(kind: str, name: str) -> Plugin:
         if entry.name == name:
             found = _loaded(name, kind, entry.load)
             return _imported(kind, name, found, importlib.import_module(entry.module), entry.attr)
-    raise ConfigError(_unknown(kind, name))
+    known = names(kind)
+    others = f"known: {', '.join(known)}, or a dotted path"
+    raise ConfigError(f"{name!r} is not one of the {kind}; {hint(name, known, others)}")
 
 
 def find(kind: str, name: str) -> Callable[..., Any]:
@@ -175,12 +177,6 @@ def _installed(kind: str) -> Iterable[EntryPoint]:
     from importlib.metadata import entry_points
 
     return entry_points(group=f"retrain.{kind}")
-
-
-def _unknown(kind: str, name: str) -> str:
-    known = names(kind)
-    others = f"known: {', '.join(known)}, or a dotted path"
-    return f"{name!r} is not one of the {kind}; {hint(name, known, others)}"
 
 
 def _imported(kind: str, name: str, found: Any, module: ModuleType, attribute: str) -> Imported:

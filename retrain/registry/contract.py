@@ -146,13 +146,14 @@ def problem_with(plugin: str, known: Sequence[Parameter], key: str, value: objec
         names = [p.name for p in known]
         takes = f"it takes {', '.join(names) or 'nothing'}"
         return f"unknown parameter of {plugin!r}; {hint(key, names, takes)}"
-    choices = _choices(parameter.annotation)
-    if choices:
+    if parameter.annotation.startswith("Literal["):
+        choices = ast.literal_eval(f"({parameter.annotation[8:-1]},)")
         return None if value in choices else f"got {value!r}; needs one of {', '.join(map(repr, choices))}"
     if parameter.annotation not in ACCEPTS:
         return None
     types, fits, wanted = ACCEPTS[parameter.annotation]
-    return None if _is_of(types, value) and fits(value) else f"got {value!r}; needs {wanted}"
+    is_of = isinstance(value, types) and (bool in types or not isinstance(value, bool))  # no number in TOML
+    return None if is_of and fits(value) else f"got {value!r}; needs {wanted}"
 
 
 def hint(word: str, known: Iterable[str], otherwise: str) -> str:
@@ -167,16 +168,3 @@ def _annotation(annotation: Any) -> str:
     if isinstance(annotation, type) and get_origin(annotation) is None:
         return annotation.__name__
     return str(annotation).removeprefix("typing.")
-
-
-def _is_of(types: tuple[type, ...], value: object) -> bool:
-    """Whether a value has one of the types; a boolean is a number in Python, but not in TOML."""
-    return isinstance(value, types) and (bool in types or not isinstance(value, bool))
-
-
-def _choices(annotation: str) -> tuple[Any, ...]:
-    """Read the values of a `Literal[...]`."""
-    if not annotation.startswith("Literal["):
-        return ()
-    found = ast.literal_eval(annotation.removeprefix("Literal").replace("[", "(", 1)[:-1] + ",)")
-    return tuple(found)

@@ -49,7 +49,9 @@ def fault_of(error: BaseException) -> str:
     plugin = next((_files[file] for file, _ in frames if file in _files), "")
     if not plugin:
         return ""
-    return f"{place_of(error)}: {_said(error)}; raised by the {plugin}"
+    message = error.msg if isinstance(error, SyntaxError) else str(error)
+    said = type(error).__name__ + (f": {message}" if message else "")
+    return f"{place_of(error)}: {said}; raised by the {plugin}"
 
 
 def place_of(error: BaseException) -> str:
@@ -65,11 +67,6 @@ def place_of(error: BaseException) -> str:
 def names_place(message: str) -> bool:
     """Whether a message begins with a file and a line."""
     return LOCATED.match(message) is not None
-
-
-def _said(error: BaseException) -> str:
-    message = error.msg if isinstance(error, SyntaxError) else str(error)
-    return f"{type(error).__name__}: {message}" if message else type(error).__name__
 
 
 def _make_way(top: str, directory: str) -> None:
