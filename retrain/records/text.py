@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 # Escape sequences are removed whole; otherwise their parameters would remain as visible text.
@@ -48,6 +49,11 @@ def as_typed(path: Path) -> str:
 def count_of(number: int, noun: str) -> str:
     """Return `1 run`, `2 runs`."""
     return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
+def counts_of(names: Iterable[str]) -> str:
+    """Return how often each name occurs, the most frequent first: `2 done, 1 failed`."""
+    return ", ".join(f"{count} {name}" for name, count in Counter(names).most_common())
 
 
 def first_of(names: Sequence[str], shown: int = 5) -> str:

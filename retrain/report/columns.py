@@ -89,7 +89,7 @@ class _Reading:
             if value != value or name in NOT_METRICS or len(self._metrics) >= MOST_METRICS:
                 return
             metric = self._metrics[name] = array("d")
-        _fill(metric, rows)
+        metric.extend(repeat(math.nan, rows - len(metric)))
         metric.append(value)
 
     def columns(self) -> Columns:
@@ -97,24 +97,13 @@ class _Reading:
         metrics: dict[str, FloatArray] = {}
         for name in list(self._metrics):
             metric = self._metrics.pop(name)  # freed one by one
-            _fill(metric, len(self._steps))
+            metric.extend(repeat(math.nan, len(self._steps) - len(metric)))
             values = np.frombuffer(metric, dtype=np.float64)
             if not np.isnan(values).all():
-                metrics[name] = _packed(values)
+                is_constant = (values == values[0]).all()  # as many metrics are, which then need no room
+                metrics[name] = np.broadcast_to(values[0], values.shape) if is_constant else values.copy()
         steps, ends_s = np.array(self._steps, dtype=np.int64), np.array(self._ends_s, dtype=np.float64)
         return Columns(steps, ends_s, metrics, tuple(self._regimes), self.skipped_lines)
-
-
-def _fill(metric: array[float], rows: int) -> None:
-    if len(metric) < rows:
-        metric.extend(repeat(math.nan, rows - len(metric)))
-
-
-def _packed(values: FloatArray) -> FloatArray:
-    """Store values compactly: many metrics never change."""
-    if (values == values[0]).all():
-        return np.broadcast_to(values[0], values.shape)
-    return values.copy()
 
 
 def number(value: object) -> float:

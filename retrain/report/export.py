@@ -10,7 +10,6 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from pathlib import Path
 from typing import Any, BinaryIO
 
 from retrain import extras
@@ -49,10 +48,14 @@ def rows_of(campaigns: Sequence[CampaignRecord], *, of_warm_ups: bool = False) -
     """
 
     def read() -> Iterator[Row]:
-        for campaign in campaigns:
-            for run in campaign.runs:
-                files = RunFiles(run.directory)
-                yield from _rows(campaign, run, files.warmup if of_warm_ups else files.metrics)
+        runs = ((campaign, run) for campaign in campaigns for run in campaign.runs)
+        for campaign, run in runs:
+            if run.state == UNREADABLE:
+                continue
+            files, known = RunFiles(run.directory), _identity(campaign, run)
+            with contextlib.suppress(RecordsError):
+                for row in stream_rows(files.warmup if of_warm_ups else files.metrics):
+                    yield {**row, **known}
 
     return _table(read)
 
@@ -69,7 +72,8 @@ def write_csv(table: Table, out: BinaryIO) -> None:
     try:
         writer.writerow(table.columns)
         for row in table.read():
-            writer.writerow([_cell(row.get(name)) for name in table.columns])
+            values = (row.get(name) for name in table.columns)
+            writer.writerow([x if isinstance(x, int | float | None) else _text(x) for x in values])
     finally:
         text.detach()  # the caller closes the file
 
@@ -110,15 +114,6 @@ def _table(read: Callable[[], Iterator[Row]]) -> Table:
     return Table({name: frozenset(seen) for name, seen in kinds.items()}, read)
 
 
-def _rows(campaign: CampaignRecord, run: RunHistory, path: Path) -> Iterator[Row]:
-    if run.state == UNREADABLE:
-        return
-    known = _identity(campaign, run)
-    with contextlib.suppress(RecordsError):
-        for row in stream_rows(path):
-            yield {**row, **known}
-
-
 def _end(campaign: CampaignRecord, run: RunHistory) -> Row:
     row = _identity(campaign, run) | {"step": run.last_step, "message": run.message}
     reached = Moment(step=run.last_step)
@@ -128,19 +123,11 @@ def _end(campaign: CampaignRecord, run: RunHistory) -> Row:
 
 
 def _identity(campaign: CampaignRecord, run: RunHistory) -> Row:
-    return {
-        "campaign": campaign.id,
-        "run": run.run_id,
-        "condition": run.condition,
-        "seed": run.seed,
-        "state": run.state,
-    }
+    return dict(zip(FIRST, (campaign.id, run.run_id, run.condition, run.seed, run.state), strict=False))
 
 
-def _cell(value: Any) -> Any:
-    if value is None:
-        return ""
-    return value if isinstance(value, str | int | float) else json.dumps(value)
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value)
 
 
 def _kind_of(value: Any) -> type:
@@ -158,9 +145,5 @@ def _one_kind(kinds: frozenset[type]) -> type | None:
 def _column(values: Sequence[Any], kind: type | None) -> Sequence[Any]:
     if kind not in (float, str):
         return values
-    convert = float if kind is float else _as_text
+    convert = float if kind is float else _text
     return [None if value is None else convert(value) for value in values]
-
-
-def _as_text(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value)

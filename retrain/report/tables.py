@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from itertools import islice
 
@@ -16,7 +15,7 @@ from retrain.errors import RecordsError
 from retrain.plan.durations import MISSING, format_duration
 from retrain.records.layout import RunFiles
 from retrain.records.run_row import last_output
-from retrain.records.text import count_of, plain, plain_lines
+from retrain.records.text import count_of, counts_of, plain, plain_lines
 from retrain.report.back_pressure import Scalability
 from retrain.report.compare import MetricComparison
 from retrain.report.contents import Contents
@@ -123,11 +122,11 @@ def resolved(campaign: CampaignRecord) -> str:
 def headline(campaign: CampaignRecord) -> str:
     """Return a summary of the campaign in one sentence."""
     runs = campaign.runs
-    what = ", ".join(f"{count} {state}" for state, count in Counter(run.state for run in runs).items())
     seeds = len({run.seed for run in runs})
     steps = sum(run.last_step for run in runs)
     matrix = f"{count_of(len(campaign.conditions), 'condition')}, {count_of(seeds, 'seed')}"
-    return f"{count_of(len(runs), 'run')} ({what or 'none begun'}): {matrix}, {steps:,} steps."
+    what = counts_of(run.state for run in runs) or "none begun"
+    return f"{count_of(len(runs), 'run')} ({what}): {matrix}, {steps:,} steps."
 
 
 def provenance(campaign: CampaignRecord) -> Sequence[tuple[str, str]]:

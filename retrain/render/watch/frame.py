@@ -11,6 +11,7 @@ from operator import attrgetter
 from rich.text import Text
 
 from retrain.clock import posix_s
+from retrain.records.text import counts_of
 from retrain.render.overview import resume_lines, time_left
 from retrain.render.tables import BAD, STYLES
 from retrain.render.watch.runs import FULL, Glyphs, bar, informative, legend, matrix, run_lines
@@ -128,8 +129,7 @@ def _wrapped(line: str, width: int) -> list[str]:
 
 def _title(status: CampaignStatus, width: int) -> Text:
     steps = f"{status.steps_done}/{status.steps_total or '?'} steps"
-    counts = Counter(run.state for run in status.runs)
-    states = ", ".join(f"{count} {state}" for state, count in counts.most_common())
+    states = counts_of(run.state for run in status.runs)
     shown = status.id if len(status.id) + len(steps) + 14 <= width else status.name
     title = Text.assemble((shown, "bold"), "  ", (status.state, STYLES.get(status.state, BAD)), f"  {steps}")
     return title.append(f"  {states}", style="dim") if len(status.runs) > 1 else title
@@ -152,5 +152,4 @@ def _permits(permits: PermitStatus, glyphs: Glyphs) -> Text:
 
 
 def _summary(view: View, where: str) -> Text:
-    states = Counter(campaign.status.state for campaign in view.campaigns)
-    return Text(f"{where}: " + ", ".join(f"{count} {state}" for state, count in states.items()))
+    return Text(f"{where}: {counts_of(campaign.status.state for campaign in view.campaigns)}")

@@ -5,7 +5,6 @@ States and curves are single characters, distinct without colour; ASCII where th
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -15,6 +14,7 @@ from rich.text import Text
 
 from retrain.plan.durations import MISSING
 from retrain.records.run_row import RunRow
+from retrain.records.text import counts_of
 from retrain.render.overview import WATCH_COLUMNS, run_name
 from retrain.render.tables import BAD, STYLES
 from retrain.status.survey import CampaignStatus
@@ -158,7 +158,8 @@ def run_lines(campaign: WatchedCampaign, width: int, height: int, glyphs: Glyphs
     curves += [value for run in shown for value in run.rewards]
     scale = (min(curves, default=0.0), max(curves, default=1.0))  # one for all: lines can be compared
     lines = _table(shown, width, scale, glyphs) if shown else []
-    return lines + ([_rest(hidden)] if hidden else [])
+    rest = Text(f"  and {counts_of(run.row.state for run in hidden)}", style="dim")
+    return [*lines, rest] if hidden else lines
 
 
 def informative(campaign: WatchedCampaign) -> int:
@@ -204,9 +205,3 @@ def _fitting(runs: Sequence[RunRow], room: int) -> list[list[str]]:
         padded = [s + c if column.is_right else c + s for s, c in zip(spaces, cells, strict=True)]
         columns.append([" " * GAP + cell for cell in padded])
     return columns
-
-
-def _rest(hidden: Sequence[WatchedRun]) -> Text:
-    counts = Counter(run.row.state for run in hidden)
-    told = ", ".join(f"{count} {state}" for state, count in counts.most_common())
-    return Text(f"  and {told}", style="dim")
