@@ -14,7 +14,7 @@ from retrain.records.manifest import Expectation
 from retrain.records.run_row import RunRow
 from retrain.records.text import first_of, plain
 from retrain.render.tables import BAD, fitted, number, spread, state, table
-from retrain.status.survey import CampaignStatus, ConditionStatus, PermitStatus
+from retrain.status.survey import CampaignStatus, ConditionStatus
 
 MATRIX_RUNS = 60  # more runs than this are shown by condition only
 RECENT = 5  # campaigns shown in full; older ones get a line each
@@ -135,15 +135,12 @@ WATCH_COLUMNS = (
 def _conditions(conditions: Sequence[ConditionStatus], width: int) -> object:
     rows = [
         (
-            c.condition,
-            f"{c.done}/{c.runs}",
-            str(c.running),
+            c.condition, f"{c.done}/{c.runs}", str(c.running),
             Text(str(c.failed), style=BAD if c.failed else ""),
-            spread(c.reward_mean, c.reward_std),
-            format_duration(c.step_time_s),
+            spread(c.reward_mean, c.reward_std), format_duration(c.step_time_s),
         )
         for c in conditions
-    ]
+    ]  # fmt: skip
     columns = ["condition", ">done", ">running", ">failed", ">reward over seeds", ">step time"]
     return fitted("", columns, rows, width)
 
@@ -155,7 +152,9 @@ def _remarks(campaign: CampaignStatus) -> Iterator[str]:
         yield expectation(campaign.expected)
     permits = campaign.permits
     if permits is not None and (permits.holders or permits.waiting):
-        yield _permits(permits)
+        held = ", ".join(f"{h.label or h.pid} for {format_duration(h.held_s)}" for h in permits.holders)
+        taken = f"{len(permits.holders)} of {permits.permits} held ({held})"
+        yield f"permits: {taken}, {permits.waiting} waiting"
     if permits is not None and permits.change:
         yield f"permits follow the API: {permits.permits} now; last change {permits.change}"
 
@@ -184,8 +183,3 @@ def expectation(expected: Expectation) -> str:
         return f"{said} (from {plain(expected.made_from)})"
     off = f" ({expected.actual_s / expected.p50_s - 1:+.0%})" if expected.p50_s else ""
     return f"{said}; took {about(expected.actual_s)}{off}"
-
-
-def _permits(permits: PermitStatus) -> str:
-    held = ", ".join(f"{h.label or h.pid} for {format_duration(h.held_s)}" for h in permits.holders)
-    return f"permits: {len(permits.holders)} of {permits.permits} held ({held}), {permits.waiting} waiting"

@@ -10,19 +10,8 @@ from itertools import groupby
 import numpy as np
 
 from retrain.controllers.usl import UslFit, fit_usl
-from retrain.report.charts import (
-    Chart,
-    Spec,
-    by_condition,
-    category,
-    chart,
-    hints,
-    layer,
-    quantity,
-    rounded,
-    zoom,
-)
-from retrain.report.columns import FloatArray
+from retrain.report.charts import Chart, Spec, by_condition, category, chart, hints, layer, quantity, zoom
+from retrain.report.columns import FloatArray, rounded
 from retrain.report.gather import RunHistory
 from retrain.report.series import Bins, Curve, counted
 from retrain.report.sides import Side

@@ -7,13 +7,13 @@ objects: importing altair takes 0.6 s and 30 MB, which would take the report of 
 
 from __future__ import annotations
 
-import math
 import textwrap
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from retrain import extras
+from retrain.report.columns import rounded
 from retrain.report.compare import MetricComparison, SideResult
 from retrain.report.series import range_of
 
@@ -194,11 +194,6 @@ def axis(low: float, high: float) -> list[float]:
     if high - low > NARROWEST * size:
         return [low, high]
     return [min(0.0, FLAT_ROOM * low), max(0.0, FLAT_ROOM * high)] if size else [0.0, 1.0]
-
-
-def rounded(value: float) -> float | None:
-    """Return four significant digits, enough for a plot; None if not finite."""
-    return float(f"{value:.4g}") if math.isfinite(value) else None
 
 
 def final_chart(found: MetricComparison) -> Chart:

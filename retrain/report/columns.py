@@ -113,6 +113,11 @@ def number(value: object) -> float:
     return float(value)
 
 
+def rounded(value: float) -> float | None:
+    """Return four significant digits, enough for a plot; None if not finite."""
+    return float(f"{value:.4g}") if math.isfinite(value) else None
+
+
 def unix_seconds(timestamp: object) -> float:
     """Return a timestamp of the records in Unix seconds; NaN if it is invalid."""
     found = posix_s(timestamp)

@@ -22,10 +22,9 @@ from retrain.report.charts import (
     hints,
     layer,
     quantity,
-    rounded,
     zoom,
 )
-from retrain.report.columns import FloatArray
+from retrain.report.columns import FloatArray, rounded
 from retrain.report.series import Bins, Curve, Shown
 
 MARKED_POINTS = 40  # curves with at most this many points also get dots

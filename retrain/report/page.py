@@ -17,8 +17,8 @@ from typing import Any
 
 from retrain import extras
 from retrain.report import tables, wording
-from retrain.report.charts import VEGA_LITE, axis_title, converter, rounded
-from retrain.report.columns import FloatArray
+from retrain.report.charts import VEGA_LITE, axis_title, converter
+from retrain.report.columns import FloatArray, rounded
 from retrain.report.contents import Contents
 from retrain.report.curves import curve_chart, describe, domain, has_band, is_sparse, line_ends
 from retrain.report.series import Curve
@@ -99,15 +99,12 @@ def _bundle() -> str:
 
 
 def _policy(*scripts: str) -> str:
-    hashes = " ".join(f"'sha256-{_digest(script)}'" for script in scripts)
+    digests = (base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in scripts)
+    hashes = " ".join(f"'sha256-{digest}'" for digest in digests)
     return (
         f"default-src 'none'; script-src {hashes}; style-src 'unsafe-inline'; img-src data: blob:; "
         "base-uri 'none'; form-action 'none'"
     )
-
-
-def _digest(script: str) -> str:
-    return base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
 
 
 def _inline(script: str) -> str:

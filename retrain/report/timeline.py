@@ -25,10 +25,9 @@ from retrain.report.charts import (
     hints,
     layer,
     quantity,
-    rounded,
     zoom,
 )
-from retrain.report.columns import FloatArray, unix_seconds
+from retrain.report.columns import FloatArray, rounded, unix_seconds
 from retrain.report.gather import RunHistory
 from retrain.report.series import counted
 from retrain.report.sides import Side

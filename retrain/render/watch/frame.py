@@ -33,8 +33,10 @@ _KINDS = {"started": "cyan", "resumed": "cyan", "batch": "default"} | dict.fromk
 def frame(view: View, width: int, height: int, where: str, glyphs: Glyphs = FULL) -> list[Text]:
     """Lay out campaigns, events and a last line with the keys, in at most `height` lines."""
     if height < 3 or width < 10:
-        return _cut([_summary(view, where)], width, height)
-    events, several = _event_count(view, height), len(_chosen(view)) > 1
+        states = counts_of(campaign.status.state for campaign in view.campaigns)
+        return _cut([Text(f"{where}: {states}")], width, height)
+    events = min(len(view.events), height // 4 if height >= SHORT else height // 12, MOST_EVENTS)
+    several = len(_chosen(view)) > 1
     room = height - 1 - (events + 1 if events else 0)
     lines = _campaigns(view, width, room, where, glyphs)
     lines += [Text()] * (room - len(lines))
@@ -72,11 +74,6 @@ def _last(events: Sequence[Event], count: int) -> list[Event]:
     filling = [event for event in events if event.kind == "batch"][-count:]
     chosen = [*others, *(filling[len(others) - count :] if len(others) < count else ())]
     return sorted(chosen, key=attrgetter("at"))
-
-
-def _event_count(view: View, height: int) -> int:
-    allowed = height // 4 if height >= SHORT else height // 12
-    return min(len(view.events), allowed, MOST_EVENTS)
 
 
 def _campaigns(view: View, width: int, height: int, where: str, glyphs: Glyphs) -> list[Text]:
@@ -149,7 +146,3 @@ def _permits(permits: PermitStatus, glyphs: Glyphs) -> Text:
     line.append(f", {permits.waiting} waiting", style="yellow" if permits.waiting else "dim")
     why = f"  ({permits.change})" if permits.change else ""
     return line.append(f"  {held}{why}", style="dim") if held or why else line
-
-
-def _summary(view: View, where: str) -> Text:
-    return Text(f"{where}: {counts_of(campaign.status.state for campaign in view.campaigns)}")
