@@ -13,13 +13,15 @@ import pytest
 from retrain.backends import BackendSpec
 from retrain.backends.tinker import advise_run, check_options, check_run, connect
 from retrain.backends.tinker.state import State, read_state, write_state
-from retrain.backends.tinker.wire import ApiLoss, api_loss, check_advantages, datum_arrays
+from retrain.backends.tinker.wire import ApiLoss, api_loss, check_advantages, loss_inputs
 from retrain.blocking import in_thread
 from retrain.config.schema import Algorithm, Config, Model, Training
 from retrain.distribution import install_command
 from retrain.errors import ConfigError, NonFiniteError, RecordsError, RunFailedError
 from retrain.losses import cispo, gspo, importance_sampling, ppo
 from retrain.rollouts import Loss, Prompt, Rollout, TrainingSample
+
+GSPO = ApiLoss("gspo", {})
 
 
 def sample(
@@ -33,12 +35,12 @@ def sample(
 
 
 def test_a_datum_is_shifted_by_one_and_silent_on_the_prompt() -> None:
-    arrays = datum_arrays((5, 6), sample())
-    assert arrays.inputs == (5, 6, 7, 8)
-    assert arrays.targets.tolist() == [6, 7, 8, 9]
-    assert arrays.logprobs.tolist() == [0, -1, -2, -3]
-    assert arrays.advantages.tolist() == pytest.approx([0, 0.05, 0.1, -0.1])
-    assert arrays.completion.tolist() == [0, 1, 1, 1]
+    inputs = loss_inputs((5, 6), sample(), GSPO)
+    assert inputs["target_tokens"].tolist() == [6, 7, 8, 9]
+    assert inputs["logprobs"].tolist() == [0, -1, -2, -3]
+    assert inputs["advantages"].tolist() == pytest.approx([0, 0.05, 0.1, -0.1])
+    assert inputs["sequence_ratio_mask"].tolist() == [0, 1, 1, 1]
+    assert loss_inputs((5, 6), sample(), ApiLoss("cross_entropy", {})).keys() == {"target_tokens", "weights"}
 
 
 @pytest.mark.parametrize(
@@ -52,7 +54,7 @@ def test_a_datum_is_shifted_by_one_and_silent_on_the_prompt() -> None:
 )
 def test_lengths_that_differ_are_refused_here_because_servers_accept_them(wrong: dict) -> None:
     with pytest.raises(RunFailedError, match="prompt 3 has"):
-        datum_arrays((5,), sample(**wrong))
+        loss_inputs((5,), sample(**wrong), GSPO)
 
 
 @pytest.mark.parametrize(
@@ -66,12 +68,12 @@ def test_lengths_that_differ_are_refused_here_because_servers_accept_them(wrong:
 )
 def test_numbers_that_are_not_finite_as_float32_are_refused(wrong: dict) -> None:
     with pytest.raises(NonFiniteError, match="prompt 3 are not finite"):
-        datum_arrays((5,), sample(**wrong))
+        loss_inputs((5,), sample(**wrong), GSPO)
 
 
 def test_a_prompt_without_a_token_is_refused() -> None:
     with pytest.raises(ConfigError, match="no token"):
-        datum_arrays((), sample())
+        loss_inputs((), sample(), GSPO)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""The permits of the tinker backend's calls: held by each, given back whatever happens, never a deadlock."""
+"""The tinker backend's calls: what they send, and the permits that each holds and gives back."""
 
 from __future__ import annotations
 
@@ -9,12 +9,20 @@ import pytest
 
 from retrain.backends.tinker import TinkerOptions
 from retrain.backends.tinker.calls import Calls
+from retrain.backends.tinker.wire import to_datum
 from retrain.blocking import in_thread
 from retrain.errors import InfrastructureError
 from retrain.semaphore import FileSemaphore
 from tests.semaphore_processes import wait_until
+from tests.test_tinker_parts import GSPO, sample
 
 pytestmark = pytest.mark.extras
+
+
+def test_a_datum_holds_every_token_but_the_last() -> None:
+    datum = to_datum((5, 6), sample(), GSPO)
+    assert datum.model_input.to_ints() == [5, 6, 7, 8]
+    assert datum.loss_fn_inputs["target_tokens"].data == [6, 7, 8, 9]
 
 
 def holders(directory: Path) -> int:

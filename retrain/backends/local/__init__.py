@@ -130,19 +130,17 @@ def advise_run(config: Config) -> list[str]:
     """Return advice about this configuration."""
     bounds = config.algorithm.loss_params
     tightest = min(bounds.get("clip_low", 0.0), bounds.get("clip_high", 0.0))  # unset: the published
-    if config.algorithm.loss_mode != "gspo" or tightest >= ROUNDED_RATIO or not _is_rounded(config):
+    options = config.backend.options
+    dtype, device = options.get("dtype", DEFAULTS.dtype), options.get("device", DEFAULTS.device)
+    if config.algorithm.loss_mode != "gspo" or tightest >= ROUNDED_RATIO:
+        return []
+    if dtype == "float32" or (dtype == "auto" and (device == "cpu" or not gpu_nodes())):
         return []
     return [
         'in bfloat16, rounding alone moves a rollout\'s ratio further than "gspo" allows, which then cuts at '
         "random; set algorithm.loss_params = { clip_low = 0.01, clip_high = 0.01 }, or "
         'backend.options.dtype = "float32"'
     ]
-
-
-def _is_rounded(config: Config) -> bool:
-    options = config.backend.options
-    dtype, device = options.get("dtype", DEFAULTS.dtype), options.get("device", DEFAULTS.device)
-    return dtype == "bfloat16" or (dtype == "auto" and device != "cpu" and bool(gpu_nodes()))
 
 
 def check_prompts(config: Config, prompts: Sequence[Prompt]) -> list[str]:

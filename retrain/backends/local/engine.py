@@ -8,6 +8,7 @@ import shutil
 import tempfile
 from collections.abc import Sequence
 from functools import partial
+from itertools import count
 from pathlib import Path
 
 import numpy as np
@@ -48,8 +49,9 @@ class EngineSampler:
             Path(parent).mkdir(parents=True, exist_ok=True)
         self._directory = Path(tempfile.mkdtemp(prefix="retrain-adapters-", dir=parent))
         # a server refuses a name that is already loaded, for example by an earlier attempt
-        self._name = f"{re.sub(r'[^A-Za-z0-9._-]', '-', spec.run_name) or 'run'}-{secrets.token_hex(4)}"
-        self._loaded, self._loads, self._version = "", 0, -1
+        name = f"{re.sub(r'[^A-Za-z0-9._-]', '-', spec.run_name) or 'run'}-{secrets.token_hex(4)}"
+        self._names = map(f"{name}-{{}}".format, count(1))
+        self._loaded, self._version = "", -1
         self._checked = -1  # policy version whose log-probabilities were compared last
 
     def complete(
@@ -96,8 +98,7 @@ class EngineSampler:
     def _bring_up_to(self, version: int) -> None:
         if version == self._version:
             return
-        self._loads += 1
-        name = f"{self._name}-{self._loads}"
+        name = next(self._names)
         directory = self._directory / name
         directory.mkdir()
         save_weights(directory, self._policy)

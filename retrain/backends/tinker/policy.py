@@ -29,7 +29,6 @@ from retrain.backends.tinker.wire import (
     Auditor,
     api_loss,
     check_advantages,
-    datum_arrays,
     drawn_from,
     to_datum,
 )
@@ -87,7 +86,7 @@ class TinkerBackend:
         if optimization.entropy_bonus or optimization.kl_coef:
             raise ConfigError("entropy_bonus and kl_coef: the Tinker API has neither; both need to be 0")
         text = await self._tokenizer()
-        data = [to_datum(datum_arrays(text.encode(s.rollout.prompt), s), wanted) for s in samples]
+        data = [to_datum(text.encode(s.rollout.prompt), s, wanted) for s in samples]
         if len(self._session.since) >= self._options.replay_steps:
             await self._session.save()
         on_policy = not wanted.is_supervised and all(

@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 
 from retrain.backends import UpdateStats
 from retrain.backends.objective import TokenData
-from retrain.engines import Drawn
+from retrain.engines import Drawn, Ids
 from retrain.errors import ConfigError, NonFiniteError, RunFailedError
 from retrain.rollouts import SUPERVISED, Floats, Loss, Prompt, TrainingSample
 
@@ -83,19 +83,12 @@ def api_loss(loss: Loss) -> ApiLoss:
     return ApiLoss(name, {"clip_low_threshold": 1.0 - low, "clip_high_threshold": 1.0 + high})
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class DatumArrays:
-    """One rollout; all arrays have shape (prompt tokens + completion tokens - 1,)."""
+def loss_inputs(prompt: Ids, sample: TrainingSample, loss: ApiLoss) -> dict[str, NDArray[Any]]:
+    """Return a sample's arrays by the API's names, each of shape (prompt tokens + completion tokens - 1,).
 
-    inputs: tuple[int, ...]
-    targets: NDArray[np.int64]
-    logprobs: NDArray[np.float32]  # of the sampler, nats
-    advantages: NDArray[np.float32]  # multiplied by the token weight
-    completion: NDArray[np.float32]  # 1 where a completion token is predicted, else 0
-
-
-def datum_arrays(prompt: Sequence[int], sample: TrainingSample) -> DatumArrays:
-    """Return a sample as arrays; lengths must agree, and numbers must be finite as float32."""
+    Raises a ConfigError, RunFailedError or NonFiniteError for what servers would accept: a prompt without a
+    token, lengths that differ, and numbers that are not finite as float32.
+    """
     rollout = sample.rollout
     tokens, number = rollout.tokens, rollout.prompt.id
     lengths = (len(tokens), len(rollout.logprobs), len(sample.advantages))
@@ -107,18 +100,18 @@ def datum_arrays(prompt: Sequence[int], sample: TrainingSample) -> DatumArrays:
             f"{lengths[2]} advantages; needs equal numbers, at least one; check the transform"
         )
     weighted = np.asarray(sample.advantages, dtype=np.float64) * sample.token_weight
-    for name, values in (("log-probabilities", rollout.logprobs), ("weighted advantages", weighted)):
+    found = {"logprobs": rollout.logprobs, "advantages": weighted}
+    if loss.is_supervised:
+        found = {"weights": weighted}
+    if loss.is_per_rollout:
+        found["sequence_ratio_mask"] = np.ones(len(tokens))
+    inputs: dict[str, NDArray[Any]] = {"target_tokens": np.array([*prompt, *tokens][1:], dtype=np.int64)}
+    for name, values in found.items():
         with np.errstate(over="ignore"):  # float32 overflow is rejected as infinite
-            if not np.isfinite(np.asarray(values, dtype=np.float32)).all():
-                raise NonFiniteError(f"the {name} of a rollout of prompt {number} are not finite")
-    whole = (*prompt, *tokens)
-    return DatumArrays(
-        inputs=whole[:-1],
-        targets=np.array(whole[1:], dtype=np.int64),
-        logprobs=_shifted(len(prompt), rollout.logprobs),
-        advantages=_shifted(len(prompt), weighted),
-        completion=_shifted(len(prompt), np.ones(len(tokens))),
-    )
+            inputs[name] = np.pad(np.asarray(values, dtype=np.float32), (len(prompt) - 1, 0))
+        if not np.isfinite(inputs[name]).all():
+            raise NonFiniteError(f"the {name} of a rollout of prompt {number} are not finite")
+    return inputs
 
 
 def check_advantages(samples: Sequence[TrainingSample], loss: ApiLoss) -> None:
@@ -130,25 +123,14 @@ def check_advantages(samples: Sequence[TrainingSample], loss: ApiLoss) -> None:
         )
 
 
-def to_datum(arrays: DatumArrays, loss: ApiLoss) -> Datum:
-    """Return the SDK's object."""
+def to_datum(prompt: Ids, sample: TrainingSample, loss: ApiLoss) -> Datum:
+    """Return a sample as the SDK's object."""
     from tinker import TensorData, types
 
-    inputs: dict[str, Any] = {
-        "target_tokens": TensorData.from_numpy(arrays.targets),
-        "logprobs": TensorData.from_numpy(arrays.logprobs),
-        "advantages": TensorData.from_numpy(arrays.advantages),
-    }
-    if loss.is_supervised:
-        del inputs["logprobs"], inputs["advantages"]
-        inputs["weights"] = TensorData.from_numpy(arrays.advantages)
-    if loss.is_per_rollout:
-        inputs["sequence_ratio_mask"] = TensorData.from_numpy(arrays.completion)
-    return types.Datum(model_input=types.ModelInput.from_ints(list(arrays.inputs)), loss_fn_inputs=inputs)
-
-
-def _shifted(prompt_length: int, values: Any) -> NDArray[np.float32]:
-    return np.concatenate([np.zeros(prompt_length - 1), np.asarray(values)]).astype(np.float32)
+    arrays = loss_inputs(prompt, sample, loss)
+    inputs = {name: TensorData.from_numpy(array) for name, array in arrays.items()}
+    tokens = [*prompt, *sample.rollout.tokens[:-1]]
+    return types.Datum(model_input=types.ModelInput.from_ints(tokens), loss_fn_inputs=inputs)
 
 
 def drawn_from(
