@@ -98,21 +98,15 @@ class Text:
         known: int | None = None,
         key: str = "[model].model",
     ) -> None:
-        """Wrap a tokenizer.
+        """Wrap a tokenizer; without an end-of-sequence token or the chat template, a ConfigError.
 
         Args:
-            tokenizer: may add special tokens; end tokens at a prompt's end are removed.
-            model: its name, for errors.
-            chat: apply the tokenizer's chat template.
-            system: system prompt for the template; "" for none.
+            model, key: name of the model and the key that gives it, for errors.
+            chat, system: apply the tokenizer's chat template, with this system prompt; "" for none.
             ends: further token ids that end a completion; chat models often have two.
             hidden: further token ids without text.
             stop: strings that end a completion.
             known: number of tokens that the model has an embedding for.
-            key: names the model, for errors.
-
-        Raises:
-            ConfigError: the tokenizer has no end-of-sequence token, or lacks the chat template.
         """
         self._tokenizer, self._chat, self._system, self.stop = tokenizer, chat, system, stop
         self._named = f"{key}: the tokenizer of {model!r}"

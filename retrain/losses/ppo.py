@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from retrain.losses.ratios import clip_cuts, log_ratios, ratio_bounds
+from retrain.losses.ratios import clipped_value, log_ratios, ratio_bounds
 from retrain.registry import Fraction, NotNegative
 from retrain.rollouts import Floats, LossTerms
 
@@ -30,6 +30,5 @@ def evaluate(
     """
     low, high = ratio_bounds(clip_low, clip_high)
     ratio = np.exp(log_ratios(logprobs, sampler_logprobs, advantages, sequence))
-    cut = clip_cuts(ratio, advantages, low, high)
-    value: Floats = -np.where(cut, np.clip(ratio, low, high), ratio) * advantages
+    value, cut = clipped_value(ratio, advantages, low, high)
     return LossTerms(value=value, slope=np.where(cut, 0.0, value), clipped=cut)

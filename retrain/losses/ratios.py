@@ -33,7 +33,10 @@ def ratio_bounds(clip_low: float, clip_high: float) -> tuple[float, float]:
     return 1.0 - clip_low, 1.0 + clip_high
 
 
-def clip_cuts(ratio: Floats, advantages: Floats, low: float, high: float) -> NDArray[np.bool_]:
-    """Return where min(ratio A, clip(ratio) A) is flat: the ratio is past the bound that A pushes it to."""
-    past: NDArray[np.bool_] = ((advantages > 0) & (ratio > high)) | ((advantages < 0) & (ratio < low))
-    return past
+def clipped_value(
+    ratio: Floats, advantages: Floats, low: float, high: float
+) -> tuple[Floats, NDArray[np.bool_]]:
+    """Return -min(ratio A, clip(ratio) A), and where it is flat, because the ratio is past the bound."""
+    cut: NDArray[np.bool_] = ((advantages > 0) & (ratio > high)) | ((advantages < 0) & (ratio < low))
+    value: Floats = -np.where(cut, np.clip(ratio, low, high), ratio) * advantages
+    return value, cut

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -195,20 +195,14 @@ class NumpyBackend:
             total, own = loss_gradient(self._weights, self._reference, prompts, part, loss, optimization)
             gradient.flat += own.flat
             totals.append(total)
-            work += self._part_work(set(prompts), part, reference=optimization.kl_coef > 0)
+            before = [len(prompt) for prompt in set(prompts)]  # each distinct prompt runs once
+            after = [len(sample.rollout.tokens) for sample in part]
+            run = sum(before) + sum(after) - len(after)  # last tokens are not fed back
+            passes, reference = max(before) + max(after) - 1, optimization.kl_coef > 0
+            work += self._costs.train(run, sum(after), passes, reference=reference)
             if optimization.wants_moments:
                 squares.append(self._optimizer.sqr_norm(own.flat))
         return Totals.sum(totals), gradient, squares, work
-
-    def _part_work(
-        self, prompts: Collection[Sequence[int]], part: Sequence[TrainingSample], *, reference: bool
-    ) -> Work:
-        """Return the work of a micro-batch; each distinct prompt counts once."""
-        before = [len(prompt) for prompt in prompts]
-        lengths = [len(sample.rollout.tokens) for sample in part]
-        drawn = sum(lengths)
-        run = sum(before) + drawn - len(lengths)  # last tokens are not fed back
-        return self._costs.train(run, drawn, passes=max(before) + max(lengths) - 1, reference=reference)
 
     def _compare(
         self, gradient: Array, squares: Sequence[float], parts: Sequence[Sequence[TrainingSample]]
