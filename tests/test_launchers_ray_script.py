@@ -37,6 +37,12 @@ def test_permits_are_what_the_cap_leaves_each_run(tmp_path: Path) -> None:
     assert "RETRAIN_OWN_PERMITS" not in render(assignment(tmp_path), Ray())
 
 
+def test_a_campaign_that_an_earlier_version_started_keeps_its_table(tmp_path: Path) -> None:
+    begun = assignment(tmp_path, 8, permits=4, options={"cpus": 2.0, "share_seconds": 60.0})
+    assert plugin.at_a_time(begun) == 4
+    assert "num_cpus = 2.0" in plugin.script(begun)
+
+
 def test_permits_that_are_shared_leave_the_cap_alone(tmp_path: Path) -> None:
     shared = Ray(permits="shared")
     assert workers_at_a_time(assignment(tmp_path, 8, permits=4), shared.permits) == 8
