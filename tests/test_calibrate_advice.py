@@ -146,7 +146,7 @@ def test_a_limit_that_fits_stays() -> None:
 
 def test_the_fewest_workers_that_reach_the_best_throughput_are_advised() -> None:
     makespans_s = {1: 600.0, 2: 320.0, 4: 310.0, 8: 500.0}
-    (found,) = advice.max_workers(plan_of(), workers(100, 190, 195, 120), None, Memory(0, 0), makespans_s)
+    (found,) = advice.max_workers(plan_of(), workers(100, 190, 195, 120), Memory(0, 0), makespans_s)
     assert (found.now, found.value) == (2, 2)
     assert "2 workers have 1.9 times the throughput of one" in found.why
 
@@ -155,16 +155,14 @@ def test_workers_whose_throughput_falls_are_kept_where_fewer_would_end_later() -
     # six runs: four at a time take two waves, six take one, although they do a little less together
     measured = [WorkersMeasured(1, 304, 0.22), WorkersMeasured(4, 709, 0.41), WorkersMeasured(6, 671, 0.61)]
     six = plan_of(max_workers=6)
-    (found,) = advice.max_workers(six, measured, None, Memory(0, 0), {1: 80.0, 4: 50.0, 6: 39.0})
+    (found,) = advice.max_workers(six, measured, Memory(0, 0), {1: 80.0, 4: 50.0, 6: 39.0})
     assert not found.is_change
     assert "with 6 workers a step takes 2.8 times as long: more workers would not help" in found.why
 
 
 def test_fewer_workers_are_advised_where_all_slow_down_together() -> None:
     six = plan_of(max_workers=6)
-    (found,) = advice.max_workers(
-        six, workers(100, 190, 195), None, Memory(0, 0), {2: 40.0, 4: 41.0, 6: 60.0}
-    )
+    (found,) = advice.max_workers(six, workers(100, 190, 195), Memory(0, 0), {2: 40.0, 4: 41.0, 6: 60.0})
     assert (found.now, found.value) == (6, 2)
     assert "the campaign takes 40 s with 2, 1 min with 6" in found.why
 
@@ -220,14 +218,14 @@ def test_too_many_rollouts_at_a_time_are_said_to_be() -> None:
 
 
 def test_workers_are_not_more_than_memory_holds() -> None:
-    (found,) = advice.max_workers(plan_of(), workers(100, 190, 350), None, Memory(10, 30), SPEEDING_UP)
+    (found,) = advice.max_workers(plan_of(), workers(100, 190, 350), Memory(10, 30), SPEEDING_UP)
     assert found.value == 2
     assert "free memory fits 2" in found.why
 
 
 def test_a_serial_campaign_is_told_to_run_in_parallel() -> None:
     serial = plan_of(parallel=False)
-    found = list(advice.max_workers(serial, workers(100, 190), None, Memory(0, 0), {1: 600.0, 2: 320.0}))
+    found = list(advice.max_workers(serial, workers(100, 190), Memory(0, 0), {1: 600.0, 2: 320.0}))
     assert [(a.key, a.value) for a in found] == [("campaign.max_workers", 2), ("campaign.parallel", True)]
 
 

@@ -76,7 +76,9 @@ def max_tokens(key: str, found: Lengths, split: Sequence[StepSplit]) -> Advice:
         )
         return Advice(key, now, value, why, longer=longer)
     if not found.hit_fraction and found.longest * ROOM < now / 2:
-        value = _rounded(found.longest * ROOM)
+        room = max(found.longest * ROOM, 1.0)
+        is_small = room < ROUND_TO
+        value = 1 << math.ceil(math.log2(room)) if is_small else math.ceil(room / ROUND_TO) * ROUND_TO
         why = (
             f"the longest completion had {found.longest} tokens (95 % had at most {found.p95:.0f}); "
             "a lower limit bounds memory and the slowest step; max_token_hit_rate shows if completions grow"
@@ -101,12 +103,6 @@ def _why_no_more(found: Lengths) -> str:
     return ""
 
 
-def _rounded(tokens: float) -> int:
-    if tokens >= ROUND_TO:
-        return math.ceil(tokens / ROUND_TO) * ROUND_TO
-    return 1 << math.ceil(math.log2(max(tokens, 1.0)))
-
-
 def scaling_of(measured: Sequence[WorkersMeasured]) -> UslFit | None:
     """Fit the Universal Scalability Law across workers; None with too few worker counts."""
     if len(measured) < POINTS_FOR_A_LAW:
@@ -117,7 +113,6 @@ def scaling_of(measured: Sequence[WorkersMeasured]) -> UslFit | None:
 def max_workers(
     plan: Plan,
     measured: Sequence[WorkersMeasured],
-    fit: UslFit | None,
     memory: Memory,
     makespans_s: Mapping[int, float],
 ) -> Iterator[Advice]:
@@ -126,7 +121,6 @@ def max_workers(
     Args:
         plan: the campaign.
         measured: each number of concurrent workers, fewest first.
-        fit: the Universal Scalability Law across workers.
         memory: of one worker, and free.
         makespans_s: of the whole campaign, by number of workers: those of `measured`, and the plan's.
     """
@@ -135,7 +129,7 @@ def max_workers(
         return
     bound_s = min(min(makespans_s.values()) / NEARLY, SAME * makespans_s[now])
     value = min(count for count, seconds in makespans_s.items() if seconds <= bound_s)
-    reasons = list(_reasons(measured, fit, value, now))
+    reasons = list(_reasons(measured, value, now))
     if value != now:
         then, today = about(makespans_s[value]), about(makespans_s[now])
         reasons.insert(0, f"the campaign takes {then} with {value}, {today} with {now}")
@@ -149,7 +143,7 @@ def max_workers(
         yield Advice("campaign.parallel", False, True, "concurrent workers end the campaign earlier")
 
 
-def _reasons(measured: Sequence[WorkersMeasured], fit: UslFit | None, value: int, now: int) -> Iterator[str]:
+def _reasons(measured: Sequence[WorkersMeasured], value: int, now: int) -> Iterator[str]:
     alone = measured[0]
     chosen = min(measured, key=lambda m: abs(m.workers - value))
     if chosen.workers > 1:
@@ -164,6 +158,7 @@ def _reasons(measured: Sequence[WorkersMeasured], fit: UslFit | None, value: int
         cause = f", {most.permit_wait_fraction:.0%} of it waiting for permits" if waits else ""
         more = "" if waits or value < now else ": more workers would not help"
         yield f"with {most.workers} workers a step takes {slower:.2g} times as long{cause}{more}"
+    fit = scaling_of(measured)
     if fit is not None and fit.identified and math.isfinite(fit.p_star):
         yield f"the fitted optimum is {fit.p_star:.1f} workers"
 
@@ -171,14 +166,11 @@ def _reasons(measured: Sequence[WorkersMeasured], fit: UslFit | None, value: int
 def max_concurrent(plan: Plan, waited_fraction: float | None, is_remote: bool) -> Iterator[Advice]:
     """Recommend adaptive permits where steps wait long for one."""
     now = plan.runs[0].config.backend.max_concurrent
-    if not is_remote or waited_fraction is None:
-        return
-    why = f"{waited_fraction:.0%} of a step was waiting for a permit"
-    if waited_fraction > LONG_WAIT and now != "auto":
-        why += '; "auto" raises the limit until the API refuses calls'
-        yield Advice("backend.max_concurrent", now, "auto", why)
-    else:
-        yield Advice("backend.max_concurrent", now, now, why)
+    if is_remote and waited_fraction is not None:
+        is_long = waited_fraction > LONG_WAIT and now != "auto"
+        why = f"{waited_fraction:.0%} of a step was waiting for a permit"
+        why += '; "auto" raises the limit until the API refuses calls' if is_long else ""
+        yield Advice("backend.max_concurrent", now, "auto" if is_long else now, why)
 
 
 def stagger(plan: Plan, split: Sequence[StepSplit], is_remote: bool, workers: int) -> Iterator[Advice]:
@@ -187,15 +179,12 @@ def stagger(plan: Plan, split: Sequence[StepSplit], is_remote: bool, workers: in
     if not split:
         return
     step_s = sum(s.mean_s for s in split) / len(split)
+    value, why = 0.0, "workers share no API, so staggered launches only cost time"
     if is_remote and workers > 1:
-        value = float(f"{step_s / workers:.2g}")
-        step = format_duration(step_s)
+        value, step = float(f"{step_s / workers:.2g}"), format_duration(step_s)
         why = f"first calls of {workers} workers are spread over one step of {step}, so they do not coincide"
-    else:
-        value, why = 0.0, "workers share no API, so staggered launches only cost time"
-    yield Advice(
-        "campaign.stagger_seconds", now, value if abs(value - now) > 0.5 * now or not value else now, why
-    )
+        value = value if abs(value - now) > 0.5 * now else now
+    yield Advice("campaign.stagger_seconds", now, value, why)
 
 
 def batch_size(now: int, found: BatchFound, follows: bool) -> Advice:
@@ -210,10 +199,8 @@ def batch_size(now: int, found: BatchFound, follows: bool) -> Advice:
         verdict = f"{at} are {'too many' if is_above else 'not too many'}: p* = {found.p_star:.0f}"
         group = found.concurrency / now
         if (found.p_star / group - now) * (value - now) < 0:
-            value, verdict = (
-                now,
-                f"{verdict}, but steps so far favor batch_size {found.batch_size}: inconclusive",
-            )
+            verdict += f", but steps so far favor batch_size {found.batch_size}: inconclusive"
+            value = now
     elif value < now and OUT_OF_MEMORY in found.reason:
         verdict = f"{at} are too many: {found.reason}"
     elif value < now:
@@ -228,9 +215,9 @@ def limiter_speed(limiter: RateLimiter, batch_size: int, batches_per_unit: float
     """Return the pace that an unlimited run kept; a buffer that reads each sample once allows no other."""
     key, now = "rate_limiter.rate_limit_speed_batch_per_sim", limiter.rate_limit_speed_batch_per_sim
     why = f"an unlimited run trained {batches_per_unit:.3g} batches per production unit"
+    value = float(f"{batches_per_unit:.3g}")
     if limiter.buffer != "reservoir":
         exact = (limiter.nb_time_steps or batch_size) / batch_size
         why += f"; {limiter.buffer} reads each sample once, so only {exact:g} (or 0, off) is sustainable"
-        return Advice(key, now, now, why)
-    value = float(f"{batches_per_unit:.3g}")
+        value = now
     return Advice(key, now, now if abs(value - now) < 0.05 * value else value, why)

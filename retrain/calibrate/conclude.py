@@ -15,7 +15,6 @@ from retrain.calibrate.advice import Advice, Memory
 from retrain.calibrate.facts import BatchFound, Lengths, StepSplit, WorkersMeasured
 from retrain.calibrate.trials import Trialled, read_gpus
 from retrain.campaign.assign import takes_permits
-from retrain.controllers.usl import UslFit
 from retrain.errors import ConfigError
 from retrain.plan.estimate.history import History, of_runs
 from retrain.plan.estimate.measured import MeasuredRun
@@ -89,7 +88,7 @@ class Evidence:
         """Return what the trials in a directory found for the file `source`."""
         advised, refused = self.advised()
         before, after = self.times(advised)
-        pilot = self.done.get("pilot")
+        pilot = self.pilot
         return Calibration(
             source=source,
             directory=str(directory),
@@ -111,9 +110,13 @@ class Evidence:
             after=after,
         )
 
+    @property
+    def pilot(self) -> Trialled | None:
+        return self.done.get("pilot")
+
     @cached_property
     def runs(self) -> list[MeasuredRun]:  # of the pilot, that completed two steps
-        return facts.measured_runs(self.done["pilot"]) if "pilot" in self.done else []
+        return facts.measured_runs(self.pilot) if self.pilot else []
 
     @cached_property
     def steps(self) -> list[StepSplit]:
@@ -121,19 +124,15 @@ class Evidence:
 
     @cached_property
     def lengths(self) -> list[Lengths]:
-        if "pilot" not in self.done:
+        if self.pilot is None:
             return []
         alone = {c for c, run in self.plan.first_runs().items() if run.answers_alone}
         enough = {c: longest + 1 for c, longest in self.longest_answers.items() if longest and c in alone}
-        return facts.lengths(self.done["pilot"], enough)  # one token more: the end
+        return facts.lengths(self.pilot, enough)  # one token more: the end
 
     @cached_property
     def side(self) -> list[WorkersMeasured]:
         return facts.side_by_side(self.done)
-
-    @cached_property
-    def fit(self) -> UslFit | None:  # across workers
-        return advice.scaling_of(self.side)
 
     @cached_property
     def memory(self) -> Memory:
@@ -146,14 +145,14 @@ class Evidence:
     @cached_property
     def batch(self) -> BatchFound | None:
         """Return what back pressure found: in its own trial, or in the pilot if the file enables it."""
-        trial = self.done.get("batch") or (self.done.get("pilot") if self._is_pressed else None)
+        trial = self.done.get("batch") or (self.pilot if self._is_pressed else None)
         return facts.batch_found(trial) if trial else None
 
     @cached_property
     def scaling(self) -> Scaling | None:
         if not self.side:
             return None
-        side, fit = tuple(self.side), self.fit
+        side, fit = tuple(self.side), advice.scaling_of(self.side)
         if fit is None or not fit.identified:
             few = f"fewer than {trials.POINTS_FOR_A_LAW} worker counts measured: no law was fitted"
             return Scaling(side, None, None, None, fit.reason if fit else few)
@@ -161,9 +160,9 @@ class Evidence:
         return Scaling(side, fit.sigma, fit.kappa, star, fit.reason)
 
     def disk(self) -> Disk | None:
-        if "pilot" not in self.done:
+        if self.pilot is None:
             return None
-        saved, logged = facts.disk_bytes(self.done["pilot"])
+        saved, logged = facts.disk_bytes(self.pilot)
         kept = self.plan.runs[0].config.training.keep_checkpoints
         free = shutil.disk_usage(Path(self.plan.log_dir)).free
         return Disk(saved * kept * len(self.plan.runs), logged * self.plan.total_steps, free)
@@ -206,7 +205,7 @@ class Evidence:
         is_remote = any(takes_permits(run.config) for run in self.plan.first_runs().values())
         permits = list(advice.max_concurrent(self.plan, self._permit_wait(), is_remote))
         makespans_s = self._forecast.by_workers(self.plan_of(written.calibrated(self.tables, permits)))
-        for one in advice.max_workers(self.plan, self.side, self.fit, self.memory, makespans_s):
+        for one in advice.max_workers(self.plan, self.side, self.memory, makespans_s):
             count = int(str(one.value)) if one.key == "campaign.max_workers" else count
             yield one
         yield from permits

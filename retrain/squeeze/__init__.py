@@ -98,9 +98,8 @@ def _cut(adapter: Adapter, layer: Layer, rank: int) -> Layer:
     root = values[:rank].sqrt()  # split evenly over both factors, so that neither loses precision
     a = (right[:, :rank] * root).T.to(layer.a.dtype)
     b = (left[:, :rank] * root).to(layer.b.dtype)
-    alpha = layer.alpha * scale_of(adapter.config, layer.alpha, layer.rank)
-    alpha /= scale_of(adapter.config, layer.alpha, rank)
-    return replace(layer, a=a, b=b, alpha=alpha)
+    before, after = (scale_of(adapter.config, layer.alpha, each) for each in (layer.rank, rank))
+    return replace(layer, a=a, b=b, alpha=layer.alpha * before / after)
 
 
 def _decomposed(layer: Layer) -> tuple[Any, Any, Any]:
