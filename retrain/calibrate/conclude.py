@@ -114,9 +114,9 @@ class Evidence:
     def pilot(self) -> Trialled | None:
         return self.done.get("pilot")
 
-    @cached_property
+    @property
     def runs(self) -> list[MeasuredRun]:  # of the pilot, that completed two steps
-        return facts.measured_runs(self.pilot) if self.pilot else []
+        return self.pilot.measured if self.pilot else []
 
     @cached_property
     def steps(self) -> list[StepSplit]:

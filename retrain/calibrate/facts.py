@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
@@ -13,10 +12,8 @@ from typing import Any
 from retrain.calibrate.trials import Trialled
 from retrain.clock import seconds_between
 from retrain.config.schema import Backend
-from retrain.errors import RecordsError
-from retrain.plan.estimate.measured import MeasuredRun, measure_run
+from retrain.plan.estimate.measured import MeasuredRun
 from retrain.records.lines import number_in
-from retrain.records.metrics import read_metrics
 
 Rows = Sequence[Mapping[str, Any]]
 OUT_OF_MEMORY = "out of memory"  # in a controller's reason
@@ -78,15 +75,6 @@ class BatchFound:
         return set(self.regimes) != {"warmup"}
 
 
-def measured_runs(trial: Trialled) -> list[MeasuredRun]:
-    """Return the times of a trial's runs; runs without two whole steps are left out."""
-    found = []
-    for directory in trial.runs:
-        with contextlib.suppress(RecordsError):
-            found.append(measure_run(directory))
-    return [run for run in found if run is not None]
-
-
 def step_splits(runs: Sequence[MeasuredRun]) -> list[StepSplit]:
     """Return the mean over each condition's runs."""
     return [
@@ -122,7 +110,7 @@ def lengths(trial: Trialled, enough: Mapping[str, int]) -> list[Lengths]:
         trial: the pilot.
         enough: tokens that no answer exceeds, of conditions whose completions are the answer and no more.
     """
-    found = [row for path in trial.runs for row in _rows(path) if number_in(row, "length_max") is not None]
+    found = [row for rows in trial.rows for row in rows if number_in(row, "length_max") is not None]
     return [
         _lengths(condition, run.config.training.max_tokens, enough.get(condition, 0), rows)
         for condition, run in trial.plan.first_runs().items()
@@ -153,15 +141,15 @@ def side_by_side(done: Mapping[str, Trialled]) -> list[WorkersMeasured]:
 
 def workers_measured(trial: Trialled) -> WorkersMeasured | None:
     """Sum the throughput of a trial's runs while all were active; None if one took too few steps."""
-    runs = [_rows(directory) for directory in trial.runs]
+    runs = trial.rows
     if any(len(rows) < STEADY_ROWS for rows in runs):
         return None
     steady = [row for rows in runs for row in rows[1:]]
     alone = [_sum(rows[1:], "tokens_per_step") / _sum(rows[1:], "step_time_s") for rows in runs]
     rate = _together(runs) or sum(alone)
     step_s = statistics.median(row["step_time_s"] for row in steady)
-    measured, backend = measured_runs(trial), trial.plan.runs[0].config.backend
-    waits = permit_wait_fraction(measured) if are_permits_short(backend, measured, len(runs)) else 0.0
+    is_short = are_permits_short(trial.plan.runs[0].config.backend, trial.measured, len(runs))
+    waits = permit_wait_fraction(trial.measured) if is_short else 0.0
     return WorkersMeasured(len(runs), rate, step_s, waits)
 
 
@@ -181,7 +169,7 @@ def _sum(rows: Rows, key: str) -> float:
 
 def batch_found(trial: Trialled) -> BatchFound | None:
     """Return what back pressure found; None if it was off."""
-    rows = [row for row in _rows(trial.runs[0]) if "bp_regime" in row]
+    rows = [row for row in trial.rows[0] if "bp_regime" in row]
     if not rows:
         return None
     last, training = rows[-1], trial.plan.runs[0].config.training
@@ -199,33 +187,26 @@ def batch_found(trial: Trialled) -> BatchFound | None:
 
 def out_of_memory_at(trial: Trialled) -> int | None:
     """Return the smallest number of concurrent prompts that did not fit; None if all did."""
-    sizes = [number_in(row, "out_of_memory_at") for directory in trial.runs for row in _rows(directory)]
+    sizes = [number_in(row, "out_of_memory_at") for rows in trial.rows for row in rows]
     return min((int(size) for size in sizes if size), default=None)
 
 
 def batches_per_unit(trial: Trialled) -> float | None:
     """Return the batches per production unit of an unlimited run."""
-    known = [number_in(row, "rate_batches_per_unit") for row in _rows(trial.runs[0])]
+    known = [number_in(row, "rate_batches_per_unit") for row in trial.rows[0]]
     return next(filter(None, reversed(known)), None)
 
 
 def disk_bytes(trial: Trialled) -> tuple[float, float]:
     """Return the bytes of one checkpoint, and of the records of one step, as means over runs."""
     saved, logged = [], []
-    for directory in trial.runs:
+    for directory, rows in zip(trial.runs, trial.rows, strict=True):
         own = [_size(path) for path in directory.glob("checkpoints/step-*") if path.is_dir()]
         saved += own
-        if steps := len(_rows(directory)):
-            logged.append((_size(directory) - sum(own)) / steps)
+        if rows:
+            logged.append((_size(directory) - sum(own)) / len(rows))
     return statistics.fmean(saved or [0.0]), statistics.fmean(logged or [0.0])
 
 
 def _size(directory: Path) -> int:
     return sum(path.stat().st_size for path in directory.rglob("*") if path.is_file())
-
-
-def _rows(directory: Path) -> Rows:
-    try:
-        return read_metrics(directory)
-    except RecordsError:
-        return []

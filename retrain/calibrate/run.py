@@ -54,7 +54,7 @@ class Calibrator:
         """
         effort, runs = self._effort, len(self.plan.runs)
         yield trials.pilot(self._tables, effort, len(self.plan.conditions), log_dir)
-        pilot = facts.measured_runs(done["pilot"]) if done and "pilot" in done else []
+        pilot = done["pilot"].measured if done and "pilot" in done else []
         names = self.plan.conditions
         condition = min((names.index(run.condition) for run in pilot if run.condition in names), default=0)
         config = self.plan.runs[0].config
@@ -138,7 +138,7 @@ def _reason_against(trial: Trial, session: Session, done: Mapping[str, Trialled]
         return "interrupted"
     if session.left_s == 0:
         return "the time budget is used up"
-    if "pilot" in done and not facts.measured_runs(done["pilot"]):
+    if "pilot" in done and not done["pilot"].measured:
         return "no condition completed two steps in the pilot"
     if not trial.name.startswith("workers-"):
         return ""

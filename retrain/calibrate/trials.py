@@ -9,12 +9,13 @@ import os
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import tomli_w
 
@@ -23,13 +24,17 @@ from retrain.campaign.orchestrate import CampaignRun
 from retrain.campaign.run import start
 from retrain.config.resolve import merge, overrides_of, with_default_plugins
 from retrain.config.schema import BackPressure, Training
-from retrain.errors import InfrastructureError
+from retrain.errors import InfrastructureError, RecordsError
+from retrain.plan.estimate.measured import MeasuredRun, measure_run
 from retrain.plan.matrix import Plan
+from retrain.records.metrics import read_metrics
 from retrain.records.text import count_of
 from retrain.system import Gpu, gpus
 from retrain.system.processes import own_memory_bytes, process_tree
 
 Tables = Mapping[str, Any]
+Rows = Sequence[Mapping[str, Any]]
+T = TypeVar("T")
 SERVICES = ("loggers", "logger_params")  # they are for the user's results, not for trials
 LAST_SAVE_S = 20.0  # for workers to exit after the budget is used up; then they are killed
 WATCH_EVERY_S = 0.25
@@ -57,6 +62,23 @@ class Trialled:
     seconds: float
     worker_bytes: int  # memory of the largest worker; 0 if none was seen
     worker_gpu_bytes: int = 0  # the same over all GPUs; also 0 if the driver lists no processes
+
+    @cached_property
+    def rows(self) -> list[Rows]:
+        """The steps of every run; none of a run whose records cannot be read."""
+        return [_readable(read_metrics, directory) or [] for directory in self.runs]
+
+    @cached_property
+    def measured(self) -> list[MeasuredRun]:
+        """The times of every run; runs without two whole steps are left out."""
+        return [run for path in self.runs if (run := _readable(measure_run, path)) is not None]
+
+
+def _readable(read: Callable[[Path], T], directory: Path) -> T | None:
+    try:
+        return read(directory)
+    except RecordsError:
+        return None
 
 
 @dataclass(frozen=True)
