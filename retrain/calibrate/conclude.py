@@ -274,11 +274,8 @@ class Forecast:
 def crowding_between(side: Sequence[WorkersMeasured], shared_cores: float) -> Crowding | None:
     """Return how many times longer a step takes among others; None if that was not measured.
 
-    Waits for permits are excluded: the estimate simulates them.
-
-    Args:
-        side: measurements with each number of concurrent workers.
-        shared_cores: that all workers share, each keeping one busy; 0 if they share none.
+    Waits for permits are excluded: the estimate simulates them. `shared_cores` are those that all workers
+    share, each keeping one busy; 0 if they share none.
     """
     pace = {
         m.workers: m.workers * (1 - m.permit_wait_fraction) / m.tokens_per_second

@@ -106,9 +106,7 @@ def are_permits_short(backend: Backend, runs: Iterable[MeasuredRun], workers: in
 def lengths(trial: Trialled, enough: Mapping[str, int]) -> list[Lengths]:
     """Summarize each condition over all steps of its runs; those without lengths in their rows are left out.
 
-    Args:
-        trial: the pilot.
-        enough: tokens that no answer exceeds, of conditions whose completions are the answer and no more.
+    `enough` are tokens that no answer exceeds, of conditions whose completions are the answer and no more.
     """
     found = [row for rows in trial.rows for row in rows if number_in(row, "length_max") is not None]
     return [

@@ -38,12 +38,7 @@ def to_toml(
 ) -> str:
     """Return the calibrated file: a comment above each changed key, and the `--set` overrides at the top.
 
-    Args:
-        tables: of the original, with the overrides.
-        advice: from the trials.
-        source: the original's name.
-        overrides: `--set`, as given.
-        schema: the original's schema directive for editors, "" if it has none.
+    `tables` are the original's, with the overrides; `schema` is its directive for editors, if it has one.
     """
     lines = [
         *([schema] if schema else []),

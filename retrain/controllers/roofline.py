@@ -44,11 +44,7 @@ def decode_bytes(
 ) -> float:
     """Return the bytes moved while decoding: all weights once per pass, each cached token once per read.
 
-    Args:
-        weight_bytes: size of the weights.
-        forward_passes: decoding steps, each for the whole batch.
-        kv_bytes_per_token: keys and values of one token in all layers.
-        kv_tokens: cached tokens read, summed over passes and sequences.
+    `kv_bytes_per_token` are keys and values in all layers, `kv_tokens` is summed over passes and sequences.
     """
     return weight_bytes * forward_passes + kv_bytes_per_token * kv_tokens
 

@@ -86,10 +86,7 @@ class ThrottleState:
 
     @property
     def zone(self) -> str:
-        """Name of the load range: idle, moderate, busy, saturated, or unknown.
-
-        The level may be more restrictive, because of hysteresis and dwell time.
-        """
+        """Name of the load range; the level may be more restrictive, by hysteresis and dwell time."""
         return "unknown" if self.load is None else LEVELS[level_for(self.load)].zone
 
     @property

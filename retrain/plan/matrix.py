@@ -109,12 +109,9 @@ class Plan:
 
 
 def plan_runs(config: Config, file_name: str = "campaign", drawn_seed: int | None = None) -> Plan:
-    """Return the plan of a file's runs.
+    """Return the plan of a file's runs; its name names the campaign if the file does not.
 
-    Args:
-        config: the file.
-        file_name: names the campaign if the file does not.
-        drawn_seed: used if the file gives no seed; None draws one.
+    A file without a seed gets the `drawn_seed`, or draws one.
     """
     campaign, seeds = config.campaign or Campaign(), _seeds(config, drawn_seed)
     bases = [(name, with_absolute_paths(base)) for name, base in _conditions(config)]
@@ -133,9 +130,7 @@ def plan_runs(config: Config, file_name: str = "campaign", drawn_seed: int | Non
 def planned_runs(config: Config, drawn_seed: int | None) -> list[RunEntry]:
     """List a file's runs in launch order, without reading the files they name; none if the seed is not known.
 
-    Args:
-        config: the file; only its types need to be valid.
-        drawn_seed: the seed that was drawn for a file without one.
+    Only the types of the file need to be valid.
     """
     if drawn_seed is None and config.training.seed < 0 and not (config.campaign and config.campaign.seeds):
         return []

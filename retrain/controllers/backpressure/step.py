@@ -28,13 +28,9 @@ HEADROOM, SHORTFALL = 1.1, 0.8  # measured over fitted throughput
 
 
 def classify(size: float, following: int, purpose: Purpose, over_fit: float) -> tuple[Action, Regime]:
-    """Return the action and the regime of a completed step.
+    """Return the action and the regime of a completed step of `size`, after which `following` is run.
 
-    Args:
-        size: the batch that ran.
-        following: the batch to run next.
-        purpose: why the next batch was chosen.
-        over_fit: measured over fitted throughput at `size`; 1 without a fit.
+    `over_fit` is measured over fitted throughput at `size`; 1 without a fit.
     """
     if purpose == "warmup":
         return "hold", "warmup"

@@ -59,9 +59,7 @@ class StepTimeFitter:
     def fit(self, time: FloatArray, weights: FloatArray) -> StepTime:
         """Minimize the sum of weights (fitted / time - 1)^2 over non-negative coefficients.
 
-        Args:
-            time: p / X, positive, shape (n,); the largest at most 1e150 times the smallest.
-            weights: shape (n,), at least one positive; 0 excludes an entry.
+        `time` is p / X, the largest at most 1e150 times the smallest; a weight of 0 excludes an entry.
         """
         unit = float(time.min())
         time = time / unit
