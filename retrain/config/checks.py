@@ -59,8 +59,7 @@ def check_campaign(draft: Draft) -> Iterator[Problem]:
     if draft.is_sound("campaign.launcher"):
         name, at = campaign.launcher, ("campaign", "launcher")
         options = campaign.launcher_options if draft.is_sound(f"campaign.{OPTIONS}") else None
-        tries = draft.tries_plugins and name not in KEYS  # a table of ours is a section with types
-        yield from _plugin_problems(draft, "launchers", name, options, at, ("campaign", name), tries=tries)
+        yield from _plugin_problems(draft, "launchers", name, options, at, ("campaign", name))
 
 
 def check_logging(draft: Draft) -> Iterator[Problem]:
@@ -127,8 +126,6 @@ def _plugin_problems(
     params: Mapping[str, Any] | None,
     at: Location,
     params_at: Location,
-    *,
-    tries: bool = True,
 ) -> Iterator[Problem]:
     """Check a plugin that a key names, and its parameters; None if those are wrong by themselves."""
     if what := registry.problem_with_name(kind, name):
@@ -137,8 +134,12 @@ def _plugin_problems(
     if params is None:
         return
     wrong = registry.problems_with_params(kind, name, params)
-    if not wrong and tries and draft.tries_plugins:
-        wrong = list(_trial_problems(kind, name, params, draft.config.data.seed))
+    has_types = kind == "launchers" and name in KEYS  # its table is a section of the schema
+    if not wrong and not has_types and draft.trials is not None:
+        asked = repr((kind, name, params, draft.config.data.seed))
+        if asked not in draft.trials:  # conditions have most of their plugins in common
+            draft.trials[asked] = list(_trial_problems(kind, name, params, draft.config.data.seed))
+        wrong = draft.trials[asked]
     yield from (((*params_at, key) if key else at, what) for key, what in wrong)
 
 
@@ -232,7 +233,7 @@ def _check_warm_up(draft: Draft) -> Iterator[Problem]:
         yield ("warmup", "path"), f"steps = {table.steps} needs a JSONL file of completions"
     elif not draft.gives("warmup", "steps"):
         yield ("warmup", "steps"), "is not given, so path would not be read; set it, 0 for no updates"
-    elif table.steps and draft.tries_plugins and draft.is_sound("backend"):
+    elif table.steps and draft.trials is not None and draft.is_sound("backend"):
         yield from ((("warmup", "path"), what) for what in _file_problems(draft))
 
 

@@ -23,6 +23,7 @@ from retrain.registry import hint
 
 Location: TypeAlias = tuple[str | int, ...]
 Problem: TypeAlias = tuple[Location, str]
+Trials: TypeAlias = dict[str, list[tuple[str, str]]]  # by plugin and table: keys and problems
 NEEDS = {
     "int_type": "a whole number",
     "float_type": "a number",
@@ -59,7 +60,7 @@ class Draft:
 
     config: Config
     tables: Mapping[str, Any]  # as they are in the file
-    tries_plugins: bool  # whether checks also build tasks, read files, and ask plugins about parameters
+    trials: Trials | None  # what plugins said of their tables; None: build no task, read no file, ask nobody
     mistakes: tuple[Problem, ...] = ()
 
     def is_sound(self, *keys: str) -> bool:
@@ -75,17 +76,17 @@ class Draft:
         return isinstance(table, dict) and key in table
 
 
-def draft_of(tables: Mapping[str, Any], *, tries_plugins: bool = False) -> Draft:
+def draft_of(tables: Mapping[str, Any], trials: Trials | None = None) -> Draft:
     """Return every section typed."""
     try:
-        return Draft(_validator().validate_python(tables), tables, tries_plugins)
+        return Draft(_validator().validate_python(tables), tables, trials)
     except ValidationError as error:
         found = error.errors(include_url=False)
     sound = deepcopy(dict(tables))
     for one in found:
         _drop(sound, one["loc"])
     mistakes = [(location, _explain(one, location)) for one in found for location in [_key_of(one["loc"])]]
-    return Draft(_validator().validate_python(sound), tables, tries_plugins, tuple(dict.fromkeys(mistakes)))
+    return Draft(_validator().validate_python(sound), tables, trials, tuple(dict.fromkeys(mistakes)))
 
 
 @cache

@@ -16,7 +16,7 @@ from retrain.config.checks import (
     check_run,
     with_launcher_options,
 )
-from retrain.config.drafts import Location, Problem, draft_of, place
+from retrain.config.drafts import Location, Problem, Trials, draft_of, place
 from retrain.config.keys import quote
 from retrain.config.resolve import DECIDED_BY_CAMPAIGN, merge, overrides_of, with_default_plugins
 from retrain.config.schema import Config
@@ -135,16 +135,15 @@ def parse(
         )
 
     raw = with_launcher_options(raw)
-    file = draft_of(raw, tries_plugins=try_plugins)
+    trials: Trials | None = {} if try_plugins else None
+    file = draft_of(raw, trials)
     conditions = _conditions(raw)
     found = [*file.mistakes, *check_campaign(file), *check_logging(file)]
     # what every condition replaces must still be right
     found += check_plugin_names(file) if conditions else check_run(file)
     lines = [f"{where(location)}: {what}" for location, what in (*found, *_without_effect(raw, overridden))]
     base = with_default_plugins(raw)
-    drafts = [
-        draft_of(merge(base, overrides_of(condition)), tries_plugins=try_plugins) for condition in conditions
-    ]
+    drafts = [draft_of(merge(base, overrides_of(condition)), trials) for condition in conditions]
     for number, (condition, draft) in enumerate(zip(conditions, drafts, strict=True), start=1):
         called = quote(condition["name"]) if condition.get("name") else f"#{number}"
         start = f"{source} [[campaign.conditions]] {called}"
