@@ -141,6 +141,21 @@ def test_a_sandbox_that_does_not_start_leaves_its_completions_unscored(command: 
         Cell(broken)
 
 
+SHOWS_WHETHER_IT_MAY_BE_READ = """
+import ctypes, sys
+from retrain.sandbox.cell import Cell
+from retrain.sandbox.choice import choose
+Cell(choose("process", {}))
+print(ctypes.CDLL(None).prctl(3))
+"""
+
+
+@ON_LINUX
+def test_a_run_beside_which_programs_run_cannot_be_read_by_them() -> None:
+    shows = [sys.executable, "-W", "ignore", "-c", SHOWS_WHETHER_IT_MAY_BE_READ]
+    assert subprocess.check_output(shows, text=True).strip() == "0"
+
+
 OPENS_AND_WAITS = """
 import psutil, select, sys
 from retrain.sandbox import Limits

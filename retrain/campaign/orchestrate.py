@@ -34,6 +34,7 @@ from retrain.launchers import Launcher
 from retrain.locks.held import HeldLock, hold, present_holder
 from retrain.plan.matrix import Plan, RunPlan
 from retrain.plan.provenance import known_origin, working_directories
+from retrain.plan.sandboxes import runs_programs
 from retrain.records.files import remove_leftovers
 from retrain.records.layout import CampaignFiles, RunFiles
 from retrain.records.manifest import RunEntry
@@ -41,6 +42,7 @@ from retrain.records.notices import NoticeBook
 from retrain.records.run_state import UNREADABLE, RunState
 from retrain.records.stop_request import ask_to_stop, asked_to_stop
 from retrain.records.text import as_typed, count_of, first_of
+from retrain.sandbox.inside.confine import hide
 
 
 @dataclass(frozen=True)
@@ -96,6 +98,8 @@ class CampaignRun:
             LaunchError: another orchestrator holds the campaign, or the launcher cannot start.
             RecordsError: the directory cannot be written, or was removed while runs were alive.
         """
+        if any(runs_programs(run.config) for run in self.plan.first_runs().values()):
+            hide()  # keys in its environment
         with self._lock() as lock:
             runs = {run.run_id: self.files_of(run.run_id) for run in self.plan.runs}
             origin, _ = known_origin(self._files)

@@ -18,7 +18,7 @@ def sandboxes_of(configs: Sequence[Config]) -> dict[str, str]:
     found: dict[str, str] = {}
     for config in configs:
         reward = config.reward
-        if any(_runs_programs(name) for name, _ in rewards_of(reward.reward, reward.params)):
+        if runs_programs(config):
             opened = registry.find("sandbox", reward.sandbox)(**reward.sandbox_options)
             found[opened.name] = opened.weakness
     return found
@@ -47,5 +47,8 @@ def rewards_of(name: str, params: Mapping[str, Any]) -> Iterator[tuple[str, Mapp
         yield from rewards_of(part, its_params)
 
 
-def _runs_programs(name: str) -> bool:
-    return any(known.name == "sandbox" for known in registry.plugin("rewards", name).parameters() or ())
+def runs_programs(config: Config) -> bool:
+    """Whether a run's reward runs programs that a policy wrote: it takes a sandbox."""
+    names = [name for name, _ in rewards_of(config.reward.reward, config.reward.params)]
+    taken = [registry.plugin("rewards", name).parameters() or () for name in names]
+    return any(known.name == "sandbox" for parameters in taken for known in parameters)

@@ -24,12 +24,14 @@ from retrain.registry import fault_of, find_function
 from retrain.rewards import UnscoredError, number_of
 from retrain.rewards.pool.message import Message, line_of
 from retrain.rollouts import Prompt
+from retrain.sandbox.inside import confine
 
 LONGEST_MESSAGE = 2000  # characters of an error that are passed on
 
 
 def main() -> None:
     """Serve until standard input closes."""
+    confine.hide()  # it holds the answers, and the run's environment
     requests, replies = _private_pipes()
     setup = json.loads(requests.readline())
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the run handles Ctrl-C
