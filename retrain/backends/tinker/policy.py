@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Coroutine, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -70,10 +70,16 @@ class TinkerBackend:
         return backend
 
     async def sample(self, prompts: Sequence[Prompt], sampling: Sampling) -> list[Group]:
-        """Sample each prompt's group with one call."""
+        """Sample each prompt's group with one call; if one fails, cancel the others."""
         text = await self._tokenizer()
         places = asyncio.Semaphore(self._options.requests_at_once)
-        return await _all([self._group(prompt, sampling, text, places) for prompt in prompts])
+        groups = [asyncio.ensure_future(self._group(p, sampling, text, places)) for p in prompts]
+        try:
+            return await asyncio.gather(*groups)
+        finally:
+            for group in groups:
+                group.cancel()
+            await asyncio.gather(*groups, return_exceptions=True)
 
     async def update(
         self, samples: Sequence[TrainingSample], loss: Loss, optimization: Optimization
@@ -187,17 +193,6 @@ class TinkerBackend:
             version, response = await self._calls.persist(f"sampling prompt {prompt.id}", attempt, repair)
         drawn = drawn_from(response, prompt, sampling.group_size, ends)
         return to_groups(text, [prompt], drawn, sampling.group_size, version)[0]
-
-
-async def _all(coroutines: Sequence[Coroutine[Any, Any, Group]]) -> list[Group]:
-    """Run all concurrently; if one fails, cancel the others before raising."""
-    tasks = [asyncio.ensure_future(coroutine) for coroutine in coroutines]
-    try:
-        return await asyncio.gather(*tasks)
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def _from_files(name: str) -> Any:
