@@ -25,13 +25,6 @@ def choose_device(name: str) -> torch.device:
     return device
 
 
-def choose_dtype(name: str, device: torch.device) -> torch.dtype:
-    """Return the dtype of the frozen weights."""
-    if name == "auto":
-        return torch.bfloat16 if device.type == "cuda" else torch.float32
-    return {"float32": torch.float32, "bfloat16": torch.bfloat16}[name]
-
-
 def finished_s(device: torch.device) -> float:
     """Wait until the device has finished all submitted work; return the time (monotonic clock, seconds)."""
     if device.type == "cuda":

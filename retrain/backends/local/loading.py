@@ -17,6 +17,7 @@ from torch.nn.functional import linear
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import logging as transformers_logging
 
+from retrain.backends import BackendSpec
 from retrain.backends.local import LocalOptions
 from retrain.backends.local.devices import is_out_of_memory
 from retrain.backends.local.names import CONTEXT, model_problem
@@ -68,11 +69,19 @@ def entropy(logp: torch.Tensor) -> torch.Tensor:
     return -(logp.exp() * logp).sum(-1)
 
 
-def load_policy(
-    model: str, rank: int, options: LocalOptions, device: torch.device, dtype: torch.dtype, seed: int
-) -> Policy:
-    """Load a model with fresh adapters (or every parameter trainable); the seed determines the adapters."""
-    source = _source(model, options)
+def load(spec: BackendSpec, options: LocalOptions, device: torch.device, seed: int) -> tuple[Policy, Any]:
+    """Return a model with adapters from the seed, or with every parameter trainable, and its tokenizer."""
+    model = spec.model
+    if problem := model_problem(model, local_files_only=options.local_files_only):
+        raise ConfigError(f"[model].model: {problem}")
+    path = Path(model).expanduser()
+    source: dict[str, Any] = {
+        "pretrained_model_name_or_path": str(path) if path.is_dir() else model,
+        "local_files_only": options.local_files_only,
+        **({"revision": options.revision} if options.revision else {}),
+    }
+    automatic = "bfloat16" if device.type == "cuda" else "float32"
+    dtype = getattr(torch, automatic if options.dtype == "auto" else options.dtype)
     with (
         fitting(model),
         _explained(model, options),
@@ -83,37 +92,21 @@ def load_policy(
         config = AutoConfig.from_pretrained(**source)
         _remove_dropout(config)
         causal = AutoModelForCausalLM.from_pretrained(**source, config=config, dtype=dtype)
-        adapters = _with_adapters(causal, rank, options) if options.lora else None
+        adapters = _with_adapters(causal, spec.lora_rank, options) if options.lora else None
         if options.gradient_checkpointing:
             renamed = getattr(causal, "activation_checkpointing_enable", None)  # its name in transformers 6
             (renamed or causal.gradient_checkpointing_enable)({"use_reentrant": False})
-    with fitting(model):
-        causal.to(device)
-        causal.eval()
-    text = config.get_text_config()
-    context = next((int(n) for name in CONTEXT if (n := getattr(text, name, None))), 2**31 - 1)
-    return Policy(causal, adapters, causal.base_model, context)
-
-
-def load_tokenizer(model: str, options: LocalOptions) -> Any:
-    """Load the model's tokenizer."""
-    source = _source(model, options)
-    with _explained(model, options), _quiet():
         tokenizer = AutoTokenizer.from_pretrained(**source)
     if not set(tokenizer.get_vocab().values()) - set(tokenizer.all_special_ids):
         raise ConfigError(
             f"[model].model: {model!r} has no tokenizer (such as tokenizer.json); save one with it"
         )
-    return tokenizer
-
-
-def _source(model: str, options: LocalOptions) -> dict[str, Any]:
-    if problem := model_problem(model, local_files_only=options.local_files_only):
-        raise ConfigError(f"[model].model: {problem}")
-    path = Path(model).expanduser()
-    revision = {"revision": options.revision} if options.revision else {}
-    name = str(path) if path.is_dir() else model
-    return {"pretrained_model_name_or_path": name, "local_files_only": options.local_files_only, **revision}
+    with fitting(model):
+        causal.to(device)
+        causal.eval()
+    text = config.get_text_config()
+    context = next((int(n) for name in CONTEXT if (n := getattr(text, name, None))), 2**31 - 1)
+    return Policy(causal, adapters, causal.base_model, context), tokenizer
 
 
 @contextmanager

@@ -11,11 +11,10 @@ import torch
 
 from retrain.backends import BackendInfo, BackendSpec, Optimization, Sampling, SamplingWork, UpdateStats
 from retrain.backends.local import NO_REFERENCE, LocalOptions
-from retrain.backends.local.devices import DeviceMemory, choose_device, choose_dtype
+from retrain.backends.local.devices import DeviceMemory, choose_device
 from retrain.backends.local.engine import EngineSampler
-from retrain.backends.local.files import load_policy as load_files
-from retrain.backends.local.files import save_policy
-from retrain.backends.local.loading import Policy, fitting, load_policy, load_tokenizer
+from retrain.backends.local.files import load_policy, save_policy
+from retrain.backends.local.loading import Policy, load
 from retrain.backends.local.names import too_long
 from retrain.backends.local.optimizer import Optimizer
 from retrain.backends.local.sampling import TorchSampler
@@ -39,13 +38,12 @@ class LocalBackend:
     def __init__(self, spec: BackendSpec, options: LocalOptions) -> None:
         device = choose_device(options.device)
         seed = spec.seed if spec.seed >= 0 else secrets.randbits(32)
-        dtype = choose_dtype(options.dtype, device)
-        self._policy = policy = load_policy(spec.model, spec.lora_rank, options, device, dtype, seed)
-        with fitting(spec.model):
-            try_out(spec.model, policy, device)
+        policy, tokenizer = load(spec, options, device, seed)
+        self._policy = policy
+        try_out(spec.model, policy, device)
         listed = getattr(policy.causal.generation_config, "eos_token_id", None)
         self._text = Text(
-            load_tokenizer(spec.model, options),
+            tokenizer,
             spec.model,
             chat=options.chat_template,
             system=options.system_prompt,
@@ -138,7 +136,7 @@ class LocalBackend:
         save_policy(directory, self._policy, self._optimizer, self._generator, self._identity, budgets)
 
     def load(self, directory: Path) -> None:
-        budgets = load_files(directory, self._policy, self._optimizer, self._generator, self._identity)
+        budgets = load_policy(directory, self._policy, self._optimizer, self._generator, self._identity)
         self._learner.tokens_at_a_time = budgets.pop("train")
         self._torch.budgets = budgets
         if self._engine is not None:

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 import torch
 
 from retrain.backends.local.devices import is_out_of_memory
-from retrain.backends.local.loading import Policy
+from retrain.backends.local.loading import Policy, fitting
 from retrain.backends.local.sampling import advance, prefill
 from retrain.errors import ConfigError
 
@@ -25,7 +25,7 @@ SHORT, LONG = (1, 2, 3), (3, 1, 2, 4, 5, 0)
 
 def try_out(model: str, policy: Policy, device: torch.device) -> None:
     """Reject a policy whose log-probabilities this backend would compute incorrectly."""
-    with _explained(model), torch.no_grad():
+    with fitting(model), _explained(model), torch.no_grad():
         _check_logits(model, policy, device)
         _check_cache(model, policy, device)
 
