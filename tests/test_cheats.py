@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -18,10 +19,22 @@ import tests.cheats
 from retrain.rewards import Answer, BatchScorer, Score, python
 from retrain.rollouts import Prompt
 from retrain.sandbox.interpreter import readable_paths
-from tests.cheats import EXPECTED, Cheat, Honest, descriptors, equality, patches
+from tests.cheats import (
+    EXPECTED,
+    Cheat,
+    Honest,
+    descriptors,
+    endings,
+    equality,
+    files,
+    introspection,
+    patches,
+    processes,
+    resources,
+)
 from tests.cheats.honest import HONEST
 
-FAMILIES = (descriptors, equality, patches)
+FAMILIES = (descriptors, patches, equality, introspection, processes, files, endings, resources)
 CHEATS = [cheat for family in FAMILIES for cheat in family.CHEATS]
 Judged = Callable[[str, str, str, float], Score]
 LIMIT_S, SHORT_LIMIT_S = 30.0, 1.0
@@ -48,6 +61,10 @@ def container() -> dict[str, object]:
     binds = [word for path in readable_paths() for word in ("--ro-bind", path, path)]
     command = ["bwrap", "--unshare-all", "--die-with-parent", *binds, "--dev", "/dev", "--proc", "/proc"]
     return {"command": [*command, "--tmpfs", "/tmp", "--"], "python": sys.executable}
+
+
+def program_folders() -> set[Path]:
+    return set(Path(tempfile.gettempdir()).glob("retrain-program-*"))
 
 
 @pytest.fixture(scope="module")
@@ -78,7 +95,7 @@ def judged(request: pytest.FixtureRequest, places: dict[str, str]) -> Iterator[J
     """Judge a program in a sandbox; afterwards, nothing may be left."""
     scorers: dict[tuple[str, float], BatchScorer] = {}
     children = set(psutil.Process().children(recursive=True))
-    folders = set(Path(tempfile.gettempdir()).glob("retrain-*"))
+    folders = program_folders()
     options = {"sandbox_options": container()} if request.param == "command" else {}
 
     def judge(program: str, tests: str, mode: str, limit_s: float) -> Score:
@@ -102,8 +119,10 @@ def judged(request: pytest.FixtureRequest, places: dict[str, str]) -> Iterator[J
         yield judge
     for scorer in scorers.values():
         scorer.close()
-    assert set(psutil.Process().children(recursive=True)) == children
-    assert set(Path(tempfile.gettempdir()).glob("retrain-*")) == folders
+    assert set(psutil.Process().children(recursive=True)) <= children
+    left = program_folders() - folders
+    while left & program_folders():  # those of other tests, at the same time, end with their programs
+        time.sleep(0.1)
 
 
 @pytest.mark.parametrize("cheat", CHEATS, ids=lambda cheat: cheat.name)

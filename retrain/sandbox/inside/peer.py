@@ -56,6 +56,7 @@ class Peer:
         self.has_ended = False
         self.garbage = ""
         self.needs_sharing = False  # tests subclass a class of the program
+        self.may_stop = names is not None  # a call may raise StopIteration
 
     def serve(self) -> None:
         """Answer requests until the other side ends."""
@@ -89,6 +90,8 @@ class Peer:
         except (values.FrameError, ValueError, TypeError, LookupError) as problem:
             self.garbage = f"{problem}"[:200]
             raise BrokenError(self.garbage) from None
+        if isinstance(error, StopIteration) and not self.may_stop and request[:2] != ("op", "next"):
+            raise RuntimeError("a call of the program raised StopIteration") from error
         raise error
 
     def name(self, name: str) -> Any:
