@@ -30,14 +30,6 @@ class Match:
     sides: tuple[Side, ...]
 
 
-@dataclass
-class _Named:
-    """A directory, and the conditions or runs selected from it."""
-
-    campaign: CampaignRecord
-    names: list[str]
-
-
 def choose(arguments: Sequence[str]) -> tuple[Match, ...]:
     """Return what to compare.
 
@@ -50,11 +42,11 @@ def choose(arguments: Sequence[str]) -> tuple[Match, ...]:
         RecordsError: a directory does not exist.
     """
     named = _read(arguments)
-    campaigns = [one.campaign for one in named]
+    campaigns = [campaign for campaign, _ in named]
     tags = _tags(campaigns)
-    if not any(one.names for one in named):
+    if not any(names for _, names in named):
         return (_conditions(campaigns[0]),) if len(named) == 1 else _common_conditions(campaigns, tags)
-    sides = [side for one, tag in zip(named, tags, strict=True) for side in _of(one, tag)]
+    sides = [side for (one, names), tag in zip(named, tags, strict=True) for side in _of(one, names, tag)]
     if len(sides) < 2:
         raise ConfigError(
             f"only {sides[0].label!r} is named; name what to compare it with: {_offer(campaigns[0])}"
@@ -67,18 +59,20 @@ def conditions(campaign: CampaignRecord) -> tuple[Side, ...]:
     return tuple(Side(label, campaign.of_condition(label)) for label in campaign.conditions)
 
 
-def _read(arguments: Sequence[str]) -> list[_Named]:
-    named: list[_Named] = []
+def _read(arguments: Sequence[str]) -> list[tuple[CampaignRecord, list[str]]]:
+    """Return each directory's campaign, and the conditions or runs selected from it."""
+    named: list[tuple[CampaignRecord, list[str]]] = []
     for argument in arguments:
-        if named and argument in _names(named[-1].campaign):
-            named[-1].names.append(argument)
+        if named and argument in _names(named[-1][0]):
+            named[-1][1].append(argument)
         elif named and not Path(argument).is_dir():
+            last = named[-1][0]
             raise ConfigError(
                 f"{plain(argument)!r} is neither a directory nor a condition or run of "
-                f"{named[-1].campaign.directory}, which has {_offer(named[-1].campaign)}"
+                f"{last.directory}, which has {_offer(last)}"
             )
         else:
-            named.append(_Named(gather(Path(argument)), []))
+            named.append((gather(Path(argument)), []))
     return named
 
 
@@ -118,14 +112,13 @@ def _common_conditions(campaigns: Sequence[CampaignRecord], tags: Sequence[str])
     )
 
 
-def _of(named: _Named, tag: str) -> list[Side]:
-    campaign = named.campaign
-    names = named.names or campaign.conditions
-    if not named.names and len(names) != 1:
+def _of(campaign: CampaignRecord, names: Sequence[str], tag: str) -> list[Side]:
+    chosen = names or campaign.conditions
+    if not names and len(chosen) != 1:
         raise ConfigError(
             f"{campaign.directory}: has several conditions; name one after it: {_offer(campaign)}"
         )
-    return [_side(campaign, name, tag) for name in names]
+    return [_side(campaign, name, tag) for name in chosen]
 
 
 def _side(campaign: CampaignRecord, name: str, tag: str) -> Side:

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -78,15 +78,18 @@ def difference_of(
     first: Mapping[int, float], second: Mapping[int, float], *, paired: bool = True
 ) -> Difference:
     """Compare two conditions (seed -> value), seed by seed if `paired` and most seeds are in both."""
-    a, b = (_rounded(x, np.abs(x).max(initial=0)) for x in map(_array, (first.values(), second.values())))
-    seeds = sorted(first.keys() & second.keys())
+    a, b = (np.array(list(side.values()), dtype=float) for side in (first, second))
+    a, b = (_rounded(x, np.abs(x).max(initial=0)) for x in (a, b))
     if not len(a) or not len(b):
         return Difference(None, *(None,) * 9)
-    iqm = interquartile_mean(b) - interquartile_mean(a)
+    gap = interquartile_mean(b) - interquartile_mean(a)
+    improvement = float((np.sign(b[:, None] - a[None, :]) + 1).mean() / 2)
+    seeds = sorted(first.keys() & second.keys())
     if paired and 2 * len(seeds) > max(len(a), len(b)):
-        gains = _rounded(_array(second[seed] - first[seed] for seed in seeds), np.abs([*a, *b]).max())
-        return Difference(len(seeds), *_tested(gains), iqm, _improvement(a, b), _detectable(gains))
-    return Difference(None, *_tested(b, a), iqm, _improvement(a, b), _detectable(a, b))
+        gains = np.array([second[seed] - first[seed] for seed in seeds], dtype=float)
+        gains = _rounded(gains, np.abs([*a, *b]).max())
+        return Difference(len(seeds), *_tested(gains), gap, improvement, _detectable(gains))
+    return Difference(None, *_tested(b, a), gap, improvement, _detectable(a, b))
 
 
 def interquartile_mean(x: FloatArray) -> float:
@@ -156,11 +159,6 @@ def _detectable(*samples: FloatArray) -> float | None:
     return math.sqrt(parts.sum()) * float(t.ppf((1 + LEVEL) / 2, freedom) + t.ppf(POWER, freedom))
 
 
-def _improvement(a: FloatArray, b: FloatArray) -> float:
-    above = np.sign(b[:, None] - a[None, :])
-    return float((above + 1).mean() / 2)
-
-
 def _rounded(x: FloatArray, size: float) -> FloatArray:
     """Remove differences that are only rounding errors at this magnitude."""
     resolution = max(ROUNDING * size, SMALLEST)
@@ -176,7 +174,3 @@ def _is_constant(x: FloatArray) -> bool:
 def _gap(first: FloatArray, *second: FloatArray, axis: int = -1) -> FloatArray:
     """Return a mean, or the difference of two."""
     return np.asarray(np.mean(first, axis=axis) - sum(np.mean(other, axis=axis) for other in second))
-
-
-def _array(values: Iterable[float]) -> FloatArray:
-    return np.fromiter(values, dtype=float)

@@ -77,20 +77,19 @@ def remarks(metric: MetricComparison) -> Iterator[str]:
 def fits(found: Sequence[Scalability]) -> Table:
     """Return one row per condition: the fitted Universal Scalability Law."""
     heads = ("condition", ">steps", ">σ contention", ">κ crosstalk", ">λ tokens/s at p = 1", ">p*")
-    return (*heads, ">p* of the controller"), [_fit(one) for one in found]
-
-
-def _fit(one: Scalability) -> tuple[str, ...]:
-    fit = one.fit
-    return (
-        one.condition,
-        str(len(one.concurrency)),
-        _with_error(fit.sigma, fit.sigma_error),
-        _with_error(fit.kappa, fit.kappa_error),
-        _with_error(fit.lambda_, fit.lambda_error),
-        significant(fit.p_star) if math.isfinite(fit.p_star) else "no peak",
-        significant(one.steered_p_star) if one.steered_p_star else "no peak",
-    )
+    rows = [
+        (
+            one.condition,
+            str(len(one.concurrency)),
+            _with_error(one.fit.sigma, one.fit.sigma_error),
+            _with_error(one.fit.kappa, one.fit.kappa_error),
+            _with_error(one.fit.lambda_, one.fit.lambda_error),
+            significant(one.fit.p_star) if math.isfinite(one.fit.p_star) else "no peak",
+            significant(one.steered_p_star) if one.steered_p_star else "no peak",
+        )
+        for one in found
+    ]
+    return (*heads, ">p* of the controller"), rows
 
 
 def _with_error(value: float, error: float) -> str:

@@ -138,12 +138,16 @@ class Curve:
 
     def add(self, step: int, value: float) -> None:
         """Add a step; an earlier step discards all later ones, as a resumed run does."""
-        if step <= self._last_step:
-            self._take_back(step // self.span)
+        while step <= self._last_step and self._spans and self._spans[-1][0] >= step // self.span:
+            self._spans.pop()
+            self._means.pop()
         self._last_step = step
         self._put(step // self.span, value, 1)
         while len(self._means) > MOST_POINTS:
-            self._widen()
+            means, spans = self._means, self._spans
+            self.span, self._means, self._spans = self.span * 2, [], []
+            for mean, (number, count) in zip(means, spans, strict=True):
+                self._put(number // 2, mean, count)
 
     def values(self) -> tuple[float, ...]:
         """Return the means, the earliest first."""
@@ -155,17 +159,6 @@ class Curve:
             mean, count = (self._means.pop() * before + mean * count) / (before + count), before + count
         self._means.append(mean)
         self._spans.append((number, count))
-
-    def _take_back(self, number: int) -> None:
-        while self._spans and self._spans[-1][0] >= number:
-            self._spans.pop()
-            self._means.pop()
-
-    def _widen(self) -> None:
-        means, spans = self._means, self._spans
-        self.span, self._means, self._spans = self.span * 2, [], []
-        for mean, (number, count) in zip(means, spans, strict=True):
-            self._put(number // 2, mean, count)
 
 
 class _MetricsTracker:
