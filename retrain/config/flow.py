@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from retrain.config.schema import Config
 
 ROUNDED = 1e-5  # relative: a speed may be written with six digits, as messages do
-BUFFERS = ("fifo", "firo", "reservoir")
 KEYS = {  # the TOML keys of fields with another name in `FlowSettings`
     "batch_size": ("training", "batch_size"),
     "samples_per_batch": ("rate_limiter", "rate_limit_speed_batch_per_sim"),
@@ -57,87 +56,61 @@ class FlowSettings:
     unit_size: int = 1  # samples that one production unit is expected to yield
 
     def problems(self) -> list[str]:
-        """List settings that are invalid, deadlock or cannot keep the pace: key, value, reason."""
-        return self._wrong_values() or [
-            *self._overflows(),
-            *(self._pace_conflicts() if self.samples_per_batch is not None else []),
-            *(self._age_conflicts() if self.max_staleness is not None else []),
-        ]
+        """List settings that deadlock or cannot keep the pace: key, value, reason."""
+        return [f"{key}: {what}" for key, what in self.conflicts()]
 
-    def _wrong_values(self) -> list[str]:
-        least = {"batch_size": 1, "capacity": 1, "threshold": 0, "watermark": 0, "unit_size": 1}
-        if self.max_staleness is not None:
-            least["max_staleness"] = 0
-        found = [
-            f"{key}: got {getattr(self, key)!r}; needs a whole number of at least {low}"
-            for key, low in least.items()
-            if not is_count(getattr(self, key), low)
-        ]
-        if self.buffer not in BUFFERS:
-            found.append(f"buffer: got {self.buffer!r}; known: {', '.join(BUFFERS)}")
-        if self.samples_per_batch is not None and not is_positive(self.samples_per_batch):
-            found.append(
-                f"samples_per_batch: got {self.samples_per_batch!r}; needs a positive number, or None for off"
-            )
+    def conflicts(self) -> Iterator[tuple[str, str]]:
+        """Iterate over keys whose settings deadlock or cannot keep the pace, each with the reason."""
         if self.threshold and self.buffer != "firo":
-            found.append(f"threshold: got {self.threshold}; only the firo buffer has one")
-        return found
-
-    def _overflows(self) -> list[str]:
-        found = []
+            yield "threshold", f"got {self.threshold}; only the firo buffer has one"
         if self.watermark > self.capacity:
-            found.append(
-                f"watermark: got {self.watermark}; the buffer holds at most capacity = {self.capacity}, "
-                "so training would never start"
-            )
-        if self.batch_size + self.threshold > self.capacity:
-            found.append(
-                f"capacity: got {self.capacity}; needs at least batch_size + threshold = "
-                f"{self.batch_size + self.threshold}, or no batch could ever be read"
-            )
-        return found
+            limit = f"the buffer holds at most capacity = {self.capacity}"
+            yield "watermark", f"got {self.watermark}; {limit}, so training would never start"
+        if (least := self.batch_size + self.threshold) > self.capacity:
+            needs = f"needs at least batch_size + threshold = {least}, or no batch could ever be read"
+            yield "capacity", f"got {self.capacity}; {needs}"
+        if self.samples_per_batch is not None:
+            yield from self._pace_conflicts(self.samples_per_batch)
+        if self.max_staleness is not None:
+            yield from self._age_conflicts(self.max_staleness)
 
-    def _pace_conflicts(self) -> list[str]:
-        pace = self.samples_per_batch or 0.0
-        found = []
+    def _pace_conflicts(self, pace: float) -> Iterator[tuple[str, str]]:
         if self.buffer != "reservoir" and pace != self.batch_size:
-            found.append(
-                f"samples_per_batch: got {pace:g}; {self.buffer} reads each sample once, so it must equal "
-                f"batch_size = {self.batch_size}; otherwise the buffer runs empty or full, and the pace is "
-                "lost or both sides deadlock; a reservoir takes other values"
+            yield (
+                "samples_per_batch",
+                f"got {pace:g}; {self.buffer} reads each sample once, so it must equal batch_size = "
+                f"{self.batch_size}; otherwise the buffer runs empty or full, and the pace is lost or both "
+                "sides deadlock; a reservoir takes other values",
             )
         if self.buffer == "reservoir" and pace > self.batch_size:
-            found.append(
-                f"samples_per_batch: got {pace:g}; training sees at most batch_size = {self.batch_size} "
-                "samples of a reservoir per batch, so unseen samples would fill it, and the pace is lost or "
-                "both sides deadlock"
+            yield (
+                "samples_per_batch",
+                f"got {pace:g}; training sees at most batch_size = {self.batch_size} samples of a reservoir "
+                "per batch, so unseen samples would fill it, and the pace is lost or both sides deadlock",
             )
         if self.buffer == "reservoir" and max(self.watermark, pace) < self.batch_size:
-            found.append(
-                f"watermark: got {self.watermark}; needs at least batch_size = {self.batch_size}, because at "
-                f"samples_per_batch = {pace:g} production would stop before the first batch is complete"
+            yield (
+                "watermark",
+                f"got {self.watermark}; needs at least batch_size = {self.batch_size}, because at "
+                f"samples_per_batch = {pace:g} production would stop before the first batch is complete",
             )
         if self.threshold and self.watermark < self.threshold + self.batch_size:
-            found.append(
-                f"watermark: got {self.watermark}; needs at least threshold + batch_size = "
-                f"{self.threshold + self.batch_size}, because the pace keeps the buffer near its watermark"
+            yield (
+                "watermark",
+                f"got {self.watermark}; needs at least threshold + batch_size = "
+                f"{self.threshold + self.batch_size}, because the pace keeps the buffer near its watermark",
             )
-        return found
 
-    def _age_conflicts(self) -> list[str]:
-        fresh = self.batch_size * ((self.max_staleness or 0) + 1)
+    def _age_conflicts(self, oldest: int) -> Iterator[tuple[str, str]]:
+        fresh = self.batch_size * (oldest + 1)
         waiting = {"unit_size": self.unit_size}
         if self.buffer != "reservoir":  # a reservoir's samples do not queue
-            waiting |= {
-                "watermark": self.watermark,
-                "threshold": self.threshold and self.threshold + self.batch_size,
-            }
-        return [
-            f"{key}: got {getattr(self, key)}; with max_staleness = {self.max_staleness}, samples behind the "
-            f"first {fresh} would be stale before training reads them"
-            for key, queued in waiting.items()
-            if queued > fresh
-        ]
+            waiting["watermark"] = self.watermark
+            waiting["threshold"] = self.threshold and self.threshold + self.batch_size
+        for key, queued in waiting.items():
+            if queued > fresh:
+                stale = f"samples behind the first {fresh} would be stale before training reads them"
+                yield key, f"got {getattr(self, key)}; with max_staleness = {oldest}, {stale}"
 
 
 def flow_settings(config: Config) -> FlowSettings | None:
@@ -178,8 +151,7 @@ def flow_problems(config: Config) -> Iterator[tuple[tuple[str, ...], str]]:
             'sizes; use "batch", or rate_limiter.max_staleness = 0'
         )
         yield ("backpressure", "control"), what
-    for problem in settings.problems():
-        key, what = problem.split(": ", 1)
+    for key, what in settings.conflicts():
         if key == "samples_per_batch":
             what = _speed_problem(config, settings, what)
         yield KEYS.get(key, ("rate_limiter", key)), what
