@@ -66,19 +66,13 @@ class Outcome:
 class CampaignRun:
     """One orchestrator's hold on a campaign's directory."""
 
-    def __init__(
-        self,
-        plan: Plan,
-        files: CampaignFiles,
-        observer: Observer,
-        catch_up: Callable[[], None] = lambda: None,
-    ) -> None:
-        """Write nothing yet; `catch_up` brings a resumed campaign's files up to date, under its lock."""
+    def __init__(self, plan: Plan, files: CampaignFiles, observer: Observer) -> None:
+        """Prepare; nothing is written yet."""
         self.plan = plan
         self.directory = files.directory
         self._files = files
         self._observer = observer
-        self._catch_up = catch_up
+        self.catch_up: Callable[[], None] = lambda: None  # brings a resumed campaign's files up to date
         self._supervisor: Supervisor | None = None
         self._asked_to_stop = 0  # before there was a supervisor
         self._left_alone: set[str] = set()  # damaged runs that were named
@@ -105,7 +99,7 @@ class CampaignRun:
             origin, _ = known_origin(self._files)
             require_left(self._files, origin, self.plan.campaign, runs, self._observer.notice)
             remove_leftovers(self.directory)
-            self._catch_up()
+            self.catch_up()
             roll_up = self._roll_up()
             states = self._states(roll_up, redo=retry_failed)
             launcher = self._open_launcher()

@@ -118,8 +118,10 @@ def reopen(
     if not has_engine(plan.campaign):  # this machine may have less memory than the last
         check_memory(plan, str(files.campaign_toml))
     observer = observer or Observer()
-    files_of = CampaignRun(plan, files, observer).files_of
-    found = reconcile(as_launched(plan), files, files_of, origin, accept_changes=accept_config_change)
+    campaign = CampaignRun(as_launched(plan), files, observer)
+    accept = accept_config_change
+    found = reconcile(campaign.plan, files, campaign.files_of, origin, accept_changes=accept)
+    campaign.plan = found.plan
     now = replace(
         origin,
         where=str(where),
@@ -141,7 +143,7 @@ def reopen(
         if lost or now != origin:
             write_provenance(files, now)
 
-    campaign = CampaignRun(found.plan, files, observer, catch_up)
+    campaign.catch_up = catch_up
     return campaign
 
 

@@ -166,11 +166,9 @@ class EngineLauncher:
         self._said: set[str] = set()
 
     def describe(self) -> str:
-        """Return where workers execute."""
         return f"{self._engine}, {self._workers} at a time"
 
     def room(self) -> int:
-        """Return how many more runs the cap allows; queued runs count."""
         return max(0, self._workers - len(self._watched))
 
     def poll(self, timeout_s: float) -> Sequence[Begun | Ended]:
@@ -178,7 +176,6 @@ class EngineLauncher:
         return self._look() if self._asking.wait(timeout_s) else []
 
     def wake(self) -> None:
-        """Make `poll` return."""
         self._asking.wake()
 
     def _look(self) -> News:
@@ -200,14 +197,14 @@ class EngineLauncher:
 
     def _signal(self, watch: EngineWatch, *, now: bool) -> None:
         """Ask a worker without a task to save and exit, or kill it; report if that is not possible."""
+        here = "it does not run on this machine; end it where it runs"
+        problem = f"{self._engine} has no task for it, and {here}"
         try:
             if signal_holder(watch.files.lock, signal.SIGKILL if now else signal.SIGTERM):
                 return
-            problem = "has no task for it, and it does not run on this machine; end it where it runs"
         except RecordsError as error:
-            self._say_once(f"{watch.run_id}: {error}")
-        else:
-            self._say_once(f"{watch.run_id}: {self._engine} {problem}")
+            problem = str(error)
+        self._say_once(f"{watch.run_id}: {problem}")
 
     def _say_once(self, text: str) -> None:
         if text not in self._said:
