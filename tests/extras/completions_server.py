@@ -15,7 +15,6 @@ from peft import set_peft_model_state_dict
 from safetensors.torch import load_file
 
 from retrain.backends import Sampling
-from retrain.backends.local.sampling import complete
 from retrain.engines import Drawn
 from tests.extras.local_policies import open_backend
 
@@ -69,10 +68,9 @@ class CompletionsServer(ThreadingHTTPServer):
 
     def choices(self, body: dict[str, Any]) -> list[dict[str, Any]]:
         rows = [tuple(ids) for ids in body["prompt"] for _ in range(body["n"])]
-        policy = self.policy
         how = Sampling(body["n"], body["max_tokens"], body["temperature"])
         generator = torch.Generator().manual_seed(body["seed"])
-        drawn, *_ = complete(policy._policy, policy._text, rows, how, generator)
+        drawn = self.policy._torch.complete([tuple(ids) for ids in body["prompt"]], how, generator)
         pairs = enumerate(zip(rows, drawn, strict=True))
         return [self.choice(i, row, one) for i, (row, one) in pairs][::-1]  # an order is not promised
 

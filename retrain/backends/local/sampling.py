@@ -73,7 +73,7 @@ class TorchSampler:
             state = generator.get_state()
             part = rows[len(drawn) : len(drawn) + count]
             try:
-                drawn += self._complete(part, sampling, generator)
+                drawn += self._sample(part, sampling, generator)
                 continue
             except (RuntimeError, MemoryError) as error:
                 if not is_out_of_memory(error):
@@ -86,69 +86,52 @@ class TorchSampler:
             self.budgets[budget] = len(part) // 2 * length
         return drawn
 
-    def _complete(
-        self, prompts: Sequence[Ids], sampling: Sampling, generator: torch.Generator
-    ) -> list[Drawn]:
-        drawn, prefill_s, decode_s = complete(self.policy, self.text, prompts, sampling, generator)
+    def _sample(self, prompts: Sequence[Ids], sampling: Sampling, generator: torch.Generator) -> list[Drawn]:
+        """Sample one completion for each prompt; adjacent equal prompts share their prefill.
+
+        Temperature 0 takes the most likely token, with its log-probability at temperature 1.
+        """
+        # inference tensors that a model caches could not be used in training
+        with torch.no_grad():
+            began_s = finished_s(generator.device)
+            rows, hidden = prefill(self.policy, prompts, generator.device)
+            prefilled_s = finished_s(generator.device)  # no extra wait: the first draw needs it anyway
+            drawn = self._decode(rows, hidden, sampling, generator)
+            ended_s = finished_s(generator.device)
         lengths = np.array([len(one.tokens) for one in drawn])
         self.work.add(
-            self.costs.prefill([len(ids) for ids in set(prompts)], 1, prefill_s),
-            self.costs.decode(np.array([len(ids) for ids in prompts]), lengths, decode_s),
+            self.costs.prefill([len(ids) for ids in set(prompts)], 1, prefilled_s - began_s),
+            self.costs.decode(np.array([len(ids) for ids in prompts]), lengths, ended_s - prefilled_s),
         )
         return drawn
 
-
-def complete(
-    policy: Policy, text: Text, prompts: Sequence[Ids], sampling: Sampling, generator: torch.Generator
-) -> tuple[list[Drawn], float, float]:
-    """Sample one completion for each prompt; adjacent equal prompts share their prefill.
-
-    Temperature 0 takes the most likely token, with its log-probability at temperature 1.
-
-    Returns:
-        The completions in the order of their prompts, and the seconds of prefill and of decoding.
-    """
-    # inference tensors that a model caches could not be used in training
-    with torch.no_grad():
-        began_s = finished_s(generator.device)
-        rows, hidden = prefill(policy, prompts, generator.device)
-        prefilled_s = finished_s(generator.device)  # no extra wait: the first draw needs the result anyway
-        drawn = _decode(policy, text, rows, hidden, sampling, generator)
-        return drawn, prefilled_s - began_s, finished_s(generator.device) - prefilled_s
-
-
-def _decode(
-    policy: Policy,
-    text: Text,
-    rows: Rows,
-    hidden: torch.Tensor,
-    sampling: Sampling,
-    generator: torch.Generator,
-) -> list[Drawn]:
-    device = generator.device
-    ends = torch.tensor(text.end_ids, device=device)
-    columns: list[tuple[torch.Tensor, ...]] = []
-    ended = torch.zeros(len(rows.number), dtype=torch.bool, device=device)
-    tails: list[list[int]] = [[] for _ in rows.number]
-    while True:
-        logp = policy.log_distribution(hidden, sampling.temperature)
-        tokens = logp.argmax(-1) if sampling.temperature == 0 else _draw(logp, generator)
-        drawn = logp.gather(1, tokens[:, None])[:, 0]
-        columns.append(tuple(t[rows.alive] for t in (rows.number, tokens, drawn, entropy(logp))))
-        over = torch.isin(tokens, ends)
-        if text.stop:
-            over |= _stopped(text, tails, rows, tokens)
-        ended[rows.number[rows.alive & over]] = True
-        rows.alive &= ~over & (rows.position + 1 < policy.context)
-        living = int(rows.alive.sum())
-        if living == 0 or len(columns) >= sampling.max_tokens:
-            joined = (torch.cat(column).cpu().numpy() for column in zip(*columns, strict=True))
-            return by_completion(joined, ended.tolist())
-        if living <= (1 - DEAD_SHARE) * len(rows.alive):
-            kept = rows.alive.nonzero()[:, 0]
-            rows.keep(kept)
-            tokens = tokens[kept]
-        hidden = advance(policy, rows, tokens)
+    def _decode(
+        self, rows: Rows, hidden: torch.Tensor, sampling: Sampling, generator: torch.Generator
+    ) -> list[Drawn]:
+        device = generator.device
+        ends = torch.tensor(self.text.end_ids, device=device)
+        columns: list[tuple[torch.Tensor, ...]] = []
+        ended = torch.zeros(len(rows.number), dtype=torch.bool, device=device)
+        tails: list[list[int]] = [[] for _ in rows.number]
+        while True:
+            logp = self.policy.log_distribution(hidden, sampling.temperature)
+            tokens = logp.argmax(-1) if sampling.temperature == 0 else _draw(logp, generator)
+            drawn = logp.gather(1, tokens[:, None])[:, 0]
+            columns.append(tuple(t[rows.alive] for t in (rows.number, tokens, drawn, entropy(logp))))
+            over = torch.isin(tokens, ends)
+            if self.text.stop:
+                over |= _stopped(self.text, tails, rows, tokens)
+            ended[rows.number[rows.alive & over]] = True
+            rows.alive &= ~over & (rows.position + 1 < self.policy.context)
+            living = int(rows.alive.sum())
+            if living == 0 or len(columns) >= sampling.max_tokens:
+                joined = (torch.cat(column).cpu().numpy() for column in zip(*columns, strict=True))
+                return by_completion(joined, ended.tolist())
+            if living <= (1 - DEAD_SHARE) * len(rows.alive):
+                kept = rows.alive.nonzero()[:, 0]
+                rows.keep(kept)
+                tokens = tokens[kept]
+            hidden = advance(self.policy, rows, tokens)
 
 
 def prefill(policy: Policy, prompts: Sequence[Ids], device: torch.device) -> tuple[Rows, torch.Tensor]:
