@@ -143,6 +143,8 @@ class Bootstrap:
 
     def _attempts(self, steps: float, cost: StepCost) -> tuple[float, ...]:
         failures = self._workload.launching.failures
+        if failures.per_hour == 0:
+            return (steps,)
         per_step = failures.per_hour / 3600 * self._workload.full_crowding * cost.seconds
         attempts: list[float] = []
         while per_step and len(attempts) < failures.retries:

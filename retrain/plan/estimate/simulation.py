@@ -23,7 +23,8 @@ STEP_CV_GUESSED = 0.1  # coefficient of variation of step times, if nothing was 
 GUESSED_RATIOS = 32
 
 Phase: TypeAlias = tuple[int, float]  # a pace's index, and the work to do at that pace
-Pace: TypeAlias = Callable[[tuple[int, ...]], Sequence[float]]  # runs in a phase of each pace -> s per work
+Ends: TypeAlias = list[list[tuple[float, int, int, int]]]  # heaps: `done` at the end, run, attempt, phase
+Pace: TypeAlias = Callable[[Sequence[int]], Sequence[float]]  # runs in a phase of each pace -> s per work
 
 
 class Simulation:
@@ -69,24 +70,23 @@ class Simulation:
             return makespan_s(runs, how, lambda counts: (how.crowding.of(counts[0]),), 1, self._started)
         queue.forget()
 
-        def pace(counts: tuple[int, ...]) -> Sequence[float]:
-            wait_s, times = queue.wait_s(costs, counts[:-1]), how.crowding.of(sum(counts))
+        def pace(counts: Sequence[int]) -> Sequence[float]:
+            wait_s, times = queue.wait_s(costs, tuple(counts[:-1])), how.crowding.of(sum(counts))
             return [*(times * cost.seconds + (wait_s if cost.permit_s else 0.0) for cost in costs), times]
 
         return makespan_s(runs, how, pace, len(costs) + 1, self._started)
 
     def _phases(self, job: Job, costs: Sequence[StepCost], *, is_started: bool) -> list[list[Phase]]:
         """Return a run's attempts: each starts, takes steps and, if it is the last one, closes."""
-        how, last = self._workload.launching, len(job.attempts) - 1
+        how, last, own = self._workload.launching, len(job.attempts) - 1, costs[job.condition].seconds
         attempts: list[list[Phase]] = []
         for attempt, steps in enumerate(job.attempts):
             before_s = 0.0 if is_started and attempt == 0 else how.startup_s
             after_s = how.closing_s if attempt == last else 0.0
             if self._queue is None:
-                attempts.append([(0, before_s + steps * costs[job.condition].seconds + after_s)])
-                continue
-            phases = [(len(costs), before_s), (job.condition, steps), (len(costs), after_s)]
-            attempts.append([phase for phase in phases if phase[1] or phase[0] != len(costs)])
+                attempts.append([(0, before_s + steps * own + after_s)])
+            else:
+                attempts.append([(len(costs), before_s), (job.condition, steps), (len(costs), after_s)])
         return attempts
 
     def _open_queue(self) -> PermitQueue | None:
@@ -114,42 +114,56 @@ def makespan_s(
         started: number of first runs that are already running.
     """
     done = [0.0] * paces  # work done so far by each run of a pace
-    ends: list[list[tuple[float, int, int, int]]] = [
-        [] for _ in done
-    ]  # `done` at the end, run, attempt, phase
+    ends: Ends = [[] for _ in done]
+    counts = [0] * paces
     retries: list[tuple[float, int, int]] = []  # when due, run, attempt
-    waiting, now, next_launch = started, 0.0, 0.0
+    waiting, busy, now, next_launch = started, started, 0.0, 0.0
 
     def begin(run: int, attempt: int, phase: int = 0) -> None:
         group, work = runs[run][attempt][phase]
+        counts[group] += 1
         heapq.heappush(ends[group], (done[group] + work, run, attempt, phase))
 
     for run in range(started):
         begin(run, 0)
-    while retries or waiting < len(runs) or any(ends):
-        counts = tuple(map(len, ends))
+    while busy or retries or waiting < len(runs):
         times = pace(counts)
-        groups = [group for group, count in enumerate(counts) if count]
-        coming = [(now + max(0.0, ends[g][0][0] - done[g]) * times[g], g) for g in groups]
-        end, ending = min(coming, default=(math.inf, 0))
+        end, ending = _next_end(now, times, done, ends)
         due = retries[0][0] if retries else math.inf
-        launch = max(now, next_launch) if waiting < len(runs) else max(now, next_launch, due)
-        launch = launch if sum(counts) < how.workers else math.inf
-        now, since = min(end, launch), now
-        for group in groups:
-            done[group] += (now - since) / times[group] if times[group] else 0.0
+        launch = math.inf
+        if busy < how.workers:
+            launch = max(now, next_launch) if waiting < len(runs) else max(now, next_launch, due)
+        now, since = (end, now) if end <= launch else (launch, now)
+        for group, time_s in enumerate(times):
+            if time_s:
+                done[group] += (now - since) / time_s
         if end > launch:
             run, attempt = heapq.heappop(retries)[1:] if due <= now else (waiting, 0)
             waiting += attempt == 0
+            busy += 1
             next_launch = now + how.stagger_s
             begin(run, attempt)
             continue
         done[ending], run, attempt, phase = heapq.heappop(ends[ending])
+        counts[ending] -= 1
         if phase + 1 < len(runs[run][attempt]):
             begin(run, attempt, phase + 1)
-        elif attempt + 1 < len(runs[run]):
+            continue
+        busy -= 1
+        if attempt + 1 < len(runs[run]):
             heapq.heappush(retries, (now + how.failures.delay_s, run, attempt + 1))
     return now
+
+
+def _next_end(now: float, times: Sequence[float], done: Sequence[float], ends: Ends) -> tuple[float, int]:
+    """Return when the next phase ends, and at which pace it is."""
+    first, pace = math.inf, 0
+    for i, heap in enumerate(ends):
+        if heap:
+            at = now + (heap[0][0] - done[i]) * times[i]
+            if at < first:
+                first, pace = at, i
+    return first, pace
 
 
 def quantile(values: Sequence[float], q: float) -> float:
