@@ -23,6 +23,7 @@ from retrain.sandbox.inside import confine, values
 from retrain.sandbox.inside.zygote import FAULT, OVER_TIME, STOP
 
 STARTUP_S = 120.0  # imports on a cold network disk; only a broken machine takes longer
+STOPPING_S = 5.0  # in which a single program ends when nobody reads or writes any more
 GRACE_S = 30.0  # beyond a program's limit, in which the sandbox ends it and removes its files
 LONGEST_OUTPUT = 16 << 20
 BOOT = """\
@@ -150,7 +151,7 @@ class Cell:
         """
         left_s = max(0.0, self._deadline - time.monotonic())
         if self.sandbox.single_use:
-            return self._ended_once(left_s)
+            return self._ended_once(min(left_s, STOPPING_S) if stop else left_s, stop)
         if stop:
             self._say(STOP)
         told = self._heard(left_s)
@@ -196,12 +197,14 @@ class Cell:
             raise SandboxError(f"{self.sandbox.name} cannot be started: {error}") from error
         return process
 
-    def _ended_once(self, left_s: float) -> Ended:
+    def _ended_once(self, left_s: float, stop: bool) -> Ended:
         assert self._process is not None
         try:
             code = self._process.wait(left_s)
         except subprocess.TimeoutExpired:
-            self.close()
+            self._end()
+            if stop:
+                return Ended(-signal.SIGKILL)
             raise SandboxError("the sandbox did not end a program in time") from None
         if code == FAULT:
             raise SandboxError(self._complaint())
