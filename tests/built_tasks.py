@@ -5,12 +5,15 @@ from __future__ import annotations
 import pytest
 
 from retrain.errors import ConfigError
-from retrain.registry import find
+from retrain.registry import find, problems_with_params
 from retrain.tasks import Task
 
 
-def build(name: str, **options: object) -> Task:
-    return find("tasks", name)(**{"seed": 0, **options})
+def build(name: str, seed: int = 0, **options: object) -> Task:
+    """Build a task from a table as a file's is checked and built."""
+    if wrong := problems_with_params("tasks", name, options):
+        raise ConfigError([f"{key}: {what}" for key, what in wrong])
+    return find("tasks", name)(seed=seed, **options)
 
 
 def problem_of(name: str, **options: object) -> str:

@@ -22,25 +22,22 @@ MAX_LENGTH = 64
 
 def check_options(*, base: int, count: int, held_out: float, **size: int) -> None:
     """Raise one ConfigError for all options out of range; `size` is the digits or symbols of a problem."""
-    problems = [p for key, value in size.items() for p in whole_number_problem(key, value, 1, MAX_LENGTH)]
-    problems += whole_number_problem("base", base, 2, len(DIGITS))
-    problems += whole_number_problem("count", count, 0, MAX_COUNT)
+    problems = [p for key, value in size.items() for p in range_problem(key, value, 1, MAX_LENGTH)]
+    problems += range_problem("base", base, 2, len(DIGITS))
+    problems += range_problem("count", count, 0, MAX_COUNT)
     check(problems + held_out_problem(held_out))
 
 
-def whole_number_problem(key: str, value: object, least: int, most: int) -> list[str]:
-    """Return the problem of an option that must be a whole number, if any."""
-    if isinstance(value, int) and not isinstance(value, bool) and least <= value <= most:
-        return []
-    return [f"{key}: got {value!r}; needs a whole number from {least} to {most}"]
+def range_problem(key: str, value: int, least: int, most: int) -> list[str]:
+    """Return the problem of a whole number's range, if any; the registry has checked its type."""
+    what = f"{key}: got {value}; needs a whole number from {least} to {most}"
+    return [] if least <= value <= most else [what]
 
 
-def held_out_problem(held_out: object) -> list[str]:
-    """Return the problem of a held-out fraction's type or range, if any."""
-    number = isinstance(held_out, int | float) and not isinstance(held_out, bool)
-    if number and 0 <= held_out < 1:  # type: ignore[operator]
-        return []
-    return [f"held_out: got {held_out!r}; needs a fraction of the prompts, 0 to below 1"]
+def held_out_problem(held_out: float) -> list[str]:
+    """Return the problem of a held-out fraction's range, if any."""
+    what = f"held_out: got {held_out}; needs a fraction of the prompts, 0 to below 1"
+    return [] if 0 <= held_out < 1 else [what]
 
 
 def check(problems: Sequence[str]) -> None:

@@ -8,19 +8,18 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 from retrain.errors import ConfigError
 from retrain.extras import load
 from retrain.registry import hint
 from retrain.rollouts import Prompt
 from retrain.tasks import Task
-from retrain.tasks.generated import MAX_COUNT, check, whole_number_problem
+from retrain.tasks.generated import MAX_COUNT, check, range_problem
 from retrain.tasks.rows import PLACEHOLDER, Fields, option_problems, read_prompts, split_by_fraction
 
 EXTRA = "reasoning-gym"
 PACKAGES = ("reasoning_gym",)
-ANSWERS = ("text", "entry")
 
 
 def build(
@@ -28,7 +27,7 @@ def build(
     dataset: str = "",
     config: Mapping[str, Any] | None = None,
     count: int = 1000,
-    answers: str = "text",
+    answers: Literal["text", "entry"] = "text",
     template: str = PLACEHOLDER,
     held_out: float = 0.1,
     seed: int,
@@ -50,10 +49,7 @@ def build(
     """
     fields = Fields("question", "answer" if answers == "text" else "", template)  # many have several, or none
     problems = option_problems(fields, held_out, dataset=dataset)
-    problems += whole_number_problem("count", count, 1, MAX_COUNT)
-    if answers not in ANSWERS:
-        problems.append(f"answers: got {answers!r}; needs one of {', '.join(ANSWERS)}")
-    check(problems)
+    check(problems + range_problem("count", count, 1, MAX_COUNT))
     spec = {**(config or {}), "seed": seed, "size": count}
     entries = enumerate(_generator(dataset, spec), start=1)
     task = split_by_fraction(read_prompts(entries, fields, dataset, " entry "), held_out, seed)

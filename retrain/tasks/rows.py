@@ -31,16 +31,10 @@ class Fields:
     text: str = "a text"  # description of a text value, for errors
 
 
-def option_problems(fields: Fields, held_out: object, **required: object) -> list[str]:
+def option_problems(fields: Fields, held_out: float, **required: str) -> list[str]:
     """Return the problems of the shared options and of required strings."""
     texts = {**required, "prompt_field": fields.prompt}
-    problems = [
-        f"{key}: got {value!r}; needs a non-empty string"
-        for key, value in texts.items()
-        if not (isinstance(value, str) and value)
-    ]
-    if not isinstance(fields.answer, str):
-        problems.append(f'answer_field: got {fields.answer!r}; needs a text, or "" where no reward compares')
+    problems = [f"{key}: got ''; needs a non-empty string" for key, value in texts.items() if not value]
     if PLACEHOLDER not in fields.template:
         problems.append(f"template: got {fields.template!r}; needs {PLACEHOLDER} where the prompt goes")
     return problems + held_out_problem(held_out)
