@@ -31,6 +31,7 @@ LEGEND_CONDITIONS = 24  # a legend of more would be larger than the chart
 SUBTITLE_WIDTH = 118  # characters
 TITLE_WIDTH = 84
 NARROWEST = 0.002  # of the values' size: labels have four digits, and an axis needs several distinct ones
+MEAN_HINTS = (("l", "95 % from", ".4~g"), ("h", "95 % to", ".4~g"), ("n", "seeds", "d"))
 FLAT_ROOM = 1.25  # of a value that never changes: its axis runs from 0 to this multiple
 ROW, NARROW_ROW, MANY_ROWS = 34, 14, 12  # pixels per condition; more conditions than this get narrow rows
 NAMES = {
@@ -208,8 +209,7 @@ def final_chart(found: MetricComparison) -> Chart:
     cut = ", clipped to the range of the metric" if any(row.get("cut") for row in means) else ""
     rule = {"type": "rule", "color": INK, "strokeWidth": 1.4}
     tick = {"type": "tick", "thickness": 3, "size": 20, "color": INK}
-    ends = ("l", "95 % from", ".4~g"), ("h", "95 % to", ".4~g"), ("n", "seeds", "d")
-    hint = hints(("c", "condition", ""), ("m", "mean", ".4~g"), *ends)
+    hint = hints(("c", "condition", ""), ("m", "mean", ".4~g"), *MEAN_HINTS)
     return chart(
         f"final-{found.metric.replace('_', '-')}",
         f"Final {label}, seed by seed",

@@ -12,6 +12,7 @@ from retrain.report.charts import (
     COLOURS,
     HEIGHT,
     LEGEND_CONDITIONS,
+    MEAN_HINTS,
     NARROWEST,
     Chart,
     Spec,
@@ -217,9 +218,7 @@ def _line(label: str, found: Sequence[Curve], limits: list[float]) -> Spec:
 def _hover(label: str) -> Spec:
     shown = {"condition": {"param": "hover", "empty": False, "value": 1}, "value": 0}
     select = {"type": "point", "on": "pointerover", "nearest": True, "clear": "pointerout"}
-    fields = (("c", "condition", ""), ("s", "step", ",.0f"), ("m", label, ".4~g"))
-    more = (("l", "95 % from", ".4~g"), ("h", "95 % to", ".4~g"), ("n", "seeds", "d"))
-    seen = hints(*fields, *more)
+    seen = hints(("c", "condition", ""), ("s", "step", ",.0f"), ("m", label, ".4~g"), *MEAN_HINTS)
     return {
         "mark": {"type": "point", "filled": True, "size": 60, "clip": True},
         "params": [{"name": "hover", "select": select}],

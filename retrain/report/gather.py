@@ -98,11 +98,7 @@ def gather(directory: Path) -> CampaignRecord:
 
 
 def gather_all(directory: Path, *, with_rows: bool = True) -> tuple[CampaignRecord, ...]:
-    """Read every campaign and single run in a directory, or the directory's own campaign or run.
-
-    Args:
-        directory: of campaigns, or of one.
-        with_rows: read the metrics too, and not only the states.
+    """Read every campaign and single run in a directory, or the directory's own; metrics only `with_rows`.
 
     Raises:
         RecordsError: there is no such directory.

@@ -108,9 +108,7 @@ def _draw(chart: Chart, form: str) -> bytes:
 def prepare(paths: Sequence[Path], may_replace: Callable[[str], bool]) -> None:
     """Create the folders of files, and check that the files may be written.
 
-    Args:
-        paths: the files.
-        may_replace: called with a description before a file that retrain did not write is replaced.
+    `may_replace` is called with a description before a file that retrain did not write is replaced.
 
     Raises:
         ConfigError: a link or directory is in the way, or a file that must not be replaced.

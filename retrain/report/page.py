@@ -26,17 +26,11 @@ from retrain.report.series import Curve
 MARK = "retrain report"  # by which retrain recognizes its own file
 LABEL = "\0label"  # placeholder for a metric's name in the chart template; no name can contain it
 SHOWN_FIRST = ("entropy", "tokens_per_second")
-TITLES = {
-    "summary": "Summary",
-    "learning": "Learning",
-    "comparison": "Comparison",
-    "back-pressure": "Back pressure",
-    "time": "Time",
-    "rate-limiter": "Rate limiter",
-    "failures": "Failures",
-    "configuration": "Configuration",
-    "provenance": "Provenance",
-}
+SECTIONS = (
+    "summary", "learning", "comparison", "back-pressure", "time", "rate-limiter", "failures", "configuration",
+    "provenance",
+)  # fmt: skip
+TITLES = {name: name.replace("-", " ").capitalize() for name in SECTIONS}
 BUNDLE = """
 import sys, vl_convert
 sys.stdout.buffer.write(vl_convert.javascript_bundle(vl_version=sys.argv[1]).encode())

@@ -41,12 +41,9 @@ UNITS = ((172_800.0, "hours", 3600.0), (7200.0, "minutes", 60.0), (0.0, "seconds
 LANE, LEAST_LANE, MANY_LANES = 28, 2, 40  # pixels; with more lanes the height stays constant
 TALLEST = 1000
 BAR_HINTS = (
-    ("run", "run", ""),
-    ("n", "attempt", "d"),
-    ("e", "ended", ""),
-    ("d", "took", ""),
+    ("run", "run", ""), ("n", "attempt", "d"), ("e", "ended", ""), ("d", "took", ""),
     ("p", "waited for permits", ""),
-)
+)  # fmt: skip
 HALF = 0.41  # of a bar's height, in lanes
 PART_COLOURS = ("#56B4E9", "#1a1a1a", "#E69F00", "#0072B2", "#BBBBBB")
 

@@ -127,10 +127,7 @@ class RefreshInterval:
 
 
 def watch_on_screen(log_dir: Path, console: Console) -> int:
-    """Show a directory until the user quits.
-
-    Returns:
-        The exit code: 0 after `q`, 130 after Ctrl-C or a signal.
+    """Show a directory until the user quits; return the exit code: 0 after `q`, 130 after Ctrl-C or a signal.
 
     Raises:
         RecordsError: there is no such directory.

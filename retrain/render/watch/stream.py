@@ -80,10 +80,7 @@ class PlainLines:
 
 
 def watch_as_lines(log_dir: Path, show: Callable[[View], None]) -> int:
-    """Print changes until all runs have ended, or a signal.
-
-    Returns:
-        The exit code: 0, or 130 after Ctrl-C or a signal.
+    """Print changes until all runs have ended; return the exit code: 0, or 130 after Ctrl-C or a signal.
 
     Raises:
         RecordsError: there is no such directory.
