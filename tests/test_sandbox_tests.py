@@ -141,6 +141,23 @@ n = Node(1); assert grow(n) is n and n.val == 2
         "import numpy as np\nassert np.allclose(f([1, 2.5]), [2, 5]) and f([1]).shape == (1,)\n"
         "assert abs(mean(np.array([1, 2])) - 1.5) < 1e-9",
     ),
+    "what it prints while it is called": (
+        "def f(x):\n    print('got', x)\n    return x",
+        "import contextlib, io\nout = io.StringIO()\nwith contextlib.redirect_stdout(out):\n    f(3)\n"
+        "assert out.getvalue() == 'got 3\\n'",
+    ),
+    "an import of the program": (
+        "def f(x): return x + 1",
+        "import solution\nfrom solution import f as g\nassert solution.f(1) == g(1) == 2",
+    ),
+    "times with a zone": (
+        "import datetime as d\ndef f(): return d.datetime(2020, 1, 2, tzinfo=d.timezone.utc)",
+        "import datetime as d\nassert f() == d.datetime(2020, 1, 2, tzinfo=d.timezone.utc)",
+    ),
+    "enumerations": (
+        "import enum\nclass C(enum.Enum):\n    A = 1\n    B = 2\ndef f(x): return C(x)",
+        "assert f(1) == C.A and f(2) is C.B and f(1).name == 'A' and C['B'].value == 2 and len(C) == 2",
+    ),
     "recursion and threads": (
         """
 import sys, threading

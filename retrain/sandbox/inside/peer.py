@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import builtins
 import importlib
+import io
 import sys
 import types
 from collections.abc import Callable, Mapping
@@ -30,7 +31,12 @@ KNOWN: dict[str, Callable[[Any], tuple[Any, ...]]] = {  # types of the library t
     "builtins.range": lambda x: (x.start, x.stop, x.step),
     "collections.deque": lambda x: (list(x), x.maxlen),
     "datetime.date": lambda x: (x.year, x.month, x.day),
-    "datetime.datetime": lambda x: (x.year, x.month, x.day, x.hour, x.minute, x.second, x.microsecond),
+    "datetime.datetime": lambda x: (
+        *(x.year, x.month, x.day, x.hour, x.minute, x.second, x.microsecond),
+        x.tzinfo,
+    ),
+    "datetime.time": lambda x: (x.hour, x.minute, x.second, x.microsecond, x.tzinfo),
+    "datetime.timezone": lambda x: (x.utcoffset(None),),
     "datetime.timedelta": lambda x: (x.days, x.seconds, x.microseconds),
     "decimal.Decimal": lambda x: (str(x),),
     "fractions.Fraction": lambda x: (x.numerator, x.denominator),
@@ -54,12 +60,14 @@ class Peer:
         self._errors: dict[tuple[str, ...], type[BaseException]] = {}
         self.asked = 0
         self.has_ended = False
+        self._printed = io.StringIO()  # by the program, since the last answer
         self.garbage = ""
         self.needs_sharing = False  # tests subclass a class of the program
         self.may_stop = names is not None  # a call may raise StopIteration
 
     def serve(self) -> None:
         """Answer requests until the other side ends."""
+        sys.stdout = self._printed
         while True:
             try:
                 request = values.read_frame(self._reads)
@@ -75,14 +83,16 @@ class Peer:
         """
         self.asked += 1
         try:
-            values.write_frame(self._writes, request)
+            values.write_frame(self._writes, [request[0], "", *request[1:]])
             while True:
-                kind, *rest = values.read_frame(self._reads)
+                kind, printed, *rest = values.read_frame(self._reads)
+                if printed:
+                    sys.stdout.write(str(printed))
                 if kind == "=":
                     return rest
                 if kind == "!":
                     break
-                self._answer([kind, *rest])
+                self._answer([kind, "", *rest])
             error = self._error(*rest)
         except (EOFError, OSError):
             self.has_ended = True
@@ -135,12 +145,15 @@ class Peer:
 
     def _answer(self, request: list[Any]) -> None:
         try:
-            reply = ["=", *self._do(*request)]
+            reply = ["=", *self._do(request[0], *request[2:])]
         except BrokenError:
             raise
         except BaseException as error:  # noqa: BLE001 - it is the other side's to handle
             reply = ["!", *self._told(error)]
-        values.write_frame(self._writes, reply)
+        printed = self._printed.getvalue()
+        self._printed.seek(0)
+        self._printed.truncate()
+        values.write_frame(self._writes, [reply[0], printed, *reply[1:]])
 
     def _do(self, kind: str, *rest: Any) -> tuple[Any, ...]:
         if kind == "call":

@@ -11,6 +11,7 @@ from typing import Any
 
 from retrain.sandbox.inside import values
 from retrain.sandbox.inside.peer import Peer
+from retrain.sandbox.inside.stand_in import StandIn
 
 
 class Names(dict[str, Any]):
@@ -29,11 +30,33 @@ class Names(dict[str, Any]):
         if hasattr(builtins, name) and name not in self._replaced:
             raise KeyError(name)
         try:
-            return self._peer.name(name)
+            found = self._peer.name(name)
+            if isinstance(found, StandIn):  # data may change
+                self[name] = found
+            return found
         except KeyError:  # an annotation, whose import was the program's
             if name not in typing.__all__:
                 raise
             return getattr(typing, name)
+
+
+class Solution(types.ModuleType):
+    """The program, for tests that import it."""
+
+    def __init__(self, peer: Peer) -> None:
+        super().__init__("solution")
+        self._peer = peer
+
+    def __getattr__(self, name: str) -> Any:
+        """Return what the program calls by this name.
+
+        Raises:
+            AttributeError: nothing.
+        """
+        try:
+            return self._peer.name(name)
+        except KeyError:
+            raise AttributeError(name) from None
 
 
 def run(reads: int, writes: int, source: str, tests: str) -> dict[str, Any]:
@@ -43,8 +66,8 @@ def run(reads: int, writes: int, source: str, tests: str) -> dict[str, Any]:
     names = Names(peer, replaced_names(tree))
     # a loop of the tests, such as over map, would take it for its end and skip their assertions
     peer.may_stop = any(isinstance(n, ast.Name) and n.id == "StopIteration" for n in ast.walk(tree))
-    module = types.ModuleType("tests")
-    sys.modules["tests"] = module
+    sys.modules["tests"] = types.ModuleType("tests")
+    sys.modules["solution"] = Solution(peer)
     passed = False
     try:
         values.write_frame(writes, {"job": "calls", "source": source})
