@@ -86,7 +86,7 @@ def carry_out(campaign: CampaignRun, *, retry_failed: bool = False) -> Outcome:
 
 def finish(outcome: Outcome, *, as_json: bool) -> None:
     """Print the result table and exit with the campaign's exit code."""
-    from retrain.render.overview import show
+    from retrain.render.status import show
     from retrain.render.tables import console, messages, print_result, reader_may_leave
     from retrain.status.survey import survey
 

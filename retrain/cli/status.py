@@ -27,7 +27,7 @@ def command(
     """
     if watching:
         raise typer.Exit(_watch(directory, as_json=as_json))
-    from retrain.render.overview import show_all
+    from retrain.render.status import show_all
     from retrain.render.tables import console, print_result
     from retrain.status.survey import survey
 

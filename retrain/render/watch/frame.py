@@ -12,7 +12,7 @@ from rich.text import Text
 
 from retrain.clock import posix_s
 from retrain.records.text import counts_of
-from retrain.render.overview import resume_lines, time_left
+from retrain.render.status import resume_lines, time_left
 from retrain.render.tables import BAD, STYLES
 from retrain.render.watch.runs import FULL, Glyphs, bar, informative, legend, matrix, run_lines
 from retrain.status.survey import CampaignStatus, PermitStatus

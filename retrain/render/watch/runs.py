@@ -15,7 +15,7 @@ from rich.text import Text
 from retrain.plan.durations import MISSING
 from retrain.records.run_row import RunRow
 from retrain.records.text import counts_of
-from retrain.render.overview import WATCH_COLUMNS, run_name
+from retrain.render.status import WATCH_COLUMNS, run_name
 from retrain.render.tables import BAD, STYLES
 from retrain.status.survey import CampaignStatus
 from retrain.status.tracking import WatchedRun

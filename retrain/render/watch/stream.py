@@ -12,7 +12,7 @@ from typing import Any
 from rich.console import Console
 
 from retrain.errors import EXIT_DONE, EXIT_INTERRUPTED
-from retrain.render.overview import show_all, time_left
+from retrain.render.status import show_all, time_left
 from retrain.render.tables import JSON_VERSION, plain_value
 from retrain.render.watch.frame import event_line
 from retrain.render.watch.screen import Asked, Inbox, RefreshInterval

@@ -7,7 +7,7 @@ import io
 from rich.console import Console
 
 from retrain.records.run_row import RunRow
-from retrain.render.overview import MOST_MESSAGES, show
+from retrain.render.status import MOST_MESSAGES, show
 from tests.test_watch_frame import campaign_of, run_of
 
 
