@@ -23,8 +23,8 @@ from retrain.locks.held import holder, is_held
 from retrain.records.attempts import read_attempts
 from retrain.records.layout import RunFiles
 from retrain.records.manifest import read_manifest
-from retrain.records.metrics import scan_metrics
 from retrain.semaphore import FileSemaphore
+from tests.scanned import scan_metrics
 
 ROOT = Path(__file__).parent.parent
 PERMITS = 2

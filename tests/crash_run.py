@@ -32,6 +32,7 @@ from retrain.records.manifest import (
 )
 from retrain.trainer import checkpoint
 from tests.crash_disk import MOMENTS, Disk, deaths_at
+from tests.scanned import scan_metrics
 
 REWRITE_EVERY = 3  # steps: samples are rewritten in a short life too
 STEPS, SAVE_EVERY, HASH, RUN = 5, 2, "hash", "grpo_s0"
@@ -120,7 +121,7 @@ def look(root: Path, verdict: Verdict, where: str, saved_step: int = 0) -> None:
     try:
         read_manifest(CampaignFiles(root).manifest)
         found = attempts.read_attempts(files.attempts)
-        scan = metrics.scan_metrics(files.directory)
+        scan = scan_metrics(files.directory)
         shown = samples.read_samples(files.samples)
         done = run_state.read_done(files.done)
         saved = checkpoint.newest(files.checkpoints)
@@ -151,7 +152,7 @@ def judge(root: Path, verdict: Verdict, where: str) -> None:
     look(root, verdict, where)
     files = RunFiles(root / "runs" / RUN)
     try:
-        scan, done = metrics.scan_metrics(files.directory), run_state.read_done(files.done)
+        scan, done = scan_metrics(files.directory), run_state.read_done(files.done)
         manifest = read_manifest(CampaignFiles(root).manifest)
         shown = [(row["step"], row["rollout"]) for row in samples.read_samples(files.samples)]
     except RecordsError as error:

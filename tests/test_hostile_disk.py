@@ -17,8 +17,9 @@ from retrain.errors import EXIT_INFRASTRUCTURE, EXIT_RUN_FAILED, RecordsError
 from retrain.records.attempts import read_attempts
 from retrain.records.files import make_directory, read_json, write_json
 from retrain.records.layout import RunFiles
-from retrain.records.metrics import MetricsWriter, read_metrics, scan_metrics
+from retrain.records.metrics import MetricsWriter, read_metrics
 from retrain.trainer import checkpoint
+from tests.scanned import scan_metrics
 
 ROOT = Path(__file__).parent.parent
 NOBODY = 65534

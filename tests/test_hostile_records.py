@@ -17,11 +17,12 @@ from retrain.plan.provenance import Provenance, read_provenance, write_provenanc
 from retrain.records.attempts import begin_attempt, end_attempt, read_attempts
 from retrain.records.layout import CampaignFiles, RunFiles
 from retrain.records.manifest import PlannedRun, new_manifest, read_manifest, write_manifest
-from retrain.records.metrics import MetricsWriter, read_ends, scan_metrics
+from retrain.records.metrics import MetricsWriter, read_ends
 from retrain.records.run_state import Progress, read_done, read_progress, write_done, write_progress
 from retrain.records.samples import SamplesWriter, read_samples
 from retrain.semaphore import FileSemaphore
 from retrain.semaphore.slots import read_holder
+from tests.scanned import scan_metrics
 
 ODD = (None, True, -1, 0, 10**400, 1e308, float("nan"), float("inf"), "x", [], [1], {}, {"a": []})
 READERS: dict[str, Callable[[Path], object]] = {

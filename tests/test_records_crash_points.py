@@ -8,7 +8,8 @@ import pytest
 
 from retrain.records.attempts import begin_attempt, end_attempt, read_attempts
 from retrain.records.files import read_json, remove_leftovers, write_json
-from retrain.records.metrics import MetricsWriter, read_metrics, scan_metrics
+from retrain.records.metrics import MetricsWriter, read_metrics
+from tests.scanned import scan_metrics
 
 OPERATIONS = ("open", "write", "ftruncate", "fsync", "replace", "unlink", "mkdir", "close")
 DIED, FINISHED = 9, 0

@@ -14,9 +14,9 @@ from retrain.records.metrics import (
     MetricsWriter,
     read_ends,
     read_metrics,
-    scan_metrics,
     stream_rows,
 )
+from tests.scanned import scan_metrics
 
 
 def _write(directory, attempt, steps, **values):

@@ -47,14 +47,6 @@ class MetricsWriter(LineAppender):
 
 
 @dataclass(frozen=True)
-class MetricsScan:
-    """A run's rows in step order, each step once, and how many lines were unreadable."""
-
-    rows: list[Row]
-    skipped_lines: int
-
-
-@dataclass(frozen=True)
 class MetricsEnds:
     """The first row of a file, or None, and its last rows in step order."""
 
@@ -79,17 +71,11 @@ def read_metrics(run_dir: str | os.PathLike[str]) -> list[Row]:
     Raises:
         RecordsError: the directory does not exist, or the file cannot be read.
     """
-    return scan_metrics(run_dir).rows
-
-
-def scan_metrics(run_dir: str | os.PathLike[str]) -> MetricsScan:
-    """Read the rows as `read_metrics` does, and count the lines that are not complete rows."""
     files = RunFiles(Path(run_dir))
     if not files.directory.is_dir():
         raise RecordsError(f"{files.directory}: is not a run's directory; `retrain status` lists the runs")
-    lines = [parse_line(line) for line in read_lines(files.metrics)]
-    rows = [row for row in lines if row is not None and is_step(row.get("step"))]
-    return MetricsScan(latest_telling(rows), skipped_lines=len(lines) - len(rows))
+    rows = (row for line in read_lines(files.metrics) if (row := parse_line(line)) is not None)
+    return latest_telling(row for row in rows if is_step(row.get("step")))
 
 
 def require_steps(path: Path, steps: int) -> None:

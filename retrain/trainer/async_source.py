@@ -49,8 +49,7 @@ class AsyncSource(Source):
         self._last: set[int] = set()  # positions that the last batch trained on for the first time
 
     def next_groups(self, count: int, at_a_time: int, version: int) -> list[Group]:
-        """Return sampled groups; wait until there are enough."""
-        del at_a_time  # production units have their own size
+        """Return sampled groups, in production units of their own size; wait until there are enough."""
         if not self._is_started:
             self._pipeline.publish(version)
             self._pipeline.start()

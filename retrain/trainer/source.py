@@ -76,7 +76,6 @@ class Source:
 
     def next_groups(self, count: int, at_a_time: int, version: int) -> list[Group]:
         """Return `count` groups for the policy after `version` steps, sampled `at_a_time` prompts at once."""
-        del version
         self._before = self._prompts.state_dict()
         prompts = self._prompts.take(count)
         chunks = [prompts[start : start + at_a_time] for start in range(0, count, at_a_time)]
@@ -84,7 +83,6 @@ class Source:
 
     def updating(self, version: int) -> AbstractContextManager[object]:
         """Return a context in which the policy is updated to this version."""
-        del version
         return nullcontext()
 
     def exclusive(self) -> AbstractContextManager[object]:

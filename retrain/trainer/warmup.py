@@ -27,7 +27,6 @@ def cross_entropy(
     logprobs: Floats, sampler_logprobs: Floats, advantages: Floats, sequence: NDArray[np.int64]
 ) -> LossTerms:
     """Return each token's negative log-probability, as a loss plugin would (see `retrain.losses`)."""
-    del sampler_logprobs, sequence
     return LossTerms(-advantages * logprobs, -advantages, np.zeros(logprobs.shape, dtype=np.bool_))
 
 

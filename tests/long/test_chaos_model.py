@@ -17,11 +17,11 @@ from retrain.campaign.orchestrate import CampaignRun, Outcome
 from retrain.campaign.run import reopen, start
 from retrain.records.attempts import read_attempts
 from retrain.records.layout import CampaignFiles, RunFiles
-from retrain.records.metrics import scan_metrics
 from retrain.records.run_state import RunState
 from retrain.records.stop_request import ask_to_stop
 from retrain.semaphore import FileSemaphore
 from tests.conftest import TINY
+from tests.scanned import scan_metrics
 from tests.world import WORLDS, OrchestratorKilled, World
 
 RUNS = ("grpo_s0", "maxrl_s0", "grpo_s1", "maxrl_s1")
