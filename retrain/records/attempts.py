@@ -8,15 +8,17 @@ from __future__ import annotations
 
 import os
 import platform
-from dataclasses import dataclass, replace
+from contextlib import suppress
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
 from retrain.clock import utc_now
-from retrain.records.files import read_small
-from retrain.records.lines import LineAppender, Row, append_line, dump_line, number_in, parse_line
+from retrain.records.files import read_small, record_of
+from retrain.records.lines import LineAppender, append_line, dump_line, parse_line
 
 PACKAGES = ("numpy", "torch", "transformers", "peft", "tinker")  # results may depend on their versions
+_UNKNOWN = {"pid": 0, "host": "", "started_at": "", "resumed_from_step": 0}
 
 
 @dataclass(frozen=True)
@@ -91,36 +93,12 @@ def read_attempts(path: Path) -> tuple[Attempt, ...]:
         number = row.get("attempt")
         if not isinstance(number, int):
             continue
-        known = attempts.get(number)
-        if row.get("event") == "begin" and known is None:
-            attempts[number] = _begun(number, row)
-        elif row.get("event") == "end" and known is not None:
-            attempts[number] = _ended(known, row)
+        with suppress(LookupError, TypeError, ValueError, OverflowError):
+            if row.get("event") == "begin" and number not in attempts:
+                attempts[number] = record_of(Attempt, _UNKNOWN | row | {"number": number})
+            elif row.get("event") == "end" and number in attempts:
+                attempts[number] = record_of(Attempt, vars(attempts[number]) | row)
     return tuple(attempts[number] for number in sorted(attempts))
-
-
-def _begun(number: int, row: Row) -> Attempt:
-    return Attempt(
-        number=number,
-        pid=int(number_in(row, "pid") or 0),
-        host=str(row.get("host", "")),
-        started_at=str(row.get("started_at", "")),
-        resumed_from_step=int(number_in(row, "resumed_from_step") or 0),
-        job=str(row.get("job", "")),
-        software=str(row.get("software", "")),
-    )
-
-
-def _ended(begun: Attempt, row: Row) -> Attempt:
-    code = number_in(row, "exit_code")
-    return replace(
-        begun,
-        ended_at=str(row.get("ended_at", "")),
-        ending=str(row.get("ending", "")),
-        exit_code=None if code is None else int(code),
-        message=str(row.get("message", "")),
-        duration_s=number_in(row, "duration_s"),
-    )
 
 
 @cache  # does not change during a process's life

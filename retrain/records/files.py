@@ -19,14 +19,18 @@ import json
 import os
 import stat
 from collections.abc import Mapping
+from dataclasses import MISSING, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from retrain.errors import DamagedRecordError, RecordsError, records_error
 from retrain.locks import descriptors
 
+T = TypeVar("T")
+
 FILE_MODE = 0o600
 DIRECTORY_MODE = 0o700
+_CONVERT: Mapping[str, type] = {"str": str, "int": int, "float": float}
 MAX_SMALL_FILE_BYTES = 128 * 2**20  # a manifest of 100,000 runs fits; a larger file is not one of our records
 
 
@@ -195,6 +199,21 @@ def read_json(path: Path) -> dict[str, Any] | None:
     if not isinstance(found, dict):
         raise DamagedRecordError(f"{path}: does not hold a JSON object; restore it or move it away")
     return found
+
+
+def record_of(kind: type[T], found: Mapping[str, Any]) -> T:
+    """Build a dataclass of scalars from a JSON object, whose further keys are ignored.
+
+    Raises:
+        LookupError, TypeError, ValueError: a value is missing or cannot be converted to its field's type.
+    """
+    values = {}
+    for field in fields(kind):  # type: ignore[arg-type]  # a dataclass, which no type can say
+        if field.name in found or field.default is MISSING:
+            scalar, _, optional = str(field.type).partition(" | ")
+            value = found[field.name]
+            values[field.name] = None if value is None and optional else _CONVERT[scalar](value)
+    return kind(**values)
 
 
 def remove_leftovers(directory: Path) -> int:

@@ -18,7 +18,7 @@ from typing import Any
 from retrain.clock import utc_now
 from retrain.distribution import version
 from retrain.errors import DamagedRecordError, RecordsError, records_error
-from retrain.records.files import read_json, write_atomic
+from retrain.records.files import read_json, record_of, write_atomic
 from retrain.records.layout import CampaignFiles, RunFiles, is_single_run
 from retrain.records.run_row import PlannedRun as PlannedRun  # re-exported for callers that make a manifest
 from retrain.records.run_state import UNREADABLE, RunState, inspect_run
@@ -186,14 +186,7 @@ def _parse(found: dict[str, Any]) -> Manifest:
 
 
 def _expectation(found: Mapping[str, Any]) -> Expectation:
-    actual = found.get("actual_s")
-    expected = Expectation(
-        p50_s=float(found["p50_s"]),
-        p90_s=float(found["p90_s"]),
-        made_after_s=float(found["made_after_s"]),
-        made_from=str(found["made_from"]),
-        actual_s=None if actual is None else float(actual),
-    )
+    expected = record_of(Expectation, found)
     times = (expected.p50_s, expected.p90_s, expected.made_after_s, expected.actual_s or 0.0)
     if not all(math.isfinite(time) and time >= 0 for time in times):
         raise ValueError("an expectation that is no time")

@@ -17,7 +17,7 @@ from retrain.clock import utc_now
 from retrain.errors import DamagedRecordError, RecordsError
 from retrain.locks.held import holder, is_held
 from retrain.records.attempts import Attempt, read_attempts
-from retrain.records.files import read_json, write_json
+from retrain.records.files import read_json, record_of, write_json
 from retrain.records.layout import RunFiles
 from retrain.records.metrics import Seal, require_sealed
 
@@ -83,16 +83,8 @@ def read_progress(path: Path) -> Progress | None:
     if found is None:
         return None
     try:
-        return Progress(
-            state=str(found["state"]),
-            phase=str(found.get("phase", "")),
-            step=int(found["step"]),
-            max_steps=int(found["max_steps"]),
-            attempt=int(found.get("attempt", 0)),
-            updated_at=str(found.get("updated_at", "")),
-            message=str(found.get("message", "")),
-        )
-    except (KeyError, TypeError, ValueError, OverflowError) as error:
+        return record_of(Progress, {"phase": "", "attempt": 0} | found)
+    except (LookupError, TypeError, ValueError, OverflowError) as error:
         raise RecordsError(f"{path}: is not a run's status ({error!r}); remove it") from error
 
 
@@ -116,19 +108,16 @@ def read_done(path: Path) -> Done | None:
     try:
         found = read_json(path)
         return None if found is None else _parse_done(found)
-    except (DamagedRecordError, KeyError, TypeError) as error:
+    except (DamagedRecordError, LookupError, TypeError, ValueError, OverflowError) as error:
         raise DamagedRecordError(
             f"{path}: is damaged; remove it, and `retrain resume` finishes the run from its newest checkpoint"
         ) from error
 
 
 def _parse_done(found: Mapping[str, Any]) -> Done:
-    seal = (
-        Seal(*(found["metrics"][key] for key in ("rows", "bytes", "sha256"))) if "metrics" in found else None
-    )
+    seal = record_of(Seal, found["metrics"]) if "metrics" in found else None
     done = Done(found["config_hash"], str(found.get("finished_at", "")), found.get("result", {}), seal)
-    is_seal = seal is None or (type(seal.rows), type(seal.bytes), type(seal.sha256)) == (int, int, str)
-    if not (is_seal and isinstance(done.config_hash, str) and isinstance(done.result, dict)):
+    if not (isinstance(done.config_hash, str) and isinstance(done.result, dict)):
         raise TypeError("a value of another kind")
     return done
 
