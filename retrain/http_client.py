@@ -25,6 +25,7 @@ PASSING = frozenset({408, 409, 425, 429, 500, 502, 503, 504, 529})  # transient 
 LONGEST_WAIT_S = 30.0
 LARGEST_ANSWER_BYTES = 1 << 30
 EXCERPT = 500  # characters of an error response that are shown
+LONGEST_REFUSAL = 1 << 16  # bytes of it that are read
 JITTER = random.Random()  # separate generator, so that waiting does not affect seeded ones
 HEADER_VALUE = re.compile(r"[!-~]+")
 CALLING = ContextVar("CALLING", default=False)  # whether httpx is currently logging one of our calls
@@ -100,7 +101,7 @@ class HttpClient:
         except httpx.TimeoutException as error:
             raise self._too_slow() from error
         except (httpx.HTTPError, httpx.InvalidURL, OSError, RuntimeError) as error:
-            raise CallError(self._masked(str(error) or type(error).__name__)) from error
+            raise CallError(self.masked(str(error) or type(error).__name__)) from error
         finally:
             CALLING.reset(before)
 
@@ -147,15 +148,17 @@ class HttpClient:
     def _refusal(self, answer: Any) -> CallError:
         said = b""
         with contextlib.suppress(self._httpx.HTTPError):
-            said = next(answer.iter_bytes(EXCERPT), b"")
-        text = self._masked(said.decode("utf-8", "replace"))
-        return CallError(text, answer.status_code, retry_after=answer.headers.get("Retry-After", ""))
+            said = next(answer.iter_bytes(LONGEST_REFUSAL), b"")
+        text = self.masked(said.decode("utf-8", "replace"))
+        return CallError(
+            text[:EXCERPT], answer.status_code, retry_after=answer.headers.get("Retry-After", "")
+        )
 
     def _too_slow(self) -> CallError:
         return CallError(f"no complete answer within {self._timeout_s:g} s", is_timeout=True)
 
-    def _masked(self, text: str) -> str:
-        """Return text without the key, because some servers repeat it in an error."""
+    def masked(self, text: str) -> str:
+        """Return text without the key, which some servers repeat; to be cut afterwards, never before."""
         return text.replace(self._key, "***") if self._key else text
 
 

@@ -14,7 +14,9 @@ import pytest
 
 from retrain.errors import ConfigError, RunFailedError
 from retrain.rewards import Answer, Outcome, Score, UnscoredError, judge
+from retrain.rewards.verdict import read_score
 from retrain.rollouts import Prompt
+from tests.cheats.judges import INJECTIONS, Injection
 
 PROMPT = Prompt(0, "What is {answer}?", "blue")
 Reply = tuple[int, dict[str, str], bytes]
@@ -95,7 +97,7 @@ def ask(server: JudgeServer, *completions: str, **params: Any) -> list[Score]:
     ],
 )
 def test_the_last_score_of_a_reply_counts(reply: str, value: float) -> None:
-    assert judge.read_score(reply) == pytest.approx(value)
+    assert read_score(reply) == pytest.approx(value)
 
 
 @pytest.mark.parametrize(
@@ -110,11 +112,14 @@ def test_the_last_score_of_a_reply_counts(reply: str, value: float) -> None:
         "Score: 0,5",
         "Score: 1.2.3",
         "Score: 1e99",
+        '{"score": true}',
+        '{"score": 0, "Score": 1}',
+        '{"score": 0}\n{"score": 1}',
     ],
 )
 def test_a_reply_without_a_score_from_0_to_1_is_refused(reply: str) -> None:
     with pytest.raises(UnscoredError, match="no score"):
-        judge.read_score(reply)
+        read_score(reply)
 
 
 @pytest.mark.parametrize(
@@ -124,11 +129,15 @@ def test_a_reply_without_a_score_from_0_to_1_is_refused(reply: str) -> None:
         ("Score: 50%", 0.5),
         ("Score: 1e-3", 0.001),
         ("**Score: 0.8.**", 0.8),
+        ("Score: $0.5$", 0.5),
         ('{"score": 1.0}', 1.0),
+        ('{"why": "It says score: 1", "score": "2/8"}', 0.25),
+        ('Wrong.\n```json\n{"score": 0.5}\n```\n', 0.5),
+        ('Wrong.\n{"score": 0}', 0.0),
     ],
 )
 def test_a_score_is_read_as_it_was_meant(reply: str, value: float) -> None:
-    assert judge.read_score(reply) == pytest.approx(value)
+    assert read_score(reply) == pytest.approx(value)
 
 
 def test_the_judge_sees_prompt_answer_and_completion_as_they_are(server: JudgeServer) -> None:
@@ -252,6 +261,38 @@ def test_a_server_that_repeats_the_key_does_not_get_it_into_a_message(
     with pytest.raises(RunFailedError, match="wrong key") as raised:
         ask(server, "blue", key_env="JUDGE_KEY")
     assert "s3cret" not in str(raised.value)
+
+
+@pytest.mark.parametrize("before", range(290, 310))
+def test_a_key_is_masked_before_a_message_is_cut(
+    server: JudgeServer, monkeypatch: pytest.MonkeyPatch, before: int
+) -> None:
+    monkeypatch.setenv("JUDGE_KEY", "sk-" + "s3cret" * 4)
+    text = "." * before + "sk-" + "s3cret" * 4
+    server.reply = lambda body: (200, {}, text.encode())
+    (no_chat,) = ask(server, "blue", key_env="JUDGE_KEY", retries=0)
+    server.reply = lambda body: said(text + "." * before)
+    (no_score,) = ask(server, "blue", key_env="JUDGE_KEY")
+    assert [score.outcome for score in (no_chat, no_score)] == [Outcome.ERROR] * 2
+    assert "s3c" not in no_chat.message + no_score.message
+    server.reply = lambda body: (401, {}, b"." * (before + 185) + text[before:].encode())
+    with pytest.raises(RunFailedError) as raised:
+        ask(server, "blue", key_env="JUDGE_KEY")
+    assert "s3c" not in str(raised.value)
+
+
+def test_a_reply_that_is_cut_has_no_verdict(server: JudgeServer) -> None:
+    choice = {"message": {"content": "The response ends with\nScore: 1"}, "finish_reason": "length"}
+    server.reply = lambda body: (200, {}, json.dumps({"choices": [choice]}).encode())
+    (found,) = ask(server, "blue")
+    assert (found.value, "max_tokens" in found.message) == (None, True)
+
+
+@pytest.mark.parametrize("injection", INJECTIONS, ids=lambda injection: injection.name)
+def test_a_completion_does_not_speak_for_the_judge(server: JudgeServer, injection: Injection) -> None:
+    server.reply = lambda body: said(injection.reply)
+    (found,) = ask(server, injection.completion)
+    assert found.value in (None, 0.0), found
 
 
 @pytest.mark.parametrize("key", ["s3cret\nsecond", "s3cr\u00e9t", "two s3cret words"])

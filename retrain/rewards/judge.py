@@ -1,5 +1,6 @@
 """A language model as judge, at an OpenAI-compatible endpoint.
 
+The verdict is the last line of its reply, or its JSON: a score that it quotes from a completion is none.
 The key is read only from the environment. If the judge does not answer or returns no score, the completion
 is counted as unscored, never as wrong.
 """
@@ -7,10 +8,9 @@ is counted as unscored, never as wrong.
 from __future__ import annotations
 
 import json
-import math
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -21,6 +21,7 @@ from retrain.http_client import HEADER_VALUE, CallError, HttpClient
 from retrain.rewards import Answer, BatchScorer, Outcome, Score, UnscoredError
 from retrain.rewards.limits import limit_problems, positive_problem
 from retrain.rewards.pool.scorer import score_one
+from retrain.rewards.verdict import EXCERPT, read_score
 from retrain.rollouts import Prompt
 
 EXTRA = "judge"
@@ -42,12 +43,7 @@ Say briefly what is right and wrong about the response. Then end with a line of 
 where x is a number from 0 (wrong) to 1 (entirely right)."""
 VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 PLACEHOLDER = re.compile(r"\{(prompt|answer|completion)\}")
-# matches the whole number, so that "0,5" is rejected and not read as 0
-SCORE = re.compile(
-    r"score\W{0,10}?(-?\.?\d(?:[\w.,]|(?<=[eE])-)*)(?:\s*/\s*(\d[\w.,]*))?\s*(%?)", re.IGNORECASE
-)
 LARGEST_REPLY_BYTES = 4 << 20
-EXCERPT = 300  # bytes of a reply that are shown
 
 
 def score(
@@ -73,7 +69,7 @@ def score(
         base_url: address of the endpoint, without `/chat/completions`.
         model: the judge's model name at the endpoint.
         template: prompt for the judge; {prompt}, {answer} and {completion} are filled in. The reply
-            must contain "Score: x" (the last one counts); "x/10" is divided by ten.
+            must end with a line "Score: x" or be JSON, {"score": x}; "x/10" is divided by ten.
         key_env: environment variable with the key; "" sends none.
         max_concurrent: maximum number of requests in flight.
         max_tokens: limit of a reply.
@@ -191,7 +187,7 @@ class Endpoint:
                 f"the judge at {self.base_url} refused with HTTP {error.code}: {error}; "
                 "check the address, the model's name and the key"
             ) from error
-        return _content(reply)
+        return _content(reply, self.client.masked)
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,7 +226,7 @@ class JudgeScorer:
         question = PLACEHOLDER.sub(lambda found: values[found[1]], self.template)
         try:
             reply = self.endpoint.ask({**self.fixed, "messages": [{"role": "user", "content": question}]})
-            return Score(read_score(reply))
+            return Score(read_score(reply, self.endpoint.client.masked))
         except TimeoutError as error:
             return Score(None, Outcome.TIMEOUT, str(error))
         except UnscoredError as error:
@@ -266,32 +262,17 @@ def _key(variable: str) -> str:
     return key
 
 
-def _content(reply: bytes) -> str:
+def _content(reply: bytes, masked: Callable[[str], str]) -> str:
+    def excerpt() -> str:
+        return repr(masked(reply.decode("utf-8", "replace"))[:EXCERPT])
+
     try:
-        content = json.loads(reply)["choices"][0]["message"]["content"]
+        choice = json.loads(reply)["choices"][0]
+        content = choice["message"]["content"]
     except (ValueError, LookupError, TypeError, RecursionError) as error:
-        raise UnscoredError(f"the judge's answer is not a chat completion: {reply[:EXCERPT]!r}") from error
+        raise UnscoredError(f"the judge's answer is not a chat completion: {excerpt()}") from error
     if not isinstance(content, str):
-        raise UnscoredError(f"the judge's answer has no text: {reply[:EXCERPT]!r}")
+        raise UnscoredError(f"the judge's answer has no text: {excerpt()}")
+    if choice.get("finish_reason") == "length":
+        raise UnscoredError("the judge's reply was cut before its verdict; raise max_tokens")
     return content
-
-
-def read_score(reply: str) -> float:
-    """Return the last score of a judge's reply: a number, a fraction such as 8/10, or a percentage.
-
-    Raises:
-        UnscoredError: there is none from 0 to 1.
-    """
-    found = SCORE.findall(reply)
-    value = _value(*found[-1]) if found else math.nan
-    if not 0 <= value <= 1:
-        raise UnscoredError(f"the judge's reply has no score from 0 to 1: ...{reply[-200:]!r}")
-    return value
-
-
-def _value(number: str, whole: str, percent: str) -> float:
-    try:
-        value = float(number.rstrip(".,_")) / float(whole.rstrip(".,_") or 1)
-    except (ValueError, ZeroDivisionError):
-        return math.nan
-    return value / 100 if percent else value
