@@ -16,7 +16,7 @@ import psutil
 import pytest
 
 import tests.cheats
-from retrain.rewards import Answer, BatchScorer, Score, python
+from retrain.rewards import Answer, BatchScorer, Score, match, python
 from retrain.rollouts import Prompt
 from retrain.sandbox.interpreter import readable_paths
 from tests.cheats import (
@@ -32,6 +32,7 @@ from tests.cheats import (
     processes,
     resources,
 )
+from tests.cheats.boxes import HEDGES, Hedge
 from tests.cheats.honest import HONEST
 
 FAMILIES = (descriptors, patches, equality, introspection, processes, files, endings, resources)
@@ -134,6 +135,13 @@ def test_a_cheat_earns_nothing(judged: Judged, cheat: Cheat) -> None:
 @pytest.mark.parametrize("honest", HONEST, ids=lambda honest: honest.name)
 def test_an_honest_solution_earns_1(judged: Judged, honest: Honest) -> None:
     assert judged(honest.program, honest.answer, honest.mode, LIMIT_S) == Score(1.0)
+
+
+@pytest.mark.parametrize("hedge", HEDGES, ids=lambda hedge: hedge.name)
+def test_two_answers_are_right_for_at_most_one_question(hedge: Hedge) -> None:
+    one, other = map(str, EXPECTED.values())
+    completion = hedge.of(one, other)
+    assert sum(match.score(completion, Prompt(0, "?", wanted)) for wanted in (one, other)) <= 1
 
 
 def test_names_are_unique() -> None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from retrain.rewards import Answer, BatchScorer, Outcome, Score, math
 from retrain.rollouts import Group, Prompt, Rollout
 from retrain.trainer.scoring import Scorer
+from tests.cheats.boxes import HEDGES, Hedge
 
 pytestmark = pytest.mark.extras
 
@@ -67,3 +69,46 @@ def test_a_parse_that_hangs_is_a_counted_timeout_and_its_neighbours_are_scored()
         scorer.close()
     assert batch.rewards.tolist() == [[1, 0, 0, 0, 1]]
     assert (batch.timeouts, batch.errors) == (2, 0)
+
+
+@pytest.mark.parametrize("reference", ["1/0", "$$", r"\frac{0}{0}"])
+def test_a_reference_that_cannot_be_checked_leaves_every_completion_unscored(
+    checker: BatchScorer, reference: str
+) -> None:
+    assert {score(checker, completion, reference).value for completion in ("7", "8", r"\boxed{9}")} == {None}
+
+
+def test_a_reference_that_hangs_leaves_its_completions_unscored() -> None:
+    hanging = r"\boxed{9^{9^{9^{9}}}}"
+    scorer = math.open_scorer(timeout_s=3.0, workers=2)
+    try:
+        pairs = [("4", hanging), ("4", "4"), (hanging, "4")]
+        found = scorer.score_all([Answer(given, Prompt(0, "?", wanted)) for given, wanted in pairs])
+    finally:
+        scorer.close()
+    assert [(one.value, one.outcome) for one in found] == [  # type: ignore[union-attr]
+        (None, Outcome.TIMEOUT),
+        (1.0, Outcome.SCORED),
+        (0.0, Outcome.TIMEOUT),
+    ]
+
+
+def test_a_thread_scores_as_the_main_thread_does() -> None:
+    pairs = [("4", "4"), (r"\boxed{9^{9^{9^{9}}}}", "4"), ("4", "1/0"), ("4", ""), ("5", "4")]
+    answers = [Answer(given, Prompt(0, "?", wanted)) for given, wanted in pairs]
+
+    def values(_: int = 0) -> list[float | None]:
+        scorer = math.open_scorer(timeout_s=3.0, workers=2)
+        try:
+            return [one.value for one in scorer.score_all(answers)]  # type: ignore[union-attr]
+        finally:
+            scorer.close()
+
+    with ThreadPoolExecutor(1) as threads:
+        assert threads.submit(values).result() == values() == [1.0, 0.0, None, None, 0.0]
+
+
+@pytest.mark.parametrize("hedge", HEDGES, ids=lambda hedge: hedge.name)
+def test_two_answers_are_right_for_at_most_one_question(checker: BatchScorer, hedge: Hedge) -> None:
+    found = [score(checker, hedge.of("7391", "8402"), wanted).value for wanted in ("7391", "8402")]
+    assert found in ([0.0, 0.0], [0.0, 1.0], [1.0, 0.0])

@@ -1,17 +1,17 @@
 r"""Mathematical equality by math-verify: `\frac{1}{2}`, `0.5` and `1/2` are the same answer.
 
-Every check runs in a killable process. A check that hangs is counted as a timeout, a check that fails as
-an error; neither is silently a wrong answer.
+Every check runs in a killable process, with the same limits in any thread. A completion whose check hangs or
+fails gets 0; if the reference answer is the cause, the completion is unscored.
 
 Source: math-verify, which extracts answers with regular expressions and compares them with SymPy.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from retrain.rewards import BatchScorer
+from retrain.rewards import Answer, BatchScorer, Outcome, Score
 from retrain.rewards.limits import limit_problems
 from retrain.rewards.pool import ProcessPool
 from retrain.rewards.pool.scorer import VerifierScorer, score_one
@@ -49,9 +49,36 @@ def open_scorer(*, timeout_s: float = 5.0, workers: int = 0, memory_mb: int = 20
     """Open a pool of checking processes; parameters as for `score`."""
     target = "retrain.rewards.math.check.check"
     memory_bytes = memory_mb * MEGABYTE
-    return VerifierScorer(
+    return MathScorer(
         ProcessPool(target, {}, workers=workers, timeout_s=timeout_s, memory_bytes=memory_bytes)
     )
+
+
+class MathScorer(VerifierScorer):
+    """Scores with math-verify; after a check that failed, it checks the reference answer as well."""
+
+    def __init__(self, pool: ProcessPool) -> None:
+        super().__init__(pool)
+        self._readable: dict[str, bool] = {}
+
+    def score_all(self, answers: Sequence[Answer]) -> list[Score]:
+        """Score every completion, in order."""
+        scores = super().score_all(answers)
+        has_failed = [score.value == 0 and score.outcome is not Outcome.SCORED for score in scores]
+        for answer, failed in zip(answers, has_failed, strict=True):
+            if failed and answer.prompt.answer not in self._readable:
+                self._readable[answer.prompt.answer] = self._is_readable(answer.prompt)
+        return [
+            Score(None, score.outcome, f"the reference answer may be the cause: {score.message}")
+            if failed and not self._readable[answer.prompt.answer]
+            else score
+            for answer, score, failed in zip(answers, scores, has_failed, strict=True)
+        ]
+
+    def _is_readable(self, prompt: Prompt) -> bool:
+        """Whether a reference answer is equal to itself, and can be compared with a number."""
+        itself, number = super().score_all([Answer(prompt.answer, prompt), Answer("0", prompt)])
+        return itself.value == 1 and number.outcome is Outcome.SCORED
 
 
 def check_params(params: Mapping[str, Any]) -> Iterator[str]:

@@ -25,6 +25,8 @@ def check(completion: str, prompt: Prompt) -> float:
     if not wanted:
         raise UnscoredError(f"the answer {prompt.answer[:80]!r} cannot be read as mathematics")
     boxed = last_boxed(completion)
+    if completion == prompt.answer:
+        return float(_math_verify.verify(wanted, wanted, timeout_seconds=None, raise_on_error=True))
     given = _parse(completion if boxed is None else f"\\boxed{{{boxed}}}")
     return float(_math_verify.verify(wanted, given, timeout_seconds=None, raise_on_error=True))
 
