@@ -43,14 +43,14 @@ import os, sys, threading, time
 from pathlib import Path
 from retrain.trainer.journal import Journal
 from retrain import worker
-real = Journal.samples
-def die(self, step, rows):
-    real(self, step, rows)
-    while step == 8:
+real = Journal.row
+def die(self, row):
+    real(self, row)
+    while row.identity.step == 8:
         if all(logger._logged_step == 8 for logger in self._loggers._loggers):
             os.kill(os.getpid(), 9)
         time.sleep(0.05)
-Journal.samples = die
+Journal.row = die
 sys.exit(worker.run(Path(sys.argv[1]), threading.Event()))
 """
 # Opens MLflow's logger for a run, and is killed at its second upgrade of the tables if told so.
