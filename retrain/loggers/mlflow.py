@@ -70,7 +70,8 @@ class _Mlflow:
     def rows(self, rows: Sequence[Row]) -> None:
         """Log steps that MLflow lacks: it cannot overwrite a value and would draw both."""
         missing = [row for row in rows if row["step"] not in self._held]
-        for part in _whole_rows(missing, AT_ONCE):
+        most = max((len(numbers(row)) for row in missing), default=1)
+        for part in _parts(missing, max(1, AT_ONCE // max(1, most))):
             metrics = [
                 self._entities.Metric(key, value, int(1000 * seconds(row)), row["step"])
                 for row in part
@@ -146,21 +147,6 @@ def _make_tables(path: Path, open_store: Callable[[str], Any]) -> None:
         left.unlink(missing_ok=True)
     open_store(SQLITE + str(beside))
     beside.replace(path)
-
-
-def _whole_rows(rows: Sequence[Row], most: int) -> Iterator[list[Row]]:
-    """Iterate over parts of whole rows with at most `most` numbers, or one row that has more."""
-    part: list[Row] = []
-    size = 0
-    for row in rows:
-        count = len(numbers(row))
-        if part and size + count > most:
-            yield part
-            part, size = [], 0
-        part.append(row)
-        size += count
-    if part:
-        yield part
 
 
 def _parts(things: Sequence[T], size: int) -> Iterator[Sequence[T]]:
