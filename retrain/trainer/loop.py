@@ -6,6 +6,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, replace
+from typing import TypeAlias
 
 import numpy as np
 
@@ -24,12 +25,13 @@ from retrain.trainer.batch import Algorithm, entropy_of
 from retrain.trainer.control import Control, ControllerRows, StepFacts, StepSize, open_throttle
 from retrain.trainer.evaluation import HeldOut
 from retrain.trainer.event_loop import EventLoopThread
-from retrain.trainer.journal import Journal, choose
+from retrain.trainer.journal import Journal, ShownRollout, choose
 from retrain.trainer.permits import RunPermits
 from retrain.trainer.scoring import Scorer
 from retrain.trainer.source import open_source
 from retrain.trainer.step_meter import StepMeter
 
+TakenStep: TypeAlias = tuple[StepRow, list[ShownRollout]]  # what to record of a step
 NO_UPDATE = UpdateStats(loss=0.0, grad_norm=0.0, entropy=0.0, clip_fraction=0.0)
 
 
@@ -71,16 +73,17 @@ class Trainer:
         while self.step < self._training.max_steps:
             load = self._wait_for_machine()
             self._stop_if_asked()
-            row = self._next_step(load)
+            row, shown = self._next_step(load)
             self.step += 1
             evaluation = self.evaluate() if self._is_due(self._training.eval_every, self.step) else None
             self.journal.row(replace(row, evaluation=evaluation))
+            self.journal.samples(self.step, shown)
             if self._is_due(self._training.save_every, self.step):
                 self.save()
         self.save()
         return self.evaluate()
 
-    def _next_step(self, load: ThrottleState | None) -> StepRow:
+    def _next_step(self, load: ThrottleState | None) -> TakenStep:
         """Take one step; retry it with a smaller size if it does not fit in memory."""
         while True:
             size = self._control.next_size(load)
@@ -91,7 +94,7 @@ class Trainer:
                     raise
                 self._source.put_back()
 
-    def _take_step(self, size: StepSize) -> StepRow:
+    def _take_step(self, size: StepSize) -> TakenStep:
         """Sample, reward, estimate advantages, transform them, update, observe; return what to record."""
         algorithm, progress = self.algorithm, self.step / self._training.max_steps
         meter = self._meter.begin(self.step)
@@ -109,8 +112,7 @@ class Trainer:
         facts = StepFacts(timing, rollouts, stats, trained_groups)
         observed = self._control.observe(size, facts)
         shown = choose(batch, advantages, self.config.logging.samples_per_step)
-        self.journal.samples(self.step + 1, shown)
-        return self._row(size, facts, entropy_of(batch, stats), observed)
+        return self._row(size, facts, entropy_of(batch, stats), observed), shown
 
     def _update(self, samples: Sequence[TrainingSample], size: StepSize) -> UpdateStats:
         if not samples:
