@@ -59,7 +59,7 @@ def left_behind(folders: Path) -> tuple[list[Path], set[int], int]:
 
 
 BREAKERS = {
-    "hides a directory": "import os; os.mkdir('d'); open('d/f', 'w'); os.chmod('d', 0); 1/0",
+    "hides a directory": "import os; os.umask(0o777); os.makedirs('d/e'); 1/0",
     "nests directories": "import os\nfor _ in range(3000):\n    os.mkdir('d'); os.chdir('d')",
     "fills the disk": "for n in range(40): open(str(n), 'wb').write(bytes(8 << 20))\n1/0",
     "makes many files": "for n in range(10**5): open(str(n), 'w').close()\n1/0",
@@ -87,6 +87,12 @@ def test_a_program_that_breaks_things_gets_0_and_leaves_nothing(
     assert scored(scorer, BREAKERS[what]).value == 0
     assert left_behind(folders) == before
     assert scored(scorer, "print(1)") == Score(1.0)
+
+
+@ON_LINUX
+def test_a_program_cannot_change_who_may_read_what(scorer: ProgramScorer) -> None:
+    changes = "import os\ntry: os.chmod('.', 0)\nexcept PermissionError: print(1)"
+    assert scored(scorer, changes) == Score(1.0)
 
 
 @ON_LINUX

@@ -9,6 +9,7 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from typing import Any
 
 from retrain.rewards import Answer, Outcome, Score, UnscoredError
 from retrain.rewards.python.program import cases_of, checked_tests, lines_of, program_of
@@ -149,7 +150,7 @@ class ProgramScorer:
             answering.close()
             ended = desk.cell().ended(stop=True)
         self._check(ended, is_over=is_over)
-        told = values.parse(verdict[values.HEAD.size :]) if verdict else NO_VERDICT
+        told = _verdict(verdict) if verdict else NO_VERDICT
         if told["garbage"]:
             raise FaultError(f"the program's answer cannot be read: {told['garbage']}")
         if told["needs_sharing"]:
@@ -195,3 +196,16 @@ class ProgramScorer:
             raise FaultError("the program made a forbidden system call")
         if ended.left:
             raise FaultError(f"the program left {ended.left} processes behind")
+
+
+def _verdict(frame: bytes) -> dict[str, Any]:
+    """Return what the sandbox of the tests says.
+
+    Raises:
+        SandboxEndedError: it cannot be read, so the sandbox is in a state that it should not be in.
+    """
+    try:
+        told: dict[str, Any] = values.parse(frame[values.HEAD.size :])
+    except values.FrameError as error:
+        raise SandboxEndedError(f"the tests' verdict cannot be read: {frame[:80]!r}") from error
+    return told

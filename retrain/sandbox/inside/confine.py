@@ -32,7 +32,10 @@ kill 62 129 tkill 200 130 tgkill 234 131 pidfd_open 434 434 pidfd_send_signal 42
 rt_sigqueueinfo 129 138 rt_tgsigqueueinfo 297 240 setsid 112 157 setpgid 109 154 setpriority 141 140
 ioprio_set 251 30 sched_setaffinity 203 122 sched_setscheduler 144 119 sched_setparam 142 118
 sched_setattr 314 274 io_uring_setup 425 425 personality 135 92 shmget 29 194 shmat 30 196
-semget 64 190 msgget 68 186 mq_open 240 180 memfd_secret 447 447"""
+semget 64 190 msgget 68 186 mq_open 240 180 memfd_secret 447 447
+chmod 90 -1 fchmod 91 52 fchmodat 268 53 chown 92 -1 fchown 93 55 lchown 94 -1 fchownat 260 54 setxattr
+188 5 lsetxattr 189 6 fsetxattr 190 7 removexattr 197 14 utime 132 -1 utimes 235 -1 utimensat 280 88
+futimesat 261 -1 fchmodat2 452 452"""
 MACHINES = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7)}  # column above, the kernel's number
 CLONE, CLONE3, PRCTL, PRLIMIT = (56, 220), (435, 435), (157, 167), (302, 261)
 LANDLOCK = (444, 445, 446)  # on every machine
