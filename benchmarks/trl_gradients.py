@@ -110,8 +110,8 @@ def our_gradient(backend: Any, batch: Any, normalization: str, beta: float, bonu
     how = Optimization(lr=0.0, max_grad_norm=1e9, entropy_bonus=bonus, kl_coef=beta, micro_batches=3)
     backend.reset_optimizer()
     backend.update(samples, algorithm.loss, how)
-    state = backend._optimizer.state()
-    names = [f"exp_avg.{name}" for name in backend._policy.trainable()]
+    state = backend.optimizer.state()
+    names = [f"exp_avg.{name}" for name in backend.policy.trainable()]
     return flat([10 * state[name] for name in names])  # Adam's first moment is a tenth of it
 
 
@@ -151,7 +151,7 @@ def trl_gradient(trainer: Any, backend: Any, batch: Any, loss_type: str, beta: f
     trainer.loss_type, trainer.beta, trainer.entropy_coef = loss_type, beta, bonus
     trainer._entropy_bonus_enabled = bonus > 0
     trainer.current_gradient_accumulation_steps = trainer.args.steps_per_generation = 1
-    prompts = [backend._text.encode(rollout.prompt) for rollout in batch.rollouts]
+    prompts = [backend.text.encode(rollout.prompt) for rollout in batch.rollouts]
     completions = [rollout.tokens for rollout in batch.rollouts]
     advantages = batch.rewards - batch.rewards.mean(axis=1, keepdims=True)
     old = padded([rollout.logprobs.tolist() for rollout in batch.rollouts], 0.0)
@@ -164,7 +164,7 @@ def trl_gradient(trainer: Any, backend: Any, batch: Any, loss_type: str, beta: f
         "old_per_token_logps": old,
         "num_items_in_batch": torch.tensor(sum(map(len, completions))),
     }
-    causal = backend._policy.causal
+    causal = backend.policy.causal
     add_fused_lm_head(causal, temperature=1.0, outputs=("log_probs", "entropy"))
     if beta:
         inputs["ref_per_token_logps"] = reference(trainer, backend, inputs)
@@ -173,7 +173,7 @@ def trl_gradient(trainer: Any, backend: Any, batch: Any, loss_type: str, beta: f
         loss = trainer._compute_loss(causal, inputs)
     finally:
         causal.eval()
-    return flat(torch.autograd.grad(loss, list(backend._policy.trainable().values())))
+    return flat(torch.autograd.grad(loss, list(backend.policy.trainable().values())))
 
 
 def reference(trainer: Any, backend: Any, inputs: Any) -> Any:
@@ -182,8 +182,8 @@ def reference(trainer: Any, backend: Any, inputs: Any) -> Any:
     ids = torch.cat([inputs["prompt_ids"], inputs["completion_ids"]], dim=1)
     mask = torch.cat([inputs["prompt_mask"], inputs["completion_mask"]], dim=1)
     keep = inputs["completion_ids"].size(1)
-    with torch.no_grad(), backend._policy.adapters.disable_adapter():
-        return trainer._get_per_token_logps_and_entropies(backend._policy.causal, ids, mask, keep)[0]
+    with torch.no_grad(), backend.policy.adapters.disable_adapter():
+        return trainer._get_per_token_logps_and_entropies(backend.policy.causal, ids, mask, keep)[0]
 
 
 def padded(rows: Sequence[Sequence[float]], filler: float, *, left: bool = False) -> Any:

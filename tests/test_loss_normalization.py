@@ -47,7 +47,7 @@ def gradient_of(samples, loss, how):
     """The gradient of a step's loss at weights away from the sampler's, in one part."""
     characters = connect(
         BackendSpec(seed=0, alphabet="ab=", options={"hidden": 5, "embedding": 3})
-    )._characters
+    ).characters
     prompts = [characters.encode(sample.rollout.prompt.text) for sample in samples]
     reference = perturbed_weights(seed=5)
     return loss_gradient(perturbed_weights(), reference, prompts, samples, loss, how)[1].flat

@@ -158,9 +158,9 @@ def test_moments_of_the_warm_up_are_forgotten(tmp_path: Path, answers: Path) -> 
     for _ in range(5):
         backend.update(samples, warmup.LOSS, Optimization(lr=1e-2))
     backend.reset_optimizer()
-    before = backend._weights.flat.copy()
+    before = backend.weights.flat.copy()
     backend.update(samples, warmup.LOSS, Optimization(lr=1e-2))
-    assert np.abs(backend._weights.flat - before).max() == pytest.approx(1e-2, rel=1e-3)
+    assert np.abs(backend.weights.flat - before).max() == pytest.approx(1e-2, rel=1e-3)
 
 
 def test_every_turn_of_the_assistant_is_a_demonstration(tmp_path: Path) -> None:

@@ -87,7 +87,7 @@ class ScalingRuleBase(ScalingRule):
         self.accum_scale = float(gradients.replicas if accum_scale is None else accum_scale)
         self.progress = 0.0  # steps so far, in equivalent steps at the initial batch
         self.noise = GradientNoiseScale(smoothing)
-        self._optimizer, self._init_batch_size = optimizer, init_batch_size
+        self.optimizer, self._init_batch_size = optimizer, init_batch_size
         self._losses_are_divided = losses_are_divided
         self._gradients = gradients
         try:
@@ -108,7 +108,7 @@ class ScalingRuleBase(ScalingRule):
             RuntimeError: not initialized.
         """
         self._attached()
-        groups = len(self._optimizer.param_groups)
+        groups = len(self.optimizer.param_groups)
         return self.lr_factor(
             scale,
             grad_sqr=np.broadcast_to(self.noise.sqr, groups),
@@ -149,8 +149,8 @@ class ScalingRuleBase(ScalingRule):
         if moments is not None:
             local, mean, consecutive = moments
             self.noise.update(local, mean, scale, consecutive=consecutive)
-        with self._inside(), _scaled(self._optimizer, self._factors(scale)):
-            self._optimizer.step()
+        with self._inside(), _scaled(self.optimizer, self._factors(scale)):
+            self.optimizer.step()
         self.progress += self.noise.gain(scale)
         gradients.forget()
         return loss
@@ -159,7 +159,7 @@ class ScalingRuleBase(ScalingRule):
         """Clear gradients and their measurements."""
         gradients = self._attached()
         with self._inside():
-            self._optimizer.zero_grad(set_to_none=set_to_none)
+            self.optimizer.zero_grad(set_to_none=set_to_none)
         gradients.forget()
 
     def detach(self) -> None:
@@ -191,7 +191,7 @@ class ScalingRuleBase(ScalingRule):
         return self._gradients
 
     def _factors(self, scale: float) -> Floats:
-        return np.broadcast_to(np.asarray(self.scale_lr(scale), float), len(self._optimizer.param_groups))
+        return np.broadcast_to(np.asarray(self.scale_lr(scale), float), len(self.optimizer.param_groups))
 
     def _factor(self, facts: Facts) -> Floats | float:
         if type(self).scale_lr is ScalingRuleBase.scale_lr:
@@ -208,7 +208,7 @@ class ScalingRuleBase(ScalingRule):
 
     def _patch(self, gradients: Gradients) -> None:
         """Redirect the optimizer's `step` and `zero_grad` to ours while these gradients are attached."""
-        optimizer = self._optimizer
+        optimizer = self.optimizer
 
         def lead(plain: Callable[..., Any], ours: Callable[..., Any]) -> MethodType:
             @functools.wraps(plain)

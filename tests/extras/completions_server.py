@@ -54,7 +54,7 @@ class CompletionsServer(ThreadingHTTPServer):
             if self.ignores_adapters and len(self.adapters) > 1:
                 return 200, b"Success"
             tensors = load_file(Path(body["lora_path"]) / "adapter_model.safetensors")
-            set_peft_model_state_dict(self.policy._policy.adapters, tensors)
+            set_peft_model_state_dict(self.policy.policy.adapters, tensors)
             return 200, b"Success"
         if path == f"{self.prefix}/unload_lora_adapter".replace("//", "/"):
             return (200, b"Success") if self.adapters.pop(body["lora_name"], None) else (404, b"unknown")
@@ -85,7 +85,7 @@ class CompletionsServer(ThreadingHTTPServer):
 
     def raw(self, row: tuple[int, ...], one: Drawn) -> list[float]:
         with torch.no_grad():
-            logits = self.policy._policy.causal(input_ids=torch.tensor([[*row, *one.tokens]])).logits
+            logits = self.policy.policy.causal(input_ids=torch.tensor([[*row, *one.tokens]])).logits
         logps = logits[0, len(row) - 1 : -1].log_softmax(-1)
         return logps[torch.arange(len(one.tokens)), torch.tensor(one.tokens)].tolist()
 

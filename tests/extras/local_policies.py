@@ -58,7 +58,7 @@ def gradient_of(
 ) -> dict[str, torch.Tensor]:
     """What an update's first AdamW step sees: read off its first moment, which is a tenth of it."""
     backend.update(samples, loss, how)
-    state = backend._optimizer.state()
+    state = backend.optimizer.state()
     return {name: tensor * 10 for name, tensor in state.items() if name.startswith("exp_avg.")}
 
 
@@ -66,7 +66,7 @@ def stir(backend: LocalBackend, seed: int = 0) -> None:
     """Move the adapters away from their start, where they do nothing."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
-        for parameter in backend._policy.trainable().values():
+        for parameter in backend.policy.trainable().values():
             parameter += 0.1 * torch.randn(parameter.shape, generator=generator)
 
 
@@ -74,13 +74,13 @@ def plain_logprobs(
     backend: LocalBackend, samples: Sequence[TrainingSample], temperature: float, *, reference: bool = False
 ) -> list[torch.Tensor]:
     """Every rollout alone, without cache, padding or chunks: full log-softmax of the model's own logits."""
-    causal = backend._policy.causal
+    causal = backend.policy.causal
     found = []
     for sample in samples:
-        prompt = backend._text.encode(sample.rollout.prompt)
+        prompt = backend.text.encode(sample.rollout.prompt)
         ids = torch.tensor([[*prompt, *sample.rollout.tokens]])
         if reference:
-            with backend._policy.adapters.disable_adapter(), torch.no_grad():
+            with backend.policy.adapters.disable_adapter(), torch.no_grad():
                 logits = causal(input_ids=ids).logits
         else:
             logits = causal(input_ids=ids).logits

@@ -90,7 +90,7 @@ def test_a_model_samples_and_learns_whatever_its_shape(name: str, tmp_path: Path
 
 
 def test_experts_that_a_token_is_not_sent_to_cost_no_arithmetic(tmp_path: Path) -> None:
-    costs = open_backend(save(CONFIGS["experts"], tmp_path), lora=False)._costs
+    costs = open_backend(save(CONFIGS["experts"], tmp_path), lora=False).costs
     routed = 2 * 4 * 3 * 32 * 32  # layers, experts, and each one's gate, up and down
     assert costs.idle == routed // 2
 

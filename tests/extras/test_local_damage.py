@@ -108,8 +108,8 @@ def test_of_what_a_tokenizer_adds_only_the_beginning_is_shown(
     )
     tokenizer.save_pretrained(model)
     backend = open_backend(model)
-    assert backend._text.encode(PROMPT) == ids
-    assert backend._text.encode(Prompt(4, "7=<eos>", ""))[-1] == 1  # whoever writes it, means it
+    assert backend.text.encode(PROMPT) == ids
+    assert backend.text.encode(Prompt(4, "7=<eos>", ""))[-1] == 1  # whoever writes it, means it
 
 
 def test_a_model_that_does_not_fit_on_its_device_may_fit_later(

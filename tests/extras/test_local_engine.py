@@ -70,9 +70,9 @@ def test_a_server_samples_with_the_adapters_of_every_update(server, model):
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 def test_a_measurement_by_a_server_draws_nothing_from_the_run_s_random_numbers(server, model, temperature):
     backend = through(server, model)
-    before = backend._generator.get_state()
+    before = backend.generator.get_state()
     backend.sample(UNEVEN, Sampling(2, 4, temperature, seed=3))
-    assert torch.equal(backend._generator.get_state(), before)
+    assert torch.equal(backend.generator.get_state(), before)
 
 
 def test_adapters_are_not_sent_again_between_updates(server, model):

@@ -46,7 +46,7 @@ def learn(backend, steps: int) -> list[tuple]:
 
 
 def weights(backend) -> dict[str, bytes]:
-    tensors = {**backend._optimizer.state(), **backend._policy.trainable()}
+    tensors = {**backend.optimizer.state(), **backend.policy.trainable()}
     return {name: bytes(t.detach().contiguous().view(torch.uint8).numpy()) for name, t in tensors.items()}
 
 
@@ -77,7 +77,7 @@ def test_adapters_are_what_peft_reads(model, tmp_path):
     )
     samples = as_samples(draw(backend))
     for sample, logps in zip(samples, plain_logprobs(backend, samples, 1.0), strict=True):
-        prompt = backend._text.encode(sample.rollout.prompt)
+        prompt = backend.text.encode(sample.rollout.prompt)
         with torch.no_grad():
             logits = theirs(input_ids=torch.tensor([[*prompt, *sample.rollout.tokens]])).logits
         assert torch.allclose(logits[0, len(prompt) - 1 : -1].log_softmax(-1), logps, atol=1e-5)
@@ -94,7 +94,7 @@ def test_a_whole_model_is_what_transformers_reads(model, tmp_path):
     learn(backend, 1)
     backend.save(tmp_path)
     theirs = AutoModelForCausalLM.from_pretrained(tmp_path / "model").state_dict()
-    assert all(torch.equal(t, theirs[name]) for name, t in backend._policy.causal.state_dict().items())
+    assert all(torch.equal(t, theirs[name]) for name, t in backend.policy.causal.state_dict().items())
 
 
 def test_nothing_is_pickled(model, tmp_path):

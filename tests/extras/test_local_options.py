@@ -121,28 +121,28 @@ def test_a_prompt_without_tokens_is_refused(model):
 
 def test_adapters_go_on_the_layers_named_with_alpha_twice_the_rank(model):
     backend = open_backend(model, rank=8, target_modules=["q_proj", "v_proj"])
-    named = {name.split(".lora_")[0].rsplit(".", 1)[1] for name in backend._policy.trainable()}
+    named = {name.split(".lora_")[0].rsplit(".", 1)[1] for name in backend.policy.trainable()}
     assert named == {"q_proj", "v_proj"}
-    config = backend._policy.adapters.peft_config["default"]
+    config = backend.policy.adapters.peft_config["default"]
     assert (config.r, config.lora_alpha) == (8, 16)
 
 
 def test_work_and_memory_per_token_follow_from_the_shape(model):
     adapted, whole = open_backend(model), open_backend(model, lora=False)
-    costs = whole._costs
+    costs = whole.costs
     layer = 32 * (4 * 8) * 2 + 32 * (2 * 8) * 2 + 3 * 32 * 64  # q and o, k and v, gate up and down
     body, head = 2 * layer + 2 * (2 * 32 + 2 * 8) + 32, 40 * 32  # norms count as weights
     assert whole.info.parameters == body + head + 40 * 32  # and the embedding, which is looked up
     assert (costs.body, costs.head, costs.weight_bytes) == (body, head, 4)
     assert costs.kv_bytes_per_token == 2 * 2 * (2 * 8) * 4
-    assert (costs.frozen, adapted._costs.frozen) == (False, True)
+    assert (costs.frozen, adapted.costs.frozen) == (False, True)
     assert adapted.info.deterministic
     assert not adapted.info.remote
 
 
 def test_sampling_and_training_say_what_they_cost(model):
     backend = open_backend(model, lora=False, tokens_per_sampling_batch=10**6)
-    costs, prompts = backend._costs, [len(backend._encode(prompt)) for prompt in UNEVEN]
+    costs, prompts = backend.costs, [len(backend.text.encode(prompt)) for prompt in UNEVEN]
 
     groups = draw(backend, UNEVEN, group_size=3, max_tokens=5)
     sampled = backend.take_sampling_work()

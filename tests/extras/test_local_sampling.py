@@ -28,11 +28,11 @@ def stirred(model: str, **options: object):
 
 def without_cache(backend, prompt: Prompt, max_tokens: int) -> list[int]:
     """Greedy decoding that runs everything again for each token."""
-    ids = list(backend._text.encode(prompt))
+    ids = list(backend.text.encode(prompt))
     start = len(ids)
-    while len(ids) - start < max_tokens and (len(ids) == start or ids[-1] not in backend._text.end_ids):
+    while len(ids) - start < max_tokens and (len(ids) == start or ids[-1] not in backend.text.end_ids):
         with torch.no_grad():
-            ids.append(int(backend._policy.causal(input_ids=torch.tensor([ids])).logits[0, -1].argmax()))
+            ids.append(int(backend.policy.causal(input_ids=torch.tensor([ids])).logits[0, -1].argmax()))
     return ids[start:]
 
 
@@ -76,7 +76,7 @@ def test_a_batch_that_is_cut_draws_whole_groups_in_order(model):
 def test_an_end_token_ends_a_rollout_and_leaves_no_text(model):
     backend = open_backend(model)
     groups = draw(backend, group_size=64, max_tokens=20, temperature=1.5)
-    end = backend._text.end_ids[0]
+    end = backend.text.end_ids[0]
     rollouts = [r for g in groups for r in g.rollouts]
     assert any(not r.truncated for r in rollouts)
     for rollout in rollouts:
@@ -89,7 +89,7 @@ def test_an_end_token_ends_a_rollout_and_leaves_no_text(model):
 def test_a_stop_string_ends_a_rollout_and_is_cut_off(model):
     backend = open_backend(model, stop=["1", "b2"])
     rollouts = [r for g in draw(backend, group_size=64, max_tokens=30, temperature=2.0) for r in g.rollouts]
-    at_string = [r for r in rollouts if not r.truncated and r.tokens[-1] not in backend._text.end_ids]
+    at_string = [r for r in rollouts if not r.truncated and r.tokens[-1] not in backend.text.end_ids]
     assert len(at_string) > 20
     for rollout in rollouts:
         assert "1" not in rollout.text
@@ -121,7 +121,7 @@ def test_a_prompt_that_fills_the_context_is_refused_by_name(model):
 def test_weights_without_bounds_are_told(model):
     backend = open_backend(model)
     with torch.no_grad():
-        next(iter(backend._policy.trainable().values())).fill_(float("nan"))
+        next(iter(backend.policy.trainable().values())).fill_(float("nan"))
     with pytest.raises(NonFiniteError, match="log-probabilities are not finite"):
         draw(backend)
 
@@ -134,8 +134,8 @@ def test_a_chat_template_frames_prompts(tmp_path: Path):
     )
     plain = open_backend(path)
     framed = open_backend(path, chat_template=True, system_prompt="sum up")
-    wanted = plain._text.encode(Prompt(0, "system=sum up user=39= a=", ""))
-    assert framed._text.encode(Prompt(0, "39=", "")) == wanted
+    wanted = plain.text.encode(Prompt(0, "system=sum up user=39= a=", ""))
+    assert framed.text.encode(Prompt(0, "39=", "")) == wanted
 
 
 def test_a_sample_s_tokens_and_texts_agree(model):
@@ -147,7 +147,7 @@ def test_a_sample_s_tokens_and_texts_agree(model):
 
 def test_a_long_completion_is_the_one_that_is_run_anew_for_each_token(model):
     backend = stirred(model)
-    backend._text.end_ids = (10**6,)  # no end: the cache's buffers grow, and are copied when rows are
+    backend.text.end_ids = (10**6,)  # no end: the cache's buffers grow, and are copied when rows are
     (group,) = draw(backend, UNEVEN[:1], group_size=2, max_tokens=60, temperature=0.0)
     assert list(group.rollouts[1].tokens) == without_cache(backend, UNEVEN[0], 60)
 
@@ -155,8 +155,8 @@ def test_a_long_completion_is_the_one_that_is_run_anew_for_each_token(model):
 def test_only_prompts_that_may_be_too_long_are_looked_at_beforehand(model, monkeypatch):
     backend = open_backend(model)
     encoded = []
-    plain = backend._text.encode
-    monkeypatch.setattr(backend._text, "encode", lambda prompt: encoded.append(prompt.id) or plain(prompt))
+    plain = backend.text.encode
+    monkeypatch.setattr(backend.text, "encode", lambda prompt: encoded.append(prompt.id) or plain(prompt))
     backend.check_prompts([Prompt(number, f"{number}=", "") for number in range(100)])
     assert encoded == [0]
 

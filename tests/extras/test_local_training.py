@@ -132,7 +132,7 @@ def slow_gradient(backend, samples, slow, *, bonus, kl_coef):
         entropy = -(logps.exp() * logps).sum(-1)
         token_losses = slow(new, old, advantages) + kl_coef * apart**2 / 2 - bonus * entropy
         total = total + sample.token_weight * token_losses.sum()
-    parameters = backend._policy.trainable()
+    parameters = backend.policy.trainable()
     gradients = torch.autograd.grad(total, list(parameters.values()))
     return {f"exp_avg.{name}": g for name, g in zip(parameters, gradients, strict=True)}
 
@@ -163,7 +163,7 @@ def test_gradients_are_clipped_to_the_norm_and_the_unclipped_norm_is_told(model)
     norm = float(torch.cat([tensor.flatten() for tensor in free.values()]).norm())
     stats = other.update(samples, PPO, Optimization(lr=1e-3, max_grad_norm=norm / 10, temperature=0.8))
     assert stats.grad_norm == pytest.approx(norm, rel=1e-4)
-    moments = {k: t * 100 for k, t in other._optimizer.state().items() if k.startswith("exp_avg.")}
+    moments = {k: t * 100 for k, t in other.optimizer.state().items() if k.startswith("exp_avg.")}
     assert_same(moments, free)
 
 
@@ -193,17 +193,17 @@ def test_moments_are_norms_of_the_parts_gradients(model):
 
 def test_every_parameter_learns_without_adapters(model):
     backend, samples = prepared(model, lora=False)
-    before = {name: p.detach().clone() for name, p in backend._policy.causal.named_parameters()}
+    before = {name: p.detach().clone() for name, p in backend.policy.causal.named_parameters()}
     backend.update(samples, PPO, HOW)
-    after = dict(backend._policy.causal.named_parameters())
+    after = dict(backend.policy.causal.named_parameters())
     assert all(not torch.equal(before[name], after[name]) for name in before)
 
 
 def test_only_adapters_learn_with_adapters(model):
     backend, samples = prepared(model)
-    before = {name: p.detach().clone() for name, p in backend._policy.causal.named_parameters()}
+    before = {name: p.detach().clone() for name, p in backend.policy.causal.named_parameters()}
     backend.update(samples, PPO, HOW)
-    after = dict(backend._policy.causal.named_parameters())
+    after = dict(backend.policy.causal.named_parameters())
     moved = {name for name in before if not torch.equal(before[name], after[name])}
     assert moved == {name for name in before if "lora_" in name}
 
@@ -212,9 +212,9 @@ def test_small_steps_are_not_lost_in_bfloat16(model):
     backend, samples = prepared(model, lora=False, dtype="bfloat16")
     for _ in range(4):
         backend.update(samples, PPO, Optimization(lr=1e-6, temperature=0.8))
-    state = backend._optimizer.state()
+    state = backend.optimizer.state()
     name = next(n for n in state if n.startswith("master.") and "q_proj" in n)
-    stored = dict(backend._policy.causal.named_parameters())[name.removeprefix("master.")]
+    stored = dict(backend.policy.causal.named_parameters())[name.removeprefix("master.")]
     assert stored.dtype == torch.bfloat16
     assert torch.equal(stored, state[name].bfloat16())
     assert not torch.equal(stored.float(), state[name])
@@ -275,7 +275,7 @@ def test_memory_that_runs_out_as_the_optimizer_begins_costs_nothing(model, monke
     assert len(made) > 3
     for one, another in zip(found, whole, strict=True):
         assert_same(one, another)
-    assert backend._optimizer.steps == 2
+    assert backend.optimizer.steps == 2
 
 
 def test_the_smaller_micro_batch_is_kept_for_later_steps(model):
@@ -288,10 +288,10 @@ def test_the_smaller_micro_batch_is_kept_for_later_steps(model):
 
 def test_a_sequence_that_does_not_fit_alone_is_a_memory_error_and_changes_nothing(model):
     backend, samples = prepared(model)
-    before = {name: p.detach().clone() for name, p in backend._policy.trainable().items()}
+    before = {name: p.detach().clone() for name, p in backend.policy.trainable().items()}
     with pytest.raises(BackendMemoryError, match=r"one sequence of \d+ tokens did not fit"):
         backend.update(samples, Loss("ppo", FailsFirst(OUT_OF_MEMORY[0], times=10**9)), HOW)
-    assert all(torch.equal(before[name], p) for name, p in backend._policy.trainable().items())
+    assert all(torch.equal(before[name], p) for name, p in backend.policy.trainable().items())
 
 
 def test_a_batch_of_prompts_that_does_not_fit_is_sampled_in_halves(model):
@@ -303,7 +303,7 @@ def test_a_batch_of_prompts_that_does_not_fit_is_sampled_in_halves(model):
         if rows[-1] > 4:
             raise torch.OutOfMemoryError("CUDA out of memory")
 
-    backend._policy.body.register_forward_pre_hook(refuse_many, with_kwargs=True)
+    backend.policy.body.register_forward_pre_hook(refuse_many, with_kwargs=True)
     samples = as_samples(draw(backend, group_size=2))
     assert rows[0] == 5
     assert len(samples) == 10
@@ -318,7 +318,7 @@ def test_a_measurement_that_does_not_fit_leaves_the_training_samples_as_they_are
         if len(named["position_ids"]) > 4:
             raise torch.OutOfMemoryError("CUDA out of memory")
 
-    hook = disturbed._policy.body.register_forward_pre_hook(refuse_many, with_kwargs=True)
+    hook = disturbed.policy.body.register_forward_pre_hook(refuse_many, with_kwargs=True)
     disturbed.sample(UNEVEN, Sampling(2, 9, 0.8, seed=3))
     hook.remove()
     ours, theirs = draw(disturbed), draw(undisturbed)
@@ -326,20 +326,20 @@ def test_a_measurement_that_does_not_fit_leaves_the_training_samples_as_they_are
 
 
 def plain_logprobs_without_hooks(backend, samples):
-    backend._policy.body._forward_pre_hooks.clear()
+    backend.policy.body._forward_pre_hooks.clear()
     return plain_logprobs(backend, samples, 0.8)
 
 
 @pytest.mark.parametrize("name", ["advantages", "logprobs"])
 def test_what_is_not_finite_stops_the_step_before_the_optimizer(model, name):
     backend, samples = prepared(model)
-    before = {key: p.detach().clone() for key, p in backend._policy.trainable().items()}
+    before = {key: p.detach().clone() for key, p in backend.policy.trainable().items()}
     target = samples[3].advantages if name == "advantages" else samples[3].rollout.logprobs
     target[0] = float("nan")
     with pytest.raises(NonFiniteError, match="the loss is nan"):
         backend.update(samples, PPO, HOW)
-    assert all(torch.equal(before[key], p) for key, p in backend._policy.trainable().items())
-    assert backend._optimizer.steps == 0
+    assert all(torch.equal(before[key], p) for key, p in backend.policy.trainable().items())
+    assert backend.optimizer.steps == 0
 
 
 def test_a_gradient_that_is_not_finite_names_its_parameter(model):

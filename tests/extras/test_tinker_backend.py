@@ -300,7 +300,7 @@ def test_a_session_that_was_given_up_ends_with_the_run(spec: BackendSpec, server
 
     async def story(backend: TinkerBackend) -> None:
         await backend.sample(PROMPTS[:1], HOW)
-        await backend._session.renew(backend._session.generation)
+        await backend.session.renew(backend.session.generation)
         await backend.sample(PROMPTS[:1], HOW)
         assert server.stats()["sessions"] == before + 2
 
@@ -315,9 +315,9 @@ def test_without_a_permit_to_say_goodbye_a_session_falls_silent(
     semaphore = FileSemaphore(tmp_path / "one", 1)
 
     async def story(backend: TinkerBackend) -> list[Any]:
-        holders = [(await backend._session._connection.service()).holder]
-        await backend._session.renew(backend._session.generation)
-        holders.append((await backend._session._connection.service()).holder)
+        holders = [(await backend.session.connection.service()).holder]
+        await backend.session.renew(backend.session.generation)
+        holders.append((await backend.session.connection.service()).holder)
         semaphore.acquire()
         return holders
 

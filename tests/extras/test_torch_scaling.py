@@ -89,11 +89,11 @@ def test_losses_divided_by_the_user_give_the_same_steps():
 def test_the_optimizers_learning_rates_are_untouched_after_a_step_even_one_that_fails():
     rule, model = attached(LinearScale(), accum_scale=8)
     take_step(rule, model, [[1.0, 1.0]])
-    assert rule._optimizer.param_groups[0]["lr"] == 0.1
-    rule._optimizer.register_step_pre_hook(lambda *_: 1 / 0)
+    assert rule.optimizer.param_groups[0]["lr"] == 0.1
+    rule.optimizer.register_step_pre_hook(lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         take_step(rule, model, [[1.0, 1.0]])
-    assert rule._optimizer.param_groups[0]["lr"] == 0.1
+    assert rule.optimizer.param_groups[0]["lr"] == 0.1
 
 
 def test_each_parameter_group_has_its_own_factor():
@@ -116,7 +116,7 @@ def test_a_plain_zero_grad_between_steps_works_too():
         model([1.0, 0.0]).backward()
         model([1.0, 0.0]).backward()
         rule.step()
-        rule._optimizer.zero_grad()
+        rule.optimizer.zero_grad()
     assert rule.progress == pytest.approx(2, abs=1e-5)
 
 

@@ -75,8 +75,8 @@ def test_a_conversation_is_shown_through_the_chat_template(tmp_path: Path) -> No
     talk = Demonstration(Prompt(1, "", "", (("user", "x"), ("assistant", "y"), ("user", "z"))), "7")
     backend = open_backend(model, chat_template=True)
     (rollout,) = backend.written([talk])
-    encoded = backend._encode(rollout.prompt)
-    assert backend._text.completions([encoded]) == ["u x a y u z a "]
+    encoded = backend.text.encode(rollout.prompt)
+    assert backend.text.completions([encoded]) == ["u x a y u z a "]
     with pytest.raises(ConfigError, match="is a conversation"):
         open_backend(model).written([talk])
 

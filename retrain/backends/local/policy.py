@@ -39,10 +39,10 @@ class LocalBackend:
         device = choose_device(options.device)
         seed = spec.seed if spec.seed >= 0 else secrets.randbits(32)
         policy, tokenizer = load(spec, options, device, seed)
-        self._policy = policy
+        self.policy = policy
         try_out(spec.model, policy, device)
         listed = getattr(policy.causal.generation_config, "eos_token_id", None)
-        self._text = Text(
+        self.text = Text(
             tokenizer,
             spec.model,
             chat=options.chat_template,
@@ -51,8 +51,8 @@ class LocalBackend:
             stop=options.stop,
             known=len(policy.causal.get_input_embeddings().weight),
         )
-        self._generator = torch.Generator(device).manual_seed(seed)
-        self._optimizer = Optimizer(policy.trainable(), options.weight_decay)
+        self.generator = torch.Generator(device).manual_seed(seed)
+        self.optimizer = Optimizer(policy.trainable(), options.weight_decay)
         self._identity = _identity(spec, options, policy)
         self._encoded: dict[str, Ids] = {}
         self.info = BackendInfo(
@@ -60,18 +60,18 @@ class LocalBackend:
             remote=options.engine == "openai",
             deterministic=device.type == "cpu" and options.engine == "torch",
         )
-        self._costs = _costs(policy, options)
+        self.costs = _costs(policy, options)
         self._memory = DeviceMemory(device)
         budgets = dict.fromkeys(("sample", "evaluate"), options.tokens_per_sampling_batch)
-        self._torch = TorchSampler(policy, self._text, self._memory, self._costs, budgets)
+        self._torch = TorchSampler(policy, self.text, self._memory, self.costs, budgets)
         self._engine: EngineSampler | None = None
         if self.info.remote:
-            self._engine = EngineSampler(spec, options, policy, self._text.end_ids)
+            self._engine = EngineSampler(spec, options, policy, self.text.end_ids)
         self._learner = Learner(
             policy,
-            self._optimizer,
+            self.optimizer,
             self._memory,
-            self._costs,
+            self.costs,
             options.tokens_per_micro_batch,
             options.gradient_checkpointing,
         )
@@ -82,8 +82,8 @@ class LocalBackend:
         """Reject prompts that leave no room for a completion; only long prompts are encoded."""
         around = len(self._encode(prompts[0])) if prompts else 0  # at least the template's tokens
         # a token covers at least one byte
-        long = [p for p in prompts if len(p.text.encode()) + around >= self._policy.context]
-        self._check_room((p.id, len(self._text.encode(p))) for p in long)
+        long = [p for p in prompts if len(p.text.encode()) + around >= self.policy.context]
+        self._check_room((p.id, len(self.text.encode(p))) for p in long)
 
     def sample(self, prompts: Sequence[Prompt], sampling: Sampling) -> list[Group]:
         """Sample each prompt's group, with one prefill per prompt."""
@@ -92,15 +92,15 @@ class LocalBackend:
         ids = [self._encode(prompt) for prompt in prompts]
         self._check_room((p.id, len(tokens)) for p, tokens in zip(prompts, ids, strict=True))
         self._memory.begin_peak()
-        generator = self._generator
+        generator = self.generator
         if sampling.seed is not None:
             generator = torch.Generator(generator.device).manual_seed(sampling.seed)
-        version = self._optimizer.steps
+        version = self.optimizer.steps
         if self._engine is not None:
             drawn = self._engine.complete(ids, sampling, version, generator)
         else:
             drawn = self._torch.complete(ids, sampling, generator)
-        return to_groups(self._text, prompts, drawn, sampling.group_size, version)
+        return to_groups(self.text, prompts, drawn, sampling.group_size, version)
 
     def update(
         self, samples: Sequence[TrainingSample], loss: Loss, optimization: Optimization
@@ -108,35 +108,35 @@ class LocalBackend:
         """Take one AdamW step; one that does not fit is retried in smaller micro-batches."""
         if not samples:
             raise ValueError("samples: got none; a step without signal needs no update")
-        if optimization.kl_coef and self._policy.adapters is None:
+        if optimization.kl_coef and self.policy.adapters is None:
             raise ConfigError(f"[algorithm].kl_coef: {NO_REFERENCE}")
         self._memory.limit(optimization.gpu_fraction)
         prompts = {s.rollout.prompt.text: self._encode(s.rollout.prompt) for s in samples}
         return self._learner.update(samples, prompts, loss, optimization)
 
     def written(self, demonstrations: Sequence[Demonstration]) -> list[Rollout]:
-        rollouts = [self._text.written(one) for one in demonstrations]
+        rollouts = [self.text.written(one) for one in demonstrations]
         for rollout in rollouts:
             length = len(self._encode(rollout.prompt)) + len(rollout.tokens)
-            if length > self._policy.context:
+            if length > self.policy.context:
                 raise ConfigError(
                     f"[warmup].path: row {rollout.prompt.id} has {length} tokens, more than the "
-                    f"model's context of {self._policy.context}; shorten it"
+                    f"model's context of {self.policy.context}; shorten it"
                 )
         return rollouts
 
     def reset_optimizer(self) -> None:
-        self._optimizer.reset()
+        self.optimizer.reset()
 
     def take_sampling_work(self) -> SamplingWork:
         return self._torch.work.take()
 
     def save(self, directory: Path) -> None:
         budgets = {"train": self._learner.tokens_at_a_time, **self._torch.budgets}
-        save_policy(directory, self._policy, self._optimizer, self._generator, self._identity, budgets)
+        save_policy(directory, self.policy, self.optimizer, self.generator, self._identity, budgets)
 
     def load(self, directory: Path) -> None:
-        budgets = load_policy(directory, self._policy, self._optimizer, self._generator, self._identity)
+        budgets = load_policy(directory, self.policy, self.optimizer, self.generator, self._identity)
         self._learner.tokens_at_a_time = budgets.pop("train")
         self._torch.budgets = budgets
         if self._engine is not None:
@@ -150,11 +150,11 @@ class LocalBackend:
         if prompt.text not in self._encoded:
             if len(self._encoded) >= REMEMBERED:
                 self._encoded.clear()
-            self._encoded[prompt.text] = self._text.encode(prompt)
+            self._encoded[prompt.text] = self.text.encode(prompt)
         return self._encoded[prompt.text]
 
     def _check_room(self, lengths: Iterable[tuple[int, int]]) -> None:
-        if problem := too_long(lengths, self._policy.context):
+        if problem := too_long(lengths, self.policy.context):
             raise ConfigError(f"[data]: {problem}")
 
 

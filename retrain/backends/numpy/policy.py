@@ -77,19 +77,19 @@ class NumpyBackend:
         self._permit = spec.permit
         self._latency_s = float(options.api_latency_s)
         self._computing = threading.Lock()
-        self._characters = Characters(spec.alphabet)
+        self.characters = Characters(spec.alphabet)
         # a negative seed means a random one
         self._random = np.random.default_rng(spec.seed if spec.seed >= 0 else None)
-        self._weights = initial_weights(
-            self._characters.end, options.embedding, options.hidden, options.dtype, self._random
+        self.weights = initial_weights(
+            self.characters.end, options.embedding, options.hidden, options.dtype, self._random
         )
-        self._reference = self._weights.copy()  # the same after a resume, because the seed determines it
-        self._new_optimizer = Sgd if options.optimizer == "sgd" else partial(Adam, self._weights.flat)
+        self._reference = self.weights.copy()  # the same after a resume, because the seed determines it
+        self._new_optimizer = Sgd if options.optimizer == "sgd" else partial(Adam, self.weights.flat)
         self._optimizer = self._new_optimizer()
-        self._identity = {"alphabet": self._characters.alphabet, "optimizer": options.optimizer}
+        self._identity = {"alphabet": self.characters.alphabet, "optimizer": options.optimizer}
         self._previous: list[Array] = []  # gradient of a single-part step, to compare with the next step's
-        self.info = BackendInfo(self._weights.flat.size, remote=self._latency_s > 0, deterministic=True)
-        weights = self._weights
+        self.info = BackendInfo(self.weights.flat.size, remote=self._latency_s > 0, deterministic=True)
+        weights = self.weights
         self._costs = ModelCosts(  # the input table is computed once per call, and biases are not counted
             body=weights["recurrent"].size,
             head=weights["output"].size,
@@ -100,15 +100,15 @@ class NumpyBackend:
 
     def sample(self, prompts: Sequence[Prompt], sampling: Sampling) -> list[Group]:
         """Sample each prompt's group, with one prefill per prompt."""
-        encoded = [self._characters.encode(p.text) for p in prompts]
+        encoded = [self.characters.encode(p.text) for p in prompts]
         random = self._random if sampling.seed is None else np.random.default_rng(sampling.seed)
         with self._call(), np.errstate(all="ignore"):
             began_s = time.perf_counter()
             with _fitting(f"{len(prompts)} prompts", "lower group_size or max_tokens"):
-                trace = unroll_prompts(self._weights, encoded)
+                trace = unroll_prompts(self.weights, encoded)
                 states = trace.states[trace.packed.last()].repeat(sampling.group_size, axis=0)
                 prefilled_s = time.perf_counter()
-                drawn = complete(self._weights, states, sampling, random)
+                drawn = complete(self.weights, states, sampling, random)
             ended_s = time.perf_counter()
         if not self.info.remote:
             before, lengths = [len(ids) for ids in encoded], np.array([len(one.tokens) for one in drawn])
@@ -116,7 +116,7 @@ class NumpyBackend:
                 self._costs.prefill(before, max(before, default=0), prefilled_s - began_s),
                 self._costs.decode(0, lengths, ended_s - prefilled_s),
             )
-        return to_groups(self._characters, prompts, drawn, sampling.group_size, self._optimizer.steps)
+        return to_groups(self.characters, prompts, drawn, sampling.group_size, self._optimizer.steps)
 
     def update(
         self, samples: Sequence[TrainingSample], loss: Loss, optimization: Optimization
@@ -136,7 +136,7 @@ class NumpyBackend:
                 )
             moments = self._compare(gradient.flat, squares, parts) if squares else None
             norm = clip_by_norm(gradient.flat, optimization.max_grad_norm)
-            self._optimizer.step(self._weights.flat, gradient.flat, optimization.lr)
+            self._optimizer.step(self.weights.flat, gradient.flat, optimization.lr)
             time_s = time.perf_counter() - began_s
         stats = totals.stats(norm, moments, optimization)
         return stats if self.info.remote else replace(stats, work=replace(work, time_s=time_s))
@@ -152,10 +152,10 @@ class NumpyBackend:
         return self._work.take()
 
     def save(self, directory: Path) -> None:
-        save_policy(directory, self._identity, self._weights, self._optimizer, self._random, self._previous)
+        save_policy(directory, self._identity, self.weights, self._optimizer, self._random, self._previous)
 
     def load(self, directory: Path) -> None:
-        self._previous = load_policy(directory, self._identity, self._weights, self._optimizer, self._random)
+        self._previous = load_policy(directory, self._identity, self.weights, self._optimizer, self._random)
 
     def close(self) -> None:
         """Do nothing: there is nothing to release."""
@@ -172,7 +172,7 @@ class NumpyBackend:
                 yield
 
     def _written(self, demonstration: Demonstration) -> Rollout:
-        prompt, characters = demonstration.prompt, self._characters
+        prompt, characters = demonstration.prompt, self.characters
         if prompt.messages:
             raise ConfigError(
                 f"[warmup].path: row {prompt.id} is a conversation, which needs a chat template"
@@ -187,12 +187,12 @@ class NumpyBackend:
     ) -> tuple[Totals, Weights, list[float], Work]:
         """Return the sums over micro-batches of loss, gradient and work, and squared norms if requested."""
         texts = {sample.rollout.prompt.text for part in parts for sample in part}
-        encoded = {text: self._characters.encode(text) for text in texts}
-        gradient = self._weights.zeros_like()
+        encoded = {text: self.characters.encode(text) for text in texts}
+        gradient = self.weights.zeros_like()
         totals, squares, work = [], [], self._costs.optimize()
         for part in parts:
             prompts = [encoded[sample.rollout.prompt.text] for sample in part]
-            total, own = loss_gradient(self._weights, self._reference, prompts, part, loss, optimization)
+            total, own = loss_gradient(self.weights, self._reference, prompts, part, loss, optimization)
             gradient.flat += own.flat
             totals.append(total)
             before = [len(prompt) for prompt in set(prompts)]  # each distinct prompt runs once

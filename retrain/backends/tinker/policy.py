@@ -50,7 +50,7 @@ class TinkerBackend:
         self._options = options
         self._calls = Calls(spec.permit, options, spec.observe_call)
         spec = replace(spec, seed=seed, run_name=spec.run_name or "run")
-        self._session = Session(spec, options, self._calls)
+        self.session = Session(spec, options, self._calls)
         self._text: Text | None = None
         self._loading = asyncio.Lock()  # held while the tokenizer is loaded
         self._auditor = Auditor()
@@ -61,7 +61,7 @@ class TinkerBackend:
         """Open the session; load the tokenizer too if that needs no model."""
         backend = cls(spec, options)
         try:
-            await backend._session.open()
+            await backend.session.open()
             if options.tokenizer:
                 await backend._tokenizer()
         except BaseException:
@@ -93,15 +93,15 @@ class TinkerBackend:
             raise ConfigError("entropy_bonus and kl_coef: the Tinker API has neither; both need to be 0")
         text = await self._tokenizer()
         data = [to_datum(text.encode(s.rollout.prompt), s, wanted) for s in samples]
-        if len(self._session.since) >= self._options.replay_steps:
-            await self._session.save()
+        if len(self.session.since) >= self._options.replay_steps:
+            await self.session.save()
         on_policy = not wanted.is_supervised and all(
-            s.rollout.policy_version == self._session.version for s in samples
+            s.rollout.policy_version == self.session.version for s in samples
         )
-        outcome = await self._session.update(Update(data, wanted, self._adam(optimization)))
+        outcome = await self.session.update(Update(data, wanted, self._adam(optimization)))
         stats = self._auditor.read(samples, loss, outcome, on_policy=on_policy)
         if not np.isfinite([stats.loss, stats.grad_norm]).all():
-            await self._session.undo()
+            await self.session.undo()
             raise NonFiniteError(
                 f"loss {stats.loss}, gradient norm {stats.grad_norm}; the step was taken back, lower lr"
             )
@@ -114,16 +114,16 @@ class TinkerBackend:
         return [text.written(one) for one in demonstrations]
 
     async def reset_optimizer(self) -> None:
-        await self._session.reset_optimizer()
+        await self.session.reset_optimizer()
 
     async def save(self, directory: Path) -> None:
-        write_state(directory, await self._session.save(), self._spec.model, self._spec.lora_rank)
+        write_state(directory, await self.session.save(), self._spec.model, self._spec.lora_rank)
 
     async def load(self, directory: Path) -> None:
-        await self._session.resume(read_state(directory, self._spec.model, self._spec.lora_rank))
+        await self.session.resume(read_state(directory, self._spec.model, self._spec.lora_rank))
 
     async def close(self) -> None:
-        await self._session.close()
+        await self.session.close()
         self._calls.close()
 
     async def _tokenizer(self) -> Text:
@@ -135,7 +135,7 @@ class TinkerBackend:
                 return self._text
             try:
                 local = in_thread(lambda: _from_files(name)) if options.tokenizer else None
-                tokenizer = await (local or self._session.tokenizer())
+                tokenizer = await (local or self.session.tokenizer())
             except (OSError, ValueError, ImportError, RuntimeError, KeyError) as error:
                 which = repr(name) if options.tokenizer else f"of {name!r}"
                 raise ConfigError(
@@ -175,8 +175,8 @@ class TinkerBackend:
 
         async def attempt() -> tuple[int, SampleResponse]:
             nonlocal used, generation
-            used, generation = None, self._session.generation
-            used = sampler = await self._session.sampler()
+            used, generation = None, self.session.generation
+            used = sampler = await self.session.sampler()
             return sampler.version, await self._calls.once(
                 "sample", lambda: sampler.client.sample(tokens, sampling.group_size, how)
             )
@@ -185,9 +185,9 @@ class TinkerBackend:
             nonlocal failures
             failures += 1
             if lost and failures == 1 and used is not None:
-                await self._session.renew_sampler(used)
+                await self.session.renew_sampler(used)
             elif (lost and used is None) or failures % PATIENCE == 0:
-                await self._session.renew(generation)
+                await self.session.renew(generation)
 
         async with places:
             version, response = await self._calls.persist(f"sampling prompt {prompt.id}", attempt, repair)

@@ -39,7 +39,7 @@ class Session:
         self._spec = spec
         self._options = options
         self._calls = calls
-        self._connection = Connection(spec, options, calls)
+        self.connection = Connection(spec, options, calls)
         self._lock = asyncio.Lock()  # held while clients are made or changed
         self._training: tinker.TrainingClient | None = None
         self._sampler: Sampler | None = None
@@ -54,7 +54,7 @@ class Session:
 
     async def open(self) -> None:
         async with self._lock:
-            await self._connection.try_out()
+            await self.connection.try_out()
 
     async def tokenizer(self) -> Any:
         """Return the tokenizer that the API names for the model."""
@@ -100,7 +100,7 @@ class Session:
         saved = await self.save()
 
         async def attempt() -> None:
-            service = await self._connection.service()
+            service = await self.connection.service()
             training = await self._calls.once(
                 "load", lambda: service.create_training_client_from_state(saved.path)
             )
@@ -142,7 +142,7 @@ class Session:
 
     async def close(self) -> None:
         """End the session; unsaved state is lost."""
-        await self._connection.close()
+        await self.connection.close()
 
     async def _persist(self, what: str, attempt: Callable[[], Awaitable[T]]) -> T:
         """Run an attempt with the lock held, again after each failure until the budget is used up."""
@@ -183,7 +183,7 @@ class Session:
 
     async def _new_training(self) -> tinker.TrainingClient:
         """Return a client of the last saved state, or of fresh weights."""
-        service, spec, path = await self._connection.service(), self._spec, self._saved.path
+        service, spec, path = await self.connection.service(), self._spec, self._saved.path
 
         def make() -> Awaitable[tinker.TrainingClient]:
             client: Awaitable[tinker.TrainingClient] = (
@@ -236,4 +236,4 @@ class Session:
         """Drop all clients; the next use rebuilds them. Needs the lock."""
         self.generation += 1
         self._training = self._sampler = None
-        self._connection.drop()
+        self.connection.drop()
