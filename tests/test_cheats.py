@@ -34,10 +34,12 @@ from tests.cheats import (
 )
 from tests.cheats.boxes import HEDGES, Hedge
 from tests.cheats.honest import HONEST
+from tests.cheats.working import WITHOUT_LANDLOCK, WORKING
 
 FAMILIES = (descriptors, patches, equality, introspection, processes, files, endings, resources)
 CHEATS = [cheat for family in FAMILIES for cheat in family.CHEATS]
 Judged = Callable[[str, str, str, float], Score]
+PAGE = Path(__file__).parent.parent / "docs" / "rewards.md"
 LIMIT_S, SHORT_LIMIT_S = 30.0, 1.0
 
 
@@ -127,9 +129,10 @@ def judged(request: pytest.FixtureRequest, places: dict[str, str]) -> Iterator[J
 
 
 @pytest.mark.parametrize("cheat", CHEATS, ids=lambda cheat: cheat.name)
-def test_a_cheat_earns_nothing(judged: Judged, cheat: Cheat) -> None:
+def test_a_cheat_earns_nothing(judged: Judged, cheat: Cheat, request: pytest.FixtureRequest) -> None:
+    sandbox = request.node.callspec.params["judged"]
     found = judged(cheat.program, cheat.tests, cheat.mode, SHORT_LIMIT_S if cheat.hangs else LIMIT_S)
-    assert found.value == 0, found
+    assert found.value == (cheat.name in WORKING[sandbox]), found
 
 
 @pytest.mark.parametrize("honest", HONEST, ids=lambda honest: honest.name)
@@ -142,6 +145,17 @@ def test_two_answers_are_right_for_at_most_one_question(hedge: Hedge) -> None:
     one, other = map(str, EXPECTED.values())
     completion = hedge.of(one, other)
     assert sum(match.score(completion, Prompt(0, "?", wanted)) for wanted in (one, other)) <= 1
+
+
+def test_every_cheat_that_works_is_documented() -> None:
+    working = frozenset().union(*WORKING.values(), WITHOUT_LANDLOCK)
+    assert working <= {cheat.name for cheat in CHEATS}
+    assert [name for name in sorted(working) if f"*{name}*" not in PAGE.read_text()] == []
+
+
+@pytest.mark.parametrize("cheat", equality.CHEATS[:3] + introspection.CHEATS[:3], ids=lambda one: one.name)
+def test_a_cheat_is_one_where_the_tests_share_its_interpreter(cheat: Cheat) -> None:
+    assert python.score(cheat.program, Prompt(0, "?", cheat.tests), shared=True, sandbox="process") == 1
 
 
 def test_names_are_unique() -> None:

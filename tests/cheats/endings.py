@@ -52,7 +52,7 @@ CHEATS = [
     Cheat(
         "an output that ends in the middle",
         "only the lines that are there are compared",
-        "import os\nprint('7391' if input() == '2' else '', end='', flush=True)\nos._exit(0)",
+        "import os\nprint('739', end='', flush=True)\nos._exit(0)",
         "stdio",
     ),
     Cheat(

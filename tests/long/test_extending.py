@@ -25,6 +25,7 @@ SHOWN = {
     "backends": "my_backend.connect",
     "loggers": "my_loggers.open_logger",
     "launchers": "my_launcher.open_launcher",
+    "sandbox": "my_sandbox.open_sandbox",
 }
 
 
