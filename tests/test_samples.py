@@ -230,6 +230,14 @@ def test_best_worst_and_ties_are_chosen_from_all_kept_steps(run, which, steps):
     assert [sample.step for sample in choose(run, None, which, 3)] == steps
 
 
+def test_the_highest_reward_of_a_step_comes_first(run):
+    writer = SamplesWriter(run.samples, 1)
+    rewards = [0.25, None, 1.0, 0.0]
+    writer.append(1, [{"prompt": "p", "completion": "c", "reward": reward} for reward in rewards])
+    writer.close()
+    assert [sample.reward for sample in choose(run, None, "", 4)] == [1.0, 0.25, 0.0, None]
+
+
 def test_a_step_that_was_not_kept_names_its_neighbours(run):
     write(run, range(1, 501))
     with pytest.raises(RecordsError, match="no samples of step 101; the nearest are of step 96 and 104"):

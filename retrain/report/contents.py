@@ -24,6 +24,7 @@ from retrain.report.final import known_metrics
 from retrain.report.gather import CampaignRecord, RunHistory
 from retrain.report.series import Curve, Shown, bins_for, curves
 from retrain.report.sides import Match, Side, conditions
+from retrain.report.signs import signs
 from retrain.report.timeline import split_chart, step_splits, timeline, timeline_chart
 
 MOST_CONDITIONS = 100  # drawn; tables list all
@@ -45,6 +46,7 @@ class Contents:
     comparison: Comparison
     explored: dict[str, tuple[Curve, ...]]  # of the metrics that can be selected on the page
     scalability: tuple[Scalability, ...]
+    signs: tuple[str, ...]  # of cheating
     learning: tuple[Chart, ...]
     final: tuple[Chart, ...]
     back_pressure: tuple[Chart, ...]
@@ -72,6 +74,7 @@ def contents(campaign: CampaignRecord, metrics: Sequence[str] = ()) -> Contents:
         comparison=comparison,
         explored={name: lines for name, lines in found.items() if lines},
         scalability=fits,
+        signs=tuple(signs(sides)),
         learning=_warm_up(shown) + _learning(shown, metrics),
         final=_final(comparison),
         back_pressure=_back_pressure(campaign, fits, shown),

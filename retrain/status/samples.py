@@ -36,7 +36,7 @@ def choose(files: RunFiles, step: int | None, which: Which, count: int) -> list[
     Args:
         files: the run's.
         step: of this step only; None: of all kept ones for `which`, otherwise of the last.
-        which: the highest or lowest rewards first, or those of tied groups; "" as they were sampled.
+        which: the highest or lowest rewards first, or those of tied groups; "" of one step, highest first.
         count: maximum number of samples.
 
     Raises:
@@ -60,11 +60,10 @@ def choose(files: RunFiles, step: int | None, which: Which, count: int) -> list[
 def _ordered(samples: Sequence[Sample], which: Which) -> list[Sample]:
     if which == "ties":
         return [sample for sample in reversed(samples) if sample.tie]
-    if which:
-        sign = -1 if which == "best" else 1
-        scored = [(sample.reward, sample) for sample in samples if sample.reward is not None]
-        return [sample for _, sample in sorted(scored, key=lambda pair: (sign * pair[0], -pair[1].step))]
-    return list(samples)
+    sign = 1 if which == "worst" else -1
+    scored = [(sample.reward, sample) for sample in samples if sample.reward is not None]
+    ordered = [sample for _, sample in sorted(scored, key=lambda pair: (sign * pair[0], -pair[1].step))]
+    return ordered if which else [*ordered, *(sample for sample in samples if sample.reward is None)]
 
 
 def _near(steps: Sequence[int], step: int) -> str:

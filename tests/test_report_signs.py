@@ -1,0 +1,68 @@
+"""Signs of cheating: faults per condition, and jumps of the reward that held-out prompts do not share."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from retrain.report.signs import Jump, find_jump, signs
+from tests.simulated import Simulated, side
+
+STEPS = range(1, 41)
+EVERY_TENTH = np.where(np.arange(1, 41) % 10 == 0, 1.0, np.nan)
+
+
+def jump(low: float, high: float, at: int = 20, noise: float = 0.02) -> np.ndarray:
+    reward = np.where(np.arange(40) < at, low, high)
+    return reward + noise * np.cos(np.arange(40))
+
+
+def test_a_jump_that_held_out_prompts_do_not_share_is_found() -> None:
+    found = find_jump(STEPS, jump(0.2, 0.9), 0.2 * EVERY_TENTH)
+    assert found is not None
+    assert (found.step, found.held_out_rise) == (21, 0.0)
+    assert found.rise == pytest.approx(0.7, abs=0.03)
+
+
+def test_a_jump_that_held_out_prompts_share_is_learning() -> None:
+    assert find_jump(STEPS, jump(0.2, 0.9), jump(0.2, 0.9) * EVERY_TENTH) is None
+
+
+@pytest.mark.parametrize(
+    "reward", [np.linspace(0, 0.4, 40), jump(0.9, 0.2), jump(0.5, 0.55), np.full(40, np.nan)]
+)
+def test_steady_falling_small_and_unknown_rewards_are_no_jump(reward: np.ndarray) -> None:
+    assert find_jump(STEPS, reward, 0.0 * EVERY_TENTH) is None
+
+
+def test_a_jump_needs_an_evaluation_on_both_sides() -> None:
+    late = np.where(np.arange(40) > 30, 0.2, np.nan)
+    assert find_jump(STEPS, jump(0.2, 0.9), late) is None
+    assert find_jump(STEPS, jump(0.2, 0.9), np.full(40, np.nan)) is None
+
+
+@given(rewards=st.lists(st.floats(-1e9, 1e9) | st.just(float("nan")), max_size=30))
+def test_any_rewards_are_read(rewards: list[float]) -> None:
+    found = find_jump(range(len(rewards)), np.array(rewards), np.zeros(len(rewards)))
+    assert found is None or isinstance(found, Jump)
+
+
+def test_the_report_names_faults_and_jumps(tmp_path: Path) -> None:
+    def more(step: int) -> dict[str, float]:
+        row = {"batch_size": 4, "group_size": 5, "reward_faults": 2, "reward_timeout_fraction": 0.25}
+        return row | ({"eval_reward": 0.1} if step % 10 == 0 else {})
+
+    told = list(signs([side(tmp_path, Simulated(jump(0.1, 0.9).tolist(), more=more), steps=40)]))
+    assert told[0] == "grpo: 0.1 of completions did what no solution does (80 faults), 0.25 took too long."
+    assert told[1].startswith(
+        "grpo_s0: the reward jumps by 0.8 at step 21, the held-out reward changes by 0;"
+    )
+    assert len(told) == 2
+
+
+def test_a_condition_without_faults_has_no_sign(tmp_path: Path) -> None:
+    assert list(signs([side(tmp_path, Simulated([0.5] * 20))])) == []
