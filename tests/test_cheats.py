@@ -18,6 +18,7 @@ import pytest
 import tests.cheats
 from retrain.rewards import Answer, BatchScorer, Score, match, python
 from retrain.rollouts import Prompt
+from retrain.sandbox import bubblewrap
 from retrain.sandbox.interpreter import readable_paths
 from tests.cheats import (
     EXPECTED,
@@ -62,7 +63,16 @@ def told() -> str:
 def container() -> dict[str, object]:
     """Return options of the sandbox `command`: a container of the user's own."""
     binds = [word for path in readable_paths() for word in ("--ro-bind", path, path)]
-    command = ["bwrap", "--unshare-all", "--die-with-parent", *binds, "--dev", "/dev", "--proc", "/proc"]
+    command = [
+        str(bubblewrap.executable()),
+        "--unshare-all",
+        "--die-with-parent",
+        *binds,
+        "--dev",
+        "/dev",
+        "--proc",
+        "/proc",
+    ]
     return {"command": [*command, "--tmpfs", "/tmp", "--"], "python": sys.executable}
 
 
