@@ -21,7 +21,9 @@ Retrain = Callable[..., subprocess.CompletedProcess[str]]
     [
         ("def score(:", "({shown}:1: SyntaxError: invalid syntax"),
         ("\nscore = 1 / 0", "({shown}:2: ZeroDivisionError: division by zero); fix that code"),
-        ("from .other import score", "(attempted relative import with no known parent package); check"),
+        ("from .other import score", "({shown}:1: ImportError: attempted relative import with no known"),
+        ("\nimport not_there", "({shown}:2: ModuleNotFoundError: No module named 'not_there'); fix that"),
+        ("import os\nos.not_there", "({shown}:2: AttributeError: module 'os' has no attribute 'not_there')"),
         ("raise SystemExit('no licence')", "({shown}:1: SystemExit: no licence)"),
         ("pass", "has no attribute 'score'); check the path"),
         ("score = 3", "is a int, not a function"),
@@ -72,6 +74,12 @@ def test_a_function_without_a_module_is_no_path() -> None:
             "data.task=my_files.build",
             "my_files.py:2: FileNotFoundError: [Errno 2] No such file or directory: '/no/such/file'; "
             "raised by the task",
+        ),
+        (
+            "my_words",
+            "def build(*, seed):\n    raise ValueError('one\\n\\n  two')\n",
+            "data.task=my_words.build",
+            "my_words.py:2: ValueError: one two; raised by the task 'my_words.build'",
         ),
     ],
 )

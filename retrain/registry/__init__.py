@@ -30,7 +30,7 @@ from retrain.registry.contract import hint as hint
 from retrain.registry.contract import problem_with
 from retrain.registry.contract import spec_of as spec_of
 from retrain.registry.own_code import fault_of as fault_of
-from retrain.registry.own_code import import_module, place_of, remember
+from retrain.registry.own_code import import_module, is_in_own_code, located, remember
 from retrain.registry.own_code import look_beside as look_beside
 from retrain.registry.own_code import names_place as names_place
 
@@ -215,11 +215,8 @@ def _loaded(name: str, what: str, load: Callable[[], Any]) -> Any:
     """Run third-party code; report any exception as a problem of the file that names it."""
     try:
         return load()
-    except (ImportError, AttributeError) as error:
-        raise ConfigError(
-            f"{name!r} cannot be loaded as {what} ({error}); check the path, and that Python finds it"
-        ) from error
     except (Exception, SystemExit) as error:
-        said = error.msg if isinstance(error, SyntaxError) else error
-        raised = f"{place_of(error)}: {type(error).__name__}: {said}"
-        raise ConfigError(f"{name!r} cannot be loaded as {what} ({raised}); fix that code") from error
+        why, fix = located(error), "fix that code"
+        if isinstance(error, ImportError | AttributeError) and not is_in_own_code(error):
+            why, fix = str(error), "check the path, and that Python finds it"
+        raise ConfigError(f"{name!r} cannot be loaded as {what} ({why}); {fix}") from error

@@ -45,28 +45,38 @@ def remember(module: ModuleType, found: object, what: str) -> None:
 
 def fault_of(error: BaseException) -> str:
     """Return what a user's own code raised and where, `file:line: Type: message`; "" for other errors."""
-    frames = [(frame.f_code.co_filename, line) for frame, line in traceback.walk_tb(error.__traceback__)]
-    plugin = next((_files[file] for file, _ in frames if file in _files), "")
+    plugin = next((_files[file] for file, _ in _lines(error) if file in _files), "")
     if not plugin:
         return ""
-    message = error.msg if isinstance(error, SyntaxError) else str(error)
+    return f"{located(error)}; raised by the {plugin}"
+
+
+def located(error: BaseException) -> str:
+    """Return `file:line: Type: message` in one line, of the innermost line outside libraries and retrain."""
+    message = " ".join((error.msg if isinstance(error, SyntaxError) else str(error)).split())
     said = type(error).__name__ + (f": {message}" if message else "")
-    return f"{place_of(error)}: {said}; raised by the {plugin}"
-
-
-def place_of(error: BaseException) -> str:
-    """Return `file:line` of the innermost line outside libraries and retrain."""
     if isinstance(error, SyntaxError) and error.filename:
-        return f"{_shown(error.filename)}:{error.lineno}"
-    frames = [(frame.f_code.co_filename, line) for frame, line in traceback.walk_tb(error.__traceback__)]
-    own = [at for at in frames if at[0] in _files or not _is_of_a_library(at[0])]
-    file, line = (own or frames)[-1]
-    return f"{_shown(file)}:{line}"
+        return f"{_shown(error.filename)}:{error.lineno}: {said}"
+    file, line = (_own_lines(error) or _lines(error))[-1]
+    return f"{_shown(file)}:{line}: {said}"
+
+
+def is_in_own_code(error: BaseException) -> bool:
+    """Whether an error was raised below a line outside libraries and retrain."""
+    return bool(_own_lines(error))
 
 
 def names_place(message: str) -> bool:
     """Whether a message begins with a file and a line."""
     return LOCATED.match(message) is not None
+
+
+def _lines(error: BaseException) -> list[tuple[str, int]]:
+    return [(frame.f_code.co_filename, line) for frame, line in traceback.walk_tb(error.__traceback__)]
+
+
+def _own_lines(error: BaseException) -> list[tuple[str, int]]:
+    return [at for at in _lines(error) if at[0] in _files or not _is_of_a_library(at[0])]
 
 
 def _make_way(top: str, directory: str) -> None:
