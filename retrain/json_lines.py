@@ -79,8 +79,7 @@ def numbered_lines(path: Path, option: str) -> Iterator[tuple[int, str]]:
         content = path.read_bytes()
     except OSError as error:
         raise ConfigError(
-            f"{option}: cannot read {str(path)!r}: {error.strerror}; "
-            "the path is relative to the current directory"
+            f"{option}: cannot read {str(path)!r}: {error.strerror}; {how_to_correct(path)}"
         ) from error
     for number, line in enumerate(content.removeprefix(b"\xef\xbb\xbf").split(b"\n"), start=1):
         try:
@@ -91,3 +90,10 @@ def numbered_lines(path: Path, option: str) -> Iterator[tuple[int, str]]:
             ) from error
         if text.strip():
             yield number, text
+
+
+def how_to_correct(path: str | Path) -> str:
+    """Return what to do about the path of a file that is not there."""
+    if Path(path).is_absolute():
+        return "correct the path"
+    return "the path is relative to the current directory"

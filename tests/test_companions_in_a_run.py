@@ -217,7 +217,7 @@ def test_the_speed_that_a_refusal_names_is_accepted_and_exact(buffer: str, unit:
             {"rate_limit_speed_batch_per_sim": 0.5},
             "[rate_limiter].rate_limit_speed_batch_per_sim: got 0.5; a fifo buffer reads each sample once, "
             "so it needs 1 (nb_time_steps = 3 / training.batch_size = 3), or 0 for no pace; "
-            '[rate_limiter].buffer = "reservoir" takes other values',
+            '[rate_limiter].buffer = "reservoir" takes larger values',
         ),
         ({"nb_time_steps": 7}, "[rate_limiter].nb_time_steps: got 7; with max_staleness = 1"),
         ({"threshold": 2}, "[rate_limiter].threshold: got 2; only the firo buffer has one"),

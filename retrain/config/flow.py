@@ -165,7 +165,7 @@ def _speed_problem(config: Config, settings: FlowSettings, what: str) -> str:
     return (
         f"got {table.rate_limit_speed_batch_per_sim:g}; a {table.buffer} buffer reads each sample once, "
         f"so it needs {unit / batch:g} (nb_time_steps = {unit} / training.batch_size = {batch}), or 0 for no "
-        'pace; [rate_limiter].buffer = "reservoir" takes other values'
+        'pace; [rate_limiter].buffer = "reservoir" takes larger values'
     )
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from retrain.errors import ConfigError
 from retrain.extras import load
+from retrain.json_lines import how_to_correct
 from retrain.rollouts import Prompt
 from retrain.tasks import Task
 from retrain.tasks.generated import check
@@ -87,9 +88,7 @@ def _load(path: str, split: str, fields: Fields, **at_hub: str | None) -> Any:
         columns = dict.fromkeys((fields.prompt, fields.answer), str)
         how = {**how, "keep_default_na": False, "converters": columns}
     if not saved.exists() and (reader or path.startswith((".", "/", "~")) or path.count("/") > 1):
-        raise ConfigError(
-            f"path: no file or directory {path!r}; the path is relative to the current directory"
-        )
+        raise ConfigError(f"path: no file or directory {path!r}; {how_to_correct(path)}")
     try:
         if reader and saved.is_file():
             return library.load_dataset(reader, data_files=path, split=split, **how)

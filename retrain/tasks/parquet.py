@@ -8,6 +8,7 @@ from typing import Any
 
 from retrain.errors import ConfigError
 from retrain.extras import load
+from retrain.json_lines import how_to_correct
 from retrain.rollouts import Prompt
 from retrain.tasks import Task
 from retrain.tasks.generated import check
@@ -58,7 +59,7 @@ def _read(path: str, option: str, fields: Fields) -> list[Prompt]:
 def _open(path: str, option: str) -> Any:
     parquet = load("pyarrow.parquet", EXTRA, "parquet")
     if not Path(path).is_file():
-        raise ConfigError(f"{option}: no file {path!r}; the path is relative to the current directory")
+        raise ConfigError(f"{option}: no file {path!r}; {how_to_correct(path)}")
     try:
         return parquet.ParquetFile(path)
     except (OSError, ValueError) as error:
