@@ -74,6 +74,12 @@ def test_campaigns_and_single_runs_are_found_and_strangers_are_not(tmp_path):
     assert find_campaigns(single) == (single,)
 
 
+def test_campaigns_are_listed_in_the_order_in_which_they_were_started(tmp_path):
+    latest = _campaign(tmp_path / "a-20260102T000000Z-0001")
+    first = _campaign(tmp_path / "b-20260101T000000Z-ffff")
+    assert find_campaigns(tmp_path) == (first, latest)
+
+
 def test_a_missing_log_directory_is_an_error(tmp_path):
     with pytest.raises(RecordsError, match="does not exist"):
         find_campaigns(tmp_path / "nothing")

@@ -133,7 +133,7 @@ def is_single_run(directory: Path) -> bool:
 
 
 def find_campaigns(log_dir: Path) -> tuple[Path, ...]:
-    """List the campaigns and single runs in a directory, by name; or the directory itself if it is one.
+    """List the campaigns and single runs in a directory, oldest first; or the directory itself if it is one.
 
     Raises:
         ConfigError: `log_dir` holds only other files, so it is probably not a log directory.
@@ -142,7 +142,7 @@ def find_campaigns(log_dir: Path) -> tuple[Path, ...]:
     if is_single_run(log_dir) or is_campaign(log_dir):
         return (log_dir,)
     try:
-        found = sorted(log_dir.iterdir())
+        found = sorted(log_dir.iterdir(), key=by_start)
     except FileNotFoundError:
         raise RecordsError(f"{log_dir}: does not exist; give the directory set as log_dir") from None
     except OSError as error:
@@ -154,6 +154,12 @@ def find_campaigns(log_dir: Path) -> tuple[Path, ...]:
     if not campaigns and not all(ours):
         raise ConfigError(f"{log_dir}: holds no campaign; give a log directory or a campaign's directory")
     return campaigns
+
+
+def by_start(path: Path) -> tuple[str, str]:
+    """Return a sort key by the time in a directory's name, then by name; names without one come first."""
+    found = _ID.search(path.name)
+    return (found[0] if found else "", path.name)
 
 
 def campaign_of(run_dir: Path) -> CampaignFiles:

@@ -169,7 +169,7 @@ def require_sealed(path: Path, seal: Seal) -> None:
     lost = f"{rows} of {seal.rows} rows are left" if rows != seal.rows else "rows differ"
     raise DamagedRecordError(
         f"{path}: changed after the run finished ({lost}), so the run is left out of all results; "
-        "restore the file, or repeat the run with `retrain resume --failed`"
+        "restore the file, or repeat the run with `retrain resume DIR --failed`"
     )
 
 

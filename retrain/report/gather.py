@@ -89,8 +89,8 @@ def gather(directory: Path) -> CampaignRecord:
     if not found:
         raise ConfigError(f"{directory}: no campaigns yet; start one with `retrain FILE.toml`")
     if len(found) > 1:
-        newest = sorted(found, key=lambda path: path.stat().st_mtime)[-SHOWN_CAMPAIGNS:]
-        names = "\n".join(f"  {plain(str(path), _NAME_LIMIT)}" for path in reversed(newest))
+        newest = reversed(found[-SHOWN_CAMPAIGNS:])
+        names = "\n".join(f"  {plain(str(path), _NAME_LIMIT)}" for path in newest)
         raise ConfigError(
             f"{directory}: contains {len(found)} campaigns; specify one, for example the newest:\n{names}"
         )

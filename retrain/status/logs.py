@@ -79,7 +79,7 @@ def _what_it_is(directory: Path) -> str:
     """Return why a directory is neither a campaign nor a run, and what to specify instead."""
     if not directory.is_dir():
         return "does not exist; `retrain status` lists campaigns"
-    found = sorted(find_campaigns(directory), key=lambda path: path.stat().st_mtime)
+    found = find_campaigns(directory)
     if not found:
         return "no campaigns yet; start one with `retrain FILE.toml`"
     newest = ", ".join(str(path) for path in reversed(found[-SHOWN_CAMPAIGNS:]))

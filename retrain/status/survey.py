@@ -95,7 +95,7 @@ class CampaignStatus:
 
 
 def survey(log_dir: Path) -> tuple[CampaignStatus, ...]:
-    """Return all campaigns and single runs in a directory by name, or the directory's own campaign or run.
+    """Return all campaigns and single runs in a directory, oldest first, or the directory's own.
 
     Files that cannot be read are reported in a run's message or a campaign's problem.
 

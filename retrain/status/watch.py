@@ -12,7 +12,7 @@ from pathlib import Path
 from retrain.errors import RecordsError
 from retrain.locks.held import is_held
 from retrain.records.growing import GrowingFile, mark_of
-from retrain.records.layout import CampaignFiles, find_campaigns, is_campaign, is_single_run
+from retrain.records.layout import CampaignFiles, by_start, find_campaigns, is_campaign, is_single_run
 from retrain.records.manifest import Manifest
 from retrain.records.notices import parse_notice
 from retrain.records.text import plain
@@ -59,8 +59,7 @@ class Watcher:
         for directory in self._new_directories():
             self._campaigns[directory.name] = _CampaignTracker(directory)
         campaigns, added = [], []
-        for name in sorted(self._campaigns):
-            tracker = self._campaigns[name]
+        for tracker in sorted(self._campaigns.values(), key=lambda tracker: by_start(tracker.directory)):
             campaigns.append(tracker.look())
             added += [replace(event, campaign=campaigns[-1].status.id) for event in tracker.take_events()]
         added.sort(key=attrgetter("at"))
@@ -91,6 +90,7 @@ class _CampaignTracker:
     """The state of one campaign."""
 
     def __init__(self, directory: Path) -> None:
+        self.directory = directory
         self._files = CampaignFiles(directory)
         self._manifest: Manifest | None = None
         self._manifest_mark: object = self  # no mark is this

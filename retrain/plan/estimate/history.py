@@ -16,7 +16,7 @@ from retrain.errors import RecordsError
 from retrain.plan.estimate.measured import MeasuredRun, measure_run, median_of_known
 from retrain.plan.estimate.workload import Alive, Crowding
 from retrain.plan.provenance import known_origin
-from retrain.records.layout import CampaignFiles, find_campaigns, is_single_run
+from retrain.records.layout import CampaignFiles, by_start, find_campaigns, is_single_run
 from retrain.records.manifest import Expectation, Manifest, read_manifest
 
 T = TypeVar("T")
@@ -84,7 +84,7 @@ def learn_from(
 ) -> History:
     """Read the history of given campaigns, as `learn` does: the newest first, some runs of each condition."""
     wanted = set(map(label_of, conditions))
-    newest_first = sorted(campaigns, key=lambda path: path.name[-21:], reverse=True)  # by their UTC time
+    newest_first = sorted(campaigns, key=by_start, reverse=True)
     found = [(path, _readable(read_manifest, CampaignFiles(path).manifest)) for path in newest_first]
     manifests = {path: manifest for path, manifest in found if manifest is not None}
     candidates = [(path, run) for path, manifest in found for run in _run_directories(path, manifest)]
