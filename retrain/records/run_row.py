@@ -32,6 +32,7 @@ from retrain.records.text import plain
 
 TAIL_ROWS = 5  # one slow step does not change their median; more rows would cost time for every run
 NAME_LIMIT = 200  # characters of an id, a condition (as many as its key allows), a phase or a regime
+MESSAGE_LIMIT = 500  # characters; a damaged record names its path twice and the command that repairs it
 _CALM = (RunState.PENDING, RunState.RUNNING, RunState.DONE, RunState.INTERRUPTED)
 _ONLY_RUN_TOML = ["run.toml"]
 
@@ -121,7 +122,7 @@ def row_of(planned: PlannedRun, found: Mapping[str, Any]) -> RunRow:
     """
     known = {**found, "run_id": planned.run_id, "condition": planned.condition}
     known |= {name: plain(known[name], NAME_LIMIT) for name in _TEXTS if name in known}
-    known["message"] = plain(known.get("message", ""))
+    known["message"] = plain(known.get("message", ""), MESSAGE_LIMIT)
     known["seed"] = planned.seed if planned.seed >= 0 else None
     known["max_steps"] = planned.max_steps or known.get("max_steps")
     return RunRow(**known)
