@@ -215,7 +215,7 @@ def final_chart(found: MetricComparison) -> Chart:
         f"Final {label}, seed by seed",
         f"{found.how[0].upper()}{found.how[1:]}. Circles: seeds. Bar: mean. Line: its 95 % interval{cut}.",
         height=max(80, (ROW if len(names) <= MANY_ROWS else NARROW_ROW) * len(names)),
-        encoding={"y": category("c", names)},
+        encoding={"y": category("c", names, labelPadding=9)},
         layer=[
             layer(intervals, rule, encoding={"x": quantity("l", label), "x2": {"field": "h"}}),
             _seeds(found, names, label, axis(min(shown), max(shown))),

@@ -29,6 +29,14 @@ CHARTS = {
     "mean-reward", "eval-reward", "final-eval-reward", "usl", "regimes", "p-star", "batch-size", "timeline",
     "step-time", "rate-ratio", "rate-sample-age-mean", "explored",
 }  # fmt: skip
+GAP = """
+const chart = document.querySelector("#final-eval-reward, [data-chart=final-eval-reward]");
+const all = (selector) => [...chart.querySelectorAll(selector)];
+const names = all("text").filter((text) => ["grpo", "maxrl"].includes(text.textContent));
+const edge = (mark, side) => mark.getBoundingClientRect()[side];
+const circles = all(".mark-symbol path").filter((mark) => mark.getAttribute("stroke-width") === "1.8");
+return Math.min(...circles.map((c) => edge(c, "left"))) - Math.max(...names.map((n) => edge(n, "right")));
+"""
 HOSTILE = '</script><script>window.pwned = 1</script><img src=x onerror="window.pwned = 1">'
 
 
@@ -180,6 +188,16 @@ def test_other_sizes_are_drawn_without_complaint(browser, tmp_path, runs):
     states = browser.open(report(write_campaign(tmp_path, runs), tmp_path / "report.html"))
     assert set(states.values()) <= {"drawn"}
     assert browser.complaints() == []
+
+
+def test_two_seeds_without_a_reward_stay_readable(browser, tmp_path):
+    runs = {(name, seed): flat(0.0, 5) for name in ("grpo", "maxrl") for seed in (0, 1)}
+    browser.open(report(write_campaign(tmp_path / "logs", runs, steps=5), tmp_path / "zero.html"))
+    hidden = browser.run(
+        "return [...document.querySelectorAll('.wide')].map(t => t.scrollWidth - t.clientWidth)"
+    )
+    assert set(hidden) == {0}, "a verdict is cut off"
+    assert browser.run(GAP) > 0, "a circle lies on the name of its condition"
 
 
 def test_runs_beyond_the_table_are_counted(tmp_path):
