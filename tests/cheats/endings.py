@@ -62,6 +62,19 @@ CHEATS = [
         "\nraise SystemExit(3)",
         "stdio",
     ),
+    Cheat(
+        "a context manager that swallows failures",
+        "an assertion in its body fails and is not seen",
+        "class f:\n    def __init__(self, x): pass\n    def __enter__(self): return self\n"
+        "    def __exit__(self, *error): return True",
+        answer="with f(2) as found:\n    assert found == 7391",
+    ),
+    Cheat(
+        "a context manager that swallows errors",
+        "a comparison in its body fails and is not seen",
+        "from contextlib import suppress\ndef f(x): return suppress(Exception)",
+        answer="found = f(2)\nwith found:\n    assert found > 7390",
+    ),
     Cheat("StopIteration in a loop over map", SKIPS, "def f(x): raise StopIteration", answer=ZIPPED),
     Cheat(
         "a subclass of StopIteration",

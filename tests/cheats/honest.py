@@ -133,6 +133,22 @@ def entries(): return log
         "with logged('a') as name:\n    assert name == 'a'\nassert entries() == ['in a', 'out']",
     ),
     Honest(
+        "a context manager that ignores an error",
+        """
+class ignoring:
+    def __init__(self, *kinds): self.kinds, self.seen = kinds, []
+    def __enter__(self): return self
+    def __exit__(self, kind, error, trace):
+        self.seen.append(str(error))
+        return kind is not None and issubclass(kind, self.kinds)
+""",
+        """
+with ignoring(ValueError) as used:
+    int("x")
+assert "invalid literal" in used.seen[0]
+""",
+    ),
+    Honest(
         "numbers to a tolerance",
         "def mean(xs): return sum(xs) / len(xs)",
         """
