@@ -187,8 +187,8 @@ def test_a_batch_that_does_not_come_times_out():
         is_over.set()
 
 
-def test_sampling_and_updating_never_overlap_behind_a_gate():
-    gate, inside, overlaps = threading.Lock(), [0], []
+def test_sampling_and_updating_never_overlap_that_share_a_lock():
+    lock, inside, overlaps = threading.Lock(), [0], []
 
     def alone(answer):
         inside[0] += 1
@@ -197,11 +197,11 @@ def test_sampling_and_updating_never_overlap_behind_a_gate():
         return answer
 
     with RolloutPipeline(
-        lambda version: alone([version]), settings(max_staleness=1), workers=2, gate=lambda: gate
+        lambda version: alone([version]), settings(max_staleness=1), workers=2, exclusive=lambda: lock
     ) as pipeline:
         for version in range(30):
             pipeline.next_batch(4, version, BOUND_S)
-            with gate:
+            with lock:
                 alone(None)
                 pipeline.publish(version + 1)
     assert max(overlaps) == 1

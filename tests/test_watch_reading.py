@@ -17,7 +17,7 @@ from retrain.records.metrics import MetricsWriter
 from retrain.records.notices import NoticeBook
 from retrain.records.run_state import Progress, write_done, write_progress
 from retrain.status import survey
-from retrain.status.tracking import MOST_POINTS, Curve
+from retrain.status.tracking import MOST_POINTS, RewardCurve
 from retrain.status.watch import Watcher
 
 PLANNED = [PlannedRun(f"{c}_s{s}", c, s, 10) for c in ("grpo", "maxrl") for s in (1, 2)]
@@ -97,7 +97,7 @@ def test_of_a_long_file_the_first_and_last_lines_and_some_between_are_read(tmp_p
 
 @given(values=st.lists(st.floats(-1, 1), min_size=1, max_size=400))
 def test_a_curve_keeps_the_mean_whatever_it_joins(values):
-    curve = Curve()
+    curve = RewardCurve()
     for step, value in enumerate(values):
         curve.add(step, value)
     kept = curve.values()
@@ -107,7 +107,7 @@ def test_a_curve_keeps_the_mean_whatever_it_joins(values):
 
 
 def test_a_resumed_run_takes_back_what_was_rolled_back():
-    curve = Curve()
+    curve = RewardCurve()
     for step in (0, 1, 2, 3, 2):
         curve.add(step, float(step))
     assert curve.values() == (0.0, 1.0, 2.0)

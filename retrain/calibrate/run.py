@@ -11,7 +11,7 @@ from typing import Any
 
 from retrain.calibrate import facts, trials, written
 from retrain.calibrate.conclude import Calibration, Evidence
-from retrain.calibrate.trials import Effort, Session, Trial, Trialled
+from retrain.calibrate.trials import Effort, Trial, Trialled, TrialSession
 from retrain.campaign import Observer
 from retrain.campaign.assign import as_launched
 from retrain.config.load import load_config, load_tables, parse
@@ -72,7 +72,7 @@ class Calibrator:
         budget_s: float,
         observe: Callable[[], Observer],
         begin: Callable[[Trial], None],
-        opened: Callable[[Session], None],
+        opened: Callable[[TrialSession], None],
     ) -> Calibration:
         """Run the trials and draw conclusions; a trial that was stopped counts up to there.
 
@@ -87,7 +87,7 @@ class Calibrator:
             RecordsError: the directory cannot be written.
         """
         directory = create_directory(Path(self.plan.log_dir) / TRIALS, self.plan.name)
-        session = Session(directory, budget_s, observe, self._path.parent)
+        session = TrialSession(directory, budget_s, observe, self._path.parent)
         opened(session)
         done: dict[str, Trialled] = {}
         left_out: list[str] = []
@@ -133,7 +133,7 @@ def _enough_steps(effort: Effort, runs: Sequence[MeasuredRun]) -> int:
     return max(effort.probe_steps, min(MOST_PROBE_STEPS, math.ceil(effort.probe_s / max(step_s, 1e-6))))
 
 
-def _reason_against(trial: Trial, session: Session, done: Mapping[str, Trialled]) -> str:
+def _reason_against(trial: Trial, session: TrialSession, done: Mapping[str, Trialled]) -> str:
     if session.interrupted:
         return "interrupted"
     if session.left_s == 0:

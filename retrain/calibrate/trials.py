@@ -179,7 +179,7 @@ def _alone(tables: dict[str, Any], condition: int) -> dict[str, Any]:
     return {**tables, **merge(below, overrides_of(own)), "campaign": alone}
 
 
-class Session:
+class TrialSession:
     """Runs the trials of one calibration. `interrupt` may be called from a signal handler."""
 
     def __init__(

@@ -117,7 +117,7 @@ class Supervisor:
             try:
                 self._launch([run])
             except (LaunchError, RecordsError) as error:
-                self._settle(run, ending_by(error))
+                self._retry_or_end(run, ending_by(error))
             self._obey()  # `submit` may take long: `inline` runs its workers in it
 
     def _hand_over(self) -> None:
@@ -148,7 +148,7 @@ class Supervisor:
         try:
             self._note_attempts([run])
         except RecordsError as error:  # does not hold up the others
-            self._settle(run, ending_by(error))
+            self._retry_or_end(run, ending_by(error))
             return False
         return True
 
@@ -226,9 +226,11 @@ class Supervisor:
         except (LaunchError, RecordsError) as error:
             ending = Ending(active.cancelled, str(error)) if active.cancelled else ending_by(error)
         goes_on = ended.goes_on and active.cancelled is None
-        self._settle(active.run, ending, goes_on=goes_on, is_lost=ended.is_lost)
+        self._retry_or_end(active.run, ending, goes_on=goes_on, is_lost=ended.is_lost)
 
-    def _settle(self, run: RunPlan, ending: Ending, *, goes_on: bool = False, is_lost: bool = False) -> None:
+    def _retry_or_end(
+        self, run: RunPlan, ending: Ending, *, goes_on: bool = False, is_lost: bool = False
+    ) -> None:
         self._admission.ended(run.run_id, ending, is_lost=is_lost)
         files, delay_s = self._files_of(run.run_id), None
         if not self._asked_to_stop:

@@ -34,7 +34,7 @@ OF_COMMANDS = (  # extras that no plugin needs
 )
 
 
-class Verdict(StrEnum):
+class Health(StrEnum):
     """What a check found."""
 
     OK = "ok"
@@ -48,7 +48,7 @@ class Check:
     """One check, what it found and how to fix it."""
 
     what: str
-    verdict: Verdict
+    verdict: Health
     found: str
     fix: str = ""
 
@@ -72,13 +72,13 @@ class Used:
 
 def core_checks() -> Iterator[Check]:
     """Check Python and the packages that retrain depends on."""
-    yield Check("python", Verdict.OK, f"{sys.version.split()[0]} at {sys.executable}")
+    yield Check("python", Health.OK, f"{sys.version.split()[0]} at {sys.executable}")
     for requirement in requirements():
         name = requirement.split(";")[0].rstrip("0123456789.,<>=!~ ")
         try:
-            yield Check(name, Verdict.OK, metadata.version(name))
+            yield Check(name, Health.OK, metadata.version(name))
         except metadata.PackageNotFoundError:
-            yield Check(name, Verdict.MISSING, "not installed", f"pip install {name!r}")
+            yield Check(name, Health.MISSING, "not installed", f"pip install {name!r}")
 
 
 def used_plugins(configs: Sequence[Config]) -> list[Used]:
@@ -129,7 +129,7 @@ def server_checks(configs: Sequence[Config]) -> Iterator[Check]:
     """Check that the servers named by runs answer."""
     for server in servers_of(configs):
         fix = f"start it or correct {server.key}; other machines may still reach it"
-        lacks = (Verdict.MISSING, server.silence, fix) if server.silence else (Verdict.OK, "answers")
+        lacks = (Health.MISSING, server.silence, fix) if server.silence else (Health.OK, "answers")
         yield Check(f"server {server.address}", *lacks)
 
 
@@ -144,22 +144,22 @@ def _extra_check(extra: str, wanted: Sequence[Needs], users: Sequence[str]) -> C
     missing = list(dict.fromkeys(package for one in wanted for package in one.missing()))
     what = f"extra {extra}" + (f" for {', '.join(users)}" if users else "")
     if not missing:
-        return Check(what, Verdict.OK, ", ".join(dict.fromkeys(p for one in wanted for p in one.packages)))
-    verdict = Verdict.MISSING if users else Verdict.ABSENT
+        return Check(what, Health.OK, ", ".join(dict.fromkeys(p for one in wanted for p in one.packages)))
+    verdict = Health.MISSING if users else Health.ABSENT
     return Check(what, verdict, f"{', '.join(missing)} not found", wanted[0].command)
 
 
 def _key_check(names: tuple[str, ...], user: str) -> Check:
     what = f"key {' or '.join(names)}" + (f" for {user}" if user else "")
     if Needs(keys=names).has_key():
-        return Check(what, Verdict.OK, "set")
-    return Check(what, Verdict.MISSING if user else Verdict.ABSENT, "not set", f"export {names[0]}=...")
+        return Check(what, Health.OK, "set")
+    return Check(what, Health.MISSING if user else Health.ABSENT, "not set", f"export {names[0]}=...")
 
 
 def _command_check(name: str, wanted: Needs, *, is_used: bool) -> Check:
     what, missing = f"commands of {name}", wanted.missing_commands()
     if missing:
-        verdict = Verdict.MISSING if is_used else Verdict.ABSENT
+        verdict = Health.MISSING if is_used else Health.ABSENT
         fix = f"use a machine that has them, or load the environment module with {missing[0]}"
         return Check(what, verdict, f"{', '.join(missing)} not found", fix)
     try:
@@ -167,23 +167,21 @@ def _command_check(name: str, wanted: Needs, *, is_used: bool) -> Check:
             [wanted.commands[0], "--version"], capture_output=True, text=True, timeout=10, check=False
         )
     except (OSError, subprocess.TimeoutExpired) as error:
-        return Check(what, Verdict.WARNING, plain(str(error), 200), f"try {wanted.commands[0]} --version")
+        return Check(what, Health.WARNING, plain(str(error), 200), f"try {wanted.commands[0]} --version")
     said = plain((asked.stdout.strip() or asked.stderr.strip() or "no version").splitlines()[-1], 200)
     if asked.returncode:
-        return Check(what, Verdict.WARNING, said, "installed, but without a cluster: set SLURM_CONF")
-    return Check(what, Verdict.OK, f"{said}: {', '.join(wanted.commands)}")
+        return Check(what, Health.WARNING, said, "installed, but without a cluster: set SLURM_CONF")
+    return Check(what, Health.OK, f"{said}: {', '.join(wanted.commands)}")
 
 
 def _gpu_check() -> Check:
     try:
         found = gpus()
     except InfrastructureError as error:
-        return Check("gpu", Verdict.WARNING, "found, but cannot be read", str(error))
+        return Check("gpu", Health.WARNING, "found, but cannot be read", str(error))
     if not found:
-        return Check("gpu", Verdict.ABSENT, "none")
-    return Check(
-        "gpu", Verdict.OK, ", ".join(f"{g.name} {g.memory_total_bytes / GIB:.0f} GiB" for g in found)
-    )
+        return Check("gpu", Health.ABSENT, "none")
+    return Check("gpu", Health.OK, ", ".join(f"{g.name} {g.memory_total_bytes / GIB:.0f} GiB" for g in found))
 
 
 def _sandbox_check(configs: Sequence[Config]) -> Check:
@@ -192,11 +190,11 @@ def _sandbox_check(configs: Sequence[Config]) -> Check:
         used = sandboxes_of(configs)
         known = used or {(best := registry.find("sandbox", "auto")()).name: best.weakness}
     except ConfigError as error:
-        return Check("sandbox", Verdict.MISSING, "cannot be used here", str(error))
+        return Check("sandbox", Health.MISSING, "cannot be used here", str(error))
     if not any(known.values()):
-        return Check("sandbox", Verdict.OK, ", ".join(known))
+        return Check("sandbox", Health.OK, ", ".join(known))
     fix = "install bubblewrap, where the kernel lets you create user namespaces"
-    return Check("sandbox", Verdict.WARNING if used else Verdict.OK, ", ".join(known), fix)
+    return Check("sandbox", Health.WARNING if used else Health.OK, ", ".join(known), fix)
 
 
 def _disk_check(directory: Path) -> Check:
@@ -207,17 +205,17 @@ def _disk_check(directory: Path) -> Check:
     what, found = f"disk for {directory}", f"{free / GIB:.1f} GiB free"
     if not place.is_dir() or not os.access(place, os.W_OK | os.X_OK):
         why = "cannot be written by this user" if place.is_dir() else "is not a directory"
-        return Check(what, Verdict.MISSING, f"{place} {why}", "set logging.log_dir to another directory")
+        return Check(what, Health.MISSING, f"{place} {why}", "set logging.log_dir to another directory")
     if free < LITTLE_DISK_BYTES:
-        return Check(what, Verdict.MISSING, found, "free some space, or set logging.log_dir to another disk")
+        return Check(what, Health.MISSING, found, "free some space, or set logging.log_dir to another disk")
     if free < ENOUGH_DISK_BYTES:
-        return Check(what, Verdict.WARNING, found, "checkpoints of a model may not fit")
-    return Check(what, Verdict.OK, found)
+        return Check(what, Health.WARNING, found, "checkpoints of a model may not fit")
+    return Check(what, Health.OK, found)
 
 
 def _lock_check(directory: str) -> Check:
     problem = lock_sharing_problem(directory)
     if problem is None:
-        return Check(f"locks in {directory}", Verdict.OK, "shared by all processes of this machine")
+        return Check(f"locks in {directory}", Health.OK, "shared by all processes of this machine")
     fix = "use a local directory for one machine; see backend.throttle_dir and logging.log_dir"
-    return Check(f"locks in {directory}", Verdict.WARNING, problem, fix)
+    return Check(f"locks in {directory}", Health.WARNING, problem, fix)

@@ -30,7 +30,7 @@ def command(
     from rich.text import Text
 
     from retrain.cli._checks import (
-        Verdict,
+        Health,
         core_checks,
         machine_checks,
         plugin_checks,
@@ -52,7 +52,7 @@ def command(
     else:
         cells = [(c.what, Text(c.verdict, STYLES[c.verdict]), c.found, c.fix) for c in checks]
         console().print(table("", ("check", "verdict", "found", "fix"), cells))
-    if any(check.verdict is Verdict.MISSING for check in checks):
+    if any(check.verdict is Health.MISSING for check in checks):
         raise typer.Exit(EXIT_CONFIG)
 
 

@@ -46,7 +46,7 @@ class RolloutPipeline(Generic[Item]):
         settings: buffer, pace and age limit; see `FlowSettings`.
         workers: producer threads.
         seed: for the buffer's random reads.
-        gate: returns a context manager that is held around every call of `produce`. If sampling and
+        exclusive: returns a context manager that is held around every call of `produce`. If sampling and
             updating must not overlap (shared weights), return a lock and hold it around the update and
             `publish` too.
         begin: returns further arguments of `produce` for the next unit. Called under the pipeline's lock
@@ -63,7 +63,7 @@ class RolloutPipeline(Generic[Item]):
         *,
         workers: int = 1,
         seed: int = 0,
-        gate: Callable[[], AbstractContextManager[object]] = nullcontext,
+        exclusive: Callable[[], AbstractContextManager[object]] = nullcontext,
         begin: Callable[[], tuple[Any, ...]] = tuple,
     ) -> None:
         if workers < 1:
@@ -71,7 +71,7 @@ class RolloutPipeline(Generic[Item]):
         self._flow: Flow[Item] = Flow(settings, build(settings, seed))
         self._produce = produce
         self._begin = begin
-        self._gate = gate
+        self._exclusive = exclusive
         self._monitor = Monitor()
         self._started_s = time.monotonic()
         self._producer_wait_s = 0.0
@@ -191,8 +191,8 @@ class RolloutPipeline(Generic[Item]):
                 self._flow.may_start, None, "a unit to be needed"
             )
             unit, arguments = self._flow.start(), self._begin()
-        with self._gate():
-            version = self._flow.version  # read inside the gate, where an update publishes before it leaves
+        with self._exclusive():
+            version = self._flow.version  # read inside it, where an update publishes before it leaves
             items = self._produce(version, *arguments)
         with self._monitor:
             self._flow.arrive(unit, items, version)

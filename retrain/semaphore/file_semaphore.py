@@ -27,7 +27,7 @@ from retrain.semaphore.slots import (
     take_seat,
     write_holder,
 )
-from retrain.semaphore.wait_queue import Patience, WaitQueue, WakeupListener, wake, wakeup_address
+from retrain.semaphore.wait_queue import Deadline, WaitQueue, WakeupListener, wake, wakeup_address
 
 LOOK_AGAIN_S = 0.02  # a wake-up may be missed; a permit must be free within 50 ms of its holder's death
 FOLLOWED = 64  # holders whose death wakes the watcher at once; each needs an open file
@@ -111,7 +111,7 @@ class FileSemaphore:
         """
         if timeout_s is not None and not timeout_s >= 0:
             raise ValueError(f"timeout_s: got {timeout_s!r}; needs 0 or more seconds, or None")
-        slot = self._taken(Patience(timeout_s), may_wait=timeout_s != 0)
+        slot = self._taken(Deadline(timeout_s), may_wait=timeout_s != 0)
         return slot is not None and self._keep(slot)
 
     def release(self) -> None:
@@ -140,12 +140,12 @@ class FileSemaphore:
     async def __aenter__(self) -> FileSemaphore:
         from retrain.blocking import in_thread  # here, because importing asyncio takes 20 ms
 
-        patience = Patience(None, may_give_up=True)
-        came = in_thread(lambda: self._taken(patience), unwanted=self._drop)
+        deadline = Deadline(None, may_give_up=True)
+        came = in_thread(lambda: self._taken(deadline), unwanted=self._drop)
         try:
             slot = await came
         except BaseException:
-            patience.give_up()
+            deadline.give_up()
             if came.done() and not came.cancelled() and came.exception() is None:
                 self._drop(came.result())  # acquired, but the task was cancelled before it continued
             raise
@@ -158,10 +158,10 @@ class FileSemaphore:
 
     inspect = staticmethod(inspect_semaphore)
 
-    def _taken(self, patience: Patience, *, may_wait: bool = True) -> LockFile | None:
+    def _taken(self, deadline: Deadline, *, may_wait: bool = True) -> LockFile | None:
         description = describe_holder(self._label)
         slot = self._take_at_once(description)
-        return self._wait(patience, description) if slot is None and may_wait else slot
+        return self._wait(deadline, description) if slot is None and may_wait else slot
 
     def _keep(self, slot: LockFile) -> bool:
         try:
@@ -190,14 +190,14 @@ class FileSemaphore:
         with closing(inside), closing(Slots(self._directory)) as slots:
             return self._signed(slots.take(), description)
 
-    def _wait(self, patience: Patience, description: str) -> LockFile | None:
+    def _wait(self, deadline: Deadline, description: str) -> LockFile | None:
         with closing(take_seat(self._directory)), closing(Slots(self._directory)) as slots:
             slots.prepare()
-            inside = self._wait_queue.enter(patience)
+            inside = self._wait_queue.enter(deadline)
             if inside is None:
                 return None
             with closing(inside):  # left before the slots are closed: other waiters need it
-                return self._signed(self._watch(slots, patience), description)
+                return self._signed(self._watch(slots, deadline), description)
 
     def _signed(self, slot: LockFile | None, description: str) -> LockFile | None:
         """Write the holder into a slot while inside the turnstile: the next waiter reads it."""
@@ -210,13 +210,13 @@ class FileSemaphore:
             raise
         return slot
 
-    def _watch(self, slots: Slots, patience: Patience) -> LockFile | None:
+    def _watch(self, slots: Slots, deadline: Deadline) -> LockFile | None:
         if (slot := slots.take()) is not None:
             return slot
         with closing(WakeupListener(self._wakeup_address)) as listener:
             listener.follow(slots.holders(FOLLOWED))
             while (slot := slots.take()) is None:
-                if (left_s := patience.left_s()) <= 0:
+                if (left_s := deadline.left_s()) <= 0:
                     return None
                 listener.wait(min(left_s, LOOK_AGAIN_S))
             return slot

@@ -28,7 +28,7 @@ from pathlib import Path
 from retrain.locks.descriptors import GUARD, Descriptor, LockFile
 
 
-class Patience:
+class Deadline:
     """How long a waiter waits: forever, until a deadline, or until another thread calls `give_up`."""
 
     def __init__(self, timeout_s: float | None, *, may_give_up: bool = False) -> None:
@@ -70,40 +70,40 @@ class WaitQueue:
         file = LockFile(self._path)
         return file if file.try_lock() else None
 
-    def enter(self, patience: Patience) -> LockFile | None:
+    def enter(self, deadline: Deadline) -> LockFile | None:
         """Enter, or return None when the wait ends first; close the file to leave."""
-        if not patience.is_endless:
-            return self._enter_in_time(patience)
+        if not deadline.is_endless:
+            return self._enter_in_time(deadline)
         file = LockFile(self._path)
         file.lock()
         return file
 
-    def _enter_in_time(self, patience: Patience) -> LockFile | None:
-        ticket = self._take_over(patience) or _Ticket(LockFile(self._path), self._parked, patience)
+    def _enter_in_time(self, deadline: Deadline) -> LockFile | None:
+        ticket = self._take_over(deadline) or _Ticket(LockFile(self._path), self._parked, deadline)
         try:
-            patience.wait()
+            deadline.wait()
         except BaseException:
             if not ticket.park():
                 ticket.file.close()
             raise
         return None if ticket.park() else ticket.file
 
-    def _take_over(self, patience: Patience) -> _Ticket | None:
+    def _take_over(self, deadline: Deadline) -> _Ticket | None:
         with GUARD:
             self._parked[:] = [ticket for ticket in self._parked if ticket.file.is_open]
             if not self._parked:
                 return None
             ticket = self._parked.pop()
-            ticket.patience = patience
+            ticket.deadline = deadline
             return ticket
 
 
 class _Ticket:
     """A place in the queue, held by a thread."""
 
-    def __init__(self, file: LockFile, parked: list[_Ticket], patience: Patience) -> None:
+    def __init__(self, file: LockFile, parked: list[_Ticket], deadline: Deadline) -> None:
         self.file = file
-        self.patience = patience  # of the waiter
+        self.deadline = deadline  # of the waiter
         self._is_granted = False
         self._parked = parked  # tickets without a waiter; this one may be among them
         threading.Thread(target=self._queue, name="permit-queue", daemon=True).start()
@@ -125,7 +125,7 @@ class _Ticket:
                 self.file.close()
             else:
                 self._is_granted = True
-                self.patience.wake.set()
+                self.deadline.wake.set()
 
 
 def wakeup_address(wait_queue: Path, *, in_file_system: bool = sys.platform != "linux") -> str:

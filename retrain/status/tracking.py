@@ -128,7 +128,7 @@ class RunTracker:
 
 
 @dataclass(slots=True)
-class Curve:
+class RewardCurve:
     """Mean rewards over equal spans of steps, so that a thousand runs' curves take little memory."""
 
     span: int = 1  # steps to a point
@@ -168,14 +168,14 @@ class _MetricsTracker:
         self._file = file
         self._first: Row | None = None
         self._last: list[Row] = []
-        self.curve = Curve()
+        self.curve = RewardCurve()
 
     def look(self, events: list[Event]) -> bool:
         growth = self._file.look()
         if growth is None:
             return False
         if growth.begins_anew:
-            self._first, self._last, self.curve = None, [], Curve()
+            self._first, self._last, self.curve = None, [], RewardCurve()
         rows = [row for line in growth.lines if (row := pick(line, _NEEDED)) and is_step(row.get("step"))]
         events += _of_rows(self._last[-1] if self._last else None, rows)
         self._first = self._first or next(iter(rows), None)

@@ -112,7 +112,7 @@ class AsyncSource(Source):
             self._settings,
             workers=self._workers,
             seed=self._seed,
-            gate=lambda: self._policy,
+            exclusive=lambda: self._policy,
             begin=self._next_prompts,
         )
 

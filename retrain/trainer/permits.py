@@ -88,11 +88,11 @@ class RunPermits:
 class _OnePermit:
     """One permit, used once."""
 
-    def __init__(self, gate: RunPermits) -> None:
-        self._gate = gate
+    def __init__(self, permits: RunPermits) -> None:
+        self._permits = permits
 
     def __enter__(self) -> None:
-        self._semaphore, asked = self._gate.open(), time.perf_counter()
+        self._semaphore, asked = self._permits.open(), time.perf_counter()
         self._semaphore.__enter__()
         self._begin(asked)
 
@@ -101,7 +101,7 @@ class _OnePermit:
         self._end()
 
     async def __aenter__(self) -> None:
-        self._semaphore, asked = self._gate.open(), time.perf_counter()
+        self._semaphore, asked = self._permits.open(), time.perf_counter()
         await self._semaphore.__aenter__()
         self._begin(asked)
 
@@ -111,7 +111,7 @@ class _OnePermit:
 
     def _begin(self, asked: float) -> None:
         self._since = time.perf_counter()
-        self._gate.count(waited_s=self._since - asked)
+        self._permits.count(waited_s=self._since - asked)
 
     def _end(self) -> None:
-        self._gate.count(held_s=time.perf_counter() - self._since)
+        self._permits.count(held_s=time.perf_counter() - self._since)

@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 
 from retrain.config.schema import BackPressure as Settings
 from retrain.controllers import require, require_keys
-from retrain.controllers.backpressure.changepoint import ChangeDetector, Verdict
-from retrain.controllers.backpressure.curve import ENOUGH_SAMPLES, Curve, NoiseScaleTrack, fit_curve
+from retrain.controllers.backpressure.changepoint import ChangeDetector, Residual
+from retrain.controllers.backpressure.curve import ENOUGH_SAMPLES, FittedCurve, NoiseScaleTrack, fit_curve
 from retrain.controllers.backpressure.explore import Explorer, Situation, batch_sizes, nearest
 from retrain.controllers.backpressure.measurements import Measurements
 from retrain.controllers.backpressure.memory_limit import MemoryLimit
@@ -78,7 +78,7 @@ class BackPressure:
         self._fitter = StepTimeFitter(self._concurrency)
         self._measured = Measurements.nothing(len(self._sizes))
         self._posterior = Posterior(self._sizes)
-        self._curve = Curve()
+        self._curve = FittedCurve()
         self._change = ChangeDetector()
         self._memory = MemoryLimit(largest=batch_size)
         self._explorer = Explorer()
@@ -150,7 +150,7 @@ class BackPressure:
         self._noise_scale = NoiseScaleTrack(**state["noise_scale"])
         self._refit()
 
-    def _learn(self, index: int, throughput: float) -> Verdict:
+    def _learn(self, index: int, throughput: float) -> Residual:
         first = self._measured.origin is None
         decay = 0.0 if first else self.settings.ema_decay
         self._throughput = decay * self._throughput + (1.0 - decay) * throughput
@@ -161,7 +161,7 @@ class BackPressure:
             self._refit()
         return verdict
 
-    def _judge(self, index: int, value: float) -> Verdict:
+    def _judge(self, index: int, value: float) -> Residual:
         """Compare an observation with its prediction; discount older ones after a change point."""
         surprise = value - float(self._posterior.expected[index])
         open_ = float(self._posterior.shape_variance[index] + self._posterior.own_variance[index])

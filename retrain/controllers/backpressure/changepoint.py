@@ -18,7 +18,7 @@ CONFIRMING = 1  # earlier slow steps that confirm a change at a known size
 CONFIRMING_NEW = 2  # the same at a new size: one pair of stalls there cost 45 % of a whole run
 MOST_STALLS = 4  # consecutive, however much they differ
 
-Verdict = Literal["usual", "stall", "changed"]
+Residual = Literal["usual", "stall", "changed"]
 
 
 @dataclass
@@ -30,7 +30,7 @@ class ChangeDetector:
     stalls: int = 0  # consecutive
     stalled: float = 0.0  # surprise of the last stall
 
-    def judge(self, surprise: float, deviation: float, noise: float, *, is_known: bool = True) -> Verdict:
+    def judge(self, surprise: float, deviation: float, noise: float, *, is_known: bool = True) -> Residual:
         """Classify one observation.
 
         Args:

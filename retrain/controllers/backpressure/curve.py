@@ -74,7 +74,7 @@ class NoiseScaleTrack:
 
 
 @dataclass(frozen=True)
-class Curve:
+class FittedCurve:
     """A fit over concurrency p; `time` is None while too few sizes were measured."""
 
     time: StepTime | None = None
@@ -107,8 +107,8 @@ class Curve:
 
 def fit_curve(
     fitter: StepTimeFitter, concurrency: FloatArray, posterior: Posterior, mean: FloatArray
-) -> Curve:
+) -> FittedCurve:
     """Fit the mean log throughputs of all sizes measured so far, shape (sizes,), each with its precision."""
     if np.count_nonzero(posterior.precision) < ENOUGH_SIZES:
-        return Curve()
-    return Curve(fitter.fit(concurrency * np.exp(-mean), posterior.precision))
+        return FittedCurve()
+    return FittedCurve(fitter.fit(concurrency * np.exp(-mean), posterior.precision))

@@ -29,8 +29,8 @@ STARTUP_S = 120.0  # imports on a cold network disk; only a broken machine takes
 BACKSTOP_S = 1.0  # if the run is gone, a process ends itself this long after a call's limit
 
 
-class Ending(StrEnum):
-    """Outcome of a call."""
+class ReplyKind(StrEnum):
+    """How a call ended."""
 
     SCORED = "scored"  # with a number
     UNSCORED = "unscored"  # raised UnscoredError, or wrote something other than a reply
@@ -43,7 +43,7 @@ class Ending(StrEnum):
 class Reply:
     """A call's outcome, with its value or a message."""
 
-    ending: Ending
+    kind: ReplyKind
     value: float = 0.0
     message: str = ""
 
@@ -151,7 +151,7 @@ class ProcessPool:
     def _finish(self, process: PoolProcess, index: int, message: Message | None, batch: _Batch) -> None:
         if message is not None and message.kind == GARBAGE:  # its later lines cannot be trusted either
             self._drop(process)
-            batch.replies[index] = Reply(Ending.UNSCORED, message=str(message.content))
+            batch.replies[index] = Reply(ReplyKind.UNSCORED, message=str(message.content))
             return
         if message is not None:
             batch.replies[index] = _reply(message)
@@ -159,7 +159,7 @@ class ProcessPool:
             return
         ending = self._drop(process)
         if index in batch.died:
-            batch.replies[index] = Reply(Ending.DIED, message=ending)
+            batch.replies[index] = Reply(ReplyKind.DIED, message=ending)
         else:
             batch.died.add(index)
             batch.waiting.append(index)
@@ -180,7 +180,7 @@ class ProcessPool:
             if call.deadline <= now:
                 del self._busy[process]
                 self._drop(process)
-                replies[call.index] = Reply(Ending.TIMEOUT, message=f"took over {self._timeout_s:g} s")
+                replies[call.index] = Reply(ReplyKind.TIMEOUT, message=f"took over {self._timeout_s:g} s")
         if any(deadline <= now for deadline in self._starting.values()):
             raise InfrastructureError(f"scoring processes did not start in {STARTUP_S:g} s")
 
@@ -195,5 +195,5 @@ class ProcessPool:
 
 def _reply(message: Message) -> Reply:
     if isinstance(message.content, float):
-        return Reply(Ending.SCORED, value=message.content)
-    return Reply(Ending(message.kind), message=message.content)
+        return Reply(ReplyKind.SCORED, value=message.content)
+    return Reply(ReplyKind(message.kind), message=message.content)

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 from retrain.errors import RunFailedError
 from retrain.rewards import Answer, BatchScorer, Outcome, Score, UnscoredError
-from retrain.rewards.pool import Ending, ProcessPool, Reply
+from retrain.rewards.pool import ProcessPool, Reply, ReplyKind
 from retrain.rollouts import Prompt
 
-_OUTCOMES = {Ending.SCORED: Outcome.SCORED, Ending.TIMEOUT: Outcome.TIMEOUT}
+_OUTCOMES = {ReplyKind.SCORED: Outcome.SCORED, ReplyKind.TIMEOUT: Outcome.TIMEOUT}
 
 
 class VerifierScorer:
@@ -38,12 +38,12 @@ class FunctionScorer(VerifierScorer):
         """
         replies = self._pool.run(answers)
         for answer, reply in zip(answers, replies, strict=True):
-            if reply.ending is Ending.RAISED:
+            if reply.kind is ReplyKind.RAISED:
                 raise RunFailedError(f"{reply.message}, for prompt {answer.prompt.id}")
         return [
             _score_of(reply)
-            if reply.ending is Ending.SCORED
-            else Score(None, _OUTCOMES.get(reply.ending, Outcome.ERROR), reply.message)
+            if reply.kind is ReplyKind.SCORED
+            else Score(None, _OUTCOMES.get(reply.kind, Outcome.ERROR), reply.message)
             for reply in replies
         ]
 
@@ -73,7 +73,7 @@ def value_of(score: Score) -> float:
 
 
 def _score_of(reply: Reply) -> Score:
-    if reply.ending is Ending.SCORED:
+    if reply.kind is ReplyKind.SCORED:
         return Score(reply.value)
-    value = None if reply.ending is Ending.UNSCORED else 0.0
-    return Score(value, _OUTCOMES.get(reply.ending, Outcome.ERROR), reply.message)
+    value = None if reply.kind is ReplyKind.UNSCORED else 0.0
+    return Score(value, _OUTCOMES.get(reply.kind, Outcome.ERROR), reply.message)
