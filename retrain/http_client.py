@@ -162,8 +162,8 @@ class HttpClient:
         return text.replace(self._key, "***") if self._key else text
 
 
-def read_json(answer: bytes) -> Any:
-    """Return the value of a JSON response.
+def read_json(answer: bytes, masked: Callable[[str], str]) -> Any:
+    """Return the value of a JSON response; `masked` returns a text without the key.
 
     Raises:
         CallError: the response is not JSON.
@@ -171,4 +171,5 @@ def read_json(answer: bytes) -> Any:
     try:
         return json.loads(answer)
     except (ValueError, RecursionError) as error:
-        raise CallError(f"the answer is not JSON: {answer[:80]!r}") from error
+        shown = masked(answer.decode("utf-8", "replace"))[:80]
+        raise CallError(f"the answer is not JSON: {shown!r}") from error

@@ -155,7 +155,7 @@ class Engine:
             try:
                 answer = self._client.post(path, body)
                 # the adapter endpoints answer in plain text
-                result = read_json(answer) if path == COMPLETIONS else answer
+                result = read_json(answer, self._client.masked) if path == COMPLETIONS else answer
                 worked = True
                 return result
             except CallError as error:
