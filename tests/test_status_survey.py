@@ -153,6 +153,19 @@ def test_first_and_last_reward_are_told_apart(campaign):
     assert (run.reward_first, run.reward_last, run.reward_mean, run.step) == (0.0, 1.0, 1.0, 10)
 
 
+@pytest.mark.parametrize("content", [None, "{"])
+def test_lost_permits_are_named_once_with_what_restores_them(campaign, content):
+    FileSemaphore(campaign.permits, 2)
+    path = campaign.permits / "permits.json"
+    path.unlink()
+    if content is not None:
+        path.write_text(content)
+    problem = _only(campaign).problem
+    assert problem.startswith(f"{path}: ")
+    assert "as `retrain resume` does" in problem
+    assert problem.count(str(campaign.permits)) == 1
+
+
 def test_permits_show_who_holds_them(campaign):
     with FileSemaphore(campaign.permits, 2, label="grpo_s1"):
         permits = _only(campaign).permits

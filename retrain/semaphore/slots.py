@@ -64,7 +64,10 @@ class LimitsFile:
             with GUARD:
                 self._file = Descriptor(open_regular(self._path, os.O_RDONLY))
         except FileNotFoundError:
-            raise RecordsError(f"{self._path}: missing; {directory} is not a semaphore's directory") from None
+            raise RecordsError(
+                f"{self._path}: missing, so this is not a semaphore's directory; opening one there, as "
+                "`retrain resume` does, writes it"
+            ) from None
         text = os.read(self._file.fileno(), _RECORD_BYTES)
         try:
             fields = json.loads(text)

@@ -207,7 +207,10 @@ def _permits(directory: Path, manifest: Manifest | None, problems: list[str]) ->
 
     try:
         seen, change = FileSemaphore.inspect(path), _last_change(path)
-    except (OSError, ValueError, RecordsError) as error:
+    except RecordsError as error:  # names the file
+        problems.append(str(error))
+        return None
+    except (OSError, ValueError) as error:
         problems.append(f"{path}: {error}")
         return None
     holders = tuple(PermitHolder(h.pid, plain(h.host), plain(h.label), h.held_s) for h in seen.holders)
