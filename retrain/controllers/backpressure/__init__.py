@@ -20,9 +20,8 @@ from retrain.config.schema import BackPressure as Settings
 from retrain.controllers import require, require_keys
 from retrain.controllers.backpressure.changepoint import ChangeDetector, Residual
 from retrain.controllers.backpressure.curve import ENOUGH_SAMPLES, FittedCurve, NoiseScaleTrack, fit_curve
-from retrain.controllers.backpressure.explore import Explorer, Situation, batch_sizes, nearest
+from retrain.controllers.backpressure.explore import Explorer, MemoryLimit, Situation, batch_sizes, nearest
 from retrain.controllers.backpressure.measurements import Measurements
-from retrain.controllers.backpressure.memory_limit import MemoryLimit
 from retrain.controllers.backpressure.posterior import Posterior
 from retrain.controllers.backpressure.step import (
     Action,
