@@ -9,7 +9,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from retrain.launchers import Assignment, Begun, Ended
+import pytest
+
+from retrain.launchers import Assignment, Begun, Ended, engine
 from retrain.launchers.ray import task
 from retrain.launchers.ray.client import Client, Job
 from retrain.launchers.ray.driver import Driver, Result
@@ -129,5 +131,7 @@ def drive(home: Home, cluster: Threads | None = None, number: int = 1) -> Thread
 
 def look(made: RayLauncher) -> list[Begun | Ended]:
     """Have a launcher look at once."""
-    made._asking._due_at = 0.0
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(engine, "LEAST_POLL_S", 0.0)
+        made.asking.hurry()
     return list(made.poll(0))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,6 +14,14 @@ def assignment(directory: Path, runs: int = 3, **changes: object) -> Assignment:
     named = {f"r{n}": directory / "runs" / f"r{n}" for n in range(runs)}
     plain = Assignment(directory.name, directory, named, workers=runs, permits=None, where=Path("/"))
     return replace(plain, **changes)  # type: ignore[arg-type]
+
+
+def submitted_before(given: Assignment) -> Assignment:
+    """Leave what an earlier submission wrote, by which a launcher finds its tasks without asking Slurm."""
+    home = given.directory / "slurm"
+    home.mkdir(parents=True, exist_ok=True)
+    (home / "arrays.json").write_text(json.dumps({"size": 1001, "name": given.campaign}))
+    return given
 
 
 def command(directory: Path, name: str, script: str) -> str:

@@ -57,11 +57,13 @@ def work(home: Home, number: int = 1, script: str = "exit 4", cluster: Threads |
     drive(home, cluster, number)
 
 
-def test_a_campaign_is_one_job_however_many_runs_are_submitted(made: RayLauncher, jobs: Jobs) -> None:
+def test_a_campaign_is_one_job_however_many_runs_are_submitted(
+    made: RayLauncher, jobs: Jobs, tmp_path: Path
+) -> None:
     made.submit(["r0"])
     assert list(jobs.all) == ["camp.1"]
     (command,) = jobs.entrypoints
-    assert shlex.split(command)[2:] == ["retrain.launchers.ray.driver", str(made._home.campaign), "1"]
+    assert shlex.split(command)[2:] == ["retrain.launchers.ray.driver", str(tmp_path / "camp"), "1"]
 
 
 def test_a_look_asks_one_question(made: RayLauncher, jobs: Jobs) -> None:

@@ -33,7 +33,7 @@ from retrain.locks.held import hold
 from retrain.records.layout import CampaignFiles, RunFiles
 from retrain.records.run_state import write_done
 from retrain.records.stop_request import asked_to_stop
-from tests.slurm_pieces import assignment, expand
+from tests.slurm_pieces import assignment, expand, submitted_before
 
 Retrain = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -114,14 +114,11 @@ def test_only_reasons_that_waiting_may_not_cure_are_told() -> None:
 
 def shown_by_squeue(launcher: plugin.SlurmLauncher, monkeypatch: pytest.MonkeyPatch, *indices: int) -> None:
     lines = [f"7_{index}|RUNNING|camp.0|None|/nowhere/job.sh" for index in indices]
-    launcher._names = Names("camp", 1001, 99)
     monkeypatch.setattr(plugin.commands, "list_tasks", lambda names: "\n".join(lines))
 
 
 def submitted(given: Assignment) -> Assignment:
-    launcher = plugin.SlurmLauncher(given, Slurm())
-    launcher._names = Names("camp", 1001, 99)
-    launcher._prepare()
+    plugin.SlurmLauncher(submitted_before(given), Slurm()).submit([])
     return given
 
 

@@ -17,7 +17,7 @@ from retrain.launchers import slurm as plugin
 from retrain.launchers.slurm import commands as _slurm_commands
 from retrain.launchers.slurm.commands import QueueFullError, list_tasks, submit
 from retrain.launchers.slurm.queue import Names, job_name, parse
-from tests.slurm_pieces import assignment, command, expand
+from tests.slurm_pieces import assignment, command, expand, submitted_before
 
 Retrain = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -36,8 +36,7 @@ def a_site(
         return 100 + len(sizes)
 
     monkeypatch.setattr(plugin.commands, "submit", submit)
-    launcher = plugin.SlurmLauncher(assignment(tmp_path / "camp", runs, workers=4), Slurm())
-    launcher._names = Names("camp", 1001, runs)
+    launcher = plugin.SlurmLauncher(submitted_before(assignment(tmp_path / "camp", runs, workers=4)), Slurm())
     return launcher, sizes
 
 
@@ -117,7 +116,7 @@ def test_a_campaign_that_was_renamed_finds_its_tasks_by_the_name_they_have(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(plugin.commands, "array_limit", lambda: 1001)
-    plugin.SlurmLauncher(assignment(tmp_path / "camp", 2), Slurm())._prepare()
+    plugin.SlurmLauncher(assignment(tmp_path / "camp", 2), Slurm()).submit([])
     (tmp_path / "camp").rename(tmp_path / "a,b|c")
     launcher = plugin.SlurmLauncher(assignment(tmp_path / "a,b|c", 2), Slurm())
     asked: list[list[str]] = []

@@ -162,7 +162,7 @@ class EngineLauncher:
         self._assignment = assignment
         self._workers = workers_at_a_time(assignment, table.permits)
         self._watched: dict[str, EngineWatch] = {}
-        self._asking = Asking(engine, table.poll_seconds, assignment.say)
+        self.asking = Asking(engine, table.poll_seconds, assignment.say)  # when the engine is queried
         self._said: set[str] = set()
 
     def describe(self) -> str:
@@ -173,10 +173,10 @@ class EngineLauncher:
 
     def poll(self, timeout_s: float) -> Sequence[Begun | Ended]:
         """Wait until the next query is due, and return what changed."""
-        return self._look() if self._asking.wait(timeout_s) else []
+        return self._look() if self.asking.wait(timeout_s) else []
 
     def wake(self) -> None:
-        self._asking.wake()
+        self.asking.wake()
 
     def _look(self) -> News:
         """Query the engine, and return what changed."""
@@ -220,7 +220,7 @@ def is_alive(files: RunFiles) -> bool:
         return False  # reported when the run is concluded
 
 
-def why_without_a_word(files: RunFiles) -> str:
+def where_to_look(files: RunFiles) -> str:
     """Return where to look if a worker wrote no record; otherwise ""."""
     if files.attempts.exists():
         return ""

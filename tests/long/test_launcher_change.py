@@ -14,10 +14,9 @@ from retrain.errors import EXIT_DONE, EXIT_LAUNCH
 from retrain.launchers import Begun, Ended
 from retrain.launchers import engine as _engine
 from retrain.launchers import slurm as plugin
-from retrain.launchers.slurm.queue import Names
 from retrain.locks.held import hold
 from retrain.records.layout import RunFiles
-from tests.slurm_pieces import assignment, command
+from tests.slurm_pieces import assignment, command, submitted_before
 
 Retrain = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -75,7 +74,7 @@ def test_an_engine_that_cannot_be_asked_is_named_with_the_way_out(
 def test_workers_that_no_task_stands_for_keep_their_places_and_leave_them_to_the_array(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    given = assignment(tmp_path / "camp", 6, workers=3)
+    given = submitted_before(assignment(tmp_path / "camp", 6, workers=3))
     caps: list[str] = []
     changes: list[tuple[int, int]] = []
     monkeypatch.setattr(_engine, "LEAST_POLL_S", 0.0)
@@ -84,7 +83,6 @@ def test_workers_that_no_task_stands_for_keep_their_places_and_leave_them_to_the
     tasks = [f"7_{n}|PENDING|camp.0|None|/nowhere/job.sh" for n in range(2, 6)]
     monkeypatch.setattr(plugin.commands, "list_tasks", lambda names: "\n".join(tasks))
     launcher = plugin.SlurmLauncher(given, Slurm())
-    launcher._names = Names("camp", 1001, 6)
     locks = []
     for run_id in ("r0", "r1"):
         given.runs[run_id].mkdir(parents=True)
@@ -105,12 +103,11 @@ def test_workers_that_no_task_stands_for_keep_their_places_and_leave_them_to_the
 def test_nothing_is_submitted_beside_as_many_workers_as_there_may_be(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    launcher = plugin.SlurmLauncher(assignment(tmp_path / "camp", 3, workers=1), Slurm())
-    launcher._names = Names("camp", 1001, 3)
+    launcher = plugin.SlurmLauncher(submitted_before(assignment(tmp_path / "camp", 3, workers=1)), Slurm())
     launcher.adopt(["r0"])
     assert launcher.submit(["r1", "r2"]) == set()
 
 
 def look(launcher: plugin.SlurmLauncher) -> list[Begun | Ended]:
-    launcher._asking.hurry()
+    launcher.asking.hurry()
     return list(launcher.poll(0))

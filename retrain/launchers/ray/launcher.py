@@ -16,7 +16,7 @@ from retrain.launchers.engine import (
     EngineWatch,
     News,
     is_alive,
-    why_without_a_word,
+    where_to_look,
 )
 from retrain.launchers.ray.client import BY_COMMAND, LOCAL, NO_ROOM, Client, Job, LocalJobs, said_of
 from retrain.launchers.ray.home import GIVEN, LOST, Event, Home, Terms
@@ -53,7 +53,7 @@ class RayLauncher(EngineLauncher):
             self._watch(run_id, number)
         try:
             self._write_wanted()
-            if not self._asking.is_fresh:
+            if not self.asking.is_fresh:
                 self._ask()
             self._keep_driver()
         except (LaunchError, RecordsError):
@@ -62,7 +62,7 @@ class RayLauncher(EngineLauncher):
             with suppress(RecordsError):  # the driver may then run them; the next submission finds that out
                 self._write_wanted()
             raise
-        self._asking.postpone()
+        self.asking.postpone()
         return run_ids
 
     def queued(self) -> Collection[str]:
@@ -89,7 +89,7 @@ class RayLauncher(EngineLauncher):
             else:
                 self._signal(watch, now=now)
         self._write_wanted()
-        self._asking.hurry()
+        self.asking.hurry()
 
     def _open(self) -> dict[str, int]:
         """Return the wanted runs that a live driver runs, or will run, with their numbers."""
@@ -111,7 +111,7 @@ class RayLauncher(EngineLauncher):
         self._home.prepare()
         write_atomic(self._home.script, render(self._assignment, self._table))
         test = RayLockTest(self._assignment, self._table, self._home, self._client)
-        node = test.node(self._asking.rest)
+        node = test.node(self.asking.rest)
         if node is None:
             return False
         if node:
@@ -132,7 +132,7 @@ class RayLauncher(EngineLauncher):
             number = self._home.terms().driver
             found = self._client.job(self._id_of(number)) if number else None
         finally:
-            self._asking.asked()
+            self.asking.asked()
         self._driver = found if found is not None and self._is_ours(found) else None
         self._missing = 0 if self._driver else self._missing + 1
 
@@ -171,10 +171,10 @@ class RayLauncher(EngineLauncher):
             if self._is_driver_over() and any(watch.number for watch in self._watched.values()):
                 happened += self._see_to_driver()
         except (LaunchError, RecordsError) as error:
-            self._asking.unanswered(error)
+            self.asking.unanswered(error)
             happened += self._each(lambda watch: self._see(watch, has_driver=False))
         else:
-            self._asking.answered()
+            self.asking.answered()
         if any(isinstance(event, Ended) for event in happened):
             with suppress(RecordsError):  # a driver may then redo a lost run; the retry finds that out
                 self._write_wanted()
@@ -202,7 +202,7 @@ class RayLauncher(EngineLauncher):
         if event.exit_code == EXIT_DONE and not watch.has_arrived():
             return begun
         is_lost = event.what == LOST
-        why = f"Ray says: {event.why}{why_without_a_word(watch.files)}" if event.why else ""
+        why = f"Ray says: {event.why}{where_to_look(watch.files)}" if event.why else ""
         return [*begun, Ended(event.run_id, event.exit_code, why, goes_on=is_lost, is_lost=is_lost)]
 
     def _see_to_driver(self) -> News:
@@ -213,7 +213,7 @@ class RayLauncher(EngineLauncher):
         if has_waited or (self._home.has_worked(self._home.terms().driver) and not is_stopped):
             if any(watch.number and not watch.wish for watch in self._watched.values()):
                 self._keep_driver()
-                self._asking.postpone()
+                self.asking.postpone()
             return []
         return self._each(lambda watch: _without_driver(watch, driver))
 
@@ -223,11 +223,11 @@ def _without_driver(watch: EngineWatch, driver: Job | None) -> News:
     if not watch.number or is_alive(watch.files):
         return []
     if driver is None:
-        return [watch.lost(f"Ray no longer knows the campaign's driver{why_without_a_word(watch.files)}")]
+        return [watch.lost(f"Ray no longer knows the campaign's driver{where_to_look(watch.files)}")]
     if driver.status == "STOPPED":
         return [Ended(watch.run_id, None, said_of(driver), taken_back=True)]
     if driver.status == "FAILED":
         with suppress(RecordsError):  # a missing directory or a full disk: reported at the run's end
             write_atomic(watch.files.directory / f"engine-{driver.id}.out", driver.message + "\n")
-    why, is_lost = said_of(driver) + why_without_a_word(watch.files), driver.error != BY_COMMAND
+    why, is_lost = said_of(driver) + where_to_look(watch.files), driver.error != BY_COMMAND
     return [Ended(watch.run_id, None, why, goes_on=is_lost, is_lost=is_lost)]

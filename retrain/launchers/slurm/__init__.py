@@ -87,7 +87,7 @@ class SlurmLauncher(EngineLauncher):
         # workers that are alive without a task (the controller forgot them) count against the cap
         if self._prepare() and self._cap() > 0:
             self._submit_what_fits([run_id for run_id in run_ids if run_id not in self._watched])
-            self._asking.postpone()
+            self.asking.postpone()
         return {run_id for run_id in run_ids if run_id in self._watched}
 
     def queued(self) -> Collection[str]:
@@ -107,7 +107,7 @@ class SlurmLauncher(EngineLauncher):
         for watch in (self._watched[run_id] for run_id in run_ids if run_id in self._watched):
             watch.wish = 2 if now else 1
         self._cancel_wanted()
-        self._asking.hurry()
+        self.asking.hurry()
 
     # Submitting
 
@@ -119,7 +119,7 @@ class SlurmLauncher(EngineLauncher):
         write_atomic(self._home / "runs.txt", "".join(f"{path}\n" for path in self._listed))
         if self._table.permits != SHARED or self._assignment.permits is None:
             return True
-        return SlurmLockTest(self._assignment, self._table).is_passed(self._asking.rest)
+        return SlurmLockTest(self._assignment, self._table).is_passed(self.asking.rest)
 
     def _arrays(self, run_ids: Sequence[str]) -> dict[int, list[int]]:
         arrays: dict[int, list[int]] = {}
@@ -207,16 +207,16 @@ class SlurmLauncher(EngineLauncher):
         try:
             tasks = parse(commands.list_tasks(names.all()))
         finally:
-            self._asking.asked()
+            self.asking.asked()
         return read_queue(tasks, names, lambda task: is_script(task, self._script))
 
     def _look(self) -> News:
         try:
             self._seen = self._ask()
         except EngineDownError as error:
-            self._asking.unanswered(error)
+            self.asking.unanswered(error)
             return self._each()
-        self._asking.answered()
+        self.asking.answered()
         self._say_what_is_held_back()
         self._cancel_wanted()
         happened = self._each(self._see)

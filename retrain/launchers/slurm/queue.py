@@ -11,7 +11,7 @@ from itertools import groupby
 from pathlib import Path
 
 from retrain.launchers import Ended
-from retrain.launchers.engine import EngineWatch, News, why_without_a_word
+from retrain.launchers.engine import EngineWatch, News, where_to_look
 
 FORMAT = "%i|%T|%j|%r|%o"  # task, state, job's name, reason, script: the last may contain anything
 # Ended tasks, which squeue shows for some minutes (MinJobAge); every other state is live.
@@ -152,7 +152,7 @@ def news_of(watch: EngineWatch, task: Task | None, cancelled: Collection[int] = 
         return []
     was_cancelled, is_lost = task.state == "CANCELLED", task.state in LOST
     reason = f" ({task.reason})" if task.reason not in ("None", "") else ""
-    unseen = "" if was_cancelled else why_without_a_word(watch.files)
+    unseen = "" if was_cancelled else where_to_look(watch.files)
     why = f"Slurm ended task {task.label}: {task.state}{reason}{unseen}"
     ended = Ended(
         watch.run_id, None, why, goes_on=not was_cancelled, is_lost=is_lost, taken_back=was_cancelled
