@@ -13,6 +13,7 @@ from retrain import registry
 from retrain.config.schema import RateLimiter
 from retrain.plan.durations import about
 from retrain.plan.matrix import Plan, RunPlan
+from retrain.records.text import first_of
 
 if TYPE_CHECKING:
     from retrain.plan.estimate import Change
@@ -73,7 +74,7 @@ class Decisions:
             return "unknown", "full run; no earlier run is known", command
         never = [one.condition for one in self.time.conditions if not one.is_finished]
         if never:
-            return "warn", f"full run, but {_listed(never)} never finished a run", command
+            return "warn", f"full run, but {first_of(never, 3)} never finished a run", command
         return "pass", "full run; every condition has finished a run before", ""
 
     def _max_tokens(self, is_set: bool) -> Finding:
@@ -120,10 +121,10 @@ class Decisions:
             return "unknown", "nothing was measured", self.pilot_command
         measured = self.time.conditions
         if others := [one.condition for one in measured if one.match != "same"]:
-            return "warn", f"not measured with these settings: {_listed(others)}", self.pilot_command
+            return "warn", f"not measured with these settings: {first_of(others, 3)}", self.pilot_command
         # each run's first step counts as start-up
         if few := [one.condition for one in measured if one.steps < PILOT_STEPS - one.runs]:
-            return "warn", f"fewer than {PILOT_STEPS} steps of {_listed(few)}", self.pilot_command
+            return "warn", f"fewer than {PILOT_STEPS} steps of {first_of(few, 3)}", self.pilot_command
         if self.time.tail == "heavy":
             return "warn", self.time.notes[0], self.pilot_command
         return "pass", f"{self.time.measured_steps} steps of {self.time.measured_runs} runs", ""
@@ -157,10 +158,6 @@ def _is_smoke(run: RunPlan) -> bool:
         and training.group_size <= SMOKE_GROUP
         and training.max_tokens <= SMOKE_TOKENS
     )
-
-
-def _listed(names: list[str]) -> str:
-    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
 
 def warnings_of(plan: Plan, longest_answers: Mapping[str, int], cores: float) -> Iterator[str]:
