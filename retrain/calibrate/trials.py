@@ -15,7 +15,7 @@ from copy import deepcopy
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import tomli_w
 
@@ -24,9 +24,10 @@ from retrain.campaign.orchestrate import CampaignRun
 from retrain.campaign.run import start
 from retrain.config.resolve import merge, overrides_of, with_default_plugins
 from retrain.config.schema import BackPressure, Training
-from retrain.errors import InfrastructureError, RecordsError
+from retrain.errors import InfrastructureError
 from retrain.plan.estimate.measured import MeasuredRun, measure_run
 from retrain.plan.matrix import Plan
+from retrain.records.files import readable
 from retrain.records.metrics import read_metrics
 from retrain.records.text import count_of
 from retrain.system import Gpu, gpus
@@ -34,7 +35,6 @@ from retrain.system.processes import own_memory_bytes, process_tree
 
 Tables = Mapping[str, Any]
 Rows = Sequence[Mapping[str, Any]]
-T = TypeVar("T")
 SERVICES = ("loggers", "logger_params")  # they are for the user's results, not for trials
 LAST_SAVE_S = 20.0  # for workers to exit after the budget is used up; then they are killed
 WATCH_EVERY_S = 0.25
@@ -66,19 +66,12 @@ class Trialled:
     @cached_property
     def rows(self) -> list[Rows]:
         """The steps of every run; none of a run whose records cannot be read."""
-        return [_readable(read_metrics, directory) or [] for directory in self.runs]
+        return [readable(read_metrics, directory) or [] for directory in self.runs]
 
     @cached_property
     def measured(self) -> list[MeasuredRun]:
         """The times of every run; runs without two whole steps are left out."""
-        return [run for path in self.runs if (run := _readable(measure_run, path)) is not None]
-
-
-def _readable(read: Callable[[Path], T], directory: Path) -> T | None:
-    try:
-        return read(directory)
-    except RecordsError:
-        return None
+        return [run for path in self.runs if (run := readable(measure_run, path)) is not None]
 
 
 @dataclass(frozen=True)

@@ -5,14 +5,16 @@ from __future__ import annotations
 import signal
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
 
 from retrain.errors import EXIT_INFRASTRUCTURE, EXIT_INTERRUPTED, RecordsError, RetrainError, may_pass
 from retrain.records.attempts import Attempt, end_attempt, read_attempts
+from retrain.records.files import readable
 from retrain.records.layout import RunFiles
+from retrain.records.run_row import last_output
 from retrain.records.run_state import RunState, read_done
 from retrain.records.text import plain
 
-TAIL_BYTES = 8192
 TAIL_LINES = 12
 ENDINGS = frozenset(state.value for state in RunState)
 LONGEST_MESSAGE = 300  # characters of an error that an event line shows
@@ -85,16 +87,10 @@ def traceless(states: Mapping[str, RunState], endings: Mapping[str, Ending]) -> 
     return {run_id: e.state for run_id, e in endings.items() if states[run_id] is RunState.PENDING}
 
 
-def log_tail(files: RunFiles, lines: int = TAIL_LINES) -> list[str]:
+def log_tail(files: RunFiles) -> list[str]:
     """Return the last lines of a run's output, safe to print."""
-    try:
-        with files.output_log.open("rb") as log:
-            size = log.seek(0, 2)
-            log.seek(max(0, size - TAIL_BYTES))
-            text = log.read().decode("utf-8", "replace")
-    except OSError:
-        return []
-    return [plain(line, 200) for line in text.splitlines()[-lines:]]
+    lines = readable(partial(last_output, count=TAIL_LINES), files) or []
+    return [plain(line.splitlines()[-1]) for line in lines]  # of a progress bar, its last state
 
 
 def _recorded_by_worker(attempt: Attempt | None) -> Ending | None:
@@ -111,7 +107,7 @@ def _from_exit_code(files: RunFiles, exit_code: int | None, why: str) -> Ending:
         name = _signal_name(-exit_code)
         hint = "; the machine may be out of memory" if exit_code == -signal.SIGKILL else ""
         return Ending(RunState.INFRASTRUCTURE, f"the worker was killed by {name}{hint}")
-    said = next((line for line in reversed(log_tail(files)) if line.strip()), "")
+    said = next(filter(None, reversed(log_tail(files))), "")
     no_message = f"the worker exited with code {exit_code} and no message"
     if exit_code == EXIT_INFRASTRUCTURE:
         no_message += "; is the disk full?"  # else its log would say what was missing

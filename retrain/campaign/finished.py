@@ -6,16 +6,14 @@ afterwards nothing is deleted: its files are kept as `metrics.jsonl.damaged` and
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
 from retrain.campaign.rollup import RollUp
-from retrain.errors import DamagedRecordError, RecordsError, records_error
+from retrain.errors import DamagedRecordError, RecordsError
 from retrain.locks.held import hold
 from retrain.plan.matrix import RunPlan
 from retrain.records.attempts import end_attempt, read_attempts
-from retrain.records.files import remove_file
+from retrain.records.files import remove_file, set_aside
 from retrain.records.layout import RunFiles
 from retrain.records.metrics import require_sealed
 from retrain.records.run_state import RunState, read_done
@@ -76,7 +74,7 @@ def set_aside_changed(files: RunFiles) -> bool:
     if not _has_changed(files):
         return False
     for path in (files.checkpoints, files.metrics):
-        _move_aside(path)
+        set_aside(path)
     remove_file(files.done)  # last: a kill before this repeats all of it
     return True
 
@@ -95,15 +93,3 @@ def _has_changed(files: RunFiles) -> bool:
     except RecordsError:
         return False
     return False
-
-
-def _move_aside(path: Path) -> None:
-    aside = path.with_name(f"{path.name}.damaged")
-    try:
-        if path.is_dir():
-            shutil.rmtree(aside, ignore_errors=True)  # a directory replaces only an empty one
-        path.replace(aside)
-    except FileNotFoundError:
-        return
-    except OSError as error:
-        raise records_error(path, "move away", error) from error

@@ -67,7 +67,6 @@ class CampaignRun:
     """One orchestrator's hold on a campaign's directory."""
 
     def __init__(self, plan: Plan, files: CampaignFiles, observer: Observer) -> None:
-        """Prepare; nothing is written yet."""
         self.plan = plan
         self.directory = files.directory
         self._files = files
@@ -78,7 +77,6 @@ class CampaignRun:
         self._left_alone: set[str] = set()  # damaged runs that were named
 
     def files_of(self, run_id: str) -> RunFiles:
-        """Where a run's files lie."""
         return RunFiles(self.directory) if self.plan.is_single_run else self._files.run(run_id)
 
     def execute(self, retry_failed: bool = False) -> Outcome:

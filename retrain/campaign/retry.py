@@ -21,10 +21,10 @@ from dataclasses import dataclass
 from retrain.campaign.admission import Admission, Places
 from retrain.campaign.endings import Ending
 from retrain.controllers.breaker import CircuitBreaker
-from retrain.errors import RecordsError
 from retrain.locks.held import RENEW_S
 from retrain.plan.matrix import RunPlan
 from retrain.records.attempts import read_attempts
+from retrain.records.files import readable
 from retrain.records.layout import RunFiles
 from retrain.records.run_state import RunState, read_progress
 
@@ -130,7 +130,6 @@ class LaunchBreaker:
         return self._breaker is not None and self._breaker.ask(self._clock()).is_probe
 
     def started(self) -> None:
-        """Note that a worker was started."""
         if self._breaker is not None:
             self._breaker.started(self._clock())
 
@@ -154,10 +153,7 @@ class LaunchBreaker:
 
 def _has_progressed(ending: Ending, files: RunFiles) -> bool:
     """Whether an interrupted attempt saved a step that it had not resumed from."""
-    try:
-        attempts, progress = read_attempts(files.attempts), read_progress(files.status)
-    except RecordsError:
-        return False
+    attempts, progress = readable(read_attempts, files.attempts), readable(read_progress, files.status)
     if ending.state is not RunState.INTERRUPTED or not attempts or progress is None:
         return False
     return progress.attempt == attempts[-1].number and progress.step > attempts[-1].resumed_from_step
@@ -168,7 +164,5 @@ def _newest(files: RunFiles) -> int:
 
 
 def _newest_known(files: RunFiles, count: _Count) -> int:
-    try:
-        return _newest(files)
-    except RecordsError:
-        return count.launched_at
+    newest = readable(_newest, files)
+    return count.launched_at if newest is None else newest

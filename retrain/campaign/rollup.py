@@ -18,6 +18,7 @@ from retrain.campaign.endings import Ending
 from retrain.clock import utc_now
 from retrain.errors import DamagedRecordError, RecordsError
 from retrain.plan.matrix import Plan, RunPlan
+from retrain.records.files import set_aside
 from retrain.records.layout import CampaignFiles, RunFiles
 from retrain.records.manifest import (
     Expectation,
@@ -26,7 +27,6 @@ from retrain.records.manifest import (
     look_at,
     new_manifest,
     read_manifest,
-    set_aside,
     with_plan,
     write_manifest,
 )
@@ -85,7 +85,6 @@ class RollUp:
 
     @property
     def manifest(self) -> Manifest:
-        """The manifest as it is now."""
         return self._manifest
 
     def expect(self, expected: Expectation) -> None:

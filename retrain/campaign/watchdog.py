@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from retrain.config.campaign import Campaign
-from retrain.errors import RecordsError
 from retrain.plan.matrix import RunPlan
+from retrain.records.files import readable
 from retrain.records.layout import RunFiles
 from retrain.records.run_state import RunState, read_progress
 
@@ -47,7 +47,6 @@ class Patience:
     """How long a worker may run, and how long without a step."""
 
     def __init__(self, campaign: Campaign, files: RunFiles, now_s: float) -> None:
-        """Count from now."""
         self._files = files
         self._timeout_at_s = now_s + campaign.run_timeout if campaign.run_timeout else math.inf
         self._stall_s = campaign.stall_timeout
@@ -56,7 +55,6 @@ class Patience:
         self._size = -1
 
     def due_s(self) -> float:
-        """Return when to check again."""
         return min(self._timeout_at_s, self._look_at_s)
 
     def ended_by(self, now_s: float) -> RunState | None:
@@ -77,10 +75,7 @@ class Patience:
         return RunState.STALLED
 
     def _is_paused(self) -> bool:
-        try:
-            progress = read_progress(self._files.status)
-        except RecordsError:
-            return False
+        progress = readable(read_progress, self._files.status)
         return progress is not None and progress.phase.startswith(PAUSED)
 
 

@@ -1,4 +1,4 @@
-"""Averages of a few numbers; None if there are no numbers.
+"""Averages of a few numbers; None if no number is known.
 
 Importing the standard library's `statistics` takes 10 ms, too long for `status`.
 """
@@ -6,22 +6,23 @@ Importing the standard library's `statistics` takes 10 ms, too long for `status`
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 
-def mean(values: Sequence[float]) -> float | None:
-    """Return the arithmetic mean; None if there are no values."""
-    if not values:
+def mean(values: Iterable[float | None]) -> float | None:
+    """Return the arithmetic mean of the values that are not None."""
+    known = [value for value in values if value is not None]
+    if not known:
         return None
     try:
-        return math.fsum(values) / len(values)
+        return math.fsum(known) / len(known)
     except OverflowError:  # huge numbers in a damaged file must not cause a failure
-        return sum(value / len(values) for value in values)
+        return sum(value / len(known) for value in known)
 
 
-def median(values: Sequence[float]) -> float | None:
-    """Return the median; None if there are no values."""
-    ordered = sorted(values)
+def median(values: Iterable[float | None]) -> float | None:
+    """Return the median of the values that are not None."""
+    ordered = sorted(value for value in values if value is not None)
     return mean(ordered[(len(ordered) - 1) // 2 : len(ordered) // 2 + 1])
 
 

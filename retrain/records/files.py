@@ -17,8 +17,9 @@ import contextlib
 import errno
 import json
 import os
+import shutil
 import stat
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import Any, TypeVar
@@ -27,6 +28,7 @@ from retrain.errors import DamagedRecordError, RecordsError, records_error
 from retrain.locks import descriptors
 
 T = TypeVar("T")
+Source = TypeVar("Source")
 
 FILE_MODE = 0o600
 DIRECTORY_MODE = 0o700
@@ -149,6 +151,14 @@ def read_small(path: Path) -> bytes | None:
         os.close(fd)
 
 
+def readable(read: Callable[[Source], T], source: Source) -> T | None:
+    """Return what `read` finds; None if it raises because records cannot be read."""
+    try:
+        return read(source)
+    except RecordsError:
+        return None
+
+
 def write_atomic(path: Path, content: str | bytes, *, durable: bool = True) -> None:
     """Replace the content of `path`; the file gets mode 0600.
 
@@ -214,6 +224,21 @@ def record_of(kind: type[T], found: Mapping[str, Any]) -> T:
             value = found[field.name]
             values[field.name] = None if value is None and optional else _CONVERT[scalar](value)
     return kind(**values)
+
+
+def set_aside(path: Path) -> Path:
+    """Move a damaged record away, if it exists, over an earlier one; return its new path."""
+    aside = path.with_name(f"{path.name}.damaged")
+    if path.is_symlink() and not path.is_dir():  # not made by us, so it is not moved
+        raise RecordsError(f"{path}: is a symbolic link; move it away")
+    try:
+        if path.is_dir():
+            shutil.rmtree(aside, ignore_errors=True)  # a directory replaces only an empty one
+        with contextlib.suppress(FileNotFoundError):
+            path.replace(aside)
+    except OSError as error:
+        raise records_error(path, "move away", error) from error
+    return aside
 
 
 def remove_leftovers(directory: Path) -> int:

@@ -17,7 +17,7 @@ from typing import Any
 
 from retrain.clock import utc_now
 from retrain.distribution import version
-from retrain.errors import DamagedRecordError, RecordsError, records_error
+from retrain.errors import DamagedRecordError, RecordsError
 from retrain.records.files import read_json, record_of, write_atomic
 from retrain.records.layout import CampaignFiles, RunFiles, is_single_run
 from retrain.records.run_row import PlannedRun as PlannedRun  # re-exported for callers that make a manifest
@@ -146,16 +146,6 @@ def read_manifest(path: Path) -> Manifest | None:
         return _parse(found)
     except (KeyError, TypeError, ValueError, OverflowError, AttributeError) as error:
         raise DamagedRecordError(f"{path}: is no manifest ({error!r}); move it away and resume") from error
-
-
-def set_aside(path: Path) -> Path:
-    """Move a damaged manifest.json away, for the holder of the campaign's lock; return its new path."""
-    if path.is_symlink():  # not made by us, so it is not moved
-        raise RecordsError(f"{path}: is a symbolic link; move it away")
-    try:
-        return path.replace(path.with_name(f"{path.name}.damaged"))
-    except OSError as error:
-        raise records_error(path, "move away", error) from error
 
 
 def _line(run: RunEntry) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 
-from retrain.errors import RecordsError
+from retrain.records.files import readable
 from retrain.records.layout import RunFiles
 from retrain.report.back_pressure import (
     Scalability,
@@ -99,10 +99,8 @@ def _warm_up(shown: Shown) -> tuple[Chart, ...]:
 
 
 def _warming_up(run: RunHistory) -> RunHistory:
-    try:
-        return replace(run, columns=read_columns(RunFiles(run.directory).warmup))
-    except RecordsError:  # it is optional; problems of a run's directory are reported for its metrics
-        return replace(run, columns=NO_ROWS)
+    # it is optional; problems of a run's directory are reported for its metrics
+    return replace(run, columns=readable(read_columns, RunFiles(run.directory).warmup) or NO_ROWS)
 
 
 def _learning(shown: Shown, metrics: Sequence[str]) -> tuple[Chart, ...]:

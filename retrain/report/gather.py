@@ -15,7 +15,7 @@ from retrain.config.digest import is_edited
 from retrain.errors import ConfigError, RecordsError
 from retrain.plan.provenance import known_origin
 from retrain.records.attempts import Attempt
-from retrain.records.files import read_small
+from retrain.records.files import read_small, readable
 from retrain.records.layout import (
     CampaignFiles,
     RunFiles,
@@ -74,7 +74,6 @@ class CampaignRecord:
         return tuple(dict.fromkeys(run.condition for run in self.runs))
 
     def of_condition(self, condition: str) -> tuple[RunHistory, ...]:
-        """Return a condition's runs."""
         return tuple(run for run in self.runs if run.condition == condition)
 
 
@@ -133,7 +132,7 @@ def _read(directory: Path, *, with_rows: bool = True) -> CampaignRecord:
         directory=directory,
         manifest=manifest,
         overrides=tuple(map(plain, known_origin(files)[0].overrides)),
-        toml=_text(given),
+        toml=(readable(read_small, given) or b"").decode("utf-8-sig", "replace"),
         runs=tuple(runs),
         problems=tuple(plain(problem, 500) for problem in problems),
     )
@@ -162,10 +161,3 @@ def _run(files: RunFiles, entry: RunEntry, *, with_rows: bool) -> RunHistory:
         config=recorded_tables(files),
         directory=files.directory,
     )
-
-
-def _text(path: Path) -> str:
-    try:
-        return (read_small(path) or b"").decode("utf-8-sig", "replace")
-    except RecordsError:
-        return ""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from functools import partial
 from itertools import islice
 
 import tomli_w
@@ -11,8 +12,8 @@ import tomli_w
 from retrain.clock import utc_now
 from retrain.config.digest import BESIDE_RESULTS
 from retrain.distribution import version
-from retrain.errors import RecordsError
 from retrain.plan.durations import MISSING, format_duration
+from retrain.records.files import readable
 from retrain.records.layout import RunFiles
 from retrain.records.run_row import last_output
 from retrain.records.text import count_of, counts_of, plain, plain_lines
@@ -166,8 +167,5 @@ def failures(runs: Sequence[RunHistory]) -> Iterator[tuple[RunHistory, list[str]
 
 
 def _tail(files: RunFiles) -> list[str]:
-    try:
-        lines = last_output(files, TAIL_LINES)
-    except RecordsError:
-        return []
+    lines = readable(partial(last_output, count=TAIL_LINES), files) or []
     return [line[:LINE_LIMIT] for line in plain_lines("\n".join(lines))]

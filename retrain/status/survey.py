@@ -139,7 +139,7 @@ def campaign_row(
         conditions=summarize(runs),
         seeds=tuple(dict.fromkeys(run.seed for run in runs)),
         runs=runs,
-        step_time_s=_typical_step_time(runs),
+        step_time_s=median(run.step_time_s for run in runs),
         steps_done=sum(run.step for run in runs),
         steps_total=sum(steps) if len(steps) == len(runs) else None,
         eta_s=left.p50_s if left else None,
@@ -239,11 +239,6 @@ def campaign_state(runs: Sequence[RunRow], *, is_supervised: bool) -> str:
     return "interrupted" if work_is_left else "failed"
 
 
-def _typical_step_time(runs: Sequence[RunRow]) -> float | None:
-    """Return the median over runs of each one's median, in seconds."""
-    return median([run.step_time_s for run in runs if run.step_time_s is not None])
-
-
 def time_left(runs: Sequence[RunRow], manifest: Manifest | None, *, is_supervised: bool) -> Remaining | None:
     """Estimate when the last run ends, from the pace so far; None if nothing runs or no pace is known.
 
@@ -271,7 +266,7 @@ def time_left(runs: Sequence[RunRow], manifest: Manifest | None, *, is_supervise
 
 def _condition(name: str, runs: Sequence[RunRow]) -> ConditionStatus:
     # A run that ended early would lower its condition's mean without being worse at the task.
-    counted = [r.reward_mean for r in runs if r.state in (RunState.DONE, RunState.RUNNING)]
+    counted = (r.reward_mean for r in runs if r.state in (RunState.DONE, RunState.RUNNING))
     rewards = [reward for reward in counted if reward is not None]
     return ConditionStatus(
         condition=name,
@@ -281,7 +276,7 @@ def _condition(name: str, runs: Sequence[RunRow]) -> ConditionStatus:
         failed=sum(run.ended_badly for run in runs),
         reward_mean=mean(rewards),
         reward_std=sample_std(rewards),
-        step_time_s=_typical_step_time(runs),
+        step_time_s=median(run.step_time_s for run in runs),
     )
 
 

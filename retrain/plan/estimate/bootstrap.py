@@ -126,7 +126,6 @@ class Bootstrap:
         return replace(cost, seconds=cost.seconds / ratio, permit_s=cost.permit_s / ratio)
 
     def _mean_ratio(self, count: float) -> float:
-        """Draw the mean of `count` ratios."""
         spread = self.spread
         if count <= 0 or spread.variance == 0:
             return 1.0

@@ -5,21 +5,19 @@ from __future__ import annotations
 import math
 import statistics
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TypeVar
 
 from retrain.clock import posix_s
 from retrain.config.resolve import label_of
-from retrain.errors import RecordsError
-from retrain.plan.estimate.measured import MeasuredRun, measure_run, median_of_known
+from retrain.plan.estimate.measured import MeasuredRun, measure_run
 from retrain.plan.estimate.workload import Alive, Crowding
 from retrain.plan.provenance import known_origin
+from retrain.records.averages import median
+from retrain.records.files import readable
 from retrain.records.layout import CampaignFiles, by_start, find_campaigns, is_single_run
 from retrain.records.manifest import Expectation, Manifest, read_manifest
-
-T = TypeVar("T")
 
 MOST_RUNS = 96  # read in total, the newest first: takes under a second
 MOST_OF_A_CONDITION = 12  # more add little
@@ -51,16 +49,16 @@ class History:
     @property
     def startup_s(self) -> float | None:
         """Median seconds from a worker's first record to the first step."""
-        return median_of_known(run.startup_s for run in self.runs)
+        return median(run.startup_s for run in self.runs)
 
     def launch_s(self, launcher: str) -> float | None:
         """Return the median seconds that a launcher takes from a free slot to a worker's first record."""
-        return median_of_known(one.mean_s for one in self.launches if one.launcher == launcher)
+        return median(one.mean_s for one in self.launches if one.launcher == launcher)
 
     @property
     def closing_s(self) -> float | None:
         """Median seconds from the last step to the run's end."""
-        return median_of_known(run.closing_s for run in self.runs)
+        return median(run.closing_s for run in self.runs)
 
     @property
     def failures_per_hour(self) -> float:
@@ -85,7 +83,7 @@ def learn_from(
     """Read the history of given campaigns, as `learn` does: the newest first, some runs of each condition."""
     wanted = set(map(label_of, conditions))
     newest_first = sorted(campaigns, key=by_start, reverse=True)
-    found = [(path, _readable(read_manifest, CampaignFiles(path).manifest)) for path in newest_first]
+    found = [(path, readable(read_manifest, CampaignFiles(path).manifest)) for path in newest_first]
     manifests = {path: manifest for path, manifest in found if manifest is not None}
     candidates = [(path, run) for path, manifest in found for run in _run_directories(path, manifest)]
     candidates.sort(key=lambda entry: _label(entry[1]) not in wanted)  # stable: the newest first
@@ -96,7 +94,7 @@ def learn_from(
         label, seeds = _label(directory), (campaign, _label(directory))
         if len(runs) >= MOST_RUNS or counts[label] >= most_of_a_condition or counts[seeds] >= MOST_SEEDS:
             continue
-        run = _readable(measure_run, directory)
+        run = readable(measure_run, directory)
         if run is not None:
             manifest = manifests.get(campaign)
             if campaign not in used:
@@ -119,13 +117,6 @@ def of_runs(runs: Sequence[MeasuredRun]) -> History:
 
 def _label(run_directory: Path) -> str:
     return run_directory.name.rpartition("_s")[0]
-
-
-def _readable(read: Callable[[Path], T | None], path: Path) -> T | None:
-    try:
-        return read(path)
-    except RecordsError:
-        return None
 
 
 def _run_directories(directory: Path, manifest: Manifest | None) -> Iterator[Path]:

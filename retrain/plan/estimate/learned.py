@@ -13,7 +13,7 @@ from retrain.config.keys import quote
 from retrain.config.resolve import as_tables, label_of
 from retrain.config.schema import Config
 from retrain.plan.estimate.history import History
-from retrain.plan.estimate.measured import MeasuredRun, mean_of_known, median_of_known
+from retrain.plan.estimate.measured import MeasuredRun
 from retrain.plan.estimate.workload import (
     ALONE,
     Crowding,
@@ -26,6 +26,7 @@ from retrain.plan.estimate.workload import (
     on_cores,
 )
 from retrain.plan.matrix import Plan, RunPlan
+from retrain.records.averages import mean, median
 
 Match = Literal["same", "other condition", "other settings"]
 Compared = tuple[MeasuredRun, Sequence[str]]  # a run, and the settings in which it differs from the plan
@@ -164,7 +165,7 @@ def _measured(run: RunPlan, runs: Sequence[MeasuredRun]) -> Measured:
         median_step_time_s=statistics.median(times),
         mean_step_time_s=math.fsum(times) / len(times) + beside_s,
         permit_held_s=statistics.fmean(r.parts.permit_held_s for r in chosen),
-        max_token_hit_rate=mean_of_known(r.max_token_hit_rate for r in chosen),
+        max_token_hit_rate=mean(r.max_token_hit_rate for r in chosen),
         step_times_s=times,
         run_means_s=tuple(statistics.fmean(r.step_times_s) for r in chosen),
         calls_at_once=round(statistics.median(r.parts.calls_at_once for r in chosen)),
@@ -189,7 +190,7 @@ def _is_named(run: MeasuredRun, condition: str) -> bool:
 def _permits_borne(plan: Plan, history: History) -> int | None:
     backend = plan.runs[0].config.backend.backend
     same = (run for run in history.runs if run.tables.get("backend", {}).get("backend") == backend)
-    known = median_of_known(run.permits_borne for run in same)
+    known = median(run.permits_borne for run in same)
     return None if known is None else max(1, round(known))
 
 
@@ -202,13 +203,13 @@ def _run_variance(conditions: Sequence[Measured]) -> float:
     """Estimate how much runs of a condition differ beyond what their steps explain; 0 for single runs."""
     squares, freedom, explained = 0.0, 0, 0.0
     for measured in conditions:
-        mean = statistics.fmean(measured.run_means_s)
-        if measured.runs < 2 or not mean:
+        mean_s = statistics.fmean(measured.run_means_s)
+        if measured.runs < 2 or not mean_s:
             continue
-        squares += math.fsum((own / mean - 1) ** 2 for own in measured.run_means_s)
+        squares += math.fsum((own / mean_s - 1) ** 2 for own in measured.run_means_s)
         freedom += measured.runs - 1
         steps = measured.steps / measured.runs
-        explained += (measured.runs - 1) * statistics.pvariance(measured.step_times_s) / mean**2 / steps
+        explained += (measured.runs - 1) * statistics.pvariance(measured.step_times_s) / mean_s**2 / steps
     return max(0.0, (squares - explained) / freedom) if freedom else 0.0
 
 

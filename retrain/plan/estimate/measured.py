@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ from retrain.clock import posix_s, seconds_between
 from retrain.errors import RecordsError
 from retrain.plan.estimate.workload import Crowding, Stretch
 from retrain.records.attempts import read_attempts
+from retrain.records.averages import mean, median
 from retrain.records.layout import RunFiles, recorded_tables
 from retrain.records.lines import Row, number_in
 from retrain.records.metrics import MetricsEnds, read_ends
@@ -109,7 +110,7 @@ def measure_run(directory: Path) -> MeasuredRun | None:
     is_finished = attempt.ending == RunState.DONE and done is not None
     evaluation_s = number_in(done.result, "eval_time_s") if done else None
     if evaluation_s is None:
-        evaluation_s = mean_of_known(number_in(row, "eval_time_s") for row in whole.last) or 0.0
+        evaluation_s = mean(number_in(row, "eval_time_s") for row in whole.last) or 0.0
     until_first_s = seconds_between(attempt.started_at, (whole.first or {}).get("timestamp"))
     begin_s, end_s = posix_s(attempt.started_at), posix_s(attempt.ended_at or last.get("timestamp"))
     tables = {name: table for name, table in recorded_tables(files).items() if isinstance(table, dict)}
@@ -125,24 +126,12 @@ def measure_run(directory: Path) -> MeasuredRun | None:
         startup_s=None if until_first_s is None else max(0.0, until_first_s - statistics.median(times)),
         closing_s=seconds_between(last.get("timestamp"), attempt.ended_at) if is_finished else None,
         evaluation_s=evaluation_s,
-        max_token_hit_rate=mean_of_known(number_in(row, "max_token_hit_rate") for row in steady),
+        max_token_hit_rate=mean(number_in(row, "max_token_hit_rate") for row in steady),
         permits_borne=_permits_borne(whole.last),
         failures=sum(a.ending in RETRIED for a in attempts),
         active_s=math.fsum(times) / len(times) * int(ends.last[-1]["step"]),
         span=(begin_s, end_s) if begin_s is not None and end_s is not None and begin_s < end_s else None,
     )
-
-
-def mean_of_known(values: Iterable[float | None]) -> float | None:
-    """Average the values that are not None; None if there are none."""
-    known = [value for value in values if value is not None]
-    return statistics.fmean(known) if known else None
-
-
-def median_of_known(values: Iterable[float | None]) -> float | None:
-    """Return the median of the values that are not None; None if there are none."""
-    known = [value for value in values if value is not None]
-    return statistics.median(known) if known else None
 
 
 def _steps_of(ends: MetricsEnds, attempt: object) -> MetricsEnds:
@@ -158,14 +147,14 @@ def _seconds(row: Row, key: str) -> float:
 
 
 def _parts(rows: Sequence[Row]) -> StepParts:
-    def mean(key: str) -> float:
+    def average(key: str) -> float:
         return math.fsum(_seconds(row, key) for row in rows) / len(rows)
 
-    waited, held = mean("permit_wait_s"), mean("permit_held_s")
-    sampling, training = mean("sample_time_s"), mean("train_time_s")
+    waited, held = average("permit_wait_s"), average("permit_held_s")
+    sampling, training = average("sample_time_s"), average("train_time_s")
     calling = sampling + training
     together = round((waited + held) / calling) if calling and held else 1
-    return StepParts(sampling, mean("reward_time_s"), training, waited, held, max(1, together))
+    return StepParts(sampling, average("reward_time_s"), training, waited, held, max(1, together))
 
 
 def _alone_s(row: Row, calls_at_once: int) -> float:
@@ -189,4 +178,4 @@ def _between_s(rows: Sequence[Row]) -> float:
         for before, row in itertools.pairwise(rows)
         if (whole_s := seconds_between(before.get("timestamp"), row.get("timestamp"))) is not None
     )
-    return median_of_known(gaps) or 0.0
+    return median(gaps) or 0.0

@@ -6,7 +6,6 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from retrain.plan.estimate.measured import median_of_known
 from retrain.plan.estimate.simulation import Simulation, quantile
 from retrain.plan.estimate.workload import (
     ALONE,
@@ -18,6 +17,7 @@ from retrain.plan.estimate.workload import (
     StepCost,
     Workload,
 )
+from retrain.records.averages import median
 from retrain.records.pace import Pace
 
 MOST_DRAWS, LEAST_DRAWS = 60, 16  # few, so that `status` is fast; the spread is then known to about a fifth
@@ -76,7 +76,7 @@ def remaining(
             key, (step_s, steps) = f"condition {condition}", paces[condition]
         costs[key], counts[key] = StepCost(step_s), steps
         works.append(RunWork(key, run.steps_left, run.is_running))
-    startup_s = median_of_known(run.pace.startup_s for run in runs if run.pace) or 0.0
+    startup_s = median(run.pace.startup_s for run in runs if run.pace) or 0.0
     launching = Launching(max(workers, len(active)), stagger_s, startup_s, crowding=crowding)
     recent = {run.run_id: run.pace.recent_s for run in runs if run.pace and len(run.pace.recent_s) > 1}
     simulation = Simulation(Workload(tuple(works), costs, launching), Pilot(recent, counts), seed=0)
