@@ -41,7 +41,6 @@ class Needs:
         return [package for package, spec in specs.items() if spec is None or spec.origin is None]
 
     def missing_commands(self) -> list[str]:
-        """Return the programs that are not on PATH."""
         return [name for name in self.commands if shutil.which(name) is None]
 
     def has_key(self) -> bool:

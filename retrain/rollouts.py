@@ -74,7 +74,6 @@ class TrainingSample:
 
     @property
     def bonus_weight(self) -> float:
-        """The weight of each token's entropy."""
         return self.token_weight if self.entropy_weight is None else self.entropy_weight
 
 

@@ -29,7 +29,6 @@ class Totals:
 
     @staticmethod
     def sum(parts: Sequence[Totals]) -> Totals:
-        """Return the sum of micro-batches."""
         return Totals(*map(sum, zip(*map(astuple, parts), strict=True)))
 
     def stats(

@@ -104,7 +104,6 @@ class WorkMeter:
         self._sum = NOTHING
 
     def add(self, prefill: Work, decode: Work) -> None:
-        """Add the work of one call."""
         with self._lock:
             self._sum = SamplingWork(self._sum.prefill + prefill, self._sum.decode + decode)
 

@@ -52,7 +52,6 @@ class Commands(TyperGroup):
         self.commands: dict[str, Any] = dict.fromkeys(COMMANDS)  # names, for suggestions
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        """Return a command, or None if there is none of that name."""
         del ctx
         if cmd_name in COMMANDS and self.commands[cmd_name] is None:
             self.commands[cmd_name] = _build(cmd_name)
@@ -65,7 +64,6 @@ class Commands(TyperGroup):
             formatter.write_dl(list(COMMANDS.items()))
 
     def get_params(self, ctx: Any) -> list[Any]:
-        """Return the options of `retrain` itself."""
         return [_convert_plainly(param) for param in super().get_params(ctx)]
 
 

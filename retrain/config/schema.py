@@ -113,7 +113,6 @@ class Backend(Section):
 
     @property
     def first_permits(self) -> int:
-        """The initial number of permits."""
         return FIRST_PERMITS if self.max_concurrent == "auto" else self.max_concurrent
 
 

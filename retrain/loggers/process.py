@@ -59,11 +59,9 @@ class LoggerProcess:
         self.id, self.settles_s = str(opened["id"]), float(opened["settles_s"])
 
     def rows(self, rows: Sequence[Row]) -> None:
-        """Log rows."""
         self._ask("rows", rows)
 
     def flush(self) -> None:
-        """Make what was logged last."""
         self._ask("flush")
 
     def close(self, state: str, result: Row) -> None:

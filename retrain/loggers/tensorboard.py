@@ -42,7 +42,6 @@ class _TensorBoard:
             self._add(run.resumed_from_step + 1, time.time(), session_log=log)
 
     def rows(self, rows: Sequence[Row]) -> None:
-        """Add a scalar for each number."""
         for row in rows:
             values = [
                 self._summaries.Summary.Value(tag=key, simple_value=value)

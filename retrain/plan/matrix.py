@@ -48,7 +48,6 @@ class RunPlan:
 
     @property
     def planned(self) -> PlannedRun:
-        """The run as its records name it."""
         from retrain.records.run_row import PlannedRun  # not at the top: `explain` needs no records
 
         return PlannedRun(self.run_id, self.condition, self.seed, self.max_steps, self.config_hash)

@@ -93,15 +93,12 @@ class Imported:
         return self._checked(found, f"{self.name}: {name}", declared.arguments)
 
     def parameters(self) -> tuple[Parameter, ...] | None:
-        """Return the entry function's keyword-only parameters; None if it takes any."""
         return _keys(from_function(self.found), self.spec)
 
     def constant(self, name: str, default: Any) -> Any:
-        """Return a constant that the plugin's module sets."""
         return getattr(self.module, name, default)
 
     def summary(self) -> str:
-        """Return the first line of its description."""
         return ((self.module and self.module.__doc__) or "").strip().partition("\n")[0]
 
     def _checked(

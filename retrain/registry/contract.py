@@ -71,7 +71,6 @@ class PluginSpec:
     judge: str = ""  # hook that checks the table's values; the only check if the entry function has no keys
 
     def hook(self, name: str) -> Hook:
-        """Return a declared hook."""
         return next(hook for hook in self.hooks if hook.name == name)
 
 

@@ -36,17 +36,14 @@ class EventLines(Observer):
         self._total = 0
 
     def begun(self, files: CampaignFiles, runs: Sequence[RunPlan], workers: int) -> None:
-        """Print the number of runs and where records go."""
         self._total = len(runs)
         self._print(f"{count_of(len(runs), 'run')}, {workers} at a time, records in {files.directory}")
 
     def started(self, run: RunPlan) -> None:
-        """Print that a run started."""
         self._started[run.run_id] = time.monotonic()
         self._print(f"started {run.title}")
 
     def ended(self, run: RunPlan, ending: Ending, tail: Sequence[str]) -> None:
-        """Print how a run ended, with the last lines of its output after a failure."""
         self._done += 1
         started = self._started.get(run.run_id)
         took_s = ending.took_s  # not measured here, because an engine is polled only now and then
@@ -61,11 +58,9 @@ class EventLines(Observer):
             self._console.print(f"    {said}", style="dim", soft_wrap=True)
 
     def retrying(self, run: RunPlan, ending: Ending, delay_s: float) -> None:
-        """Print why a run is retried, and when."""
         self._print(f"retrying {run.title} in {format_duration(delay_s)}: {ending.message}")
 
     def notice(self, text: str) -> None:
-        """Print a message."""
         self._print(text)
 
     def _print(self, what: str | Text) -> None:
@@ -105,25 +100,21 @@ class LiveView(EventLines):
         self._bars.stop()
 
     def begun(self, files: CampaignFiles, runs: Sequence[RunPlan], workers: int) -> None:
-        """Show the campaign's bar."""
         super().begun(files, runs, workers)
         self._files = files
         self._campaign = self._bars.add_task("campaign", total=sum(run.max_steps for run in runs), note="")
 
     def started(self, run: RunPlan) -> None:
-        """Show the run's bar."""
         super().started(run)
         bar = self._bars.add_task(f"  {run.title}", total=run.max_steps, note="")
         with self._changing:
             self._active[run.run_id] = (bar, run)
 
     def ended(self, run: RunPlan, ending: Ending, tail: Sequence[str]) -> None:
-        """Take the run's bar away."""
         self._drop(run, done=ending.state is RunState.DONE)
         super().ended(run, ending, tail)
 
     def retrying(self, run: RunPlan, ending: Ending, delay_s: float) -> None:
-        """Take the run's bar away until it starts again."""
         self._drop(run, done=False)
         super().retrying(run, ending, delay_s)
 

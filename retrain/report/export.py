@@ -36,7 +36,6 @@ class Table:
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """Their names."""
         return tuple(self.kinds)
 
 

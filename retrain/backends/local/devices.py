@@ -50,7 +50,6 @@ class DeviceMemory:
             self._share = share
 
     def begin_peak(self) -> None:
-        """Start measuring the peak."""
         if self._device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self._device)
 

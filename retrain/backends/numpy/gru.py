@@ -42,11 +42,9 @@ class Weights:
         return self._views[name]
 
     def zeros_like(self) -> Weights:
-        """Return weights of the same shapes, all zero."""
         return Weights(self.shapes, self.flat.dtype.name)
 
     def copy(self) -> Weights:
-        """Return a copy."""
         same = self.zeros_like()
         same.flat[:] = self.flat
         return same

@@ -130,7 +130,6 @@ class Adam(Sgd):
         self.arrays = {"adam_mean": self.mean, "adam_square": self.square}
 
     def step(self, weights: Array, gradient: Array, lr: float) -> None:
-        """Take one step downhill, in place."""
         self.steps += 1
         self.mean += (1 - DECAY_MEAN) * (gradient - self.mean)
         self.square += (1 - DECAY_SQUARE) * (gradient * gradient - self.square)
@@ -139,7 +138,6 @@ class Adam(Sgd):
         weights -= lr * mean / (np.sqrt(square) + EPSILON)
 
     def sqr_norm(self, gradient: Array) -> float:
-        """Return the squared norm of a gradient, preconditioned as in the update."""
         return super().sqr_norm(
             gradient / adam_preconditioner(self.square, self.steps, DECAY_SQUARE, EPSILON)
         )

@@ -37,14 +37,12 @@ class Answers(logging.Filter):
         self._level = self._shown_from = logging.WARNING
 
     def open(self) -> None:
-        """Start counting."""
         logger = logging.getLogger("httpx")
         self._level, self._shown_from = logger.level, logger.getEffectiveLevel()
         logger.addFilter(self)
         logger.setLevel(min(self._shown_from, logging.INFO))  # the level at which httpx logs a response
 
     def close(self) -> None:
-        """Restore the logger."""
         logger = logging.getLogger("httpx")
         if self in logger.filters:
             logger.removeFilter(self)

@@ -90,7 +90,6 @@ class Session:
         return await self._persist(f"update {self.version + 1}", attempt)
 
     async def undo(self) -> None:
-        """Undo the last update."""
         async with self._lock:
             self.since.pop()
             self._forget()
@@ -111,7 +110,6 @@ class Session:
         await self._persist("resetting the optimizer", attempt)
 
     async def save(self) -> State:
-        """Save weights and optimizer at the API."""
 
         async def attempt() -> State:
             if self.since or not self._saved.path:

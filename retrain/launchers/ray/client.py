@@ -76,7 +76,6 @@ class Client:
         self._connected: Any = None
 
     def jobs(self) -> list[Job]:
-        """List every job of the cluster."""
         with self._asking() as ray:
             return [_job(found) for found in ray.list_jobs() if found.submission_id]
 

@@ -76,7 +76,6 @@ class Home:
         self._wanted = self.directory / "wanted.json"
 
     def prepare(self) -> None:
-        """Create the directories."""
         for directory in (self.directory, self._began, self._stopped):
             make_directory(directory)
 
@@ -85,7 +84,6 @@ class Home:
         write_json(self._terms, asdict(terms))
 
     def terms(self) -> Terms:
-        """Return the terms that a driver follows."""
         found = self._read(self._terms)
         return Terms(**{name: found[name] for name in Terms.__slots__ if name in found})
 
@@ -95,7 +93,6 @@ class Home:
             write_json(self._wanted, {"runs": dict(numbers)})
 
     def wanted(self) -> dict[str, int]:
-        """Return the wanted runs and their numbers."""
         runs = self._read(self._wanted).get("runs", {})
         if not isinstance(runs, dict) or not all(isinstance(number, int) for number in runs.values()):
             raise RecordsError(
@@ -120,12 +117,10 @@ class Home:
         return (self._began / event.name).exists()
 
     def run(self, run_id: str) -> RunFiles:
-        """Return a run's files."""
         alone = is_single_run(self.campaign)
         return RunFiles(self.campaign) if alone else CampaignFiles(self.campaign).run(run_id)
 
     def task_arguments(self, event: Event) -> tuple[str, ...]:
-        """Return the arguments of `task.work`."""
         stop = str(self._stopped / f"{event.run_id}.{event.number}")
         began, run = str(self._began / event.name), str(self.run(event.run_id).directory)
         return str(self.script), run, began, stop, str(self._terms), str(event.driver)

@@ -60,7 +60,6 @@ class Inbox:
         self._before = {number: signal.signal(number, self._catch) for number in self._meaning}
 
     def wait(self, timeout_s: float) -> Asked:
-        """Wait for a request or until the timeout."""
         keys = [sys.stdin.fileno()] if self._has_screen and _has_keys() else []
         ready, _, _ = select.select([self._out, *keys], [], [], timeout_s)
         if self._out in ready:

@@ -29,7 +29,6 @@ class JsonLines:
         self._said: dict[tuple[str, str], object] = {}
 
     def show(self, view: View) -> None:
-        """Print what changed."""
         for line in self.changes(view):
             print(json.dumps(line))
 
