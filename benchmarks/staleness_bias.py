@@ -43,8 +43,8 @@ class ByArrival(Flow[int]):
     """The order that is compared with: who is sampled first comes in first."""
 
     def arrive(self, unit: Unit[int], items: list[int], version: int) -> None:  # type: ignore[override]
-        self._under_way.remove(unit)
-        self._under_way.insert(sum(other.items is not None for other in self._under_way), unit)
+        self.under_way.remove(unit)
+        self.under_way.insert(sum(other.items is not None for other in self.under_way), unit)
         super().arrive(unit, items, version)
 
 
@@ -52,7 +52,7 @@ class ByDeadline(ByArrival):
     """The least waiting that loses nothing: only what is under way is waited for that would get stale."""
 
     def may_take(self) -> bool:
-        versions = sorted(unit.version for unit in self._under_way if unit.items is None)
+        versions = sorted(unit.version for unit in self.under_way if unit.items is None)
         left = [version + (self.settings.max_staleness or 0) - self.version for version in versions]
         is_safe = all(number <= self.asked * max(0, age) for number, age in enumerate(left, start=1))
         return is_safe and super().may_take()

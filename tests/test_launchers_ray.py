@@ -16,7 +16,7 @@ from retrain.errors import (
     RecordsError,
 )
 from retrain.launchers import Begun, Ended
-from retrain.launchers.ray.client import BY_COMMAND, NO_ROOM, Client, LocalJobs, _why_silent
+from retrain.launchers.ray.client import BY_COMMAND, NO_ROOM, Client, LocalJobs, why_silent
 from retrain.launchers.ray.home import Home
 from retrain.launchers.ray.launcher import RayLauncher
 from retrain.locks.held import hold
@@ -292,7 +292,7 @@ def test_a_finished_run_is_done_whatever_ray_and_the_driver_still_say(made: RayL
     ],
 )
 def test_a_silent_cluster_is_told_of_in_the_networks_own_words(said: str, short: str) -> None:
-    assert _why_silent(said) == short
+    assert why_silent(said) == short
 
 
 def test_several_clusters_on_a_machine_are_named_with_what_to_type(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -37,7 +37,7 @@ def view(runs: tuple[RunPlan, ...], tmp_path: Path) -> LiveView:
 
 
 def completed(view: LiveView) -> dict[str, float]:
-    return {task.description: task.completed for task in view._bars.tasks}
+    return {task.description: task.completed for task in view.bars.tasks}
 
 
 def test_bars_follow_what_runs_have_written(view: LiveView) -> None:

@@ -20,7 +20,7 @@ from retrain.status.survey import survey
 from retrain.trainer import logger_threads
 from tests import logger_plugins
 from tests.semaphore_processes import wait_until
-from tests.test_samples import _stop_after
+from tests.test_samples import stop_after
 from tests.test_trainer import SMALL, make_run, parse, train
 
 OWN = "tests.logger_plugins"
@@ -200,7 +200,7 @@ def resumed(tmp_path, *names, stop_at=5):
     """Stop a run at a step, and finish it; with other loggers if there are two names."""
     files = make_run(tmp_path / "run", with_loggers(names[0], max_steps=12, save_every=4))
     stop = threading.Event()
-    end = _stop_after(files, stop_at, stop)
+    end = stop_after(files, stop_at, stop)
     worker.run(files.directory, stop)
     end()
     if len(names) > 1:

@@ -65,7 +65,7 @@ class World:
             tuple(age(s.version) for s in getattr(flow.buffer, name, ()))
             for name in ("_samples", "_unseen", "_seen")
         ]
-        units = [(age(unit.version), unit.items is not None, unit.samples) for unit in flow._under_way]
+        units = [(age(unit.version), unit.items is not None, unit.samples) for unit in flow.under_way]
         account = (round(flow.account.balance, 6), flow.account.started, flow.account.warming)
         return str((contents, units, account, flow.asked, flow.is_training, self.is_waiting))
 

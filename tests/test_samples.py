@@ -110,7 +110,7 @@ def test_a_resumed_run_has_the_samples_of_an_undisturbed_one(tmp_path):
     stopped = make_run(tmp_path / "b", LONG)
     for limit in (5, 11, 100):
         stop = threading.Event()
-        timer = _stop_after(stopped, limit, stop)
+        timer = stop_after(stopped, limit, stop)
         worker.run(stopped.directory, stop)
         timer()
     told = [row | {"attempt": 1} for row in read_samples(stopped.samples)]
@@ -118,7 +118,7 @@ def test_a_resumed_run_has_the_samples_of_an_undisturbed_one(tmp_path):
     assert {row["step"] for row in told} == set(range(1, 31))
 
 
-def _stop_after(files: RunFiles, step: int, stop: threading.Event):
+def stop_after(files: RunFiles, step: int, stop: threading.Event):
     """Ask to stop as soon as the file has a step; gives a function that ends the looking."""
     over = threading.Event()
 

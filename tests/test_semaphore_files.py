@@ -1,5 +1,6 @@
 import os
 import shutil
+import socket
 import stat
 import subprocess
 import sys
@@ -222,8 +223,8 @@ def test_a_release_wakes_the_watcher_also_after_one_was_killed(tmp_path, in_file
     (tmp_path / "turnstile.lock").touch()
     address = wakeup_address(tmp_path / "turnstile.lock", in_file_system=in_file_system)
     wake(address)  # nobody listens
-    killed, ear = WakeupListener(address), None
-    killed._socket.close()  # leaves the file behind, as a kill does
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as killed:
+        killed.bind(address)  # and leaves the file behind, as a kill does
     ear = WakeupListener(address)
     try:
         wake(address)
@@ -258,7 +259,7 @@ def test_a_mount_table_that_makes_no_sense_has_no_problem():
 def test_a_file_system_without_shared_locks_is_refused(tmp_path, monkeypatch):
     table = tmp_path / "mountinfo"
     table.write_text("1 1 0:1 / / rw - nfs server:/ rw\n")
-    monkeypatch.setattr("retrain.semaphore.filesystems._MOUNTINFO", table)
+    monkeypatch.setattr("retrain.semaphore.filesystems.MOUNTINFO", table)
 
     with pytest.raises(LaunchError, match="put the permits on a local disk"):
         FileSemaphore(tmp_path / "permits", 1)

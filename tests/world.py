@@ -96,7 +96,7 @@ class World:
         self.alive: dict[str, Worker] = {}
         self.most_alive = 0
         self.started: list[str] = []
-        self._ended: list[Ended] = []
+        self.ended_runs: list[Ended] = []
         self._orders: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._obeyed = threading.Semaphore(0)
 
@@ -118,7 +118,7 @@ class World:
         lock = hold(RunFiles(run_dir).lock)
         self.started.append(run_id)
         if lock is None:
-            self._ended.append(Ended(run_id, EXIT_INFRASTRUCTURE))
+            self.ended_runs.append(Ended(run_id, EXIT_INFRASTRUCTURE))
             return
         self.alive[run_id] = Worker(run_dir, lock)
         self.most_alive = max(self.most_alive, len(self.alive))
@@ -128,10 +128,10 @@ class World:
 
     def poll(self, timeout_s: float) -> Sequence[Ended]:
         """Wait for the next order once the last is carried out; return ends at once."""
-        if not self._ended and timeout_s > 0:
+        if not self.ended_runs and timeout_s > 0:
             self._obeyed.release()
             self._orders.get()()
-        ends, self._ended = self._ended, []
+        ends, self.ended_runs = self.ended_runs, []
         return ends
 
     def wake(self) -> None:
@@ -184,7 +184,7 @@ class World:
     def _settle(self, run_id: str, code: int | None) -> None:
         if code is not None:
             del self.alive[run_id]
-            self._ended.append(Ended(run_id, code))
+            self.ended_runs.append(Ended(run_id, code))
 
 
 WORLDS: list[World] = []

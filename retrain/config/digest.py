@@ -76,7 +76,7 @@ def is_as_written(tables: Mapping[str, Any]) -> bool:
             return False
     if ":" in known:
         raise ConfigError(f"config_hash = {known!r}: a later retrain wrote this; upgrade retrain")
-    return _digest_of_0_1(tables) == known
+    return digest_of_0_1(tables) == known
 
 
 def is_edited(tables: Mapping[str, Any]) -> bool:
@@ -125,7 +125,7 @@ def _normal(value: Any, key: str, contents: Mapping[str, str]) -> Any:
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
-def _digest_of_0_1(tables: Mapping[str, Any]) -> str:
+def digest_of_0_1(tables: Mapping[str, Any]) -> str:
     """Identify a run.toml as 0.1.0 did: by every value in it, defaults and paths included."""
     kept: dict[str, Any] = {}
     for section, table in tables.items():

@@ -60,9 +60,9 @@ class _Mlflow:
         with _alone(uri) as database:
             if database is not None:
                 _make_tables(database, tracking.MlflowClient)
-            self._client = tracking.MlflowClient(uri)
-            known = self._client.get_experiment_by_name(experiment)
-            within = known.experiment_id if known else self._client.create_experiment(experiment)
+            self.client = tracking.MlflowClient(uri)
+            known = self.client.get_experiment_by_name(experiment)
+            within = known.experiment_id if known else self.client.create_experiment(experiment)
         self.id = self._resumed(run)
         self._held = self._steps() if self.id else set()
         self.id = self.id or self._begun(run, within)
@@ -77,7 +77,7 @@ class _Mlflow:
                 for row in part
                 for key, value in numbers(row).items()
             ]
-            self._client.log_batch(self.id, metrics=metrics)
+            self.client.log_batch(self.id, metrics=metrics)
             self._held.update(row["step"] for row in part)
 
     def flush(self) -> None:
@@ -85,30 +85,30 @@ class _Mlflow:
 
     def close(self, state: str, result: Row) -> None:
         for key, value in numbers(result).items():
-            self._client.log_metric(self.id, f"final_{key}", value)
-        self._client.set_terminated(self.id, STATUS.get(state, "FAILED"))
+            self.client.log_metric(self.id, f"final_{key}", value)
+        self.client.set_terminated(self.id, STATUS.get(state, "FAILED"))
 
     def _resumed(self, run: LoggedRun) -> str:
         if not run.stored_id:
             return ""
         try:
-            self._client.update_run(run.stored_id, status="RUNNING")
+            self.client.update_run(run.stored_id, status="RUNNING")
         except extras.load("mlflow.exceptions", EXTRA, "mlflow").MlflowException:
             return ""  # deleted, or another store
-        self._client.set_tag(run.stored_id, "attempt", str(run.attempt))
+        self.client.set_tag(run.stored_id, "attempt", str(run.attempt))
         return run.stored_id
 
     def _steps(self) -> set[int]:
-        return {point.step for point in self._client.get_metric_history(self.id, IN_EVERY_ROW)}
+        return {point.step for point in self.client.get_metric_history(self.id, IN_EVERY_ROW)}
 
     def _begun(self, run: LoggedRun, within: str) -> str:
         tags = {"campaign": run.campaign, "condition": run.condition, "seed": str(run.seed)}
-        made = self._client.create_run(within, run_name=run.run_id, tags=tags | {"attempt": str(run.attempt)})
+        made = self.client.create_run(within, run_name=run.run_id, tags=tags | {"attempt": str(run.attempt)})
         settings = [
             self._entities.Param(key, str(value)[:LONGEST_PARAMETER]) for key, value in flatten(run.settings)
         ]
         for part in _parts(settings, PARAMETERS_AT_ONCE):
-            self._client.log_batch(made.info.run_id, params=part)
+            self.client.log_batch(made.info.run_id, params=part)
         return str(made.info.run_id)
 
 

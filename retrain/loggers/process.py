@@ -45,7 +45,7 @@ class LoggerProcess:
         Raises:
             LoggerProcessError: it could not be opened.
         """
-        self._child = subprocess.Popen(
+        self.child = subprocess.Popen(
             [sys.executable, "-P", "-m", "retrain.loggers.process", module, function],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -66,11 +66,13 @@ class LoggerProcess:
 
     def close(self, state: str, result: Row) -> None:
         """End the tracker's run and the process."""
-        self._ask("close", state, result)
-        self._end()
+        try:
+            self._ask("close", state, result)
+        finally:
+            self._end()
 
     def _ask(self, what: str, *arguments: Any) -> dict[str, Any]:
-        stdin, stdout = self._child.stdin, self._child.stdout
+        stdin, stdout = self.child.stdin, self.child.stdout
         assert stdin is not None
         assert stdout is not None
         try:
@@ -87,15 +89,15 @@ class LoggerProcess:
         return answer
 
     def _end(self) -> None:
-        for pipe in (self._child.stdin, self._child.stdout):
+        for pipe in (self.child.stdin, self.child.stdout):
             if pipe is not None:
                 with contextlib.suppress(OSError):
                     pipe.close()
         try:
-            self._child.wait(ENDING_S)
+            self.child.wait(ENDING_S)
         except subprocess.TimeoutExpired:
-            self._child.kill()
-            self._child.wait()
+            self.child.kill()
+            self.child.wait()
 
 
 def main(module: str, function: str) -> None:

@@ -54,12 +54,12 @@ class Flow(Generic[Item]):
         self.stale = 0  # samples dropped because of their age
         self.just_dropped: list[Item] = []  # those dropped since the last batch
         self.lost = 0  # samples under way when a process ended
-        self._under_way: deque[Unit[Item]] = deque()  # in starting order
+        self.under_way: deque[Unit[Item]] = deque()  # in starting order
 
     @property
     def in_flight(self) -> int:
         """Samples being produced or waiting to enter the buffer."""
-        return sum(unit.samples for unit in self._under_way)
+        return sum(unit.samples for unit in self.under_way)
 
     @property
     def ahead(self) -> int:
@@ -71,11 +71,11 @@ class Flow(Generic[Item]):
 
         The bound is that of AReaL, arXiv:2505.24298, section 5.1, counted in samples.
         """
-        if self._under_way and self._under_way[0].items is not None:
+        if self.under_way and self.under_way[0].items is not None:
             return False  # even this finished unit has no room yet, or comes too early
         staleness = self.settings.max_staleness
         if staleness is None:
-            waiting = sum(unit.samples for unit in self._under_way if unit.items is not None)
+            waiting = sum(unit.samples for unit in self.under_way if unit.items is not None)
             return waiting < self.settings.capacity
         batches_in_time = staleness + 1 - self.is_training
         is_fresh = self.ahead + self.settings.unit_size <= self.asked * batches_in_time
@@ -84,7 +84,7 @@ class Flow(Generic[Item]):
     def start(self) -> Unit[Item]:
         """Start a unit and count its expected samples as in flight."""
         unit: Unit[Item] = Unit(self.version, self.settings.unit_size)
-        self._under_way.append(unit)
+        self.under_way.append(unit)
         return unit
 
     def arrive(self, unit: Unit[Item], items: Iterable[Item], version: int) -> None:
@@ -157,7 +157,7 @@ class Flow(Generic[Item]):
 
     def _let_in(self) -> None:
         """Move samples of finished units into the buffer, oldest unit first, while there is room."""
-        while self._under_way and (unit := self._under_way[0]).items is not None:
+        while self.under_way and (unit := self.under_way[0]).items is not None:
             while unit.items:
                 is_stale = self._is_stale(unit.version)
                 if not is_stale and not self._has_place():
@@ -167,7 +167,7 @@ class Flow(Generic[Item]):
                     self._drop([unit.items.popleft()])
                 else:
                     self.buffer.put(Sample(unit.items.popleft(), unit.version))
-            self._under_way.popleft()
+            self.under_way.popleft()
 
     def _has_place(self) -> bool:
         share = self.asked / self.settings.batch_size
@@ -192,7 +192,7 @@ class Flow(Generic[Item]):
         if oldest is None:
             return 0
         waiting = sorted(
-            [*self.buffer.versions(), *(u.version for u in self._under_way for _ in range(u.samples))]
+            [*self.buffer.versions(), *(u.version for u in self.under_way for _ in range(u.samples))]
         )
         left = [
             number - self.asked * max(0, version + oldest - self.version)

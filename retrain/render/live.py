@@ -72,7 +72,7 @@ class LiveView(EventLines):
 
     def __init__(self, console: Console) -> None:
         super().__init__(console)
-        self._bars = Progress(
+        self.bars = Progress(
             TextColumn("{task.description}", markup=False),
             BarColumn(bar_width=24),
             MofNCompleteColumn(),
@@ -90,23 +90,23 @@ class LiveView(EventLines):
         self._thread = threading.Thread(target=self._refresh, name="live view", daemon=True)
 
     def __enter__(self) -> LiveView:
-        self._bars.start()
+        self.bars.start()
         self._thread.start()
         return self
 
     def __exit__(self, *_: object) -> None:
         self._left.set()
         self._thread.join()
-        self._bars.stop()
+        self.bars.stop()
 
     def begun(self, files: CampaignFiles, runs: Sequence[RunPlan], workers: int) -> None:
         super().begun(files, runs, workers)
         self._files = files
-        self._campaign = self._bars.add_task("campaign", total=sum(run.max_steps for run in runs), note="")
+        self._campaign = self.bars.add_task("campaign", total=sum(run.max_steps for run in runs), note="")
 
     def started(self, run: RunPlan) -> None:
         super().started(run)
-        bar = self._bars.add_task(f"  {run.title}", total=run.max_steps, note="")
+        bar = self.bars.add_task(f"  {run.title}", total=run.max_steps, note="")
         with self._changing:
             self._active[run.run_id] = (bar, run)
 
@@ -141,13 +141,13 @@ class LiveView(EventLines):
             if self._active.get(run.run_id) == (bar, run):  # it may have ended while the row was read
                 self._steps[run.run_id] = row["step"]
                 note = f"reward {number(row.get('mean_reward'), 2)}"
-                self._bars.update(bar, completed=row["step"], note=note)
+                self.bars.update(bar, completed=row["step"], note=note)
 
     def _drop(self, run: RunPlan, *, done: bool) -> None:
         with self._changing:
             active = self._active.pop(run.run_id, None)
             if active is not None:
-                self._bars.remove_task(active[0])
+                self.bars.remove_task(active[0])
             if done:
                 self._steps[run.run_id] = run.max_steps
         self._count()
@@ -155,4 +155,4 @@ class LiveView(EventLines):
     def _count(self) -> None:
         if self._campaign is not None:
             with self._changing:
-                self._bars.update(self._campaign, completed=sum(self._steps.values()))
+                self.bars.update(self._campaign, completed=sum(self._steps.values()))

@@ -9,7 +9,7 @@ _NETWORK = "locks there depend on a lock service that can forget them, or keep a
 _PRIVATE = "each machine or container may keep its own locks there, so permits could be given out twice"
 _REASONS = dict.fromkeys(("9p", "afs", "beegfs", "fuse", "vboxsf", "virtiofs"), _PRIVATE)
 _REASONS |= dict.fromkeys(("cifs", "nfs", "nfs4", "smb2", "smb3", "smbfs"), _NETWORK)
-_MOUNTINFO = Path("/proc/self/mountinfo")
+MOUNTINFO = Path("/proc/self/mountinfo")
 
 
 def lock_sharing_problem(directory: Path | str, mountinfo: str | None = None) -> str | None:
@@ -21,9 +21,9 @@ def lock_sharing_problem(directory: Path | str, mountinfo: str | None = None) ->
             Systems without one (macOS) have no known problem.
     """
     if mountinfo is None:
-        if not _MOUNTINFO.exists():
+        if not MOUNTINFO.exists():
             return None
-        mountinfo = _MOUNTINFO.read_text(encoding="utf-8", errors="surrogateescape")
+        mountinfo = MOUNTINFO.read_text(encoding="utf-8", errors="surrogateescape")
     place = Path(directory).resolve()
     mount_point, kind, options = _mount_of(place, mountinfo)
     reason = _REASONS.get("fuse" if kind.startswith("fuse.") else kind)

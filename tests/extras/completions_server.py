@@ -70,7 +70,7 @@ class CompletionsServer(ThreadingHTTPServer):
         rows = [tuple(ids) for ids in body["prompt"] for _ in range(body["n"])]
         how = Sampling(body["n"], body["max_tokens"], body["temperature"])
         generator = torch.Generator().manual_seed(body["seed"])
-        drawn = self.policy._torch.complete([tuple(ids) for ids in body["prompt"]], how, generator)
+        drawn = self.policy.sampler.complete([tuple(ids) for ids in body["prompt"]], how, generator)
         pairs = enumerate(zip(rows, drawn, strict=True))
         return [self.choice(i, row, one) for i, (row, one) in pairs][::-1]  # an order is not promised
 

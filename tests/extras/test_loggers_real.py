@@ -182,7 +182,7 @@ def test_a_call_to_mlflow_that_fails_half_way_repeats_no_step(tmp_path, monkeypa
     run = LoggedRun("c", "r_s0", "r", 0, 1, 0, tmp_path, {}, "")
     logger = mlflow.open_here(run, tracking_uri="", experiment="")
     monkeypatch.setattr(mlflow, "AT_ONCE", 4)
-    real, calls = logger._client.log_batch, []
+    real, calls = logger.client.log_batch, []
 
     def fail_second(*args, **kwargs):
         calls.append(len(kwargs["metrics"]))
@@ -190,13 +190,13 @@ def test_a_call_to_mlflow_that_fails_half_way_repeats_no_step(tmp_path, monkeypa
             raise ConnectionError
         real(*args, **kwargs)
 
-    monkeypatch.setattr(logger._client, "log_batch", fail_second)
+    monkeypatch.setattr(logger.client, "log_batch", fail_second)
     rows = [{"step": step, "step_time_s": 0.1 * step, "loss": 1.0} for step in range(1, 6)]
     with pytest.raises(ConnectionError):
         logger.rows(rows)
     logger.rows(rows)
     assert calls == [4, 4, 4, 2]
-    history = logger._client.get_metric_history(logger.id, "loss")
+    history = logger.client.get_metric_history(logger.id, "loss")
     assert [one.step for one in history] == [1, 2, 3, 4, 5]
 
 

@@ -146,7 +146,7 @@ class CampaignMachine(RuleBasedStateMachine):
                 run_id = self.chosen(data)
                 self.expect_step(run_id)
                 self.world.step(run_id)
-        self.world._ended.clear()  # nobody was there to see it
+        self.world.ended_runs.clear()  # nobody was there to see it
         self.permits = PERMITS  # the file says how many
         self.supervise(reopen(self.campaign))
 

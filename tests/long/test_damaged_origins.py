@@ -17,7 +17,7 @@ from retrain import worker
 from retrain.campaign import Observer
 from retrain.campaign.endings import Ending
 from retrain.campaign.run import reopen, start
-from retrain.config.digest import _digest_of_0_1
+from retrain.config.digest import digest_of_0_1
 from retrain.errors import EXIT_CONFIG, ConfigError
 from retrain.plan.matrix import RunPlan
 from retrain.records.attempts import read_attempts
@@ -184,7 +184,7 @@ def as_of_0_1_0(files: RunFiles) -> None:
     tables = tomllib.loads(files.run_toml.read_text())
     tables["run"] = {key: tables["run"][key] for key in ("run_id", "campaign", "condition")}
     tables["data"]["options"]["held_out_path"] = "b.jsonl"
-    tables["run"]["config_hash"] = _digest_of_0_1(tables)
+    tables["run"]["config_hash"] = digest_of_0_1(tables)
     files.run_toml.write_text(tomli_w.dumps(tables))
     if files.done.exists():
         done = json.loads(files.done.read_text()) | {"config_hash": tables["run"]["config_hash"]}

@@ -63,7 +63,7 @@ class LocalBackend:
         self.costs = _costs(policy, options)
         self._memory = DeviceMemory(device)
         budgets = dict.fromkeys(("sample", "evaluate"), options.tokens_per_sampling_batch)
-        self._torch = TorchSampler(policy, self.text, self._memory, self.costs, budgets)
+        self.sampler = TorchSampler(policy, self.text, self._memory, self.costs, budgets)
         self._engine: EngineSampler | None = None
         if self.info.remote:
             self._engine = EngineSampler(spec, options, policy, self.text.end_ids)
@@ -99,7 +99,7 @@ class LocalBackend:
         if self._engine is not None:
             drawn = self._engine.complete(ids, sampling, version, generator)
         else:
-            drawn = self._torch.complete(ids, sampling, generator)
+            drawn = self.sampler.complete(ids, sampling, generator)
         return to_groups(self.text, prompts, drawn, sampling.group_size, version)
 
     def update(
@@ -129,16 +129,16 @@ class LocalBackend:
         self.optimizer.reset()
 
     def take_sampling_work(self) -> SamplingWork:
-        return self._torch.work.take()
+        return self.sampler.work.take()
 
     def save(self, directory: Path) -> None:
-        budgets = {"train": self._learner.tokens_at_a_time, **self._torch.budgets}
+        budgets = {"train": self._learner.tokens_at_a_time, **self.sampler.budgets}
         save_policy(directory, self.policy, self.optimizer, self.generator, self._identity, budgets)
 
     def load(self, directory: Path) -> None:
         budgets = load_policy(directory, self.policy, self.optimizer, self.generator, self._identity)
         self._learner.tokens_at_a_time = budgets.pop("train")
-        self._torch.budgets = budgets
+        self.sampler.budgets = budgets
         if self._engine is not None:
             self._engine.restart()
 

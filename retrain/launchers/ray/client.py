@@ -152,7 +152,7 @@ class Client:
                 'dashboard, such as --set campaign.ray.address="http://127.0.0.1:8265"'
             )
         return EngineDownError(
-            f"no Ray cluster answers {self._where()} ({_why_silent(text)}); "
+            f"no Ray cluster answers {self._where()} ({why_silent(text)}); "
             '[campaign.ray].address is that of its dashboard, such as "http://HEAD:8265"'
         )
 
@@ -251,7 +251,7 @@ def said_of(job: Job) -> str:
     return f"Ray says {job.status} of {job.id} ({plain(lines[0], 200).rstrip(':')}{last})"
 
 
-def _why_silent(text: str) -> str:
+def why_silent(text: str) -> str:
     """Return the network error, without the many errors that libraries wrap it in."""
     found = NETWORK.search(text)
     if found:
