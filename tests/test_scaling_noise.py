@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from retrain.controllers.scaling.noise_scale import GradientNoiseScale, adam_preconditioner, squared_norms
+from retrain.controllers.scaling.noise_scale import GradientNoiseScale, adam_preconditioner
 from retrain.controllers.scaling.rules import AdamScaleRule, AdaScaleRule
 
 PUBLISHED = json.loads((Path(__file__).parent / "data" / "scaling_rules.json").read_text())
@@ -17,6 +17,13 @@ PUBLISHED = json.loads((Path(__file__).parent / "data" / "scaling_rules.json").r
 
 def arrays_of(micro_gradients):
     return [[np.array(group) for group in micro] for micro in micro_gradients]
+
+
+def squared_norms(gradients):
+    """The squared norms of parts, (parts, groups), and of their mean, (groups,)."""
+    local = [[np.square(group).sum() for group in part] for part in gradients]
+    mean = [np.square(np.mean(parts, axis=0)).sum() for parts in zip(*gradients, strict=True)]
+    return np.array(local), np.array(mean)
 
 
 class Trace:

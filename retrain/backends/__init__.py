@@ -179,7 +179,6 @@ class Backend(Protocol):
             BackendMemoryError: did not fit in memory.
             ConfigError: a prompt leaves no room for a completion.
         """
-        ...
 
     def update(
         self, samples: Sequence[TrainingSample], loss: Loss, optimization: Optimization
@@ -190,11 +189,9 @@ class Backend(Protocol):
             NonFiniteError: the loss or gradient is not finite; weights are unchanged.
             BackendMemoryError: did not fit in memory; weights are unchanged.
         """
-        ...
 
     def save(self, directory: Path) -> MaybeAwaitable[None]:
         """Write weights, optimizer and every RNG into an existing, empty directory."""
-        ...
 
     def load(self, directory: Path) -> MaybeAwaitable[None]:
         """Restore what `save` wrote; later steps equal those of an uninterrupted run.
@@ -202,8 +199,6 @@ class Backend(Protocol):
         Raises:
             RecordsError: unreadable, or saved by another policy.
         """
-        ...
 
     def close(self) -> MaybeAwaitable[None]:
         """Release devices and connections; safe to call twice."""
-        ...

@@ -22,11 +22,9 @@ class Vocabulary(Protocol):
 
     def completions(self, rows: Sequence[Ids]) -> list[str]:
         """Return the completions' texts without end token."""
-        ...
 
     def pieces(self, tokens: Ids) -> tuple[str, ...]:
         """Return each token's text; a special token's is empty."""
-        ...
 
 
 def to_groups(

@@ -30,11 +30,7 @@ class Calibrator:
     """One calibration of one file."""
 
     def __init__(self, path: Path, overrides: Sequence[str], effort: Effort) -> None:
-        """Read and check the file; nothing is run.
-
-        Raises:
-            ConfigError: every problem of the file.
-        """
+        """Read and check the file; a ConfigError lists every problem. Nothing is run."""
         load_config(path, overrides)  # reports every problem under the file's name
         self._path = path
         self._overrides = overrides
@@ -107,11 +103,7 @@ class Calibrator:
         return evidence.conclusion(self._path.name, directory, left_out, was_interrupted=session.interrupted)
 
     def write(self, found: Calibration, target: Path) -> Calibration:
-        """Write the calibrated file.
-
-        Raises:
-            RecordsError: it cannot be written.
-        """
+        """Write the calibrated file; raise RecordsError if it cannot be written."""
         schema = written.schema_line(self._path)
         text = written.to_toml(self._tables, found.advice, self._path.name, self._overrides, schema)
         try:

@@ -74,11 +74,7 @@ def templates() -> dict[str, str]:
 
 
 def read_template(name: str) -> str:
-    """Return a template's text.
-
-    Raises:
-        ConfigError: there is none of that name.
-    """
+    """Return a template's text; raise ConfigError if there is none of that name."""
     from retrain.registry import hint
 
     known = templates()

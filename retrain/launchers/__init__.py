@@ -87,11 +87,9 @@ class Launcher(Protocol):
 
     def describe(self) -> str:
         """Return a short description of where workers execute."""
-        ...
 
     def room(self) -> int:
         """Return how many more runs fit without any of them waiting in the engine's queue."""
-        ...
 
     def submit(self, run_ids: Sequence[str]) -> Collection[str]:
         """Start workers, or queue them.
@@ -103,7 +101,6 @@ class Launcher(Protocol):
             EngineDownError: the engine does not answer at present; nothing was accepted.
             LaunchError: it refuses, and a retry would not help.
         """
-        ...
 
     def queued(self) -> Collection[str]:
         """Return the runs that an earlier orchestrator submitted and the engine still has.
@@ -111,7 +108,6 @@ class Launcher(Protocol):
         Raises:
             EngineDownError: the engine does not answer at present.
         """
-        ...
 
     def adopt(self, run_ids: Sequence[str]) -> None:
         """Watch runs that an earlier orchestrator submitted, or that are alive without a task.
@@ -119,16 +115,12 @@ class Launcher(Protocol):
         Raises:
             LaunchError: they cannot be watched from here.
         """
-        ...
 
     def poll(self, timeout_s: float) -> Sequence[Begun | Ended]:
         """Wait for an event, `wake` or the timeout; return what happened."""
-        ...
 
     def wake(self) -> None:
         """Make a running `poll` return; safe in a signal handler."""
-        ...
 
     def cancel(self, run_ids: Sequence[str], *, now: bool) -> None:
         """Ask workers to save and exit, or kill them; queued runs never start."""
-        ...

@@ -49,15 +49,12 @@ class Logger(Protocol):
 
     def rows(self, rows: Sequence[Row]) -> None:
         """Log rows in step order; an earlier attempt may have logged some of them."""
-        ...
 
     def flush(self) -> None:
         """Make logged rows durable."""
-        ...
 
     def close(self, state: str, result: Row) -> None:
         """End the run with its state (a `RunState`) and its result."""
-        ...
 
 
 def numbers(row: Row) -> dict[str, float]:

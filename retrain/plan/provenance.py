@@ -54,11 +54,7 @@ def write_provenance(files: CampaignFiles, origin: Provenance) -> None:
 
 
 def read_provenance(files: CampaignFiles) -> Provenance:
-    """Read origin.json.
-
-    Raises:
-        RecordsError: it is missing or damaged.
-    """
+    """Read origin.json; raise RecordsError if it is missing or damaged."""
     found = read_json(files.origin)
     if found is None:
         raise RecordsError(f"{files.origin}: is missing")

@@ -73,11 +73,7 @@ class Imported:
     module: ModuleType | None  # of hooks and constants; None for a function with another name
 
     def function(self) -> Callable[..., Any]:
-        """Return the entry function.
-
-        Raises:
-            ConfigError: it does not take the arguments of its kind.
-        """
+        """Return the entry function; raise ConfigError if it does not take the arguments of its kind."""
         return self._checked(self.found, self.name, self.spec.arguments, self.spec.given)
 
     def hook(self, name: str) -> Callable[..., Any] | None:

@@ -84,11 +84,9 @@ class BatchScorer(Protocol):
 
     def score_all(self, answers: Sequence[Answer]) -> list[Score] | Awaitable[list[Score]]:
         """Score every completion, in order."""
-        ...
 
     def close(self) -> None:
         """Release processes and connections; safe to call twice."""
-        ...
 
 
 def number_of(reward: object) -> float:

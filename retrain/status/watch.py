@@ -51,11 +51,7 @@ class Watcher:
         self._batches: dict[tuple[str, str], Event] = {}  # the last change of each run's batch
 
     def look(self) -> View:
-        """Update everything.
-
-        Raises:
-            RecordsError: there is no such directory, or it cannot be listed.
-        """
+        """Update everything; raise RecordsError if there is no such directory, or it cannot be listed."""
         for directory in self._new_directories():
             self._campaigns[directory.name] = _CampaignTracker(directory)
         campaigns, added = [], []

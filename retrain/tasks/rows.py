@@ -41,11 +41,7 @@ def option_problems(fields: Fields, held_out: float, **required: str) -> list[st
 
 
 def check_columns(available: Sequence[str], fields: Fields, source: str) -> list[str]:
-    """Return the columns to read.
-
-    Raises:
-        ConfigError: a column is missing; lists the available ones.
-    """
+    """Return the columns to read; if one is missing, a ConfigError lists the available ones."""
     wanted = {"prompt_field": fields.prompt}
     if fields.answer:
         wanted["answer_field"] = fields.answer

@@ -18,7 +18,7 @@ from retrain import registry
 from retrain.backends import Optimization, Sampling
 from retrain.backends.numpy.files import load_policy, save_policy
 from retrain.backends.numpy.gru import Weights, initial_weights, unroll_prompts
-from retrain.backends.numpy.sampling import complete
+from retrain.backends.numpy.policy import complete
 from retrain.backends.numpy.training import Adam, clip_by_norm, loss_gradient
 from retrain.rollouts import Floats, Loss, LossTerms, Prompt, Rollout, TrainingSample
 from tests.tinker_api.wire import Datum, ForwardBackward, write_forward_backward, write_samples

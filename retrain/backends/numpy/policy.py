@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 
@@ -30,14 +31,22 @@ from retrain.backends import (
 )
 from retrain.backends.numpy import NumpyOptions
 from retrain.backends.numpy.files import load_policy, save_policy
-from retrain.backends.numpy.gru import Array, Weights, initial_weights, unroll_prompts
-from retrain.backends.numpy.sampling import complete
+from retrain.backends.numpy.gru import (
+    Array,
+    Ints,
+    Weights,
+    advance,
+    initial_weights,
+    input_table,
+    log_probabilities,
+    unroll_prompts,
+)
 from retrain.backends.numpy.training import Adam, Sgd, clip_by_norm, loss_gradient
 from retrain.backends.objective import Totals, moments_of, split_by_group
-from retrain.backends.text import as_written, to_groups
+from retrain.backends.text import as_written, by_completion, to_groups
 from retrain.backends.work import ModelCosts, WorkMeter
 from retrain.demonstrations import Demonstration
-from retrain.engines import Ids
+from retrain.engines import Drawn, Ids
 from retrain.errors import BackendMemoryError, ConfigError, NonFiniteError
 from retrain.rollouts import Group, Loss, Prompt, Rollout, TrainingSample
 
@@ -220,3 +229,35 @@ def _fitting(what: str, advice: str) -> Iterator[None]:
         yield
     except MemoryError as error:
         raise BackendMemoryError(f"{what} did not fit in memory ({error}); {advice}") from error
+
+
+def complete(weights: Weights, states: Array, sampling: Sampling, random: np.random.Generator) -> list[Drawn]:
+    """Continue each state (sequences, hidden) until the end token or `max_tokens`.
+
+    Finished rows leave the batch at once, and no allocation depends on `max_tokens`. Temperature 0
+    takes the most likely token, with its log-probability at temperature 1.
+    """
+    end = weights.shapes["output"][1] - 1
+    table = input_table(weights)
+    rows = np.arange(len(states))
+    ended = np.zeros(len(states), dtype=np.bool_)
+    columns: list[tuple[Ints, Ints, Array, Array]] = []
+    while True:
+        logp = log_probabilities(weights, states, sampling.temperature)
+        probabilities = np.exp(logp)
+        tokens = logp.argmax(axis=1) if sampling.temperature == 0 else _draw(probabilities, random)
+        entropies = -(probabilities * logp).sum(axis=1)
+        columns.append((rows, tokens, logp[np.arange(len(rows)), tokens], entropies))
+        alive = tokens != end
+        ended[rows[~alive]] = True
+        if len(columns) >= sampling.max_tokens or not alive.any():
+            return by_completion(map(np.concatenate, zip(*columns, strict=True)), ended.tolist())
+        rows, tokens, states = rows[alive], tokens[alive], states[alive]
+        states = advance(weights, table[tokens], states).state
+
+
+def _draw(probabilities: Array, random: np.random.Generator) -> Ints:
+    cumulative = probabilities.cumsum(axis=1)
+    # scaled by the last column, so that rounding cannot select an index past the last token
+    thresholds = random.random((len(cumulative), 1)) * cumulative[:, -1:]
+    return cast(Ints, (cumulative[:, :-1] <= thresholds).sum(axis=1))

@@ -7,7 +7,7 @@ alone, so that any framework can measure them; a single norm contains no informa
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -19,17 +19,6 @@ FIRST_SETTLED_STEP = 5  # before this step Adam's second moment is mostly noise
 LEAST_SHARE = 1e-9  # keeps the formulas defined before the first informative group
 LEAST_VAR = 1e-6  # gradient variance is never exactly 0; keeps factors and gains defined
 SHARE_SMOOTHING = 0.99  # per initial batch; the share can drop from nearly all to a few within some hundred
-
-
-def squared_norms(gradients: Sequence[Sequence[Floats]]) -> tuple[Floats, Floats]:
-    """Return the arguments of `GradientNoiseScale.update`: (n, groups) of parts, (groups,) of their mean.
-
-    `gradients` are the mean gradients of n parts for each parameter group, of any shape, divided by the
-    optimizer's preconditioner if it has one.
-    """
-    local = [[np.square(group).sum() for group in part] for part in gradients]
-    mean = [np.square(np.mean(parts, axis=0)).sum() for parts in zip(*gradients, strict=True)]
-    return np.array(local, dtype=np.float64), np.array(mean, dtype=np.float64)
 
 
 def adam_preconditioner(second_moment: Floats, step: int, beta2: float, eps: float) -> Floats:

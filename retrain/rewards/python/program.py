@@ -18,11 +18,7 @@ def program_of(completion: str) -> str:
 
 
 def cases_of(answer: str) -> list[tuple[str, str]]:
-    """Return the inputs and outputs of an answer.
-
-    Raises:
-        UnscoredError: there are none.
-    """
+    """Return the inputs and outputs of an answer; raise UnscoredError if there are none."""
     try:
         cases = [(str(case["input"]), str(case["output"])) for case in json.loads(answer)]
     except (ValueError, TypeError, KeyError) as error:
