@@ -9,6 +9,7 @@ import pytest
 from retrain.rewards import Answer, Outcome, Score, python
 from retrain.rewards.python.scorer import ProgramScorer
 from retrain.rollouts import Prompt
+from tests.namespaces import BUBBLEWRAP
 
 HONEST = {
     "data of every kind": (
@@ -257,7 +258,7 @@ def f(x):
 }
 
 
-@pytest.fixture(scope="module", params=["bubblewrap", "process"])
+@pytest.fixture(scope="module", params=[BUBBLEWRAP, "process"])
 def scorer(request: pytest.FixtureRequest) -> Iterator[ProgramScorer]:
     opened = python.open_scorer(workers=1, timeout_s=20.0, sandbox=request.param)
     assert isinstance(opened, ProgramScorer)

@@ -36,11 +36,12 @@ from tests.cheats import (
 from tests.cheats.boxes import HEDGES, Hedge
 from tests.cheats.honest import HONEST
 from tests.cheats.working import WITHOUT_LANDLOCK, WORKING
+from tests.namespaces import BUBBLEWRAP
 
 FAMILIES = (descriptors, patches, equality, introspection, processes, files, endings, resources)
 CHEATS = [cheat for family in FAMILIES for cheat in family.CHEATS]
 Judged = Callable[[str, str, str, float], Score]
-PAGE = Path(__file__).parent.parent / "docs" / "rewards.md"
+PAGE = Path(__file__).parents[2] / "docs" / "rewards.md"
 LIMIT_S, SHORT_LIMIT_S = 30.0, 1.0
 
 
@@ -103,7 +104,7 @@ def places() -> Iterator[dict[str, str]]:
         victim.kill()
 
 
-@pytest.fixture(scope="module", params=["bubblewrap", "process", "command"])
+@pytest.fixture(scope="module", params=[BUBBLEWRAP, "process", "command"])
 def judged(request: pytest.FixtureRequest, places: dict[str, str]) -> Iterator[Judged]:
     """Judge a program in a sandbox; afterwards, nothing may be left."""
     scorers: dict[tuple[str, float], BatchScorer] = {}
