@@ -7,7 +7,9 @@ hang or fail without delaying training.
 
 from __future__ import annotations
 
+import calendar
 import re
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -64,6 +66,14 @@ def numbers(row: Row) -> dict[str, float]:
         for key, value in row.items()
         if isinstance(value, int | float) and key not in ("step", "seed", "attempt")
     }
+
+
+def written_at_s(row: Row) -> float:
+    """Return a row's timestamp in seconds since 1970; the current time if it has none."""
+    try:
+        return calendar.timegm(time.strptime(str(row["timestamp"])[:19], "%Y-%m-%dT%H:%M:%S"))
+    except (KeyError, ValueError):
+        return time.time()
 
 
 def without_secrets(value: Any, key: str = "") -> Any:

@@ -15,9 +15,8 @@ from typing import Any, TypeVar
 
 from retrain import extras
 from retrain.config.resolve import flatten
-from retrain.loggers import LoggedRun, Logger, Row, numbers
+from retrain.loggers import LoggedRun, Logger, Row, numbers, written_at_s
 from retrain.loggers.process import LoggerProcess
-from retrain.loggers.tensorboard import seconds
 
 EXTRA = "mlflow"
 PACKAGES = ("mlflow", "sqlalchemy", "alembic")  # the last two for SQLite
@@ -73,7 +72,7 @@ class _Mlflow:
         most = max((len(numbers(row)) for row in missing), default=1)
         for part in _parts(missing, max(1, AT_ONCE // max(1, most))):
             metrics = [
-                self._entities.Metric(key, value, int(1000 * seconds(row)), row["step"])
+                self._entities.Metric(key, value, int(1000 * written_at_s(row)), row["step"])
                 for row in part
                 for key, value in numbers(row).items()
             ]

@@ -6,13 +6,12 @@ repeats, so that each is shown once. Only the package `tensorboard` is needed, n
 
 from __future__ import annotations
 
-import calendar
 import time
 from collections.abc import Sequence
 from typing import Any
 
 from retrain import extras
-from retrain.loggers import LoggedRun, Logger, Row, numbers
+from retrain.loggers import LoggedRun, Logger, Row, numbers, written_at_s
 
 EXTRA = "tensorboard"
 PACKAGES = ("tensorboard",)
@@ -47,7 +46,7 @@ class _TensorBoard:
                 self._summaries.Summary.Value(tag=key, simple_value=value)
                 for key, value in numbers(row).items()
             ]
-            self._add(row["step"], seconds(row), summary=self._summaries.Summary(value=values))
+            self._add(row["step"], written_at_s(row), summary=self._summaries.Summary(value=values))
 
     def flush(self) -> None:
         self._writer.flush()
@@ -58,11 +57,3 @@ class _TensorBoard:
 
     def _add(self, step: int, at_s: float, **what: Any) -> None:
         self._writer.add_event(self._events.Event(step=step, wall_time=at_s, **what))
-
-
-def seconds(row: Row) -> float:
-    """Return a row's timestamp in seconds since 1970; the current time if it has none."""
-    try:
-        return calendar.timegm(time.strptime(str(row["timestamp"])[:19], "%Y-%m-%dT%H:%M:%S"))
-    except (KeyError, ValueError):
-        return time.time()
