@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from functools import cache
 from graphlib import CycleError, TopologicalSorter
@@ -56,6 +57,12 @@ def test_no_modules_import_each_other_in_a_circle() -> None:
 def test_no_file_is_longer_than_can_be_read_at_once() -> None:
     lines = {name: len(path.read_text(encoding="utf-8").splitlines()) for name, path in MODULES.items()}
     assert {name: count for name, count in lines.items() if count > MOST_LINES} == {}
+
+
+def test_every_module_that_the_page_on_the_package_names_exists() -> None:
+    page = (ROOT / "docs" / "how-it-is-built.md").read_text(encoding="utf-8")
+    named = set(re.findall(r"[\w/]+\.py\b", page))
+    assert {name for name in named if not any((ROOT / "retrain").rglob(name))} == set()
 
 
 @pytest.mark.parametrize("kind", KINDS)

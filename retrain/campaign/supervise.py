@@ -1,4 +1,4 @@
-"""Launches runs, notices their ends, retries them by the retry policy, and stops when asked."""
+"""The scheduler: launches runs, notices their ends, retries them by the retry policy, stops when asked."""
 
 from __future__ import annotations
 

@@ -3,7 +3,7 @@
 A lock belongs to the open file, which a fork shares: a child that kept its copy would hold the
 parent's permit after the parent's death. Every descriptor is therefore registered here, and a child closes
 its copies (closing a copy keeps the parent's lock; unlocking it would not). Permits do not use `filelock`,
-because a slot is locked inside the turnstile and passed on, and waiters sleep in the kernel in order.
+because a slot is locked by the first in a queue and passed on, and waiters sleep in the kernel in order.
 """
 
 from __future__ import annotations

@@ -8,11 +8,11 @@ The directory:
 
     permits.json      how many permits there are, and how many slots there have ever been
     permits.lock      held while permits.json is replaced
-    turnstile.lock    held by the one waiter that watches the slots
+    turnstile.lock    the wait queue: held by the one waiter that watches the slots
     slot-0000 ...     locked while its permit is in use; names its holder
     seat-0000 ...     locked by a waiter, so that waiters can be counted
 
-A waiter that is stopped (SIGSTOP) at the turnstile blocks those behind it until it continues or
+A waiter that is stopped (SIGSTOP) as the first in the queue blocks those behind it until it continues or
 dies. A process that forks without Python's knowledge and without exec shares its permits with
 the child: they are free once released, or once both are dead.
 """

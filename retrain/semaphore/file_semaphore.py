@@ -1,6 +1,6 @@
 """`FileSemaphore`: acquire, release and resize.
 
-One waiter, admitted by the turnstile, watches the slots and takes the first free one. No other process
+One waiter, the first in the wait queue, watches the slots and takes the first free one. No other process
 takes slots meanwhile, so the number of held slots can only fall while it counts them.
 """
 
@@ -200,7 +200,7 @@ class FileSemaphore:
                 return self._signed(self._watch(slots, deadline), description)
 
     def _signed(self, slot: LockFile | None, description: str) -> LockFile | None:
-        """Write the holder into a slot while inside the turnstile: the next waiter reads it."""
+        """Write the holder into a slot while first in the queue: the next waiter reads it."""
         if slot is None:
             return None
         try:

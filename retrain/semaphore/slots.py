@@ -201,7 +201,7 @@ def read_holder(slot: LockFile) -> Holder:
 
 
 class Slots:
-    """The slot files, kept open between tries; only for the waiter inside the turnstile."""
+    """The slot files, kept open between tries; only for the first in the wait queue."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
@@ -209,7 +209,7 @@ class Slots:
         self._limits = LimitsFile(directory)
 
     def prepare(self) -> None:
-        """Open the first files while another process still holds the turnstile."""
+        """Open the first files while another process is still the first in the queue."""
         for number in range(min(self._limits.now.slots, OPEN_EARLY)):
             self._file(number)
 

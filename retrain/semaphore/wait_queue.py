@@ -2,7 +2,7 @@
 
 The others sleep in the kernel. `flock` has no timeout, so a waiter with a timeout queues in a thread. After
 a timeout the thread stays parked in the queue: the next wait of this process takes over its place; without
-one, the thread releases the turnstile as soon as it gets it.
+one, the thread leaves the queue as soon as it is first.
 
 The watcher is woken as soon as a permit is released. This is only a hint: without it, a watcher polls every
 few milliseconds. It is a datagram socket, because a named pipe in the directory would block programs that
@@ -129,7 +129,7 @@ class _Ticket:
 
 
 def wakeup_address(wait_queue: Path, *, in_file_system: bool = sys.platform != "linux") -> str:
-    """Return a semaphore's socket address, derived from its turnstile's inode: the same for every path."""
+    """Return a semaphore's socket address: from the queue's inode, so it is the same for every path."""
     status = wait_queue.lstat()
     name = f"retrain-permits-{status.st_dev:x}-{status.st_ino:x}"
     return f"/tmp/{name}" if in_file_system else f"\0{name}"
