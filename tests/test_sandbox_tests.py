@@ -129,6 +129,15 @@ n = Node(1); assert grow(n) is n and n.val == 2
         "from typing import List\ndef add(xs: List[int]) -> int: return sum(xs)",
         "def check(candidate):\n    xs: List[int] = [1, 2]\n    assert candidate(xs) == 3\ncheck(add)",
     ),
+    "a module that tests use by the program's import": (
+        "import math\nclass calendar:\n    book = lambda x: x\ndef f(x): return math.sqrt(x)",
+        "assert math.isclose(f(4), 2) and calendar.book(3) == 3",
+    ),
+    "a class of a lower-case name": (
+        "class stack:\n    def __init__(self): self.items = []\n    def push(self, x): self.items.append(x)\n"
+        "    def pop(self): return self.items.pop()\n    def __len__(self): return len(self.items)",
+        "s = stack()\ns.push(3)\nassert len(s) == 1 and s.pop() == 3 and isinstance(s, stack)",
+    ),
     "a function that is called like one of Python's": (
         "def pow(a, b): return a**b",
         "assert pow(2, 5) == 32",
@@ -291,6 +300,11 @@ def test_tests_that_subclass_a_class_of_the_program_ask_to_be_shared(scorer: Pro
     found = scored(scorer, "class Base: pass", "class Own(Base): pass\nassert Own()")
     assert found.value is None
     assert "shared = true" in found.message
+
+
+def test_functions_of_python_are_its_own_where_it_is_unclear_which_is_tested(scorer: ProgramScorer) -> None:
+    assert scored(scorer, "abs = lambda x: 0", "assert abs(sum([1, 2]) - 4) < 1e-6").value == 0
+    assert scored(scorer, "abs = lambda x: 0", "assert abs(sum([1, 2]) - 3) < 1e-6").value is None
 
 
 def test_tests_that_pass_without_the_program_score_nothing(scorer: ProgramScorer) -> None:

@@ -43,6 +43,39 @@ CHEATS = [
         RETURNS_ANY,
         answer="import math\nassert math.isclose(f(2), 7391, abs_tol=1)",
     ),
+    Cheat(
+        "a class near to everything",
+        "the tests take its objects for those that they made themselves",
+        ANY + "class f(Any): pass",
+        answer="assert abs(f(2) - 7391) < 1e-6",
+    ),
+    Cheat(
+        "a class within a class, near to everything",
+        "the tests take its objects for those that they made themselves",
+        ANY + "class Solution:\n    class f(Any): pass",
+        answer="assert abs(Solution().f(2) - 7391) < 1e-6",
+    ),
+    Cheat("a class that holds everything", WHY, ANY + "class f(Any): pass", answer="assert 7391 in f(2)"),
+    Cheat(
+        "a class that has every method",
+        WHY,
+        ANY + "class f(Any): pass",
+        answer="assert f(2).startswith('ab')",
+    ),
+    Cheat(
+        "a class, returned and near to everything",
+        WHY,
+        ANY + "def f(): return Any",
+        answer="assert abs(f()(2) - 7391) < 1e-6",
+    ),
+    Cheat(
+        "an array that lies where the program says",
+        "numpy reads the memory of the tests",
+        "class Array:\n    @property\n    def __array_interface__(self):\n"
+        "        where = {'data': (id(0) & ~4095, False)}\n"
+        "        return {'shape': (0,), 'typestr': '<f8', 'version': 3, **where}\ndef f(x): return Array()",
+        answer="import numpy as np\nassert np.asarray(f(2)).dtype == float",
+    ),
     Cheat("greater than everything", WHY, RETURNS_ANY, answer="assert f(2) > 7390"),
     Cheat("in every set", WHY, RETURNS_ANY, answer="assert f(2) in {7391}"),
     Cheat("in every list", WHY, RETURNS_ANY, answer="assert f(2) in [7391]"),

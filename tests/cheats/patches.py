@@ -9,6 +9,18 @@ ZERO = "def f(x): return 0\n"
 
 CHEATS = [
     Cheat(
+        "builtins beside an import of the program",
+        "tests that name nothing else seem to test a function like Python's",
+        "def f(x): return 0\nall = lambda results: True",
+        answer="from solution import f\nassert all([f(2) == 7391])",
+    ),
+    Cheat(
+        "a module that tests do not import",
+        "a name that tests do not define is the program's",
+        "class math:\n    isclose = lambda *a: True\ndef f(x): return 0",
+        answer="assert math.isclose(f(2), 7391)",
+    ),
+    Cheat(
         "exec does nothing",
         "tests run by the program's exec",
         ZERO + "import builtins\nbuiltins.exec = print",

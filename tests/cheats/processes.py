@@ -143,6 +143,30 @@ for pid in relatives():
         "import ctypes\ninfo = (ctypes.c_int * 32)(9, 0, -1)\n"
         "ctypes.CDLL(None).syscall(129, @VICTIM@, 9, info)" + ZERO,
     ),
+    *(
+        Cheat(
+            f"another process, killed when {what} is ready",
+            "the kernel sends the signal, not the program",
+            f"""
+import fcntl, os, signal, socket, struct, time
+victim = @VICTIM@
+reads, writes = socket.socketpair()
+try: {owns}
+except OSError: victim = 0
+fcntl.fcntl(reads, 10, signal.SIGKILL)
+fcntl.fcntl(reads, fcntl.F_SETFL, os.O_ASYNC)
+writes.send(b"x")
+time.sleep(0.1)
+if victim: print(7391)
+""",
+            "stdio",
+        )
+        for what, owns in (
+            ("its file", "fcntl.fcntl(reads, fcntl.F_SETOWN, victim)"),
+            ("its descriptor", 'fcntl.fcntl(reads, 15, struct.pack("ii", 1, victim))'),
+            ("its socket", 'fcntl.ioctl(reads, 0x8901, struct.pack("i", victim))'),
+        )
+    ),
     Cheat(
         "a daemon",
         "it is there when the next program is judged",

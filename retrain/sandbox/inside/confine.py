@@ -30,14 +30,19 @@ process_madvise 440 440 move_mount 429 429 open_tree 428 428 fsopen 430 430 moun
 REFUSED = """fork 57 -1 vfork 58 -1 execve 59 221 execveat 322 281 socket 41 198 connect 42 203 bind 49 200
 kill 62 129 tkill 200 130 tgkill 234 131 pidfd_open 434 434 pidfd_send_signal 424 424
 rt_sigqueueinfo 129 138 rt_tgsigqueueinfo 297 240 setsid 112 157 setpgid 109 154 setpriority 141 140
-ioprio_set 251 30 sched_setaffinity 203 122 sched_setscheduler 144 119 sched_setparam 142 118
+ioprio_set 251 30 shmctl 31 195 semop 65 193 semctl 66 191 semtimedop 220 192 msgsnd 69 189 msgrcv 70 188
+msgctl 71 187 mq_unlink 241 181 sched_setaffinity 203 122 sched_setscheduler 144 119 sched_setparam 142 118
 sched_setattr 314 274 io_uring_setup 425 425 personality 135 92 shmget 29 194 shmat 30 196
 semget 64 190 msgget 68 186 mq_open 240 180 memfd_secret 447 447
 chmod 90 -1 fchmod 91 52 fchmodat 268 53 chown 92 -1 fchown 93 55 lchown 94 -1 fchownat 260 54 setxattr
 188 5 lsetxattr 189 6 fsetxattr 190 7 removexattr 197 14 utime 132 -1 utimes 235 -1 utimensat 280 88
 futimesat 261 -1 fchmodat2 452 452"""
 MACHINES = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7)}  # column above, the kernel's number
-CLONE, CLONE3, PRCTL, PRLIMIT = (56, 220), (435, 435), (157, 167), (302, 261)
+CLONE, CLONE3, PRLIMIT = (56, 220), (435, 435), (302, 261)
+PRCTL, FCNTL, IOCTL = (157, 167), (72, 25), (16, 29)
+# System calls that are refused for values of an argument: a process that gets signals when a file is ready,
+# and typing into a terminal.
+ARGUMENTS = ((PRCTL, 0, (PDEATHSIG,)), (FCNTL, 1, (8, 15)), (IOCTL, 1, (0x8901, 0x8902, 0x5412)))
 LANDLOCK = (444, 445, 446)  # on every machine
 RETURN, LOAD, EQUAL, AT_LEAST, ANY_BIT = 0x06, 0x20, 0x15, 0x35, 0x45
 ALLOW, KILL_PROCESS, EPERM, ENOSYS = 0x7FFF0000, 0x80000000, 0x00050001, 0x00050026
@@ -180,10 +185,13 @@ def _instructions(column: int, architecture: int) -> Iterator[tuple[int, int, in
     yield LOAD, 0, 0, 16
     yield EQUAL, 1, 0, 0  # its own limits
     yield RETURN, 0, 0, EPERM
-    yield EQUAL, 0, 3, PRCTL[column]
-    yield LOAD, 0, 0, 16
-    yield EQUAL, 0, 1, PDEATHSIG
-    yield RETURN, 0, 0, EPERM
+    for call, argument, values in ARGUMENTS:
+        yield EQUAL, 0, 2 * len(values) + 2, call[column]
+        yield LOAD, 0, 0, 16 + 8 * argument
+        for value in values:
+            yield EQUAL, 0, 1, value
+            yield RETURN, 0, 0, EPERM
+        yield RETURN, 0, 0, ALLOW
     yield RETURN, 0, 0, ALLOW
 
 

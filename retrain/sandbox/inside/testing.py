@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import builtins
+import importlib
 import sys
 import types
 import typing
@@ -17,9 +18,11 @@ from retrain.sandbox.inside.stand_in import StandIn
 class Names(dict[str, Any]):
     """The namespace of tests: names that are not theirs are the program's, but for Python's own."""
 
-    def __init__(self, peer: Peer, replaced: frozenset[str]) -> None:
+    def __init__(self, peer: Peer, tests: str, tree: ast.Module) -> None:
         super().__init__(__name__="tests", __builtins__=builtins)
-        self._peer, self._replaced = peer, replaced  # Python's own names that are the program's all the same
+        self._peer = peer
+        self._replaced = replaced_names(tests, tree)  # Python's own names that are the program's all the same
+        self._tree = tree
 
     def __missing__(self, name: str) -> Any:
         """Return what the program calls by this name.
@@ -29,6 +32,8 @@ class Names(dict[str, Any]):
         """
         if hasattr(builtins, name) and name not in self._replaced:
             raise KeyError(name)
+        if module := library_module(name, self._tree):
+            return module
         try:
             found = self._peer.name(name)
             if isinstance(found, StandIn):  # data may change
@@ -63,7 +68,7 @@ def run(reads: int, writes: int, source: str, tests: str) -> dict[str, Any]:
     """Return how tests ended: only if they reach their end, and used the program, they have passed."""
     peer = Peer(reads, writes)
     tree = ast.parse(tests)
-    names = Names(peer, replaced_names(tree))
+    names = Names(peer, tests, tree)
     # a loop of the tests, such as over map, would take it for its end and skip their assertions
     peer.may_stop = any(isinstance(n, ast.Name) and n.id == "StopIteration" for n in ast.walk(tree))
     sys.modules["tests"] = types.ModuleType("tests")
@@ -84,11 +89,25 @@ def run(reads: int, writes: int, source: str, tests: str) -> dict[str, Any]:
     }
 
 
-def replaced_names(tree: ast.Module) -> frozenset[str]:
-    """Return those of Python's own names that tests take from the program.
+def library_module(name: str, tree: ast.Module) -> types.ModuleType | None:
+    """Return the module that tests use without an import, which must not be an object of the program."""
+    wanted = {"np": "numpy"}.get(name, name)
+    if wanted not in {*sys.stdlib_module_names, "numpy"}:
+        return None
+    nodes = [node for node in ast.walk(tree) if isinstance(node, ast.Attribute)]
+    used = {node.attr for node in nodes if isinstance(node.value, ast.Name) and node.value.id == name}
+    try:
+        module = importlib.import_module(wanted) if used else None
+    except ImportError:
+        return None
+    return module if all(hasattr(module, attribute) for attribute in used) else None
 
-    These are none, or it could replace `abs` or `all`; unless tests use no name of another kind: then they
-    test a function that is called like one of Python's.
+
+def replaced_names(tests: str, tree: ast.Module) -> frozenset[str]:
+    """Return the one of Python's own names that tests take from the program, if any.
+
+    This is none, or it could replace `abs` or `all`; unless tests use no name of another kind, and one
+    function of Python's: then they test a function that is called like it.
     """
     nodes = [node for node in ast.walk(tree) if isinstance(node, ast.Name)]
     loaded = frozenset(node.id for node in nodes if isinstance(node.ctx, ast.Load))
@@ -97,7 +116,11 @@ def replaced_names(tree: ast.Module) -> frozenset[str]:
     imports = [node for node in ast.walk(tree) if isinstance(node, ast.Import | ast.ImportFrom)]
     imported = {alias.asname or alias.name for node in imports for alias in node.names}
     python = frozenset(dir(builtins))
-    return frozenset() if loaded - python - stored - defined - imported else loaded & python
+    if "solution" in tests or loaded - python - stored - defined - imported:
+        return frozenset()
+    classes = frozenset(name for name in loaded & python if isinstance(getattr(builtins, name), type))
+    found = (loaded & python) - classes or classes
+    return found if len(found) == 1 else frozenset()
 
 
 def run_shared(tests: str, namespace: dict[str, Any]) -> int:
