@@ -11,7 +11,7 @@ from subprocess import CompletedProcess
 
 import pytest
 
-from retrain.cli import _checks
+from retrain.cli.doctor import checks
 from retrain.plan import checklist, explain
 from retrain.plan.estimate import Change, learned, wall_time
 from retrain.records.manifest import Expectation
@@ -31,7 +31,7 @@ DOCUMENTED = {
     **{kind.__name__: kind for kind in (compare.Judged, statistics.Sample, statistics.Difference)},
     "KeyDifference": compare.KeyDifference,
     "ChecklistLine": checklist.Check,
-    "Check": _checks.Check,
+    "Check": checks.Check,
 }
 
 

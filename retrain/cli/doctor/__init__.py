@@ -29,7 +29,7 @@ def command(
     """
     from rich.text import Text
 
-    from retrain.cli._checks import (
+    from retrain.cli.doctor.checks import (
         Health,
         core_checks,
         machine_checks,
