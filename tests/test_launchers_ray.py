@@ -295,18 +295,18 @@ def test_a_silent_cluster_is_told_of_in_the_networks_own_words(said: str, short:
     assert why_silent(said) == short
 
 
-def test_several_clusters_on_a_machine_are_named_with_what_to_type(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_several_clusters_on_a_machine_are_named_with_what_to_type() -> None:
     pytest.importorskip("ray")
     several = (
         "Found multiple active Ray instances: {'10.0.0.1:6379', '10.0.0.2:6379'}. Please specify the one to"
     )
 
-    def connect(*_: object) -> object:
-        raise ConnectionError(several)
+    class Unsure(Client):
+        def connect(self, library: object) -> object:
+            raise ConnectionError(several)
 
-    monkeypatch.setattr("retrain.launchers.ray.client._connect", connect)
     with pytest.raises(EngineDownError) as told:
-        Client().jobs()
+        Unsure().jobs()
     assert str(told.value) == (
         "several Ray clusters run on this machine (10.0.0.1:6379, 10.0.0.2:6379): name one by the address of "
         'its dashboard, such as --set campaign.ray.address="http://127.0.0.1:8265"'

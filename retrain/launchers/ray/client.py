@@ -133,10 +133,14 @@ class Client:
 
         try:
             if self._connected is None:
-                self._connected = _connect(library, self._address)
+                self._connected = self.connect(library)
             yield self._connected
         except (OSError, RuntimeError, ValueError, KeyError, RayError) as error:
             raise self._meaning(error) from error
+
+    def connect(self, library: Any) -> Any:
+        """Return the library's client, connected."""
+        return _connect(library, self._address)
 
     def _meaning(self, error: Exception) -> LaunchError:
         text = str(error)
