@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, fields, replace
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
 import numpy as np
@@ -19,6 +19,15 @@ from retrain.trainer.batch import CORRECT, ScoredBatch
 
 EVALUATION_BATCH = 256  # prompts sampled at a time
 EVALUATION_STREAM = 0x6576616C  # keeps its random numbers apart from all others of the run
+
+
+@dataclass(frozen=True)
+class _Measured:
+    """An evaluation, and of which policy."""
+
+    step: int
+    config_hash: str
+    evaluation: Evaluation
 
 
 class HeldOut:
@@ -37,25 +46,28 @@ class HeldOut:
         self._sample = sample
         self._reward = reward
         self._config_hash = config.run.config_hash if config.run else ""
-        self._newest: dict[str, Any] = {}
+        self._newest: _Measured | None = None
 
     def evaluate(self, step: int) -> Evaluation | None:
         """Evaluate the policy after `step` steps, once per step; None without held-out prompts."""
         if not self._prompts:
             return None
-        of = {"step": step, "config_hash": self._config_hash}
-        if not self._newest.items() >= of.items():
-            self._newest = {**of, "evaluation": asdict(self._measured(step))}
-        return Evaluation(**self._newest["evaluation"])
+        newest = self._newest
+        if newest is None or (newest.step, newest.config_hash) != (step, self._config_hash):
+            newest = self._newest = _Measured(step, self._config_hash, self._measured(step))
+        return newest.evaluation
 
     def state_dict(self) -> dict[str, Any]:
         """Return the newest evaluation, so that a resumed run does not repeat it."""
-        return self._newest
+        return asdict(self._newest) if self._newest is not None else {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore what `state_dict` returned; another version's or configuration's evaluation is not used."""
         known = {field.name for field in fields(Evaluation)}
-        self._newest = dict(state) if state.get("evaluation", {}).keys() == known else {}
+        found = state.get("evaluation", {})
+        self._newest = None
+        if found.keys() == known and {"step", "config_hash"} <= state.keys():
+            self._newest = _Measured(state["step"], state["config_hash"], Evaluation(**found))
 
     def _measured(self, step: int) -> Evaluation:
         started = time.perf_counter()
