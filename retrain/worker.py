@@ -61,7 +61,7 @@ ENDINGS = {
 
 
 @dataclass(frozen=True)
-class Ended:
+class AttemptEnd:
     """How an attempt ended, and the result if it finished the run."""
 
     code: int
@@ -183,7 +183,7 @@ def _watching_for_stop(files: RunFiles, stop: threading.Event) -> Iterator[None]
 
 def _train(
     config: Config, files: RunFiles, journal: Journal, stop: threading.Event, found: Checkpoint | None
-) -> Ended:
+) -> AttemptEnd:
     """Train until the run is finished, stopped or failed; no error escapes."""
     from retrain.trainer.loop import open_trainer
 
@@ -202,7 +202,9 @@ def _train(
             seal = seal_of(files.metrics)
             journal.ended(RunState.DONE, result)
             journal.phase("", step, state=RunState.DONE)
-            return Ended(EXIT_DONE, result={"steps": step, "resumed_from_step": first, **result}, seal=seal)
+            return AttemptEnd(
+                EXIT_DONE, result={"steps": step, "resumed_from_step": first, **result}, seal=seal
+            )
     except Exception as error:  # noqa: BLE001 - the worker's edge: every error is recorded
         code = exit_code_of(error)
         message = str(error) if isinstance(error, RetrainError) else _message(error)
@@ -213,7 +215,7 @@ def _train(
         journal.ended(ENDINGS.get(code, RunState.FAILED), {})
         with contextlib.suppress(RecordsError):  # for display only: must not hide the error
             journal.phase("", step, state=ENDINGS.get(code, RunState.FAILED), message=message)
-        return Ended(code, message)
+        return AttemptEnd(code, message)
 
 
 def _loggers(

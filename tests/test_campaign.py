@@ -17,7 +17,7 @@ import pytest
 
 from retrain.campaign import Observer
 from retrain.campaign.endings import Ending
-from retrain.campaign.run import Outcome, reopen, run_campaign, start
+from retrain.campaign.run import CampaignOutcome, reopen, run_campaign, start
 from retrain.errors import ConfigError, LaunchError
 from retrain.locks.held import hold, is_held
 from retrain.plan.matrix import RunPlan
@@ -57,7 +57,7 @@ class Notes(Observer):
         self.retries.append(ending.message)
 
 
-def runs_of(outcome: Outcome) -> list[Path]:
+def runs_of(outcome: CampaignOutcome) -> list[Path]:
     return sorted((outcome.directory / "runs").iterdir())
 
 
@@ -65,7 +65,7 @@ ONE_SEED = ["campaign.seeds=[0]"]
 
 
 @pytest.fixture(scope="module")
-def finished(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
+def finished(tmp_path_factory: pytest.TempPathFactory) -> CampaignOutcome:
     """A campaign of 2 conditions x 2 seeds that has ended; tests only read it."""
     directory = tmp_path_factory.mktemp("finished")
     (directory / "tiny.toml").write_text(TINY)
@@ -74,7 +74,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
     return replace(outcome, directory=directory / outcome.directory)
 
 
-def test_every_run_of_the_matrix_is_done_and_recorded(finished: Outcome) -> None:
+def test_every_run_of_the_matrix_is_done_and_recorded(finished: CampaignOutcome) -> None:
     outcome = finished
     assert outcome.exit_code == 0
     assert [p.name for p in runs_of(outcome)] == ["grpo_s0", "grpo_s1", "maxrl_s0", "maxrl_s1"]
@@ -88,7 +88,7 @@ def test_every_run_of_the_matrix_is_done_and_recorded(finished: Outcome) -> None
     assert as_json["package_version"]
 
 
-def test_all_files_are_private(finished: Outcome) -> None:
+def test_all_files_are_private(finished: CampaignOutcome) -> None:
     paths = [finished.directory, *finished.directory.rglob("*")]
     assert {oct(p.stat().st_mode & 0o077) for p in paths if not p.is_symlink()} == {"0o0"}
 
@@ -102,7 +102,7 @@ def test_what_a_condition_sets_is_what_its_run_sees(campaign_file: Path) -> None
     assert {(row["lr"], row["batch_size"]) for row in read_metrics(run)} == {(0.125, 3)}
 
 
-def test_a_run_can_be_repeated_from_its_run_toml_alone(finished: Outcome, here: Path) -> None:
+def test_a_run_can_be_repeated_from_its_run_toml_alone(finished: CampaignOutcome, here: Path) -> None:
     first = finished.directory / "runs" / "grpo_s1"
     copy = here / "copy.toml"
     copy.write_bytes((first / "run.toml").read_bytes())
@@ -188,7 +188,7 @@ def test_resume_skips_what_is_done_and_leaves_failed_runs_alone(campaign_file: P
     assert notes.begun_started == ["maxrl_s0"]
 
 
-def test_a_second_orchestrator_is_told_who_holds_the_campaign(finished: Outcome) -> None:
+def test_a_second_orchestrator_is_told_who_holds_the_campaign(finished: CampaignOutcome) -> None:
     lock = hold(finished.directory / "campaign.lock")
     assert lock is not None
     with lock, pytest.raises(LaunchError, match=f"process {os.getpid()}"):
@@ -218,7 +218,9 @@ def test_ids_of_campaigns_started_in_the_same_instant_differ(tmp_path: Path) -> 
     assert len(set(found)) == 160
 
 
-def test_the_inline_launcher_gives_the_same_rows_as_processes(finished: Outcome, campaign_file: Path) -> None:
+def test_the_inline_launcher_gives_the_same_rows_as_processes(
+    finished: CampaignOutcome, campaign_file: Path
+) -> None:
     inline = run_campaign(campaign_file, ["campaign.launcher=inline"])
     for one, other in zip(runs_of(finished), runs_of(inline), strict=True):
         assert [r["loss"] for r in read_metrics(one)] == [r["loss"] for r in read_metrics(other)]

@@ -30,7 +30,7 @@ DOCUMENTED = {
     **{kind.__name__: kind for kind in (compare.Comparison, compare.MetricComparison, compare.SideResult)},
     **{kind.__name__: kind for kind in (compare.Judged, statistics.Sample, statistics.Difference)},
     "KeyDifference": compare.KeyDifference,
-    "ChecklistLine": checklist.Check,
+    "ChecklistLine": checklist.ChecklistLine,
     "Check": checks.Check,
 }
 

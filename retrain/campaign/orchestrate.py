@@ -46,7 +46,7 @@ from retrain.sandbox.inside.confine import hide
 
 
 @dataclass(frozen=True)
-class Outcome:
+class CampaignOutcome:
     """How a campaign ended."""
 
     directory: Path
@@ -79,7 +79,7 @@ class CampaignRun:
     def files_of(self, run_id: str) -> RunFiles:
         return RunFiles(self.directory) if self.plan.is_single_run else self._files.run(run_id)
 
-    def execute(self, retry_failed: bool = False) -> Outcome:
+    def execute(self, retry_failed: bool = False) -> CampaignOutcome:
         """Run what is not done.
 
         Args:
@@ -125,7 +125,7 @@ class CampaignRun:
             if took is not None:
                 roll_up.expect(took)
             self._write_last(roll_up, ended=True)
-            return Outcome(self.directory, states, supervisor.was_stopped)
+            return CampaignOutcome(self.directory, states, supervisor.was_stopped)
 
     def stop(self, *, now: bool = False) -> None:
         """Ask the campaign to stop; for signal handlers."""

@@ -17,7 +17,7 @@ import tomli_w
 from retrain.campaign import Observer
 from retrain.campaign.admission import check_memory
 from retrain.campaign.assign import as_launched, check_engine, check_launch, has_engine, options_of
-from retrain.campaign.orchestrate import CampaignRun, Outcome
+from retrain.campaign.orchestrate import CampaignOutcome, CampaignRun
 from retrain.campaign.recorded import reconcile
 from retrain.config.digest import is_as_written
 from retrain.config.load import load_config
@@ -149,7 +149,7 @@ def reopen(
 
 def run_campaign(
     path: str | os.PathLike[str], overrides: Sequence[str] = (), observer: Observer | None = None
-) -> Outcome:
+) -> CampaignOutcome:
     """Run a campaign file to its end, as `retrain run` does.
 
     Args:

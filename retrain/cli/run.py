@@ -16,7 +16,7 @@ from retrain.cli import AsJson, ConfigFile, Detach, Overrides
 
 if TYPE_CHECKING:
     from retrain.campaign import Observer
-    from retrain.campaign.orchestrate import CampaignRun, Outcome
+    from retrain.campaign.orchestrate import CampaignOutcome, CampaignRun
 
 JUST_STARTED = "--just-started"  # tells `resume` that it is the rest of `run --detach`
 
@@ -77,14 +77,14 @@ def interruptible(stop: Callable[[bool], None], first: str, again: str) -> Itera
             signal.signal(number, handler)
 
 
-def carry_out(campaign: CampaignRun, *, retry_failed: bool = False) -> Outcome:
+def carry_out(campaign: CampaignRun, *, retry_failed: bool = False) -> CampaignOutcome:
     """Execute; the first Ctrl-C stops gracefully, the second kills."""
     first = "the runs save a checkpoint and stop; press Ctrl-C again to kill them"
     with interruptible(lambda now: campaign.stop(now=now), first, "killing the runs"):
         return campaign.execute(retry_failed=retry_failed)
 
 
-def finish(outcome: Outcome, *, as_json: bool) -> None:
+def finish(outcome: CampaignOutcome, *, as_json: bool) -> None:
     """Print the result table and exit with the campaign's exit code."""
     from retrain.render.status import show
     from retrain.render.tables import console, messages, print_result, reader_may_leave
@@ -111,7 +111,7 @@ def observe(stack: ExitStack) -> Observer:
     return stack.enter_context(LiveView(errors)) if sys.stderr.isatty() else EventLines(errors)
 
 
-def _next_command(directory: Path, outcome: Outcome) -> str:
+def _next_command(directory: Path, outcome: CampaignOutcome) -> str:
     from retrain.records.run_state import RunState
     from retrain.records.text import as_typed
 

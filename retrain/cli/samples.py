@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.text import Text
 
-    from retrain.status.samples import Sample, Which
+    from retrain.status.samples import ShownSample, Which
 
 
 def command(
@@ -52,7 +52,7 @@ def command(
         typer.echo("no kept sample belongs to a tied prompt")
 
 
-def _show(samples: Sequence[Sample], console: Console) -> None:
+def _show(samples: Sequence[ShownSample], console: Console) -> None:
     """Print samples, each with its step, prompt, reward and advantage."""
     from rich.text import Text
 
@@ -67,7 +67,7 @@ def _show(samples: Sequence[Sample], console: Console) -> None:
         console.print()
 
 
-def _headline(sample: Sample) -> Text:
+def _headline(sample: ShownSample) -> Text:
     from rich.text import Text
 
     from retrain.render.tables import number

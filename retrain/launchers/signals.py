@@ -8,7 +8,7 @@ import sys
 import time
 from pathlib import Path
 
-from retrain.locks.held import Holder, holder, is_held, start_mark
+from retrain.locks.held import LockHolder, holder, is_held, start_mark
 
 TRIES = 100  # a process writes itself into a lock a moment after it takes it
 PAUSE_S = 0.01
@@ -30,7 +30,7 @@ def signal_holder(lock: Path, number: int) -> bool:
     return False
 
 
-def _signal(found: Holder, number: int) -> bool:
+def _signal(found: LockHolder, number: int) -> bool:
     try:
         # a pidfd stays this process's, even if its id is reused
         fd = _open_process(found.pid)

@@ -40,7 +40,7 @@ _held: set[LockFile] = set()
 
 
 @dataclass(frozen=True)
-class Holder:
+class LockHolder:
     """The process that a lock file names. A pid may be reused: compare `started` before sending a signal."""
 
     pid: int
@@ -57,7 +57,7 @@ class Holder:
     def __str__(self) -> str:
         return f"process {self.pid} on {self.host} since {self.since}"
 
-    def is_same_process(self, other: Holder) -> bool:
+    def is_same_process(self, other: LockHolder) -> bool:
         """Whether both are the same process, whatever the state of its lease."""
         return (self.pid, self.host, self.started) == (other.pid, other.host, other.started)
 
@@ -148,7 +148,7 @@ def is_held(path: Path) -> bool:
     return leased is not None and -STALE_S < time.time() - leased.renewed_at < LEASE_S
 
 
-def holder(path: Path) -> Holder | None:
+def holder(path: Path) -> LockHolder | None:
     """Return the process that took the lock last, for a message; None if unknown."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -156,7 +156,7 @@ def holder(path: Path) -> Holder | None:
         return None
     try:
         found = json.loads(os.read(fd, _MAX_HOLDER_BYTES))
-        return Holder(
+        return LockHolder(
             pid=int(found["pid"]),
             host=_printable(str(found["host"]), 64),
             since=_printable(str(found["since"]), 32),
@@ -169,7 +169,7 @@ def holder(path: Path) -> Holder | None:
         os.close(fd)
 
 
-def present_holder(path: Path) -> Holder | None:
+def present_holder(path: Path) -> LockHolder | None:
     """Return the holder of a lock that was just found held; None if unknown or already released.
 
     A holder writes its name into the file a moment after it takes the lock; until then the file names its
@@ -185,7 +185,7 @@ def present_holder(path: Path) -> Holder | None:
         time.sleep(_PAUSE_S)
 
 
-def _may_live(found: Holder) -> bool:
+def _may_live(found: LockHolder) -> bool:
     return not found.is_here or not found.started or start_mark(found.pid) == found.started
 
 
@@ -200,7 +200,7 @@ def _lock(file: LockFile) -> bool:
     return True
 
 
-def _lease_elsewhere(path: Path) -> Holder | None:
+def _lease_elsewhere(path: Path) -> LockHolder | None:
     """Return the holder of a lease that another machine renewed; None if there is none."""
     found = holder(path)
     return found if found is not None and found.renewed_at > 0 and not found.is_here else None

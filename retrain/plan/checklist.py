@@ -30,7 +30,7 @@ LONG_WAIT = 0.2  # fraction of a step: too many workers for the permits
 
 
 @dataclass(frozen=True)
-class Check:
+class ChecklistLine:
     """One line: the question, the answer, and the command that answers it."""
 
     question: str
@@ -51,13 +51,13 @@ class Decisions:
     pilot_command: str
     learned_from: str  # the argument of --from
 
-    def checklist(self, budget_s: float | None, *, sets_max_tokens: bool) -> tuple[Check, ...]:
+    def checklist(self, budget_s: float | None, *, sets_max_tokens: bool) -> tuple[ChecklistLine, ...]:
         return (
-            Check("smoke test or full run", *self._smoke_or_full()),
-            Check("max_tokens set on purpose", *self._max_tokens(sets_max_tokens)),
-            Check("parallelism within limits", *self._parallelism()),
-            Check("pilot confirms throughput", *self._throughput()),
-            Check("wall time acceptable", *self._wall_time(budget_s)),
+            ChecklistLine("smoke test or full run", *self._smoke_or_full()),
+            ChecklistLine("max_tokens set on purpose", *self._max_tokens(sets_max_tokens)),
+            ChecklistLine("parallelism within limits", *self._parallelism()),
+            ChecklistLine("pilot confirms throughput", *self._throughput()),
+            ChecklistLine("wall time acceptable", *self._wall_time(budget_s)),
         )
 
     def _smoke_or_full(self) -> Finding:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from retrain.config.keys import quote
 from retrain.config.resolve import RUN_SECTIONS
-from retrain.plan.checklist import Check, Decisions, warnings_of
+from retrain.plan.checklist import ChecklistLine, Decisions, warnings_of
 from retrain.plan.matrix import Plan, RunPlan
 from retrain.plan.sandboxes import sandbox_warnings, sandboxes_of
 
@@ -59,7 +59,7 @@ class Explanation:
     unknown: tuple[str, ...]  # what no earlier run has measured; empty if any run has
     pilot_command: str  # measures what is unknown
     warnings: tuple[str, ...]
-    checklist: tuple[Check, ...]  # before a full run: each line passes, warns or is unknown
+    checklist: tuple[ChecklistLine, ...]  # before a full run: each line passes, warns or is unknown
     script: str = ""  # what the launcher would submit
     sandboxes: tuple[str, ...] = ()  # where programs of the policy would run here
 

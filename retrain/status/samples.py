@@ -15,7 +15,7 @@ Which = Literal["", "best", "worst", "ties"]
 
 
 @dataclass(frozen=True, slots=True)
-class Sample:
+class ShownSample:
     """One kept rollout. Its texts come from a policy or a data set and are not safe to print."""
 
     step: int
@@ -30,7 +30,7 @@ class Sample:
     truncated: bool
 
 
-def choose(files: RunFiles, step: int | None, which: Which, count: int) -> list[Sample]:
+def choose(files: RunFiles, step: int | None, which: Which, count: int) -> list[ShownSample]:
     """Return samples of a run.
 
     Args:
@@ -57,7 +57,7 @@ def choose(files: RunFiles, step: int | None, which: Which, count: int) -> list[
     return _ordered(found, which)[:count]
 
 
-def _ordered(samples: Sequence[Sample], which: Which) -> list[Sample]:
+def _ordered(samples: Sequence[ShownSample], which: Which) -> list[ShownSample]:
     if which == "ties":
         return [sample for sample in reversed(samples) if sample.tie]
     sign = 1 if which == "worst" else -1
@@ -72,11 +72,11 @@ def _near(steps: Sequence[int], step: int) -> str:
     return f"step {' and '.join(below + above)}"
 
 
-def _sample(row: Mapping[str, Any]) -> Sample | None:
+def _sample(row: Mapping[str, Any]) -> ShownSample | None:
     reward = number_in(row, "reward")
     if reward is None and row.get("reward", "") is not None:
         return None
-    return Sample(
+    return ShownSample(
         step=row["step"],
         prompt_id=_integer(row.get("prompt_id")),
         prompt=str(row.get("prompt", "")),

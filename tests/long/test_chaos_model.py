@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from retrain.campaign import retry as retries
-from retrain.campaign.orchestrate import CampaignRun, Outcome
+from retrain.campaign.orchestrate import CampaignOutcome, CampaignRun
 from retrain.campaign.run import reopen, start
 from retrain.records.attempts import read_attempts
 from retrain.records.layout import CampaignFiles, RunFiles
@@ -45,7 +45,7 @@ class CampaignMachine(RuleBasedStateMachine):
         self.attempts = dict.fromkeys(RUNS, 0)
         self.permits = PERMITS
         self.is_stopping = False
-        self.outcome: Outcome | None = None
+        self.outcome: CampaignOutcome | None = None
         self.error: BaseException | None = None
         self.thread: threading.Thread | None = None
 
@@ -168,7 +168,7 @@ class CampaignMachine(RuleBasedStateMachine):
         self.supervise(reopen(self.campaign))
         assert set(self.world.started[before:]) == set(sorted(left, key=RUNS.index)[:WORKERS])
 
-    def ended(self) -> Outcome:
+    def ended(self) -> CampaignOutcome:
         assert self.thread is not None
         self.thread.join()
         assert self.error is None

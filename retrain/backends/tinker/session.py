@@ -23,7 +23,7 @@ from retrain.backends.tinker.calls import Calls
 from retrain.backends.tinker.connection import Connection
 from retrain.backends.tinker.faults import FAULTS, Fault, classify, describe
 from retrain.backends.tinker.state import Sampler, State, Update
-from retrain.backends.tinker.wire import Outcome
+from retrain.backends.tinker.wire import UpdateOutcome
 from retrain.blocking import in_thread
 from retrain.errors import ConfigError, RecordsError
 
@@ -77,10 +77,10 @@ class Session:
                 self._sampler = Sampler(client, self.version)
             return self._sampler
 
-    async def update(self, update: Update) -> Outcome:
+    async def update(self, update: Update) -> UpdateOutcome:
         """Take one optimizer step, exactly once."""
 
-        async def attempt() -> Outcome:
+        async def attempt() -> UpdateOutcome:
             training = await self._trained()
             outcome = await self._certain(self._step(training, update))
             self.since.append(update)
@@ -214,7 +214,7 @@ class Session:
         )
         return str(answer.path)
 
-    async def _step(self, training: tinker.TrainingClient, update: Update) -> Outcome:
+    async def _step(self, training: tinker.TrainingClient, update: Update) -> UpdateOutcome:
         limits = training.holder.get_client_config()
         *before, last = update.parts(limits.fwdbwd_max_chunk_len, limits.fwdbwd_max_chunk_bytes_count)
 
@@ -228,7 +228,7 @@ class Session:
         end, step = await self._calls.pair(
             "update", lambda: differentiate(last), lambda: training.optim_step(update.adam)
         )
-        return Outcome.of([*passes, end], step)
+        return UpdateOutcome.of([*passes, end], step)
 
     def _forget(self) -> None:
         """Drop all clients; the next use rebuilds them. Needs the lock."""

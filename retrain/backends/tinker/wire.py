@@ -156,14 +156,14 @@ def drawn_from(
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Outcome:
+class UpdateOutcome:
     """The API's response to an update."""
 
     outputs: Sequence[Mapping[str, Any]]  # one per datum
     metrics: dict[str, float]
 
     @classmethod
-    def of(cls, passes: Sequence[ForwardBackwardOutput], step: OptimStepResponse) -> Outcome:
+    def of(cls, passes: Sequence[ForwardBackwardOutput], step: OptimStepResponse) -> UpdateOutcome:
         """Join the responses to the parts; sums are added up."""
         outputs = [output for answer in passes for output in answer.loss_fn_outputs]
         metrics = {**passes[-1].metrics, **(step.metrics or {})}
@@ -182,7 +182,7 @@ class Auditor:
         self,
         samples: Sequence[TrainingSample],
         loss: Loss,
-        outcome: Outcome,
+        outcome: UpdateOutcome,
         *,
         on_policy: bool,
     ) -> UpdateStats:
