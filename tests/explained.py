@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from retrain.config.load import parse
-from retrain.plan.checklist import Check
+from retrain.plan.checklist import ChecklistLine
 from retrain.plan.estimate.history import History
 from retrain.plan.explain import Explanation, explain_plan
 from retrain.plan.matrix import Plan, plan_runs
@@ -33,5 +33,5 @@ def explained(plan: Plan, history: History | None, **options: Any) -> Explanatio
     return explain_plan(plan, preflight(plan, "c.toml"), history, 2.0, "c.toml", **options)
 
 
-def line_of(explanation: Explanation, question: str) -> Check:
+def line_of(explanation: Explanation, question: str) -> ChecklistLine:
     return next(line for line in explanation.checklist if line.question == question)
