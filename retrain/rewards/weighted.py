@@ -160,7 +160,6 @@ class WeightedScorer:
         self._opened = opened
 
     def score_all(self, answers: Sequence[Answer]) -> Coroutine[Any, Any, list[Score]]:
-        """Score every completion, in order."""
         # start the parts that wait for processes or servers, then call functions in this thread
         columns: list[Any] = [
             _begin(part.scorer, answers) if _waits(part.scorer) else None for part in self._parts

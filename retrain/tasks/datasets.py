@@ -18,8 +18,7 @@ from retrain.tasks.rows import (
     check_columns,
     option_problems,
     read_prompts,
-    split_as_given,
-    split_by_fraction,
+    split_prompts,
     with_whole_numbers_as_text,
 )
 
@@ -74,9 +73,7 @@ def build(
         rows = map(with_whole_numbers_as_text, loaded.select_columns(columns))
         return read_prompts(enumerate(rows, start=1), fields, place)
 
-    if held_out_split:
-        return split_as_given(read(split), read(held_out_split), seed)
-    return split_by_fraction(read(split), held_out, seed)
+    return split_prompts(read(split), read(held_out_split) if held_out_split else [], held_out, seed)
 
 
 def _load(path: str, split: str, fields: Fields, **at_hub: str | None) -> Any:

@@ -11,14 +11,7 @@ from retrain.json_lines import numbered_lines
 from retrain.rollouts import Prompt
 from retrain.tasks import Task
 from retrain.tasks.generated import check
-from retrain.tasks.rows import (
-    PLACEHOLDER,
-    Fields,
-    option_problems,
-    read_prompts,
-    split_as_given,
-    split_by_fraction,
-)
+from retrain.tasks.rows import PLACEHOLDER, Fields, option_problems, read_prompts, split_prompts
 
 
 def build(
@@ -48,9 +41,8 @@ def build(
     fields = Fields(prompt_field, answer_field, template, text="a text in quotes")
     check(option_problems(fields, held_out, path=path))
     prompts = _read(path, "path", fields)
-    if held_out_path:
-        return split_as_given(prompts, _read(held_out_path, "held_out_path", fields), seed)
-    return split_by_fraction(prompts, held_out, seed)
+    given = _read(held_out_path, "held_out_path", fields) if held_out_path else []
+    return split_prompts(prompts, given, held_out, seed)
 
 
 def _read(path: str, option: str, fields: Fields) -> list[Prompt]:

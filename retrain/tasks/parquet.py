@@ -18,8 +18,7 @@ from retrain.tasks.rows import (
     check_columns,
     option_problems,
     read_prompts,
-    split_as_given,
-    split_by_fraction,
+    split_prompts,
     with_whole_numbers_as_text,
 )
 
@@ -47,9 +46,8 @@ def build(
     fields = Fields(prompt_field, answer_field, template)
     check(option_problems(fields, held_out, path=path))
     prompts = _read(path, "path", fields)
-    if held_out_path:
-        return split_as_given(prompts, _read(held_out_path, "held_out_path", fields), seed)
-    return split_by_fraction(prompts, held_out, seed)
+    given = _read(held_out_path, "held_out_path", fields) if held_out_path else []
+    return split_prompts(prompts, given, held_out, seed)
 
 
 def _read(path: str, option: str, fields: Fields) -> list[Prompt]:

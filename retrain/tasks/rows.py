@@ -73,6 +73,11 @@ def read_prompts(
     return read_rows(rows, read, source, unit=unit, needs=needs)
 
 
+def split_prompts(train: Sequence[Prompt], given: Sequence[Prompt], held_out: float, seed: int) -> Task:
+    """Return a task that evaluates on the given prompts; without any, a fraction of its own is held out."""
+    return split_as_given(train, given, seed) if given else split_by_fraction(train, held_out, seed)
+
+
 def split_by_fraction(prompts: Sequence[Prompt], held_out: float, seed: int) -> Task:
     """Return a task with a fraction of the prompt texts held out; rows of one prompt stay on one side."""
     texts = list(dict.fromkeys(prompt.text for prompt in prompts))

@@ -62,7 +62,6 @@ class MathScorer(VerifierScorer):
         self._readable: dict[str, bool] = {}
 
     def score_all(self, answers: Sequence[Answer]) -> list[Score]:
-        """Score every completion, in order."""
         scores = super().score_all(answers)
         has_failed = [score.value == 0 and score.outcome is not Outcome.SCORED for score in scores]
         for answer, failed in zip(answers, has_failed, strict=True):

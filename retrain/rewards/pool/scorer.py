@@ -19,7 +19,6 @@ class VerifierScorer:
         self._pool = pool
 
     def score_all(self, answers: Sequence[Answer]) -> list[Score]:
-        """Score every completion, in order."""
         return [_score_of(reply) for reply in self._pool.run(answers)]
 
     def close(self) -> None:

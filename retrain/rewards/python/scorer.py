@@ -75,7 +75,6 @@ class ProgramScorer:
             self._free.put(desk)
 
     def score_all(self, answers: Sequence[Answer]) -> list[Score]:
-        """Score every completion, in order."""
         futures = [self._threads.submit(self._score, answer) for answer in answers]
         try:
             return [future.result() for future in futures]
