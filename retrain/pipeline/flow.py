@@ -113,7 +113,6 @@ class Flow(Generic[Item]):
         return self._can_serve() and self.account.may_consume(share, full=not self.buffer.has_room)
 
     def take(self) -> list[Sample[Item]]:
-        """Read the requested batch."""
         self.account.take(self.asked / self.settings.batch_size)
         self.batches += 1
         self.is_training = True

@@ -131,7 +131,6 @@ class RolloutPipeline(Generic[Item]):
         return not any(thread.is_alive() for thread in self._threads)
 
     def stats(self) -> PipelineStats:
-        """Return counts and waits so far."""
         with self._monitor:
             flow, ages = self._flow, self._ages
             elapsed_s = max(time.monotonic() - self._started_s, 1e-9)

@@ -98,7 +98,6 @@ class RunRow:
 
     @property
     def is_done(self) -> bool:
-        """Whether it finished."""
         return self.state == RunState.DONE
 
     @property

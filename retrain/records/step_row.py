@@ -241,7 +241,6 @@ class StepRow:
     evaluation: Evaluation | None = field(metadata=_by("trainer/evaluation.py", "every `eval_every` steps"))
 
     def columns(self) -> dict[str, Value]:
-        """Return the row as metrics.jsonl has it."""
         parts = (getattr(self, part.name) for part in dataclasses.fields(self))
         return {key: value for part in parts for key, value in columns(part).items()}
 

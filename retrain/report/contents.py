@@ -55,7 +55,6 @@ class Contents:
 
     @property
     def charts(self) -> tuple[Chart, ...]:
-        """All charts in the order of the page."""
         return self.learning + self.final + self.back_pressure + self.time + self.rate
 
 

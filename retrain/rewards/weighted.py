@@ -174,7 +174,6 @@ class WeightedScorer:
         return self._summed(columns)
 
     def close(self) -> None:
-        """Close every part."""
         self._opened.close()
 
     async def _summed(self, columns: Sequence[Any]) -> list[Score]:

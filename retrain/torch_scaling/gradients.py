@@ -68,7 +68,6 @@ class Gradients:
         self._sqr_sums: list[torch.Tensor | float] = [0.0] * len(self._groups)
 
     def close(self) -> None:
-        """Remove the hooks."""
         for hook in self._hooks:
             hook.remove()
 

@@ -155,7 +155,6 @@ class Control:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore what `state_dict` returned."""
         if self._back_pressure is not None and state["back_pressure"] is not None:
             self._back_pressure.load_state_dict(state["back_pressure"])
         self._scaling.load_state_dict(state["scaling"])

@@ -58,7 +58,6 @@ class Journal:
         return MetricsWriter(self._warmup_file, self.attempt)
 
     def samples(self, step: int, rows: Sequence[ShownRollout]) -> None:
-        """Write the rollouts chosen from a step."""
         self._samples.append(step, [asdict(row) for row in rows])
 
     def phase(self, phase: str, step: int, *, state: str = RunState.RUNNING, message: str = "") -> None:

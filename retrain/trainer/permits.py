@@ -50,7 +50,6 @@ class RunPermits:
         return _OnePermit(self)
 
     def open(self) -> FileSemaphore:
-        """Open the semaphore, once, and return it."""
         with self._lock:
             if self._semaphore is None:  # the campaign warns if locks are not shared
                 self._semaphore = FileSemaphore(

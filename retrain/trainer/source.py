@@ -49,7 +49,6 @@ class PromptStream(Generic[T]):
         self._again = sorted({*self._again, *positions})
 
     def at(self, position: int) -> T:
-        """Return the prompt at a position."""
         epoch, number = divmod(position, len(self._prompts))
         if epoch != self._epoch:
             self._epoch, self._order = epoch, self._shuffled(epoch)

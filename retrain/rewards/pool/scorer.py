@@ -22,7 +22,6 @@ class VerifierScorer:
         return [_score_of(reply) for reply in self._pool.run(answers)]
 
     def close(self) -> None:
-        """End the processes."""
         self._pool.close()
 
 

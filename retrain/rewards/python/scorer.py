@@ -45,7 +45,6 @@ class Desk:
         return self.cells[use]
 
     def close(self) -> None:
-        """End every process."""
         while self.cells:
             self.cells.popitem()[1].close()
 

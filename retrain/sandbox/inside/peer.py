@@ -140,7 +140,6 @@ class Peer:
         return found
 
     def encode(self, value: Any) -> Any:
-        """Return a value as JSON."""
         return values.encode(value, self._export)
 
     def decode(self, message: Any) -> Any:
