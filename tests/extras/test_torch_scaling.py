@@ -173,8 +173,9 @@ def test_a_resumed_rule_goes_on_as_the_one_that_was_saved():
 def test_attaching_again_watches_once():
     rule, model = attached(AdaScale())
     rule.initialize(model, torch.optim.SGD(model.parameters(), lr=0.1))
-    model([1.0, 0.0]).backward()
-    assert rule._gradients.passes == 1
+    once = take_step(*attached(AdaScale()), [[1.0, 0.0], [0.0, 1.0]])
+    assert np.array_equal(take_step(rule, model, [[1.0, 0.0], [0.0, 1.0]]), once)
+    assert rule.progress == pytest.approx(2.0)
 
 
 def test_a_closure_is_evaluated_once_and_its_loss_returned():
