@@ -122,7 +122,7 @@ class Disk:
             lost = self._writable & self._path_of.keys()
             for fd in lost:  # as the kernel does
                 self._real["close"](fd)
-            for descriptor in list(descriptors._OPEN):  # they end with the process: a later
+            for descriptor in list(descriptors.OPEN):  # they end with the process: a later
                 if descriptor.fileno() in lost:  # fork would close files that reuse these numbers
                     descriptor._fd = -1
 

@@ -21,7 +21,7 @@ from retrain.errors import RecordsError, records_error
 # Held during a fork and while a descriptor is opened or closed, so that a child sees them all.
 # Re-entrant, because a signal handler or the garbage collector may close one at any point.
 GUARD = threading.RLock()
-_OPEN: WeakSet[Descriptor] = WeakSet()
+OPEN: WeakSet[Descriptor] = WeakSet()
 
 
 class Descriptor:
@@ -32,7 +32,7 @@ class Descriptor:
     def __init__(self, fd: int) -> None:
         """Own `fd`; call with `GUARD` held since before it was opened."""
         self._fd = fd
-        _OPEN.add(self)
+        OPEN.add(self)
 
     def fileno(self) -> int:
         """Return the descriptor's number, or -1 once closed."""
@@ -119,7 +119,7 @@ def is_in_place(path: Path, fd: int) -> bool:
 
 
 def _forget_in_child() -> None:
-    for descriptor in list(_OPEN):
+    for descriptor in list(OPEN):
         Descriptor.close(descriptor)
     GUARD.release()
 
