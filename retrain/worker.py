@@ -34,6 +34,7 @@ from retrain.errors import (
     ConfigError,
     RecordsError,
     RetrainError,
+    RunFailedError,
     exit_code_of,
 )
 from retrain.locks.held import hold, present_holder
@@ -209,8 +210,8 @@ def _train(
         code = exit_code_of(error)
         message = str(error) if isinstance(error, RetrainError) else _message(error)
         if code != EXIT_INTERRUPTED:
-            # the message of a configuration error is complete; a traceback would not help
-            is_told = isinstance(error, ConfigError) or registry.names_place(message)
+            # these messages are complete; a traceback would not help
+            is_told = isinstance(error, ConfigError | RunFailedError) or registry.names_place(message)
             _say(message if is_told else traceback.format_exc().rstrip(), code)
         journal.ended(ENDINGS.get(code, RunState.FAILED), {})
         with contextlib.suppress(RecordsError):  # for display only: must not hide the error

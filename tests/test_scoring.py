@@ -132,6 +132,13 @@ def test_a_reward_that_its_verifier_cannot_give_is_refused_and_counted(
     assert batch.error_fraction == 0.5
 
 
+def test_a_reward_that_only_gives_what_its_verifier_cannot_fails_the_run(
+    plugin: Callable[[str, str], str],
+) -> None:
+    with pytest.raises(RunFailedError, match=r"outside its range 0 to 1; correct the reward or its RANGE"):
+        score(plugin("(0.0, 1.0)", ""), ("million",), ("million",))
+
+
 def test_so_it_is_inside_a_weighted_sum(plugin: Callable[[str, str], str]) -> None:
     parts = {plugin("(0.0, 1.0)", ""): 1e-6, "match": 1.0}
     batch = score("weighted", ("right", "million"), parts=parts)

@@ -244,7 +244,8 @@ class Supervisor:
         self.endings[run.run_id] = ending
         went_wrong = ending.state not in (RunState.DONE, RunState.INTERRUPTED)
         is_unclear = went_wrong and not names_place(ending.message)
-        self._observer.ended(run, ending, log_tail(self._files_of(run.run_id)) if is_unclear else ())
+        tail = log_tail(self._files_of(run.run_id)) if is_unclear else []
+        self._observer.ended(run, ending, tail if tail != [ending.message] else ())
         if went_wrong and self._campaign.on_failure == "stop" and not self._asked_to_stop:
             self._observer.notice('on_failure = "stop": asking the other runs to save and leave')
             self._asked_to_stop, self._gave_up = 1, True

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 
@@ -37,12 +37,15 @@ class Scorer:
         """Score every rollout.
 
         Raises:
-            RunFailedError: a reward is not a finite number; names the prompt.
+            RunFailedError: a reward is not a finite number, or every one is outside the reward's range.
             InfrastructureError: no rollout could be scored.
         """
         answers = [Answer(rollout.text, group.prompt) for group in groups for rollout in group.rollouts]
-        scores = self._bounds.keep(self._calls.wait_for(self._reward.score_all(answers)))
+        given = self._calls.wait_for(self._reward.score_all(answers))
+        scores = self._bounds.keep(given)
         self._check(answers, scores)
+        if all(score.value is None for score in scores):
+            self._raise_unscored(scores, has_answered=any(score.value is not None for score in given))
         sizes = np.cumsum([len(group.rollouts) for group in groups])[:-1]
         values = np.array([math.nan if s.value is None else s.value for s in scores])
         return ScoredBatch(
@@ -70,8 +73,10 @@ class Scorer:
                     f"the reward of prompt {answer.prompt.id} is {score.value}; "
                     "a reward must be a finite number"
                 )
-        if all(score.value is None for score in scores):
-            raise InfrastructureError(
-                f"none of {len(scores)} completions could be scored by {self._name!r}; "
-                f"the last one: {scores[-1].message}"
-            )
+
+    def _raise_unscored(self, scores: Sequence[Score], *, has_answered: bool) -> NoReturn:
+        what = f"none of {len(scores)} completions could be scored by {self._name!r}; "
+        last = f"the last one: {next(score.message for score in reversed(scores) if score.message)}"
+        if has_answered:  # another attempt would give the same
+            raise RunFailedError(f"{what}{last}; correct the reward or its RANGE")
+        raise InfrastructureError(what + last)
