@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pkgutil
 import signal
 import subprocess
 import sys
@@ -225,7 +226,7 @@ def imported(arguments: list[str], where: Path) -> set[str]:
 
 
 def test_every_command_has_a_file_and_every_file_a_command() -> None:
-    files = {path.stem for path in Path(cli.__file__).parent.glob("[a-z]*.py")}
+    files = {module.name for module in pkgutil.iter_modules(cli.__path__) if module.name[0] != "_"}
     assert set(COMMANDS) == files
 
 
