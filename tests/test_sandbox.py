@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
+import os
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import psutil
@@ -98,6 +101,21 @@ def test_a_program_cannot_change_who_may_read_what(scorer: ProgramScorer) -> Non
 
 
 @ON_LINUX
+def test_a_program_that_runs_when_its_scorer_closes_leaves_nothing(folders: Path, tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    sandbox = dataclasses.replace(choose("process", {}), readable=())
+    closing = ProgramScorer(sandbox, tests="stdio", timeout_s=60.0, workers=1, memory_bytes=1 << 30)
+    before = left_behind(folders)
+    program = f"open('own', 'w').write('x')\nopen({str(pipe)!r}, 'w').write('x')\nimport time\ntime.sleep(60)"
+    with ThreadPoolExecutor(1) as threads:
+        found = threads.submit(scored, closing, program)
+        pipe.read_text()
+        closing.close()
+        assert found.result().value is None
+    assert left_behind(folders) == before
+
+
 def test_a_forbidden_system_call_is_a_fault(scorer: ProgramScorer) -> None:
     assert scored(scorer, "import ctypes; ctypes.CDLL(None).ptrace(0, 0, 0, 0)").outcome is Outcome.FAULT
 

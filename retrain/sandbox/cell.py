@@ -23,7 +23,7 @@ from retrain.sandbox.inside import confine, values
 from retrain.sandbox.inside.zygote import FAULT, OVER_TIME, STOP
 
 STARTUP_S = 120.0  # imports on a cold network disk; only a broken machine takes longer
-STOPPING_S = 5.0  # in which a single program ends when nobody reads or writes any more
+STOPPING_S = 5.0  # in which a program ends when nobody reads or writes any more
 GRACE_S = 30.0  # beyond a program's limit, in which the sandbox ends it and removes its files
 LONGEST_OUTPUT = 16 << 20
 BOOT = """\
@@ -161,6 +161,10 @@ class Cell:
 
     def close(self) -> None:
         """End it, with every process in it."""
+        if self._process is not None and not self.sandbox.single_use:
+            with contextlib.suppress(OSError, subprocess.TimeoutExpired):
+                self._control.shutdown(socket.SHUT_RDWR)  # it ends its program, and removes what that wrote
+                self._process.wait(STOPPING_S)
         self._end()
         self._opened.close()
 
