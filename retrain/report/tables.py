@@ -72,7 +72,7 @@ def remarks(metric: MetricComparison) -> Iterator[str]:
     """Return which runs were left out, and what each verdict rests on."""
     yield from left_out(metric.sides)
     for ground in islice(grounds(metric), MOST_REASONS):
-        yield f"{ground.names} against {metric.sides[0].label}: {ground.because}."
+        yield f"{ground.names} against {metric.sides[0].label}: {ground.judgement} ({ground.because})."
 
 
 def fits(found: Sequence[Scalability]) -> Table:

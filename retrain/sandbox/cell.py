@@ -243,7 +243,7 @@ _SOCKET_KIND = socket.SOCK_SEQPACKET if sys.platform == "linux" else socket.SOCK
 def clean_environment(sandbox: Sandbox) -> dict[str, str]:
     """Return an environment without keys and names of this user."""
     path = os.environ.get("PATH", os.defpath)
-    folder = "/tmp" if sandbox.mounts or sandbox.single_use else tempfile.gettempdir()
+    folder = sandbox.folder if sandbox.mounts or sandbox.single_use else tempfile.gettempdir()
     return {"PATH": path, "HOME": folder, "TMPDIR": folder, "OMP_NUM_THREADS": "1"}
 
 
@@ -252,6 +252,7 @@ def program_text(sandbox: Sandbox, limits: Mapping[str, Any]) -> bytes:
     setup = {
         "single_use": sandbox.single_use,
         "mounts": sandbox.mounts,
+        "folder": sandbox.folder,
         "readable": list(sandbox.readable),
         "limits": limits,
     }

@@ -24,7 +24,6 @@ from typing import Any
 from retrain.sandbox.inside import confine, jobs
 
 MESSAGE_BYTES = 1 << 16
-MOUNT_POINT = "/tmp"  # in namespaces; each program mounts a folder there
 STOP = b"stop"
 CLEANUP_S = 20.0
 FAULT, OVER_TIME = 75, 124  # exit codes of a single use
@@ -80,14 +79,15 @@ def run(
 ) -> dict[str, Any]:
     """Run a program on its descriptors, and leave nothing behind; return how it ended."""
     confined, confines = os.pipe()
-    folder = MOUNT_POINT
+    folder = setup["folder"]
     try:
         if not setup["mounts"]:
             folder = tempfile.mkdtemp(prefix="retrain-program-")
         program = confine.fork(namespaces=setup["mounts"])
     except OSError as error:
         os.close(confined)
-        remove(folder)
+        if folder != setup["folder"]:
+            remove(folder)
         return {"fault": f"no further program: {error}"}
     else:
         if program == 0:
@@ -101,7 +101,7 @@ def run(
     left = 0
     if not setup["mounts"]:  # a process namespace and a mount end by themselves
         left = end_children()
-    remove(folder)
+        remove(folder)
     is_confined = os.read(confined, 1)
     os.close(confined)
     if not is_confined:
@@ -172,9 +172,7 @@ def end_children() -> int:
 
 
 def remove(folder: str) -> None:
-    """Remove a folder, whatever is in it; a mount point has gone with its program."""
-    if folder == MOUNT_POINT:
-        return
+    """Remove a folder, whatever is in it."""
     with contextlib.suppress(RecursionError):
         shutil.rmtree(folder, ignore_errors=True)
     if os.path.lexists(folder):  # deeper than Python can go, or without permissions
