@@ -68,13 +68,15 @@ def container() -> dict[str, object]:
         str(bubblewrap.executable()),
         "--unshare-all",
         "--die-with-parent",
+        "--tmpfs",
+        "/tmp",
         *binds,
         "--dev",
         "/dev",
         "--proc",
         "/proc",
     ]
-    return {"command": [*command, "--tmpfs", "/tmp", "--"], "python": sys.executable}
+    return {"command": [*command, "--"], "python": sys.executable}
 
 
 def program_folders() -> set[Path]:
