@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 CANARY = "canary-7d1f63a9c2"
 KEYS = (
     "OPENAI_API_KEY",

@@ -14,7 +14,7 @@ from retrain.errors import ConfigError
 from retrain.plan.matrix import RunPlan
 from retrain.records.metrics import read_metrics
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(autouse=True)
