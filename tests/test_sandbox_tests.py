@@ -307,5 +307,10 @@ def test_functions_of_python_are_its_own_where_it_is_unclear_which_is_tested(sco
     assert scored(scorer, "abs = lambda x: 0", "assert abs(sum([1, 2]) - 3) < 1e-6").value is None
 
 
+def test_tests_that_end_before_the_program_is_confined_are_scored(scorer: ProgramScorer) -> None:
+    answer = Answer("x = 1", Prompt(0, "?", "assert False"))
+    assert {score.value for score in scorer.score_all([answer] * 60)} == {0.0}
+
+
 def test_tests_that_pass_without_the_program_score_nothing(scorer: ProgramScorer) -> None:
     assert scored(scorer, "x = 1", "assert 1 + 1 == 2").value is None
