@@ -30,8 +30,9 @@ def is_free(directory):
 
 def test_a_waiting_task_does_not_block_the_event_loop(tmp_path):
     async def check():
-        semaphore, release = FileSemaphore(tmp_path, 1), asyncio.Event()
-        first = asyncio.ensure_future(hold(semaphore, until=release))
+        semaphore, inside, release = FileSemaphore(tmp_path, 1), asyncio.Event(), asyncio.Event()
+        first = asyncio.ensure_future(hold(semaphore, inside, release))
+        await inside.wait()
         second = asyncio.ensure_future(hold(semaphore))
         await waiting(tmp_path, 1)
         release.set()
