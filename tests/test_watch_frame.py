@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 from rich.cells import cell_len
 
 from retrain.records.run_row import RunRow
-from retrain.render.watch.frame import clock, frame
-from retrain.render.watch.runs import ASCII, FULL, matrix, sparkline
+from retrain.render.frame import ASCII, FULL, clock, frame, matrix, sparkline
 from retrain.status.survey import CampaignStatus, PermitHolder, PermitStatus, summarize
 from retrain.status.tracking import Event, WatchedRun
 from retrain.status.watch import View, WatchedCampaign

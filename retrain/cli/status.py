@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from retrain.cli import AsJson
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 
 def command(
@@ -25,10 +28,11 @@ def command(
 
     Example: retrain status logs --watch
     """
-    if watching:
-        raise typer.Exit(_watch(directory, as_json=as_json))
-    from retrain.render.status import show_all
     from retrain.render.tables import console, print_result
+
+    if watching:
+        raise typer.Exit(_watch(directory, console(), as_json=as_json))
+    from retrain.render.status import show_all
     from retrain.status.survey import survey
 
     campaigns = survey(directory)
@@ -40,14 +44,9 @@ def command(
         typer.echo(f"{directory}: no campaigns yet; start one with `retrain FILE.toml`")
 
 
-def _watch(directory: Path, *, as_json: bool) -> int:
-    from retrain.render.tables import console
-    from retrain.render.watch import stream
+def _watch(directory: Path, out: Console, *, as_json: bool) -> int:
+    from retrain.render.watch import JsonLines, PlainLines, watch_as_lines, watch_on_screen
 
-    out = console()
     if not as_json and out.is_terminal and not out.is_dumb_terminal:
-        from retrain.render.watch.screen import watch_on_screen
-
         return watch_on_screen(directory, out)
-    lines = stream.JsonLines() if as_json else stream.PlainLines(out, directory)
-    return stream.watch_as_lines(directory, lines.show)
+    return watch_as_lines(directory, (JsonLines() if as_json else PlainLines(out, directory)).show)

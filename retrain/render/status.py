@@ -14,7 +14,7 @@ from retrain.records.manifest import Expectation
 from retrain.records.run_row import RunRow
 from retrain.records.text import first_of, plain
 from retrain.render.tables import BAD, fitted, number, spread, state, table
-from retrain.status.survey import CampaignStatus, ConditionStatus
+from retrain.status.survey import CampaignStatus, ConditionStatus, PermitStatus
 
 MATRIX_RUNS = 60  # more runs than this are shown by condition only
 RECENT = 5  # campaigns shown in full; older ones get a line each
@@ -145,18 +145,23 @@ def _conditions(conditions: Sequence[ConditionStatus], width: int) -> object:
     return fitted("", columns, rows, width)
 
 
-def _remarks(campaign: CampaignStatus) -> Iterator[str]:
+def _remarks(campaign: CampaignStatus) -> Iterator[str | Text]:
     if campaign.eta_s is not None:
         yield time_left(campaign)
     if campaign.expected is not None:
         yield expectation(campaign.expected)
     permits = campaign.permits
-    if permits is not None and (permits.holders or permits.waiting):
-        held = ", ".join(f"{h.label or h.pid} for {format_duration(h.held_s)}" for h in permits.holders)
-        taken = f"{len(permits.holders)} of {permits.permits} held ({held})"
-        yield f"permits: {taken}, {permits.waiting} waiting"
-    if permits is not None and permits.change:
-        yield f"permits follow the API: {permits.permits} now; last change {permits.change}"
+    if permits is not None and (permits.holders or permits.waiting or permits.change):
+        yield permit_line(permits)
+
+
+def permit_line(permits: PermitStatus) -> Text:
+    """Return how many permits are held and by whom, and the last automatic change of their number."""
+    holders = [f"{h.label or h.pid} for {format_duration(h.held_s)}" for h in permits.holders]
+    line = Text(f"permits {len(holders)}/{permits.permits} held")
+    line.append(f", {permits.waiting} waiting", style="yellow" if permits.waiting else "")
+    change = f"  (last change: {permits.change})" if permits.change else ""
+    return line.append(f"  {first_of(holders, NAMED_RUNS)}{change}".rstrip(), style="dim")
 
 
 def resume_lines(campaign: CampaignStatus) -> Iterator[str]:

@@ -1,11 +1,13 @@
-"""The live view on a terminal: its own screen, redrawn when something changed, gone without a trace.
+"""`retrain status --watch`: a view that follows files, on a terminal, as lines, or as JSON.
 
-Keys, signals and the pace of redrawing are here as well.
+On a terminal it has its own screen, redrawn when something changed, gone without a trace. Keys, signals and
+the pace of looking are here as well; `frame` lays a view out for a size and knows no terminal.
 """
 
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import select
 import signal
@@ -25,14 +27,17 @@ from rich.segment import Segment
 from rich.text import Text
 
 from retrain.errors import EXIT_DONE, EXIT_INTERRUPTED
-from retrain.render.watch.frame import frame
-from retrain.render.watch.runs import ASCII, FULL, Glyphs
+from retrain.render.frame import ASCII, FULL, Glyphs, event_line, frame
+from retrain.render.status import show_all, time_left
+from retrain.render.tables import JSON_VERSION, plain_value
+from retrain.status.survey import CampaignStatus
 from retrain.status.watch import View, Watcher
 
 QUIT_KEYS = (b"q", b"Q")
 SHARE = 0.015  # of one core: below the 2 % that watching may cost, with room for what is not counted
 SHORTEST_S, LONGEST_S = 0.5, 10.0
 _KEPT = 0.7  # of the earlier cost in the average: one slow look does not make the view sluggish
+PROGRESS_EVERY = 0.1  # of a campaign's steps: a line for each tenth
 
 
 class Asked(Enum):
@@ -131,7 +136,7 @@ def watch_on_screen(log_dir: Path, console: Console) -> int:
     Raises:
         RecordsError: there is no such directory.
     """
-    watcher, glyphs = Watcher(log_dir), glyphs_for(console)
+    watcher, glyphs = Watcher(log_dir), _glyphs_for(console)
     view = watcher.look()  # before the screen is taken, so that an error is visible
     with contextlib.closing(Inbox(has_screen=True)) as inbox:
         while True:
@@ -141,7 +146,7 @@ def watch_on_screen(log_dir: Path, console: Console) -> int:
             os.kill(os.getpid(), signal.SIGSTOP)  # the screen is restored; continues after `fg`
 
 
-def glyphs_for(console: Console) -> Glyphs:
+def _glyphs_for(console: Console) -> Glyphs:
     """Choose characters that the terminal's encoding has."""
     try:
         "".join((FULL.levels, FULL.done, FULL.failed, FULL.interrupted, FULL.bar)).encode(console.encoding)
@@ -171,13 +176,92 @@ def _show(
     return Asked.STOP
 
 
+@dataclass(frozen=True, slots=True)
 class Lines:
     """Lines that fit already: drawn without the wrapping that rich does for text, half of a redraw's cost."""
 
-    def __init__(self, lines: Sequence[Text]) -> None:
-        self._lines = lines
+    lines: Sequence[Text]
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        for line in self._lines:
+        for line in self.lines:
             yield from line.render(console)
             yield Segment.line()
+
+
+def watch_as_lines(log_dir: Path, show: Callable[[View], None]) -> int:
+    """Print changes until all runs have ended; return the exit code: 0, or 130 after Ctrl-C or a signal.
+
+    Raises:
+        RecordsError: there is no such directory.
+    """
+    watcher, interval = Watcher(log_dir), RefreshInterval()
+    with contextlib.closing(Inbox(has_screen=False)) as inbox:
+        while True:
+            view = watcher.look()
+            show(view)
+            sys.stdout.flush()
+            if view.campaigns and not any(c.status.state == "running" for c in view.campaigns):
+                return EXIT_DONE
+            if inbox.wait(interval.rest_s()) in (Asked.STOP, Asked.QUIT):
+                return EXIT_INTERRUPTED
+
+
+class JsonLines:
+    """An object a line: `kind` is campaign, run or event; at first everything, then what changed."""
+
+    def __init__(self) -> None:
+        self._said: dict[tuple[str, str], object] = {}
+
+    def show(self, view: View) -> None:
+        """Print what changed since the last call."""
+        for watched in view.campaigns:
+            name = watched.status.id
+            for run_id, run in watched.runs.items():
+                if self._is_news((name, run_id), run):
+                    row = plain_value(run.row) | {"rewards": plain_value(run.rewards)}
+                    print(json.dumps({"kind": "run", "campaign": name} | row))
+            if self._is_news((name, ""), watched.status):
+                row = plain_value(watched.status)
+                del row["runs"]
+                print(json.dumps({"kind": "campaign", "version": JSON_VERSION} | row))
+        for added in view.added:
+            row = plain_value(added)
+            print(json.dumps({"kind": "event", "event": row.pop("kind")} | row))
+
+    def _is_news(self, key: tuple[str, str], value: object) -> bool:
+        before, self._said[key] = self._said.get(key), value
+        return before is not value and before != value
+
+
+class PlainLines:
+    """The tables of `status` once, then a line for each event and each tenth of a campaign."""
+
+    def __init__(self, console: Console, log_dir: Path) -> None:
+        self._console = console
+        self._log_dir = log_dir
+        self._tenths: dict[str, int] | None = None
+
+    def show(self, view: View) -> None:
+        """Print the tables first, then what happened since."""
+        statuses = [campaign.status for campaign in view.campaigns]
+        tenths = {status.id: _tenth(status) for status in statuses}
+        if self._tenths is not None:
+            for added in view.added:
+                self._console.print(event_line(added, several=len(statuses) > 1), soft_wrap=True)
+            for status in statuses:
+                if tenths[status.id] > self._tenths.get(status.id, 0):
+                    self._console.print(_progress(status), soft_wrap=True)
+        elif statuses:
+            show_all(statuses, self._console)
+        else:
+            self._console.print(f"{self._log_dir}: no campaigns yet", soft_wrap=True)
+        self._tenths = tenths
+
+
+def _tenth(status: CampaignStatus) -> int:
+    return int(status.steps_done / status.steps_total / PROGRESS_EVERY) if status.steps_total else 0
+
+
+def _progress(status: CampaignStatus) -> str:
+    said = f"{status.id}: {status.state}, {status.steps_done}/{status.steps_total} steps"
+    return f"{said}, {time_left(status)}" if status.eta_s is not None else said
