@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from retrain.locks import descriptors
+from retrain import locks
 
 WRITERS = (
     "open",
@@ -122,7 +122,7 @@ class Disk:
             lost = self._writable & self._path_of.keys()
             for fd in lost:  # as the kernel does
                 self._real["close"](fd)
-            for descriptor in list(descriptors.OPEN):  # they end with the process: a later
+            for descriptor in list(locks.OPEN):  # they end with the process: a later
                 if descriptor.fileno() in lost:  # fork would close files that reuse these numbers
                     descriptor._fd = -1
 

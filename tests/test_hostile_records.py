@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from retrain.errors import RetrainError
-from retrain.locks.descriptors import LockFile
+from retrain.locks import LockFile
 from retrain.locks.held import hold, holder, is_held
 from retrain.plan.provenance import Provenance, read_provenance, write_provenance
 from retrain.records.attempts import begin_attempt, end_attempt, read_attempts

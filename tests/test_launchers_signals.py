@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from retrain.launchers.signals import signal_holder
-from retrain.locks.held import start_mark
+from retrain.locks import start_mark
+from retrain.locks.held import signal_holder
 
 HOLDER = """
 import sys
@@ -48,7 +48,7 @@ def test_a_process_that_got_a_dead_holders_id_is_left_alone(
     held: tuple[Path, subprocess.Popen[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lock, process = held
-    monkeypatch.setattr("retrain.launchers.signals.TRIES", 2)
+    monkeypatch.setattr("retrain.locks.held.TRIES", 2)
     text = lock.read_text()
     lock.write_text(text.replace(start_mark(process.pid), "another boot:1"))
     assert not signal_holder(lock, signal.SIGKILL)

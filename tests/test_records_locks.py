@@ -9,7 +9,8 @@ import threading
 import pytest
 
 from retrain.errors import RecordsError
-from retrain.locks.held import hold, holder, is_held, present_holder, start_mark
+from retrain.locks import start_mark
+from retrain.locks.held import hold, holder, is_held, present_holder
 from retrain.records.run_state import worker_pids
 
 HOLD = """

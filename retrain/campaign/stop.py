@@ -19,8 +19,7 @@ from retrain.campaign.assign import assignment_for_stopping, open_launcher
 from retrain.campaign.endings import conclude, ended_attempts
 from retrain.errors import LaunchError, RecordsError
 from retrain.launchers import Ended, Launcher
-from retrain.launchers.signals import signal_holder
-from retrain.locks.held import HeldLock, hold, holder, is_held, present_holder
+from retrain.locks.held import HeldLock, hold, holder, is_held, present_holder, signal_holder
 from retrain.plan.provenance import known_origin
 from retrain.records.layout import CampaignFiles, RunFiles, files_of_runs, open_campaign, recorded_hash
 from retrain.records.manifest import read_manifest, refresh, write_manifest

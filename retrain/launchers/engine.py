@@ -20,8 +20,7 @@ from retrain.config.campaign import Ray, Slurm
 from retrain.errors import EXIT_DONE, RecordsError
 from retrain.launchers import Assignment, Begun, Ended
 from retrain.launchers.shared_permits import workers_at_a_time
-from retrain.launchers.signals import signal_holder
-from retrain.locks.held import is_held
+from retrain.locks.held import is_held, signal_holder
 from retrain.records.layout import RunFiles, recorded_hash
 from retrain.records.run_state import read_done
 

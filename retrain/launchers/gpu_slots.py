@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from retrain.errors import LaunchError, RecordsError
-from retrain.locks.descriptors import Descriptor, LockFile
+from retrain.locks import Descriptor, LockFile
 from retrain.system.nvidia import gpu_uuids, visible
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"

@@ -22,8 +22,7 @@ from pathlib import Path
 from retrain.errors import LaunchError, RecordsError
 from retrain.launchers import Assignment, Ended
 from retrain.launchers.gpu_slots import VISIBLE, GpuSlot, take_slot, visible_gpus
-from retrain.launchers.signals import signal_holder
-from retrain.locks.held import is_held
+from retrain.locks.held import is_held, signal_holder
 from retrain.records.files import open_log
 from retrain.records.layout import RunFiles
 from retrain.system.nvidia import gpu_count

@@ -19,7 +19,7 @@ from pathlib import Path
 from retrain.config.campaign import Ray, Slurm
 from retrain.errors import EXIT_DONE, EXIT_LAUNCH, LaunchError, RecordsError
 from retrain.launchers import Assignment
-from retrain.locks.descriptors import LockFile
+from retrain.locks import LockFile
 from retrain.records.files import make_directory, read_json, remove_file, write_json
 from retrain.records.layout import CampaignFiles
 from retrain.records.stop_request import asked_to_stop

@@ -3,7 +3,8 @@
 A network file system may silently keep locks local to each machine. A holder that other machines need to
 see therefore renews a lease: it writes the time into its lock file every few seconds. Only machines other
 than its own (another host name, or another boot) rely on the lease. Clocks of two machines may differ, so
-a process that wants the lock watches whether the lease is renewed instead of comparing times.
+a process that wants the lock watches whether the lease is renewed instead of comparing times. A signal to a
+holder, which need not be our child, is sent only once it is proven to be the right process.
 
 `flock` on a file that is never unlinked, and not `filelock`, the plain lock elsewhere: these locks name
 their holder, renew a lease, and are not kept by a forked child.
@@ -14,17 +15,17 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import signal
 import sys
 import threading
 import time
 from contextlib import closing
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 
 from retrain.clock import utc_now
 from retrain.errors import records_error
-from retrain.locks.descriptors import LockFile, is_in_place
+from retrain.locks import LockFile, is_in_place, is_of_this_boot, start_mark
 
 _PROBE_WAIT_S = 1.0  # another process's `is_held` lasts microseconds, longer on a machine that swaps
 _PAUSE_S = 0.002
@@ -34,7 +35,9 @@ LEASE_S = 60.0  # a lease not renewed for this long is not shown as alive
 WATCH_S = 25.0  # 2.5 renewal periods: without a renewal in this time, the holder is dead
 WATCH_PAUSE_S = 0.5
 STALE_S = 600.0  # older than any clock difference in a cluster (munge allows half of it): no need to watch
-_START_TIME = 19  # field 22 of /proc/PID/stat, counted after the name, which may contain blanks and brackets
+
+TRIES = 100  # to identify a holder, which writes itself into a lock a moment after it takes it
+TRY_PAUSE_S = 0.01
 
 _held: set[LockFile] = set()
 
@@ -135,13 +138,11 @@ def is_held(path: Path) -> bool:
         RecordsError: the file cannot be opened, or its file system has no locks.
     """
     try:
-        file = LockFile(str(path), read_only=True)
-    except FileNotFoundError:
-        return False
-    try:
-        with closing(file):
+        with closing(LockFile(str(path), read_only=True)) as file:
             if not file.try_lock(shared=True):
                 return True
+    except FileNotFoundError:
+        return False
     except OSError as error:
         raise records_error(path, "lock", error) from error
     leased = _lease_elsewhere(path)
@@ -178,15 +179,49 @@ def present_holder(path: Path) -> LockHolder | None:
     deadline = time.monotonic() + _PROBE_WAIT_S
     while True:
         found = holder(path)
-        if found is not None and _may_live(found):
+        if found and not (found.is_here and found.started and start_mark(found.pid) != found.started):
             return found
         if time.monotonic() > deadline or not is_held(path):
             return None
         time.sleep(_PAUSE_S)
 
 
-def _may_live(found: LockHolder) -> bool:
-    return not found.is_here or not found.started or start_mark(found.pid) == found.started
+def signal_holder(path: Path, number: int) -> bool:
+    """Signal the process that holds a lock; SIGKILL goes to everything in its process group as well.
+
+    Returns:
+        False if nobody holds the lock, or its holder is on another machine or cannot be identified.
+    """
+    for _ in range(TRIES):
+        found = holder(path)
+        if not is_held(path) or (found is not None and not found.is_here):
+            return False
+        if found is not None and _signal(found, number):
+            return True
+        time.sleep(TRY_PAUSE_S)
+    return False
+
+
+def _signal(found: LockHolder, number: int) -> bool:
+    fd = -1
+    try:
+        if sys.platform == "linux":  # a pidfd stays this process's, even if its id is reused
+            with contextlib.suppress(OSError):  # too old a kernel, or a sandbox that forbids it
+                fd = os.pidfd_open(found.pid)
+        if not found.started or start_mark(found.pid) != found.started:
+            return False
+        if number == signal.SIGKILL and os.getpgid(found.pid) == found.pid:
+            os.killpg(found.pid, number)
+        elif fd >= 0:
+            signal.pidfd_send_signal(fd, number)
+        else:
+            os.kill(found.pid, number)
+        return True
+    except ProcessLookupError:
+        return False
+    finally:
+        if fd >= 0:
+            os.close(fd)
 
 
 def _lock(file: LockFile) -> bool:
@@ -244,35 +279,3 @@ def _host() -> str:
 def _printable(text: str, limit: int) -> str:
     """Return text without control and invisible characters: any process may write to a lock file."""
     return "".join(filter(str.isprintable, text))[:limit]
-
-
-def start_mark(pid: int) -> str:
-    """Return a mark of when a process started, which no other process with this id has; "" without a process.
-
-    On Linux it is relative to the boot and names the boot, so that setting the clock changes nothing.
-    """
-    if sys.platform == "linux":
-        try:
-            after_name = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2]
-            return f"{boot_id()}:{after_name.split()[_START_TIME]}"
-        except (OSError, IndexError):
-            return ""
-    import psutil
-
-    try:
-        return str(psutil.Process(pid).create_time())
-    except (psutil.Error, ValueError):
-        return ""
-
-
-def is_of_this_boot(mark: str) -> bool:
-    """Whether a process with this mark belongs to the machine's current boot; True if it names none."""
-    boot, named, _ = mark.partition(":")
-    return sys.platform != "linux" or not named or boot == boot_id()
-
-
-@cache
-def boot_id() -> str:
-    """Return the id of the current boot; the host name if the system has no such id."""
-    path = Path("/proc/sys/kernel/random/boot_id")
-    return path.read_text().strip() if path.exists() else os.uname().nodename

@@ -24,8 +24,8 @@ from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import Any, TypeVar
 
+from retrain import locks
 from retrain.errors import DamagedRecordError, RecordsError, records_error
-from retrain.locks import descriptors
 
 T = TypeVar("T")
 Source = TypeVar("Source")
@@ -126,7 +126,7 @@ def open_regular(path: Path) -> int:
 def open_log(path: Path) -> int:
     """Open a file to append a process's output to; symbolic links are not followed."""
     try:
-        return descriptors.open_regular(str(path), os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        return locks.open_regular(str(path), os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     except OSError as error:
         raise records_error(path, "append to", error) from error
 

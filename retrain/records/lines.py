@@ -14,8 +14,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
+from retrain import locks
 from retrain.errors import RecordsError, records_error
-from retrain.locks import descriptors
 from retrain.records.files import open_regular, sync_directory, write_all
 
 _BLOCK = 2**16
@@ -35,7 +35,7 @@ class LineAppender:
         self._path = path
         self._fd = -1
         try:
-            self._fd = descriptors.open_regular(str(path), os.O_RDWR | os.O_APPEND | os.O_CREAT)
+            self._fd = locks.open_regular(str(path), os.O_RDWR | os.O_APPEND | os.O_CREAT)
             if os.fstat(self._fd).st_size == 0:  # new, or its creator may have been killed before this sync
                 sync_directory(path.parent)
             _repair_tail(self._fd)
@@ -65,7 +65,7 @@ class LineAppender:
             os.fsync(self._fd)
         except OSError as error:
             raise records_error(self._path, "sync", error) from error
-        if not descriptors.is_in_place(self._path, self._fd):
+        if not locks.is_in_place(self._path, self._fd):
             raise self._removed()
 
     def close(self) -> None:

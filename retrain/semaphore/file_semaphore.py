@@ -14,7 +14,7 @@ from contextlib import closing
 from pathlib import Path
 
 from retrain.errors import LaunchError, records_error
-from retrain.locks.descriptors import GUARD, LockFile
+from retrain.locks import GUARD, LockFile
 from retrain.semaphore.filesystems import lock_sharing_problem
 from retrain.semaphore.slots import (
     Slots,

@@ -16,8 +16,7 @@ from itertools import islice
 from pathlib import Path
 
 from retrain.errors import DamagedRecordError, RecordsError
-from retrain.locks.descriptors import GUARD, Descriptor, LockFile, open_regular
-from retrain.locks.held import boot_id
+from retrain.locks import GUARD, Descriptor, LockFile, boot_id, open_regular
 from retrain.records.files import write_atomic
 from retrain.semaphore.wait_queue import wake, wakeup_address
 

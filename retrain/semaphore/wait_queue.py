@@ -25,7 +25,7 @@ from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 
-from retrain.locks.descriptors import GUARD, Descriptor, LockFile
+from retrain.locks import GUARD, Descriptor, LockFile
 
 
 class Deadline:
