@@ -96,7 +96,7 @@ def test_long_waits_for_permits_are_beyond_the_limits(tmp_path: Path) -> None:
     fields = {"sample_time_s": 1.0, "permit_held_s": 1.0}
     remote = plan_of(tmp_path, parallel=True, max_workers=2)
     record_campaign(remote, "c-20250131T120000Z-0a1b", closing_s=0.0, **fields)
-    raw_permits = {"backend": {"max_concurrent": 1}}
+    raw_permits = {"backend": {"max_concurrent": 1, "options": {"api_latency_s": 1.0}}}
     plan = plan_runs(
         parse(
             {

@@ -23,8 +23,9 @@ CALLING = {"sample_time_s": 1.0, "permit_wait_s": 0.0, "permit_held_s": 1.0}
 
 
 def plan_of(logs: Path, backend: str = "numpy") -> Plan:
+    options = {"api_latency_s": 1.0} if backend == "numpy" else {}
     raw = {
-        "backend": {"backend": backend, "max_concurrent": "auto"},
+        "backend": {"backend": backend, "options": options, "max_concurrent": "auto"},
         "logging": {"log_dir": str(logs)},
         "campaign": {"seeds": list(range(8)), "max_steps": 12, "parallel": True, "max_workers": 8},
     }

@@ -142,6 +142,17 @@ def test_a_campaign_is_expected_to_take_what_earlier_ones_of_its_name_say(begun:
     assert expecter.look() is None  # it was said
 
 
+def test_without_earlier_ones_the_calibration_of_its_file_says(begun: tuple, tmp_path: Path) -> None:
+    plan, _, _, expecter = begun
+    calibration = tmp_path / "calibrations" / "c-20250131T115900Z-0a1b"
+    calibration.mkdir(parents=True)
+    pilot = replace(plan, log_dir=calibration)
+    record_campaign(pilot, "pilot-20250131T120000Z-0a1b", step_times_s={"a": [3.0] * 21}, closing_s=0.0)
+    found = expecter.look()
+    assert found is not None
+    assert (found.p50_s, found.made_from) == (pytest.approx(2 * 40 * 3.0), "2 earlier runs")
+
+
 def test_without_earlier_ones_its_first_steps_tell(begun: tuple) -> None:
     plan, files, clock, expecter = begun
     run = files.run(plan.runs[0].run_id)

@@ -9,9 +9,10 @@ import pytest
 from retrain.calibrate.conclude import Forecast
 from retrain.calibrate.facts import WorkersMeasured
 from retrain.config.load import parse
-from retrain.plan.estimate.history import learn, of_runs
+from retrain.plan.estimate.history import learn, of_runs, write_crowding
 from retrain.plan.estimate.measured import measure_run
 from retrain.plan.estimate.wall_time import WallTime, wall_time
+from retrain.plan.estimate.workload import Crowding
 from retrain.plan.matrix import Plan, plan_runs
 from retrain.records.manifest import Expectation
 from tests.recorded import record_campaign
@@ -74,3 +75,14 @@ def test_a_lucky_probe_advises_no_more_workers_than_cores(tmp_path):
     side = [WorkersMeasured(n, 100.0 * n, 1.0) for n in (1, 2, 4, 8)]
     assert set(Forecast(history, side, cores=2.0).by_workers(plan_of(tmp_path, 2))) == {1, 2}
     assert set(Forecast(history, side, cores=2.0).by_workers(plan_of(tmp_path, 4))) == {1, 2, 4}
+
+
+def test_the_slowdown_that_a_calibration_measured_is_used_from_its_trials(tmp_path):
+    calibration = tmp_path / "calibrations" / "c-20250131T115900Z-0a1b"
+    calibration.mkdir(parents=True)
+    pilot = record_campaign(plan_of(calibration, 2), "pilot-20250131T120000Z-0a1b", closing_s=0.0).directory
+    assert estimated(plan_of(tmp_path, 8), pilot).p50_s == pytest.approx(40.0)
+    write_crowding(calibration, Crowding(((1.0, 1.0), (2.0, 1.0), (4.0, 3.0)), is_full=True))
+    assert estimated(plan_of(tmp_path, 8), pilot).p50_s == pytest.approx(60.0)
+    (calibration / "crowding.json").write_text('{"points": [[1]]}')
+    assert estimated(plan_of(tmp_path, 8), pilot).p50_s == pytest.approx(40.0)

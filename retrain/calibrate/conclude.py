@@ -14,7 +14,6 @@ from retrain.calibrate import advice, facts, trials, written
 from retrain.calibrate.advice import Advice, Memory
 from retrain.calibrate.facts import BatchFound, Lengths, StepSplit, WorkersMeasured
 from retrain.calibrate.trials import Trialled, read_gpus
-from retrain.campaign.assign import takes_permits
 from retrain.errors import ConfigError
 from retrain.plan.estimate.history import History, of_runs
 from retrain.plan.estimate.measured import MeasuredRun
@@ -191,6 +190,11 @@ class Evidence:
         return before, after
 
     @cached_property
+    def crowding(self) -> Crowding | None:
+        """Return the slowdown among concurrent workers; None if it was not measured."""
+        return crowding_between(self.side, self.cores if self.plan.shares_cores else 0.0)
+
+    @cached_property
     def _forecast(self) -> Forecast:
         return Forecast(of_runs(self.runs), self.side, self.cores)
 
@@ -202,7 +206,7 @@ class Evidence:
         first = self.plan.runs[0].config
         yield from self._max_tokens()
         count = self.plan.workers
-        is_remote = any(takes_permits(run.config) for run in self.plan.first_runs().values())
+        is_remote = any(run.takes_permits for run in self.plan.first_runs().values())
         permits = list(advice.max_concurrent(self.plan, self._permit_wait(), is_remote))
         makespans_s = self._forecast.by_workers(self.plan_of(written.calibrated(self.tables, permits)))
         for one in advice.max_workers(self.plan, self.side, self.memory, makespans_s):

@@ -16,6 +16,7 @@ from retrain.campaign import Observer
 from retrain.campaign.assign import as_launched
 from retrain.config.load import load_config, load_tables, parse
 from retrain.errors import ConfigError, LaunchError, RecordsError
+from retrain.plan.estimate.history import write_crowding
 from retrain.plan.estimate.measured import MeasuredRun
 from retrain.plan.matrix import Plan, plan_runs
 from retrain.plan.preflight import preflight
@@ -100,6 +101,8 @@ class Calibrator:
                     raise
                 left_out.append(f"{trial.name}: {str(error).splitlines()[0]}")
         evidence = Evidence(self.plan, self._tables, self._longest_answers, done, self._cores, self._plan_of)
+        if evidence.crowding is not None:
+            write_crowding(directory, evidence.crowding)
         return evidence.conclusion(self._path.name, directory, left_out, was_interrupted=session.interrupted)
 
     def write(self, found: Calibration, target: Path) -> Calibration:

@@ -13,7 +13,7 @@ from typing import Any
 
 from retrain import registry
 from retrain.config.campaign import Campaign
-from retrain.config.schema import FIRST_PERMITS, Config
+from retrain.config.schema import FIRST_PERMITS
 from retrain.errors import ConfigError, LaunchError
 from retrain.launchers import Assignment, Launcher
 from retrain.plan.matrix import Plan
@@ -41,19 +41,18 @@ def assignment_of(
     directory = files.directory.absolute()
     absolute = CampaignFiles(directory)
     directories = {run.run_id: absolute.run(run.run_id).directory for run in plan.runs}
-    backends = [run.config.backend for run in plan.runs if takes_permits(run.config)]
     return Assignment(
         campaign=directory.name,
         directory=directory,
         runs={plan.runs[0].run_id: directory} if plan.is_single_run else directories,
         workers=plan.workers,
-        permits=min((backend.first_permits for backend in backends), default=None),
-        permits_adapt=any(backend.adapts_permits for backend in backends),
-        permit_directories=tuple({Path(b.throttle_dir) for b in backends if b.throttle_dir}),
-        where=where,
-        gpu_runs=frozenset(
-            run.run_id for run in plan.runs if _backend_says(run.config, "wants_gpu", otherwise=False)
+        permits=plan.permits,
+        permits_adapt=plan.permits_adapt,
+        permit_directories=tuple(
+            {Path(b.throttle_dir) for b in plan.backends_with_permits if b.throttle_dir}
         ),
+        where=where,
+        gpu_runs=frozenset(run.run_id for run in plan.runs if run.wants_gpu),
         options=options_of(plan.campaign),
         say=say,
     )
@@ -69,16 +68,6 @@ def assignment_for_stopping(
     return Assignment(
         directory.name, directory, directories, workers, None, where=Path.cwd(), options=options, say=say
     )
-
-
-def takes_permits(config: Config) -> bool:
-    """Whether a run's backend calls an API under permits; the default is yes."""
-    return _backend_says(config, "takes_permits", otherwise=True)
-
-
-def _backend_says(config: Config, hook: str, *, otherwise: bool) -> bool:
-    says = registry.hook("backends", config.backend.backend, hook)
-    return bool(says(config.backend.options)) if says else otherwise
 
 
 def open_launcher(name: str, assignment: Assignment) -> Launcher:

@@ -17,10 +17,11 @@ from retrain.plan.estimate.learned import crowding_of, learned_for, workload_of
 from retrain.plan.estimate.remaining import RunLeft, remaining
 from retrain.plan.matrix import Plan, RunPlan
 from retrain.records.attempts import read_attempts
-from retrain.records.layout import RunFiles, find_campaigns
+from retrain.records.layout import TRIALS, RunFiles, find_campaigns
 from retrain.records.manifest import Expectation, Manifest
 from retrain.records.run_row import read_row
 from retrain.records.run_state import RunState
+from retrain.records.text import count_of
 from retrain.system import cpu_capacity
 
 FIRST_LOOK_S = 1.0
@@ -83,17 +84,13 @@ class Forecaster:
 
     def _from_history(self) -> Expectation | None:
         here = self._directory
-        earlier = [
-            path
-            for path in find_campaigns(here.parent)
-            if path.name[:-STAMP] == here.name[:-STAMP] and path.name != here.name
-        ]
-        history = learn_from(earlier, self._plan.conditions, FEW_RUNS)
+        earlier = [path for path in _named(here.name, find_campaigns(here.parent)) if path.name != here.name]
+        history = learn_from(earlier or _pilots(here), self._plan.conditions, FEW_RUNS)
         learned = learned_for(self._plan, history, cpu_capacity())
         if learned is None or any(m.match == "other settings" for m in learned.conditions.values()):
             return None
         found = estimate(workload_of(self._plan, learned), learned.pilot)
-        return Expectation(found.p50_s, found.p90_s, 0.0, f"{len(history.runs)} earlier runs")
+        return Expectation(found.p50_s, found.p90_s, 0.0, count_of(len(history.runs), "earlier run"))
 
     def _from_steps(self, elapsed_s: float) -> Expectation | None:
         runs = [self._left(run) for run in self._plan.runs]
@@ -121,6 +118,18 @@ class Forecaster:
             if attempt.ended_at
         ]
         return union_s(spans)
+
+
+def _named(campaign: str, directories: Iterable[Path]) -> list[Path]:
+    """Return the directories of earlier campaigns, or calibrations, of the same name."""
+    return [path for path in directories if path.name[:-STAMP] == campaign[:-STAMP]]
+
+
+def _pilots(directory: Path) -> list[Path]:
+    """Return the pilots of the calibrations of a campaign's file, or of the file that one wrote."""
+    trials = directory.parent / TRIALS
+    name = directory.name.replace(".calibrated", "")
+    return [pilot for path in _named(name, sorted(trials.glob("*"))) for pilot in path.glob("pilot-*")]
 
 
 def _is_known(run: RunLeft) -> bool:

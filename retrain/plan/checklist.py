@@ -111,8 +111,7 @@ class Decisions:
         if workers == 1 or on_cores:
             return "pass", f"{workers} at a time on {cores:g} CPU cores", ""
         if self.time is not None and self.time.holds_permits:
-            permits = self.plan.runs[0].config.backend.first_permits
-            return "pass", f"{workers} workers hardly wait for {permits} permits", ""
+            return "pass", f"{workers} workers hardly wait for {self.plan.permits} permits", ""
         answer = f"not measured whether {workers} workers slow each other down"
         return "unknown", answer, f"retrain calibrate {self.file_name}"
 
@@ -177,9 +176,8 @@ def warnings_of(plan: Plan, longest_answers: Mapping[str, int], cores: float) ->
             'comparison; control = "microbatch" keeps the optimizer\'s batch the same'
         )
     yield from dict.fromkeys(line for run in plan.first_runs().values() for line in _of_backend(run))
-    backend = plan.runs[0].config.backend
-    if plan.workers > backend.first_permits and not backend.adapts_permits:
-        yield f"{plan.workers} workers share {backend.first_permits} permits: calls queue, which is fine"
+    if plan.permits and plan.workers > plan.permits and not plan.permits_adapt:
+        yield f"{plan.workers} workers share {plan.permits} permits: calls queue, which is fine"
 
 
 def _room_to_ramble(plan: Plan, longest_answers: Mapping[str, int]) -> Iterator[str]:

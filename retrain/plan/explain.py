@@ -51,7 +51,7 @@ class Explanation:
     total_runs: int
     total_campaign_steps: int
     effective_parallelism: int
-    permits: int  # the initial number, if they adapt
+    permits: int | None  # the initial number, if they adapt; None if no run calls an API
     permits_adapt: bool
     launcher: str
     log_dir: str
@@ -108,8 +108,8 @@ def explain_plan(
         total_runs=len(plan.runs),
         total_campaign_steps=plan.total_steps,
         effective_parallelism=plan.workers,
-        permits=plan.runs[0].config.backend.first_permits,
-        permits_adapt=plan.runs[0].config.backend.adapts_permits,
+        permits=plan.permits,
+        permits_adapt=plan.permits_adapt,
         launcher=plan.campaign.launcher,
         log_dir=str(plan.log_dir),
         wall_time=time,

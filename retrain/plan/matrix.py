@@ -14,7 +14,7 @@ from retrain.config.campaign import LARGEST_SEED, Campaign, Condition, Run
 from retrain.config.digest import digest
 from retrain.config.files import contents_of, with_absolute_paths
 from retrain.config.resolve import label_of, label_of_modes, resolve
-from retrain.config.schema import Config
+from retrain.config.schema import Backend, Config
 from retrain.config.versions import CURRENT
 from retrain.records.text import plain
 
@@ -58,11 +58,23 @@ class RunPlan:
         return self.config.backend.backend in CPU_BACKENDS
 
     @property
+    def takes_permits(self) -> bool:
+        """Whether the backend calls an API under permits; the default is yes."""
+        return self._backend_says("takes_permits", otherwise=True)
+
+    @property
+    def wants_gpu(self) -> bool:
+        return self._backend_says("wants_gpu", otherwise=False)
+
+    def _backend_says(self, hook: str, *, otherwise: bool) -> bool:
+        """Return the answer of one of the backend's hooks, given its options."""
+        says = registry.hook("backends", self.config.backend.backend, hook)
+        return bool(says(self.config.backend.options)) if says else otherwise
+
+    @property
     def computes_here(self) -> bool:
         """Whether steps compute on this machine's cores; steps with a simulated API mostly wait."""
-        backend = self.config.backend
-        calls = registry.hook("backends", backend.backend, "takes_permits")
-        return backend.backend in CPU_BACKENDS and not (calls and calls(backend.options))
+        return self.config.backend.backend in CPU_BACKENDS and not self.takes_permits
 
 
 @dataclass(frozen=True)
@@ -105,6 +117,20 @@ class Plan:
     @property
     def total_steps(self) -> int:
         return sum(run.max_steps for run in self.runs)
+
+    @property
+    def backends_with_permits(self) -> tuple[Backend, ...]:
+        """The backends of runs that call an API under permits."""
+        return tuple(run.config.backend for run in self.runs if run.takes_permits)
+
+    @property
+    def permits(self) -> int | None:
+        """API calls in flight over all workers, at first if they adapt; None if no run calls one."""
+        return min((backend.first_permits for backend in self.backends_with_permits), default=None)
+
+    @property
+    def permits_adapt(self) -> bool:
+        return any(backend.adapts_permits for backend in self.backends_with_permits)
 
 
 def plan_runs(config: Config, file_name: str = "campaign", drawn_seed: int | None = None) -> Plan:

@@ -65,10 +65,11 @@ def _seeds(seeds: Sequence[int]) -> str:
 
 
 def _facts(explanation: Explanation) -> Iterator[tuple[str, str]]:
-    permits = f"{explanation.permits}{' at first, then adapted to the API' * explanation.permits_adapt}"
     yield "total campaign steps", str(explanation.total_campaign_steps)
     yield "effective parallelism", f"{explanation.effective_parallelism} ({explanation.launcher})"
-    yield "permits (API calls)", permits
+    if explanation.permits is not None:
+        adapted = " at first, then adapted to the API" * explanation.permits_adapt
+        yield "permits (API calls)", f"{explanation.permits}{adapted}"
     yield "log directory", f"{explanation.log_dir}/"
     if explanation.sandboxes:
         yield "programs run in", ", ".join(explanation.sandboxes)

@@ -6,7 +6,7 @@ import math
 import statistics
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from retrain.clock import posix_s
@@ -15,10 +15,11 @@ from retrain.plan.estimate.measured import MeasuredRun, measure_run
 from retrain.plan.estimate.workload import Alive, Crowding
 from retrain.plan.provenance import known_origin
 from retrain.records.averages import median
-from retrain.records.files import readable
+from retrain.records.files import read_json, readable, write_json
 from retrain.records.layout import CampaignFiles, by_start, find_campaigns, is_single_run
 from retrain.records.manifest import Expectation, Manifest, read_manifest
 
+CROWDING = "crowding.json"  # in a calibration's directory: slowdowns by concurrent runs, [runs, slowdown]
 MOST_RUNS = 96  # read in total, the newest first: takes under a second
 MOST_OF_A_CONDITION = 12  # more add little
 MOST_SEEDS = 3  # of a condition per campaign: a recent smoke test must not hide an older pilot
@@ -40,6 +41,7 @@ class History:
     runs: tuple[MeasuredRun, ...]  # the newest campaign's first
     launches: tuple[Launches, ...]  # of campaigns whose runs each took one attempt
     expectations: tuple[Expectation, ...]  # predicted and actual times of finished campaigns
+    crowding: Crowding | None = None  # slowdown by concurrent runs, if a calibration measured it
 
     def alone(self, crowding: Crowding) -> History:
         """Return runs and launches with their times converted to those of a run alone."""
@@ -106,7 +108,23 @@ def learn_from(
         tuple(runs),
         tuple(_launches([(path, manifests[path]) for path in used if path in manifests])),
         tuple(m.expected for m in read if m.expected and m.expected.actual_s is not None),
+        next(filter(None, (readable(_read_crowding, path.parent) for path in used)), None),
     )
+
+
+def write_crowding(calibration: Path, crowding: Crowding) -> None:
+    """Keep the slowdown that a calibration measured beside its trials, for later estimates from them."""
+    write_json(calibration / CROWDING, asdict(crowding))
+
+
+def _read_crowding(calibration: Path) -> Crowding | None:
+    if (found := read_json(calibration / CROWDING)) is None:
+        return None
+    try:
+        points = tuple((float(alive), float(slowdown)) for alive, slowdown in found["points"])
+        return Crowding(points, is_full=bool(found["is_full"])) if points else None
+    except (LookupError, TypeError, ValueError):
+        return None  # an estimate does not need it
 
 
 def of_runs(runs: Sequence[MeasuredRun]) -> History:

@@ -106,15 +106,15 @@ def learned_for(
 ) -> Learned | None:
     """Match a plan's conditions with earlier runs; None if there are none.
 
-    Concurrent runs slow each other down by `crowding`; if that is None, the slowdown follows from the
-    `cores` of this machine, where workers share them.
+    Concurrent runs slow each other down by `crowding`; if that is None, as a calibration in the history
+    measured it, else by the `cores` of this machine, where workers share them.
 
     A condition is matched with runs of the same settings: its own if there are any, else those of other
     conditions; failing that, with its own runs with other settings; else with all runs.
     """
     if not history.runs:
         return None
-    crowding = crowding or crowding_of(plan, cores)
+    crowding = crowding or history.crowding or crowding_of(plan, cores)
     history = history.alone(crowding)
     return Learned(
         {label: _measured(run, history.runs) for label, run in plan.first_runs().items()},
@@ -137,7 +137,7 @@ def workload_of(plan: Plan, learned: Learned) -> Workload:
         plan.campaign.stagger_seconds,
         (history.launch_s(plan.campaign.launcher) or 0.0) + (history.startup_s or 0.0),
         history.closing_s or 0.0,
-        learned.permits_borne if config.backend.adapts_permits else config.backend.first_permits,
+        learned.permits_borne if plan.permits_adapt else plan.permits,
         failures,
         learned.crowding,
     )
