@@ -71,7 +71,21 @@ def test_a_parse_that_hangs_is_a_counted_timeout_and_its_neighbours_are_scored()
     assert (batch.timeouts, batch.errors) == (2, 0)
 
 
-@pytest.mark.parametrize("reference", ["1/0", "$$", r"\frac{0}{0}"])
+@pytest.mark.parametrize(
+    "reference",
+    ["Monday", "(A)", r"\text{no}", "yes", "да", "答案", r"\emptyset", r"\pi", r"\infty", "∞", r"\{\}"],
+)
+def test_a_reference_of_words_or_symbols_is_right_only_for_itself(
+    checker: BatchScorer, reference: str
+) -> None:
+    assert score(checker, rf"It is \boxed{{{reference}}}", reference) == Score(1.0)
+    assert score(checker, r"It is \boxed{7}", reference) == Score(0.0)
+
+
+@pytest.mark.parametrize(
+    "reference",
+    ["1/0", "$$", r"\frac{0}{0}", "?", "？", "x = ?", r"\text{?}", "...", "-", r"\frac{}{}", "()"],
+)
 def test_a_reference_that_cannot_be_checked_leaves_every_completion_unscored(
     checker: BatchScorer, reference: str
 ) -> None:
