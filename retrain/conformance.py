@@ -24,9 +24,9 @@ from retrain.campaign.orchestrate import CampaignRun
 from retrain.campaign.run import start
 from retrain.errors import ConfigError, RetrainError
 from retrain.loggers import LoggedRun
+from retrain.records.campaign_state import ask_to_stop
 from retrain.records.layout import CampaignFiles
 from retrain.records.run_state import RunState
-from retrain.records.stop_request import ask_to_stop
 from retrain.rewards import Answer
 from retrain.rewards.bounds import bounds_of
 from retrain.rewards.opening import open_scorer

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from retrain.calibrate import advice, trials, written
+from retrain.calibrate import advice, check_target, schema_line, to_toml, trials
 from retrain.calibrate.advice import Memory
 from retrain.calibrate.conclude import Evidence, crowding_between
 from retrain.calibrate.facts import BatchFound, Lengths, StepSplit, WorkersMeasured
@@ -276,14 +276,14 @@ def test_a_batch_size_is_written_only_where_back_pressure_decides_anyway() -> No
     found = BatchFound(("warmup", "optimal"), 400.0, 64, 24, "found")
     mine, free = advice.batch_size(4, found, follows=False), advice.batch_size(4, found, follows=True)
     assert (mine.is_written, free.is_written) == (False, True)
-    assert "batch_size" not in written.to_toml({"training": {}}, [mine], "c.toml")
+    assert "batch_size" not in to_toml({"training": {}}, [mine], "c.toml")
 
 
 @pytest.mark.parametrize("first", [DIRECTIVE, "# my own"])
 def test_a_calibrated_file_keeps_the_line_for_editors_and_may_be_replaced(first: str, tmp_path: Path) -> None:
     source, target = tmp_path / "c.toml", tmp_path / "c.calibrated.toml"
     source.write_text(f"{first}\n[training]\nmax_tokens = 4\n")
-    text = written.to_toml({"training": {"max_tokens": 4}}, [], "c.toml", schema=written.schema_line(source))
+    text = to_toml({"training": {"max_tokens": 4}}, [], "c.toml", schema=schema_line(source))
     target.write_text(text, encoding="utf-8")
     assert text.startswith(DIRECTIVE) == (first == DIRECTIVE)
-    written.check_target(target, source)
+    check_target(target, source)

@@ -10,7 +10,8 @@ import pytest
 
 from retrain.calibrate import trials
 from retrain.errors import InfrastructureError
-from retrain.system import Gpu, process_tree
+from retrain.system.nvidia import Gpu
+from retrain.system.processes import process_tree
 
 GIB = 1 << 30
 

@@ -29,9 +29,9 @@ from retrain.plan.estimate.workload import (
 )
 from retrain.plan.matrix import Plan, plan_runs
 from retrain.records.attempts import read_attempts
+from retrain.records.figures import PACE_KEYS, pace_of
 from retrain.records.layout import CampaignFiles
 from retrain.records.metrics import read_ends
-from retrain.records.pace import PACE_KEYS, pace_of
 from tests import crowded
 
 CORES = 2.0

@@ -2,7 +2,7 @@
 
 import pytest
 
-from retrain.plan.durations import about, format_duration, parse_duration
+from retrain.records.text import about, format_duration, parse_duration
 
 
 @pytest.mark.parametrize(

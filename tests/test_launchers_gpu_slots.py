@@ -18,8 +18,7 @@ from retrain.config.load import parse
 from retrain.config.resolve import as_tables
 from retrain.errors import LaunchError
 from retrain.launchers import Assignment
-from retrain.launchers.gpu_slots import take_slot, visible_gpus
-from retrain.launchers.local import open_launcher
+from retrain.launchers.local import open_launcher, take_slot, visible_gpus
 from retrain.plan.matrix import plan_runs
 from retrain.records.layout import CampaignFiles, RunFiles
 

@@ -30,9 +30,9 @@ from retrain.launchers.slurm.queue import (
 )
 from retrain.launchers.slurm.script import render
 from retrain.locks.held import hold
+from retrain.records.campaign_state import asked_to_stop
 from retrain.records.layout import CampaignFiles, RunFiles
 from retrain.records.run_state import write_done
-from retrain.records.stop_request import asked_to_stop
 from tests.slurm_pieces import assignment, expand, submitted_before
 
 Retrain = Callable[..., subprocess.CompletedProcess[str]]

@@ -17,10 +17,10 @@ from retrain.locks.held import hold
 from retrain.plan.estimate.remaining import RunLeft, remaining
 from retrain.plan.matrix import Plan, plan_runs
 from retrain.records.attempts import read_attempts
+from retrain.records.figures import Pace, pace_of
 from retrain.records.layout import CampaignFiles, RunFiles
 from retrain.records.manifest import Expectation, PlannedRun, new_manifest, read_manifest, write_manifest
 from retrain.records.metrics import MetricsEnds, read_ends
-from retrain.records.pace import Pace, pace_of
 from tests.recorded import EPOCH, at, record_campaign, record_run
 
 

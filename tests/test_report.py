@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from retrain.plan.durations import MISSING
+from retrain.records.text import MISSING
 from retrain.report.contents import contents
 from retrain.report.curves import describe, domain, line_ends, points, seed_points
 from retrain.report.export import Table, ends_of, rows_of, write_csv, write_jsonl

@@ -21,7 +21,7 @@ from retrain.records.run_state import RunState
 ASKING = """
 from pathlib import Path
 from retrain.records.layout import CampaignFiles
-from retrain.records.stop_request import ask_to_stop
+from retrain.records.campaign_state import ask_to_stop
 def score(completion, prompt):
     ask_to_stop(CampaignFiles(Path(Path("asked.txt").read_text())), now=False)
     return 0.0

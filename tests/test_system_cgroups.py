@@ -2,7 +2,7 @@
 
 import pytest
 
-from retrain.system.machine import (
+from retrain.system import (
     Pool,
     cpu_capacity,
     cpu_pools,

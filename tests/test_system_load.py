@@ -10,8 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from retrain import system
+from retrain.system import Pool
 from retrain.system.load import LoadMeter, taken_fraction
-from retrain.system.machine import Pool
+from retrain.system.processes import process_tree
 
 # waits for a line, burns that many core-seconds, says so, and ends with its standard input
 BURNER = """
@@ -94,7 +95,7 @@ def test_work_of_a_child_that_lost_its_parent_stays_ours():
 
 def orphan_pids():
     """Burners that are not in our tree."""
-    ours = system.process_tree(os.getpid())
+    ours = process_tree(os.getpid())
     return {p.pid for p in psutil.process_iter(["cmdline"]) if BURNER in (p.info["cmdline"] or [])} - ours
 
 

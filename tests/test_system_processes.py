@@ -6,12 +6,12 @@ from contextlib import contextmanager
 
 import pytest
 
-from retrain.system import process_tree
 from retrain.system.processes import (
     Process,
     descendants,
     own_cpu_seconds,
     own_memory_bytes,
+    process_tree,
     read_processes,
     read_processes_portably,
 )

@@ -1,1 +1,221 @@
-"""Sizes a campaign: short real runs, what they measured, and a file with the recommended values."""
+"""Sizes a campaign: runs trials within a time budget, draws conclusions, and writes a file with their values.
+
+The calibrated file has the user's values with the changes, and above each change why.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+import statistics
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+
+from retrain.calibrate import facts, trials
+from retrain.calibrate.advice import Advice, calibrated, changes_of
+from retrain.calibrate.conclude import Calibration, Evidence
+from retrain.calibrate.trials import Effort, Trial, Trialled, TrialSession
+from retrain.campaign import Observer
+from retrain.campaign.assign import as_launched
+from retrain.config.json_schema import DIRECTIVE
+from retrain.config.load import load_config, load_tables, parse
+from retrain.errors import ConfigError, LaunchError, RecordsError
+from retrain.plan.estimate.history import write_crowding
+from retrain.plan.estimate.measured import MeasuredRun
+from retrain.plan.matrix import Plan, plan_runs
+from retrain.plan.preflight import preflight
+from retrain.records.layout import TRIALS, create_directory
+from retrain.records.text import plain
+from retrain.system import cpu_capacity, memory_available_bytes
+
+MOST_PROBE_STEPS = 2000
+MARK = "# Calibrated from "
+MOST_READ = 1000  # bytes of a line
+RETROGRADE = 0.9  # of the best throughput: more workers are not tried beyond this
+
+
+class Calibrator:
+    """One calibration of one file."""
+
+    def __init__(self, path: Path, overrides: Sequence[str], effort: Effort) -> None:
+        """Read and check the file; a ConfigError lists every problem. Nothing is run."""
+        load_config(path, overrides)  # reports every problem under the file's name
+        self._path = path
+        self._overrides = overrides
+        self._effort = effort
+        self._tables: Mapping[str, Any] = load_tables(path, overrides)
+        self.plan = self._plan_of(self._tables)
+        self._longest_answers = preflight(self.plan, path.name)
+        self._cores = cpu_capacity()
+
+    def trials(self, log_dir: Path, done: Mapping[str, Trialled] | None = None) -> Iterator[Trial]:
+        """Return the trials to run, the most informative first.
+
+        Args:
+            log_dir: of their campaigns.
+            done: filled by the caller as trials end: quick steps allow longer probes, and a condition that
+                took no steps is not tried again.
+        """
+        effort, runs = self._effort, len(self.plan.runs)
+        yield trials.pilot(self._tables, effort, len(self.plan.conditions), log_dir)
+        pilot = done["pilot"].measured if done and "pilot" in done else []
+        names = self.plan.conditions
+        condition = min((names.index(run.condition) for run in pilot if run.condition in names), default=0)
+        config = self.plan.runs[0].config
+        if config.rate_limiter.max_staleness > 0:
+            yield trials.unlimited(self._tables, condition, effort.steps, log_dir)
+        if self.plan.campaign.launcher == "local" and runs > 1:
+            steps = _enough_steps(effort, pilot)
+            for count in trials.worker_counts(self.plan.workers, self._cores, runs, effort.most_workers):
+                yield trials.concurrent(self._tables, condition, count, steps, log_dir, effort.probe_s)
+        if not config.backpressure.enabled:
+            yield trials.seeking_batch(self._tables, condition, effort.batch_steps, log_dir)
+
+    def run(
+        self,
+        budget_s: float,
+        observe: Callable[[], Observer],
+        begin: Callable[[Trial], None],
+        opened: Callable[[TrialSession], None],
+    ) -> Calibration:
+        """Run the trials and draw conclusions; a trial that was stopped counts up to there.
+
+        Args:
+            budget_s: for all trials together.
+            observe: makes the observer of a trial's runs.
+            begin: called with each trial before it begins.
+            opened: called with the session, so that the caller can interrupt it.
+
+        Raises:
+            LaunchError: the pilot could not be started.
+            RecordsError: the directory cannot be written.
+        """
+        directory = create_directory(Path(self.plan.log_dir) / TRIALS, self.plan.name)
+        session = TrialSession(directory, budget_s, observe, self._path.parent)
+        opened(session)
+        done: dict[str, Trialled] = {}
+        left_out: list[str] = []
+        for trial in self.trials(directory, done):
+            reason = _reason_against(trial, session, done)
+            if reason:
+                left_out.append(f"{trial.name}: {reason}")
+                continue
+            begin(trial)
+            try:
+                done[trial.name] = session.run(trial)
+            except (ConfigError, LaunchError) as error:  # of this trial; what others measured is kept
+                if not done:
+                    raise
+                left_out.append(f"{trial.name}: {str(error).splitlines()[0]}")
+        evidence = Evidence(self.plan, self._tables, self._longest_answers, done, self._cores, self._plan_of)
+        if evidence.crowding is not None:
+            write_crowding(directory, evidence.crowding)
+        return evidence.conclusion(self._path.name, directory, left_out, was_interrupted=session.interrupted)
+
+    def write(self, found: Calibration, target: Path) -> Calibration:
+        """Write the calibrated file; raise RecordsError if it cannot be written."""
+        schema = schema_line(self._path)
+        text = to_toml(self._tables, found.advice, self._path.name, self._overrides, schema)
+        try:
+            target.write_text(text, encoding="utf-8")
+        except OSError as error:
+            raise RecordsError(f"{target}: cannot be written ({error.strerror})") from error
+        return replace(found, written=str(target))
+
+    def _plan_of(self, tables: Mapping[str, Any]) -> Plan:
+        config = parse(tables, self._path.name, try_plugins=False)
+        return as_launched(plan_runs(config, self._path.name))
+
+
+def _enough_steps(effort: Effort, runs: Sequence[MeasuredRun]) -> int:
+    """Return the steps that keep workers concurrent for long enough, although they start one by one."""
+    if not runs:
+        return effort.probe_steps
+    step_s = statistics.fmean(statistics.fmean(run.step_times_s) + run.between_s for run in runs)
+    return max(effort.probe_steps, min(MOST_PROBE_STEPS, math.ceil(effort.probe_s / max(step_s, 1e-6))))
+
+
+def _reason_against(trial: Trial, session: TrialSession, done: Mapping[str, Trialled]) -> str:
+    if session.interrupted:
+        return "interrupted"
+    if session.left_s == 0:
+        return "the time budget is used up"
+    if "pilot" in done and not done["pilot"].measured:
+        return "no condition completed two steps in the pilot"
+    if not trial.name.startswith("workers-"):
+        return ""
+    weight = max((one.worker_bytes for one in done.values()), default=0)
+    if weight * trial.runs > memory_available_bytes():
+        return f"{trial.runs} workers of {weight / 1e6:.0f} MB do not fit in memory"
+    side = facts.side_by_side(done)
+    best = max((m.tokens_per_second for m in side), default=0.0)
+    if side and side[-1].tokens_per_second < RETROGRADE * best:
+        return f"{side[-1].workers} workers had a lower total throughput than fewer workers"
+    return ""
+
+
+def to_toml(
+    tables: Mapping[str, Any],
+    advice: Sequence[Advice],
+    source: str,
+    overrides: Sequence[str] = (),
+    schema: str = "",
+) -> str:
+    """Return the calibrated file: a comment above each changed key, and the `--set` overrides at the top.
+
+    `tables` are the original's, with the overrides; `schema` is its directive for editors, if it has one.
+    """
+    lines = [
+        *([schema] if schema else []),
+        f"{MARK}{plain(source)}: a comment above each changed value gives the reason.",
+        *(f"# with --set {plain(override)}" for override in overrides),
+        "",
+        *tomli_w.dumps(calibrated(tables, advice)).splitlines(),
+    ]
+    for one in changes_of(advice):
+        section, _, key = one.key.partition(".")
+        start = lines.index(f"[{section}]")
+        at = next(n for n in range(start, len(lines)) if re.match(rf"{re.escape(key)}\s*=", lines[n]))
+        lines.insert(at, f"# was {_shown(one.now)}: {plain(one.why)}")
+    return "\n".join(lines) + "\n"
+
+
+def check_target(target: Path, source: Path) -> None:
+    """Check, before anything runs, that the target may be written.
+
+    Raises:
+        ConfigError: it is the file being calibrated, or was not written by a calibration.
+        RecordsError: its directory cannot be written to.
+    """
+    if not os.access(target.parent, os.W_OK | os.X_OK):
+        raise RecordsError(
+            f"{target}: its directory does not exist or is not writable; choose another with --output"
+        )
+    if not target.exists():
+        return
+    if target.samefile(source):
+        raise ConfigError(f"{target}: is the file being calibrated; choose another --output")
+    if not target.is_file() or not any(line.startswith(MARK.encode()) for line in _first_lines(target)):
+        raise ConfigError(f"{target}: was not written by a calibration; move it, or choose another --output")
+    if not os.access(target, os.W_OK):
+        raise RecordsError(f"{target}: is not writable; choose another with --output")
+
+
+def schema_line(source: Path) -> str:
+    """Return the schema directive for editors, if a file begins with one."""
+    first = _first_lines(source)[0].decode("utf-8-sig", "replace").strip()
+    return plain(first) if first.startswith(DIRECTIVE.partition(" ")[0]) else ""
+
+
+def _first_lines(path: Path) -> list[bytes]:
+    with path.open("rb") as file:
+        return [file.readline(MOST_READ), file.readline(MOST_READ)]
+
+
+def _shown(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else repr(value)

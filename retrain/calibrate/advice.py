@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, replace
+from typing import Any
 
 from retrain.calibrate.facts import OUT_OF_MEMORY, BatchFound, Lengths, StepSplit, WorkersMeasured
 from retrain.calibrate.trials import POINTS_FOR_A_LAW
 from retrain.config.schema import RateLimiter
 from retrain.controllers.usl import UslFit, fit_usl
-from retrain.plan.durations import about, format_duration
 from retrain.plan.matrix import Plan
+from retrain.records.text import about, format_duration
 
 MOST_HITS = 0.02  # of completions cut off: more, and rewards are lost to the limit
 ROOM = 1.25  # above the longest completion seen
@@ -221,3 +223,17 @@ def limiter_speed(limiter: RateLimiter, batch_size: int, batches_per_unit: float
         why += f"; {limiter.buffer} reads each sample once, so only {exact:g} (or 0, off) is sustainable"
         value = now
     return Advice(key, now, now if abs(value - now) < 0.05 * value else value, why)
+
+
+def calibrated(tables: Mapping[str, Any], advice: Sequence[Advice]) -> dict[str, Any]:
+    """Return the tables with the advised values; comments of the original are lost."""
+    changed = deepcopy(dict(tables))
+    for one in changes_of(advice):
+        section, _, key = one.key.partition(".")
+        changed.setdefault(section, {})[key] = one.value
+    return changed
+
+
+def changes_of(advice: Sequence[Advice]) -> list[Advice]:
+    """Return what is written to the calibrated file."""
+    return [one for one in advice if one.is_change and one.is_written]

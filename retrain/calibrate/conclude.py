@@ -10,7 +10,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from retrain.calibrate import advice, facts, trials, written
+from retrain.calibrate import advice, facts, trials
 from retrain.calibrate.advice import Advice, Memory
 from retrain.calibrate.facts import BatchFound, Lengths, StepSplit, WorkersMeasured
 from retrain.calibrate.trials import Trialled, read_gpus
@@ -172,7 +172,7 @@ class Evidence:
         refused: list[str] = []
         for one in self._advice():
             try:
-                self.plan_of(written.calibrated(self.tables, [*kept, one]))
+                self.plan_of(advice.calibrated(self.tables, [*kept, one]))
             except ConfigError as error:
                 refused.append(f"{one.key} = {one.value}: {error.problems[0]}")
             else:
@@ -182,7 +182,7 @@ class Evidence:
     def times(self, advised: Sequence[Advice]) -> tuple[WallTime | None, WallTime | None]:
         """Estimate the wall time of the campaign as it is and as advised."""
         longer = max((one.longer for one in advised), default=0.0)
-        changed = self.plan_of(written.calibrated(self.tables, advised))
+        changed = self.plan_of(advice.calibrated(self.tables, advised))
         before, after = self._forecast.of(self.plan), self._forecast.of(changed, longer)
         if after is not None and longer:
             note = f"assumes steps {longer:.0%} longer, the most that a higher max_tokens can cost"
@@ -208,7 +208,7 @@ class Evidence:
         count = self.plan.workers
         is_remote = any(run.takes_permits for run in self.plan.first_runs().values())
         permits = list(advice.max_concurrent(self.plan, self._permit_wait(), is_remote))
-        makespans_s = self._forecast.by_workers(self.plan_of(written.calibrated(self.tables, permits)))
+        makespans_s = self._forecast.by_workers(self.plan_of(advice.calibrated(self.tables, permits)))
         for one in advice.max_workers(self.plan, self.side, self.memory, makespans_s):
             count = int(str(one.value)) if one.key == "campaign.max_workers" else count
             yield one

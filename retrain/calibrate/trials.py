@@ -30,7 +30,7 @@ from retrain.plan.matrix import Plan
 from retrain.records.files import readable
 from retrain.records.metrics import read_metrics
 from retrain.records.text import count_of
-from retrain.system import Gpu, gpus
+from retrain.system.nvidia import Gpu, gpus
 from retrain.system.processes import own_memory_bytes, process_tree
 
 Tables = Mapping[str, Any]

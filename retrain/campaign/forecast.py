@@ -10,7 +10,6 @@ from pathlib import Path
 
 from retrain.clock import seconds_between
 from retrain.errors import RecordsError
-from retrain.plan.durations import about
 from retrain.plan.estimate import estimate
 from retrain.plan.estimate.history import learn_from
 from retrain.plan.estimate.learned import crowding_of, learned_for, workload_of
@@ -21,7 +20,7 @@ from retrain.records.layout import TRIALS, RunFiles, find_campaigns
 from retrain.records.manifest import Expectation, Manifest
 from retrain.records.run_row import read_row
 from retrain.records.run_state import RunState
-from retrain.records.text import count_of
+from retrain.records.text import about, count_of
 from retrain.system import cpu_capacity
 
 FIRST_LOOK_S = 1.0

@@ -18,6 +18,7 @@ from retrain.campaign.endings import Ending
 from retrain.clock import utc_now
 from retrain.errors import DamagedRecordError, RecordsError
 from retrain.plan.matrix import Plan, RunPlan
+from retrain.records.campaign_state import NoticeBook
 from retrain.records.files import set_aside
 from retrain.records.layout import CampaignFiles, RunFiles
 from retrain.records.manifest import (
@@ -30,7 +31,6 @@ from retrain.records.manifest import (
     with_plan,
     write_manifest,
 )
-from retrain.records.notices import NoticeBook
 from retrain.system import cpu_capacity
 
 EVERY_S = 2.0  # at least between two writes

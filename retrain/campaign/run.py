@@ -34,10 +34,10 @@ from retrain.plan.provenance import (
     working_directories,
     write_provenance,
 )
+from retrain.records.campaign_state import withdraw_request
 from retrain.records.files import make_directory, make_new_directory, open_log, read_small, write_atomic
 from retrain.records.layout import CampaignFiles, RunFiles, create_directory, open_campaign, recorded_tables
 from retrain.records.run_state import rename_done
-from retrain.records.stop_request import withdraw_request
 
 PAUSE_S = 0.02
 WRITERS = 16  # syncs overlap: 2,000 runs in a second instead of half a minute

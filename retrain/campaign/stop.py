@@ -21,10 +21,10 @@ from retrain.errors import LaunchError, RecordsError
 from retrain.launchers import Ended, Launcher
 from retrain.locks.held import HeldLock, hold, holder, is_held, present_holder, signal_holder
 from retrain.plan.provenance import known_origin
+from retrain.records.campaign_state import ask_to_stop
 from retrain.records.layout import CampaignFiles, RunFiles, files_of_runs, open_campaign, recorded_hash
 from retrain.records.manifest import read_manifest, refresh, write_manifest
 from retrain.records.run_state import RunState
-from retrain.records.stop_request import ask_to_stop
 
 PAUSE_S = 0.1
 SHOWN_RUNS = 5  # named one by one

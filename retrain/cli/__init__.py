@@ -177,7 +177,7 @@ def permission(force: bool) -> Callable[[str], bool]:
 
 def duration(text: str, option: str) -> float:
     """Read a time span in seconds; an invalid one is a usage error of `option`."""
-    from retrain.plan.durations import parse_duration
+    from retrain.records.text import parse_duration
 
     try:
         return parse_duration(text)

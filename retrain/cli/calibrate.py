@@ -46,9 +46,8 @@ def command(
 
     Example: retrain calibrate campaign.toml --budget 20m
     """
-    from retrain.calibrate.run import Calibrator
+    from retrain.calibrate import Calibrator, check_target
     from retrain.calibrate.trials import Effort
-    from retrain.calibrate.written import check_target
     from retrain.render.calibration import show_trials
     from retrain.render.live import EventLines
     from retrain.render.tables import messages

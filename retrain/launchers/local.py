@@ -1,7 +1,11 @@
-"""Workers as processes on this machine, each in a session of its own.
+"""Workers as processes on this machine, each in a session of its own, on the GPU with the fewest workers.
 
 A thread per worker blocks in the kernel until the worker ends, so ends are noticed at once and waiting uses
 no CPU. Output goes straight to the run's output.log: no pipe can fill.
+
+GPUs are shared over all campaigns of this user on this machine. A slot of a GPU is a locked file whose
+descriptor the worker inherits. The kernel frees it when the worker's last process ends, so nothing has to be
+released, and a restarted launcher finds used slots locked. With more workers than GPUs, workers share them.
 """
 
 from __future__ import annotations
@@ -10,23 +14,27 @@ import contextlib
 import fcntl
 import os
 import queue
+import re
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 from retrain.errors import LaunchError, RecordsError
 from retrain.launchers import Assignment, Ended
-from retrain.launchers.gpu_slots import VISIBLE, GpuSlot, take_slot, visible_gpus
+from retrain.locks import Descriptor, LockFile
 from retrain.locks.held import is_held, signal_holder
 from retrain.records.files import open_log
 from retrain.records.layout import RunFiles
-from retrain.system.nvidia import gpu_count
+from retrain.system.nvidia import gpu_count, gpu_uuids, visible
 
+VISIBLE = "CUDA_VISIBLE_DEVICES"
 LEASE_LOOK_S = 1.0  # how often a lease is checked, which cannot be waited on
 
 
@@ -144,3 +152,73 @@ def _wait_for_lock(lock: Path) -> None:
             if not is_held(lock):
                 return
             time.sleep(LEASE_LOOK_S)  # held by a lease on another machine, whose lock does not show here
+
+
+@dataclass(frozen=True, slots=True)
+class GpuSlot:
+    """A share of a GPU, ours while its lock is open."""
+
+    environment: Mapping[str, str]  # to add to the worker's
+    lock: LockFile | None = None  # whose descriptor the worker inherits
+
+    @property
+    def descriptors(self) -> tuple[int, ...]:
+        """Return what to pass to the worker."""
+        return (self.lock.fileno(),) if self.lock else ()
+
+    def close(self) -> None:
+        """Close our descriptor; the worker that inherited the slot keeps it locked."""
+        if self.lock:
+            Descriptor.close(self.lock)  # `LockFile.close` would unlock it for the worker as well
+
+
+def visible_gpus(setting: str | None, count: int) -> list[str]:
+    """Return GPUs as CUDA names them: CUDA_VISIBLE_DEVICES up to a negative one, else all."""
+    if setting is None:
+        return [str(number) for number in range(count)]
+    gpus: list[str] = []
+    for entry in (part.strip() for part in setting.split(",")):
+        if not entry or entry.startswith("-"):
+            break
+        gpus.append(entry)
+    return list(dict.fromkeys(gpus))
+
+
+def take_slot(
+    gpus: Sequence[str], directory: Path | None = None, uuids: Sequence[str] | None = None
+) -> GpuSlot:
+    """Return a slot of the least used GPU; an empty one without GPUs.
+
+    Args:
+        gpus: as from `visible_gpus`.
+        directory: of the locks; default: one per user of this machine.
+        uuids: of this machine's GPUs, by number, so that each GPU counts once whatever its name;
+            default: from the driver.
+
+    Raises:
+        LaunchError: the directory cannot be used.
+    """
+    if not gpus:
+        return GpuSlot({})
+    names = _lock_names(gpus, gpu_uuids() if uuids is None else uuids)
+    directory = directory or Path(tempfile.gettempdir()) / f"retrain-gpus-{os.getuid()}"
+    try:
+        directory.mkdir(mode=0o700, exist_ok=True)
+        round_ = 0
+        while True:  # ends: every round tries locks that fewer workers hold
+            for gpu, name in names.items():
+                lock = LockFile(str(directory / f"{name}.{round_}.lock"))
+                if lock.try_lock():
+                    return GpuSlot({VISIBLE: gpu}, lock)
+                lock.close()
+            round_ += 1
+    except (OSError, RecordsError) as error:
+        why = error.strerror if isinstance(error, OSError) else error
+        raise LaunchError(f"{directory}: cannot reserve a GPU here ({why})") from error
+
+
+def _lock_names(gpus: Sequence[str], uuids: Sequence[str]) -> dict[str, str]:
+    """Return a unique name for each entry, however its GPU is written."""
+    named = {gpu: next(iter(visible(uuids, gpu)), gpu) for gpu in gpus}
+    full = {gpu: uuids[name] if isinstance(name, int) else name for gpu, name in named.items()}
+    return {gpu: re.sub(r"[^A-Za-z0-9-]", "_", name) for gpu, name in full.items()}

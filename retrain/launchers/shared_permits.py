@@ -20,9 +20,9 @@ from retrain.config.campaign import Ray, Slurm
 from retrain.errors import EXIT_DONE, EXIT_LAUNCH, LaunchError, RecordsError
 from retrain.launchers import Assignment
 from retrain.locks import LockFile
+from retrain.records.campaign_state import asked_to_stop
 from retrain.records.files import make_directory, read_json, remove_file, write_json
 from retrain.records.layout import CampaignFiles
-from retrain.records.stop_request import asked_to_stop
 
 SHARED = "shared"
 NO_LINE = "\n\r\0"  # text after the first two would be a separate line and command

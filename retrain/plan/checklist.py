@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, Literal
 
 from retrain import registry
 from retrain.config.schema import RateLimiter
-from retrain.plan.durations import about
 from retrain.plan.matrix import Plan, RunPlan
-from retrain.records.text import first_of
+from retrain.records.text import about, first_of
 
 if TYPE_CHECKING:
     from retrain.plan.estimate import Change

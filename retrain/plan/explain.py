@@ -11,7 +11,7 @@ from retrain.config.keys import quote
 from retrain.config.resolve import RUN_SECTIONS
 from retrain.plan.checklist import ChecklistLine, Decisions, warnings_of
 from retrain.plan.matrix import Plan, RunPlan
-from retrain.plan.sandboxes import sandbox_warnings, sandboxes_of
+from retrain.plan.preflight import sandbox_warnings, sandboxes_of
 
 if TYPE_CHECKING:
     from retrain.plan.estimate.history import History

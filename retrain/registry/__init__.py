@@ -15,10 +15,13 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from retrain.errors import ConfigError
-from retrain.registry.code import PACKAGE, defines
+from retrain.registry.code import PACKAGE, defines, import_module, is_in_own_code, located, remember
 from retrain.registry.code import BuiltIn as BuiltIn
 from retrain.registry.code import Imported as Imported
+from retrain.registry.code import fault_of as fault_of
 from retrain.registry.code import home_of as home_of
+from retrain.registry.code import look_beside as look_beside
+from retrain.registry.code import names_place as names_place
 from retrain.registry.contract import KINDS as KINDS
 from retrain.registry.contract import LARGEST as LARGEST
 from retrain.registry.contract import Fraction as Fraction
@@ -29,10 +32,6 @@ from retrain.registry.contract import Positive as Positive
 from retrain.registry.contract import hint as hint
 from retrain.registry.contract import problem_with
 from retrain.registry.contract import spec_of as spec_of
-from retrain.registry.own_code import fault_of as fault_of
-from retrain.registry.own_code import import_module, is_in_own_code, located, remember
-from retrain.registry.own_code import look_beside as look_beside
-from retrain.registry.own_code import names_place as names_place
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint

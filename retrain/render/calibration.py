@@ -11,9 +11,8 @@ from rich.table import Table
 from retrain.calibrate.conclude import Calibration, Disk
 from retrain.calibrate.facts import BatchFound
 from retrain.calibrate.trials import Trial
-from retrain.plan.durations import about, format_duration
 from retrain.plan.estimate.wall_time import WallTime
-from retrain.records.text import plain
+from retrain.records.text import about, format_duration, plain
 from retrain.render.tables import table
 
 GIB = 2**30

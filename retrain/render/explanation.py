@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.text import Text
 
-from retrain.plan.durations import about, format_duration
 from retrain.plan.explain import Explanation
-from retrain.records.text import count_of, plain, plain_lines
+from retrain.records.text import about, count_of, format_duration, plain, plain_lines
 from retrain.render.tables import fitted
 
 if TYPE_CHECKING:

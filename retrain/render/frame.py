@@ -18,9 +18,8 @@ from rich.cells import cell_len, set_cell_size
 from rich.text import Text
 
 from retrain.clock import posix_s
-from retrain.plan.durations import MISSING
 from retrain.records.run_row import RunRow
-from retrain.records.text import counts_of
+from retrain.records.text import MISSING, counts_of
 from retrain.render.status import WATCH_COLUMNS, permit_line, resume_lines, run_name, time_left
 from retrain.render.tables import BAD, STYLES
 from retrain.status.survey import CampaignStatus

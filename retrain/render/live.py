@@ -14,13 +14,12 @@ from rich.text import Text
 from retrain.campaign import Observer
 from retrain.campaign.endings import Ending
 from retrain.errors import RecordsError
-from retrain.plan.durations import format_duration
 from retrain.plan.matrix import RunPlan
 from retrain.records.layout import CampaignFiles, RunFiles
 from retrain.records.lines import Row
 from retrain.records.metrics import read_ends
 from retrain.records.run_state import RunState
-from retrain.records.text import count_of
+from retrain.records.text import count_of, format_duration
 from retrain.render.tables import BAD, STYLES, number
 
 REFRESH_S = 0.5

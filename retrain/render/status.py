@@ -9,10 +9,9 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from retrain.plan.durations import MISSING, about, format_duration
 from retrain.records.manifest import Expectation
 from retrain.records.run_row import RunRow
-from retrain.records.text import first_of, plain
+from retrain.records.text import MISSING, about, first_of, format_duration, plain
 from retrain.render.tables import BAD, fitted, number, spread, state, table
 from retrain.status.survey import CampaignStatus, ConditionStatus, PermitStatus
 

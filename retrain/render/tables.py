@@ -17,8 +17,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from retrain.plan.durations import MISSING
-from retrain.records.text import plain
+from retrain.records.text import MISSING, plain
 
 STYLES = {
     "done": "green",

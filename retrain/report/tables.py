@@ -12,11 +12,10 @@ import tomli_w
 from retrain.clock import utc_now
 from retrain.config.digest import BESIDE_RESULTS
 from retrain.distribution import version
-from retrain.plan.durations import MISSING, format_duration
 from retrain.records.files import readable
 from retrain.records.layout import RunFiles
 from retrain.records.run_row import last_output
-from retrain.records.text import count_of, counts_of, plain, plain_lines
+from retrain.records.text import MISSING, count_of, counts_of, format_duration, plain, plain_lines
 from retrain.report.back_pressure import Scalability
 from retrain.report.compare import MetricComparison
 from retrain.report.contents import Contents

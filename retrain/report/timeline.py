@@ -13,8 +13,8 @@ from operator import attrgetter
 
 import numpy as np
 
-from retrain.plan.durations import format_duration
 from retrain.records.attempts import Attempt
+from retrain.records.text import format_duration
 from retrain.report.charts import (
     INK,
     Chart,

@@ -6,8 +6,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from retrain.plan.durations import MISSING
-from retrain.records.text import count_of, first_of
+from retrain.records.text import MISSING, count_of, first_of
 from retrain.report.compare import Comparison, Judged, MetricComparison, SideResult, Verdict
 from retrain.report.statistics import FEWEST_SEEDS
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from retrain.errors import RecordsError
 from retrain.locks.held import is_held
 from retrain.plan.provenance import entries_without_manifest
-from retrain.records.averages import mean, median, sample_std
+from retrain.records.figures import mean, median, sample_std
 from retrain.records.layout import (
     CampaignFiles,
     RunFiles,

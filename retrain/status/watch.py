@@ -11,10 +11,10 @@ from pathlib import Path
 
 from retrain.errors import RecordsError
 from retrain.locks.held import is_held
+from retrain.records.campaign_state import parse_notice
 from retrain.records.growing import GrowingFile, mark_of
 from retrain.records.layout import CampaignFiles, by_start, find_campaigns, is_campaign, is_single_run
 from retrain.records.manifest import Manifest
-from retrain.records.notices import parse_notice
 from retrain.records.text import plain
 from retrain.status.survey import CampaignStatus, campaign_row, manifest_of, runs_of
 from retrain.status.tracking import Event, RunTracker, WatchedRun

@@ -1,24 +1,185 @@
-"""Read processors, memory, pressure and GPUs.
+"""Processors and memory that this process may use: those of the machine, and of its control groups.
 
-Other modules use this package; they never read /proc, psutil or NVML themselves.
+Control groups: v1, v2, hybrid, nested. Where a container hides the ancestors of its group, only the visible
+limits apply; a system without control groups has no limits. Reads /proc if it exists, else psutil, which is
+imported only then (the import takes 40 ms).
 """
 
-from retrain.system.machine import (
-    allowed_cpus,
-    cpu_capacity,
-    memory_available_bytes,
-    memory_limit_bytes,
-)
-from retrain.system.nvidia import Gpu, gpu_nodes, gpus
-from retrain.system.processes import process_tree
+from __future__ import annotations
 
-__all__ = [
-    "Gpu",
-    "allowed_cpus",
-    "cpu_capacity",
-    "gpu_nodes",
-    "gpus",
-    "memory_available_bytes",
-    "memory_limit_bytes",
-    "process_tree",
-]
+import os
+from collections.abc import Collection
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+PROC = Path("/proc")
+CGROUP = Path("/sys/fs/cgroup")
+UNLIMITED_V1 = 1 << 60  # v1 writes "no limit" as the largest page-aligned 63-bit number
+
+
+@dataclass(frozen=True, slots=True)
+class Pool:
+    """A capacity shared by processes.
+
+    CPU: `limit` in cores, `used` in core-seconds since an arbitrary start. Memory: both in bytes.
+    """
+
+    limit: float
+    used: float
+
+
+def allowed_cpus() -> set[int]:
+    """Return the numbers of the processors that this process may run on."""
+    if hasattr(os, "sched_getaffinity"):
+        return set(os.sched_getaffinity(0))
+    return set(range(os.cpu_count() or 1))
+
+
+def cpu_capacity(proc: Path = PROC, root: Path = CGROUP, cpus: Collection[int] | None = None) -> float:
+    """Return the cores that this process can use: limited by affinity and every CPU quota above it."""
+    cores = len(allowed_cpus() if cpus is None else cpus)
+    return min([float(cores), *(pool.limit for pool in cpu_pools(proc, root))])
+
+
+def memory_limit_bytes(proc: Path = PROC, root: Path = CGROUP) -> int:
+    """Return the memory that this process could use on an otherwise idle machine."""
+    return int(min(pool.limit for pool in [machine_memory(proc), *memory_pools(proc, root)]))
+
+
+def memory_available_bytes(proc: Path = PROC, root: Path = CGROUP) -> int:
+    """Return the memory available now without swapping or reaching a limit."""
+    pools = [machine_memory(proc), *memory_pools(proc, root)]
+    return max(0, int(min(pool.limit - pool.used for pool in pools)))
+
+
+def machine_memory(proc: Path = PROC) -> Pool:
+    """Return the machine's memory in bytes; reclaimable memory does not count as used."""
+    if not (proc / "meminfo").exists():
+        import psutil
+
+        memory = psutil.virtual_memory()
+        return Pool(memory.total, memory.total - memory.available)
+    lines = (line.split() for line in (proc / "meminfo").read_text().splitlines())
+    kib = {words[0]: int(words[1]) for words in lines}
+    return Pool(kib["MemTotal:"] * 1024, (kib["MemTotal:"] - kib["MemAvailable:"]) * 1024)
+
+
+def machine_cpu(proc: Path = PROC, cpus: Collection[int] | None = None) -> Pool:
+    """Return the number of cores in `cpus` (default: those allowed) and their busy core-seconds.
+
+    Time that a hypervisor gave to other guests counts as busy, I/O wait does not.
+    """
+    cpus = allowed_cpus() if cpus is None else cpus
+    if not (proc / "stat").exists():
+        import psutil
+
+        times = psutil.cpu_times(percpu=True)
+        return Pool(len(times), sum(sum(t) - t.idle for t in times))
+    ticks = 0
+    for line in (proc / "stat").read_text().splitlines():
+        name, *fields = line.split()
+        if name.startswith("cpu") and name[3:].isdigit() and int(name[3:]) in cpus:
+            user, nice, system, _idle, _iowait, irq, softirq, steal = map(int, fields[:8])
+            ticks += user + nice + system + irq + softirq + steal
+    return Pool(len(cpus), ticks / os.sysconf("SC_CLK_TCK"))
+
+
+def cpu_pools(proc: Path = PROC, root: Path = CGROUP) -> list[Pool]:
+    """Return the CPU quotas of this process, its own group's first."""
+    version, base, directories = _groups("cpu", proc, root)
+    if version == 2:
+        return [pool for directory in directories if (pool := _cpu_pool_v2(directory))]
+    used = _controller_directory("cpuacct", root)
+    return [pool for d in directories if (pool := _cpu_pool_v1(d, used / d.relative_to(base)))]
+
+
+def memory_pools(proc: Path = PROC, root: Path = CGROUP) -> list[Pool]:
+    """Return the memory limits of this process, its own group's first; page cache does not count as used."""
+    version, _, directories = _groups("memory", proc, root)
+    read = _memory_pool_v2 if version == 2 else _memory_pool_v1
+    return [pool for directory in directories if (pool := read(directory))]
+
+
+def stalled_fraction(resource: str, proc: Path = PROC, root: Path = CGROUP) -> float | None:
+    """Return the fraction of the last 10 s in which any task waited for `resource` ("cpu" or "memory").
+
+    Of this process's own group if it has one, else of the machine; None if the kernel does not
+    record it. Source: Linux Documentation/accounting/psi.rst.
+    """
+    version, base, directories = _groups("", proc, root)
+    own = [d / f"{resource}.pressure" for d in directories[:1] if version == 2 and d != base]
+    for path in [*own, proc / "pressure" / resource]:
+        try:
+            text = path.read_text()
+        except OSError:  # not recorded: no such file, or disabled at boot
+            continue
+        return float(text.split("avg10=")[1].split()[0]) / 100
+    return None
+
+
+def _groups(controller: str, proc: Path, root: Path) -> tuple[int, Path, list[Path]]:
+    """Return version, mount point and directories (ours first) of a controller; "": the unified hierarchy."""
+    try:
+        lines = (proc / "self" / "cgroup").read_text().splitlines()
+    except OSError:
+        return 2, root, []
+    paths = {
+        name: path for _, names, path in (line.split(":", 2) for line in lines) for name in names.split(",")
+    }
+    if controller and controller in paths:
+        base = _controller_directory(controller, root)
+        return 1, base, _existing(base, paths[controller])
+    base = root if (root / "cgroup.controllers").exists() else root / "unified"
+    return 2, base, _existing(base, paths.get("", "/"))
+
+
+def _controller_directory(controller: str, root: Path) -> Path:
+    together = [d for d in root.glob(f"*{controller}*") if controller in d.name.split(",")]
+    return min(together, default=root / controller, key=lambda d: len(d.name))
+
+
+def _existing(base: Path, path: str) -> list[Path]:
+    """Return `base/path` and its parents up to `base`, if visible to this process."""
+    inside = PurePosixPath(path.lstrip("/"))
+    if ".." in inside.parts:  # outside our namespace's root
+        inside = PurePosixPath()
+    return [d for d in (base / inside, *((base / parent) for parent in inside.parents)) if d.is_dir()]
+
+
+def _cpu_pool_v2(directory: Path) -> Pool | None:
+    words = _words(directory / "cpu.max")
+    if not words or words[0] == "max":
+        return None
+    return Pool(int(words[0]) / int(words[1]), _table(directory / "cpu.stat")["usage_usec"] / 1e6)
+
+
+def _cpu_pool_v1(directory: Path, accounting: Path) -> Pool | None:
+    quota, period = _words(directory / "cpu.cfs_quota_us"), _words(directory / "cpu.cfs_period_us")
+    if not quota or not period or int(quota[0]) <= 0:
+        return None
+    return Pool(int(quota[0]) / int(period[0]), int((accounting / "cpuacct.usage").read_text()) / 1e9)
+
+
+def _memory_pool_v2(directory: Path) -> Pool | None:
+    words = _words(directory / "memory.max") + _words(directory / "memory.high")
+    limits = [int(word) for word in words if word != "max"]
+    if not limits:
+        return None
+    used = int((directory / "memory.current").read_text())
+    return Pool(min(limits), used - _table(directory / "memory.stat").get("inactive_file", 0))
+
+
+def _memory_pool_v1(directory: Path) -> Pool | None:
+    words = _words(directory / "memory.limit_in_bytes")
+    if not words or int(words[0]) >= UNLIMITED_V1:
+        return None
+    used = int((directory / "memory.usage_in_bytes").read_text())
+    return Pool(int(words[0]), used - _table(directory / "memory.stat").get("total_inactive_file", 0))
+
+
+def _words(path: Path) -> list[str]:
+    return path.read_text().split() if path.exists() else []
+
+
+def _table(path: Path) -> dict[str, int]:
+    return {key: int(value) for key, value in (line.split() for line in path.read_text().splitlines())}

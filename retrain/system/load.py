@@ -12,10 +12,10 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias, get_args
 
+from retrain import system
 from retrain.controllers.throttle import Load
 from retrain.errors import InfrastructureError
-from retrain.system import machine, nvidia
-from retrain.system.machine import Pool
+from retrain.system import Pool, nvidia
 from retrain.system.processes import Processes, descendants, own_cpu_seconds, own_memory_bytes, read_processes
 
 Scope: TypeAlias = Literal["foreign", "system"]
@@ -96,7 +96,7 @@ class LoadMeter:
 
     def _snapshot(self) -> CpuSnapshot:
         at_s = time.monotonic()
-        pools = (machine.machine_cpu(), *machine.cpu_pools())
+        pools = (system.machine_cpu(), *system.cpu_pools())
         processes = read_processes()
         return CpuSnapshot(at_s, pools, processes, frozenset(self._own(processes)))
 
@@ -120,7 +120,7 @@ class LoadMeter:
 
     def _memory(self, now: CpuSnapshot) -> dict[str, float]:
         own = own_memory_bytes(now.own)
-        pools = [machine.machine_memory(), *machine.memory_pools()]
+        pools = [system.machine_memory(), *system.memory_pools()]
         scarce = max(0.0, taken_fraction(pools, own) - MEMORY_SLACK) / (1 - MEMORY_SLACK)
         return _with_pressure("memory", pools, own, scarce)
 
@@ -153,7 +153,7 @@ def _with_pressure(name: str, pools: Sequence[Pool], own: float, taken: float) -
     An evenly shared resource hides the demand of others, and thrashing memory need not be full;
     stalls show both.
     """
-    stalled = machine.stalled_fraction(name)
+    stalled = system.stalled_fraction(name)
     if stalled is None:
         return {name: taken}
     used = pools[0].used

@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from retrain.system.machine import PROC
+from retrain.system import PROC
 
 
 @dataclass(frozen=True, slots=True)

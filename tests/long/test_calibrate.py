@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from retrain.calibrate import written
+from retrain.calibrate import to_toml
 from retrain.calibrate.advice import Advice
 from retrain.config.load import load_config, parse
 from tests.semaphore_processes import wait_until
@@ -54,7 +54,7 @@ def test_a_calibrated_file_says_what_was_and_why_and_is_valid(workers: int, spee
         Advice("rate_limiter.rate_limit_speed_batch_per_sim", 0.0, speed, 'it "said" so\n'),
         Advice("training.lr", 5e-3, 5e-3, "stays"),
     ]
-    text = written.to_toml(tomllib.loads(TOML), advised, "c.toml")
+    text = to_toml(tomllib.loads(TOML), advised, "c.toml")
     tables = tomllib.loads(text)
     assert tables["campaign"]["max_workers"] == workers
     assert tables["rate_limiter"] == {"rate_limit_speed_batch_per_sim": speed}

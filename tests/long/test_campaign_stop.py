@@ -19,10 +19,10 @@ from retrain.errors import EXIT_INTERRUPTED, ConfigError, RecordsError
 from retrain.locks import held as locks
 from retrain.locks.held import hold, holder, is_held
 from retrain.records.attempts import read_attempts
+from retrain.records.campaign_state import asked_to_stop
 from retrain.records.layout import CampaignFiles, RunFiles
 from retrain.records.metrics import read_metrics
 from retrain.records.run_state import RunState
-from retrain.records.stop_request import asked_to_stop
 from retrain.worker import run as run_worker
 from tests.semaphore_processes import wait_until
 

@@ -16,9 +16,9 @@ from retrain.campaign import retry as retries
 from retrain.campaign.orchestrate import CampaignOutcome, CampaignRun
 from retrain.campaign.run import reopen, start
 from retrain.records.attempts import read_attempts
+from retrain.records.campaign_state import ask_to_stop
 from retrain.records.layout import CampaignFiles, RunFiles
 from retrain.records.run_state import RunState
-from retrain.records.stop_request import ask_to_stop
 from retrain.semaphore import FileSemaphore
 from tests.conftest import TINY
 from tests.scanned import scan_metrics

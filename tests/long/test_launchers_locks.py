@@ -19,8 +19,8 @@ from retrain.launchers.ray.home import Home
 from retrain.launchers.ray.launcher import RayLauncher
 from retrain.launchers.ray.script import RayLockTest
 from retrain.launchers.shared_permits import directories_of, read_verdict
+from retrain.records.campaign_state import ask_to_stop
 from retrain.records.layout import CampaignFiles
-from retrain.records.stop_request import ask_to_stop
 from tests.ray_pieces import Jobs, assignment
 
 SHARED = Ray(permits="shared")

@@ -18,8 +18,8 @@ from retrain.launchers.ray.driver import MOST_LIVES
 from retrain.launchers.ray.home import LOST, OVER, Event, Home, Terms
 from retrain.launchers.ray.script import render
 from retrain.locks.held import hold
+from retrain.records.campaign_state import ask_to_stop
 from retrain.records.layout import CampaignFiles
-from retrain.records.stop_request import ask_to_stop
 from tests.ray_pieces import Threads, assignment, drive, home_of
 from tests.test_trainer import SMALL, make_run
 

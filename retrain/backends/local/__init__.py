@@ -15,7 +15,7 @@ from retrain.backends import BackendSpec
 from retrain.backends.local.names import model_problem, prompts_problem, template_problem
 from retrain.backends.options import is_words, number, one_of, option, parsed, problems_of, whole
 from retrain.errors import ConfigError
-from retrain.system import gpu_nodes
+from retrain.system.nvidia import gpu_nodes
 
 if TYPE_CHECKING:
     from retrain.backends.local.policy import LocalBackend

@@ -9,7 +9,7 @@ import time
 import torch
 
 from retrain.errors import ConfigError
-from retrain.system.machine import memory_limit_bytes
+from retrain.system import memory_limit_bytes
 from retrain.system.processes import own_memory_bytes
 
 

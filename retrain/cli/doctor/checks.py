@@ -19,11 +19,10 @@ from retrain.config.schema import Config, Logging
 from retrain.distribution import requirements
 from retrain.errors import ConfigError, InfrastructureError
 from retrain.extras import Needs, needs
-from retrain.plan.preflight import servers_of
-from retrain.plan.sandboxes import sandboxes_of
+from retrain.plan.preflight import sandboxes_of, servers_of
 from retrain.records.text import plain
 from retrain.semaphore import lock_sharing_problem
-from retrain.system import gpus
+from retrain.system.nvidia import gpus
 
 ENOUGH_DISK_BYTES = 5 << 30  # a checkpoint of a small model with its optimizer, twice
 LITTLE_DISK_BYTES = 100 << 20  # records of a campaign without a model's checkpoints

@@ -25,9 +25,9 @@ from retrain.launchers.engine import is_alive
 from retrain.launchers.ray.client import LOCAL
 from retrain.launchers.ray.home import GIVEN, LOST, OVER, Event, Home, Terms
 from retrain.locks.held import hold, is_held
+from retrain.records.campaign_state import asked_to_stop
 from retrain.records.files import write_atomic
 from retrain.records.layout import CampaignFiles, files_of_runs
-from retrain.records.stop_request import asked_to_stop
 from retrain.records.text import plain
 
 LOOK_S = 1.0

@@ -16,11 +16,10 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from retrain.plan.durations import about
 from retrain.plan.estimate.bootstrap import Tail
 from retrain.plan.estimate.simulation import Simulation, quantile
 from retrain.plan.estimate.workload import Launching, Pilot, RunWork, StepCost, Workload
-from retrain.records.text import count_of
+from retrain.records.text import about, count_of
 
 Limit = Literal["workers", "permits", "last wave", "slowest condition", "stagger"]
 Simulate = Callable[[Workload], float]  # returns a makespan in seconds

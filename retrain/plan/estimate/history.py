@@ -14,7 +14,7 @@ from retrain.config.resolve import label_of
 from retrain.plan.estimate.measured import MeasuredRun, measure_run
 from retrain.plan.estimate.workload import Alive, Crowding
 from retrain.plan.provenance import known_origin
-from retrain.records.averages import median
+from retrain.records.figures import median
 from retrain.records.files import read_json, readable, write_json
 from retrain.records.layout import CampaignFiles, by_start, find_campaigns, is_single_run
 from retrain.records.manifest import Expectation, Manifest, read_manifest

@@ -14,7 +14,7 @@ from retrain.clock import posix_s, seconds_between
 from retrain.errors import RecordsError
 from retrain.plan.estimate.workload import Crowding, Stretch
 from retrain.records.attempts import read_attempts
-from retrain.records.averages import mean, median
+from retrain.records.figures import mean, median
 from retrain.records.layout import RunFiles, recorded_tables
 from retrain.records.lines import Row, number_in
 from retrain.records.metrics import MetricsEnds, read_ends

@@ -17,8 +17,7 @@ from retrain.plan.estimate.workload import (
     StepCost,
     Workload,
 )
-from retrain.records.averages import median
-from retrain.records.pace import Pace
+from retrain.records.figures import Pace, median
 
 MOST_DRAWS, LEAST_DRAWS = 60, 16  # few, so that `status` is fast; the spread is then known to about a fifth
 DRAWN_RUNS = 6000  # runs simulated over all draws: takes some milliseconds

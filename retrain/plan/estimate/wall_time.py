@@ -6,13 +6,13 @@ import statistics
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from retrain.plan.durations import about
 from retrain.plan.estimate import Change, Makespan, estimate, rule_of_thumb_s
 from retrain.plan.estimate.history import History
 from retrain.plan.estimate.learned import Learned, MeasuredCondition, learned_for, workload_of
 from retrain.plan.estimate.simulation import quantile
 from retrain.plan.estimate.workload import Crowding
 from retrain.plan.matrix import Plan
+from retrain.records.text import about
 
 ON_THIS_MACHINE = ("local", "inline")  # launchers that start a worker immediately
 TELLING = 4  # earlier campaigns needed for a P90 of effects that step times do not show

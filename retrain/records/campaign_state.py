@@ -1,0 +1,74 @@
+"""stop.json and notices.jsonl: a request to stop a campaign, and its orchestrator's notices.
+
+A request is valid until the next orchestrator starts. It needs no process id and reaches other machines that
+share the directory. The orchestrator checks for it, and so does every worker, at its start and while it runs:
+otherwise a worker whose orchestrator or engine is gone would not stop.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from retrain.clock import utc_now
+from retrain.errors import RecordsError
+from retrain.records.files import read_json, remove_file, write_json
+from retrain.records.layout import CampaignFiles
+from retrain.records.lines import append_line, parse_line
+
+
+def ask_to_stop(files: CampaignFiles, *, now: bool) -> None:
+    """Ask a campaign's orchestrator and workers to save and exit, or (`now`) to exit at once."""
+    write_json(files.stop_request, {"now": now})
+
+
+def asked_to_stop(files: CampaignFiles) -> int:
+    """Return the request: 0 for none, 1 to save and exit, 2 to exit now.
+
+    A directory that cannot be read at present (an unavailable file server) counts as no request.
+    """
+    try:
+        if not files.stop_request.exists():
+            return 0
+        request = read_json(files.stop_request) or {}
+    except RecordsError:
+        request = {}
+    except OSError:
+        return 0
+    return 2 if request.get("now") is True else 1
+
+
+def withdraw_request(files: CampaignFiles) -> None:
+    """Remove an earlier request; only for the holder of the campaign's lock."""
+    remove_file(files.stop_request)
+
+
+@dataclass(frozen=True, slots=True)
+class Notice:
+    """One notice; the text is as written, not made safe to print."""
+
+    at: str
+    text: str
+
+
+class NoticeBook:
+    """Write notices; only for the holder of the campaign's lock."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._about = ""
+
+    def write(self, text: str) -> None:
+        """Add a notice, unless it differs from the last one only in the figures after its colon."""
+        about = text.partition(":")[0]
+        if about == self._about:
+            return
+        self._about = about
+        append_line(self._path, {"at": utc_now(), "text": text})
+
+
+def parse_notice(line: bytes) -> Notice | None:
+    """Parse one line; None if it is not a notice."""
+    row = parse_line(line) or {}
+    text = row.get("text")
+    return Notice(str(row.get("at", "")), text) if isinstance(text, str) else None
