@@ -48,20 +48,24 @@ class Engine:
         self._client = HttpClient(self._url, key=_key(), timeout_s=timeout_s, extra="local", who="local")
         self._reload = reload
         self._unload = reload.replace("load_lora", "unload_lora")
-        self._adapter = ""
+        self._loaded: list[str] = []  # names of adapters
         self._permit = permit
         self._observe_call = observe_call
 
-    def use_adapter(self, name: str, directory: str) -> None:
-        """Switch the server to these adapters, then unload the previous ones."""
+    def load_adapter(self, name: str, directory: str) -> None:
+        """Make the server load adapters."""
         self._post(self._reload, {"lora_name": name, "lora_path": directory})
-        if self._adapter:
-            with contextlib.suppress(RefusedError):  # unknown to a restarted server
-                self._post(self._unload, {"lora_name": self._adapter})
-        self._adapter = name
+        self._loaded.append(name)
+
+    def unload_adapter(self, name: str) -> None:
+        """Make the server forget adapters."""
+        self._loaded.remove(name)
+        with contextlib.suppress(RefusedError):  # unknown to a restarted server
+            self._post(self._unload, {"lora_name": name})
 
     def complete(
         self,
+        adapter: str,
         prompts: Sequence[Ids],
         count: int,
         *,
@@ -71,7 +75,7 @@ class Engine:
         stop: Sequence[str],
         seed: int,
     ) -> list[Drawn]:
-        """Sample `count` completions of every prompt in one call, prompt after prompt.
+        """Sample `count` completions of every prompt in one call with these adapters, prompt after prompt.
 
         Raises:
             InfrastructureError: the server does not answer.
@@ -79,8 +83,8 @@ class Engine:
             RunFailedError: the response does not match the request.
         """
         request = {
-            "model": self._adapter,
-            "lora_path": self._adapter,  # SGLang does not look up adapters by model name
+            "model": adapter,
+            "lora_path": adapter,  # SGLang does not look up adapters by model name
             "prompt": [list(ids) for ids in prompts],
             "n": count,
             "max_tokens": max_tokens,
@@ -111,17 +115,18 @@ class Engine:
 
     def close(self) -> None:
         """Unload the adapters from the server if a permit is free soon; safe to call twice."""
-        adapter, self._adapter = self._adapter, ""
-        if adapter:
+        loaded, self._loaded = self._loaded, []
+        if loaded:
             # a daemon thread, so that neither permit nor server can delay the exit
-            leaving = threading.Thread(target=self._release, args=(adapter,), name="engine", daemon=True)
+            leaving = threading.Thread(target=self._release, args=(loaded,), name="engine", daemon=True)
             leaving.start()
             leaving.join(RELEASE_S)
         self._client.close()
 
-    def _release(self, adapter: str) -> None:
-        with contextlib.suppress(CallError):
-            self._under_permit(self._unload, {"lora_name": adapter})
+    def _release(self, adapters: Sequence[str]) -> None:
+        for adapter in adapters:
+            with contextlib.suppress(CallError):
+                self._under_permit(self._unload, {"lora_name": adapter})
 
     def _post(self, path: str, body: Mapping[str, Any]) -> Any:
         try:

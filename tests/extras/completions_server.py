@@ -20,13 +20,14 @@ from tests.extras.local_policies import open_backend
 
 
 class CompletionsServer(ThreadingHTTPServer):
-    """Samples with the adapters that were loaded last; what goes wrong is set from outside."""
+    """Samples with the adapters that a call names; what goes wrong is set from outside."""
 
     def __init__(self, model: str, rank: int, prefix: str = "/v1") -> None:
         super().__init__(("127.0.0.1", 0), Handler)
         self.policy = open_backend(model, rank=rank)
         self.prefix = prefix
-        self.adapters: dict[str, str] = {}
+        self.adapters: dict[str, dict[str, torch.Tensor]] = {}
+        self.first: dict[str, torch.Tensor] = {}  # adapters that were loaded first
         self.requests: list[tuple[str, dict[str, Any], str | None]] = []
         self.failures = 0  # so many calls are answered with 503
         self.forgets_token_ids = False
@@ -50,17 +51,19 @@ class CompletionsServer(ThreadingHTTPServer):
         if path == f"{self.prefix}/load_lora_adapter".replace("//", "/"):
             if body["lora_name"] in self.adapters or not Path(body["lora_path"]).is_dir():
                 return 400, b"this adapter cannot be loaded"
-            self.adapters[body["lora_name"]] = body["lora_path"]
-            if self.ignores_adapters and len(self.adapters) > 1:
-                return 200, b"Success"
             tensors = load_file(Path(body["lora_path"]) / "adapter_model.safetensors")
-            set_peft_model_state_dict(self.policy.policy.adapters, tensors)
+            self.adapters[body["lora_name"]] = tensors
+            self.first = self.first or tensors
             return 200, b"Success"
         if path == f"{self.prefix}/unload_lora_adapter".replace("//", "/"):
             return (200, b"Success") if self.adapters.pop(body["lora_name"], None) else (404, b"unknown")
         if path == "/v1/completions":
-            if body["model" if self.prefix else "lora_path"] not in self.adapters:
+            named = self.adapters.get(body["model" if self.prefix else "lora_path"])
+            if named is None:
                 return 404, b"The model does not exist"
+            set_peft_model_state_dict(
+                self.policy.policy.adapters, self.first if self.ignores_adapters else named
+            )
             if self.rubbish is not None:
                 return 200, self.rubbish
             return 200, json.dumps({"choices": self.choices(body)}).encode()

@@ -68,6 +68,7 @@ def stir(backend: LocalBackend, seed: int = 0) -> None:
     with torch.no_grad():
         for parameter in backend.policy.trainable().values():
             parameter += 0.1 * torch.randn(parameter.shape, generator=generator)
+    backend.reset_optimizer()  # as every change of the policy by the backend, known to its server
 
 
 def plain_logprobs(

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import json
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
+from retrain import worker
 from retrain.backends import BackendSpec, Optimization, Sampling
 from retrain.backends.local import connect
 from retrain.engines import openai as engine_module
 from retrain.errors import ConfigError, InfrastructureError, RunFailedError
+from retrain.records.metrics import read_metrics
 from retrain.semaphore import FileSemaphore
 from tests.extras.completions_server import CompletionsServer, serve
 from tests.extras.local_policies import (
@@ -27,6 +32,7 @@ from tests.extras.local_policies import (
     stir,
 )
 from tests.extras.tiny_models import save_tiny_model
+from tests.test_trainer import make_run
 
 HOW = Optimization(lr=1e-2, temperature=0.8)
 
@@ -65,6 +71,90 @@ def test_a_server_samples_with_the_adapters_of_every_update(server, model):
     names = [body["lora_name"] for path, body, _ in server.requests if path.endswith("/load_lora_adapter")]
     assert len(set(names)) == len(names) == 3
     assert len(server.adapters) == 1
+
+
+def beside(backend, **how):
+    """Groups drawn by another thread, while this one waits."""
+    with ThreadPoolExecutor(1) as other:
+        return other.submit(draw, backend, **how).result(timeout=120)
+
+
+def test_a_server_is_checked_while_an_update_has_its_adapters_switched_off(server, model):
+    backend, fresh = through(server, model), []
+    samples = as_samples(draw(backend))
+    backend.update(samples, loss_named("ppo"), HOW)  # the next answers are checked
+
+    def meanwhile(*_: object) -> None:  # the first pass of an update with a KL term is the reference's
+        waiting.remove()
+        fresh.extend(beside(backend))
+
+    waiting = backend.policy.body.register_forward_pre_hook(meanwhile)
+    backend.update(samples, loss_named("ppo"), replace(HOW, kl_coef=0.1))
+    assert {r.policy_version for group in fresh for r in group.rollouts} == {1}
+
+
+def test_samples_drawn_beside_an_optimizer_step_are_of_the_policy_before_it(server, model, tmp_path):
+    samples = as_samples(draw(open_backend(model)))
+    backend, fresh = through(server, model), []
+    backend.save(tmp_path)
+    hook = register_optimizer_step_post_hook(lambda *_: fresh.extend(beside(backend)))
+    try:
+        backend.update(samples, loss_named("ppo"), HOW)
+    finally:
+        hook.remove()
+    before = open_backend(model)
+    before.load(tmp_path)
+    assert_honest(before, as_samples(fresh))
+    assert {r.policy_version for group in fresh for r in group.rollouts} == {0}
+
+
+def test_adapters_stay_loaded_while_a_call_samples_with_them(server, model, tmp_path):
+    samples, calls, later = as_samples(draw(open_backend(model))), iter(range(100)), []
+
+    @contextmanager
+    def permit():
+        if next(calls) == 1:  # the first call that samples, after the one that loads the adapters
+            backend.update(samples, loss_named("ppo"), HOW)
+            later.extend(draw(backend))
+        yield
+
+    options = {"engine": "openai", "engine_url": server.url, "device": "cpu", "local_files_only": True}
+    backend = connect(BackendSpec(seed=0, model=model, lora_rank=4, options=options, permit=permit))
+    backend.save(tmp_path)
+    first = as_samples(draw(backend))
+    before = open_backend(model)
+    before.load(tmp_path)
+    assert_honest(before, first)
+    assert_honest(backend, as_samples(later))
+    assert [s.rollout.policy_version for s in (first[0], *as_samples(later)[:1])] == [0, 1]
+    backend.update(samples, loss_named("ppo"), HOW)
+    draw(backend)
+    assert len(server.adapters) == 1
+
+
+def test_a_run_samples_on_a_server_beside_its_training_with_a_kl_term(server, model, tmp_path):
+    options = {"engine": "openai", "engine_url": server.url, "device": "cpu", "local_files_only": True}
+    files = make_run(
+        tmp_path / "run",
+        {
+            "model": {"model": model, "lora_rank": 4},
+            "training": {
+                "seed": 0,
+                "max_steps": 8,
+                "batch_size": 2,
+                "group_size": 4,
+                "max_tokens": 8,
+                "temperature": 1.0,
+                "lr": 1e-2,
+            },
+            "algorithm": {"kl_coef": 0.05},
+            "data": {"task": "addition", "options": {"digits": 1}},
+            "backend": {"backend": "local", "options": options},
+            "rate_limiter": {"max_staleness": 2, "workers": 2},
+        },
+    )
+    assert worker.run(files.directory, threading.Event()) == 0
+    assert len(read_metrics(files.directory)) == 8
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])

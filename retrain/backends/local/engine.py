@@ -6,7 +6,9 @@ import re
 import secrets
 import shutil
 import tempfile
-from collections.abc import Sequence
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from itertools import count
 from pathlib import Path
@@ -29,8 +31,30 @@ NOISE_NATS = 0.02  # smaller differences are noise
 CHECKED_TOKENS = 256
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Snapshot:
+    """The trained weights between two updates; updates do not change it."""
+
+    version: int  # of the policy
+    weights: Sequence[torch.Tensor]  # in main memory
+
+
+@dataclass(slots=True, eq=False)
+class Served:
+    """Adapters that the server has loaded."""
+
+    name: str
+    snapshot: Snapshot
+    users: int = 0  # calls that are sampling with them
+    is_checked: bool = False  # whether their log-probabilities were compared with ours
+
+
 class EngineSampler:
-    """Samples on a server, with the policy's latest adapters."""
+    """Samples on a server with the adapters published last, from any thread, also while they are trained.
+
+    Only `publish` reads the policy that is trained. Everything else reads snapshots: their adapters are
+    saved from, and the server is checked by, a policy that shares the frozen weights.
+    """
 
     def __init__(self, spec: BackendSpec, options: LocalOptions, policy: Policy, end_ids: Ids) -> None:
         self._engine = Engine(
@@ -40,7 +64,8 @@ class EngineSampler:
             permit=spec.permit,
             observe_call=spec.observe_call,
         )
-        self._policy = policy
+        self._trained = policy
+        self._policy = policy.with_own_adapters()
         self._end_ids = end_ids
         self._stop = options.stop
         self._tokens_at_a_time = options.tokens_per_micro_batch
@@ -51,61 +76,85 @@ class EngineSampler:
         # a server refuses a name that is already loaded, for example by an earlier attempt
         name = f"{re.sub(r'[^A-Za-z0-9._-]', '-', spec.run_name) or 'run'}-{secrets.token_hex(4)}"
         self._names = map(f"{name}-{{}}".format, count(1))
-        self._loaded, self._version = "", -1
-        self._checked = -1  # policy version whose log-probabilities were compared last
+        self._lock = threading.Lock()  # guards `_policy` and `_served`
+        self._served: list[Served] = []  # the newest last; earlier ones until no call uses them
+        self.publish(0)
+
+    def publish(self, version: int) -> None:
+        """Sample with the trained policy's weights as they are now; not to be called during an update."""
+        weights = [p.detach().to("cpu", copy=True) for p in self._trained.trainable().values()]
+        self._published = Snapshot(version, weights)
 
     def complete(
-        self, prompts: Sequence[Ids], sampling: Sampling, version: int, generator: torch.Generator
-    ) -> list[Drawn]:
-        """Return each prompt's group, prompt after prompt; `version` is the policy version."""
+        self, prompts: Sequence[Ids], sampling: Sampling, generator: torch.Generator
+    ) -> tuple[list[Drawn], int]:
+        """Return each prompt's group, prompt after prompt, and the policy's version."""
         room = self._policy.context - max(map(len, prompts))
         seed = int(torch.randint(2**31, (1,), generator=generator, device=generator.device))
         ask = partial(
             self._engine.complete,
-            prompts,
-            sampling.group_size,
+            prompts=prompts,
+            count=sampling.group_size,
             max_tokens=min(sampling.max_tokens, room),
             temperature=sampling.temperature,
             end_ids=self._end_ids,
             stop=self._stop,
             seed=seed,
         )
-        self._bring_up_to(version)
-        try:
-            drawn = ask()
-        except RefusedError as error:
-            if error.code != 404:
-                raise
-            self.restart()  # a restarted server has lost the adapters
-            self._bring_up_to(version)
-            drawn = ask()
+        served, drawn = self._ask(ask)
         self._check_known(drawn)
-        if self._checked != version and sampling.temperature > 0:
+        if not served.is_checked and sampling.temperature > 0:
             rows = [prompt for prompt in prompts for _ in range(sampling.group_size)]
-            self._check(rows, drawn, sampling.temperature, generator.device)
-            self._checked = version
-        return drawn
-
-    def restart(self) -> None:
-        """Make the server reload the adapters before the next call."""
-        self._version = -1
+            self._check(served.snapshot, rows, drawn, sampling.temperature, generator.device)
+            served.is_checked = True
+        return drawn, served.snapshot.version
 
     def close(self) -> None:
         """Unload the adapters from the server and delete their files."""
         self._engine.close()
         shutil.rmtree(self._directory, ignore_errors=True)
 
-    def _bring_up_to(self, version: int) -> None:
-        if version == self._version:
-            return
-        name = next(self._names)
-        directory = self._directory / name
+    def _ask(
+        self, ask: Callable[[str], list[Drawn]], *, is_second: bool = False
+    ) -> tuple[Served, list[Drawn]]:
+        """Make a call with the adapters published last, which stay loaded until it is answered."""
+        with self._lock:
+            served = self._bring_up_to(self._published)
+            served.users += 1
+        try:
+            return served, ask(served.name)
+        except RefusedError as error:
+            if error.code != 404 or is_second:
+                raise
+        finally:
+            with self._lock:
+                served.users -= 1
+        with self._lock:
+            self._served.clear()  # a restarted server has lost the adapters
+        return self._ask(ask, is_second=True)
+
+    def _bring_up_to(self, snapshot: Snapshot) -> Served:
+        if self._served and self._served[-1].snapshot is snapshot:
+            return self._served[-1]
+        served = Served(next(self._names), snapshot)
+        directory = self._directory / served.name
         directory.mkdir()
+        self._act_as(snapshot)
         save_weights(directory, self._policy)
-        self._engine.use_adapter(name, str((directory / ADAPTER).absolute()))
-        if self._loaded:
-            shutil.rmtree(self._directory / self._loaded, ignore_errors=True)
-        self._loaded, self._version = name, version
+        self._engine.load_adapter(served.name, str((directory / ADAPTER).absolute()))
+        earlier, self._served = self._served, [served]
+        for one in earlier:
+            if one.users:
+                self._served.insert(0, one)
+                continue
+            self._engine.unload_adapter(one.name)
+            shutil.rmtree(self._directory / one.name, ignore_errors=True)
+        return served
+
+    def _act_as(self, snapshot: Snapshot) -> None:
+        with torch.no_grad():
+            for own, weights in zip(self._policy.trainable().values(), snapshot.weights, strict=True):
+                own.copy_(weights)
 
     def _check_known(self, drawn: Sequence[Drawn]) -> None:
         """Reject tokens without an embedding: on a GPU they would crash the process."""
@@ -117,7 +166,12 @@ class EngineSampler:
             )
 
     def _check(
-        self, prompts: Sequence[Ids], drawn: Sequence[Drawn], temperature: float, device: torch.device
+        self,
+        snapshot: Snapshot,
+        prompts: Sequence[Ids],
+        drawn: Sequence[Drawn],
+        temperature: float,
+        device: torch.device,
     ) -> None:
         """Raise if the server's log-probabilities differ from ours, so that it samples another policy."""
         samples, texts = _first_tokens(prompts, drawn)
@@ -125,7 +179,8 @@ class EngineSampler:
         theirs = np.concatenate([batch.data.sampler_logprobs for batch in batches])
 
         def nats_apart(at: float) -> float:
-            with torch.no_grad():
+            with self._lock, torch.no_grad():
+                self._act_as(snapshot)
                 ours = torch.cat([evaluate(self._policy, batch, at)[0] for batch in batches])
             return float(np.abs(ours.double().cpu().numpy() - theirs).mean())
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
@@ -56,6 +57,15 @@ class Policy:
     def trainable(self) -> dict[str, torch.nn.Parameter]:
         """Return the trained parameters by name, in a fixed order."""
         return {name: p for name, p in self.causal.named_parameters() if p.requires_grad}
+
+    def with_own_adapters(self) -> Policy:
+        """Return a policy that shares the frozen weights and has adapters, and switches, of its own."""
+        assert self.adapters is not None
+        shared = {id(p): p for p in self.causal.parameters() if not p.requires_grad}
+        adapters = copy.deepcopy(self.adapters, shared)
+        _shorten_forwards(adapters)  # those copied read the original's adapters
+        causal = adapters.get_base_model()
+        return Policy(causal, adapters, causal.base_model, self.context)
 
     @contextmanager
     def as_reference(self) -> Iterator[None]:

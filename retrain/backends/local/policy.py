@@ -91,15 +91,14 @@ class LocalBackend:
             return []
         ids = [self._encode(prompt) for prompt in prompts]
         self._check_room((p.id, len(tokens)) for p, tokens in zip(prompts, ids, strict=True))
-        self._memory.begin_peak()
         generator = self.generator
         if sampling.seed is not None:
             generator = torch.Generator(generator.device).manual_seed(sampling.seed)
-        version = self.optimizer.steps
-        if self._engine is not None:
-            drawn = self._engine.complete(ids, sampling, version, generator)
+        if self._engine is not None:  # any thread, also during an update
+            drawn, version = self._engine.complete(ids, sampling, generator)
         else:
-            drawn = self.sampler.complete(ids, sampling, generator)
+            self._memory.begin_peak()
+            drawn, version = self.sampler.complete(ids, sampling, generator), self.optimizer.steps
         return to_groups(self.text, prompts, drawn, sampling.group_size, version)
 
     def update(
@@ -112,7 +111,9 @@ class LocalBackend:
             raise ConfigError(f"[algorithm].kl_coef: {NO_REFERENCE}")
         self._memory.limit(optimization.gpu_fraction)
         prompts = {s.rollout.prompt.text: self._encode(s.rollout.prompt) for s in samples}
-        return self._learner.update(samples, prompts, loss, optimization)
+        stats = self._learner.update(samples, prompts, loss, optimization)
+        self._publish()
+        return stats
 
     def written(self, demonstrations: Sequence[Demonstration]) -> list[Rollout]:
         rollouts = [self.text.written(one) for one in demonstrations]
@@ -127,6 +128,7 @@ class LocalBackend:
 
     def reset_optimizer(self) -> None:
         self.optimizer.reset()
+        self._publish()
 
     def take_sampling_work(self) -> SamplingWork:
         return self.sampler.work.take()
@@ -139,19 +141,22 @@ class LocalBackend:
         budgets = load_policy(directory, self.policy, self.optimizer, self.generator, self._identity)
         self._learner.tokens_at_a_time = budgets.pop("train")
         self.sampler.budgets = budgets
-        if self._engine is not None:
-            self._engine.restart()
+        self._publish()
 
     def close(self) -> None:
         if self._engine is not None:
             self._engine.close()
 
+    def _publish(self) -> None:
+        if self._engine is not None:
+            self._engine.publish(self.optimizer.steps)
+
     def _encode(self, prompt: Prompt) -> Ids:
-        if prompt.text not in self._encoded:
+        if (ids := self._encoded.get(prompt.text)) is None:
             if len(self._encoded) >= REMEMBERED:
                 self._encoded.clear()
-            self._encoded[prompt.text] = self.text.encode(prompt)
-        return self._encoded[prompt.text]
+            ids = self._encoded[prompt.text] = self.text.encode(prompt)
+        return ids
 
     def _check_room(self, lengths: Iterable[tuple[int, int]]) -> None:
         if problem := too_long(lengths, self.policy.context):
