@@ -28,8 +28,7 @@ from retrain.records.campaign_state import ask_to_stop
 from retrain.records.layout import CampaignFiles
 from retrain.records.run_state import RunState
 from retrain.rewards import Answer
-from retrain.rewards.bounds import bounds_of
-from retrain.rewards.opening import open_scorer
+from retrain.rewards.opening import bounds_of, open_reward
 from retrain.rollouts import Loss, Prompt, Rollout, TrainingSample
 from retrain.sandbox.choice import choose
 from retrain.sandbox.probe import holes
@@ -74,7 +73,9 @@ def kinds_of(name: str) -> list[str]:
 def check_plugin(kind: str, name: str, table: Table) -> Iterator[Finding]:
     """Test a plugin; `table` holds the keys that a campaign file would give it."""
     yield Finding(kind, "its functions can be called as declared", _tried(lambda: _form(kind, name)))
-    yield Finding(kind, "its table is valid", _tried(lambda: _of_table(kind, name, table)))
+    yield Finding(
+        kind, "its table is valid", _tried(lambda: "; ".join(registry.problems_with_table(kind, name, table)))
+    )
     for check in CHECKS[kind]:
         yield Finding(kind, str(check.__doc__), _tried(lambda check=check: check(name, table)))  # type: ignore[misc]
 
@@ -100,16 +101,9 @@ def _form(kind: str, name: str) -> str:
     return ""
 
 
-def _of_table(kind: str, name: str, table: Table) -> str:
-    problems = [f"{key}: {what}" for key, what in registry.problems_with_params(kind, name, table)]
-    judge = registry.spec_of(kind).judge
-    check = registry.hook(kind, name, judge) if judge else None
-    return "; ".join(problems or (check(table) if check else []))
-
-
 def _scores(name: str, table: Table) -> str:
     """it scores right, wrong, empty, long and odd completions within its range"""
-    scorer, calls = open_scorer(name, table), EventLoopThread()
+    scorer, calls = open_reward(name, table), EventLoopThread()
     answers = [Answer(text, prompt) for prompt in PROMPTS for text in COMPLETIONS]
     try:
         scores = bounds_of(name).keep(calls.wait_for(scorer.score_all(answers)))

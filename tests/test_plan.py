@@ -125,7 +125,10 @@ def test_workers_are_one_unless_parallel() -> None:
             {"algorithm": {"loss_params": {"clip_low": -1.0}}},
             "clip_low: got -1.0; needs a number from 0 to 1",
         ),
-        ({"reward": {"reward": "partial", "params": {"power": 0}}}, "power: got 0; needs a number above 0"),
+        (
+            {"reward": {"reward": "partial", "params": {"power": 0}}},
+            "got 0; needs a finite number above 0",
+        ),
         (
             {"algorithm": {"transform_mode": "gtpo", "transform_params": {"beta": -1.0}}},
             "[algorithm.transform_params]",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import os
 import subprocess
@@ -12,8 +13,12 @@ import pytest
 
 from retrain import extras, registry
 from retrain.config.load import parse
+from retrain.conformance import check_plugin
 from retrain.errors import ConfigError
 from retrain.registry.contract import call_problem
+from retrain.rewards import Answer, Score, match, python
+from retrain.rewards.opening import open_reward
+from retrain.rollouts import Prompt
 
 Retrain = Callable[..., subprocess.CompletedProcess[str]]
 LAUNCHER = """
@@ -199,6 +204,46 @@ def test_a_function_beside_the_entry_function_does_not_get_its_hooks(own: Callab
     name = own("two", code)
     assert registry.hook("rewards", f"{name}.score", "open_scorer") is not None
     assert registry.hook("rewards", f"{name}.short", "open_scorer") is None
+
+
+OPENER = """
+from retrain.rewards import Score, score_with
+
+class Length:
+    def __init__(self, longest):
+        self.longest = longest
+
+    def score_all(self, answers):
+        return [Score(min(1.0, len(answer.completion) / self.longest)) for answer in answers]
+
+    def close(self):
+        pass
+
+def open_scorer(*, longest: int = 10):
+    return Length(longest)
+
+score = score_with(open_scorer)
+"""
+
+
+@pytest.mark.parametrize("named", [".score", ".open_scorer"])
+def test_the_parameters_of_a_rewards_opener_are_its_keys(named: str, own: Callable[[str, str], str]) -> None:
+    name = own(f"opener{len(named)}", OPENER) + named
+    assert problems({"reward": {"reward": name, "params": {"longst": 4}}}) == [
+        f"c.toml [reward.params].longst: unknown parameter of {name!r}; did you mean 'longest'?"
+    ]
+    findings = check_plugin("rewards", name, {"longest": 4})
+    assert [finding for finding in findings if finding.problem] == []
+    scorer = open_reward(name, {"longest": 4})
+    assert scorer.score_all([Answer("ab", Prompt(0, "?", ""))]) == [Score(0.5)]
+
+
+def test_an_openers_parameters_are_those_of_the_function_for_one_completion() -> None:
+    assert [*inspect.signature(python.score).parameters] == [
+        *("completion", "prompt"),
+        *inspect.signature(python.open_scorer).parameters,
+    ]
+    assert match.score("4", Prompt(0, "2+2=", "4")) == 1.0
 
 
 @pytest.mark.parametrize("imports", ["", "from __future__ import annotations\n"])

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from retrain.rewards import match
-from retrain.rewards.boxed import last_boxed
+from retrain.rewards.match import last_boxed
 from retrain.rollouts import Prompt
 
 

@@ -12,9 +12,10 @@ from typing import Any
 
 import pytest
 
+from retrain import registry
 from retrain.errors import ConfigError, RunFailedError
 from retrain.rewards import Answer, Outcome, Score, UnscoredError, judge
-from retrain.rewards.verdict import read_score
+from retrain.rewards.judge import read_score
 from retrain.rollouts import Prompt
 from tests.cheats.judges import INJECTIONS, Injection
 
@@ -221,10 +222,13 @@ def test_the_key_comes_from_the_environment_and_is_never_shown(
 
 
 def test_parameters_are_checked_without_asking_anybody() -> None:
-    problems = list(
-        judge.check_params({"base_url": "localhost", "template": "grade", "retries": -1, "key_env": ""})
-    )
-    assert [p.split(":")[0] for p in problems] == ["retries", "base_url", "model", "template"]
+    table = {"base_url": "localhost", "model": "", "template": "grade", "key_env": ""}
+    problems = registry.problems_with_table("rewards", "judge", table)
+    assert [p.split(":")[0] for p in problems] == ["base_url", "model", "template"]
+    assert registry.problems_with_table("rewards", "judge", {"base_url": "http://x", "retries": -1}) == [
+        "model: is needed by 'judge'",
+        "retries: got -1; needs a whole number of 0 or more",
+    ]
 
 
 @pytest.mark.parametrize("value", ["\xb2", "-1", "soon", "1e3"])

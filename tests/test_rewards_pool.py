@@ -15,9 +15,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from retrain import registry
 from retrain.errors import ConfigError, InfrastructureError, RunFailedError
 from retrain.rewards import Answer, BatchScorer, Outcome, Score, UnscoredError, custom
-from retrain.rewards.pool.message import Message, line_of, only, read_line
+from retrain.rewards.pool.process import Kind, Reply, line_of, reply_in
 from retrain.rollouts import Prompt
 
 FUNCTIONS = "tests.reward_functions"
@@ -110,14 +111,14 @@ def test_a_line_of_garbage_costs_its_completion_and_no_other(line: str) -> None:
 
 def test_a_second_answer_is_not_taken_for_the_next_call() -> None:
     """What comes late is refused as well, since every call has a token of its own."""
-    messages = [read_line(line_of(Message(token, "scored", 1.0)).strip()) for token in ("a", "b")]
-    assert only(messages[:1], "a").content == 1.0
-    assert only(messages, "a").kind == only(messages[1:], "a").kind == "garbage"
+    first, second = (line_of(token, Reply(Kind.SCORED, 1.0)) for token in ("a", "b"))
+    assert reply_in(first, "a") == Reply(Kind.SCORED, 1.0)
+    assert reply_in(first + second, "a").kind == reply_in(second, "a").kind == Kind.GARBAGE
 
 
 @given(st.binary())
 def test_no_line_can_break_the_pool(line: bytes) -> None:
-    assert only([read_line(line)], "a token").kind == "garbage"
+    assert reply_in(line + b"\n", "a token").kind == Kind.GARBAGE
 
 
 def test_a_process_that_says_nonsense_at_its_start_is_named(
@@ -172,8 +173,11 @@ def test_a_function_that_is_not_there_is_a_mistake_in_the_file() -> None:
 
 
 def test_limits_out_of_range_are_told_together() -> None:
-    problems = list(custom.check_params({"path": "nowhere", "timeout_s": 0, "workers": -1}))
-    assert [p.split(":")[0] for p in problems] == ["timeout_s", "workers", "path"]
+    table = {"path": "nowhere", "timeout_s": 0, "workers": -1}
+    problems = registry.problems_with_table("rewards", "custom", table)
+    assert [p.split(":")[0] for p in problems] == ["timeout_s", "workers"]
+    (problem,) = registry.problems_with_table("rewards", "custom", {"path": "nowhere"})
+    assert problem.startswith("path: got 'nowhere'; needs the dotted path of a function")
 
 
 def test_nothing_stays_behind_when_the_run_is_killed(tmp_path: Path) -> None:
@@ -202,7 +206,7 @@ def test_even_a_call_that_cannot_be_interrupted_ends_after_the_run_was_killed(tm
     code = (
         "import psutil, sys\n"
         "from retrain.rewards import Answer, Prompt, custom\n"
-        f"pool = custom.open_scorer(path='{FUNCTIONS}.by_command', timeout_s=0.5, workers=1)\n"
+        f"pool = custom.open_scorer(path='{FUNCTIONS}.by_command', timeout_s=2, workers=1)\n"
         "print(int(pool.score_all([Answer('pid', Prompt(0, '', ''))])[0].value), flush=True)\n"
         "pool.score_all([Answer('hang', Prompt(0, '', ''))])\n"
     )
@@ -212,7 +216,7 @@ def test_even_a_call_that_cannot_be_interrupted_ends_after_the_run_was_killed(tm
         assert run.stdout is not None
         worker = psutil.Process(int(run.stdout.readline()))
         before_s = worker.cpu_times().user
-        while worker.cpu_times().user < before_s + 0.1:  # until it is deep in the call
+        while worker.cpu_times().user < before_s + 0.05:  # until it is deep in the call
             time.sleep(0.005)
         run.kill()
     worker.wait(timeout=30)

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 import psutil
 import pytest
 
+from retrain import registry
 from retrain.rewards import Answer, BatchScorer, Outcome, Score, python
 from retrain.rewards.python.program import program_of
 from retrain.rollouts import Prompt
@@ -193,7 +194,7 @@ def test_tests_may_share_the_interpreter_of_the_program() -> None:
 
 
 def test_parameters_out_of_range_are_told() -> None:
-    assert [p.split(":")[0] for p in python.check_params({"tests": "unit", "memory_mb": 1})] == [
-        "memory_mb",
-        "tests",
+    assert registry.problems_with_table("rewards", "python", {"tests": "unit", "memory_mb": 1}) == [
+        "tests: got 'unit'; needs one of 'asserts', 'stdio'",
+        "memory_mb: got 1; needs a whole number from 64 to 1048576",
     ]

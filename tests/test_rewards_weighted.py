@@ -67,7 +67,7 @@ def test_a_part_that_never_ends_keeps_no_process_from_ending() -> None:
     script = """
 import threading
 from contextlib import ExitStack
-from retrain.rewards.bounds import Bounds
+from retrain.rewards.opening import Bounds
 from retrain.rewards.weighted import OpenPart, WeightedScorer
 
 begun = threading.Event()

@@ -14,7 +14,7 @@ import pytest
 
 from retrain import registry
 from retrain.errors import ConfigError, InfrastructureError, RunFailedError
-from retrain.rewards.bounds import bounds_of
+from retrain.rewards.opening import bounds_of
 from retrain.rollouts import Group, Prompt, Rollout
 from retrain.trainer.batch import ScoredBatch
 from retrain.trainer.scoring import Scorer
@@ -94,8 +94,7 @@ def test_a_step_of_which_nothing_can_be_told_is_an_infrastructure_failure() -> N
 
 
 BOUNDED = """
-from retrain.rewards.pool import ProcessPool
-from retrain.rewards.pool.scorer import VerifierScorer
+from retrain.rewards.pool import ProcessPool, VerifierScorer
 from tests.reward_functions import a_million as given
 
 RANGE = {range}

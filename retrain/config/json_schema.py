@@ -24,6 +24,10 @@ RUN_KINDS = {key.plugin for _, key in PLUGINS}
 _DRAFT = "https://json-schema.org/draft/2020-12/schema"
 _TYPES: dict[str, dict[str, Any]] = {
     "int": {"type": "integer"},
+    "Count": {"type": "integer", "minimum": 1},
+    "Natural": {"type": "integer", "minimum": 0},
+    "Workers": {"type": "integer", "minimum": 0, "maximum": 1024},
+    "Megabytes": {"type": "integer", "minimum": 64, "maximum": 1 << 20},
     "float": {"type": "number"},
     "Positive": {"type": "number", "exclusiveMinimum": 0},
     "NotNegative": {"type": "number", "minimum": 0},

@@ -24,11 +24,15 @@ from retrain.registry.code import look_beside as look_beside
 from retrain.registry.code import names_place as names_place
 from retrain.registry.contract import KINDS as KINDS
 from retrain.registry.contract import LARGEST as LARGEST
+from retrain.registry.contract import Count as Count
 from retrain.registry.contract import Fraction as Fraction
 from retrain.registry.contract import Hook as Hook
+from retrain.registry.contract import Megabytes as Megabytes
+from retrain.registry.contract import Natural as Natural
 from retrain.registry.contract import NotNegative as NotNegative
 from retrain.registry.contract import PluginSpec as PluginSpec
 from retrain.registry.contract import Positive as Positive
+from retrain.registry.contract import Workers as Workers
 from retrain.registry.contract import hint as hint
 from retrain.registry.contract import problem_with
 from retrain.registry.contract import spec_of as spec_of
@@ -171,6 +175,15 @@ def problems_with_params(kind: str, name: str, params: Mapping[str, object]) -> 
     return missing + [(key, problem) for key, problem in judged if problem]
 
 
+def problems_with_table(kind: str, name: str, table: Mapping[str, Any]) -> list[str]:
+    """Check a plugin's table: keys and types, then by the plugin's own hook; `key: problem` each."""
+    if wrong := problems_with_params(kind, name, table):
+        return [f"{key}: {what}" for key, what in wrong]
+    judge = spec_of(kind).judge
+    check = hook(kind, name, judge) if judge else None
+    return list(check(table)) if check else []
+
+
 @cache  # reading the metadata of everything that is installed takes 30 ms
 def _installed(kind: str) -> Iterable[EntryPoint]:
     from importlib.metadata import entry_points
@@ -181,13 +194,15 @@ def _installed(kind: str) -> Iterable[EntryPoint]:
 def _imported(kind: str, name: str, found: Any, module: ModuleType, attribute: str) -> Imported:
     """Return a plugin found by its module, or by a function in it."""
     spec = spec_of(kind)
+    entries = [spec.entry, spec.opener] if spec.opener else [spec.entry]
     if isinstance(found, ModuleType):
-        if not hasattr(found, spec.entry):
+        defined = [getattr(found, entry) for entry in entries if hasattr(found, entry)]
+        if not defined:
             raise ConfigError(f"{name!r} in {kind} is a module that defines no function {spec.entry!r}")
-        remember(found, getattr(found, spec.entry), f"{spec.noun} {name!r}")
-        return Imported(spec, name, getattr(found, spec.entry), found)
+        remember(found, defined[0], f"{spec.noun} {name!r}")
+        return Imported(spec, name, defined[0], found)
     remember(module, found, f"{spec.noun} {name!r}")
-    return Imported(spec, name, found, module if attribute == spec.entry else None)
+    return Imported(spec, name, found, module if attribute in entries else None)
 
 
 def _at(what: str, path: str) -> tuple[ModuleType, Any]:

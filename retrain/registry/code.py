@@ -56,8 +56,8 @@ class BuiltIn:
         return found
 
     def parameters(self) -> tuple[Parameter, ...] | None:
-        """Return the entry function's keyword-only parameters; None if it takes any."""
-        entry = self.spec.entry
+        """Return the keys of its table, keyword-only parameters; None if it takes any."""
+        entry = self.spec.opener if self.spec.opener in _homes(self.module) else self.spec.entry
         tree = _tree(home_of(self.module, entry))
         found = next(node for node in tree.body if isinstance(node, FUNCTIONS) and node.name == entry)
         return _keys(from_source(found), self.spec)
@@ -84,7 +84,9 @@ class Imported:
     module: ModuleType | None  # of hooks and constants; None for a function with another name
 
     def function(self) -> Callable[..., Any]:
-        """Return the entry function; raise ConfigError if it does not take the arguments of its kind."""
+        """Return the named function; raise ConfigError if it does not take the arguments of its kind."""
+        if self.found is getattr(self.module, self.spec.opener, None):
+            return self._checked(self.found, self.name, ())
         return self._checked(self.found, self.name, self.spec.arguments, self.spec.given)
 
     def hook(self, name: str) -> Callable[..., Any] | None:
@@ -100,7 +102,7 @@ class Imported:
         return self._checked(found, f"{self.name}: {name}", declared.arguments)
 
     def parameters(self) -> tuple[Parameter, ...] | None:
-        return _keys(from_function(self.found), self.spec)
+        return _keys(from_function(getattr(self.module, self.spec.opener, self.found)), self.spec)
 
     def constant(self, name: str, default: Any) -> Any:
         return getattr(self.module, name, default)
@@ -128,7 +130,7 @@ def path_of(module: str) -> Path:
 def defines(module: str, function: str) -> bool:
     """Whether the file of a module of retrain defines a function; other modules only serve plugins."""
     text = path_of(module).read_text(encoding="utf-8")
-    return re.search(rf"^(?:async )?def {function}\(", text, re.MULTILINE) is not None
+    return re.search(rf"^(?:(?:async )?def {function}\(|{function} = )", text, re.MULTILINE) is not None
 
 
 def _keys(known: tuple[Parameter, ...] | None, spec: PluginSpec) -> tuple[Parameter, ...] | None:

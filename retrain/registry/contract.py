@@ -31,15 +31,23 @@ KINDS = (
 Positive: TypeAlias = Annotated[float, "Positive"]
 NotNegative: TypeAlias = Annotated[float, "NotNegative"]
 Fraction: TypeAlias = Annotated[float, "Fraction"]
+Count: TypeAlias = Annotated[int, "Count"]
+Natural: TypeAlias = Annotated[int, "Natural"]
+Workers: TypeAlias = Annotated[int, "Workers"]  # 0 is one per core
+Megabytes: TypeAlias = Annotated[int, "Megabytes"]  # of a process's memory
 
 NUMBER = (int, float)
 LARGEST = sys.float_info.max  # a whole number in TOML may be larger than any float
 ACCEPTS: Mapping[str, tuple[tuple[type, ...], Callable[[Any], bool], str]] = {
     "float": (NUMBER, lambda value: abs(value) <= LARGEST, "a finite number"),
-    "Positive": (NUMBER, lambda value: 0 < value <= LARGEST, "a number above 0"),
+    "Positive": (NUMBER, lambda value: 0 < value <= LARGEST, "a finite number above 0"),
     "NotNegative": (NUMBER, lambda value: 0 <= value <= LARGEST, "a number of 0 or more"),
     "Fraction": (NUMBER, lambda value: 0 <= value <= 1, "a number from 0 to 1"),
     "int": ((int,), lambda value: True, "a whole number"),
+    "Count": ((int,), lambda value: value >= 1, "a whole number of 1 or more"),
+    "Natural": ((int,), lambda value: value >= 0, "a whole number of 0 or more"),
+    "Workers": ((int,), lambda value: 0 <= value <= 1024, "a whole number from 0 to 1024"),
+    "Megabytes": ((int,), lambda value: 64 <= value <= 1 << 20, "a whole number from 64 to 1048576"),
     "bool": ((bool,), lambda value: True, "true or false"),
     "str": ((str,), lambda value: True, "a string"),
 }
@@ -59,7 +67,7 @@ class PluginSpec:
     """The contract of one kind of plugin.
 
     The entry function's keyword-only parameters are the keys of the plugin's table, whose values are passed
-    under these names.
+    under these names; those of the opener, if a plugin defines one.
     """
 
     noun: str  # one plugin of this kind
@@ -67,6 +75,7 @@ class PluginSpec:
     arguments: tuple[str, ...] = ()  # positional, as retrain calls it
     given: tuple[str, ...] = ()  # keyword arguments that retrain passes, which are not keys of the table
     members: tuple[str, ...] = ()  # that the returned object must have
+    opener: str = ""  # hook that takes the table's keys in place of the entry function, if it is defined
     hooks: tuple[Hook, ...] = ()
     judge: str = ""  # hook that checks the table's values; the only check if the entry function has no keys
 

@@ -1,23 +1,27 @@
 """Rewards: scores of completions, from their text alone.
 
-A plugin is one file or folder with `score(completion, prompt, *, <params>) -> float`, plain or a coroutine
-function. A reward of 1 or more counts as correct. A function that cannot score a completion raises
-`UnscoredError` or TimeoutError; the completion is then counted, but not used in training. Any other
-exception is a bug and stops the run.
+A plugin is one file or folder with one of two functions, whose keyword-only parameters are the keys of
+[reward.params]:
 
-A plugin that needs processes, connections or the whole batch also defines
-`open_scorer(**params) -> BatchScorer`; `check_params` checks more than the types of parameters. A constant
+- `score(completion, prompt, *, <params>) -> float`, plain or a coroutine function. A function that cannot
+  score a completion raises `UnscoredError` or TimeoutError; the completion is then counted, but not used in
+  training. Any other exception is a bug and stops the run.
+- `open_scorer(*, <params>) -> BatchScorer`, for a reward that needs processes, connections or the whole
+  batch; `score = score_with(open_scorer)` makes it callable for a single completion too.
+
+A reward of 1 or more counts as correct. `check_params` checks more than the types of parameters. A constant
 `RANGE = (0.0, 1.0)` declares the range of the rewards: a completion with a reward outside it is unscored.
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Sequence
+import inspect
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, Protocol
+from typing import Concatenate, ParamSpec, Protocol
 
-from retrain.registry import Hook, PluginSpec
+from retrain.registry import LARGEST, Hook, PluginSpec
 from retrain.rollouts import Prompt
 
 SPEC = PluginSpec(
@@ -25,14 +29,16 @@ SPEC = PluginSpec(
     "score",
     ("completion", "prompt"),
     hooks=(
-        Hook("open_scorer", (), "a BatchScorer in place of `score`, with the same keys"),
+        Hook("open_scorer", (), "a BatchScorer, in place of `score`"),
         Hook("check_params", ("params",), "problems of [reward.params], as `key: what is wrong`"),
         Hook("advise_params", ("params",), "warnings for `explain`, one line each"),
         Hook("made_of", ("params",), "(name, params) of each reward that it consists of"),
         Hook("servers", ("params",), "address -> key, of each server that must answer before a run"),
     ),
     judge="check_params",
+    opener="open_scorer",
 )
+P = ParamSpec("P")
 
 
 class UnscoredError(Exception):
@@ -70,12 +76,6 @@ class Answer:
     prompt: Prompt
 
 
-class Reward(Protocol):
-    """Completion text and prompt (with the answer) -> finite reward; 1 = correct."""
-
-    def __call__(self, completion: str, prompt: Prompt, **params: Any) -> float | Awaitable[float]: ...
-
-
 class BatchScorer(Protocol):
     """Scores many completions at once; used by one thread at a time.
 
@@ -87,6 +87,11 @@ class BatchScorer(Protocol):
 
     def close(self) -> None:
         """Release processes and connections; safe to call twice."""
+
+
+def is_number(value: object) -> bool:
+    """Whether a value is a finite number; true and false are not."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= LARGEST
 
 
 def number_of(reward: object) -> float:
@@ -102,3 +107,43 @@ def number_of(reward: object) -> float:
             else f"must be a number; got {reward!r:.80}"
         )
     return float(reward)
+
+
+def score_with(open_scorer: Callable[P, BatchScorer]) -> Callable[Concatenate[str, Prompt, P], float]:
+    """Return a function that opens a scorer for a single completion; its parameters are the opener's."""
+
+    def score(completion: str, prompt: Prompt, *args: P.args, **params: P.kwargs) -> float:
+        """Return the reward of one completion.
+
+        Raises:
+            ConfigError: the scorer cannot be opened.
+            RunFailedError: a retry would fail in the same way.
+            TimeoutError: scoring took too long.
+            UnscoredError: the reward is unknown.
+        """
+        scorer = open_scorer(*args, **params)
+        try:
+            (found,) = _awaited(scorer.score_all([Answer(completion, prompt)]))
+        finally:
+            scorer.close()
+        if found.outcome is Outcome.TIMEOUT:
+            raise TimeoutError(found.message)
+        if found.value is None or found.outcome is Outcome.ERROR:
+            raise UnscoredError(found.message)
+        return found.value
+
+    keys = inspect.signature(open_scorer).parameters.values()
+    first = [inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD) for name in SPEC.arguments]
+    score.__signature__ = inspect.Signature([*first, *keys])  # type: ignore[attr-defined]
+    return score  # type: ignore[return-value]  # its first two arguments may be named, too
+
+
+def _awaited(scores: list[Score] | Awaitable[list[Score]]) -> list[Score]:
+    if isinstance(scores, list):
+        return scores
+    import asyncio  # takes 20 ms to import
+
+    async def wait() -> list[Score]:
+        return await scores
+
+    return asyncio.run(wait())

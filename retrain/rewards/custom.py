@@ -11,54 +11,39 @@ from typing import Any
 
 from retrain import registry
 from retrain.errors import ConfigError
-from retrain.rewards import BatchScorer
-from retrain.rewards.limits import limit_problems
-from retrain.rewards.pool import ProcessPool
-from retrain.rewards.pool.scorer import FunctionScorer, score_one
-from retrain.rollouts import Prompt
+from retrain.registry import Positive, Workers
+from retrain.rewards import BatchScorer, score_with
+from retrain.rewards.pool import FunctionScorer, ProcessPool
 
 
-def score(
-    completion: str,
-    prompt: Prompt,
+def open_scorer(
     *,
     path: str,
     params: Mapping[str, Any] | None = None,
-    timeout_s: float = 30.0,
-    workers: int = 0,
-) -> float:
-    """Return what the function at `path` returns.
+    timeout_s: Positive = 30.0,
+    workers: Workers = 0,
+) -> BatchScorer:
+    """Score with what the function at `path` returns.
+
+    A completion is unscored if the function raises UnscoredError, takes too long or ends its process; any
+    other exception fails the run.
 
     Args:
-        completion: text of the completion.
-        prompt: the prompt and its answer.
         path: dotted path of a plain or coroutine function `f(completion, prompt, **params) -> float`.
         params: table of keyword arguments for it.
         timeout_s: limit of one call, from its start.
         workers: number of processes; 0 is one per core.
-
-    Raises:
-        ConfigError: there is no such function.
-        RunFailedError: the function raised an exception.
-        TimeoutError: the call took longer than `timeout_s`.
-        UnscoredError: the function raised UnscoredError, or ended its process.
     """
-    scorer = open_scorer(path=path, params=params, timeout_s=timeout_s, workers=workers)
-    return score_one(scorer, completion, prompt)
-
-
-def open_scorer(
-    *, path: str, params: Mapping[str, Any] | None = None, timeout_s: float = 30.0, workers: int = 0
-) -> BatchScorer:
-    """Open a pool of processes that call the function; parameters as for `score`."""
     return FunctionScorer(ProcessPool(path, params or {}, workers=workers, timeout_s=timeout_s))
+
+
+score = score_with(open_scorer)
 
 
 def check_params(params: Mapping[str, Any]) -> Iterator[str]:
     """Return the problems of the parameters; imports the function to check that it exists."""
-    yield from limit_problems(params)
-    path, arguments = params.get("path", ""), params.get("params", {})
-    if not isinstance(path, str) or "." not in path:
+    path, arguments = params["path"], params.get("params", {})
+    if "." not in path:
         yield f"path: got {path!r}; needs the dotted path of a function, such as 'my_rewards.score'"
         return
     if not isinstance(arguments, Mapping):

@@ -8,6 +8,7 @@ is counted as unscored, never as wrong.
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -18,11 +19,8 @@ from urllib.parse import urlsplit
 
 from retrain.errors import ConfigError, RunFailedError
 from retrain.http_client import HEADER_VALUE, CallError, HttpClient
-from retrain.rewards import Answer, BatchScorer, Outcome, Score, UnscoredError
-from retrain.rewards.limits import limit_problems, positive_problem
-from retrain.rewards.pool.scorer import score_one
-from retrain.rewards.verdict import EXCERPT, read_score
-from retrain.rollouts import Prompt
+from retrain.registry import Count, Natural, Positive
+from retrain.rewards import Answer, BatchScorer, Outcome, Score, UnscoredError, score_with
 
 EXTRA = "judge"
 PACKAGES = ("httpx",)
@@ -44,28 +42,32 @@ where x is a number from 0 (wrong) to 1 (entirely right)."""
 VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 PLACEHOLDER = re.compile(r"\{(prompt|answer|completion)\}")
 LARGEST_REPLY_BYTES = 4 << 20
+# the whole number, so that "0,5" is not read as 0
+NUMBER = r"(-?\.?\d(?:[\w.,]|(?<=[eE])-)*)(?:\s*/\s*(\d[\w.,]*))?\s*(%?)"
+# the whole line, which begins with no quotation mark
+VERDICT = re.compile(
+    rf"[\s*_#-]*(?:(?:final|overall) )?score\W{{0,10}}?{NUMBER}[\s*_.$\]}}>]*", re.IGNORECASE
+)
+FENCED = re.compile(r"```(?:json)?\s*(\{[^`]*\})\s*```\Z", re.IGNORECASE)
+EXCERPT = 300  # characters of a reply that are shown
 
 
-def score(
-    completion: str,
-    prompt: Prompt,
+def open_scorer(
     *,
     base_url: str,
     model: str,
     template: str = RUBRIC,
     key_env: str = "OPENAI_API_KEY",
-    max_concurrent: int = 8,
-    max_tokens: int = 1024,
+    max_concurrent: Count = 8,
+    max_tokens: Count = 1024,
     temperature: float = 0.0,
-    timeout_s: float = 60.0,
-    retries: int = 4,
-    backoff_s: float = 1.0,
-) -> float:
-    """Return the judge's score, from 0 to 1.
+    timeout_s: Positive = 60.0,
+    retries: Natural = 4,
+    backoff_s: Positive = 1.0,
+) -> BatchScorer:
+    """Score with the judge's verdict, from 0 to 1.
 
     Args:
-        completion: text of the completion.
-        prompt: the prompt and its reference answer.
         base_url: address of the endpoint, without `/chat/completions`.
         model: the judge's model name at the endpoint.
         template: prompt for the judge; {prompt}, {answer} and {completion} are filled in. The reply
@@ -80,42 +82,7 @@ def score(
 
     Raises:
         ConfigError: there is no key.
-        RunFailedError: the endpoint refuses the request.
-        TimeoutError: no answer in time.
-        UnscoredError: no answer, or an answer without a score.
     """
-    return score_one(
-        open_scorer(
-            base_url=base_url,
-            model=model,
-            template=template,
-            key_env=key_env,
-            max_concurrent=max_concurrent,
-            max_tokens=max_tokens,
-            temperature=temperature,
-            timeout_s=timeout_s,
-            retries=retries,
-            backoff_s=backoff_s,
-        ),
-        completion,
-        prompt,
-    )
-
-
-def open_scorer(
-    *,
-    base_url: str,
-    model: str,
-    template: str = RUBRIC,
-    key_env: str = "OPENAI_API_KEY",
-    max_concurrent: int = 8,
-    max_tokens: int = 1024,
-    temperature: float = 0.0,
-    timeout_s: float = 60.0,
-    retries: int = 4,
-    backoff_s: float = 1.0,
-) -> BatchScorer:
-    """Open a client of the endpoint; parameters as for `score`."""
     client = HttpClient(
         base_url,
         key=_key(key_env),
@@ -124,26 +91,24 @@ def open_scorer(
         who="judge",
         largest_answer_bytes=LARGEST_REPLY_BYTES,
     )
-    endpoint = Endpoint(base_url.rstrip("/"), client, retries, backoff_s)
     fixed = {"model": model, "max_tokens": max_tokens, "temperature": temperature}
-    return JudgeScorer(endpoint, template, fixed, ThreadPoolExecutor(max_concurrent, "judge"))
+    threads = ThreadPoolExecutor(max_concurrent, "judge")
+    return JudgeScorer(Endpoint(base_url.rstrip("/"), client, retries, backoff_s), template, fixed, threads)
+
+
+score = score_with(open_scorer)
 
 
 def check_params(params: Mapping[str, Any]) -> Iterator[str]:
     """Return the problems of the parameters, without a request."""
-    yield from limit_problems(params)
-    for key in ("max_concurrent", "max_tokens", "backoff_s"):
-        yield from positive_problem(key, params.get(key, 1))
-    if params.get("retries", 0) < 0:
-        yield f"retries: got {params['retries']}; needs 0 or more"
-    if not _is_address(str(params.get("base_url", ""))):
-        yield f"base_url: got {params.get('base_url', '')!r}; needs an address, such as http://localhost:8000/v1"
-    if not params.get("model"):
-        yield "model: missing; needs the judge's name at the endpoint"
+    if not _is_address(params["base_url"]):
+        yield f"base_url: got {params['base_url']!r}; needs an address, such as http://localhost:8000/v1"
+    if not params["model"]:
+        yield "model: got ''; needs the judge's name at the endpoint"
     if "{completion}" not in params.get("template", RUBRIC):
         yield "template: needs {completion}, or the judge would not see the completion"
     try:
-        _key(str(params.get("key_env", KEYS[0])))
+        _key(params.get("key_env", KEYS[0]))
     except ConfigError as error:
         yield str(error)
 
@@ -276,3 +241,46 @@ def _content(reply: bytes, masked: Callable[[str], str]) -> str:
     if choice.get("finish_reason") == "length":
         raise UnscoredError("the judge's reply was cut before its verdict; raise max_tokens")
     return content
+
+
+def read_score(reply: str, masked: Callable[[str], str] = str) -> float:
+    """Return the verdict of a judge's reply: a number, a fraction such as 8/10, or a percentage.
+
+    Args:
+        reply: ends with a line "Score: x" or a block of JSON, or is JSON.
+        masked: returns a text without the key.
+
+    Raises:
+        UnscoredError: there is none from 0 to 1.
+    """
+    value = _verdict(reply.strip())
+    if not 0 <= value <= 1:
+        raise UnscoredError(f"the judge's reply has no score from 0 to 1: ...{masked(reply)[-EXCERPT:]!r}")
+    return value
+
+
+def _verdict(reply: str) -> float:
+    last_line = reply.rpartition("\n")[2]
+    fenced = FENCED.search(reply)
+    for text in (reply, fenced[1] if fenced else "", last_line):
+        if text.startswith("{"):
+            return _of_json(text)
+    found = VERDICT.fullmatch(last_line)
+    return _value(*found.groups()) if found else math.nan
+
+
+def _of_json(text: str) -> float:
+    try:
+        scores = [value for key, value in json.loads(text).items() if key.lower() == "score"]
+    except (ValueError, RecursionError):
+        return math.nan
+    found = re.fullmatch(NUMBER, str(scores[0])) if len(scores) == 1 else None
+    return _value(*found.groups()) if found else math.nan
+
+
+def _value(number: str, whole: str | None, percent: str) -> float:
+    try:
+        value = float(number.rstrip(".,_")) / float((whole or "").rstrip(".,_") or 1)
+    except (ValueError, ZeroDivisionError):
+        return math.nan
+    return value / 100 if percent else value

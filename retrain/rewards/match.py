@@ -2,10 +2,10 @@ r"""All or nothing: 1 for the answer, alone or in the last `\boxed{...}`, 0 for 
 
 from __future__ import annotations
 
-from retrain.rewards.boxed import last_boxed
 from retrain.rollouts import Prompt
 
 RANGE = (0.0, 1.0)
+BOXED = r"\boxed{"
 
 
 def score(completion: str, prompt: Prompt) -> float:
@@ -18,3 +18,22 @@ def score(completion: str, prompt: Prompt) -> float:
         return 1.0
     boxed, wanted_boxed = last_boxed(completion), last_boxed(wanted)
     return float(boxed is not None and boxed == (wanted if wanted_boxed is None else wanted_boxed))
+
+
+def last_boxed(text: str) -> str | None:
+    r"""Return the stripped content of the last complete `\boxed{...}`, or None."""
+    start = text.rfind(BOXED)
+    if start < 0:
+        return None
+    depth, escaped = 1, False
+    for end in range(start + len(BOXED), len(text)):
+        character = text[end]
+        if escaped:
+            escaped = False
+        elif character == "\\":
+            escaped = True
+        elif character in "{}":
+            depth += 1 if character == "{" else -1
+            if depth == 0:
+                return text[start + len(BOXED) : end].strip()
+    return None

@@ -1,26 +1,71 @@
-"""Opens a reward by name: the plugin's own scorer, or its function called once per completion."""
+"""Opens a reward by name: the plugin's own scorer, or its function called once per completion.
+
+Rewards outside their plugin's range are rejected, since a policy's text may exploit a scorer. A plugin whose
+rewards have bounds declares them in a constant: `RANGE = (0.0, 1.0)`.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import inspect
+import math
 import signal
 import threading
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 from retrain import registry
-from retrain.errors import RunFailedError
-from retrain.rewards import Answer, BatchScorer, Outcome, Score, UnscoredError, number_of
+from retrain.errors import ConfigError, RunFailedError
+from retrain.rewards import Answer, BatchScorer, Outcome, Score, UnscoredError, is_number, number_of
 
 MOST_AT_ONCE = 64  # coroutines in flight; common HTTP clients and servers only queue beyond that
 LIMIT_S = 600.0  # limit of one call; no useful call takes longer
 TOO_LONG = 'took over {:g} s; reward = "custom" has a timeout_s of its own'
+ROUNDING = 1e-9
 
 
-def open_scorer(
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """The range of a plugin's rewards, including both ends."""
+
+    reward: str  # name of the plugin
+    low: float = -math.inf
+    high: float = math.inf
+
+    def keep(self, scores: Iterable[Score]) -> list[Score]:
+        """Return the scores, with those out of bounds (or NaN) as errors without a value."""
+        is_bounded = self.low > -math.inf or self.high < math.inf
+        return [self._kept(score) for score in scores] if is_bounded else list(scores)
+
+    def _kept(self, score: Score) -> Score:
+        if score.value is None or self.low - ROUNDING <= score.value <= self.high + ROUNDING:
+            return score
+        declared = f"outside its range {self.low:g} to {self.high:g}"
+        what = f"the reward {self.reward!r} returned {score.value:g}, {declared}"
+        return Score(None, Outcome.ERROR, what)
+
+
+def bounds_of(name: str) -> Bounds:
+    """Return the range that a plugin declares.
+
+    Raises:
+        ConfigError: no such plugin, or its RANGE is not two numbers in order.
+    """
+    declared = registry.plugin("rewards", name).constant("RANGE", None)
+    if declared is None:
+        return Bounds(name)
+    if not (isinstance(declared, tuple) and len(declared) == 2 and all(map(is_number, declared))):
+        raise ConfigError(f"{name!r}: RANGE is {declared!r}; needs the lowest and the highest reward")
+    low, high = map(float, declared)
+    if low >= high:
+        raise ConfigError(f"{name!r}: RANGE is {declared!r}; needs the lowest reward first")
+    return Bounds(name, low, high)
+
+
+def open_reward(
     name: str, params: Mapping[str, Any], sandbox: Mapping[str, Any] | None = None
 ) -> BatchScorer:
     """Open a reward by TOML name, entry point or dotted path.
@@ -30,13 +75,14 @@ def open_scorer(
     Raises:
         ConfigError: no such reward, or it rejects its parameters.
     """
-    opener = registry.hook("rewards", name, "open_scorer")
-    if opener is not None:
-        taken = {parameter.name for parameter in registry.plugin("rewards", name).parameters() or ()}
-        given = {key: value for key, value in (sandbox or {}).items() if key in taken}
-        scorer: BatchScorer = opener(**{**given, **params})
-        return scorer
-    return CallingScorer(partial(registry.find("rewards", name), **params), name)
+    plugin = registry.plugin("rewards", name)
+    opener = plugin.hook("open_scorer")
+    if opener is None:
+        return CallingScorer(partial(plugin.function(), **params), name)
+    taken = {parameter.name for parameter in plugin.parameters() or ()}
+    given = {key: value for key, value in (sandbox or {}).items() if key in taken}
+    scorer: BatchScorer = opener(**{**given, **params})
+    return scorer
 
 
 class CallingScorer:

@@ -30,13 +30,8 @@ from typing import Any
 
 from retrain import extras, registry
 from retrain.errors import ConfigError
-from retrain.rewards import Answer, BatchScorer, Outcome, Score
-from retrain.rewards.bounds import Bounds, bounds_of
-from retrain.rewards.limits import is_number
-from retrain.rewards.opening import CallingScorer, close_unawaited
-from retrain.rewards.opening import open_scorer as open_part
-from retrain.rewards.pool.scorer import value_of
-from retrain.rollouts import Prompt
+from retrain.rewards import Answer, BatchScorer, Outcome, Score, is_number, score_with
+from retrain.rewards.opening import Bounds, CallingScorer, bounds_of, close_unawaited, open_reward
 
 PART_KEYS = ("reward", "weight", "params")
 
@@ -45,6 +40,7 @@ PART_KEYS = ("reward", "weight", "params")
 class Part:
     """One term of the sum."""
 
+    label: str
     reward: str
     weight: float
     params: Mapping[str, Any]
@@ -59,19 +55,15 @@ class OpenPart:
     bounds: Bounds  # each part is checked against its own range
 
 
-def score(
-    completion: str,
-    prompt: Prompt,
+def open_scorer(
     *,
     parts: Mapping[str, Any],
     sandbox: str = "auto",
     sandbox_options: Mapping[str, Any] | None = None,
-) -> float:
-    """Return the weighted sum of the parts' rewards.
+) -> WeightedScorer:
+    """Open every part; a completion that one of them cannot score is unscored.
 
     Args:
-        completion: text of the completion.
-        prompt: the prompt and its answer.
         parts: name of a reward -> its weight, or label -> table of `reward` (default: the label),
             `weight` and `params`.
         sandbox: where parts run programs that a policy wrote; see the reward "python".
@@ -79,46 +71,20 @@ def score(
 
     Raises:
         ConfigError: a part is wrong.
-        TimeoutError: a part took too long.
-        UnscoredError: a part could not score it.
     """
-    scorer = open_scorer(parts=parts, sandbox=sandbox, sandbox_options=sandbox_options)
-    try:
-        (scored,) = asyncio.run(scorer.score_all([Answer(completion, prompt)]))
-    finally:
-        scorer.close()
-    return value_of(scored)
-
-
-def open_scorer(
-    *,
-    parts: Mapping[str, Any],
-    sandbox: str = "auto",
-    sandbox_options: Mapping[str, Any] | None = None,
-) -> WeightedScorer:
-    """Open every part; parameters as for `score`."""
     if problems := list(check_params({"parts": parts})):
         raise ConfigError(problems)
+    where = {"sandbox": sandbox, "sandbox_options": sandbox_options}
     opened: list[OpenPart] = []
     with ExitStack() as stack:
-        for part in parts_of(parts):
-            where = {"sandbox": sandbox, "sandbox_options": sandbox_options}
-            scorer = open_part(part.reward, part.params, where)
+        for part in _parts_of(parts):
+            scorer = open_reward(part.reward, part.params, where)
             stack.callback(scorer.close)
             opened.append(OpenPart(part.weight, scorer, bounds_of(part.reward)))
         return WeightedScorer(opened, stack.pop_all())
 
 
-def parts_of(parts: object) -> list[Part]:
-    """Return the well-formed parts of a table; `check_params` reports the others."""
-    tables = parts if isinstance(parts, Mapping) else {}
-    return [
-        Part(label, float(table), {})
-        if is_number(table)
-        else Part(table.get("reward", label), float(table["weight"]), table.get("params", {}))
-        for label, table in tables.items()
-        if not list(_form_problems(table))
-    ]
+score = score_with(open_scorer)
 
 
 def check_params(params: Mapping[str, Any]) -> Iterator[str]:
@@ -128,27 +94,35 @@ def check_params(params: Mapping[str, Any]) -> Iterator[str]:
         yield f"parts: got {parts!r}; needs a table of rewards with their weights, such as {{ match = 1.0 }}"
         return
     for label, table in parts.items():
-        form = list(_form_problems(table))
-        yield from (f"parts.{label}{problem}" for problem in form)
-        if not form:
-            yield from (f"parts.{label}{p}" for p in _part_problems(parts_of({label: table})[0]))
+        yield from (f"parts.{label}{problem}" for problem in _form_problems(table))
+    for part in _parts_of(parts):
+        yield from (f"parts.{part.label}{problem}" for problem in _part_problems(part))
 
 
 def made_of(params: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any]]]:
     """Return name and parameters of every well-formed part."""
-    return [(part.reward, part.params) for part in parts_of(params.get("parts"))]
+    return [(part.reward, part.params) for part in _parts_of(params.get("parts"))]
 
 
 def servers(params: Mapping[str, Any]) -> dict[str, str]:
     """Return the servers that the parts need, as address -> parameter."""
     named: dict[str, str] = {}
-    tables = params.get("parts")
-    for label, table in tables.items() if isinstance(tables, Mapping) else ():
-        for part in parts_of({label: table}):  # empty if it is not well-formed
-            find = registry.hook("rewards", part.reward, "servers")
-            found = find(part.params) if find else {}
-            named |= {address: f"parts.{label}.params.{key}" for address, key in found.items()}
+    for part in _parts_of(params.get("parts")):
+        find = registry.hook("rewards", part.reward, "servers")
+        for address, key in (find(part.params) if find else {}).items():
+            named[address] = f"parts.{part.label}.params.{key}"
     return named
+
+
+def _parts_of(parts: object) -> list[Part]:
+    """Return the well-formed parts of a table; `check_params` reports the others."""
+    tables = parts if isinstance(parts, Mapping) else {}
+    full = {label: {"weight": table} if is_number(table) else table for label, table in tables.items()}
+    return [
+        Part(label, table.get("reward", label), float(table["weight"]), table.get("params", {}))
+        for label, table in full.items()
+        if not any(_form_problems(table))
+    ]
 
 
 class WeightedScorer:
@@ -224,9 +198,8 @@ def _form_problems(table: object) -> Iterator[str]:
     if not isinstance(table, Mapping):
         yield f": got {table!r}; needs a weight, or a table of {', '.join(PART_KEYS)}"
         return
-    yield from (
-        f".{key}: unknown key; it takes {', '.join(PART_KEYS)}" for key in table.keys() - {*PART_KEYS}
-    )
+    for key in table.keys() - {*PART_KEYS}:
+        yield f".{key}: unknown key; it takes {', '.join(PART_KEYS)}"
     if not is_number(table.get("weight")):
         yield f".weight: got {table.get('weight')!r}; needs a number"
     if not isinstance(table.get("reward", ""), str):
@@ -241,8 +214,6 @@ def _part_problems(part: Part) -> Iterator[str]:
         return
     if problem := extras.missing_problem("rewards", part.reward):
         yield f": {problem}"
-    found = registry.problems_with_params("rewards", part.reward, part.params)
-    yield from (f".params.{key}: {problem}" for key, problem in found)
-    check = registry.hook("rewards", part.reward, "check_params")
-    if check is not None and not found:
-        yield from (f".params.{problem}" for problem in check(part.params))
+    yield from (
+        f".params.{what}" for what in registry.problems_with_table("rewards", part.reward, part.params)
+    )

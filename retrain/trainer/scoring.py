@@ -14,8 +14,7 @@ import numpy as np
 
 from retrain.errors import InfrastructureError, RunFailedError
 from retrain.rewards import Answer, BatchScorer, Outcome, Score
-from retrain.rewards.bounds import bounds_of
-from retrain.rewards.opening import open_scorer
+from retrain.rewards.opening import bounds_of, open_reward
 from retrain.rollouts import Group
 from retrain.trainer.batch import ScoredBatch
 from retrain.trainer.event_loop import EventLoopThread
@@ -30,7 +29,7 @@ class Scorer:
         """Open the reward; raise ConfigError if there is none of this name, or it rejects its parameters."""
         self._name = name
         self._bounds = bounds_of(name)
-        self._reward: BatchScorer = open_scorer(name, params, sandbox)
+        self._reward: BatchScorer = open_reward(name, params, sandbox)
         self._calls = EventLoopThread()  # its own: a slow reward must not delay the backend's heartbeats
 
     def score(self, groups: Sequence[Group]) -> ScoredBatch:

@@ -11,62 +11,25 @@ replies carry no token, so scored code that writes to the pipe could forge rewar
 from __future__ import annotations
 
 import secrets
-import selectors
-import time
-from collections import deque
+import threading
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from enum import StrEnum
-from typing import Any
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, ClassVar
 
-from retrain.errors import ConfigError, InfrastructureError
-from retrain.rewards import Answer
-from retrain.rewards.pool.message import GARBAGE, Message, only
-from retrain.rewards.pool.process import PoolProcess
+from retrain.errors import ConfigError, InfrastructureError, RunFailedError
+from retrain.rewards import Answer, Outcome, Score
+from retrain.rewards.pool.process import Kind, PoolProcess, Reply
 from retrain.system import cpu_capacity
 
 STARTUP_S = 120.0  # imports on a cold network disk; only a broken machine takes longer
 BACKSTOP_S = 1.0  # if the run is gone, a process ends itself this long after a call's limit
 
 
-class ReplyKind(StrEnum):
-    """How a call ended."""
-
-    SCORED = "scored"  # with a number
-    UNSCORED = "unscored"  # raised UnscoredError, or wrote something other than a reply
-    TIMEOUT = "timeout"  # raised TimeoutError, or was killed at the limit
-    RAISED = "raised"  # raised another exception
-    DIED = "died"  # ended its process
-
-
-@dataclass(frozen=True, slots=True)
-class Reply:
-    """A call's outcome, with its value or a message."""
-
-    kind: ReplyKind
-    value: float = 0.0
-    message: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class _Call:
-    index: int
-    token: str  # repeated in the reply
-    deadline: float
-
-
-@dataclass(frozen=True, slots=True)
-class _Batch:
-    """Answers, and the replies so far by index."""
-
-    answers: Sequence[Answer]
-    waiting: deque[int]
-    replies: dict[int, Reply] = field(default_factory=dict)
-    died: set[int] = field(default_factory=set)  # retried because their process died
-
-
 class ProcessPool:
-    """Processes that call the function at a dotted path with a completion, its prompt and `params`."""
+    """Processes that call the function at a dotted path with a completion, its prompt and `params`.
+
+    With `is_factory`, they call what the function at that path returns, which loads what it needs.
+    """
 
     def __init__(
         self,
@@ -76,6 +39,7 @@ class ProcessPool:
         workers: int,
         timeout_s: float,
         memory_bytes: int = 0,
+        is_factory: bool = False,
     ) -> None:
         """Start no process yet; `workers` 0 is one per core, `memory_bytes` 0 is no limit."""
         self._setup = {
@@ -83,13 +47,14 @@ class ProcessPool:
             "params": dict(params),
             "memory_bytes": memory_bytes,
             "limit_s": timeout_s + BACKSTOP_S,
+            "is_factory": is_factory,
         }
         self._timeout_s = timeout_s
-        self._most = workers or max(1, round(cpu_capacity()))
+        self._threads = ThreadPoolExecutor(workers or max(1, round(cpu_capacity())), "scoring")
+        self._lock = threading.Lock()  # guards the next three attributes
         self._idle: list[PoolProcess] = []
-        self._starting: dict[PoolProcess, float] = {}
-        self._busy: dict[PoolProcess, _Call] = {}
-        self._selector = selectors.DefaultSelector()
+        self._running: set[PoolProcess] = set()  # idle or not
+        self._is_closed = False
 
     def run(self, answers: Sequence[Answer]) -> list[Reply]:
         """Call the function for every answer; replies come in the answers' order.
@@ -98,102 +63,116 @@ class ProcessPool:
             ConfigError: the function cannot be loaded.
             InfrastructureError: processes do not start.
         """
-        batch = _Batch(answers, deque(range(len(answers))))
-        while len(batch.replies) < len(answers):
-            while batch.waiting and self._idle:
-                self._begin(batch)
-            self._start(len(batch.waiting))
-            for key, _ in self._selector.select(self._next_deadline_s()):
-                self._receive(key.fileobj, batch)  # type: ignore[arg-type]
-            self._expire(batch.replies)
-        return [batch.replies[index] for index in range(len(answers))]
+        futures = [self._threads.submit(self._reply_to, answer) for answer in answers]
+        try:
+            return [future.result() for future in futures]
+        finally:
+            for future in futures:
+                future.cancel()
 
     def close(self) -> None:
         """End all processes; safe to call twice."""
-        for process in [*self._idle, *self._starting, *self._busy]:
-            self._drop(process)
-        self._idle.clear()
-        self._starting.clear()
-        self._busy.clear()
-        self._selector.close()
+        with self._lock:
+            self._is_closed = True
+            for process in self._running:
+                process.kill()
+        self._threads.shutdown(cancel_futures=True)  # soon: each waits for a process that was killed
+        while self._idle:
+            self._drop(self._idle.pop())
 
-    def _start(self, wanted: int) -> None:
-        running = len(self._starting) + len(self._busy) + len(self._idle)
-        for _ in range(min(wanted - len(self._starting), self._most - running)):
+    def _reply_to(self, answer: Answer) -> Reply:
+        """Call the function; a process that ends during the call is replaced once."""
+        reply = self._call(answer)
+        return self._call(answer) if reply.kind is Kind.DIED else reply
+
+    def _call(self, answer: Answer) -> Reply:
+        process, token, prompt = self._take(), secrets.token_hex(8), answer.prompt
+        reply: Reply | None = None
+        try:
+            process.send([token, answer.completion, prompt.id, prompt.text, prompt.answer])
+            reply = process.reply(token, self._timeout_s)
+        except TimeoutError:
+            reply = Reply(Kind.TIMEOUT, f"took over {self._timeout_s:g} s")
+            self._drop(process)
+        else:
+            if reply is None or reply.kind is Kind.GARBAGE:  # its later lines cannot be trusted either
+                ending = self._drop(process)
+                reply = reply or Reply(Kind.DIED, ending)
+            else:
+                with self._lock:
+                    self._idle.append(process)
+        return reply
+
+    def _take(self) -> PoolProcess:
+        """Return a process that awaits a call: an idle one, unless it died or wrote something meanwhile."""
+        while True:
+            with self._lock:
+                process = self._idle.pop() if self._idle else None
+            if process is None:
+                return self._started()
+            if process.is_silent():
+                return process
+            self._drop(process)
+
+    def _started(self) -> PoolProcess:
+        with self._lock:
+            if self._is_closed:
+                raise InfrastructureError("closed while completions were scored")
             process = PoolProcess(self._setup)
-            self._starting[process] = time.monotonic() + STARTUP_S
-            self._selector.register(process, selectors.EVENT_READ)
-
-    def _begin(self, batch: _Batch) -> None:
-        process, index = self._idle.pop(), batch.waiting.popleft()
-        answer = batch.answers[index]
-        prompt, token = answer.prompt, secrets.token_hex(8)
-        if process.send([token, answer.completion, prompt.id, prompt.text, prompt.answer]):
-            self._busy[process] = _Call(index, token, time.monotonic() + self._timeout_s)
-        else:  # it died while idle, not because of this answer
+            self._running.add(process)
+        try:
+            reply = process.reply("", STARTUP_S)
+        except TimeoutError as error:
             self._drop(process)
-            batch.waiting.appendleft(index)
-
-    def _receive(self, process: PoolProcess, batch: _Batch) -> None:
-        messages = process.receive()
-        if messages == []:
-            return
-        if process in self._starting:
-            del self._starting[process]
-            self._started(process, only(messages, "") if messages else None)
-        elif process in self._busy:
-            call = self._busy.pop(process)
-            self._finish(process, call.index, only(messages, call.token) if messages else None, batch)
-        else:
-            self._idle.remove(process)
-            self._drop(process)
-
-    def _finish(self, process: PoolProcess, index: int, message: Message | None, batch: _Batch) -> None:
-        if message is not None and message.kind == GARBAGE:  # its later lines cannot be trusted either
-            self._drop(process)
-            batch.replies[index] = Reply(ReplyKind.UNSCORED, message=str(message.content))
-            return
-        if message is not None:
-            batch.replies[index] = _reply(message)
-            self._idle.append(process)
-            return
+            raise InfrastructureError(f"scoring processes did not start in {STARTUP_S:g} s") from error
+        if reply is not None and reply.kind is Kind.READY:
+            return process
         ending = self._drop(process)
-        if index in batch.died:
-            batch.replies[index] = Reply(ReplyKind.DIED, message=ending)
-        else:
-            batch.died.add(index)
-            batch.waiting.append(index)
-
-    def _started(self, process: PoolProcess, message: Message | None) -> None:
-        if message is not None and message.kind == "ready":
-            self._idle.append(process)
-            return
-        ending = self._drop(process)
-        if message is not None and message.kind == "failed":
-            raise ConfigError(str(message.content))
-        what = ending if message is None else str(message.content)
-        raise InfrastructureError(f"a scoring process did not start: {what}")
-
-    def _expire(self, replies: dict[int, Reply]) -> None:
-        now = time.monotonic()
-        for process, call in list(self._busy.items()):
-            if call.deadline <= now:
-                del self._busy[process]
-                self._drop(process)
-                replies[call.index] = Reply(ReplyKind.TIMEOUT, message=f"took over {self._timeout_s:g} s")
-        if any(deadline <= now for deadline in self._starting.values()):
-            raise InfrastructureError(f"scoring processes did not start in {STARTUP_S:g} s")
+        if reply is not None and reply.kind is Kind.FAILED:
+            raise ConfigError(str(reply.content))
+        raise InfrastructureError(f"a scoring process did not start: {reply.content if reply else ending}")
 
     def _drop(self, process: PoolProcess) -> str:
-        self._selector.unregister(process)
-        return process.kill()
-
-    def _next_deadline_s(self) -> float:
-        deadlines = [*self._starting.values(), *(call.deadline for call in self._busy.values())]
-        return max(0.0, min(deadlines, default=0.0) - time.monotonic())
+        """End a process that no other thread uses; return a description of how it ended."""
+        with self._lock:
+            self._running.discard(process)
+        return process.end()
 
 
-def _reply(message: Message) -> Reply:
-    if isinstance(message.content, float):
-        return Reply(ReplyKind.SCORED, value=message.content)
-    return Reply(ReplyKind(message.kind), message=message.content)
+class VerifierScorer:
+    """Scores with a built-in verifier: a completion that makes it fail or time out gets 0."""
+
+    UNKNOWN: ClassVar = {Kind.UNSCORED, Kind.GARBAGE}  # replies that leave a completion unscored
+
+    def __init__(self, pool: ProcessPool) -> None:
+        self._pool = pool
+
+    def score_all(self, answers: Sequence[Answer]) -> list[Score]:
+        return [self._score_of(reply) for reply in self._pool.run(answers)]
+
+    def close(self) -> None:
+        self._pool.close()
+
+    def _score_of(self, reply: Reply) -> Score:
+        if isinstance(reply.content, float):
+            return Score(reply.content)
+        outcome = Outcome.TIMEOUT if reply.kind is Kind.TIMEOUT else Outcome.ERROR
+        return Score(None if reply.kind in self.UNKNOWN else 0.0, outcome, reply.content)
+
+
+class FunctionScorer(VerifierScorer):
+    """Scores with a user's function: an exception is a bug, and a completion whose call hangs is unscored."""
+
+    UNKNOWN: ClassVar = set(Kind)
+
+    def score_all(self, answers: Sequence[Answer]) -> list[Score]:
+        """Score every completion, in order.
+
+        Raises:
+            RunFailedError: the function raised; names the prompt.
+        """
+        replies = self._pool.run(answers)
+        for answer, reply in zip(answers, replies, strict=True):
+            if reply.kind is Kind.RAISED:
+                raise RunFailedError(f"{reply.content}, for prompt {answer.prompt.id}")
+        return [self._score_of(reply) for reply in replies]

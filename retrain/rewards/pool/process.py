@@ -1,21 +1,76 @@
-"""One process of a pool: a fresh interpreter that gets one line per call, and is killed with its children."""
+"""One process of a pool: a fresh interpreter that gets one line per call, and is killed with its children.
+
+It replies with one line of JSON, which repeats the call's token. Scored code may write to the pipe too:
+anything but exactly one valid line is garbage, and nothing that arrives with it counts as a reward.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import json
 import os
+import select
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
 from typing import Any
 
-from retrain.rewards.pool.message import LONGEST_LINE, Message, garbage, read_line
+LONGEST_LINE = 1 << 16  # bytes; a message is cut at 2,000 characters, each at most six bytes of JSON
+SHOWN = 80  # bytes of garbage that are shown
+
+
+class Kind(StrEnum):
+    """What a process replies at its start (the first two) and to a call, or why there is no reply."""
+
+    READY = "ready"
+    FAILED = "failed"  # the function cannot be loaded
+    SCORED = "scored"  # with a number
+    UNSCORED = "unscored"  # raised UnscoredError
+    TIMEOUT = "timeout"  # raised TimeoutError, or was killed at the limit
+    RAISED = "raised"  # raised another exception
+    DIED = "died"  # ended its process
+    GARBAGE = "garbage"  # wrote something other than one reply
+
+
+AT_THE_START = (Kind.READY, Kind.FAILED)
+OF_A_CALL = (Kind.SCORED, Kind.UNSCORED, Kind.TIMEOUT, Kind.RAISED)
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """The outcome of a call or a start, with the number or a message."""
+
+    kind: Kind
+    content: float | str
+
+
+def line_of(token: str, reply: Reply) -> bytes:
+    """Return the line that replies to a call ("" for the start)."""
+    return json.dumps([token, reply.kind, reply.content]).encode() + b"\n"
+
+
+def reply_in(received: bytes, token: str) -> Reply:
+    """Return the reply to a call; GARBAGE unless that is all that was received."""
+    line, _, more = received.partition(b"\n")
+    try:
+        of, kind, content = json.loads(line)
+    except (ValueError, TypeError, RecursionError):
+        of, kind, content = None, "", None
+    known = AT_THE_START if of == "" else OF_A_CALL
+    wanted = float if kind == Kind.SCORED else str
+    if not (isinstance(of, str) and isinstance(kind, str) and kind in known and type(content) is wanted):
+        return Reply(Kind.GARBAGE, f"the scoring process wrote {line[:SHOWN]!r} instead of a reply")
+    if more or of != token:
+        return Reply(Kind.GARBAGE, "the scoring process sent a reply that belongs to no call")
+    return Reply(Kind(kind), content)
 
 
 class PoolProcess:
-    """A process that runs `retrain.rewards.pool.worker`; its first line reports that it is ready."""
+    """A process that runs `retrain.rewards.pool.worker`; used by one thread at a time, but for `kill`."""
 
     def __init__(self, setup: Mapping[str, Any]) -> None:
         path = os.pathsep.join(entry or os.getcwd() for entry in sys.path)  # noqa: PTH109 - as text
@@ -30,41 +85,44 @@ class PoolProcess:
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._stdin, self._stdout = self._process.stdin, self._process.stdout
-        self._received = b""
+        self._poll = select.poll()
+        self._poll.register(self._stdout, select.POLLIN)
         self.send(setup)
 
-    def fileno(self) -> int:
-        """Return the file descriptor for a selector."""
-        return self._stdout.fileno()
-
-    def send(self, message: Any) -> bool:
-        """Send a line; False if the process is gone."""
+    def send(self, message: Any) -> None:
+        """Send a line; if the process is gone, `reply` returns None."""
         line = memoryview(json.dumps(message).encode() + b"\n")
-        try:
+        with contextlib.suppress(BrokenPipeError):
             while line:
                 line = line[self._stdin.write(line) :]
-        except BrokenPipeError:
-            return False
-        return True
 
-    def receive(self) -> list[Message] | None:
-        """Return the messages in complete lines, and garbage for anything else; None if the process is gone.
+    def reply(self, token: str, timeout_s: float) -> Reply | None:
+        """Wait for the reply to a call; None if the process is gone.
 
-        Blocks unless a selector reported data.
+        Raises:
+            TimeoutError: there is none in time.
         """
-        chunk = os.read(self._stdout.fileno(), 1 << 16)
-        if not chunk:
-            return None
-        *lines, self._received = (self._received + chunk).split(b"\n")
-        messages = [read_line(line) for line in lines]
-        if (messages and self._received) or len(self._received) > LONGEST_LINE:
-            messages.append(garbage(self._received))
-        return messages
+        deadline, received = time.monotonic() + timeout_s, b""
+        while b"\n" not in received and len(received) <= LONGEST_LINE:
+            if not self._poll.poll(max(0.0, deadline - time.monotonic()) * 1000):
+                raise TimeoutError
+            if not (chunk := os.read(self._stdout.fileno(), 1 << 16)):
+                return None
+            received += chunk
+        return reply_in(received, token)
 
-    def kill(self) -> str:
-        """Kill the process and its group; return a description of how it ended."""
+    def is_silent(self) -> bool:
+        """Whether the process lives and has written nothing since its last reply."""
+        return not self._poll.poll(0)
+
+    def kill(self) -> None:
+        """Kill the process and its children; its user then calls `end`."""
         with contextlib.suppress(ProcessLookupError, PermissionError):  # macOS: a zombie refuses signals
             os.killpg(self._process.pid, signal.SIGKILL)
+
+    def end(self) -> str:
+        """Kill the process and release its pipes; return a description of how it ended."""
+        self.kill()
         code = self._process.wait()
         self._stdin.close()
         self._stdout.close()

@@ -22,7 +22,7 @@ from typing import Any, BinaryIO
 from retrain.errors import ConfigError
 from retrain.registry import fault_of, find_function
 from retrain.rewards import UnscoredError, number_of
-from retrain.rewards.pool.message import Message, line_of
+from retrain.rewards.pool.process import Kind, Reply, line_of
 from retrain.rollouts import Prompt
 from retrain.sandbox.inside import confine
 
@@ -39,16 +39,19 @@ def main() -> None:
     if setup["memory_bytes"] and sys.platform == "linux":  # other kernels do not enforce this limit
         resource.setrlimit(resource.RLIMIT_AS, (setup["memory_bytes"], resource.RLIM_INFINITY))
     try:
-        function = _find(setup["target"])
+        function = find_function("rewards", setup["target"])
+        if setup["is_factory"]:
+            function = function()
     except (ImportError, AttributeError, ConfigError) as error:
-        replies.write(line_of(Message("", "failed", f"{setup['target']!r} cannot be loaded: {error}")))
+        replies.write(line_of("", Reply(Kind.FAILED, f"{setup['target']!r} cannot be loaded: {error}")))
         return
-    replies.write(line_of(Message("", "ready", "")))
+    replies.write(line_of("", Reply(Kind.READY, "")))
     for request in _lines(requests):
+        token, completion, *prompt = json.loads(request)
         signal.setitimer(signal.ITIMER_REAL, setup["limit_s"])
-        reply = _call(function, request, setup["params"])
+        reply = _call(function, completion, Prompt(*prompt), setup["params"])
         signal.setitimer(signal.ITIMER_REAL, 0)
-        replies.write(line_of(reply))
+        replies.write(line_of(token, reply))
 
 
 def _private_pipes() -> tuple[BinaryIO, BinaryIO]:
@@ -77,31 +80,23 @@ def _lines(requests: BinaryIO) -> Iterator[bytes]:
         yield lines.get()
 
 
-def _find(target: str) -> Callable[..., Any]:
-    return find_function("rewards", target)
-
-
-def _call(function: Callable[..., Any], request: bytes, params: Mapping[str, Any]) -> Message:
-    token, completion, *prompt = json.loads(request)
+def _call(function: Callable[..., Any], completion: str, prompt: Prompt, params: Mapping[str, Any]) -> Reply:
     try:
-        result = function(completion, Prompt(*prompt), **params)
-        value = number_of(asyncio.run(_wait_for(result)) if inspect.isawaitable(result) else result)
-        return Message(token, "scored", value)
+        result = function(completion, prompt, **params)
+        return Reply(
+            Kind.SCORED, number_of(asyncio.run(_wait_for(result)) if inspect.isawaitable(result) else result)
+        )
     except UnscoredError as error:
-        return Message(token, "unscored", _text(error))
+        return Reply(Kind.UNSCORED, str(error)[:LONGEST_MESSAGE])
     except TimeoutError as error:
-        return Message(token, "timeout", _text(error))
+        return Reply(Kind.TIMEOUT, str(error)[:LONGEST_MESSAGE])
     except Exception as error:  # noqa: BLE001 - this process's edge: the run handles it
         told = fault_of(error) or f"{type(error).__name__}: {error}"
-        return Message(token, "raised", told[:LONGEST_MESSAGE])
+        return Reply(Kind.RAISED, told[:LONGEST_MESSAGE])
 
 
 async def _wait_for(awaitable: Awaitable[Any]) -> Any:
     return await awaitable
-
-
-def _text(error: BaseException) -> str:
-    return str(error)[:LONGEST_MESSAGE]
 
 
 if __name__ == "__main__":
