@@ -27,7 +27,8 @@ from itertools import count
 from rich.console import Console
 from rich.table import Table
 
-from retrain.pipeline import FlowSettings, RolloutPipeline
+from retrain.pipeline import FlowSettings
+from retrain.pipeline.rollout_pipeline import RolloutPipeline
 
 BATCH_SIZE = 8
 PACE = 3.5  # samples per batch: each is read about twice

@@ -29,9 +29,10 @@ from numpy.typing import NDArray
 from rich.console import Console
 from rich.table import Table
 
-from retrain.pipeline import FlowSettings, RolloutPipeline
+from retrain.pipeline import FlowSettings
 from retrain.pipeline.buffers import Sample, build
 from retrain.pipeline.flow import Flow, Unit
+from retrain.pipeline.rollout_pipeline import RolloutPipeline
 
 BATCH_SIZE = 4
 TRAIN_S = 0.002

@@ -23,6 +23,7 @@ from retrain.backends import BackendSpec, Optimization, Sampling
 from retrain.campaign.orchestrate import CampaignRun
 from retrain.campaign.run import start
 from retrain.errors import ConfigError, RetrainError
+from retrain.event_loop import EventLoopThread
 from retrain.loggers import LoggedRun
 from retrain.records.campaign_state import ask_to_stop
 from retrain.records.layout import CampaignFiles
@@ -32,7 +33,6 @@ from retrain.rewards.opening import bounds_of, open_reward
 from retrain.rollouts import Loss, Prompt, Rollout, TrainingSample
 from retrain.sandbox.choice import choose
 from retrain.sandbox.probe import holes
-from retrain.trainer.event_loop import EventLoopThread
 
 Table = Mapping[str, Any]
 PROMPTS = (Prompt(0, "12+3=", "15"), Prompt(1, "40+2=", "42"))

@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 from retrain.config.flow import FlowSettings
 from retrain.errors import BackendMemoryError
 from retrain.rollouts import Group, Prompt, Rollout
-from retrain.trainer.async_source import AsyncSource
-from retrain.trainer.source import PromptStream
+from retrain.trainer.source import AsyncSource, PromptStream
 
 BOUND_S = 30  # only reached if the test fails
 PROMPTS = [Prompt(number, str(number), "") for number in range(500)]

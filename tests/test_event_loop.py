@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from retrain.trainer.event_loop import EventLoopThread
+from retrain.event_loop import EventLoopThread
 
 
 @pytest.fixture

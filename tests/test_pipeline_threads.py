@@ -7,7 +7,8 @@ import traceback
 
 import pytest
 
-from retrain.pipeline import ClosedError, FlowSettings, RolloutPipeline
+from retrain.pipeline import ClosedError, FlowSettings
+from retrain.pipeline.rollout_pipeline import RolloutPipeline
 
 BOUND_S = 30  # only reached if the test fails
 

@@ -259,7 +259,7 @@ def test_a_mount_table_that_makes_no_sense_has_no_problem():
 def test_a_file_system_without_shared_locks_is_refused(tmp_path, monkeypatch):
     table = tmp_path / "mountinfo"
     table.write_text("1 1 0:1 / / rw - nfs server:/ rw\n")
-    monkeypatch.setattr("retrain.semaphore.filesystems.MOUNTINFO", table)
+    monkeypatch.setattr("retrain.semaphore.file_semaphore.MOUNTINFO", table)
 
     with pytest.raises(LaunchError, match="put the permits on a local disk"):
         FileSemaphore(tmp_path / "permits", 1)

@@ -14,10 +14,10 @@ from retrain.backends import BackendSpec
 from retrain.backends.tinker import advise_run, check_options, check_run, connect
 from retrain.backends.tinker.state import State, read_state, write_state
 from retrain.backends.tinker.wire import ApiLoss, api_loss, check_advantages, loss_inputs
-from retrain.blocking import in_thread
 from retrain.config.schema import Algorithm, Config, Model, Training
 from retrain.distribution import install_command
 from retrain.errors import ConfigError, NonFiniteError, RecordsError, RunFailedError
+from retrain.event_loop import in_thread
 from retrain.losses import cispo, gspo, importance_sampling, ppo
 from retrain.rollouts import Loss, Prompt, Rollout, TrainingSample
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from retrain import registry
 from retrain.rollouts import Prompt, Rollout
 from retrain.transforms import gtpo, gtpo_hicra, gtpo_sepa, none
-from retrain.transforms.planning import PHRASES, planning_mask
+from retrain.transforms.gtpo_hicra import PHRASES, planning_mask
 
 
 def rollout_of(pieces, logprobs=None):

@@ -1,11 +1,13 @@
-"""GRPO: a rollout's reward against the mean of its group."""
+"""GRPO: a rollout's reward against the mean of its group; other estimators centre rewards as it does."""
 
 from __future__ import annotations
 
 import numpy as np
+from numpy.typing import NDArray
 
-from retrain.advantages.groups import centred, checked, tied
 from retrain.rollouts import Floats
+
+ROUNDING = 1e-12  # relative; 0.1 + 0.2 is not 0.3, and such a deviation would become a divisor
 
 
 def estimate(rewards: Floats, *, scale: bool = False) -> Floats:
@@ -24,3 +26,36 @@ def estimate(rewards: Floats, *, scale: bool = False) -> Floats:
         return centre
     deviation = np.where(tied(values), 1.0, values.std(axis=1, keepdims=True))
     return centre / deviation
+
+
+def checked(rewards: Floats, *, least_rollouts: int = 2, allow_nan: bool = False) -> Floats:
+    """Return the rewards as floats of shape (prompts, rollouts); raise a ValueError if they are not."""
+    values = np.asarray(rewards, dtype=np.float64)
+    if values.ndim != 2:
+        raise ValueError(f"rewards: got shape {values.shape}; needs (prompts, rollouts)")
+    if values.shape[1] < least_rollouts:
+        raise ValueError(
+            f"rewards: got groups of {values.shape[1]} rollout(s); needs at least {least_rollouts}, "
+            "because the baseline is the group's other rollouts; raise [training].group_size"
+        )
+    wrong = np.isinf(values) if allow_nan else ~np.isfinite(values)
+    if wrong.any():
+        row, column = np.argwhere(wrong)[0]
+        raise ValueError(
+            f"rewards: got {values[row, column]} for prompt {row}, rollout {column}; "
+            "a reward must be a finite number"
+        )
+    return values
+
+
+def centred(rewards: Floats) -> Floats:
+    """Subtract each group's mean; a group of equal rewards gets exact zeros."""
+    zeros: Floats = np.zeros_like(rewards)
+    return np.where(tied(rewards), zeros, rewards - rewards.mean(axis=1, keepdims=True))
+
+
+def tied(rewards: Floats) -> NDArray[np.bool_]:
+    """Which groups have equal rewards only, up to rounding: shape (prompts, 1)."""
+    largest = np.abs(rewards).max(axis=1, keepdims=True)
+    equal: NDArray[np.bool_] = np.ptp(rewards, axis=1, keepdims=True) <= ROUNDING * largest
+    return equal

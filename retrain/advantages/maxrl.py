@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from retrain.advantages.groups import centred, checked
+from retrain.advantages.grpo import centred, checked
 from retrain.registry import Positive
 from retrain.rollouts import Floats
 

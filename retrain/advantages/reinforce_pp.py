@@ -7,7 +7,7 @@ from typing import Literal
 import numpy as np
 
 from retrain.advantages import over_batch
-from retrain.advantages.groups import centred, checked
+from retrain.advantages.grpo import centred, checked
 from retrain.rollouts import Floats
 
 

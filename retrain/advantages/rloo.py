@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from retrain.advantages.groups import centred, checked
+from retrain.advantages.grpo import centred, checked
 from retrain.rollouts import Floats
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from retrain.losses.ratios import log_ratios, ratio_bounds
+from retrain.losses.ppo import log_ratios, ratio_bounds
 from retrain.registry import Fraction, NotNegative
 from retrain.rollouts import Floats, LossTerms
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from retrain.losses.ratios import log_ratios
+from retrain.losses.ppo import log_ratios
 from retrain.rollouts import Floats, LossTerms
 
 

@@ -1,11 +1,12 @@
-"""PPO's clipped importance-weighted policy loss."""
+"""PPO's clipped importance-weighted policy loss; the other losses use its importance ratios and bounds."""
 
 from __future__ import annotations
+
+import math
 
 import numpy as np
 from numpy.typing import NDArray
 
-from retrain.losses.ratios import clipped_value, log_ratios, ratio_bounds
 from retrain.registry import Fraction, NotNegative
 from retrain.rollouts import Floats, LossTerms
 
@@ -32,3 +33,35 @@ def evaluate(
     ratio = np.exp(log_ratios(logprobs, sampler_logprobs, advantages, sequence))
     value, cut = clipped_value(ratio, advantages, low, high)
     return LossTerms(value=value, slope=np.where(cut, 0.0, value), clipped=cut)
+
+
+def log_ratios(
+    logprobs: Floats, sampler_logprobs: Floats, advantages: Floats, sequence: NDArray[np.int64]
+) -> Floats:
+    """Return log(new probability / sampler's probability) per token; all four shapes must be (tokens,)."""
+    shapes = [np.shape(a) for a in (logprobs, sampler_logprobs, advantages, sequence)]
+    if len(shapes[0]) != 1 or len(set(shapes)) > 1:
+        raise ValueError(
+            "logprobs, sampler_logprobs, advantages, sequence: got shapes "
+            f"{', '.join(map(str, shapes))}; needs the same shape (tokens,) for all"
+        )
+    difference: Floats = np.subtract(logprobs, sampler_logprobs, dtype=np.float64)
+    return difference
+
+
+def ratio_bounds(clip_low: float, clip_high: float) -> tuple[float, float]:
+    """Return the bounds of the ratio, 1 - clip_low and 1 + clip_high."""
+    if not 0 <= clip_low <= 1:
+        raise ValueError(f"clip_low: got {clip_low}; needs a number from 0 to 1 (1 is no lower bound)")
+    if not (math.isfinite(clip_high) and clip_high >= 0):
+        raise ValueError(f"clip_high: got {clip_high}; needs a number of 0 or more")
+    return 1.0 - clip_low, 1.0 + clip_high
+
+
+def clipped_value(
+    ratio: Floats, advantages: Floats, low: float, high: float
+) -> tuple[Floats, NDArray[np.bool_]]:
+    """Return -min(ratio A, clip(ratio) A), and where it is flat, because the ratio is past the bound."""
+    cut: NDArray[np.bool_] = ((advantages > 0) & (ratio > high)) | ((advantages < 0) & (ratio < low))
+    value: Floats = -np.where(cut, np.clip(ratio, low, high), ratio) * advantages
+    return value, cut

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from typing import Any, Generic
 
 from retrain.config.flow import FlowSettings
+from retrain.pipeline import ClosedError, Monitor
 from retrain.pipeline.buffers import Item, build
 from retrain.pipeline.flow import Flow
-from retrain.pipeline.limiter import ClosedError, Monitor
 from retrain.records.step_row import PipelineStats
 
 

@@ -237,7 +237,7 @@ class StepRow:
     roofline: RooflineSummary | None = field(
         metadata=_by("trainer/step_meter.py", "with `peak_gflops` or `peak_bw_gb_s`")
     )
-    pipeline: PipelineStats | None = field(metadata=_by("trainer/async_source.py", "with `[rate_limiter]`"))
+    pipeline: PipelineStats | None = field(metadata=_by("trainer/source.py", "with `[rate_limiter]`"))
     evaluation: Evaluation | None = field(metadata=_by("trainer/evaluation.py", "every `eval_every` steps"))
 
     def columns(self) -> dict[str, Value]:

@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Concatenate, ParamSpec, Protocol
 
+from retrain.event_loop import result_of
 from retrain.registry import LARGEST, Hook, PluginSpec
 from retrain.rollouts import Prompt
 
@@ -123,7 +124,7 @@ def score_with(open_scorer: Callable[P, BatchScorer]) -> Callable[Concatenate[st
         """
         scorer = open_scorer(*args, **params)
         try:
-            (found,) = _awaited(scorer.score_all([Answer(completion, prompt)]))
+            (found,) = result_of(scorer.score_all([Answer(completion, prompt)]))
         finally:
             scorer.close()
         if found.outcome is Outcome.TIMEOUT:
@@ -136,14 +137,3 @@ def score_with(open_scorer: Callable[P, BatchScorer]) -> Callable[Concatenate[st
     first = [inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD) for name in SPEC.arguments]
     score.__signature__ = inspect.Signature([*first, *keys])  # type: ignore[attr-defined]
     return score  # type: ignore[return-value]  # its first two arguments may be named, too
-
-
-def _awaited(scores: list[Score] | Awaitable[list[Score]]) -> list[Score]:
-    if isinstance(scores, list):
-        return scores
-    import asyncio  # takes 20 ms to import
-
-    async def wait() -> list[Score]:
-        return await scores
-
-    return asyncio.run(wait())

@@ -17,8 +17,7 @@ dies. A process that forks without Python's knowledge and without exec shares it
 the child: they are free once released, or once both are dead.
 """
 
-from retrain.semaphore.file_semaphore import FileSemaphore
-from retrain.semaphore.filesystems import lock_sharing_problem
+from retrain.semaphore.file_semaphore import FileSemaphore, lock_sharing_problem
 from retrain.semaphore.slots import Holder, SemaphoreState
 
 __all__ = ["FileSemaphore", "Holder", "SemaphoreState", "lock_sharing_problem"]

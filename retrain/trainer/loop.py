@@ -16,6 +16,7 @@ from retrain.clock import utc_now
 from retrain.config.schema import Config
 from retrain.controllers.throttle import ThrottleState
 from retrain.errors import BackendMemoryError, InterruptedRunError, NonFiniteError
+from retrain.event_loop import EventLoopThread
 from retrain.records.layout import RunFiles
 from retrain.records.step_row import Evaluation, Identity, StepRow, UpdateSummary
 from retrain.rollouts import Group, Prompt, TrainingSample
@@ -24,7 +25,6 @@ from retrain.trainer import checkpoint
 from retrain.trainer.batch import Algorithm, entropy_of
 from retrain.trainer.control import Control, ControllerRows, StepFacts, StepSize, open_throttle
 from retrain.trainer.evaluation import HeldOut
-from retrain.trainer.event_loop import EventLoopThread
 from retrain.trainer.journal import Journal, ShownRollout, choose
 from retrain.trainer.permits import RunPermits
 from retrain.trainer.scoring import Scorer

@@ -13,11 +13,11 @@ from typing import Any, NoReturn
 import numpy as np
 
 from retrain.errors import InfrastructureError, RunFailedError
+from retrain.event_loop import EventLoopThread
 from retrain.rewards import Answer, BatchScorer, Outcome, Score
 from retrain.rewards.opening import bounds_of, open_reward
 from retrain.rollouts import Group
 from retrain.trainer.batch import ScoredBatch
-from retrain.trainer.event_loop import EventLoopThread
 
 
 class Scorer:

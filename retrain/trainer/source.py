@@ -1,16 +1,20 @@
-"""Where a step's rollouts come from: the order of prompts, and sampling when training asks for them."""
+"""Where a step's rollouts come from: the order of prompts, sampled in turn with training or meanwhile."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import replace
 from typing import Any, Generic, TypeVar
 
 import numpy as np
 
 from retrain.backends import BackendInfo
-from retrain.config.flow import flow_settings
+from retrain.config.flow import FlowSettings, flow_settings
 from retrain.config.schema import Config
+from retrain.errors import BackendMemoryError
+from retrain.pipeline.rollout_pipeline import RolloutPipeline
 from retrain.records.step_row import PipelineStats
 from retrain.rollouts import Group, Prompt
 from retrain.tasks import Task
@@ -106,14 +110,134 @@ class Source:
         """Stop sampling."""
 
 
+class AsyncSource(Source):
+    """Samples in its own threads while the trainer trains.
+
+    Each prompt of an epoch is trained on exactly once, in whatever order workers finish (a reservoir trains
+    on some more than once). Prompts under way when a run ends are sampled again after a resume; prompts
+    whose samples became stale because the batch shrank are sampled again before any others.
+
+    A unit that does not fit in memory is sampled in halves, and so are later units.
+    """
+
+    def __init__(
+        self,
+        prompts: PromptStream[Prompt],
+        sample: Sample,
+        settings: FlowSettings,
+        *,
+        workers: int,
+        seed: int,
+        overlaps: bool,
+    ) -> None:
+        super().__init__(prompts, sample)
+        self._settings = settings
+        self._workers = workers if overlaps else 1
+        self._seed = seed
+        self._policy = nullcontext() if overlaps else threading.Lock()
+        self._order = threading.Lock()
+        self._pipeline = self._open()
+        self._is_started = False
+        self._at_a_time = settings.unit_size  # prompts
+        self._under_way: set[int] = set()  # positions not yet trained on
+        self._last: set[int] = set()  # positions that the last batch trained on for the first time
+
+    def next_groups(self, count: int, at_a_time: int, version: int) -> list[Group]:
+        """Return sampled groups, in production units of their own size; wait until there are enough."""
+        if not self._is_started:
+            self._pipeline.publish(version)
+            self._pipeline.start()
+            self._is_started = True
+        batch = self._pipeline.next_batch(count, version)
+        stale = {position for position, _ in batch.stale}
+        with self._order:
+            self._last = self._under_way & {position for position, _ in batch.items}
+            self._under_way -= self._last | stale
+            self._prompts.put_back(stale)
+        return [group for _, group in batch.items]
+
+    @contextmanager
+    def updating(self, version: int) -> Iterator[None]:
+        """Keep producers from sampling with half-updated weights, then publish the new version."""
+        with self._policy:
+            yield
+            self._pipeline.publish(version)
+
+    def exclusive(self) -> AbstractContextManager[object]:
+        """Return the lock that keeps producers out; none if the backend takes concurrent calls."""
+        return self._policy
+
+    def stats(self) -> PipelineStats:
+        return replace(self._pipeline.stats(), prompts_at_a_time=self._at_a_time)
+
+    def put_back(self) -> None:
+        """Restart with half as many prompts at a time; the last batch is sampled again."""
+        counts = self._pipeline.state_dict()
+        counts["lost"] += len(self._last)
+        self.close()
+        with self._order:
+            self._at_a_time = max(1, self._at_a_time // 2)
+            self._prompts.put_back(self._under_way | self._last)
+            self._under_way, self._last = set(), set()
+        self._pipeline, self._is_started = self._open(), False
+        self._pipeline.load_state_dict(counts)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return counts and the data cursor, to which prompts under way are put back."""
+        pipeline = self._pipeline.state_dict()  # before the cursor: its lock is the outer one
+        with self._order:
+            cursor = self._prompts.state_dict()
+            again = sorted({*cursor["again"], *self._under_way})
+            prompts = {**cursor, "again": again}
+            return {"prompts": prompts, "pipeline": pipeline, "at_a_time": self._at_a_time}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._prompts.load_state_dict(state["prompts"])
+        self._at_a_time = state.get("at_a_time", self._at_a_time)
+        if "pipeline" in state:
+            self._pipeline.load_state_dict(state["pipeline"])
+
+    def close(self) -> None:
+        self._pipeline.close()
+
+    def _open(self) -> RolloutPipeline[tuple[int, Group]]:
+        return RolloutPipeline(
+            lambda _, positions, prompts: list(zip(positions, self._in_parts(prompts), strict=True)),
+            self._settings,
+            workers=self._workers,
+            seed=self._seed,
+            exclusive=lambda: self._policy,
+            begin=self._next_prompts,
+        )
+
+    def _next_prompts(self) -> tuple[list[int], list[Prompt]]:
+        with self._order:
+            positions = self._prompts.take_positions(self._settings.unit_size)
+            self._under_way.update(positions)
+            return positions, [self._prompts.at(position) for position in positions]
+
+    def _in_parts(self, prompts: Sequence[Prompt]) -> list[Group]:
+        """Sample as many prompts at a time as fit in memory."""
+        at_a_time = min(self._at_a_time, len(prompts))
+        groups: list[Group] = []
+        while len(groups) < len(prompts):
+            try:
+                groups += self._sample(prompts[len(groups) : len(groups) + at_a_time])
+            except BackendMemoryError:
+                if at_a_time == 1:
+                    raise
+                at_a_time //= 2
+                with self._order:
+                    self._at_a_time = min(self._at_a_time, at_a_time)
+        return groups
+
+
 def open_source(config: Config, info: BackendInfo, task: Task, sample: Sample) -> Source:
     """Return the source that a configuration asks for."""
     prompts = PromptStream(task.train, config.training.seed)
     settings = flow_settings(config)
     if settings is None:
         return Source(prompts, sample)
-    from retrain.trainer.async_source import AsyncSource
-
     workers, seed = config.rate_limiter.workers, config.training.seed
     overlaps = info.remote or info.overlaps
     return AsyncSource(prompts, sample, settings, workers=workers, seed=seed, overlaps=overlaps)

@@ -1,16 +1,45 @@
-"""GTPO, then more credit for planning tokens."""
+"""GTPO, then more credit for planning tokens (what to do next) than for execution tokens (doing it).
+
+A token is planning if its text overlaps a planning phrase; only the completion's text counts.
+"""
 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
+from functools import lru_cache
 
 import numpy as np
+from numpy.typing import NDArray
 
 from retrain.registry import NotNegative
 from retrain.rollouts import Floats, Rollout
 from retrain.transforms import gtpo
-from retrain.transforms.planning import PHRASES, planning_mask
+
+# Phrases that open a step of reasoning, change its direction or review it.
+PHRASES: tuple[str, ...] = (
+    "let me",
+    "let's",
+    "first",
+    "next",
+    "then",
+    "finally",
+    "wait",
+    "but",
+    "however",
+    "instead",
+    "alternatively",
+    "check",
+    "verify",
+    "therefore",
+    "so",
+    "because",
+    "suppose",
+    "consider",
+    "notice that",
+    "we need to",
+)
 
 
 def reweigh(
@@ -38,3 +67,38 @@ def reweigh(
     weighted = gtpo.reweigh(rollout, advantage, progress, beta=beta)
     planning = planning_mask(rollout, planning_phrases)
     return np.where(planning, weighted + alpha * np.abs(weighted), weighted)
+
+
+def planning_mask(rollout: Rollout, phrases: Sequence[str]) -> NDArray[np.bool_]:
+    """Return which tokens overlap a planning phrase: shape (tokens,).
+
+    Matching ignores case and the kind and amount of white space between words; a phrase matches whole
+    words only. A token without text (end of sequence) is not planning.
+    """
+    text = "".join(rollout.pieces)
+    covered = np.zeros(len(text), dtype=np.int64)
+    for match in _pattern(_checked(phrases)).finditer(text):
+        start, end = match.span(1)
+        covered[start:end] = 1
+    so_far = np.concatenate([[0], np.cumsum(covered)])
+    ends = np.cumsum([len(piece) for piece in rollout.pieces], dtype=np.int64)
+    starts = np.concatenate([[0], ends])[: ends.size]
+    overlaps: NDArray[np.bool_] = so_far[ends] > so_far[starts]
+    return overlaps
+
+
+def _checked(phrases: Sequence[str]) -> tuple[str, ...]:
+    if isinstance(phrases, str) or not all(isinstance(p, str) and p.strip() for p in phrases):
+        raise ValueError(f"planning_phrases: got {phrases!r}; needs a list of non-empty strings")
+    return tuple(phrases)
+
+
+@lru_cache(maxsize=16)
+def _pattern(phrases: tuple[str, ...]) -> re.Pattern[str]:
+    """Match nothing at each word that starts a phrase; the longest such phrase is group 1.
+
+    Matching the phrase itself would skip phrases that start inside it, such as "check" in "let me check".
+    """
+    longest_first = sorted(phrases, key=len, reverse=True)
+    either = "|".join(r"\s+".join(map(re.escape, phrase.split())) for phrase in longest_first)
+    return re.compile(rf"(?<!\w)(?=({either})(?!\w))" if phrases else r"(?!)()", re.IGNORECASE)

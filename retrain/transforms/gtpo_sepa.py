@@ -9,7 +9,7 @@ import numpy as np
 from retrain.registry import Fraction, NotNegative
 from retrain.rollouts import Floats, Rollout
 from retrain.transforms.gtpo import surprisal, weights
-from retrain.transforms.planning import PHRASES, planning_mask
+from retrain.transforms.gtpo_hicra import PHRASES, planning_mask
 
 
 def reweigh(

@@ -10,8 +10,8 @@ import pytest
 from retrain.backends.tinker import TinkerOptions
 from retrain.backends.tinker.calls import Calls
 from retrain.backends.tinker.wire import to_datum
-from retrain.blocking import in_thread
 from retrain.errors import InfrastructureError
+from retrain.event_loop import in_thread
 from retrain.semaphore import FileSemaphore
 from tests.semaphore_processes import wait_until
 from tests.test_tinker_parts import GSPO, sample

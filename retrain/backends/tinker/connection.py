@@ -13,8 +13,8 @@ from retrain.backends import BackendSpec
 from retrain.backends.tinker import TinkerOptions
 from retrain.backends.tinker.calls import Calls
 from retrain.backends.tinker.faults import FAULTS, Fault, classify, describe
-from retrain.blocking import in_thread
 from retrain.errors import ConfigError, InfrastructureError
+from retrain.event_loop import in_thread
 
 LEAVING: tuple[type[Exception], ...] = (*FAULTS, InfrastructureError)
 GOODBYE_S = 5.0  # timeout of closing; the API also ends a session without heartbeat

@@ -32,9 +32,9 @@ from retrain.backends.tinker.wire import (
     drawn_from,
     to_datum,
 )
-from retrain.blocking import in_thread
 from retrain.demonstrations import Demonstration
 from retrain.errors import ConfigError, NonFiniteError
+from retrain.event_loop import in_thread
 from retrain.rollouts import Group, Loss, Prompt, Rollout, TrainingSample
 
 PATIENCE = 2  # failures of one call before a new session is opened

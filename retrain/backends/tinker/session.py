@@ -24,8 +24,8 @@ from retrain.backends.tinker.connection import Connection
 from retrain.backends.tinker.faults import FAULTS, Fault, classify, describe
 from retrain.backends.tinker.state import Sampler, State, Update
 from retrain.backends.tinker.wire import UpdateOutcome
-from retrain.blocking import in_thread
 from retrain.errors import ConfigError, RecordsError
+from retrain.event_loop import in_thread
 
 T = TypeVar("T")
 

@@ -7,8 +7,6 @@ timer.
 
 from __future__ import annotations
 
-import asyncio
-import inspect
 import json
 import os
 import queue
@@ -16,10 +14,11 @@ import resource
 import signal
 import sys
 import threading
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, BinaryIO
 
 from retrain.errors import ConfigError
+from retrain.event_loop import result_of
 from retrain.registry import fault_of, find_function
 from retrain.rewards import UnscoredError, number_of
 from retrain.rewards.pool.process import Kind, Reply, line_of
@@ -82,10 +81,8 @@ def _lines(requests: BinaryIO) -> Iterator[bytes]:
 
 def _call(function: Callable[..., Any], completion: str, prompt: Prompt, params: Mapping[str, Any]) -> Reply:
     try:
-        result = function(completion, prompt, **params)
-        return Reply(
-            Kind.SCORED, number_of(asyncio.run(_wait_for(result)) if inspect.isawaitable(result) else result)
-        )
+        result: Any = function(completion, prompt, **params)
+        return Reply(Kind.SCORED, number_of(result_of(result)))
     except UnscoredError as error:
         return Reply(Kind.UNSCORED, str(error)[:LONGEST_MESSAGE])
     except TimeoutError as error:
@@ -93,10 +90,6 @@ def _call(function: Callable[..., Any], completion: str, prompt: Prompt, params:
     except Exception as error:  # noqa: BLE001 - this process's edge: the run handles it
         told = fault_of(error) or f"{type(error).__name__}: {error}"
         return Reply(Kind.RAISED, told[:LONGEST_MESSAGE])
-
-
-async def _wait_for(awaitable: Awaitable[Any]) -> Any:
-    return await awaitable
 
 
 if __name__ == "__main__":

@@ -1,0 +1,136 @@
+"""Event loops and code that blocks: a loop for callers without one, a thread for calls within one."""
+
+from __future__ import annotations
+
+import inspect
+import threading
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, TypeVar
+
+if TYPE_CHECKING:
+    import asyncio  # takes 20 ms to import, which synchronous code does not need
+
+T = TypeVar("T")
+
+LEAVE_S = 5.0  # for tasks that still run at the end to clean up; then the thread is abandoned
+
+
+class EventLoopThread:
+    """An event loop in its own thread, started at the first coroutine and shared by all callers."""
+
+    def __init__(self) -> None:
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread: threading.Thread | None = None
+        self._lock = threading.Lock()
+
+    def wait_for(self, result: T | Awaitable[T]) -> T:
+        """Return the result, after waiting for it if it is awaitable; callable from any thread."""
+        if not inspect.isawaitable(result):
+            return result
+        import asyncio
+
+        future = asyncio.run_coroutine_threadsafe(_wait_for(result), self._running_loop())
+        try:
+            found: T = future.result()
+            return found
+        finally:
+            future.cancel()  # has no effect unless the wait was interrupted
+
+    def close(self) -> None:
+        """Cancel running tasks and end the loop and its thread; safe to call twice."""
+        with self._lock:
+            loop, self._loop = self._loop, None
+        if loop is not None and self._thread is not None:
+            loop.call_soon_threadsafe(loop.stop)
+            self._thread.join(LEAVE_S)
+
+    def _running_loop(self) -> asyncio.AbstractEventLoop:
+        import asyncio
+
+        with self._lock:
+            if self._loop is None:
+                self._loop = asyncio.new_event_loop()
+                self._thread = threading.Thread(
+                    target=_run, args=(self._loop,), name="backend-loop", daemon=True
+                )
+                self._thread.start()
+            return self._loop
+
+
+def result_of(value: T | Awaitable[T]) -> T:
+    """Return a value, awaited in a loop of its own if it is awaitable."""
+    if not inspect.isawaitable(value):
+        return value
+    import asyncio
+
+    found: T = asyncio.run(_wait_for(value))
+    return found
+
+
+async def _wait_for(awaitable: Awaitable[T]) -> T:
+    return await awaitable
+
+
+def _run(loop: asyncio.AbstractEventLoop) -> None:
+    import asyncio
+
+    with asyncio.Runner(loop_factory=lambda: loop) as runner:  # cancels tasks and closes the loop at the end
+        while not _ran_until_stopped(runner.get_loop()):
+            pass
+
+
+def _ran_until_stopped(loop: asyncio.AbstractEventLoop) -> bool:
+    """Run the loop; False if a task raised an exit request, which its waiter receives."""
+    try:
+        loop.run_forever()
+    except (SystemExit, KeyboardInterrupt):
+        return False
+    return True
+
+
+def in_thread(
+    function: Callable[[], T], unwanted: Callable[[T], object] = lambda _: None
+) -> asyncio.Future[T]:
+    """Run a blocking function in a daemon thread of its own.
+
+    Neither a full thread pool nor the interpreter's end waits for it.
+
+    Args:
+        function: what to run.
+        unwanted: takes the result if nobody waits for it any more.
+    """
+    import asyncio
+
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[T] = loop.create_future()
+
+    def deliver(result: T) -> None:
+        if future.done():
+            unwanted(result)
+        else:
+            future.set_result(result)
+
+    def fail(error: Exception) -> None:
+        if not future.done():
+            future.set_exception(error)
+
+    def work() -> None:
+        try:
+            result = function()
+        except Exception as error:  # noqa: BLE001 - carried to whoever waits
+            _call(loop, fail, error)
+        else:
+            if future.cancelled() or not _call(loop, deliver, result):
+                unwanted(result)  # here, since the event loop may be busy
+
+    threading.Thread(target=work, name="blocking-call", daemon=True).start()
+    return future
+
+
+def _call(loop: asyncio.AbstractEventLoop, function: Callable[[T], None], argument: T) -> bool:
+    """Call in the loop's thread; False if the loop is closed."""
+    try:
+        loop.call_soon_threadsafe(function, argument)
+    except RuntimeError:
+        return False
+    return True
