@@ -33,9 +33,8 @@ from scipy import stats
 from retrain.campaign.run import run_campaign
 from retrain.render.tables import table
 from retrain.report.compare import MetricComparison, Verdict, compare
-from retrain.report.final import Moment, final_value
 from retrain.report.gather import CampaignRecord, gather
-from retrain.report.sides import Match, Side
+from retrain.report.sides import Match, Moment, Side, final_value, side_of
 
 Scores = NDArray[np.float64]
 
@@ -177,8 +176,8 @@ def pairs(
 
 def judge(first: CampaignRecord, second: CampaignRecord, setting: Setting) -> MetricComparison:
     sides = (
-        Side("a", first.of_condition("a")[: setting.seeds]),
-        Side(setting.other, second.of_condition(setting.other)[: setting.seeds]),
+        Side("a", side_of(first, "a").runs[: setting.seeds]),
+        Side(setting.other, side_of(second, setting.other).runs[: setting.seeds]),
     )
     return compare(Match("", sides), [setting.metric]).metrics[0]
 
@@ -222,7 +221,7 @@ def values(campaigns: Sequence[CampaignRecord], condition: str, metric: str) -> 
 
 
 def compare_values(campaign: CampaignRecord, condition: str, metric: str) -> Scores:
-    return np.array([final_value(run, metric, Moment()) for run in campaign.of_condition(condition)])
+    return np.array([final_value(run, metric, Moment()) for run in side_of(campaign, condition).runs])
 
 
 if __name__ == "__main__":

@@ -14,10 +14,9 @@ import pytest
 from retrain.config.resolve import label_of
 from retrain.errors import ConfigError, RecordsError
 from retrain.report.compare import Comparison, Verdict, compare, is_higher_better
-from retrain.report.final import Moment, final_value
 from retrain.report.gather import gather
-from retrain.report.sides import choose
-from retrain.report.wording import grounds, left_out, results
+from retrain.report.sides import Moment, choose, final_value
+from retrain.report.tables import grounds, left_out, results
 from tests.simulated import Simulated, flat, write_campaign
 
 SPREAD = (0.0, 0.02, 0.03, 0.01)  # of four seeds

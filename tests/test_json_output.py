@@ -28,7 +28,7 @@ DOCUMENTED = {
     **{kind.__name__: kind for kind in (explain.Explanation, explain.ConditionPlan, wall_time.WallTime)},
     **{kind.__name__: kind for kind in (learned.MeasuredCondition, Change)},
     **{kind.__name__: kind for kind in (compare.Comparison, compare.MetricComparison, compare.SideResult)},
-    **{kind.__name__: kind for kind in (compare.Judged, statistics.Sample, statistics.Difference)},
+    **{kind.__name__: kind for kind in (compare.Judged, statistics.SeedSummary, statistics.Difference)},
     "KeyDifference": compare.KeyDifference,
     "ChecklistLine": checklist.ChecklistLine,
     "Check": checks.Check,

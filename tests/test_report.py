@@ -23,9 +23,8 @@ from retrain.report.export import Table, ends_of, rows_of, write_csv, write_json
 from retrain.report.gather import CampaignRecord, gather
 from retrain.report.series import Bins, Curve, bins_for, curve
 from retrain.report.sides import Side
-from retrain.report.tables import failures, headline, provenance
+from retrain.report.tables import failures, headline, provenance, significant
 from retrain.report.timeline import PARTS, step_split, timeline
-from retrain.report.wording import significant
 from tests.simulated import Simulated, flat, side, write_campaign
 
 Call = Callable[..., CompletedProcess[str]]

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from retrain.report.signs import Jump, find_jump, signs
+from retrain.report.contents import Jump, find_jump, signs
 from tests.simulated import Simulated, side
 
 STEPS = range(1, 41)

@@ -41,9 +41,8 @@ def command(
     from retrain.render.comparison import show
     from retrain.render.tables import console, print_result
     from retrain.report.compare import compare
-    from retrain.report.final import Moment, check_metrics, known_metrics
     from retrain.report.gather import left_out
-    from retrain.report.sides import choose
+    from retrain.report.sides import Moment, check_metrics, choose, known_metrics
 
     matches = choose(what)
     runs = {run.directory: run for match in matches for side in match.sides for run in side.runs}.values()

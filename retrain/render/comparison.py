@@ -9,7 +9,7 @@ from rich.text import Text
 
 from retrain.render.tables import BAD, fitted, table, width_of
 from retrain.report.compare import Comparison, MetricComparison, Verdict
-from retrain.report.wording import footnotes, grounds, heading, left_out, results
+from retrain.report.tables import footnotes, grounds, heading, left_out, results
 
 STYLES = {Verdict.NOT_ENOUGH: "yellow", Verdict.OTHER_STEPS: "yellow", Verdict.IDENTICAL: "dim"}
 

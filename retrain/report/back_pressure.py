@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import chain, groupby
 
 import numpy as np
 
 from retrain.controllers.usl import UslFit, fit_usl
-from retrain.report.charts import Chart, Spec, by_condition, category, chart, hints, layer, quantity, zoom
-from retrain.report.columns import FloatArray, rounded
-from retrain.report.gather import RunHistory
+from retrain.report import charts as vl
+from retrain.report.charts import Chart, Spec
+from retrain.report.gather import FloatArray, RunHistory
 from retrain.report.series import Bins, Curve, counted
 from retrain.report.sides import Side
-from retrain.report.wording import significant
+from retrain.report.tables import Table, significant
 
 MOST_POINTS = 400  # of a condition
 REGIMES = {
@@ -58,8 +58,11 @@ def scalability(side: Side) -> Scalability | None:
     runs = _steered(side)
     if not runs:
         return None
-    p = np.concatenate([_concurrency(run) for run in runs])
-    x = np.concatenate([run.columns.metric("tokens_per_second") for run in runs])
+    names = ("prompts_at_a_time", "batch_size", "group_size", "tokens_per_second")
+    at_a_time, batch, group, x = (
+        np.concatenate([run.columns.metric(name) for run in runs]) for name in names
+    )
+    p = np.where(np.isfinite(at_a_time), at_a_time, batch) * group
     measured = np.isfinite(p) & np.isfinite(x) & (p > 0) & (x > 0)
     p, x = p[measured], x[measured]
     if not len(p):
@@ -72,7 +75,14 @@ def scalability(side: Side) -> Scalability | None:
 
 def stretches(runs: Sequence[RunHistory]) -> tuple[Stretch, ...]:
     """Join the steps of each run that were in the same regime."""
-    return tuple(stretch for run in runs for stretch in _stretches(run))
+    found = []
+    for run in runs:
+        rows = enumerate(zip(run.columns.steps.tolist(), run.columns.regimes, strict=True))
+        for (regime, _), group in groupby(rows, key=lambda row: (row[1][1], row[1][0] - row[0])):
+            steps = [step for _, (step, _) in group]
+            if regime:
+                found.append(Stretch(run.run_id, regime, steps[0], steps[-1]))
+    return tuple(found)
 
 
 def best_concurrency(side: Side, bins: Bins) -> Curve | None:
@@ -102,38 +112,25 @@ def _steered(side: Side) -> list[RunHistory]:
     return [run for run in counted(side.runs) or side.runs if any(run.columns.regimes)]
 
 
-def _stretches(run: RunHistory) -> Iterator[Stretch]:
-    rows = enumerate(zip(run.columns.steps.tolist(), run.columns.regimes, strict=True))
-    for (regime, _), group in groupby(rows, key=lambda row: (row[1][1], row[1][0] - row[0])):
-        steps = [step for _, (step, _) in group]
-        if regime:
-            yield Stretch(run.run_id, regime, steps[0], steps[-1])
-
-
-def _concurrency(run: RunHistory) -> FloatArray:
-    prompts, batch = run.columns.metric("prompts_at_a_time"), run.columns.metric("batch_size")
-    return np.where(np.isfinite(prompts), prompts, batch) * run.columns.metric("group_size")
-
-
 def usl_chart(found: Sequence[Scalability], conditions: Sequence[str]) -> Chart:
     """Draw measured throughput, the fitted curves and their peaks."""
-    x = quantity("p", "concurrency p (rollouts at a time)", scale={"zero": True, "nice": True})
-    y = quantity("x", "throughput (sampled tokens per second)", scale={"zero": True})
-    seen = hints(("c", "condition", ""), ("p", "concurrency", ",.0f"), ("x", "tokens per second", ",.0f"))
+    x = vl.quantity("p", "concurrency p (rollouts at a time)", scale={"zero": True, "nice": True})
+    y = vl.quantity("x", "throughput (sampled tokens per second)", scale={"zero": True})
+    seen = vl.hints(c="condition", p=("concurrency", ",.0f"), x=("tokens per second", ",.0f"))
     dots = {"type": "point", "filled": True, "opacity": 0.35, "size": 24}
     line = {"type": "line", "strokeWidth": 2}
     rule = {"type": "rule", "strokeDash": [5, 4], "strokeWidth": 1.5}
-    measured = [row for one in found for row in _measured(one)]
-    return chart(
+    measured, fitted, peaks = (chain(*map(points, found)) for points in (_measured, _fitted, _peak))
+    return vl.chart(
         "usl",
         "Throughput over concurrency, and the Universal Scalability Law fitted to it",
         "Dots: steps. Line: X(p) = λp / (1 + σ(p − 1) + κp(p − 1)). Dashed: its peak p*, if in range. "
         + " ".join(map(_parameters, found[:NAMED_FITS])),
-        encoding=by_condition(conditions, {one.condition for one in found}),
+        encoding=vl.by_condition(conditions, {one.condition for one in found}),
         layer=[
-            layer(measured, dots, params=[zoom("x", "y")], encoding={"x": x, "y": y, "tooltip": seen}),
-            layer([row for one in found for row in _curve(one)], line, encoding={"x": x, "y": y}),
-            layer([row for one in found for row in _peak(one)], rule, encoding={"x": x, "tooltip": seen}),
+            vl.layer(measured, dots, zoom="xy", x=x, y=y, tooltip=seen),
+            vl.layer(fitted, line, x=x, y=y),
+            vl.layer(peaks, rule, x=x, tooltip=seen),
         ],
     )
 
@@ -143,35 +140,36 @@ def regime_chart(stretches: Sequence[Stretch], last_step: int) -> Chart:
     runs = list(dict.fromkeys(stretch.run_id for stretch in stretches))
     shown = runs[:MOST_RUNS]
     rows = [
-        {"r": one.run_id, "g": one.regime.replace("_", " "), "a": one.first - 1, "b": one.last}
+        {"r": one.run_id, "g": _words(one.regime), "a": one.first - 1, "b": one.last}
         for one in stretches
         if one.run_id in shown
     ]
     found = {one.regime for one in stretches}
-    regimes = [name for name in REGIMES if name in found] + sorted(found - REGIMES.keys())
-    colours = {
-        "domain": [name.replace("_", " ") for name in regimes],
-        "range": [REGIMES.get(name, OTHER_REGIME) for name in regimes],
-    }
+    colours = {name: colour for name, colour in REGIMES.items() if name in found}
+    colours |= dict.fromkeys(sorted(found - REGIMES.keys()), OTHER_REGIME)
+    scale = {"domain": [_words(name) for name in colours], "range": list(colours.values())}
     is_labelled = len(shown) <= LABELLED_RUNS
     left_out = f" The first {MOST_RUNS} runs." if len(shown) < len(runs) else ""
-    seen = hints(("r", "run", ""), ("g", "regime", ""), ("a", "after step", "d"), ("b", "to step", "d"))
-    return chart(
+    return vl.chart(
         "regimes",
         "Regime of each step, run by run",
         "How back pressure classified each step." + left_out,
         height=max(60, (20 if is_labelled else 5) * len(shown)),
-        data={"values": rows},
-        mark={"type": "bar"},
-        params=[zoom("x")],
-        encoding={
-            "x": quantity("a", "step", scale={"domain": [0, last_step], "nice": False}),
-            "x2": {"field": "b"},
-            "y": category("r", shown, labels=is_labelled),
-            "color": {"field": "g", "type": "nominal", "scale": colours},
-            "tooltip": seen,
-        },
+        **vl.layer(
+            rows,
+            {"type": "bar"},
+            zoom="x",
+            x=vl.quantity("a", "step", scale={"domain": [0, last_step], "nice": False}),
+            x2={"field": "b"},
+            y=vl.category("r", shown, labels=is_labelled),
+            color={"field": "g", "type": "nominal", "scale": scale},
+            tooltip=vl.hints(r="run", g="regime", a=("after step", "d"), b=("to step", "d")),
+        ),
     )
+
+
+def _words(regime: str) -> str:
+    return regime.replace("_", " ")
 
 
 def _measured(one: Scalability) -> list[Spec]:
@@ -180,7 +178,7 @@ def _measured(one: Scalability) -> list[Spec]:
     return _rows(one, one.concurrency[keep], one.throughput[keep])
 
 
-def _curve(one: Scalability) -> list[Spec]:
+def _fitted(one: Scalability) -> list[Spec]:
     p = np.linspace(1, _furthest(one), CURVE_POINTS)
     return _rows(one, p, np.asarray(one.fit.throughput(p)))
 
@@ -193,7 +191,7 @@ def _peak(one: Scalability) -> list[Spec]:
 
 def _rows(one: Scalability, p: FloatArray, x: FloatArray) -> list[Spec]:
     points = zip(p.tolist(), x.tolist(), strict=True)
-    return [{"c": one.condition, "p": rounded(p), "x": rounded(x)} for p, x in points]
+    return [{"c": one.condition, "p": vl.rounded(p), "x": vl.rounded(x)} for p, x in points]
 
 
 def _furthest(one: Scalability) -> float:
@@ -201,7 +199,28 @@ def _furthest(one: Scalability) -> float:
 
 
 def _parameters(one: Scalability) -> str:
-    fit = one.fit
+    fit, doubt = one.fit, "" if one.fit.identified else " (not identified by these data)"
     peak = f"p* = {significant(fit.p_star)}" if math.isfinite(fit.p_star) else "no peak"
-    doubt = "" if fit.identified else " (not identified by these data)"
     return f"{one.condition}: σ = {significant(fit.sigma)}, κ = {significant(fit.kappa)}, {peak}{doubt}."
+
+
+def fits(found: Sequence[Scalability]) -> Table:
+    """Return one row per condition: the fitted Universal Scalability Law."""
+    heads = ("condition", ">steps", ">σ contention", ">κ crosstalk", ">λ tokens/s at p = 1", ">p*")
+    rows = [
+        (
+            one.condition,
+            str(len(one.concurrency)),
+            _with_error(one.fit.sigma, one.fit.sigma_error),
+            _with_error(one.fit.kappa, one.fit.kappa_error),
+            _with_error(one.fit.lambda_, one.fit.lambda_error),
+            significant(one.fit.p_star) if math.isfinite(one.fit.p_star) else "no peak",
+            significant(one.steered_p_star) if one.steered_p_star else "no peak",
+        )
+        for one in found
+    ]
+    return (*heads, ">p* of the controller"), rows
+
+
+def _with_error(value: float, error: float) -> str:
+    return f"{significant(value)} ± {significant(error)}" if math.isfinite(error) else significant(value)

@@ -7,13 +7,13 @@ objects: importing altair takes 0.6 s and 30 MB, which would take the report of 
 
 from __future__ import annotations
 
+import math
 import textwrap
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from retrain import extras
-from retrain.report.columns import rounded
 from retrain.report.compare import MetricComparison, SideResult
 from retrain.report.series import range_of
 
@@ -31,7 +31,7 @@ LEGEND_CONDITIONS = 24  # a legend of more would be larger than the chart
 SUBTITLE_WIDTH = 118  # characters
 TITLE_WIDTH = 84
 NARROWEST = 0.002  # of the values' size: labels have four digits, and an axis needs several distinct ones
-MEAN_HINTS = (("l", "95 % from", ".4~g"), ("h", "95 % to", ".4~g"), ("n", "seeds", "d"))
+MEAN_HINTS = {"l": ("95 % from", ".4~g"), "h": ("95 % to", ".4~g"), "n": ("seeds", "d")}
 FLAT_ROOM = 1.25  # of a value that never changes: its axis runs from 0 to this multiple
 ROW, NARROW_ROW, MANY_ROWS = 34, 14, 12  # pixels per condition; more conditions than this get narrow rows
 NAMES = {
@@ -127,9 +127,21 @@ def chart(
     return Chart(name, {"$schema": SCHEMA, "title": heading, **size, "config": CONFIG, **spec})
 
 
-def layer(values: Sequence[Spec], mark: Spec, **more: Any) -> Spec:
-    """Return a layer of a chart with data of its own."""
-    return {"data": {"values": list(values)}, "mark": mark, **more}
+def layer(values: Iterable[Spec], mark: Spec, *, zoom: str = "", name: str = "", **encoding: Any) -> Spec:
+    """Return a layer of a chart with data of its own.
+
+    Drag moves the axes named in `zoom`, Ctrl + wheel zooms them; a plain wheel scrolls the page.
+    """
+    found: Spec = {"name": name} if name else {}
+    if zoom:
+        found["params"] = [zooming(zoom)]
+    return found | {"data": {"values": list(values)}, "mark": mark, "encoding": encoding}
+
+
+def zooming(axes: str) -> Spec:
+    """Return the parameter of a layer whose axes can be moved and zoomed."""
+    select = {"type": "interval", "encodings": list(axes), "zoom": "wheel![event.ctrlKey || event.metaKey]"}
+    return {"name": "zoom", "select": select, "bind": "scales"}
 
 
 def by_condition(
@@ -153,24 +165,18 @@ def by_condition(
     return {name: shared | {"scale": {"domain": names, "range": values}} for name, values in ranges.items()}
 
 
-def zoom(*axes: str) -> Spec:
-    """Return the parameter that lets drag move and Ctrl + wheel zoom; a plain wheel scrolls the page."""
-    select = {"type": "interval", "encodings": list(axes), "zoom": "wheel![event.ctrlKey || event.metaKey]"}
-    return {"name": "zoom", "select": select, "bind": "scales"}
-
-
 def quantity(field: str, title: str, **more: Any) -> Spec:
     """Return the encoding of a number."""
     return {"field": field, "type": "quantitative", "title": title, **more}
 
 
-def hints(*fields: tuple[str, str, str]) -> list[Spec]:
-    """Return the encoding of a tooltip: field, title, format ("" for text)."""
+def hints(**fields: str | tuple[str, str]) -> list[Spec]:
+    """Return the encoding of a tooltip: of each field its title, and of a number its format."""
     return [
-        {"field": field, "title": title, "type": "quantitative", "format": form}
-        if form
-        else {"field": field, "title": title, "type": "nominal"}
-        for field, title, form in fields
+        {"field": field, "title": text, "type": "nominal"}
+        if isinstance(text, str)
+        else {"field": field, "title": text[0], "type": "quantitative", "format": text[1]}
+        for field, text in fields.items()
     ]
 
 
@@ -179,6 +185,11 @@ def category(field: str, names: Sequence[str], **axis: Any) -> Spec:
     plain: Spec = {"grid": False, "ticks": False, "domain": False, **axis}
     scale = {"domain": list(names)}
     return {"field": field, "type": "nominal", "sort": names, "scale": scale, "title": None, "axis": plain}
+
+
+def rounded(value: float) -> float | None:
+    """Return four significant digits, enough for a plot; None if not finite."""
+    return float(f"{value:.4g}") if math.isfinite(value) else None
 
 
 def axis_title(metric: str) -> str:
@@ -209,7 +220,7 @@ def final_chart(found: MetricComparison) -> Chart:
     cut = ", clipped to the range of the metric" if any(row.get("cut") for row in means) else ""
     rule = {"type": "rule", "color": INK, "strokeWidth": 1.4}
     tick = {"type": "tick", "thickness": 3, "size": 20, "color": INK}
-    hint = hints(("c", "condition", ""), ("m", "mean", ".4~g"), *MEAN_HINTS)
+    hint = hints(c="condition", m=("mean", ".4~g"), **MEAN_HINTS)
     return chart(
         f"final-{found.metric.replace('_', '-')}",
         f"Final {label}, seed by seed",
@@ -217,9 +228,9 @@ def final_chart(found: MetricComparison) -> Chart:
         height=max(80, (ROW if len(names) <= MANY_ROWS else NARROW_ROW) * len(names)),
         encoding={"y": category("c", names, labelPadding=9)},
         layer=[
-            layer(intervals, rule, encoding={"x": quantity("l", label), "x2": {"field": "h"}}),
+            layer(intervals, rule, x=quantity("l", label), x2={"field": "h"}),
             _seeds(found, names, label, axis(min(shown), max(shown))),
-            layer(means, tick, encoding={"x": quantity("m", label), "tooltip": hint}),
+            layer(means, tick, x=quantity("m", label), tooltip=hint),
         ],
     )
 
@@ -232,12 +243,8 @@ def _seeds(found: MetricComparison, names: Sequence[str], label: str, limits: Se
     ]
     circle = {"type": "point", "filled": False, "size": 70, "strokeWidth": 1.8, "opacity": 0.9}
     scale = {"zero": False, "domain": list(map(rounded, limits)), "nice": True}
-    encoding = {
-        "x": quantity("v", label, scale=scale),
-        "color": {**by_condition(names)["color"], "legend": None},
-        "tooltip": hints(("c", "condition", ""), ("seed", "seed", ""), ("v", label, ".4~g")),
-    }
-    return layer(rows, circle, encoding=encoding)
+    x, color = quantity("v", label, scale=scale), by_condition(names)["color"] | {"legend": None}
+    return layer(rows, circle, x=x, color=color, tooltip=hints(c="condition", seed="seed", v=(label, ".4~g")))
 
 
 def _mean(side: SideResult, limits: tuple[float, float]) -> Spec:

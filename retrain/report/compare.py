@@ -5,23 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from itertools import takewhile
+from itertools import chain, takewhile
 from typing import Any
 
 from retrain.config.digest import BESIDE_RESULTS
 from retrain.config.resolve import flatten
 from retrain.records.text import plain
-from retrain.report.final import Moment, describe, final_value, known_metrics
 from retrain.report.gather import RunHistory
-from retrain.report.sides import Match, Side
-from retrain.report.statistics import (
-    LEVEL,
-    Difference,
-    Sample,
-    describe_sample,
-    difference_of,
-    holm,
-)
+from retrain.report.sides import Match, Moment, Side, describe, final_value, known_metrics
+from retrain.report.statistics import LEVEL, Difference, SeedSummary, describe_sample, difference_of, holm
 
 FAULTS = ("_error_fraction", "_timeout_fraction", "zero_signal_group_fraction", "max_token_hit_rate")
 LOWER_IS_BETTER = ("_time_s", "_wait_s", *FAULTS)
@@ -56,7 +48,7 @@ class SideResult:
     silent: int  # finished, but without this metric
     steps: tuple[int, int] | None  # fewest and most steps of the runs that count; None without such runs
     values: tuple[tuple[int | None, float], ...]  # seed, value
-    sample: Sample
+    sample: SeedSummary
 
 
 @dataclass(frozen=True)
@@ -115,7 +107,7 @@ def compare(
         title=match.title,
         level=LEVEL,
         metrics=tuple(_metric(name, match.sides, at, paired=paired) for name in chosen),
-        config=differences([side.runs for side in match.sides]),
+        config=_differences(match.sides),
     )
 
 
@@ -135,15 +127,11 @@ def is_higher_better(metric: str) -> bool | None:
 
 def _metric(name: str, sides: Sequence[Side], moment: Moment, *, paired: bool) -> MetricComparison:
     found = [_by_seed(side.runs, name, moment, unmatched=-1 - i) for i, side in enumerate(sides)]
-    gaps = [difference_of(found[0], other, paired=paired) for other in found[1:]]
     results = tuple(_side(side, values, moment) for side, values in zip(sides, found, strict=True))
-    # what is learned depends on the number of steps, so a difference may be due to that alone
-    are_alike = [
-        name.endswith(OF_A_STEP) or not (base.steps and other.steps) or base.steps == other.steps
-        for base in results[:1]
-        for other in results[1:]
-    ]
+    gaps = [difference_of(found[0], other, paired=paired) for other in found[1:]]
+    are_alike = [_are_alike(name, results[0], other) for other in results[1:]]
     adjusted = holm([gap.p if alike else None for gap, alike in zip(gaps, are_alike, strict=True)])
+    judged = zip(sides[1:], gaps, adjusted, are_alike, strict=True)
     return MetricComparison(
         metric=name,
         how=describe(name, moment),
@@ -151,9 +139,14 @@ def _metric(name: str, sides: Sequence[Side], moment: Moment, *, paired: bool) -
         sides=results,
         differences=tuple(
             Judged(side.label, gap, p, _verdict(gap, p) if alike else Verdict.OTHER_STEPS)
-            for side, gap, p, alike in zip(sides[1:], gaps, adjusted, are_alike, strict=True)
+            for side, gap, p, alike in judged
         ),
     )
+
+
+def _are_alike(metric: str, base: SideResult, other: SideResult) -> bool:
+    """Whether sides ran for equally many steps: what is learned depends on them, so they may be why."""
+    return metric.endswith(OF_A_STEP) or not (base.steps and other.steps) or base.steps == other.steps
 
 
 def _by_seed(runs: Sequence[RunHistory], metric: str, moment: Moment, unmatched: int) -> dict[int, float]:
@@ -193,19 +186,17 @@ def _verdict(gap: Difference, p: float | None) -> Verdict:
     return Verdict.HIGHER if gap.difference > 0 else Verdict.LOWER
 
 
-def differences(sides: Sequence[Sequence[RunHistory]]) -> tuple[KeyDifference, ...]:
+def _differences(sides: Sequence[Side]) -> tuple[KeyDifference, ...]:
     """List the keys that differ between runs of any side, without seeds and paths."""
-    flat = [[dict(deciding(run.config)) for run in runs if run.config] for runs in sides]
-    keys = sorted({key for side in flat for tables in side for key in tables} - {SEED})
-    found = {
-        key: [list(dict.fromkeys(repr(one[key]) if key in one else ABSENT for one in side)) for side in flat]
-        for key in keys
-    }
-    return tuple(
-        KeyDifference(key, _shown(by_side))
-        for key, by_side in found.items()
-        if len({value for values in by_side for value in values}) > 1
-    )
+    flat = [[dict(deciding(run.config)) for run in side.runs if run.config] for side in sides]
+    keys = sorted({key for tables in chain(*flat) for key in tables} - {SEED})
+    found = {key: [_values(key, side) for side in flat] for key in keys}
+    differing = {key: by_side for key, by_side in found.items() if len({*chain(*by_side)}) > 1}
+    return tuple(KeyDifference(key, _shown(by_side)) for key, by_side in differing.items())
+
+
+def _values(key: str, side: Sequence[Mapping[str, Any]]) -> list[str]:
+    return list(dict.fromkeys(repr(tables[key]) if key in tables else ABSENT for tables in side))
 
 
 def deciding(tables: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
@@ -215,7 +206,7 @@ def deciding(tables: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
 
 def _shown(by_side: Sequence[Sequence[str]]) -> tuple[str, ...]:
     """Shorten values; of long ones with a common prefix, show where they diverge."""
-    letters = zip(*(value for values in by_side for value in values), strict=False)
+    letters = zip(*chain(*by_side), strict=False)
     alike = sum(1 for _ in takewhile(lambda place: len(set(place)) == 1, letters))
     start = max(0, alike - CONTEXT) if alike > VALUE_LIMIT - CONTEXT else 0
     cut = "…" if start else ""

@@ -1,13 +1,20 @@
-"""Everything that a report shows of a campaign, computed once for page and images."""
+"""Everything that a report shows of a campaign, computed once for page and images; and signs of cheating.
+
+Programs that break rules, and rewards that jump where held-out rewards do not, are reasons to read
+completions, not verdicts: a policy may also learn a task in one jump.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 
+import numpy as np
+
 from retrain.records.files import readable
 from retrain.records.layout import RunFiles
+from retrain.records.text import count_of, plain
 from retrain.report.back_pressure import (
     Scalability,
     best_concurrency,
@@ -17,19 +24,20 @@ from retrain.report.back_pressure import (
     usl_chart,
 )
 from retrain.report.charts import Chart, axis_title, final_chart
-from retrain.report.columns import NO_ROWS, read_columns
 from retrain.report.compare import Comparison, compare, usual_metrics
 from retrain.report.curves import curve_chart
-from retrain.report.final import known_metrics
-from retrain.report.gather import CampaignRecord, RunHistory
+from retrain.report.gather import NO_ROWS, CampaignRecord, FloatArray, RunHistory, read_columns
 from retrain.report.series import Curve, Shown, bins_for, curves
-from retrain.report.sides import Match, Side, conditions
-from retrain.report.signs import signs
-from retrain.report.timeline import split_chart, step_splits, timeline, timeline_chart
+from retrain.report.sides import Match, Side, conditions, known_metrics
+from retrain.report.timeline import split_chart, step_split, timeline, timeline_chart
 
 MOST_CONDITIONS = 100  # drawn; tables list all
 SHORT = 190  # pixels of a secondary chart
 SIGHT = 3.0  # times the largest concurrency tried: a peak beyond it is extrapolation
+WINDOW = 5  # steps before and after a jump: enough to tell it from one lucky batch
+LEAST_RISE = 0.1  # in the reward's unit; most rewards lie in [0, 1]
+NOISE = 4.0  # standard errors of the rise: once in thousands of windows by chance
+SHARED = 0.5  # of the rise, by which the held-out reward must rise as well
 TITLES = {
     "mean_reward": "Reward of the sampled rollouts while training",
     "eval_reward": "Reward on held-out prompts",
@@ -64,7 +72,7 @@ def contents(campaign: CampaignRecord, metrics: Sequence[str] = ()) -> Contents:
     known = known_metrics(campaign.runs)
     shown = Shown(sides[:MOST_CONDITIONS], bins_for(sides[:MOST_CONDITIONS], len(known)))
     comparison = compare(Match("", sides), tuple(dict.fromkeys([*usual_metrics(campaign.runs), *metrics])))
-    fits = tuple(fit for side in shown.sides if (fit := scalability(side)))
+    fitted = tuple(fit for side in shown.sides if (fit := scalability(side)))
     found = {name: curves(shown.sides, name, shown.bins) for name in known}
     return Contents(
         campaign=campaign,
@@ -72,11 +80,11 @@ def contents(campaign: CampaignRecord, metrics: Sequence[str] = ()) -> Contents:
         shown=shown,
         comparison=comparison,
         explored={name: lines for name, lines in found.items() if lines},
-        scalability=fits,
+        scalability=fitted,
         signs=tuple(signs(sides)),
         learning=_warm_up(shown) + _learning(shown, metrics),
         final=_final(comparison),
-        back_pressure=_back_pressure(campaign, fits, shown),
+        back_pressure=_back_pressure(campaign.runs, fitted, shown),
         time=_time(campaign, shown),
         rate=_rate(shown),
     )
@@ -110,11 +118,13 @@ def _learning(shown: Shown, metrics: Sequence[str]) -> tuple[Chart, ...]:
     return tuple(chain.from_iterable(drawn))
 
 
-def _back_pressure(campaign: CampaignRecord, fits: Sequence[Scalability], shown: Shown) -> tuple[Chart, ...]:
-    if not fits:
+def _back_pressure(
+    runs: Sequence[RunHistory], fitted: Sequence[Scalability], shown: Shown
+) -> tuple[Chart, ...]:
+    if not fitted:
         return ()
-    charts = [usl_chart(fits, shown.labels)]
-    if found := stretches(campaign.runs):
+    charts = [usl_chart(fitted, shown.labels)]
+    if found := stretches(runs):
         charts.append(regime_chart(found, shown.bins.last_step))
     best = [one for side in shown.sides if (one := best_concurrency(side, shown.bins))]
     charts += curve_chart(
@@ -125,15 +135,16 @@ def _back_pressure(campaign: CampaignRecord, fits: Sequence[Scalability], shown:
         name="p-star",
         subtitle="Median over seeds. No line: over half saw no peak, or one far beyond every batch tried.",
         height=SHORT,
-        most=SIGHT * max(float(fit.concurrency.max()) for fit in fits),
+        most=SIGHT * max(float(fit.concurrency.max()) for fit in fitted),
     )
-    steered = [side for side in shown.sides if side.label in {fit.condition for fit in fits}]
+    steered = [side for side in shown.sides if side.label in {fit.condition for fit in fitted}]
     batches = curves(steered, "batch_size", shown.bins)
     return (*charts, *curve_chart("batch_size", "Batch size used", batches, shown, height=SHORT))
 
 
 def _time(campaign: CampaignRecord, shown: Shown) -> tuple[Chart, ...]:
-    laid, splits = timeline(campaign.runs), step_splits(shown.sides)
+    laid = timeline(campaign.runs)
+    splits = {side.label: split for side in shown.sides if (split := step_split(side))}
     charts = [timeline_chart(laid, shown.labels)] if laid.bars else []
     return tuple([*charts, split_chart(splits)] if splits else charts)
 
@@ -146,3 +157,67 @@ def _rate(shown: Shown) -> tuple[Chart, ...]:
         *curve_chart("rate_ratio", title, ratio, shown, height=SHORT, target=1.0),
         *curve_chart("rate_sample_age_mean", aged, age, shown, height=SHORT),
     )
+
+
+@dataclass(frozen=True)
+class Jump:
+    """A sudden rise of the reward that the held-out reward does not share."""
+
+    step: int  # the first after the jump
+    rise: float
+    held_out_rise: float
+
+
+def find_jump(steps: Sequence[int], reward: FloatArray, held_out: FloatArray) -> Jump | None:
+    """Return the largest jump of the reward, unless the held-out reward shares it.
+
+    Args:
+        steps: ascending, one per row.
+        reward: mean reward of each step; NaN where it is unknown.
+        held_out: held-out reward; NaN in steps without an evaluation.
+
+    Returns:
+        None if nothing jumps, or no evaluation is on one of its sides.
+    """
+    found: Jump | None = None
+    for at in range(WINDOW, len(reward) - WINDOW + 1):
+        before, after = reward[at - WINDOW : at], reward[at : at + WINDOW]
+        rise = float(after.mean() - before.mean())
+        error = float(np.sqrt((before.var(ddof=1) + after.var(ddof=1)) / WINDOW))
+        if not rise > max(LEAST_RISE, NOISE * error, found.rise if found else 0.0):  # also if NaN
+            continue
+        evaluated = held_out[:at], held_out[at + WINDOW - 1 :]
+        sides = [values[np.isfinite(values)] for values in evaluated]
+        if all(map(len, sides)) and (gain := float(sides[1][0] - sides[0][-1])) < SHARED * rise:
+            found = Jump(int(steps[at]), rise, gain)
+    return found
+
+
+def signs(sides: Sequence[Side]) -> Iterator[str]:
+    """Iterate over signs of cheating, in sentences."""
+    for side in sides:
+        yield from _faults(side)
+        for run in side.runs:
+            metric = run.columns.metric
+            if jump := find_jump(run.columns.steps.tolist(), metric("mean_reward"), metric("eval_reward")):
+                yield (
+                    f"{plain(run.run_id)}: the reward jumps by {jump.rise:.2g} at step {jump.step}, the "
+                    f"held-out reward changes by {jump.held_out_rise:.2g}; read the samples of that step."
+                )
+
+
+def _faults(side: Side) -> Iterator[str]:
+    """Describe the completions that broke rules or took too long."""
+    scored = sum(_sum(run, "batch_size", "group_size") for run in side.runs)
+    faults = sum(_sum(run, "reward_faults") for run in side.runs)
+    late = sum(_sum(run, "reward_timeout_fraction", "batch_size", "group_size") for run in side.runs)
+    if scored and (faults or late):
+        yield (
+            f"{plain(side.label)}: {faults / scored:.2g} of completions did what no solution does "
+            f"({count_of(round(faults), 'fault')}), {late / scored:.2g} took too long."
+        )
+
+
+def _sum(run: RunHistory, *names: str) -> float:
+    """Return the sum over steps of a product of metrics."""
+    return float(np.nansum(np.prod([run.columns.metric(name) for name in names], axis=0)))

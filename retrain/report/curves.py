@@ -5,27 +5,13 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Sequence
+from itertools import chain
 
 import numpy as np
 
-from retrain.report.charts import (
-    COLOURS,
-    HEIGHT,
-    LEGEND_CONDITIONS,
-    MEAN_HINTS,
-    NARROWEST,
-    Chart,
-    Spec,
-    axis,
-    axis_title,
-    by_condition,
-    chart,
-    hints,
-    layer,
-    quantity,
-    zoom,
-)
-from retrain.report.columns import FloatArray, rounded
+from retrain.report import charts as vl
+from retrain.report.charts import Chart, Spec
+from retrain.report.gather import FloatArray
 from retrain.report.series import Bins, Curve, Shown
 
 MARKED_POINTS = 40  # curves with at most this many points also get dots
@@ -43,7 +29,7 @@ def curve_chart(
     *,
     name: str = "",
     subtitle: str = "",
-    height: int = HEIGHT,
+    height: int = vl.HEIGHT,
     target: float | None = None,
     most: float = math.inf,
     is_all: bool = False,
@@ -62,10 +48,10 @@ def curve_chart(
         return ()
     labels, last_step = shown.labels, shown.bins.last_step
     listed = None if is_all else {one.condition for one in found}
-    label = axis_title(metric)
+    label = vl.axis_title(metric)
     low, high = domain(found, target)
     limits = [low, max(low, min(high, most))]
-    is_labelled = len(COLOURS) < len(labels if is_all else found) <= LEGEND_CONDITIONS
+    is_labelled = len(vl.COLOURS) < len(labels if is_all else found) <= vl.LEGEND_CONDITIONS
     height = max(height, LABEL_GAP * len(labels)) if is_labelled else height
     rows = [row for one in found for row in points(one)]
     layers = [_seeds(label, found)]
@@ -76,22 +62,22 @@ def curve_chart(
     if is_labelled:
         layers.append(_names(line_ends(found, limits, height), label, last_step))
     steps = {"nice": False, "domainMin": 0, **({"domainMax": last_step} if last_step else {})}
-    colours = by_condition(labels, [] if is_labelled else listed, dashed=True)
-    drawn = chart(
+    colours = vl.by_condition(labels, [] if is_labelled else listed, dashed=True)
+    drawn = vl.chart(
         name or re.sub("[^a-z0-9]+", "-", metric.lower())[:60].strip("-"),
         title,
         subtitle or describe(found, shown.bins),
         height=height,
         room_right=LABEL_WIDTH if is_labelled else 0,
         data={"values": rows},
-        encoding={"x": quantity("s", "step", scale=steps), **colours},
+        encoding={"x": vl.quantity("s", "step", scale=steps), **colours},
         layer=layers,
         with_empty=is_all,
     )
     return (drawn,)
 
 
-def line_ends(found: Sequence[Curve], limits: Sequence[float], height: int = HEIGHT) -> list[Spec]:
+def line_ends(found: Sequence[Curve], limits: Sequence[float], height: int = vl.HEIGHT) -> list[Spec]:
     """Return where to place the name of each line: next to its end, without overlaps."""
     low, high = limits
     gap = LABEL_GAP * (high - low) / height
@@ -103,7 +89,7 @@ def line_ends(found: Sequence[Curve], limits: Sequence[float], height: int = HEI
     for number in reversed(range(len(places))):  # back below the top
         places[number] = min(places[number], ceiling)
         ceiling = places[number] - gap
-    return [{"c": name, "e": rounded(place)} for place, (_, name) in zip(places, ends, strict=True)]
+    return [{"c": name, "e": vl.rounded(place)} for place, (_, name) in zip(places, ends, strict=True)]
 
 
 def _known(one: Curve) -> FloatArray:
@@ -117,9 +103,9 @@ def points(one: Curve) -> list[Spec]:
     columns = (one.steps, one.mean, one.low, one.high, one.seeds)
     rows = []
     for step, mean, low, high, seeds in zip(*(column.tolist() for column in columns), strict=True):
-        row: Spec = {"s": round(step, 1), "c": one.condition, "m": rounded(mean), "n": int(seeds)}
+        row: Spec = {"s": round(step, 1), "c": one.condition, "m": vl.rounded(mean), "n": int(seeds)}
         if low == low:
-            row |= {"l": rounded(low), "h": rounded(high)}
+            row |= {"l": vl.rounded(low), "h": vl.rounded(high)}
         rows.append(row)
     return rows if has_mean(one) else []
 
@@ -132,7 +118,7 @@ def has_mean(one: Curve) -> bool:
 def seed_points(one: Curve) -> list[Spec]:
     """Return the data of a curve's runs: s step, c condition, v value, k which run."""
     return [
-        {"s": round(step, 1), "c": one.condition, "v": rounded(value), "k": number}
+        {"s": round(step, 1), "c": one.condition, "v": vl.rounded(value), "k": number}
         for number, values in enumerate(one.each.tolist())
         for step, value in zip(one.steps.tolist(), values, strict=True)
         if value == value
@@ -146,12 +132,12 @@ def domain(found: Sequence[Curve], target: float | None = None) -> list[float]:
     means = means[np.isfinite(means)]
     least, most = (float(means.min()), float(means.max())) if len(means) else (0.0, 1.0)
     size = max(abs(least), abs(most))
-    room = max(OVERSHOOT * (most - least), 2 * NARROWEST * size) or 1.0
+    room = max(OVERSHOOT * (most - least), 2 * vl.NARROWEST * size) or 1.0
     lows = np.concatenate([np.fmin(one.low, one.mean) for one in found])
     highs = np.concatenate([np.fmax(one.high, one.mean) for one in found])
     lowest, highest = np.nanmin(lows, initial=least), np.nanmax(highs, initial=most)
     low, high = max(float(lowest), least - room), min(float(highest), most + room)
-    return axis(low, high)
+    return vl.axis(low, high)
 
 
 def describe(found: Sequence[Curve], bins: Bins) -> str:
@@ -188,45 +174,46 @@ def _band(label: str) -> Spec:
         "name": "band",
         "transform": [{"filter": "isValid(datum.l)"}],
         "mark": {"type": "area", "opacity": 0.16, "clip": True, "line": False},
-        "encoding": {"y": quantity("l", label), "y2": {"field": "h"}, "strokeDash": None},
+        "encoding": {"y": vl.quantity("l", label), "y2": {"field": "h"}, "strokeDash": None},
     }
 
 
 def _seeds(label: str, found: Sequence[Curve]) -> Spec:
     thin = {"type": "line", "strokeWidth": 1, "opacity": 0.45, "clip": True}
-    encoding = {"y": quantity("v", label), "detail": {"field": "k"}}
-    return layer([row for one in found for row in seed_points(one)], thin, name="seeds", encoding=encoding)
+    rows = chain(*map(seed_points, found))
+    return vl.layer(rows, thin, name="seeds", y=vl.quantity("v", label), detail={"field": "k"})
 
 
 def _names(rows: Sequence[Spec], label: str, last_step: int | None) -> Spec:
     text = {"type": "text", "align": "left", "dx": 6, "fontSize": 11, "limit": LABEL_WIDTH - 8, "clip": False}
-    encoding = {"y": quantity("e", label), "text": {"field": "c"}, "strokeDash": None}
-    return layer([{**row, "s": last_step or 0} for row in rows], text, name="ends", encoding=encoding)
+    ends = ({**row, "s": last_step or 0} for row in rows)
+    y = vl.quantity("e", label)
+    return vl.layer(ends, text, name="ends", y=y, text={"field": "c"}, strokeDash=None)
 
 
 def _line(label: str, found: Sequence[Curve], limits: list[float]) -> Spec:
     dots: Spec | bool = {"filled": True, "size": 28} if is_sparse(found) else False
-    scale = {"domain": [rounded(limit) for limit in limits], "zero": False, "nice": True}
+    scale = {"domain": [vl.rounded(limit) for limit in limits], "zero": False, "nice": True}
     return {
         "name": "line",
         "mark": {"type": "line", "strokeWidth": 2.2, "clip": True, "point": dots},
-        "params": [zoom("x", "y")],
-        "encoding": {"y": quantity("m", label, scale=scale)},
+        "params": [vl.zooming("xy")],
+        "encoding": {"y": vl.quantity("m", label, scale=scale)},
     }
 
 
 def _hover(label: str) -> Spec:
     shown = {"condition": {"param": "hover", "empty": False, "value": 1}, "value": 0}
     select = {"type": "point", "on": "pointerover", "nearest": True, "clear": "pointerout"}
-    seen = hints(("c", "condition", ""), ("s", "step", ",.0f"), ("m", label, ".4~g"), *MEAN_HINTS)
+    seen = vl.hints(c="condition", s=("step", ",.0f"), m=(label, ".4~g"), **vl.MEAN_HINTS)
     return {
         "mark": {"type": "point", "filled": True, "size": 60, "clip": True},
         "params": [{"name": "hover", "select": select}],
-        "encoding": {"y": quantity("m", label), "opacity": shown, "strokeDash": None, "tooltip": seen},
+        "encoding": {"y": vl.quantity("m", label), "opacity": shown, "strokeDash": None, "tooltip": seen},
     }
 
 
 def _target(value: float) -> Spec:
     rule = {"type": "rule", "strokeDash": [4, 4], "color": "#555555"}
-    alone: Spec = {"x": None, "color": None, "strokeDash": None, "y": {"field": "t", "type": "quantitative"}}
-    return layer([{"t": value}], rule, encoding=alone)
+    y = {"field": "t", "type": "quantitative"}
+    return vl.layer([{"t": value}], rule, x=None, color=None, strokeDash=None, y=y)

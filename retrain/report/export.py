@@ -6,21 +6,23 @@ import contextlib
 import csv
 import io
 import json
+import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
+from pathlib import Path
 from typing import Any, BinaryIO
 
 from retrain import extras
-from retrain.errors import RecordsError
+from retrain.errors import RecordsError, records_error
 from retrain.records.layout import RunFiles
 from retrain.records.lines import Row
 from retrain.records.metrics import stream_rows
 from retrain.records.run_state import UNREADABLE
 from retrain.report.compare import SEED, deciding
-from retrain.report.final import Moment, final_value, known_metrics
 from retrain.report.gather import CampaignRecord, RunHistory
+from retrain.report.sides import Moment, final_value, known_metrics
 
 FIRST = ("campaign", "run", "condition", "seed", "state", "step")
 PART_ROWS = 1000  # in memory as dictionaries at a time
@@ -31,7 +33,7 @@ GROUP_PARTS = 8  # per Parquet row group; small groups are slow to read
 class Table:
     """Columns and rows; a row omits columns without a value."""
 
-    kinds: Mapping[str, frozenset[type]]  # column -> kinds of its values
+    kinds: Mapping[str, set[type]]  # column -> kinds of its values
     read: Callable[[], Iterator[Row]]  # reads again at each call, because all rows may not fit in memory
 
     @property
@@ -49,12 +51,11 @@ def rows_of(campaigns: Sequence[CampaignRecord], *, of_warm_ups: bool = False) -
     def read() -> Iterator[Row]:
         runs = ((campaign, run) for campaign in campaigns for run in campaign.runs)
         for campaign, run in runs:
-            if run.state == UNREADABLE:
-                continue
             files, known = RunFiles(run.directory), _identity(campaign, run)
-            with contextlib.suppress(RecordsError):
-                for row in stream_rows(files.warmup if of_warm_ups else files.metrics):
-                    yield {**row, **known}
+            if run.state != UNREADABLE:
+                with contextlib.suppress(RecordsError):
+                    rows = stream_rows(files.warmup if of_warm_ups else files.metrics)
+                    yield from (row | known for row in rows)
 
     return _table(read)
 
@@ -62,6 +63,24 @@ def rows_of(campaigns: Sequence[CampaignRecord], *, of_warm_ups: bool = False) -
 def ends_of(campaigns: Sequence[CampaignRecord]) -> Table:
     """Return one row per run: its state, the final value of every metric, and its configuration."""
     return _table(lambda: (_end(campaign, run) for campaign in campaigns for run in campaign.runs))
+
+
+def write_table(table: Table, form: str, target: Path | None) -> None:
+    """Write a table to a file, or to standard output, row by row."""
+    if target is None:
+        TABLES[form](table, sys.stdout.buffer)
+        return
+    with written(target), target.open("wb") as out:
+        TABLES[form](table, out)
+
+
+@contextlib.contextmanager
+def written(path: Path) -> Iterator[None]:
+    """Turn an error of writing a file into a message that names it."""
+    try:
+        yield
+    except OSError as error:
+        raise records_error(path, "write", error) from error
 
 
 def write_csv(table: Table, out: BinaryIO) -> None:
@@ -88,9 +107,8 @@ def write_parquet(table: Table, out: BinaryIO) -> None:
     arrow = extras.load("pyarrow", "parquet", "parquet files")
     parquet = extras.load("pyarrow.parquet", "parquet", "parquet files")
     types = {bool: arrow.bool_(), str: arrow.string(), int: arrow.int64(), float: arrow.float64()}
-    kinds = {name: _one_kind(table.kinds[name]) for name in table.columns}
+    kinds, rows = {name: _one_kind(found) for name, found in table.kinds.items()}, table.read()
     schema = arrow.schema([(name, types[kind] if kind else arrow.null()) for name, kind in kinds.items()])
-    rows = table.read()
 
     def parts() -> Iterator[Any]:
         while part := list(islice(rows, PART_ROWS)):
@@ -103,21 +121,23 @@ def write_parquet(table: Table, out: BinaryIO) -> None:
             writer.write_table(arrow.concat_tables(group))
 
 
+TABLES = {"csv": write_csv, "jsonl": write_jsonl, "parquet": write_parquet}
+
+
 def _table(read: Callable[[], Iterator[Row]]) -> Table:
     kinds: dict[str, set[type]] = defaultdict(set, {name: set() for name in FIRST})
     for row in read():
         for name, value in row.items():
-            found = kinds[name]
+            found = kinds[name]  # also of a column without values
             if value is not None:
-                found.add(_kind_of(value))
-    return Table({name: frozenset(seen) for name, seen in kinds.items()}, read)
+                found.add(float if type(value) is int and abs(value) >= 2**63 else type(value))
+    return Table(kinds, read)
 
 
 def _end(campaign: CampaignRecord, run: RunHistory) -> Row:
     row = _identity(campaign, run) | {"step": run.last_step, "message": run.message}
-    reached = Moment(step=run.last_step)
-    for name in known_metrics([run]):
-        row[f"final.{name}"] = final_value(run, name, Moment() if run.is_done else reached)
+    at = Moment() if run.is_done else Moment(step=run.last_step)
+    row |= {f"final.{name}": final_value(run, name, at) for name in known_metrics([run])}
     return row | {key: value for key, value in deciding(run.config) if key != SEED}
 
 
@@ -129,16 +149,12 @@ def _text(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value)
 
 
-def _kind_of(value: Any) -> type:
-    return float if type(value) is int and abs(value) >= 2**63 else type(value)
-
-
-def _one_kind(kinds: frozenset[type]) -> type | None:
+def _one_kind(kinds: set[type]) -> type | None:
     """Return the one type of a column that Parquet requires; None without values."""
-    if len(kinds) <= 1:
-        kind = next(iter(kinds), None)
-        return kind if kind in (None, bool, str, int, float) else str
-    return float if kinds <= {int, float} else str
+    if len(kinds) > 1:
+        return float if kinds <= {int, float} else str
+    kind = next(iter(kinds), None)
+    return kind if kind in (None, bool, str, int, float) else str
 
 
 def _column(values: Sequence[Any], kind: type | None) -> Sequence[Any]:

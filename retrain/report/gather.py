@@ -1,16 +1,26 @@
 """Reads a campaign's directory: all data for reports and comparisons.
 
 Unreadable files become a run's message or one of the campaign's problems, and the rest is still
-reported. Texts are safe to print on one line; writers of HTML must escape them.
+reported. Texts are safe to print on one line; writers of HTML must escape them. Rows become columns, small
+enough in memory for a campaign of a thousand runs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+import math
+import sys
+from array import array
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator, Mapping, MutableSequence
+from dataclasses import dataclass, field, replace
+from itertools import repeat
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
+from retrain.clock import posix_s
 from retrain.config.digest import is_edited
 from retrain.errors import ConfigError, RecordsError
 from retrain.plan.provenance import known_origin
@@ -24,15 +34,40 @@ from retrain.records.layout import (
     is_single_run,
     recorded_tables,
 )
+from retrain.records.lines import Row, parse_line, read_lines
 from retrain.records.manifest import Manifest, RunEntry
+from retrain.records.metrics import is_step
 from retrain.records.run_row import RunRow, row_of_inspected, unreadable_row
 from retrain.records.run_state import UNREADABLE, Inspection, RunState, inspect_run
 from retrain.records.text import plain
-from retrain.report.columns import NO_ROWS, Columns, read_columns
 from retrain.status.survey import manifest_of, runs_of
 
+FloatArray = NDArray[np.float64]
+
 SHOWN_CAMPAIGNS = 5
+MOST_METRICS = 200  # our rows have at most sixty; a damaged file must not make millions of columns
+LARGEST = 1e100  # no measurement is larger, and sums of squares must not overflow
+NOT_METRICS = frozenset({"step", "seed", "attempt"})
 _NAME_LIMIT = 200
+
+
+@dataclass(frozen=True)
+class Columns:
+    """One run's rows, each step once."""
+
+    steps: NDArray[np.int64]  # ascending, shape (rows,)
+    ends_s: FloatArray  # when each step's row was written, in Unix seconds; NaN if unknown
+    metrics: dict[str, FloatArray]  # name -> values, shape (rows,); NaN where a row lacks it
+    regimes: tuple[str, ...]  # of each row; "" if none
+    skipped_lines: int  # torn, or not rows
+
+    def metric(self, name: str) -> FloatArray:
+        """Return a metric's values, all NaN if no row has it."""
+        found = self.metrics.get(name)
+        return np.full(len(self.steps), np.nan) if found is None else found
+
+
+NO_ROWS = Columns(np.empty(0, dtype=np.int64), np.empty(0), {}, (), 0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,9 +107,6 @@ class CampaignRecord:
     def conditions(self) -> tuple[str, ...]:
         """Labels in the campaign's order."""
         return tuple(dict.fromkeys(run.condition for run in self.runs))
-
-    def of_condition(self, condition: str) -> tuple[RunHistory, ...]:
-        return tuple(run for run in self.runs if run.condition == condition)
 
 
 def gather(directory: Path) -> CampaignRecord:
@@ -161,3 +193,80 @@ def _run(files: RunFiles, entry: RunEntry, *, with_rows: bool) -> RunHistory:
         config=recorded_tables(files),
         directory=files.directory,
     )
+
+
+def read_columns(path: Path) -> Columns:
+    """Read a file of rows, such as metrics.jsonl or warmup.jsonl; without rows, there are no columns.
+
+    Raises:
+        RecordsError: the file cannot be read.
+    """
+    reading, skipped_lines = _Reading(), 0
+    for line in read_lines(path):
+        row = parse_line(line)
+        if row is not None and is_step(step := row.get("step")):
+            reading.add(step, row)
+        else:
+            skipped_lines += 1
+    return Columns(
+        np.array(reading.steps, dtype=np.int64),
+        np.array(reading.ends_s, dtype=np.float64),
+        dict(reading.take_metrics()),
+        tuple(reading.regimes),
+        skipped_lines,
+    )
+
+
+@dataclass
+class _Reading:
+    """Rows read so far: as dictionaries they would need ten times the memory."""
+
+    steps: array[int] = field(default_factory=lambda: array("q"))
+    ends_s: array[float] = field(default_factory=lambda: array("d"))
+    regimes: list[str] = field(default_factory=list)
+    metrics: dict[str, array[float]] = field(default_factory=dict)  # shorter than the steps: unknown since
+
+    def add(self, step: int, row: Row) -> None:
+        """Add a row; it replaces all rows from its step on."""
+        since = bisect_left(self.steps, step)
+        if since < len(self.steps):
+            columns: list[MutableSequence[Any]] = [self.steps, self.ends_s, self.regimes]
+            for column in (*columns, *self.metrics.values()):
+                del column[since:]
+        self.steps.append(step)
+        self.ends_s.append(unix_seconds(row.get("timestamp")))
+        self.regimes.append(sys.intern(str(row.get("bp_regime") or "")))
+        for name, value in row.items():
+            self._add_value(name, number(value), since)
+
+    def _add_value(self, name: str, value: float, rows: int) -> None:
+        metric = self.metrics.get(name)
+        if metric is None:
+            if value != value or name in NOT_METRICS or len(self.metrics) >= MOST_METRICS:
+                return
+            metric = self.metrics[name] = array("d")
+        metric.extend(repeat(math.nan, rows - len(metric)))
+        metric.append(value)
+
+    def take_metrics(self) -> Iterator[tuple[str, FloatArray]]:
+        """Iterate over metrics, without those that only replaced rows had; each is freed."""
+        for name in list(self.metrics):
+            metric = self.metrics.pop(name)
+            metric.extend(repeat(math.nan, len(self.steps) - len(metric)))
+            values = np.frombuffer(metric, dtype=np.float64)
+            if not np.isnan(values).all():
+                is_constant = (values == values[0]).all()  # as many metrics are, which then need no room
+                yield name, np.broadcast_to(values[0], values.shape) if is_constant else values.copy()
+
+
+def number(value: object) -> float:
+    """Return a number as a float; NaN if it cannot be a measurement."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not -LARGEST <= value <= LARGEST:
+        return math.nan
+    return float(value)
+
+
+def unix_seconds(timestamp: object) -> float:
+    """Return a timestamp of the records in Unix seconds; NaN if it is invalid."""
+    found = posix_s(timestamp)
+    return math.nan if found is None else found

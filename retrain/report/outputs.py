@@ -6,7 +6,6 @@ import json
 import os
 import stat
 import struct
-import sys
 import zlib
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
@@ -14,13 +13,12 @@ from pathlib import Path
 from retrain.errors import ConfigError, records_error
 from retrain.report.charts import VEGA_LITE, Chart, converter
 from retrain.report.contents import contents
-from retrain.report.export import FIRST, Table, rows_of, write_csv, write_jsonl, write_parquet
-from retrain.report.final import check_metrics, known_metrics
+from retrain.report.export import FIRST, TABLES, rows_of, write_table, written
 from retrain.report.gather import CampaignRecord
 from retrain.report.page import MARK, page
+from retrain.report.sides import check_metrics, known_metrics
 
 FORMATS = ("html", "png", "svg", "csv", "parquet")
-TABLES = {"csv": write_csv, "jsonl": write_jsonl, "parquet": write_parquet}
 IMAGES = ("png", "svg")
 READ_BYTES = 65536  # at either end of a file
 PNG_START = 33  # bytes of the signature and the first chunk, which precede any other
@@ -35,24 +33,10 @@ def chosen_format(output: Path | None, form: str | None, known: Collection[str] 
     """
     if form is not None:
         return str(form)
-    if output is None:
-        return next(iter(known))
-    ending = output.suffix.lstrip(".").lower()
+    ending = output.suffix.lstrip(".").lower() if output else next(iter(known))
     if ending not in known:
         raise ConfigError(f"{output}: unknown file format; add --format {', '.join(known)}")
     return ending
-
-
-def write_table(table: Table, form: str, target: Path | None) -> None:
-    """Write a table to a file, or to standard output, row by row."""
-    if target is None:
-        TABLES[form](table, sys.stdout.buffer)
-        return
-    try:
-        with target.open("wb") as out:
-            TABLES[form](table, out)
-    except OSError as error:
-        raise records_error(target, "write", error) from error
 
 
 def check_target(target: Path, form: str, may_replace: Callable[[str], bool]) -> None:
@@ -91,10 +75,8 @@ def write(
     else:
         raise ConfigError(f"{campaign.directory}: no run has rows yet, so there is nothing to draw")
     for path, content in files.items():
-        try:
+        with written(path):
             path.write_bytes(content)
-        except OSError as error:
-            raise records_error(path, "write", error) from error
     return list(files)
 
 
@@ -139,21 +121,22 @@ def marked(content: bytes, form: str) -> bytes:
 
 def _is_foreign(path: Path) -> bool:
     """Whether the path is a file that retrain did not write; devices and pipes are not."""
+    linked = path.is_symlink()
     try:
-        linked, mode = path.is_symlink(), path.stat().st_mode
+        found = path.stat()
     except FileNotFoundError:
-        if path.is_symlink():
+        if linked:
             raise ConfigError(f"{path}: is a broken link; remove it, or name another file") from None
         return False
     except OSError as error:
         raise records_error(path, "access", error) from error
-    if stat.S_ISDIR(mode):
+    if stat.S_ISDIR(found.st_mode):
         raise ConfigError(f"{path}: is a directory; name a file in it")
-    if not stat.S_ISREG(mode):
+    if not stat.S_ISREG(found.st_mode):
         return False
     if linked:
         raise ConfigError(f"{path}: is a link; name its target if that file may be replaced")
-    return path.stat().st_size > 0 and not _is_ours(path)
+    return found.st_size > 0 and not _is_ours(path)
 
 
 def _is_ours(path: Path) -> bool:

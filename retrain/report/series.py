@@ -12,8 +12,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from retrain.report.columns import FloatArray
-from retrain.report.gather import RunHistory
+from retrain.report.gather import FloatArray, RunHistory
 from retrain.report.sides import Side
 from retrain.report.statistics import FEWEST_SEEDS, LEVEL, scipy_stats
 

@@ -1,17 +1,27 @@
-"""Turns command-line arguments into the sides of a comparison.
+"""What is compared: the runs of each side, and the final value of each run in a metric.
 
-A directory is a campaign or a run; a name after it is a condition or a run of that campaign.
+A directory is a campaign or a run; a name after it is a condition or a run of that campaign. Held-out values
+(`eval_*`) come from the evaluation at the end of the run. Every other metric is the mean over the run's last
+steps: one step is too noisy, and the whole history shows how fast it learned rather than how well.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+
 from retrain.errors import ConfigError
 from retrain.records.text import plain
-from retrain.report.gather import CampaignRecord, RunHistory, gather
+from retrain.registry import hint
+from retrain.report.gather import CampaignRecord, RunHistory, gather, number
+
+HELD_OUT = "eval_"
+LAST_FRACTION = 0.1  # of the steps: enough to average out noise, few enough that learning has mostly ended
+FEWEST_STEPS = 10
 
 
 @dataclass(frozen=True)
@@ -42,28 +52,26 @@ def choose(arguments: Sequence[str]) -> tuple[Match, ...]:
         RecordsError: a directory does not exist.
     """
     named = _read(arguments)
-    campaigns = [campaign for campaign, _ in named]
-    tags = _tags(campaigns)
+    first = named[0][0]
     if not any(names for _, names in named):
-        return (_conditions(campaigns[0]),) if len(named) == 1 else _common_conditions(campaigns, tags)
+        return (_own_conditions(first),) if len(named) == 1 else _common_conditions([one for one, _ in named])
+    tags = _tags([campaign for campaign, _ in named])
     sides = [side for (one, names), tag in zip(named, tags, strict=True) for side in _of(one, names, tag)]
     if len(sides) < 2:
-        raise ConfigError(
-            f"only {sides[0].label!r} is named; name what to compare it with: {_offer(campaigns[0])}"
-        )
+        raise ConfigError(f"only {sides[0].label!r} is named; name what to compare it with: {_offer(first)}")
     return (Match("", tuple(sides)),)
 
 
 def conditions(campaign: CampaignRecord) -> tuple[Side, ...]:
     """Return a campaign's conditions as sides."""
-    return tuple(Side(label, campaign.of_condition(label)) for label in campaign.conditions)
+    return tuple(side_of(campaign, label) for label in campaign.conditions)
 
 
 def _read(arguments: Sequence[str]) -> list[tuple[CampaignRecord, list[str]]]:
     """Return each directory's campaign, and the conditions or runs selected from it."""
     named: list[tuple[CampaignRecord, list[str]]] = []
     for argument in arguments:
-        if named and argument in _names(named[-1][0]):
+        if named and side_of(named[-1][0], argument).runs:
             named[-1][1].append(argument)
         elif named and not Path(argument).is_dir():
             last = named[-1][0]
@@ -76,20 +84,11 @@ def _read(arguments: Sequence[str]) -> list[tuple[CampaignRecord, list[str]]]:
     return named
 
 
-def _names(campaign: CampaignRecord) -> set[str]:
-    return {*campaign.conditions, *(name for run in campaign.runs for name in _names_of(run))}
-
-
-def _names_of(run: RunHistory) -> tuple[str, str]:
-    """Return a run's id, and its name as `status` shows it."""
-    return run.run_id, f"{run.condition}_s{run.seed}"
-
-
 def _offer(campaign: CampaignRecord) -> str:
     return ", ".join(campaign.conditions[:10])
 
 
-def _conditions(campaign: CampaignRecord) -> Match:
+def _own_conditions(campaign: CampaignRecord) -> Match:
     sides = conditions(campaign)
     if len(sides) < 2:
         only = sides[0].label if sides else "no run"
@@ -99,16 +98,16 @@ def _conditions(campaign: CampaignRecord) -> Match:
     return Match("", sides)
 
 
-def _common_conditions(campaigns: Sequence[CampaignRecord], tags: Sequence[str]) -> tuple[Match, ...]:
-    both = list(zip(campaigns, tags, strict=True))
+def _common_conditions(campaigns: Sequence[CampaignRecord]) -> tuple[Match, ...]:
+    both = list(zip(campaigns, _tags(campaigns), strict=True))
     if all(len(campaign.conditions) == 1 for campaign in campaigns):
-        return (Match("", tuple(_side(campaign, campaign.conditions[0], tag) for campaign, tag in both)),)
+        return (Match("", tuple(side_of(campaign, campaign.conditions[0], tag) for campaign, tag in both)),)
     shared = [label for label in campaigns[0].conditions if all(label in c.conditions for c in campaigns)]
     if not shared:
         have = "; ".join(f"{campaign.directory} has {_offer(campaign)}" for campaign in campaigns)
         raise ConfigError(f"the campaigns share no condition ({have}); name one after each directory")
     return tuple(
-        Match(label, tuple(_side(campaign, label, tag) for campaign, tag in both)) for label in shared
+        Match(label, tuple(side_of(campaign, label, tag) for campaign, tag in both)) for label in shared
     )
 
 
@@ -118,14 +117,18 @@ def _of(campaign: CampaignRecord, names: Sequence[str], tag: str) -> list[Side]:
         raise ConfigError(
             f"{campaign.directory}: has several conditions; name one after it: {_offer(campaign)}"
         )
-    return [_side(campaign, name, tag) for name in chosen]
+    return [side_of(campaign, name, tag) for name in chosen]
 
 
-def _side(campaign: CampaignRecord, name: str, tag: str) -> Side:
-    runs = campaign.of_condition(name) or tuple(run for run in campaign.runs if name in _names_of(run))
-    if not tag:
-        return Side(name, runs)
-    return Side(tag if tag.startswith(name) else f"{name} ({tag})", runs)  # a run's directory names both
+def side_of(campaign: CampaignRecord, name: str, tag: str = "") -> Side:
+    """Return the runs of a condition, or the run of that id, or of that name as `status` shows it."""
+    runs = campaign.runs
+    found = [run for run in runs if run.condition == name] or [
+        run for run in runs if name in (run.run_id, f"{run.condition}_s{run.seed}")
+    ]
+    if tag:
+        name = tag if tag.startswith(name) else f"{name} ({tag})"  # a run's directory names both
+    return Side(name, tuple(found))
 
 
 def _tags(campaigns: Sequence[CampaignRecord]) -> list[str]:
@@ -134,3 +137,64 @@ def _tags(campaigns: Sequence[CampaignRecord]) -> list[str]:
         return [""]
     short = [campaign.id.rpartition("-")[2] for campaign in campaigns]
     return short if len(set(short)) == len(short) else [campaign.id for campaign in campaigns]
+
+
+@dataclass(frozen=True)
+class Moment:
+    """When a run is judged."""
+
+    step: int | None = None  # as if it had ended after this step; None: at its end, which it must reach
+    last: int = 0  # steps to average over; 0: a tenth of the run's, at least 10
+
+    def has(self, run: RunHistory) -> bool:
+        """Whether a run got that far."""
+        return run.is_done if self.step is None else run.last_step >= self.step
+
+
+def final_value(run: RunHistory, metric: str, moment: Moment) -> float | None:
+    """Return a run's final value; None if it did not get that far or lacks the metric."""
+    if not moment.has(run):
+        return None
+    is_held_out = metric.startswith(HELD_OUT)
+    if is_held_out and moment.step is None and metric in run.result:
+        value = number(run.result[metric])
+        return None if math.isnan(value) else value
+    values, steps = run.columns.metric(metric), run.columns.steps
+    end = run.last_step if moment.step is None else moment.step
+    last = moment.last or max(FEWEST_STEPS, round(LAST_FRACTION * end))
+    counts = np.isfinite(values) & (steps <= end) & (is_held_out | (steps > end - last))
+    known = values[counts]
+    return (float(known[-1]) if is_held_out else float(np.mean(known))) if len(known) else None
+
+
+def describe(metric: str, moment: Moment) -> str:
+    """Return how a metric's final value is computed."""
+    at = "at the end" if moment.step is None else f"at step {moment.step}"
+    if metric.startswith(HELD_OUT):
+        return f"held-out evaluation {at}"
+    return f"mean of the last {moment.last} steps {at}" if moment.last else f"mean of the last tenth {at}"
+
+
+def known_metrics(runs: Iterable[RunHistory]) -> tuple[str, ...]:
+    """List the metrics of all runs, in the order of their rows."""
+    names: dict[str, None] = {}
+    for run in runs:
+        names |= dict.fromkeys(run.columns.metrics)
+        names |= dict.fromkeys(
+            key
+            for key, value in run.result.items()
+            if key.startswith(HELD_OUT) and not math.isnan(number(value))
+        )
+    return tuple(names)
+
+
+def check_metrics(names: Sequence[str], known: Sequence[str]) -> None:
+    """Check that some run has each metric, unless no run has any.
+
+    Raises:
+        ConfigError: an unknown metric; suggests the nearest, or lists all.
+    """
+    for name in names:
+        if known and name not in known:
+            others = hint(name, known, f"there are {', '.join(known)}")
+            raise ConfigError(f"--metric {plain(name)}: no run has it; {plain(others, 2000)}")

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from retrain import extras
-from retrain.report.columns import FloatArray
+from retrain.report.gather import FloatArray
 
 LEVEL = 0.95
 POWER = 0.8  # the customary probability of detecting a true difference
@@ -34,7 +34,7 @@ SMALLEST = 1e-100  # a spread below it has no square
 
 
 @dataclass(frozen=True)
-class Sample:
+class SeedSummary:
     """The values of one condition's seeds, summarized."""
 
     n: int
@@ -61,17 +61,17 @@ class Difference:
     detectable: float | None  # what as many seeds with this spread would detect with 80 % power
 
 
-def describe_sample(values: Sequence[float]) -> Sample:
+def describe_sample(values: Sequence[float]) -> SeedSummary:
     """Summarize one condition."""
     x, stats = np.asarray(values, dtype=float), scipy_stats()
     if not len(x):
-        return Sample(0, None, None, None, None, None)
+        return SeedSummary(0, None, None, None, None, None)
     mean, std = float(x.mean()), float(x.std(ddof=1)) if len(x) > 1 else None
     half = math.nan
     if std is not None and len(x) >= FEWEST_SEEDS:
         half = float(stats.t.ppf((1 + LEVEL) / 2, len(x) - 1)) * std / math.sqrt(len(x))
     low, high = (None, None) if math.isnan(half) else (mean - half, mean + half)
-    return Sample(len(x), mean, std, interquartile_mean(x), low, high)
+    return SeedSummary(len(x), mean, std, interquartile_mean(x), low, high)
 
 
 def difference_of(

@@ -1,9 +1,10 @@
-"""Rows of the page's tables, its failures, and the facts in its header and its provenance section."""
+"""Results in tables, numbers and sentences, the same for terminals and pages; and facts on a campaign."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 
@@ -15,14 +16,14 @@ from retrain.distribution import version
 from retrain.records.files import readable
 from retrain.records.layout import RunFiles
 from retrain.records.run_row import last_output
-from retrain.records.text import MISSING, count_of, counts_of, format_duration, plain, plain_lines
-from retrain.report.back_pressure import Scalability
-from retrain.report.compare import MetricComparison
-from retrain.report.contents import Contents
+from retrain.records.text import MISSING, count_of, counts_of, first_of, format_duration, plain, plain_lines
+from retrain.report.compare import Comparison, Judged, MetricComparison, SideResult, Verdict
 from retrain.report.gather import CampaignRecord, RunHistory
-from retrain.report.statistics import describe_sample
-from retrain.report.wording import Table, grounds, interval, left_out, significant
+from retrain.report.sides import Side
+from retrain.report.statistics import FEWEST_SEEDS, describe_sample
 
+DIRECTIONS = {True: "higher is better", False: "lower is better", None: ""}
+MOST_NAMED = 5  # conditions in one sentence
 TAIL_LINES = 30
 LINE_LIMIT = 300
 MOST_TAILS = 20
@@ -33,13 +34,163 @@ MANY_CONDITIONS = 6  # whose values would not fit side by side
 MOST_SOFTWARE = 5  # distinct versions listed: the hosts of one campaign are usually alike
 MOST_HOSTS = 20
 TROUBLED = ("died", "interrupted")
+Table = tuple[Sequence[str], Sequence[Sequence[str]]]  # headers, of which '>' aligns the column right; rows
 
 
-def conditions(contents: Contents) -> Table:
+def significant(value: float | None, *, signed: bool = False) -> str:
+    """Return three significant digits, or a dash."""
+    if value is None or not math.isfinite(value):
+        return MISSING
+    sign = "+" if signed and value > 0 else ""
+    if value == 0 or abs(value) >= 1e7 or abs(value) < 1e-4:
+        return f"{sign}{value:.3g}"
+    digits = max(0, 2 - math.floor(math.log10(abs(value))))
+    return f"{sign}{value:,.{digits}f}"
+
+
+def interval(low: float | None, high: float | None, *, signed: bool = True) -> str:
+    """Return an interval, or a dash."""
+    if low is None or high is None:
+        return MISSING
+    return f"{significant(low, signed=signed)} to {significant(high, signed=signed)}"
+
+
+def results(metric: MetricComparison) -> Table:
+    """Return one row per side, its values and its difference from the first; important columns come first.
+
+    Of sides that ran for different numbers of steps, all that is known of the difference is its size.
+    """
+    known = (">mean", ">difference", "95 % interval", ">runs", ">failed", ">IQM", ">P(higher)")
+    judged = [None, *metric.differences]
+    rows = [_result(side, one, metric) for side, one in zip(metric.sides, judged, strict=True)]
+    return ("condition", *known, "bootstrap interval", "verdict"), rows
+
+
+def _result(side: SideResult, judged: Judged | None, metric: MetricComparison) -> tuple[str, ...]:
+    sample, size, verdict = side.sample, "", ""
+    limits = higher = bootstrap = MISSING if judged else ""
+    if judged:
+        gap, verdict = judged.difference, judgement(judged, metric)
+        size = significant(gap.difference, signed=True)
+        if judged.verdict != Verdict.OTHER_STEPS:
+            limits, higher = interval(gap.low, gap.high), significant(gap.improvement)
+            bootstrap = interval(gap.bootstrap_low, gap.bootstrap_high)
+    runs = f"{sample.n} of {side.runs}" if sample.n < side.runs else str(sample.n)
+    own = significant(sample.mean), size, limits, runs, str(side.failed), significant(sample.iqm)
+    return (side.label, *own, higher, bootstrap, verdict)
+
+
+def heading(metric: MetricComparison) -> str:
+    """Return how a metric's values are computed, and whether higher is better."""
+    return "; ".join(filter(None, (metric.how, DIRECTIONS[metric.higher_is_better])))
+
+
+def left_out(sides: Sequence[SideResult]) -> Iterator[str]:
+    """Return which runs were left out, and which are judged after different numbers of steps."""
+    alike: dict[tuple[str, str], list[str]] = {}
+    for side in sides:
+        why = {"failed": side.failed, "not finished": side.unfinished, "without this metric": side.silent}
+        if parts := [f"{count} {reason}" for reason, count in why.items() if count]:
+            alike.setdefault((count_of(side.runs, "run"), " and ".join(parts)), []).append(side.label)
+    for (runs, what), labels in alike.items():
+        each = " each" if len(labels) > 1 else ""
+        yield f"{first_of(labels)}: of {runs}{each}, {what}: left out"
+    yield from _other_steps(sides)
+
+
+def _other_steps(sides: Sequence[SideResult]) -> Iterator[str]:
+    judged = [(side.label, *side.steps) for side in sides if side.steps and side.sample.n]
+    steps = {step for _, *both in judged for step in both}
+    if len(steps) > 1:
+        (first, low, high), *others = judged
+        rest = "".join(f", {label} {_range(*both)}" for label, *both in others[:MOST_NAMED])
+        rest += ", and so on" if len(others) > MOST_NAMED else ""
+        advice = f"; --step {min(steps)} compares them after equally many" if min(steps) else ""
+        yield f"{first} ran {_range(low, high)} steps{rest}{advice}"
+
+
+def judgement(judged: Judged, metric: MetricComparison) -> str:
+    """Return the verdict, and whether it is better or worse."""
+    if judged.verdict not in (Verdict.HIGHER, Verdict.LOWER) or metric.higher_is_better is None:
+        return str(judged.verdict)
+    is_better = (judged.verdict == Verdict.HIGHER) == metric.higher_is_better
+    return f"{judged.verdict}, {'better' if is_better else 'worse'}"
+
+
+@dataclass(frozen=True)
+class Ground:
+    """The reason for the same verdict on one or several sides."""
+
+    names: str
+    verdict: Verdict
+    judgement: str
+    because: str
+
+
+def grounds(metric: MetricComparison) -> tuple[Ground, ...]:
+    """Return the reason for each verdict."""
+    base, *others = metric.sides
+    alike: dict[tuple[Verdict, str, str], list[str]] = {}
+    for side, judged in zip(others, metric.differences, strict=True):
+        reason = judged.verdict, judgement(judged, metric), _because(base, side, judged)
+        alike.setdefault(reason, []).append(side.label)
+    return tuple(Ground(first_of(labels), *reason) for reason, labels in alike.items())
+
+
+def _because(base: SideResult, side: SideResult, judged: Judged) -> str:
+    if judged.verdict == Verdict.OTHER_STEPS and base.steps and side.steps:
+        return f"{_range(*base.steps)} and {_range(*side.steps)} steps cannot be compared"
+    gap, finished = judged.difference, (base.sample.n, side.sample.n)
+    if (min(finished) if gap.n is None else gap.n) < FEWEST_SEEDS:
+        unpaired = f"{finished[0]} and {finished[1]} finished runs; at least {FEWEST_SEEDS} each"
+        paired = f"{count_of(gap.n or 0, 'seed')} finished in both; at least {FEWEST_SEEDS}"
+        return f"{unpaired if gap.n is None else paired} are needed"
+    seeds = f"{finished[0]} and {finished[1]} seeds, not paired"
+    if gap.n is not None:
+        alone = sum(finished) - 2 * gap.n
+        seeds = f"{gap.n} pairs of seeds" + (f", {count_of(alone, 'unpaired run')} left out" if alone else "")
+    return seeds if judged.verdict == Verdict.IDENTICAL else f"{seeds}; {_significance(judged)}"
+
+
+def _significance(judged: Judged) -> str:
+    gap = judged.difference
+    is_adjusted = judged.p_adjusted != gap.p
+    parts = [f"p {significant(gap.p)}"]
+    if is_adjusted:
+        parts.append(f"{significant(judged.p_adjusted)} after Holm's adjustment")
+    if judged.verdict == Verdict.NOT_ENOUGH and gap.detectable is not None:
+        single = " in a single comparison" if is_adjusted else ""
+        least = significant(gap.detectable)
+        parts.append(f"seeds like these detect a difference of {least} with 80 % power{single}")
+    return "; ".join(parts)
+
+
+def _range(low: int, high: int) -> str:
+    return str(low) if low == high else f"{low} to {high}"
+
+
+def footnotes(comparisons: Sequence[Comparison]) -> Iterator[str]:
+    """Return how to read a comparison."""
+    metrics = sum(len(comparison.metrics) for comparison in comparisons)
+    if metrics:
+        yield (
+            "Verdicts follow the 95 % interval (Student's t), which holds its level with few seeds; the "
+            "bootstrap interval (BCa) is then too narrow."
+        )
+    if any(len(comparison.metrics[0].differences) > 1 for comparison in comparisons if comparison.metrics):
+        yield (
+            "With several comparisons one may look significant by chance, so p-values are adjusted (Holm): "
+            "an interval that excludes 0 may not suffice."
+        )
+    if metrics > 1:
+        yield "Metrics are judged separately: 1 in 20 will differ by chance. Decide by the first."
+
+
+def conditions(sides: Sequence[Side], comparison: Comparison) -> Table:
     """Return one row per condition: runs, steps, and the final score."""
-    score = contents.comparison.metrics[0] if contents.comparison.metrics else None
+    score = comparison.metrics[0] if comparison.metrics else None
     rows = []
-    for i, side in enumerate(contents.sides):
+    for i, side in enumerate(sides):
         sample = score.sides[i].sample if score else describe_sample(())
         done = sum(run.is_done for run in side.runs)
         failed = sum(run.has_failed for run in side.runs)
@@ -74,31 +225,9 @@ def remarks(metric: MetricComparison) -> Iterator[str]:
         yield f"{ground.names} against {metric.sides[0].label}: {ground.judgement} ({ground.because})."
 
 
-def fits(found: Sequence[Scalability]) -> Table:
-    """Return one row per condition: the fitted Universal Scalability Law."""
-    heads = ("condition", ">steps", ">σ contention", ">κ crosstalk", ">λ tokens/s at p = 1", ">p*")
-    rows = [
-        (
-            one.condition,
-            str(len(one.concurrency)),
-            _with_error(one.fit.sigma, one.fit.sigma_error),
-            _with_error(one.fit.kappa, one.fit.kappa_error),
-            _with_error(one.fit.lambda_, one.fit.lambda_error),
-            significant(one.fit.p_star) if math.isfinite(one.fit.p_star) else "no peak",
-            significant(one.steered_p_star) if one.steered_p_star else "no peak",
-        )
-        for one in found
-    ]
-    return (*heads, ">p* of the controller"), rows
-
-
-def _with_error(value: float, error: float) -> str:
-    return f"{significant(value)} ± {significant(error)}" if math.isfinite(error) else significant(value)
-
-
-def differences(contents: Contents) -> Table:
+def differences(sides: Sequence[Side], comparison: Comparison) -> Table:
     """Return one row per key that differs; with many conditions, one row per condition."""
-    labels, config = [side.label for side in contents.sides], contents.comparison.config
+    labels, config = [side.label for side in sides], comparison.config
     if len(labels) <= MANY_CONDITIONS:
         return ("key", *labels), [(row.key, *row.values) for row in config]
     by_condition = zip(*(row.values for row in config), strict=True)
@@ -130,28 +259,29 @@ def headline(campaign: CampaignRecord) -> str:
 
 def provenance(campaign: CampaignRecord) -> Sequence[tuple[str, str]]:
     """Return pairs of name and value; a dash where the records lack it."""
-    return [(name, value or MISSING) for name, value in _facts(campaign)]
-
-
-def _facts(campaign: CampaignRecord) -> Iterator[tuple[str, str]]:
-    yield "campaign", campaign.id
-    manifest = campaign.manifest
-    if manifest is not None:
+    facts = {"campaign": campaign.id}
+    if manifest := campaign.manifest:
         git = manifest.git
         changed = " (with uncommitted changes)" if git and git.is_dirty else ""
-        yield "retrain", plain(manifest.package_version)
-        yield "Python", plain(manifest.python)
-        yield "git commit", plain(git.commit) + changed if git else ""
-        yield "started on", plain(manifest.host)
-        yield "started", plain(manifest.started_at)
-        yield "ended", plain(manifest.ended_at)
-        yield "configuration hash", plain(manifest.config_hash)
-    yield "command-line overrides", "  ".join(campaign.overrides)
-    hosts = dict.fromkeys(plain(attempt.host) for run in campaign.runs for attempt in run.attempts)
-    yield "workers' hosts", ", ".join(list(hosts)[:MOST_HOSTS])
-    software = dict.fromkeys(plain(attempt.software) for run in campaign.runs for attempt in run.attempts)
-    yield "workers' software", "; ".join([one for one in software if one][:MOST_SOFTWARE])
-    yield "report made", f"{utc_now()} by retrain {version()}"
+        facts |= {
+            "retrain": plain(manifest.package_version),
+            "Python": plain(manifest.python),
+            "git commit": plain(git.commit) + changed if git else "",
+            "started on": plain(manifest.host),
+            "started": plain(manifest.started_at),
+            "ended": plain(manifest.ended_at),
+            "configuration hash": plain(manifest.config_hash),
+        }
+    attempts = [attempt for run in campaign.runs for attempt in run.attempts]
+    hosts = dict.fromkeys(plain(attempt.host) for attempt in attempts)
+    software = dict.fromkeys(plain(attempt.software) for attempt in attempts if attempt.software)
+    facts |= {
+        "command-line overrides": "  ".join(campaign.overrides),
+        "workers' hosts": ", ".join(islice(hosts, MOST_HOSTS)),
+        "workers' software": "; ".join(islice(software, MOST_SOFTWARE)),
+        "report made": f"{utc_now()} by retrain {version()}",
+    }
+    return [(name, value or MISSING) for name, value in facts.items()]
 
 
 def failures(runs: Sequence[RunHistory]) -> Iterator[tuple[RunHistory, list[str]]]:
@@ -162,9 +292,6 @@ def failures(runs: Sequence[RunHistory]) -> Iterator[tuple[RunHistory, list[str]
     found = [run for run in runs if run.has_failed or run.state in TROUBLED or len(run.attempts) > 1]
     found.sort(key=lambda run: not run.has_failed)
     for i, run in enumerate(found):
-        yield run, _tail(RunFiles(run.directory)) if i < MOST_TAILS and not run.is_done else []
-
-
-def _tail(files: RunFiles) -> list[str]:
-    lines = readable(partial(last_output, count=TAIL_LINES), files) or []
-    return [line[:LINE_LIMIT] for line in plain_lines("\n".join(lines))]
+        is_shown = i < MOST_TAILS and not run.is_done
+        tail = readable(partial(last_output, count=TAIL_LINES), RunFiles(run.directory)) if is_shown else []
+        yield run, [line[:LINE_LIMIT] for line in plain_lines("\n".join(tail or []))]

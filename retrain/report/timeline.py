@@ -15,20 +15,9 @@ import numpy as np
 
 from retrain.records.attempts import Attempt
 from retrain.records.text import format_duration
-from retrain.report.charts import (
-    INK,
-    Chart,
-    Spec,
-    by_condition,
-    category,
-    chart,
-    hints,
-    layer,
-    quantity,
-    zoom,
-)
-from retrain.report.columns import FloatArray, rounded, unix_seconds
-from retrain.report.gather import RunHistory
+from retrain.report import charts as vl
+from retrain.report.charts import Chart, Spec
+from retrain.report.gather import FloatArray, RunHistory, unix_seconds
 from retrain.report.series import counted
 from retrain.report.sides import Side
 
@@ -40,10 +29,6 @@ LEAST_SHARE = 0.005  # of a piece's time; less waiting is invisible
 UNITS = ((172_800.0, "hours", 3600.0), (7200.0, "minutes", 60.0), (0.0, "seconds", 1.0))
 LANE, LEAST_LANE, MANY_LANES = 28, 2, 40  # pixels; with more lanes the height stays constant
 TALLEST = 1000
-BAR_HINTS = (
-    ("run", "run", ""), ("n", "attempt", "d"), ("e", "ended", ""), ("d", "took", ""),
-    ("p", "waited for permits", ""),
-)  # fmt: skip
 HALF = 0.41  # of a bar's height, in lanes
 PART_COLOURS = ("#56B4E9", "#1a1a1a", "#E69F00", "#0072B2", "#BBBBBB")
 
@@ -150,11 +135,6 @@ def step_split(side: Side) -> tuple[float, ...] | None:
     return tuple(float(x.mean()) for x in (sample - wait, wait, reward, train, other))
 
 
-def step_splits(sides: Sequence[Side]) -> dict[str, tuple[float, ...]]:
-    """Return the split of every condition that has times, by its name."""
-    return {side.label: found for side in sides if (found := step_split(side))}
-
-
 def timeline_chart(found: Timeline, conditions: Sequence[str]) -> Chart:
     """Draw attempts over workers, with waits for permits, and failed ones marked."""
     begin_s = found.bars[0].start_s
@@ -163,39 +143,40 @@ def timeline_chart(found: Timeline, conditions: Sequence[str]) -> Chart:
     bars = [_row(bar, begin_s, size) for bar in found.bars]
     bad = [row for row in bars if row["e"] not in ("done", "running")]
     waits = [
-        _times(one, begin_s, size)
-        | {"y": one.lane + HALF, "z": round(one.lane + HALF - 2 * HALF * one.share, 3)}
+        _times(one, begin_s, size) | {"z": round(one.lane + HALF - 2 * HALF * one.share, 3)}
         for one in found.waiting
     ]
-    scale = {"nice": False, "domainMin": 0, "domainMax": rounded(1.01 * last_s / size) or 1}
-    x = quantity("a", f"{unit} since the first start", scale=scale)
+    scale = {"nice": False, "domainMin": 0, "domainMax": vl.rounded(1.01 * last_s / size) or 1}
     axis = {"grid": False, "format": "d", "values": list(range(1, found.lanes + 1, 1 + found.lanes // 20))}
-    y = quantity("y", "worker", scale={"domain": [found.lanes + 0.5, 0.5], "nice": False}, axis=axis)
-    spans: Spec = {"x": x, "x2": {"field": "b"}, "y": y, "y2": {"field": "z"}}
-    seen = hints(*BAR_HINTS)
+    spans: Spec = {
+        "x": vl.quantity("a", f"{unit} since the first start", scale=scale),
+        "x2": {"field": "b"},
+        "y": vl.quantity("y", "worker", scale={"domain": [found.lanes + 0.5, 0.5], "nice": False}, axis=axis),
+        "y2": {"field": "z"},
+    }
+    ends: Spec = {"x": vl.quantity("b", ""), "y": vl.quantity("w", "")}
+    seen = vl.hints(run="run", n=("attempt", "d"), e="ended", d="took", p="waited for permits")
     box = {"type": "rect", "stroke": "white", "strokeWidth": 0.7, "clip": True}
-    strip = {"type": "rect", "color": INK, "stroke": INK, "strokeWidth": 0.4, "clip": True}
-    cross: Spec = {"type": "point", "shape": "cross", "angle": 45, "size": 110, "filled": True, "opacity": 1}
-    ends = {"x": quantity("b", ""), "y": quantity("w", ""), "tooltip": seen}
+    strip = {"type": "rect", "color": vl.INK, "stroke": vl.INK, "strokeWidth": 0.4, "clip": True}
+    cross = {"type": "point", "shape": "cross", "angle": 45, "size": 110, "filled": True, "opacity": 1}
+    cross |= {"color": "black", "stroke": "white", "strokeWidth": 1}
     lane = LANE if found.lanes <= MANY_LANES else max(LEAST_LANE, TALLEST / found.lanes)
-    return chart(
+    return vl.chart(
         "timeline",
         "Runs over workers",
         "Bars: attempts. Black: share of time spent waiting for permits. Crosses: failed attempts.",
         height=round(lane * max(found.lanes, 2)),
         layer=[
-            layer(
-                bars, box, params=[zoom("x")], encoding=spans | by_condition(conditions) | {"tooltip": seen}
-            ),
-            layer(waits, strip, encoding=spans),
-            layer(bad, cross | {"color": "black", "stroke": "white", "strokeWidth": 1}, encoding=ends),
+            vl.layer(bars, box, zoom="x", **spans, **vl.by_condition(conditions), tooltip=seen),
+            vl.layer(waits, strip, **spans),
+            vl.layer(bad, cross, **ends, tooltip=seen),
         ],
     )
 
 
 def _row(bar: Bar, begin_s: float, size: float) -> Spec:
     return _times(bar, begin_s, size) | {
-        "w": bar.lane, "y": bar.lane + HALF, "z": bar.lane - HALF,
+        "w": bar.lane, "z": bar.lane - HALF,
         "c": bar.run.condition, "run": bar.run.run_id, "n": bar.attempt.number, "e": bar.ending,
         "d": format_duration(bar.end_s - bar.start_s),
         "p": format_duration(float(bar.waits()[1].sum())),
@@ -203,7 +184,8 @@ def _row(bar: Bar, begin_s: float, size: float) -> Spec:
 
 
 def _times(one: Bar | Waiting, begin_s: float, size: float) -> Spec:
-    return {"a": rounded((one.start_s - begin_s) / size), "b": rounded((one.end_s - begin_s) / size)}
+    begin, end = (vl.rounded((at_s - begin_s) / size) for at_s in (one.start_s, one.end_s))
+    return {"a": begin, "b": end, "y": one.lane + HALF}
 
 
 def split_chart(found: Mapping[str, Sequence[float]]) -> Chart:
@@ -211,31 +193,25 @@ def split_chart(found: Mapping[str, Sequence[float]]) -> Chart:
     longest = max(map(sum, found.values()))
     unit, size = ("milliseconds", 1e-3) if longest < 1 else ("seconds", 1.0)
     rows = [
-        {
-            "c": name,
-            "part": part,
-            "v": rounded(part_s / size),
-            "o": i,
-            "f": rounded(part_s / (sum(all_s) or 1)),
-        }
+        {"c": name, "part": part, "v": vl.rounded(part_s / size), "o": i, "f": vl.rounded(part_s / total)}
         for name, all_s in found.items()
+        for total in [sum(all_s) or 1]
         for i, (part, part_s) in enumerate(zip(PARTS, all_s, strict=True))
     ]
     colours = {"domain": list(PARTS), "range": list(PART_COLOURS)}
-    seen = hints(("c", "condition", ""), ("part", "part", ""), ("v", unit, ".3~g"), ("f", "share", ".1%"))
-    return chart(
+    return vl.chart(
         "step-time",
         "What a step's time is spent on",
         "Mean over all steps of all seeds. Asynchronous sampling counts only while training waits for it.",
         height=max(80, 30 * len(found)),
-        data={"values": rows},
-        mark={"type": "bar", "height": {"band": 0.72}},
-        params=[zoom("x")],
-        encoding={
-            "x": quantity("v", f"{unit} per step", stack="zero"),
-            "y": category("c", list(found)),
-            "color": {"field": "part", "type": "nominal", "scale": colours},
-            "order": {"field": "o", "type": "quantitative"},
-            "tooltip": seen,
-        },
+        **vl.layer(
+            rows,
+            {"type": "bar", "height": {"band": 0.72}},
+            zoom="x",
+            x=vl.quantity("v", f"{unit} per step", stack="zero"),
+            y=vl.category("c", list(found)),
+            color={"field": "part", "type": "nominal", "scale": colours},
+            order={"field": "o", "type": "quantitative"},
+            tooltip=vl.hints(c="condition", part="part", v=(unit, ".3~g"), f=("share", ".1%")),
+        ),
     )
