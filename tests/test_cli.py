@@ -113,7 +113,7 @@ def test_a_file_name_alone_runs_it_and_shows_a_result_table(retrain: Call, ran: 
 def test_status_shows_failures_as_text_without_control_characters(retrain: Call, campaign_file: Path) -> None:
     campaign_file.write_text(campaign_file.read_text() + '[reward]\nreward = "plugins.broken"\n')
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent)}
-    answer = retrain(campaign_file.name, env=environment)
+    answer = retrain(campaign_file.name, "--set", "campaign.launcher=inline", env=environment)
     assert answer.returncode == 4
     assert "resume" in answer.stderr
     status = retrain("status", "logs")
@@ -193,7 +193,7 @@ def test_help_imports_no_command(here: Path) -> None:
 
 
 def test_status_imports_only_what_it_uses(retrain: Call, campaign_file: Path) -> None:
-    retrain("run", campaign_file)
+    retrain("run", campaign_file, "--set", "campaign.launcher=inline")
     found = imported(["status"], campaign_file.parent)
     assert not found & (HEAVY | {"pydantic_core", "retrain.config.schema", "retrain.registry"})
     assert len(of_retrain(found)) <= 55

@@ -71,7 +71,7 @@ class World:
 
 
 @cache
-def reachable(settings, batch_sizes=None, workers=2, most=500):
+def reachable(settings, batch_sizes=None, workers=2, most=300):
     """Return the reachable worlds, each state once, breadth first, at most about `most`."""
     front = [World(settings, batch_sizes or [settings.batch_size], workers, seed) for seed in range(2)]
     known, found = set(), []

@@ -250,7 +250,7 @@ def test_a_run_without_samples_says_so(run):
 
 
 def test_the_command_shows_a_run_of_a_campaign(campaign_file, retrain):
-    assert retrain("run", campaign_file).returncode == 0
+    assert retrain("run", campaign_file, "--set", "campaign.launcher=inline").returncode == 0
     (campaign,) = (campaign_file.parent / "logs").iterdir()
     shown = retrain("samples", campaign, "grpo_s0", "--best", "-n", 2).stdout
     assert shown.count("reward") == 2

@@ -29,7 +29,7 @@ def test_kills_at_random_moments_never_let_a_fourth_holder_in(tmp_path):
 
 
 def test_nobody_is_admitted_above_a_new_number_while_old_holders_drain(tmp_path):
-    seen = storm(tmp_path, workers=8, kills=200, limits=[4, 1, 3, 2], entries=200)
+    seen = storm(tmp_path, workers=8, kills=100, limits=[4, 1, 3, 2], entries=200)
 
     assert seen.above_limit == 0
     assert seen.most_at_once == 4

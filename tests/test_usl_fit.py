@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.optimize import curve_fit
-from scipy.stats import t as student
+from scipy.special import stdtrit
 
 from retrain.controllers.usl import ABOVE, BELOW, MIDDLE, UslFit, fit_usl
 
@@ -175,7 +175,7 @@ def test_the_online_fit_shrugs_off_stalled_steps():
 )
 @pytest.mark.parametrize(("sigma", "kappa"), [(0.05, 0.001), (0.1, 0.0), (0.0, 0.001)])
 def test_intervals_hold_the_truth_about_as_often_as_they_claim(method, noise, sigma, kappa):
-    rng, rounds = np.random.default_rng(7), 80
+    rng, rounds = np.random.default_rng(7), 50
     p = np.array([1.0, 2, 4, 8, 16, 32, 64])
     clean, held = usl(p, sigma, kappa, 100.0), np.zeros(3)
     for _ in range(rounds):
@@ -184,17 +184,17 @@ def test_intervals_hold_the_truth_about_as_often_as_they_claim(method, noise, si
         intervals = fit_usl(p, x, method, noise).intervals
         truth = {"sigma": sigma, "kappa": kappa, "lambda": 100.0}
         held += [intervals[name][0] <= value <= intervals[name][1] for name, value in truth.items()]
-    # 95 % of 80 is 76, give or take 2
-    assert np.all(held >= 70)
+    # 95 % of 50 is 47.5, give or take 1.5
+    assert np.all(held >= 43)
     assert sigma * kappa == 0.0 or np.all(held < rounds)
 
 
 @pytest.mark.parametrize("p", [2.0 ** np.arange(5), 2.0 ** np.arange(3, 10)])
 def test_an_optimum_is_seldom_claimed_where_there_is_none(p):
-    rng, rounds = np.random.default_rng(11), 100
+    rng, rounds = np.random.default_rng(11), 60
     noisy = usl(p, 0.1, 0.0, 100.0) * np.exp(rng.normal(0, 0.1, (rounds, p.size)))
     fits = [fit_usl(p, x) for x in noisy]
-    assert sum(fit.identified and math.isfinite(fit.p_star) for fit in fits) <= 5
+    assert sum(fit.identified and math.isfinite(fit.p_star) for fit in fits) <= 3
 
 
 def test_an_interval_of_a_coefficient_on_its_bound_is_not_empty():
@@ -222,7 +222,7 @@ def test_published_intervals_are_reproduced():
 @pytest.mark.parametrize("freedom", range(1, 40))
 @pytest.mark.parametrize(("quantile", "level"), [(BELOW, 0.96), (MIDDLE, 0.975), (ABOVE, 0.99)])
 def test_quantiles_are_students(freedom, quantile, level):
-    assert quantile.of(freedom) == pytest.approx(student.ppf(level, freedom), rel=2e-3)
+    assert quantile.of(freedom) == pytest.approx(stdtrit(freedom, level), rel=2e-3)
 
 
 @pytest.mark.parametrize("method", ["nls", "online"])

@@ -6,8 +6,10 @@ What it runs has its own process, descriptors, environment, directory and exit c
 from __future__ import annotations
 
 import contextlib
+import importlib
 import json
 import os
+import pkgutil
 import socket
 import subprocess
 import sys
@@ -18,6 +20,11 @@ from typing import Any
 
 FIXED = ("PYTHON", "LANG", "LC_", "OPENBLAS", "OMP")  # variables that decide how an interpreter starts
 FREE = "PYTHONPATH"
+PACKAGES = """
+cli render campaign status plan config report records launchers loggers rewards tasks advantages losses
+transforms backends.numpy trainer sandbox semaphore
+"""
+LATER = {"compare": "scipy.stats"}  # what takes a second to import, by the command that needs it
 
 
 class WarmCommandLine:
@@ -79,9 +86,12 @@ def _serve(requests: socket.socket) -> None:
         size, line = int.from_bytes(head), b""
         while len(line) < size:
             line += requests.recv(size - len(line))
+        request = json.loads(line)
+        if (module := LATER.get(next(iter(request["arguments"]), ""))) is not None:
+            importlib.import_module(module)
         child = os.fork()
         if not child:
-            _become(json.loads(line), descriptors, requests)
+            _become(request, descriptors, requests)
         for descriptor in descriptors:
             os.close(descriptor)
         _, status = os.waitpid(child, 0)
@@ -89,14 +99,12 @@ def _serve(requests: socket.socket) -> None:
 
 
 def _import_all() -> None:
-    import importlib
-    import pkgutil
-
-    import retrain
-
-    for package in ("cli", "render", "campaign", "status", "plan", "config", "report"):
-        for module in pkgutil.iter_modules([str(Path(retrain.__file__).parent / package)]):
-            importlib.import_module(f"retrain.{package}.{module.name}")
+    for name in ("pydantic.main", "pydantic.type_adapter", "retrain.__main__", "retrain.worker"):
+        importlib.import_module(name)
+    for name in PACKAGES.split():
+        package = importlib.import_module(f"retrain.{name}")
+        for module in pkgutil.iter_modules(package.__path__):
+            importlib.import_module(f"{package.__name__}.{module.name}")
 
 
 def _become(request: dict[str, Any], descriptors: list[int], requests: socket.socket) -> None:
