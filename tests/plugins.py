@@ -34,6 +34,13 @@ def held(completion: str, prompt: Prompt, *, gate: str) -> float:
     return float(completion == prompt.answer)
 
 
+def slow_until(completion: str, prompt: Prompt, *, gate: str) -> float:
+    """Take a tenth of a second before somebody has made a file."""
+    if not Path(gate).exists():
+        time.sleep(0.1)
+    return float(completion == prompt.answer)
+
+
 def killed_once(completion: str, prompt: Prompt, *, flag: str) -> float:
     """End the process as the kernel does when memory runs out, the first time only."""
     try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ctypes
 import os
 import re
 import subprocess
@@ -42,6 +43,8 @@ def by_command(completion: str, prompt: Prompt) -> float:
             sys.exit(3)
         case "hang":
             re.match(r"(a+)+$", "a" * 40 + "b")  # holds the interpreter's lock for hours
+        case "pause":
+            ctypes.PyDLL(None).pause()  # holds the interpreter's lock, and no core
         case "nan":
             return float("nan")
         case "pid":

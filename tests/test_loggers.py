@@ -95,7 +95,7 @@ def test_a_tool_begins_no_run_whose_id_could_not_be_kept(tmp_path, monkeypatch, 
 def test_a_logger_that_hangs_is_left_behind(tmp_path):
     files = make_run(tmp_path / "run", with_loggers("hanging", "recording"))
     program = (
-        "import sys; from retrain.trainer import logger_threads; logger_threads.CLOSING_S = 0.5;"
+        "import sys; from retrain.trainer import logger_threads; logger_threads.CLOSING_S = 2.0;"
         "import runpy; sys.argv = ['worker', sys.argv[1]];"
         "runpy.run_module('retrain.worker', run_name='__main__')"
     )

@@ -21,11 +21,13 @@ from retrain.records.layout import RunFiles
 from retrain.worker import run as run_worker
 from tests.semaphore_processes import wait_until
 
+LONG_S = 60.0  # for a renewal that does come, however busy the machine
+
 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(locks, "RENEW_S", 0.02)
-    monkeypatch.setattr(locks, "WATCH_S", 0.5)
+    monkeypatch.setattr(locks, "WATCH_S", 0.2)
     monkeypatch.setattr(locks, "WATCH_PAUSE_S", 0.02)
 
 
@@ -59,7 +61,10 @@ def alive_elsewhere(lock: Path) -> Iterator[Path]:
     thread.join()
 
 
-def test_a_lease_that_is_renewed_elsewhere_holds(alive_elsewhere: Path) -> None:
+def test_a_lease_that_is_renewed_elsewhere_holds(
+    alive_elsewhere: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(locks, "WATCH_S", LONG_S)
     assert is_held(alive_elsewhere)
     assert hold(alive_elsewhere) is None
 
@@ -142,7 +147,9 @@ def test_a_lease_goes_on_while_its_holder_lives_and_ends_with_it(lock: Path) -> 
     assert last.pid == first.pid
 
 
-def test_a_worker_leaves_a_run_alone_that_another_machine_has(campaign_file: Path) -> None:
+def test_a_worker_leaves_a_run_alone_that_another_machine_has(
+    campaign_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     campaign = start(campaign_file, ["campaign.seeds=[0]"])
     files = campaign.files_of(campaign.plan.runs[0].run_id)
     over = threading.Event()
@@ -156,7 +163,9 @@ def test_a_worker_leaves_a_run_alone_that_another_machine_has(campaign_file: Pat
     thread.start()
     try:
         before = {path.name for path in files.directory.iterdir()}
-        assert run_worker(files.directory, threading.Event()) == EXIT_INFRASTRUCTURE
+        with monkeypatch.context() as patched:
+            patched.setattr(locks, "WATCH_S", LONG_S)
+            assert run_worker(files.directory, threading.Event()) == EXIT_INFRASTRUCTURE
         assert {path.name for path in files.directory.iterdir()} == before
     finally:
         over.set()

@@ -18,6 +18,7 @@ from retrain.rewards import Answer, Outcome, Score, UnscoredError, judge
 from retrain.rewards.judge import read_score
 from retrain.rollouts import Prompt
 from tests.cheats.judges import INJECTIONS, Injection
+from tests.semaphore_processes import wait_until
 
 PROMPT = Prompt(0, "What is {answer}?", "blue")
 Reply = tuple[int, dict[str, str], bytes]
@@ -181,7 +182,8 @@ def test_a_judge_that_does_not_answer_is_a_timeout(server: JudgeServer) -> None:
 
     server.reply = wait
     (found,) = ask(server, "blue", timeout_s=0.1, retries=1)
-    assert (found.value, found.outcome, len(server.asked)) == (None, Outcome.TIMEOUT, 2)
+    assert (found.value, found.outcome) == (None, Outcome.TIMEOUT)
+    wait_until(lambda: len(server.asked) == 2)
 
 
 def test_nobody_listening_leaves_completions_unscored(server: JudgeServer) -> None:
@@ -267,7 +269,7 @@ def test_a_server_that_repeats_the_key_does_not_get_it_into_a_message(
     assert "s3cret" not in str(raised.value)
 
 
-@pytest.mark.parametrize("before", range(290, 310))
+@pytest.mark.parametrize("before", range(290, 310, 3))  # the key's beginning, middle and end are cut
 def test_a_key_is_masked_before_a_message_is_cut(
     server: JudgeServer, monkeypatch: pytest.MonkeyPatch, before: int
 ) -> None:

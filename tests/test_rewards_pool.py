@@ -31,7 +31,15 @@ def answers(*completions: str) -> list[Answer]:
 
 @pytest.fixture(scope="module")
 def pool() -> Iterator[BatchScorer]:
-    scorer = custom.open_scorer(path=f"{FUNCTIONS}.by_command", timeout_s=0.3, workers=2)
+    scorer = custom.open_scorer(path=f"{FUNCTIONS}.by_command", timeout_s=60.0, workers=2)
+    yield scorer
+    scorer.close()
+
+
+@pytest.fixture(scope="module")
+def impatient() -> Iterator[BatchScorer]:
+    """A pool whose limit is short, and long enough for a busy machine to answer in."""
+    scorer = custom.open_scorer(path=f"{FUNCTIONS}.by_command", timeout_s=1.5, workers=2)
     yield scorer
     scorer.close()
 
@@ -48,10 +56,12 @@ def test_scores_come_in_order_and_processes_are_used_again(pool: BatchScorer) ->
     assert len(processes) <= 2
 
 
-def test_a_call_that_holds_the_interpreter_is_a_timeout_and_the_others_are_scored(pool: BatchScorer) -> None:
-    found = scores(pool, "hang", "right", "hang", "right")
+def test_a_call_that_holds_the_interpreter_is_a_timeout_and_the_others_are_scored(
+    impatient: BatchScorer,
+) -> None:
+    found = scores(impatient, "pause", "right", "pause", "right")
     assert [(s.value, s.outcome) for s in found] == [(None, Outcome.TIMEOUT), (1.0, Outcome.SCORED)] * 2
-    assert found[0].message == "took over 0.3 s"
+    assert found[0].message == "took over 1.5 s"
 
 
 def test_a_users_file_named_like_one_of_pythons_own_modules_does_no_harm(
@@ -59,13 +69,14 @@ def test_a_users_file_named_like_one_of_pythons_own_modules_does_no_harm(
 ) -> None:
     (tmp_path / "queue.py").write_text("raise SystemExit('this is not the queue that was meant')")
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(filter(None, sys.path)))  # "" would be this directory
     scorer = custom.open_scorer(path=f"{FUNCTIONS}.by_command", workers=1)
     assert scores(scorer, "right")[0].value == 1.0
     scorer.close()
 
 
-def test_the_clock_starts_when_a_call_does_not_when_it_is_queued(pool: BatchScorer) -> None:
-    found = scores(pool, "hang", "hang", "hang", "right", "right")
+def test_the_clock_starts_when_a_call_does_not_when_it_is_queued(impatient: BatchScorer) -> None:
+    found = scores(impatient, "pause", "pause", "pause", "right", "right")
     assert [s.outcome for s in found] == [Outcome.TIMEOUT] * 3 + [Outcome.SCORED] * 2
 
 
@@ -157,7 +168,7 @@ def test_coroutine_functions_run_too() -> None:
 
 def test_a_single_score_raises_what_a_batch_counts() -> None:
     with pytest.raises(TimeoutError):
-        custom.score("hang", PROMPT, path=f"{FUNCTIONS}.by_command", timeout_s=0.2)
+        custom.score("pause", PROMPT, path=f"{FUNCTIONS}.by_command", timeout_s=0.1)
     with pytest.raises(UnscoredError, match="asked not to tell"):
         custom.score("unscored", PROMPT, path=f"{FUNCTIONS}.by_command")
 
@@ -206,7 +217,7 @@ def test_even_a_call_that_cannot_be_interrupted_ends_after_the_run_was_killed(tm
     code = (
         "import psutil, sys\n"
         "from retrain.rewards import Answer, Prompt, custom\n"
-        f"pool = custom.open_scorer(path='{FUNCTIONS}.by_command', timeout_s=2, workers=1)\n"
+        f"pool = custom.open_scorer(path='{FUNCTIONS}.by_command', timeout_s=1, workers=1)\n"
         "print(int(pool.score_all([Answer('pid', Prompt(0, '', ''))])[0].value), flush=True)\n"
         "pool.score_all([Answer('hang', Prompt(0, '', ''))])\n"
     )
@@ -216,7 +227,7 @@ def test_even_a_call_that_cannot_be_interrupted_ends_after_the_run_was_killed(tm
         assert run.stdout is not None
         worker = psutil.Process(int(run.stdout.readline()))
         before_s = worker.cpu_times().user
-        while worker.cpu_times().user < before_s + 0.05:  # until it is deep in the call
+        while worker.cpu_times().user < before_s + 0.02:  # until it is in the call
             time.sleep(0.005)
         run.kill()
     worker.wait(timeout=30)

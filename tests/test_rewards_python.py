@@ -134,10 +134,10 @@ if os.fork() == 0:
 
 
 def test_a_program_that_starts_processes_gets_0_and_leaves_none(asserts: BatchScorer) -> None:
-    assert score(asserts, RIGHT).value == 1  # every sandbox is open
+    assert [score(asserts, RIGHT).value for _ in range(2)] == [1, 1]  # both sandboxes are open
     before = set(psutil.Process().children(recursive=True))
     assert score(asserts, LEAVES_A_CHILD).value == 0
-    assert set(psutil.Process().children(recursive=True)) == before
+    assert set(psutil.Process().children(recursive=True)) <= before
 
 
 CHEATS = {

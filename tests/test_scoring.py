@@ -69,8 +69,8 @@ def test_a_policy_is_judged_by_the_rewards_that_are_known() -> None:
 
 def test_a_program_that_hangs_has_earned_its_zero_and_is_counted() -> None:
     prompt = Prompt(0, "?", "assert x == 1")
-    with scorer("python", timeout_s=0.3) as opened:
-        batch = opened.score([group(prompt, ("x = 1", "x = 2", "while True: pass"))])
+    with scorer("python", timeout_s=1.5) as opened:
+        batch = opened.score([group(prompt, ("x = 1", "x = 2", "import signal; signal.pause()"))])
     assert batch.rewards.tolist() == [[1, 0, 0]]
     assert batch.timeouts == 1
 
@@ -231,14 +231,16 @@ def test_a_coroutine_that_was_cancelled_from_within_is_unscored() -> None:
     assert (batch.known_rewards.tolist(), batch.errors) == ([0.0], 1)
 
 
-@pytest.mark.parametrize("name", [BY_COMMAND, f"{FUNCTIONS}.waiting_for_ever"])
-def test_a_function_that_never_ends_is_counted_as_a_timeout(name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "endless"), [(BY_COMMAND, "pause"), (f"{FUNCTIONS}.waiting_for_ever", "hang")]
+)
+def test_a_function_that_never_ends_is_counted_as_a_timeout(name: str, endless: str) -> None:
     script = f"""
-from retrain.rewards import opening as _opening
+from retrain.rewards import opening
 from tests.test_scoring import score
 
-_opening.LIMIT_S = 0.2
-batch = score({name!r}, ("right", "hang", "wrong"))
+opening.LIMIT_S = 1.5
+batch = score({name!r}, ("right", {endless!r}, "wrong"))
 assert batch.known_rewards.tolist() == [1, 0], batch.rewards
 assert batch.scored.tolist() == [[True, False, True]]
 assert batch.timeouts == 1

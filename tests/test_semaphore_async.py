@@ -77,11 +77,12 @@ def test_a_task_cancelled_after_its_permit_came_and_before_it_goes_on_gives_it_b
     async def check():
         semaphore = FileSemaphore(tmp_path, 1)
         semaphore.acquire()
+        threads = set(threading.enumerate())
         waiter = asyncio.ensure_future(hold(semaphore))
         await waiting(tmp_path, 1)
         semaphore.release()
-        while not waiter._fut_waiter.done():
-            await asyncio.sleep(0)
+        wait_until(lambda: threads.issuperset(threading.enumerate()))  # it came, and the loop stands still
+        await asyncio.sleep(0)  # the loop's next turn is the waiter's
         waiter.cancel()
         with pytest.raises(asyncio.CancelledError):
             await waiter
@@ -102,9 +103,9 @@ def test_cancelled_at_any_moment_no_permit_no_place_and_no_file_is_lost(tmp_path
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
-    threads, descriptors = threading.active_count(), open_descriptors()
+    threads, descriptors = set(threading.enumerate()), open_descriptors()
     asyncio.run(check())
-    wait_until(lambda: is_free(tmp_path) and threading.active_count() == threads)
+    wait_until(lambda: is_free(tmp_path) and threads.issuperset(threading.enumerate()))
     assert open_descriptors() <= descriptors + 1  # the wakeup socket
 
 

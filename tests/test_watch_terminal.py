@@ -54,6 +54,11 @@ class Terminal:
             assert time.monotonic() < deadline, self.said[-2000:]
             self._read(0.1)
 
+    def wait_for_frame(self, is_so):
+        """Read until what was drawn last is so; pytest's own timeout ends a wait that never succeeds."""
+        while not is_so(self.said.rpartition(b"\x1b[H")[2]):
+            self._read(0.1)
+
     def type(self, keys):
         os.write(self.ours, keys)
 
@@ -136,11 +141,11 @@ def test_the_view_follows_the_run_and_the_size(campaign, open_terminal):
         begin_attempt(run.attempts)
         rows(run, [1], batch_size=7)
         terminal.read_until(b"started", b"1/10")
-        terminal.said = b""
         terminal.resize(40, 12)
         rows(run, [2], batch_size=7)
-        terminal.read_until(b"study", b"running")
-        assert b"study-2025" not in terminal.said
+        terminal.wait_for_frame(
+            lambda drawn: b"study" in drawn and b"running" in drawn and b"study-2025" not in drawn
+        )
         end_attempt(run.attempts, 1, "failed", message="ValueError: broken")
         terminal.resize(100, 30)
         terminal.read_until(b"ValueError: broken")
