@@ -1,0 +1,182 @@
+"""The process that starts a shared server, restarts it after a crash, and ends it with its last user.
+
+python -m retrain.engines.keeper DIRECTORY < {"command": [...], "environment": {...}, "linger_s": 10.0}
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import http.client
+import json
+import os
+import secrets
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, replace
+from pathlib import Path
+
+from retrain.engines.shared_server import FAILED, READY, RESTARTING, STARTING, ServerFiles, ServerState
+from retrain.locks import start_mark
+from retrain.locks.held import hold
+from retrain.records.files import write_json
+
+LOOK_S = 0.25
+GRACE_S = 10.0  # for the server to end by itself
+CRASHES = 5  # restarts without a steady hour between them
+STEADY_S = 3600.0
+PR_SET_PDEATHSIG = 1
+
+
+class Keeper:
+    """Keeps one server running while anybody uses it."""
+
+    def __init__(
+        self, files: ServerFiles, command: list[str], environment: Mapping[str, str], linger_s: float
+    ) -> None:
+        key = secrets.token_urlsafe(24)
+        self._files, self._state = files, ServerState(STARTING, port=_free_port(), key=key)
+        fill = {"{port}": str(self._state.port), "{key}": key}
+        self._command = [_filled(part, fill) for part in command]
+        self._environment = {name: _filled(value, fill) for name, value in environment.items()}
+        self._linger_s = linger_s
+        self._server: subprocess.Popen[bytes] | None = None
+        self._crashes_s: list[float] = []
+
+    def keep(self) -> None:
+        """Run the server until nobody has used it for a while, or it does not stay alive."""
+        import filelock
+
+        self._start()
+        used_s = time.monotonic()
+        while True:
+            time.sleep(LOOK_S)
+            if self._files.has_users():
+                used_s = time.monotonic()
+            elif time.monotonic() - used_s > self._linger_s:
+                with filelock.FileLock(self._files.start_lock, mode=0o600):  # or a user comes just now
+                    if not self._files.has_users():
+                        self._end()
+                        return
+            if self._has_ended() and not self._restart():
+                return
+            if self._state.state != READY and self._answers():
+                self._say(replace(self._state, state=READY))
+
+    def _start(self) -> None:
+        with self._files.log.open("ab") as log:
+            self._server = subprocess.Popen(
+                self._command,
+                env=os.environ | self._environment,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                preexec_fn=_end_with_parent,
+            )
+        pid = self._server.pid
+        self._say(replace(self._state, pid=pid, started=start_mark(pid)))
+
+    def _has_ended(self) -> bool:
+        return self._server is not None and self._server.poll() is not None
+
+    def _restart(self) -> bool:
+        """Start the server again after a pause; False if that is no use."""
+        assert self._server is not None, "a server ended"
+        kill_group(self._server.pid, signal.SIGKILL)  # what it left
+        code, was_ready = self._server.returncode, self._state.state == READY or self._crashes_s
+        now_s = time.monotonic()
+        self._crashes_s = [at for at in self._crashes_s if now_s - at < STEADY_S] + [now_s]
+        if not was_ready or len(self._crashes_s) > CRASHES:
+            ended = f"ended with {_ending(code)}"
+            often = f" for the {len(self._crashes_s)}th time within an hour" if was_ready else ""
+            self._say(replace(self._state, state=FAILED, problem=f"the server {ended}{often}"))
+            return False
+        self._say(replace(self._state, state=RESTARTING, restarts=self._state.restarts + 1))
+        time.sleep(2.0 ** (len(self._crashes_s) - 1) - 0.5)
+        self._start()
+        return True
+
+    def _answers(self) -> bool:
+        connection = http.client.HTTPConnection("127.0.0.1", self._state.port, timeout=2.0)
+        with contextlib.suppress(OSError, http.client.HTTPException):
+            connection.request("GET", "/health")
+            return connection.getresponse().status == http.client.OK
+        return False
+
+    def _end(self) -> None:
+        self._files.state.unlink(missing_ok=True)
+        if self._server is not None:
+            end_group(self._server)
+
+    def _say(self, state: ServerState) -> None:
+        self._state = state
+        write_json(self._files.state, asdict(state), durable=False)
+
+
+def end_group(server: subprocess.Popen[bytes]) -> None:
+    """End a process and all that it started, by force after a grace period."""
+    kill_group(server.pid, signal.SIGTERM)
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        server.wait(GRACE_S)
+    kill_group(server.pid, signal.SIGKILL)
+    server.wait()
+
+
+def kill_group(leader: int, number: signal.Signals) -> None:
+    """Signal a process group, if it still exists."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(leader, number)
+
+
+def _end_with_parent() -> None:
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
+def _filled(text: str, values: Mapping[str, str]) -> str:
+    for name, value in values.items():
+        text = text.replace(name, value)
+    return text
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def _ending(code: int) -> str:
+    if code < 0:
+        return f"signal {signal.Signals(-code).name}"
+    return f"exit code {code}"
+
+
+def main() -> None:
+    """Detach, take the lock, let whoever started this go on, and keep the server."""
+    files, plan = ServerFiles(Path(sys.argv[1])), json.load(sys.stdin)
+    locked, told = os.pipe()
+    if os.fork():  # the starter waits for this process, until the lock is taken
+        os.close(told)
+        sys.exit(0 if os.read(locked, 1) else 1)
+    os.setsid()
+    with Path(os.devnull).open("r+b") as nowhere:
+        for stream in (0, 1, 2):
+            os.dup2(nowhere.fileno(), stream)
+    left = files.read_state()
+    if (lock := hold(files.keeper_lock)) is None:
+        os._exit(1)
+    os.write(told, b"1")
+    os.close(told)
+    if left.pid and left.started and start_mark(left.pid) == left.started:
+        kill_group(left.pid, signal.SIGKILL)  # a server whose keeper was killed
+    with lock:
+        Keeper(files, **plan).keep()
+
+
+if __name__ == "__main__":
+    main()

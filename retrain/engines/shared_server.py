@@ -1,0 +1,190 @@
+"""One server for many runs of a user: the first that needs it starts it, and it ends after the last one.
+
+A keeper process, which belongs to no run, starts the server, restarts it after a crash, and ends it once
+nobody uses it: a user holds a lock while it lives, so that one that was killed does not count. Files:
+
+    users/*.lock   held by the users
+    start.lock     for whoever starts a keeper, and a keeper that is about to end
+    keeper.lock    held by the keeper
+    server.json    what the keeper knows of the server: `ServerState`
+    server.log     the server's output
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import secrets
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from retrain.errors import ConfigError, InfrastructureError, RecordsError
+from retrain.locks.held import hold, is_held
+from retrain.records.files import read_json, record_of, write_json
+
+STARTING, READY, RESTARTING, FAILED, ENDED = "starting", "ready", "restarting", "failed", "ended"
+LOOK_S = 0.1
+LINGER_S = 10.0  # after the last user, so that a campaign's next run finds the server
+KEEPERS = 3  # started by one user in a row before it gives up
+SHOWN_LINES = 3  # of the server's log, in an error
+LOG_TAIL_BYTES = 1 << 14
+
+
+@dataclass(frozen=True, slots=True)
+class ServerState:
+    """What a keeper tells of its server."""
+
+    state: str
+    port: int = 0
+    key: str = ""  # that the server asks of its users; others on this machine do not know it
+    pid: int = 0
+    started: str = ""  # `start_mark` of that process
+    restarts: int = 0
+    problem: str = ""
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+
+@dataclass(frozen=True, slots=True)
+class ServerFiles:
+    """The files of one server."""
+
+    directory: Path
+
+    @property
+    def users(self) -> Path:
+        return self.directory / "users"
+
+    @property
+    def start_lock(self) -> Path:
+        return self.directory / "start.lock"
+
+    @property
+    def keeper_lock(self) -> Path:
+        return self.directory / "keeper.lock"
+
+    @property
+    def state(self) -> Path:
+        return self.directory / "server.json"
+
+    @property
+    def log(self) -> Path:
+        return self.directory / "server.log"
+
+    def read_state(self) -> ServerState:
+        """Return what the keeper wrote last; that of an ended server if nothing can be read."""
+        with contextlib.suppress(RecordsError, LookupError, TypeError, ValueError):
+            if (found := read_json(self.state)) is not None:
+                return record_of(ServerState, found)
+        return ServerState(ENDED)
+
+    def has_users(self) -> bool:
+        """Whether a live process uses the server; removes what dead ones left."""
+        found = False
+        for path in self.users.glob("*.lock"):
+            if is_held(path):
+                found = True
+            else:
+                path.unlink(missing_ok=True)
+        return found
+
+
+class SharedServer:
+    """This process's share in a server; `close` gives it back."""
+
+    def __init__(
+        self, command: Sequence[str], environment: Mapping[str, str], who: str, linger_s: float = LINGER_S
+    ) -> None:
+        """Become a user; nothing is started yet.
+
+        Args:
+            command: what starts the server; `{port}` stands for its port, which it must open on 127.0.0.1,
+                and `{key}` for the key that it must ask for. Equal commands share one server.
+            environment: variables in addition to this process's own; may hold `{key}` as well.
+            who: names the server in messages.
+            linger_s: how long a server that this process starts stays after its last user.
+        """
+        self.files = ServerFiles(_directory(command, environment))
+        self._plan = {"command": list(command), "environment": dict(environment), "linger_s": linger_s}
+        self._who = who
+        self.files.users.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self._lock = hold(self.files.users / f"{os.getpid()}-{secrets.token_hex(4)}.lock")
+        assert self._lock is not None, "nobody else knows this name"
+
+    def ready(self, timeout_s: float) -> ServerState:
+        """Return the server's address once it answers, after starting it if nobody has.
+
+        Raises:
+            ConfigError: it ended before it ever answered.
+            InfrastructureError: it does not answer in time, or does not stay alive.
+        """
+        deadline = time.monotonic() + timeout_s
+        keepers = int(self._ensure_keeper())
+        while time.monotonic() < deadline:
+            found = self.files.read_state()
+            if found.state == FAILED:
+                kind = InfrastructureError if found.restarts else ConfigError
+                raise kind(f"{self._who}: {found.problem}; its log is {self.files.log}{self._last_lines()}")
+            if not is_held(self.files.keeper_lock):
+                if keepers >= KEEPERS:
+                    raise InfrastructureError(f"{self._who}: the process that keeps it was killed repeatedly")
+                keepers += self._ensure_keeper()
+            elif found.state == READY:
+                return found
+            time.sleep(LOOK_S)
+        raise InfrastructureError(
+            f"{self._who}: not ready after {timeout_s:.0f} s; its log is {self.files.log}{self._last_lines()}"
+        )
+
+    def close(self) -> None:
+        """Stop using the server; safe to call twice."""
+        if self._lock is not None:
+            lock, self._lock = self._lock, None
+            lock.path.unlink(missing_ok=True)
+            lock.release()
+
+    def _ensure_keeper(self) -> bool:
+        """Start a keeper unless one lives; return whether one was started."""
+        import filelock  # here: importing it takes 50 ms
+
+        with filelock.FileLock(self.files.start_lock, mode=0o600):
+            if is_held(self.files.keeper_lock):
+                return False
+            left = self.files.read_state()
+            write_json(self.files.state, {"state": STARTING, "pid": left.pid, "started": left.started})
+            command = [sys.executable, "-m", "retrain.engines.keeper", str(self.files.directory)]
+            plan = json.dumps(self._plan).encode()
+            # returns once the keeper, which leaves this process's tree, holds its lock
+            subprocess.run(command, input=plan, check=True, cwd="/")
+        return True
+
+    def _last_lines(self) -> str:
+        with contextlib.suppress(OSError):
+            tail = self.files.log.read_bytes()[-LOG_TAIL_BYTES:].decode(errors="replace")
+            lines = [line for line in tail.splitlines() if line.strip()][-SHOWN_LINES:]
+            return "".join(f"\n  {line[:300]}" for line in lines)
+        return ""
+
+
+def _directory(command: Sequence[str], environment: Mapping[str, str]) -> Path:
+    """Return the directory of a server in the user's own folder for temporary files.
+
+    Raises:
+        ConfigError: the folder belongs to another user.
+    """
+    parent = Path(tempfile.gettempdir()) / f"retrain-engines-{os.getuid()}"
+    parent.mkdir(mode=0o700, exist_ok=True)
+    found = parent.lstat()
+    if parent.is_symlink() or found.st_uid != os.getuid() or found.st_mode & 0o077:
+        raise ConfigError(f"{parent}: is not a folder of this user alone; remove it, or set TMPDIR")
+    known = json.dumps([list(command), sorted(environment.items())]).encode()
+    return parent / hashlib.sha256(known).hexdigest()[:16]

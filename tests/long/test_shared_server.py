@@ -1,0 +1,135 @@
+"""A server that runs share: started once, restarted, and ended with its last user, however that one ends."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from retrain.engines.shared_server import READY, ServerFiles, SharedServer
+from retrain.errors import ConfigError
+from retrain.locks import start_mark
+from retrain.locks.held import holder
+from tests.semaphore_processes import wait_until
+
+SERVER = """
+import http.server, os, sys
+class Answer(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200); self.end_headers(); self.wfile.write(os.environ["TOKEN"].encode())
+print("serving", flush=True)
+http.server.HTTPServer(("127.0.0.1", int(sys.argv[1])), Answer).serve_forever()
+"""
+USER = """
+import sys, time
+from retrain.engines.shared_server import SharedServer
+user = SharedServer([sys.executable, sys.argv[1], "{port}"], {"TOKEN": "{key}"}, "the engine", 0.5)
+print(user.ready(60).url, flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.fixture
+def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    path = tmp_path / "server.py"
+    path.write_text(SERVER)
+    return path
+
+
+def use(script: Path, *more: str) -> SharedServer:
+    return SharedServer([sys.executable, str(script), "{port}", *more], {"TOKEN": "{key}"}, "the engine", 0.5)
+
+
+@pytest.fixture
+def user(script: Path) -> Iterator[SharedServer]:
+    user = use(script)
+    yield user
+    user.close()
+    wait_until(lambda: not is_alive(user.files))
+
+
+def is_alive(files: ServerFiles) -> bool:
+    keeper, server = holder(files.keeper_lock), files.read_state()
+    return bool(keeper and start_mark(keeper.pid) == keeper.started) or bool(
+        server.pid and start_mark(server.pid) == server.started
+    )
+
+
+def started_user(script: Path) -> tuple[subprocess.Popen[str], str]:
+    process = subprocess.Popen(
+        [sys.executable, "-c", USER, str(script)], stdout=subprocess.PIPE, text=True, start_new_session=True
+    )
+    assert process.stdout is not None
+    return process, process.stdout.readline().strip()
+
+
+def test_users_of_one_command_share_a_server_and_its_key(user, script):
+    state = user.ready(60)
+    with urllib.request.urlopen(state.url, timeout=10) as answer:
+        assert answer.read().decode() == state.key
+    processes = [started_user(script) for _ in range(4)]
+    try:
+        assert {url for _, url in processes} == {state.url}
+        assert user.files.log.read_text().count("serving") == 1
+    finally:
+        for process, _ in processes:
+            process.kill()
+            process.wait()
+            process.stdout.close()
+
+
+def test_a_crashed_server_comes_back_at_the_same_address(user):
+    before = user.ready(60)
+    os.kill(before.pid, signal.SIGKILL)
+    wait_until(lambda: user.files.read_state().restarts == 1)
+    after = user.ready(60)
+    assert (after.url, after.key, after.restarts) == (before.url, before.key, 1)
+    assert after.pid != before.pid
+
+
+def test_the_last_user_ends_the_server_even_if_it_is_killed(script):
+    first, url = started_user(script)
+    second, same = started_user(script)
+    files = next(ServerFiles(path) for path in script.parent.glob("retrain-engines-*/*"))
+    assert url == same
+    for process in (first, second):
+        assert is_alive(files)
+        process.kill()
+        process.wait()
+        process.stdout.close()
+    wait_until(lambda: not is_alive(files))
+
+
+def test_a_killed_keeper_takes_its_server_along_and_is_replaced(user):
+    before = user.ready(60)
+    keeper = holder(user.files.keeper_lock)
+    os.kill(keeper.pid, signal.SIGKILL)
+    wait_until(lambda: start_mark(before.pid) != before.started)
+    after = user.ready(60)
+    assert after.state == READY
+    assert after.pid != before.pid
+
+
+def test_a_server_that_cannot_start_is_an_error_with_its_own_words(script):
+    script.write_text("import sys\nsys.exit('no such model: abc')\n")
+    user = use(script)
+    with pytest.raises(ConfigError, match=r"(?s)the engine: .*exit code 1.*log\n  no such model: abc"):
+        user.ready(60)
+    user.close()
+    wait_until(lambda: not is_alive(user.files))
+
+
+def test_a_folder_of_somebody_else_is_refused(script):
+    folder = script.parent / f"retrain-engines-{os.getuid()}"
+    folder.mkdir(mode=0o755)
+    folder.chmod(0o755)
+    with pytest.raises(ConfigError, match="not a folder of this user alone"):
+        use(script)
