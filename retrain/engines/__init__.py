@@ -29,6 +29,6 @@ class Drawn:
 class RefusedError(ConfigError):
     """The server rejects the request, and a retry would not help."""
 
-    def __init__(self, message: str, code: int) -> None:
-        super().__init__(message)
-        self.code = code  # HTTP status; 404: the path or the adapters are unknown to the server
+
+class LostAdaptersError(RefusedError):
+    """The server does not know the adapters that a call names: it was restarted."""

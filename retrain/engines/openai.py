@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from retrain.controllers.permits import OVERLOAD, WAITED_S, CallFacts
-from retrain.engines import Drawn, Ids, RefusedError
+from retrain.engines import Drawn, Ids, LostAdaptersError, RefusedError
 from retrain.errors import ConfigError, InfrastructureError, RunFailedError
 from retrain.http_client import HEADER_VALUE, CallError, HttpClient, read_json
 
@@ -28,6 +28,7 @@ ATTEMPTS = 5
 FIRST_WAIT_S = 0.5  # upper bound; doubles per attempt: four seconds in total on average, for short outages
 RELEASE_S = 10.0  # for the final permit and call; a worker that is stopping has 30 s
 KEY_CODES = (401, 403)
+NOT_FOUND = 404
 COMPLETIONS = "/v1/completions"
 
 
@@ -42,10 +43,24 @@ class Engine:
         timeout_s: float,
         permit: Callable[[], AbstractContextManager[object]],
         observe_call: Callable[[CallFacts], None] | None = None,
+        key: str | None = None,
+        advice: str = "check that the server runs and [backend.options].engine_url",
     ) -> None:
-        """Create the client without connecting; `reload` is the path that loads adapters."""
+        """Create the client without connecting.
+
+        Args:
+            url: address of the server.
+            reload: path that loads adapters.
+            timeout_s: limit of a call.
+            permit: every call holds one.
+            observe_call: told of calls that say something of the server's load.
+            key: that the server asks for; None reads it from the environment.
+            advice: ends the message about a server that does not answer.
+        """
         self._url = url.rstrip("/")
-        self._client = HttpClient(self._url, key=_key(), timeout_s=timeout_s, extra="local", who="local")
+        own = _key() if key is None else key
+        self._client = HttpClient(self._url, key=own, timeout_s=timeout_s, extra="local", who="local")
+        self._unreachable = advice
         self._reload = reload
         self._unload = reload.replace("load_lora", "unload_lora")
         self._loaded: list[str] = []  # names of adapters
@@ -136,10 +151,10 @@ class Engine:
         except CallError as error:
             problem = f"{self._url}{path}: {error.code or ''} {error}".replace(":  ", ": ")
             if error.is_passing:
-                raise InfrastructureError(
-                    f"{problem}; check that the server runs and [backend.options].engine_url"
-                ) from error
-            raise RefusedError(f"{problem}; {self._advice(path, error.code)}", error.code) from error
+                raise InfrastructureError(f"{problem}; {self._unreachable}") from error
+            lost = error.code == NOT_FOUND and path == COMPLETIONS
+            kind = LostAdaptersError if lost else RefusedError
+            raise kind(f"{problem}; {self._advice(path, error.code)}") from error
 
     def _advice(self, path: str, code: int) -> str:
         if code in KEY_CODES:

@@ -22,8 +22,9 @@ from tests.extras.local_policies import open_backend
 class CompletionsServer(ThreadingHTTPServer):
     """Samples with the adapters that a call names; what goes wrong is set from outside."""
 
-    def __init__(self, model: str, rank: int, prefix: str = "/v1") -> None:
-        super().__init__(("127.0.0.1", 0), Handler)
+    def __init__(self, model: str, rank: int, prefix: str = "/v1", port: int = 0) -> None:
+        super().__init__(("127.0.0.1", port), Handler)
+        self.key = ""  # that calls must name, if any
         self.policy = open_backend(model, rank=rank)
         self.prefix = prefix
         self.adapters: dict[str, dict[str, torch.Tensor]] = {}
@@ -96,11 +97,18 @@ class CompletionsServer(ThreadingHTTPServer):
 class Handler(BaseHTTPRequestHandler):
     server: CompletionsServer
 
+    def do_GET(self) -> None:  # /health
+        self.send_response(200)
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         with self.server.lock:
             self.server.requests.append((self.path, body, self.headers["Authorization"]))
-            code, content = self.server.answer(self.path, body)
+            named = self.headers["Authorization"]
+            is_known = not self.server.key or named == f"Bearer {self.server.key}"
+            code, content = self.server.answer(self.path, body) if is_known else (401, b"no key")
         if self.server.moved_to:
             code = 302
         self.send_response(code)

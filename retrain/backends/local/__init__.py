@@ -14,6 +14,7 @@ from retrain import extras
 from retrain.backends import BackendSpec
 from retrain.backends.local.names import model_problem, prompts_problem, template_problem
 from retrain.backends.options import is_words, number, one_of, option, parsed, problems_of, whole
+from retrain.engines.vllm import vllm_problem
 from retrain.errors import ConfigError
 from retrain.system.nvidia import gpu_nodes
 
@@ -64,7 +65,9 @@ class LocalOptions:
     stop: tuple[str, ...] = ()  # strings that end a completion
     chat_template: bool = False  # apply the tokenizer's chat template to prompts
     system_prompt: str = ""  # with chat_template
-    engine: str = one_of("torch", "openai")  # sampler: torch (in this process), openai (a server)
+    engine: str = one_of(
+        "torch", "vllm", "openai"
+    )  # sampler: torch (in this process), vllm (a server that runs here share), openai (your server)
     engine_url: str = option(
         "",
         lambda value: isinstance(value, str) and bool(re.match(r"https?://[^/]", value)),
@@ -72,6 +75,13 @@ class LocalOptions:
     )  # server address, without /v1
     engine_adapters: str = ""  # directory shared by server and trainer; empty: a temporary one
     engine_reload: str = "/v1/load_lora_adapter"  # vLLM; SGLang: /load_lora_adapter
+    engine_command: tuple[str, ...] = option(
+        ("vllm",), lambda value: is_words(value) and bool(value), "a list such as ['/opt/vllm/bin/vllm']"
+    )  # starts vLLM's command line, if it is in an environment of its own
+    engine_arguments: tuple[str, ...] = ()  # further ones of `vllm serve`
+    engine_memory: float = number(
+        0.0, 0, 100_000
+    )  # GB for vLLM on a GPU, or for its cache on the CPU; 0: 45 % of the GPU, 1/16 of the main memory
     engine_timeout_s: float = number(600.0, 0.1, 86400, "seconds from 0.1 to 86400")
 
 
@@ -95,16 +105,17 @@ def check_options(options: Mapping[str, object]) -> list[str]:
         return problems
     if options.get("system_prompt") and not options.get("chat_template"):
         problems.append("system_prompt: needs chat_template = true")
-    if takes_permits(options) and not options.get("engine_url"):
+    if options.get("engine") == "openai" and not options.get("engine_url"):
         problems.append('engine_url: needed by engine = "openai"; for example "http://127.0.0.1:8000"')
     if takes_permits(options) and not options.get("lora", DEFAULTS.lora):
-        problems.append('engine: "openai" needs lora = true, because a server can only reload adapters')
+        engine = options["engine"]
+        problems.append(f'engine: "{engine}" needs lora = true, because a server can only reload adapters')
     return problems
 
 
 def takes_permits(options: Mapping[str, object]) -> bool:
     """Whether calls hold permits: true if a server samples."""
-    return options.get("engine") == "openai"
+    return options.get("engine", DEFAULTS.engine) != "torch"
 
 
 def check_run(config: Config) -> list[str]:
@@ -116,6 +127,9 @@ def check_run(config: Config) -> list[str]:
         problems.append(f"[model].model: {wrong}")
     elif options.get("chat_template") and (wrong := template_problem(config.model.model)):
         problems.append(f"[backend.options].chat_template: {wrong}")
+    command = options.get("engine_command", DEFAULTS.engine_command)
+    if options.get("engine") == "vllm" and (wrong := vllm_problem(command)):
+        problems.append(f"[backend.options].engine_command: {wrong}")
     if config.algorithm.kl_coef and not options.get("lora", DEFAULTS.lora):
         problems.append(f"[algorithm].kl_coef: {NO_REFERENCE}")
     device, launcher = options.get("device", DEFAULTS.device), config.campaign and config.campaign.launcher
@@ -153,7 +167,7 @@ def servers(config: Config) -> dict[str, str]:
     """Return the server that a run needs, as address -> key."""
     options = config.backend.options
     address = {str(options.get("engine_url", "")): "[backend.options].engine_url"}
-    return address if takes_permits(options) else {}
+    return address if options.get("engine") == "openai" else {}
 
 
 def wants_gpu(options: Mapping[str, Any]) -> bool:

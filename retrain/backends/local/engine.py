@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import secrets
 import shutil
 import tempfile
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from itertools import count
 from pathlib import Path
 
 import numpy as np
@@ -21,14 +22,17 @@ from retrain.backends.local import LocalOptions
 from retrain.backends.local.files import ADAPTER, save_weights
 from retrain.backends.local.loading import Policy
 from retrain.backends.local.training import evaluate, lay_out
-from retrain.engines import Drawn, Ids, RefusedError
+from retrain.engines import Drawn, Ids, LostAdaptersError
 from retrain.engines.openai import Engine
-from retrain.errors import RunFailedError
+from retrain.engines.shared_server import SharedServer
+from retrain.engines.vllm import START_S, vllm_server
+from retrain.errors import InfrastructureError, RunFailedError
 from retrain.rollouts import Prompt, Rollout, TrainingSample
 
 TOLERANCE_NATS = 0.2  # mean over tokens; differences from kernels and bfloat16 are ten times smaller
 NOISE_NATS = 0.02  # smaller differences are noise
 CHECKED_TOKENS = 256
+CRASHES = 3  # of a server of ours, that one call survives
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -57,13 +61,9 @@ class EngineSampler:
     """
 
     def __init__(self, spec: BackendSpec, options: LocalOptions, policy: Policy, end_ids: Ids) -> None:
-        self._engine = Engine(
-            options.engine_url,
-            reload=options.engine_reload,
-            timeout_s=options.engine_timeout_s,
-            permit=spec.permit,
-            observe_call=spec.observe_call,
-        )
+        self._spec, self._options = spec, options
+        self._server = _vllm(spec, options, policy) if options.engine == "vllm" else None
+        self._engine = self._connected()
         self._trained = policy
         self._policy = policy.with_own_adapters()
         self._end_ids = end_ids
@@ -75,7 +75,7 @@ class EngineSampler:
         self._directory = Path(tempfile.mkdtemp(prefix="retrain-adapters-", dir=parent))
         # a server refuses a name that is already loaded, for example by an earlier attempt
         name = f"{re.sub(r'[^A-Za-z0-9._-]', '-', spec.run_name) or 'run'}-{secrets.token_hex(4)}"
-        self._names = map(f"{name}-{{}}".format, count(1))
+        self._names = map(f"{name}-{{}}".format, itertools.count(1))
         self._lock = threading.Lock()  # guards `_policy` and `_served`
         self._served: list[Served] = []  # the newest last; earlier ones until no call uses them
         self.publish(0)
@@ -92,7 +92,7 @@ class EngineSampler:
         room = self._policy.context - max(map(len, prompts))
         seed = int(torch.randint(2**31, (1,), generator=generator, device=generator.device))
         ask = partial(
-            self._engine.complete,
+            Engine.complete,
             prompts=prompts,
             count=sampling.group_size,
             max_tokens=min(sampling.max_tokens, room),
@@ -112,26 +112,63 @@ class EngineSampler:
     def close(self) -> None:
         """Unload the adapters from the server and delete their files."""
         self._engine.close()
+        if self._server is not None:
+            self._server.close()
         shutil.rmtree(self._directory, ignore_errors=True)
 
-    def _ask(
-        self, ask: Callable[[str], list[Drawn]], *, is_second: bool = False
-    ) -> tuple[Served, list[Drawn]]:
-        """Make a call with the adapters published last, which stay loaded until it is answered."""
+    def _connected(self) -> Engine:
+        """Return a client of the server, which is started first if it is ours to start."""
+        options, spec = self._options, self._spec
+        client = partial(
+            Engine,
+            reload=options.engine_reload,
+            timeout_s=options.engine_timeout_s,
+            permit=spec.permit,
+            observe_call=spec.observe_call,
+        )
+        if self._server is None:
+            return client(options.engine_url)
+        state = self._server.ready(START_S)
+        return client(state.url, key=state.key, advice=f"vLLM's log is {self._server.files.log}")
+
+    def _ask(self, ask: Callable[[Engine, str], list[Drawn]]) -> tuple[Served, list[Drawn]]:
+        """Make a call with the adapters published last, which stay loaded until it is answered.
+
+        A server that was restarted has lost the adapters. One that is ours to start is waited for.
+        """
+        for failures in itertools.count(1):
+            engine = self._engine
+            try:
+                with self._lending() as served:
+                    return served, ask(engine, served.name)
+            except LostAdaptersError:
+                if failures > 1:
+                    raise
+            except InfrastructureError:
+                if self._server is None or failures >= CRASHES:
+                    raise
+                self._reconnect(engine)
+            with self._lock:
+                self._served.clear()
+        raise AssertionError("unreachable")
+
+    @contextmanager
+    def _lending(self) -> Iterator[Served]:
+        """Keep the adapters published last loaded while the body runs."""
         with self._lock:
             served = self._bring_up_to(self._published)
             served.users += 1
         try:
-            return served, ask(served.name)
-        except RefusedError as error:
-            if error.code != 404 or is_second:
-                raise
+            yield served
         finally:
             with self._lock:
                 served.users -= 1
+
+    def _reconnect(self, failed: Engine) -> None:
+        """Wait for the server, unless another thread has."""
         with self._lock:
-            self._served.clear()  # a restarted server has lost the adapters
-        return self._ask(ask, is_second=True)
+            if self._engine is failed:
+                self._engine = self._connected()
 
     def _bring_up_to(self, snapshot: Snapshot) -> Served:
         if self._served and self._served[-1].snapshot is snapshot:
@@ -195,6 +232,20 @@ class EngineSampler:
                 f"the sampling server's log-probabilities are {apart:.2f} nats per token from "
                 "this model's; check that it serves the same weights and applies the adapters"
             )
+
+
+def _vllm(spec: BackendSpec, options: LocalOptions, policy: Policy) -> SharedServer:
+    device = next(policy.causal.parameters()).device
+    return vllm_server(
+        str(Path(spec.model).absolute()) if Path(spec.model).is_dir() else spec.model,
+        command=options.engine_command,
+        arguments=options.engine_arguments,
+        revision=options.revision,
+        dtype=str(policy.causal.dtype).removeprefix("torch."),
+        gpu=device.index or 0 if device.type == "cuda" else None,
+        lora_rank=spec.lora_rank,
+        memory_gb=options.engine_memory,
+    )
 
 
 def _first_tokens(

@@ -57,7 +57,7 @@ class LocalBackend:
         self._encoded: dict[str, Ids] = {}
         self.info = BackendInfo(
             parameters=sum(p.numel() for p in policy.causal.parameters()),
-            remote=options.engine == "openai",
+            remote=options.engine != "torch",
             deterministic=device.type == "cpu" and options.engine == "torch",
         )
         self.costs = _costs(policy, options)

@@ -1,0 +1,117 @@
+"""vLLM on this machine, started by the first run that needs it and shared by all runs of the user.
+
+One server per model, precision and GPU, or one on the CPU; `shared_server` says how it lives and ends. It
+listens on 127.0.0.1 only, and answers only to a key that the user's own processes can read.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from retrain.distribution import install_command
+from retrain.errors import ConfigError
+from retrain.system import memory_limit_bytes
+from retrain.system.nvidia import gpus
+
+if TYPE_CHECKING:
+    from retrain.engines.shared_server import SharedServer
+
+RANKS = (8, 16, 32, 64, 128, 256, 320, 512)  # that vLLM can be started for
+SHARED_RANK = 32  # adapters up to this rank share one server
+ADAPTERS = 8  # of different runs in one batch; others wait in main memory
+CPU_SHARE, GPU_SHARE = 1 / 16, 0.45  # of the memory, for the key-value cache, and for the whole server
+MOST_OF_A_GPU = 0.95
+START_S = 900.0  # the first start on a GPU compiles for minutes
+ENVIRONMENT = {
+    "VLLM_API_KEY": "{key}",
+    "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1",
+    "VLLM_NO_USAGE_STATS": "1",
+    "DO_NOT_TRACK": "1",
+}
+
+
+def vllm_problem(command: Sequence[str]) -> str:
+    """Return why vLLM cannot be started here; empty if it can."""
+    if sys.platform != "linux":
+        return 'vLLM runs on Linux only; use engine = "torch", or "openai" for a server elsewhere'
+    if not _executable(command[0]):
+        return (
+            f"{command[0]!r} is not installed; run: {install_command('vllm')}, or name that of another "
+            'environment: engine_command = ["/path/to/vllm"]'
+        )
+    return ""
+
+
+def vllm_server(
+    model: str,
+    *,
+    command: Sequence[str],
+    arguments: Sequence[str],
+    revision: str,
+    dtype: str,
+    gpu: int | None,
+    lora_rank: int,
+    memory_gb: float,
+) -> SharedServer:
+    """Return this process's share in the server for a model; it is not started yet.
+
+    Args:
+        model: directory, or name on the hub.
+        command: starts vLLM's command line; `serve` follows.
+        arguments: further ones, added at the end.
+        revision: of a model on the hub; empty for its default.
+        dtype: of weights and cache, as vLLM names it.
+        gpu: number of the GPU among those that this process sees; None: the CPU.
+        lora_rank: largest rank of the adapters.
+        memory_gb: for the server on a GPU, or for its cache on the CPU; 0 chooses.
+
+    Raises:
+        ConfigError: vLLM cannot serve this here.
+    """
+    from retrain.engines.shared_server import SharedServer  # planning reads only this file
+
+    if problem := vllm_problem(command):
+        raise ConfigError(f"[backend.options].engine_command: {problem}")
+    if lora_rank > RANKS[-1]:
+        raise ConfigError(f"[model].lora_rank: got {lora_rank}; vLLM serves at most {RANKS[-1]}")
+    rank = next(r for r in RANKS if r >= max(lora_rank, SHARED_RANK))
+    environment = ENVIRONMENT | (_on_cpu(memory_gb) if gpu is None else _on_gpu(gpu))
+    line = [
+        _executable(command[0]) or command[0], *command[1:], "serve", model,
+        "--host", "127.0.0.1", "--port", "{port}",
+        *(["--revision", revision] if revision else []),
+        "--dtype", dtype,
+        "--enable-lora", "--max-lora-rank", str(rank), "--max-loras", str(ADAPTERS),
+        "--max-cpu-loras", str(4 * ADAPTERS),
+        "--logprobs-mode", "processed_logprobs",  # of the distribution that is sampled from
+        "--generation-config", "vllm",  # the model's own would add top_k and penalties
+        *(["--enforce-eager"] if gpu is None else ["--gpu-memory-utilization", _gpu_share(memory_gb)]),
+        *arguments,
+    ]  # fmt: skip
+    return SharedServer(line, environment, "vLLM")
+
+
+def _executable(name: str) -> str | None:
+    """Return the path of a command in PATH, or in the environment that this Python belongs to."""
+    return shutil.which(name) or shutil.which(Path(sys.executable).parent / name)
+
+
+def _on_gpu(number: int) -> dict[str, str]:
+    """Name the GPU, so that each has a server of its own."""
+    listed = os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(number + 1)))
+    return {"CUDA_VISIBLE_DEVICES": listed.split(",")[number].strip()}
+
+
+def _on_cpu(memory_gb: float) -> dict[str, str]:
+    gb = memory_gb or max(1.0, CPU_SHARE * memory_limit_bytes() / 1e9)
+    return {"VLLM_CPU_KVCACHE_SPACE": str(max(1, round(gb))), "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
+
+
+def _gpu_share(memory_gb: float) -> str:
+    whole = min((gpu.memory_total_bytes for gpu in gpus()), default=0)
+    return f"{min(MOST_OF_A_GPU, memory_gb * 1e9 / whole) if memory_gb and whole else GPU_SHARE:.3f}"

@@ -1,0 +1,119 @@
+"""`engine = "vllm"`: a server that the first backend starts, all share, and none outlives."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from retrain.backends import Optimization
+from retrain.backends.local import check_options, check_run
+from retrain.backends.local.policy import LocalBackend
+from retrain.config.load import parse
+from retrain.engines.shared_server import ServerFiles
+from retrain.engines.vllm import vllm_problem
+from retrain.errors import ConfigError
+from retrain.locks import start_mark
+from retrain.locks.held import holder
+from tests.extras.local_policies import (
+    as_samples,
+    chosen,
+    draw,
+    loss_named,
+    open_backend,
+    plain_logprobs,
+    stir,
+)
+from tests.extras.tiny_models import save_tiny_model
+from tests.long.test_shared_server import is_alive
+from tests.semaphore_processes import wait_until
+
+COMMAND = (sys.executable, "-m", "tests.extras.vllm_command")
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return save_tiny_model(tmp_path_factory.mktemp("model"), hidden=32, context=64)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """The folder of all servers of this file; at the end, none of them is left."""
+    path = tmp_path_factory.mktemp("engines")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("tempfile.tempdir", str(path))
+        patch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
+        yield path
+    left = [ServerFiles(one) for one in path.glob("retrain-engines-*/*")]
+    wait_until(lambda: not any(map(is_alive, left)))
+
+
+@pytest.fixture
+def managed(model: str) -> Iterator[Callable[[int], LocalBackend]]:
+    """Open backends on one managed server."""
+    with ExitStack() as stack:
+
+        def open_one(seed: int) -> LocalBackend:
+            options = {"engine": "vllm", "engine_command": COMMAND, "engine_arguments": ("--rank", "4")}
+            backend = open_backend(model, seed=seed, **options)
+            stack.callback(backend.close)
+            stir(backend, seed)
+            return backend
+
+        yield open_one
+
+
+def files_in(folder: Path) -> ServerFiles:
+    (directory,) = folder.glob("retrain-engines-*/*")
+    return ServerFiles(directory)
+
+
+def assert_own(backend) -> None:
+    """Samples have the log-probabilities of this backend's own adapters."""
+    samples = as_samples(draw(backend))
+    for sample, logps in zip(samples, plain_logprobs(backend, samples, 0.8), strict=True):
+        assert np.allclose(chosen(logps, sample).detach(), sample.rollout.logprobs, atol=1e-4)
+
+
+def test_two_runs_share_a_server_with_their_own_adapters_and_survive_its_crash(managed, folder):
+    first, second = managed(0), managed(1)
+    for backend in (first, second):
+        assert_own(backend)
+    files = files_in(folder)
+    assert files.log.read_text().count("serving") == 1
+    os.kill(files.read_state().pid, signal.SIGKILL)
+    first.update(as_samples(draw(first)), loss_named("gspo"), Optimization(lr=1e-2, temperature=0.8))
+    for backend in (first, second):
+        assert_own(backend)
+    assert files.read_state().restarts == 1
+    assert files.log.read_text().count("serving") == 2
+
+
+def test_a_server_without_its_keeper_is_replaced(managed, folder):
+    backend = managed(0)
+    assert_own(backend)
+    keeper = holder(files_in(folder).keeper_lock)
+    os.kill(keeper.pid, signal.SIGKILL)
+    wait_until(lambda: start_mark(keeper.pid) != keeper.started)
+    assert_own(backend)
+
+
+def test_what_the_server_says_when_it_cannot_start_is_the_error(model, tmp_path, monkeypatch):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    fails = (sys.executable, "-c", "import sys; sys.exit('out of memory, alas')")
+    with pytest.raises(ConfigError, match=r"(?s)vLLM: .* exit code 1; .*\n  out of memory, alas"):
+        open_backend(model, engine="vllm", engine_command=fails)
+
+
+def test_a_missing_command_is_found_before_anything_starts(model):
+    options = {"engine": "vllm", "engine_command": ["/no/such/vllm"], "local_files_only": True}
+    raw = {"backend": {"backend": "local", "options": options}, "model": {"model": model}}
+    assert any("'/no/such/vllm' is not installed" in line for line in check_run(parse(raw, "c.toml")))
+    assert check_options({"engine": "vllm", "lora": False})
+    assert vllm_problem([sys.executable]) == ""
