@@ -18,13 +18,14 @@ from retrain.records.figures import Pace
 from retrain.records.manifest import Expectation
 from retrain.records.run_row import RunRow
 from retrain.report import compare, statistics
-from retrain.status import CampaignStatus, ConditionStatus, PermitHolder, PermitStatus
+from retrain.semaphore.slots import Holder
+from retrain.status import CampaignStatus, ConditionStatus, PermitStatus
 from tests.simulated import flat, write_campaign
 
 PAGE = Path(__file__).parent.parent / "docs" / "json.md"
 DOCUMENTED = {
     **{kind.__name__: kind for kind in (CampaignStatus, ConditionStatus, RunRow, Pace)},
-    **{kind.__name__: kind for kind in (PermitStatus, PermitHolder, Expectation)},
+    **{kind.__name__: kind for kind in (PermitStatus, Holder, Expectation)},
     **{kind.__name__: kind for kind in (explain.Explanation, explain.ConditionPlan, wall_time.WallTime)},
     **{kind.__name__: kind for kind in (learned.MeasuredCondition, Change)},
     **{kind.__name__: kind for kind in (compare.Comparison, compare.MetricComparison, compare.SideResult)},

@@ -13,7 +13,7 @@ from retrain.errors import RecordsError
 from retrain.locks.held import hold
 from retrain.records.growing import follow, last_lines
 from retrain.records.layout import CampaignFiles
-from retrain.status.logs import find_log, find_run
+from retrain.status.one_run import find_log, find_run
 from tests.simulated import flat, write_campaign
 
 

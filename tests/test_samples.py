@@ -24,7 +24,7 @@ from retrain.records.samples import (
 )
 from retrain.records.text import plain_lines
 from retrain.rollouts import Group, Prompt, Rollout
-from retrain.status.samples import choose
+from retrain.status.one_run import choose_samples
 from retrain.trainer.batch import ScoredBatch
 from retrain.trainer.journal import choose as choose_shown
 from tests.test_trainer import SMALL, make_run, train
@@ -102,7 +102,7 @@ def test_corrupted_lines_are_passed_over(run):
     with run.samples.open("ab") as file:
         file.write(b'\0\xff{[\n[]\n{"step": "2"}\n{"step": 2, "reward": NaN}\n{"step": 2}\n')
     write(run, [3])
-    assert [sample.step for sample in choose(run, None, "best", 9)] == [3, 1]
+    assert [sample.step for sample in choose_samples(run, None, "best", 9)] == [3, 1]
 
 
 def test_a_resumed_run_has_the_samples_of_an_undisturbed_one(tmp_path):
@@ -191,8 +191,8 @@ def test_an_unscored_rollout_is_shown_as_such_and_is_neither_best_nor_worst():
 def test_an_unscored_sample_is_read_and_shown_but_not_ranked(run, retrain):
     write(run, [1])
     write(run, [2], reward=None, advantage=None)
-    assert [sample.step for sample in choose(run, None, "", 9)] == [2]
-    assert [sample.step for sample in choose(run, None, "best", 9)] == [1]
+    assert [sample.step for sample in choose_samples(run, None, "", 9)] == [2]
+    assert [sample.step for sample in choose_samples(run, None, "best", 9)] == [1]
     assert "reward unscored" in retrain("samples", run.directory).stdout
 
 
@@ -219,7 +219,7 @@ def test_code_keeps_its_lines_and_indentation():
 def test_any_text_comes_back_as_it_was(tmp_path_factory, text):
     run = RunFiles(tmp_path_factory.mktemp("run"))
     write(run, [1], completion=text)
-    assert choose(run, 1, "", 1)[0].completion == text
+    assert choose_samples(run, 1, "", 1)[0].completion == text
 
 
 @pytest.mark.parametrize(
@@ -227,7 +227,7 @@ def test_any_text_comes_back_as_it_was(tmp_path_factory, text):
 )
 def test_best_worst_and_ties_are_chosen_from_all_kept_steps(run, which, steps):
     write(run, range(1, 10))
-    assert [sample.step for sample in choose(run, None, which, 3)] == steps
+    assert [sample.step for sample in choose_samples(run, None, which, 3)] == steps
 
 
 def test_the_highest_reward_of_a_step_comes_first(run):
@@ -235,18 +235,18 @@ def test_the_highest_reward_of_a_step_comes_first(run):
     rewards = [0.25, None, 1.0, 0.0]
     writer.append(1, [{"prompt": "p", "completion": "c", "reward": reward} for reward in rewards])
     writer.close()
-    assert [sample.reward for sample in choose(run, None, "", 4)] == [1.0, 0.25, 0.0, None]
+    assert [sample.reward for sample in choose_samples(run, None, "", 4)] == [1.0, 0.25, 0.0, None]
 
 
 def test_a_step_that_was_not_kept_names_its_neighbours(run):
     write(run, range(1, 501))
     with pytest.raises(RecordsError, match="no samples of step 101; the nearest are of step 96 and 104"):
-        choose(run, 101, "", 3)
+        choose_samples(run, 101, "", 3)
 
 
 def test_a_run_without_samples_says_so(run):
     with pytest.raises(RecordsError, match="holds no samples"):
-        choose(run, None, "", 3)
+        choose_samples(run, None, "", 3)
 
 
 def test_the_command_shows_a_run_of_a_campaign(campaign_file, retrain):

@@ -9,8 +9,9 @@ from rich.cells import cell_len
 
 from retrain.records.run_row import RunRow
 from retrain.render.frame import ASCII, FULL, clock, frame, matrix, sparkline
-from retrain.status.survey import CampaignStatus, PermitHolder, PermitStatus, summarize
-from retrain.status.tracking import Event, WatchedRun
+from retrain.semaphore.slots import Holder
+from retrain.status import CampaignStatus, PermitStatus, summarize
+from retrain.status.tracking import WatchedRun, WatchEvent
 from retrain.status.watch import View, WatchedCampaign
 
 STATES = ["pending", "running", "done", "failed", "died", "infrastructure", "interrupted", "unreadable"]
@@ -29,7 +30,7 @@ def run_of(condition="grpo", seed=0, state="running", **values):
 
 
 def campaign_of(runs, state="running", rewards=(0.1, 0.5, 0.9)):
-    holder = PermitHolder(1, "host", "holder", 0.5)
+    holder = Holder(1, "host", "holder", 0.5)
     status = filled(
         CampaignStatus,
         id="study-20250131T120000Z-0a1b",
@@ -71,7 +72,7 @@ def test_a_frame_fits_every_screen(names, seeds, states, campaigns, width, heigh
         for i, name in enumerate(names)
         for seed in range(seeds)
     ]
-    events = [Event("2025-01-31T12:00:00.000Z", "failed", name * 9, run_id=name) for name in names]
+    events = [WatchEvent("2025-01-31T12:00:00.000Z", "failed", name * 9, run_id=name) for name in names]
     view = view_of(*[campaign_of(runs)] * campaigns, events=events if campaigns else ())
     lines = frame(view, width, height, "logs", glyphs)
     assert len(lines) <= height
@@ -80,7 +81,7 @@ def test_a_frame_fits_every_screen(names, seeds, states, campaigns, width, heigh
 
 def test_the_view_tells_bars_matrix_curves_regime_batch_permits_and_events():
     run = run_of(bp_regime="optimal", batch_size=12, reward_mean=0.9, throttle_level="reduced")
-    event = Event("2025-01-31T12:00:00.000Z", "failed", "ValueError: no such task", run_id="grpo_s1")
+    event = WatchEvent("2025-01-31T12:00:00.000Z", "failed", "ValueError: no such task", run_id="grpo_s1")
     told = text_of(view_of(campaign_of([run, run_of(seed=1, state="failed")]), events=[event]), width=120)
     for part in ("50 %", "left (P90", "permits 1/4 held, 7 waiting", "optimal", "reduced", "12", "✗"):
         assert part in told
@@ -90,7 +91,7 @@ def test_the_view_tells_bars_matrix_curves_regime_batch_permits_and_events():
 @pytest.mark.parametrize(("width", "height"), [(120, 30), (80, 24), (40, 15), (20, 6)])
 def test_the_last_line_says_how_to_leave_at_every_size(width, height):
     runs = [run_of(f"condition-{i}", seed) for i in range(9) for seed in range(9)]
-    events = [Event("2025-01-31T12:00:00.000Z", "started", "", run_id="c0_s0")] * 9
+    events = [WatchEvent("2025-01-31T12:00:00.000Z", "started", "", run_id="c0_s0")] * 9
     lines = text_of(view_of(campaign_of(runs), events=events), width, height).splitlines()
     assert (len(lines), lines[-1].startswith("q quits")) == (height, True)
 
@@ -129,7 +130,7 @@ def test_forty_columns_show_how_every_condition_goes():
 @pytest.mark.parametrize("conditions", [2, 3, 6])
 def test_a_short_screen_shows_conditions_runs_and_an_event(conditions):
     runs = [run_of(f"c{c}", seed) for c in range(conditions) for seed in range(3)]
-    events = [Event("2025-01-31T12:00:00.000Z", "started", "", run_id="c0_s0")] * 4
+    events = [WatchEvent("2025-01-31T12:00:00.000Z", "started", "", run_id="c0_s0")] * 4
     lines = text_of(view_of(campaign_of(runs), events=events), width=40, height=15).splitlines()
     assert sum(line.startswith("  c") for line in lines) >= 1
     assert sum(line.startswith("▅ c") for line in lines) >= 2

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.text import Text
 
-    from retrain.status.samples import ShownSample, Which
+    from retrain.status.one_run import ShownSample, Which
 
 
 def command(
@@ -36,14 +36,13 @@ def command(
     """
     from retrain.errors import ConfigError
     from retrain.render.tables import console, print_json
-    from retrain.status.logs import find_run
-    from retrain.status.samples import choose
+    from retrain.status.one_run import choose_samples, find_run
 
     wanted: dict[Which, bool] = {"best": best, "worst": worst, "ties": ties}
     chosen = [which for which, is_wanted in wanted.items() if is_wanted]
     if len(chosen) > 1:
         raise ConfigError(f"--{chosen[0]} --{chosen[1]}: use only one of them")
-    found = choose(find_run(directory, run), step, chosen[0] if chosen else "", count)
+    found = choose_samples(find_run(directory, run), step, chosen[0] if chosen else "", count)
     if as_json:
         print_json(found)
     elif found:

@@ -22,8 +22,8 @@ from retrain.records.run_row import RunRow
 from retrain.records.text import MISSING, counts_of
 from retrain.render.status import WATCH_COLUMNS, permit_line, resume_lines, run_name, time_left
 from retrain.render.tables import BAD, STYLES
-from retrain.status.survey import CampaignStatus
-from retrain.status.tracking import Event, WatchedRun
+from retrain.status import CampaignStatus
+from retrain.status.tracking import WatchedRun, WatchEvent
 from retrain.status.watch import View, WatchedCampaign
 
 LEAST_CAMPAIGN = 8  # lines below which a campaign gets a single one
@@ -88,7 +88,7 @@ def _cut(lines: list[Text], width: int, height: int) -> list[Text]:
     return lines[:height]
 
 
-def event_line(event: Event, *, several: bool = False) -> Text:
+def event_line(event: WatchEvent, *, several: bool = False) -> Text:
     """Return an event as a line, at this machine's time of day."""
     style = _KINDS.get(event.kind) or STYLES.get(event.kind, BAD)
     name = "/".join(filter(None, (event.campaign if several else "", event.run_id)))
@@ -102,7 +102,7 @@ def clock(at: str) -> str:
     return " " * 8 if seconds is None else time.strftime("%H:%M:%S", time.localtime(seconds))
 
 
-def _last(events: Sequence[Event], count: int) -> list[Event]:
+def _last(events: Sequence[WatchEvent], count: int) -> list[WatchEvent]:
     """Choose the last events; changes of a batch, of which there are many, fill the room that is left."""
     others = [event for event in events if event.kind != "batch"][-count:]
     filling = [event for event in events if event.kind == "batch"][-count:]

@@ -13,7 +13,7 @@ from retrain.records.manifest import Expectation
 from retrain.records.run_row import RunRow
 from retrain.records.text import MISSING, about, first_of, format_duration, plain
 from retrain.render.tables import BAD, fitted, number, spread, state, table
-from retrain.status.survey import CampaignStatus, ConditionStatus, PermitStatus
+from retrain.status import CampaignStatus, ConditionStatus, PermitStatus
 
 MATRIX_RUNS = 60  # more runs than this are shown by condition only
 RECENT = 5  # campaigns shown in full; older ones get a line each

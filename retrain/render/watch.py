@@ -30,7 +30,7 @@ from retrain.errors import EXIT_DONE, EXIT_INTERRUPTED
 from retrain.render.frame import ASCII, FULL, Glyphs, event_line, frame
 from retrain.render.status import show_all, time_left
 from retrain.render.tables import JSON_VERSION, plain_value
-from retrain.status.survey import CampaignStatus
+from retrain.status import CampaignStatus
 from retrain.status.watch import View, Watcher
 
 QUIT_KEYS = (b"q", b"Q")

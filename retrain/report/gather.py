@@ -40,7 +40,7 @@ from retrain.records.metrics import is_step
 from retrain.records.run_row import RunRow, row_of_inspected, unreadable_row
 from retrain.records.run_state import UNREADABLE, Inspection, RunState, inspect_run
 from retrain.records.text import plain
-from retrain.status.survey import manifest_of, runs_of
+from retrain.status import manifest_of, runs_of
 
 FloatArray = NDArray[np.float64]
 

@@ -1,10 +1,278 @@
-"""Reads a log directory into rows of campaigns, conditions and runs.
+"""Reads a log directory into rows of campaigns, their conditions and their runs.
 
-It only reads files, so it works on a live, crashed or copied directory. It reads small files and the
-ends of large ones, never a whole history.
+It only reads files, so it works on a live, crashed or copied directory: small files and the ends of large
+ones, never a whole history. Every text in the rows is safe to print (see `records.text`).
 """
 
-from retrain.records.run_row import RunRow
-from retrain.status.survey import CampaignStatus, ConditionStatus, PermitHolder, PermitStatus, survey
+from __future__ import annotations
 
-__all__ = ["CampaignStatus", "ConditionStatus", "PermitHolder", "PermitStatus", "RunRow", "survey"]
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from retrain.errors import RecordsError
+from retrain.locks.held import is_held
+from retrain.plan.provenance import entries_without_manifest
+from retrain.records.figures import mean, median, sample_std
+from retrain.records.layout import (
+    CampaignFiles,
+    RunFiles,
+    campaign_of,
+    find_campaigns,
+    is_single_run,
+)
+from retrain.records.manifest import Expectation, Manifest, RunEntry, entry_from_name, read_manifest
+from retrain.records.run_row import RunRow, read_row, unreadable_row
+from retrain.records.run_state import UNREADABLE, RunState
+from retrain.records.settled import is_still
+from retrain.records.text import as_typed, plain
+
+if TYPE_CHECKING:
+    from retrain.plan.estimate.remaining import Remaining
+    from retrain.semaphore.slots import Holder
+
+_NAME_LIMIT = 120
+_LONGEST_COMMAND = 4000
+_FINAL = (RunState.DONE, RunState.FAILED, UNREADABLE)  # these take no more steps
+
+
+@dataclass(frozen=True)
+class ConditionStatus:
+    """One condition over its seeds."""
+
+    condition: str
+    runs: int
+    done: int
+    running: int
+    failed: int  # ended badly: failed, infrastructure, timeout, stalled, died, unreadable
+    reward_mean: float | None  # over seeds that are done or running, each seed's mean over its last rows
+    reward_std: float | None  # sample standard deviation over those seeds; None below two
+    step_time_s: float | None  # median over seeds
+
+
+@dataclass(frozen=True)
+class PermitStatus:
+    """A campaign's permits at present."""
+
+    permits: int
+    holders: tuple[Holder, ...]  # processes with an API call in flight
+    waiting: int
+    change: str  # the last automatic change of their number, with its reason; "" if there was none
+
+
+@dataclass(frozen=True)
+class CampaignStatus:
+    """One campaign, or one single run."""
+
+    id: str  # name of its directory
+    name: str
+    state: str  # pending, running, done, failed (ended, not all done), interrupted (work left, none running)
+    started_at: str
+    ended_at: str  # "" while it is running
+    conditions: tuple[ConditionStatus, ...]  # the matrix: these rows ...
+    seeds: tuple[int | None, ...]  # ... and these columns
+    runs: tuple[RunRow, ...]
+    step_time_s: float | None  # median over runs
+    steps_done: int
+    steps_total: int | None
+    eta_s: float | None  # time left, P50; None unless something is running
+    permits: PermitStatus | None
+    problem: str  # which of the campaign's own files cannot be read, and why
+    eta_p90_s: float | None = None  # time left, P90
+    expected: Expectation | None = None  # of the whole campaign, and the actual time
+    is_supervised: bool = False  # whether its orchestrator lives
+    resume_with: str = ""  # the command that resumes it, if work is left and no orchestrator lives
+
+
+def survey(log_dir: Path) -> tuple[CampaignStatus, ...]:
+    """Return all campaigns and single runs in a directory, oldest first, or the directory's own.
+
+    Files that cannot be read are reported in a run's message or a campaign's problem.
+
+    Raises:
+        RecordsError: there is no such directory, or nothing in it can be read.
+    """
+    found = tuple(_campaign(CampaignFiles(directory)) for directory in find_campaigns(log_dir))
+    if found and all(run.state == UNREADABLE for campaign in found for run in campaign.runs):
+        problems = [c.problem or next((run.message for run in c.runs), "") for c in found]
+        if all(problems):
+            raise RecordsError("\n".join(problems))
+    return found
+
+
+def _campaign(files: CampaignFiles) -> CampaignStatus:
+    problems: list[str] = []
+    manifest = manifest_of(files, problems)
+    runs = tuple(_run(where, entry) for where, entry in runs_of(files, manifest, problems))
+    return campaign_row(files, manifest, runs, problems)
+
+
+def campaign_row(
+    files: CampaignFiles, manifest: Manifest | None, runs: tuple[RunRow, ...], problems: list[str]
+) -> CampaignStatus:
+    """Return a campaign's row from those of its runs, and from its lock and permits as they are now."""
+    directory, is_supervised = files.directory, False
+    try:
+        is_supervised = is_held(files.lock)
+    except RecordsError as error:
+        problems.append(str(error))
+    state = campaign_state(runs, is_supervised=is_supervised)
+    left = _remaining(runs, manifest, is_supervised=is_supervised)
+    steps = [run.max_steps for run in runs if run.max_steps is not None]
+    permits = _permits(directory, manifest, problems)
+    known = (
+        (manifest.name, manifest.started_at, manifest.ended_at)
+        if manifest
+        else (directory.resolve().name, "", "")
+    )
+    name, started_at, ended_at = (plain(text, _NAME_LIMIT) for text in known)
+    return CampaignStatus(
+        id=plain(directory.resolve().name, _NAME_LIMIT),
+        name=name,
+        state=state,
+        started_at=started_at,
+        ended_at=ended_at,
+        conditions=summarize(runs),
+        seeds=tuple(dict.fromkeys(run.seed for run in runs)),
+        runs=runs,
+        step_time_s=median(run.step_time_s for run in runs),
+        steps_done=sum(run.step for run in runs),
+        steps_total=sum(steps) if len(steps) == len(runs) else None,
+        eta_s=left.p50_s if left else None,
+        eta_p90_s=left.p90_s if left else None,
+        expected=manifest.expected if manifest else None,
+        permits=permits,
+        problem=plain("; ".join(problems), 500),
+        is_supervised=is_supervised,
+        resume_with=_resume_with(directory, state) if not is_supervised else "",
+    )
+
+
+def _resume_with(directory: Path, state: str) -> str:
+    here = directory.absolute()
+    if state not in ("running", "interrupted") or campaign_of(here).directory != here:
+        return ""  # no work is left, or it is a run of a campaign, which is resumed as a whole
+    return f"retrain resume {plain(as_typed(directory), _LONGEST_COMMAND)}"
+
+
+def manifest_of(files: CampaignFiles, problems: list[str]) -> Manifest | None:
+    """Read a campaign's manifest; what is wrong with it is added to `problems`."""
+    try:
+        return read_manifest(files.manifest)
+    except RecordsError as error:
+        problems.append(str(error))
+        return None
+
+
+def _run(files: RunFiles, entry: RunEntry) -> RunRow:
+    """Read one run; if it was over when the manifest was written, only files changed since then."""
+    try:
+        if entry.settled is not None and is_still(entry.settled, files):
+            return entry.settled.row
+        return read_row(entry, files)
+    except RecordsError as error:
+        return unreadable_row(entry, error)
+
+
+def runs_of(
+    files: CampaignFiles, manifest: Manifest | None, problems: list[str]
+) -> list[tuple[RunFiles, RunEntry]]:
+    """List a campaign's runs as they were planned, by its manifest or its file.
+
+    None if an id would lead out of the campaign or its directories cannot be listed: a problem then says so.
+    """
+    try:
+        entries = manifest.runs if manifest else entries_without_manifest(files)
+        if not is_single_run(files.directory):
+            return [(files.run(entry.run_id), entry) for entry in entries]
+    except RecordsError as error:
+        problems.append(str(error))
+        return []
+    name = files.directory.resolve().name
+    known = {entry.run_id: entry for entry in entries}  # the manifest of a run's campaign has others too
+    own = known.get(name, entries[0] if len(entries) == 1 else entry_from_name(name))
+    return [(RunFiles(files.directory), own)]
+
+
+def _permits(directory: Path, manifest: Manifest | None, problems: list[str]) -> PermitStatus | None:
+    shared = manifest.shared_permits if manifest else ()
+    path = Path(shared[0]) if shared else campaign_of(directory).permits
+    if not path.is_dir():
+        return None
+    from retrain.semaphore import FileSemaphore  # not at the top: only campaigns with permits need it
+
+    try:
+        seen, why = FileSemaphore.inspect(path), ""
+        if (path / "adaptive.jsonl").exists():
+            from retrain.semaphore.adaptive import last_change  # not at the top: few campaigns adapt theirs
+
+            change = last_change(path)
+            why = f"{change.before} -> {change.permits}, {change.reason}" if change else ""
+    except RecordsError as error:  # names the file
+        problems.append(str(error))
+        return None
+    except (OSError, ValueError) as error:
+        problems.append(f"{path}: {error}")
+        return None
+    holders = tuple(replace(one, host=plain(one.host), label=plain(one.label)) for one in seen.holders)
+    return PermitStatus(seen.permits, holders, seen.waiting, plain(why, 200))
+
+
+def summarize(runs: Sequence[RunRow]) -> tuple[ConditionStatus, ...]:
+    """Return the row of each condition over its seeds, in order of appearance."""
+    by_condition: dict[str, list[RunRow]] = {}
+    for run in runs:
+        by_condition.setdefault(run.condition, []).append(run)
+    return tuple(_condition(name, seeds) for name, seeds in by_condition.items())
+
+
+def campaign_state(runs: Sequence[RunRow], *, is_supervised: bool) -> str:
+    """Return a campaign's state: running if its orchestrator or any worker is alive."""
+    states = [run.state for run in runs]
+    if is_supervised or RunState.RUNNING in states:
+        return "running"
+    if all(state == RunState.PENDING for state in states):
+        return "pending"
+    if all(state == RunState.DONE for state in states):
+        return "done"
+    work_is_left = any(state in (RunState.PENDING, RunState.INTERRUPTED, RunState.DIED) for state in states)
+    return "interrupted" if work_is_left else "failed"
+
+
+def _remaining(runs: Sequence[RunRow], manifest: Manifest | None, *, is_supervised: bool) -> Remaining | None:
+    """Estimate when the last run ends, from the pace so far; None if nothing runs or no pace is known.
+
+    Without an orchestrator, runs that have not begun are left out: nothing would start them.
+    """
+    if not any(run.state == RunState.RUNNING for run in runs):
+        return None
+    from retrain.plan.estimate.remaining import RunLeft, remaining
+    from retrain.plan.estimate.workload import ALONE, on_cores  # here: only a live campaign needs them
+
+    left = []
+    for run in runs:
+        is_active = run.state == RunState.RUNNING
+        goes_on = run.state not in _FINAL if is_supervised else is_active
+        steps = max(0, (run.max_steps or 0) - run.step) if goes_on else 0
+        left.append(RunLeft(run.run_id, run.condition, steps, is_active, run.pace))
+    if manifest is None:
+        return remaining(left, 0)
+    crowding = on_cores(manifest.shared_cores) if manifest.shared_cores else ALONE
+    return remaining(left, manifest.workers, manifest.stagger_s, crowding)
+
+
+def _condition(name: str, runs: Sequence[RunRow]) -> ConditionStatus:
+    # A run that ended early would lower its condition's mean without being worse at the task.
+    counted = (r.reward_mean for r in runs if r.state in (RunState.DONE, RunState.RUNNING))
+    rewards = [reward for reward in counted if reward is not None]
+    return ConditionStatus(
+        condition=name,
+        runs=len(runs),
+        done=sum(run.is_done for run in runs),
+        running=sum(run.state == RunState.RUNNING for run in runs),
+        failed=sum(run.ended_badly for run in runs),
+        reward_mean=mean(rewards),
+        reward_std=sample_std(rewards),
+        step_time_s=median(run.step_time_s for run in runs),
+    )

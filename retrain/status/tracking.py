@@ -33,7 +33,7 @@ MOST_POINTS = 64  # of a curve, wider than any sparkline; further points are mer
 
 
 @dataclass(frozen=True, slots=True)
-class Event:
+class WatchEvent:
     """One event; its text is safe to print."""
 
     at: str  # UTC, as the records say it; "" if they do not
@@ -66,18 +66,18 @@ class RunTracker:
         self._planned: object = None
         self._seen = Inspection(RunState.PENDING, (), None)
         self._progress: tuple[Progress | None, str] = (None, "")
-        self._events: list[Event] = []
         self.now: WatchedRun | None = None
 
-    def look(self, planned: RunEntry) -> WatchedRun:
+    def look(self, planned: RunEntry, events: list[WatchEvent]) -> WatchedRun:
         """Bring the row up to date; an unreadable file makes the run unreadable, and is retried."""
+        found: list[WatchEvent] = []
         plan = planned.condition, planned.seed, planned.max_steps, planned.config_hash
         is_planned_anew, self._planned = plan != self._planned, plan
         try:
             changed = [
-                self._look_at_state(planned, is_planned_anew=is_planned_anew),
-                self._look_at_progress(),
-                self._metrics.look(self._events),
+                self._look_at_state(planned, found, is_planned_anew=is_planned_anew),
+                self._look_at_progress(found),
+                self._metrics.look(found),
             ]
             if any(changed) or is_planned_anew or self.now is None:
                 progress, problem = (None, "") if self._seen.done else self._progress
@@ -87,33 +87,27 @@ class RunTracker:
         except RecordsError as error:
             self.now = WatchedRun(unreadable_row(planned, error), ())
             self._marks = None
+        for event in found:
+            events.append(replace(event, at=plain(event.at), text=plain(event.text), run_id=self._run_id))
         return self.now
 
-    def take_events(self) -> list[Event]:
-        """Return the events since the last call."""
-        events, self._events = self._events, []
-        return [
-            replace(event, at=plain(event.at), text=plain(event.text), run_id=self._run_id)
-            for event in events
-        ]
-
-    def _look_at_state(self, planned: RunEntry, *, is_planned_anew: bool) -> bool:
+    def _look_at_state(self, planned: RunEntry, events: list[WatchEvent], *, is_planned_anew: bool) -> bool:
         files = tuple(mark_of(name) for name in self._names)
         is_over = self._seen.state is RunState.DONE and self._marks == (files, False)
         marks = (files, False if is_over else is_held(self._lock))
         if marks == self._marks and not is_planned_anew:
             return False
         before, self._seen = self._seen, inspect_run(self._files, planned.config_hash)
-        self._events += _of_attempts(before.attempts, self._seen.attempts)
+        events += _of_attempts(before.attempts, self._seen.attempts)
         if self._seen.state is RunState.DIED and before.state is not RunState.DIED:
             last, progress = self._seen.attempts[-1], progress_of(self._status)[0]
             at = progress.updated_at if progress and progress.attempt == last.number else last.started_at
             message = plain(why(self._files, self._seen))
-            self._events.append(Event(at, RunState.DIED, message or "killed without a message"))
+            events.append(WatchEvent(at, RunState.DIED, message or "killed without a message"))
         self._marks = marks
         return True
 
-    def _look_at_progress(self) -> bool:
+    def _look_at_progress(self, events: list[WatchEvent]) -> bool:
         mark = mark_of(self._status_name)
         if self._seen.state is RunState.DONE or mark == self._status_mark:
             return False
@@ -121,9 +115,7 @@ class RunTracker:
         self._progress, self._status_mark = (now, problem), mark
         was_paused = before is not None and before.phase.startswith("paused")
         if now is not None and now.phase.startswith("paused") and not was_paused:
-            self._events.append(
-                Event(now.updated_at, "paused", now.phase.removeprefix("paused").lstrip(": "))
-            )
+            events.append(WatchEvent(now.updated_at, "paused", now.phase.removeprefix("paused").lstrip(": ")))
         return True
 
 
@@ -132,33 +124,27 @@ class RewardCurve:
     """Mean rewards over equal spans of steps, so that a thousand runs' curves take little memory."""
 
     span: int = 1  # steps to a point
-    _means: list[float] = field(default_factory=list)
-    _spans: list[tuple[int, int]] = field(default_factory=list)  # number of the span, steps in it
+    _sums: dict[int, tuple[float, int]] = field(default_factory=dict)  # of each span, and steps in it
     _last_step: int = -1
 
     def add(self, step: int, value: float) -> None:
         """Add a step; an earlier step discards all later ones, as a resumed run does."""
-        while step <= self._last_step and self._spans and self._spans[-1][0] >= step // self.span:
-            self._spans.pop()
-            self._means.pop()
+        if step <= self._last_step:
+            self._sums = {span: kept for span, kept in self._sums.items() if span < step // self.span}
         self._last_step = step
         self._put(step // self.span, value, 1)
-        while len(self._means) > MOST_POINTS:
-            means, spans = self._means, self._spans
-            self.span, self._means, self._spans = self.span * 2, [], []
-            for mean, (number, count) in zip(means, spans, strict=True):
-                self._put(number // 2, mean, count)
+        while len(self._sums) > MOST_POINTS:
+            sums, self._sums, self.span = self._sums, {}, self.span * 2
+            for span, kept in sums.items():
+                self._put(span // 2, *kept)
 
     def values(self) -> tuple[float, ...]:
         """Return the means, the earliest first."""
-        return tuple(self._means)
+        return tuple(total / count for total, count in self._sums.values())
 
-    def _put(self, number: int, mean: float, count: int) -> None:
-        if self._spans and self._spans[-1][0] == number:
-            _, before = self._spans.pop()
-            mean, count = (self._means.pop() * before + mean * count) / (before + count), before + count
-        self._means.append(mean)
-        self._spans.append((number, count))
+    def _put(self, span: int, value: float, steps: int) -> None:
+        total, count = self._sums.get(span, (0.0, 0))
+        self._sums[span] = total + value, count + steps
 
 
 class _MetricsTracker:
@@ -170,7 +156,7 @@ class _MetricsTracker:
         self._last: list[Row] = []
         self.curve = RewardCurve()
 
-    def look(self, events: list[Event]) -> bool:
+    def look(self, events: list[WatchEvent]) -> bool:
         growth = self._file.look()
         if growth is None:
             return False
@@ -189,33 +175,33 @@ class _MetricsTracker:
         return MetricsEnds(self._first, self._last)
 
 
-def _of_attempts(before: Sequence[Attempt], now: Sequence[Attempt]) -> Iterator[Event]:
+def _of_attempts(before: Sequence[Attempt], now: Sequence[Attempt]) -> Iterator[WatchEvent]:
     """Iterate over starts, retries and endings that are in `now` and were not in `before`."""
     known = {attempt.number: attempt for attempt in before}
     previous = ""
     for attempt in now:
         was = known.get(attempt.number)
         if was is None and attempt.number == 1:
-            yield Event(attempt.started_at, "started")
+            yield WatchEvent(attempt.started_at, "started")
         elif was is None:
             kind = "resumed" if previous in _CALM else "retried"
             text = f"attempt {attempt.number}, from step {attempt.resumed_from_step}"
-            yield Event(attempt.started_at, kind, text)
+            yield WatchEvent(attempt.started_at, kind, text)
         if attempt.ending is not None and (was is None or was.ending is None):
             reason = "" if attempt.ending == RunState.DONE else attempt.message.strip()
             last_line = reason.splitlines()[-1] if reason else ""
-            yield Event(attempt.ended_at or "", plain(attempt.ending, 20), last_line)
+            yield WatchEvent(attempt.ended_at or "", plain(attempt.ending, 20), last_line)
         previous = attempt.ending or RunState.DIED
 
 
-def _of_rows(before: Row | None, rows: Sequence[Row]) -> Iterator[Event]:
+def _of_rows(before: Row | None, rows: Sequence[Row]) -> Iterator[WatchEvent]:
     """Iterate over changes of the throttle's level and of back pressure's batch size."""
     for row in rows:
         at = str(row.get("timestamp", ""))
         was, level = (before or {}).get("throttle_level"), row.get("throttle_level")
         if level != was and (before is not None or level != "full") and level is not None:
-            yield Event(at, "throttle", f"{was or 'full'} -> {level}: {row.get('throttle_reason', '')}")
+            yield WatchEvent(at, "throttle", f"{was or 'full'} -> {level}: {row.get('throttle_reason', '')}")
         if row.get("bp_action") in ("throttle", "increase"):
             text = f"{row['bp_action']} to {row.get('bp_batch_size')}: {row.get('bp_reason', '')}"
-            yield Event(at, "batch", text)
+            yield WatchEvent(at, "batch", text)
         before = row

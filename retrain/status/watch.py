@@ -16,8 +16,8 @@ from retrain.records.growing import GrowingFile, mark_of
 from retrain.records.layout import CampaignFiles, by_start, find_campaigns, is_campaign, is_single_run
 from retrain.records.manifest import Manifest
 from retrain.records.text import plain
-from retrain.status.survey import CampaignStatus, campaign_row, manifest_of, runs_of
-from retrain.status.tracking import Event, RunTracker, WatchedRun
+from retrain.status import CampaignStatus, campaign_row, manifest_of, runs_of
+from retrain.status.tracking import RunTracker, WatchedRun, WatchEvent
 
 REMEMBERED_EVENTS = 200
 IDLE_LOOKS = 10  # an idle campaign is polled less often by this factor
@@ -36,8 +36,8 @@ class View:
     """The result of one poll."""
 
     campaigns: tuple[WatchedCampaign, ...]  # by directory name
-    events: tuple[Event, ...]  # the latest in chronological order, then each run's last change of batch
-    added: tuple[Event, ...]  # events that are new since the previous poll
+    events: tuple[WatchEvent, ...]  # the latest in chronological order, then each run's last change of batch
+    added: tuple[WatchEvent, ...]  # events that are new since the previous poll
 
 
 class Watcher:
@@ -47,8 +47,8 @@ class Watcher:
         """Follow a directory of campaigns, a campaign or a run; nothing is read yet."""
         self._log_dir = log_dir
         self._campaigns: dict[str, _CampaignTracker] = {}
-        self._events: deque[Event] = deque(maxlen=REMEMBERED_EVENTS)
-        self._batches: dict[tuple[str, str], Event] = {}  # the last change of each run's batch
+        self._events: deque[WatchEvent] = deque(maxlen=REMEMBERED_EVENTS)
+        self._batches: dict[tuple[str, str], WatchEvent] = {}  # the last change of each run's batch
 
     def look(self) -> View:
         """Update everything; raise RecordsError if there is no such directory, or it cannot be listed."""
@@ -56,8 +56,9 @@ class Watcher:
             self._campaigns[directory.name] = _CampaignTracker(directory)
         campaigns, added = [], []
         for tracker in sorted(self._campaigns.values(), key=lambda tracker: by_start(tracker.directory)):
-            campaigns.append(tracker.look())
-            added += [replace(event, campaign=campaigns[-1].status.id) for event in tracker.take_events()]
+            events: list[WatchEvent] = []
+            campaigns.append(tracker.look(events))
+            added += [replace(event, campaign=campaigns[-1].status.id) for event in events]
         added.sort(key=attrgetter("at"))
         for event in added:
             if event.kind == "batch":
@@ -92,21 +93,16 @@ class _CampaignTracker:
         self._manifest_mark: object = self  # no mark is this
         self._manifest_problems: list[str] = []
         self._trackers: dict[str, RunTracker] = {}
-        self._said: list[Event] = []
         self._notices = GrowingFile(self._files.notices)
         self._until_next = 0
         self._now: WatchedCampaign | None = None
 
-    def look(self) -> WatchedCampaign:
+    def look(self, events: list[WatchEvent]) -> WatchedCampaign:
         self._until_next -= 1
         if self._now is None or self._until_next <= 0 or self._has_stirred():
-            self._now = self._look_closely()
+            self._now = self._look_closely(events)
             self._until_next = 1 if self._now.status.state == "running" else IDLE_LOOKS
         return self._now
-
-    def take_events(self) -> list[Event]:
-        events, self._said = self._said, []
-        return events + [event for tracker in self._trackers.values() for event in tracker.take_events()]
 
     def _has_stirred(self) -> bool:
         try:
@@ -114,7 +110,7 @@ class _CampaignTracker:
         except RecordsError:
             return True
 
-    def _look_closely(self) -> WatchedCampaign:
+    def _look_closely(self, events: list[WatchEvent]) -> WatchedCampaign:
         problems: list[str] = []
         seen: list[WatchedRun] = []
         try:
@@ -122,12 +118,16 @@ class _CampaignTracker:
             if mark != self._manifest_mark:
                 self._manifest_problems = []
                 self._manifest, self._manifest_mark = manifest_of(self._files, self._manifest_problems), mark
-            self._look_at_notices()
+            growth = self._notices.look()
+            notices = map(parse_notice, growth.lines if growth else ())
+            events += [
+                WatchEvent(plain(one.at), "notice", plain(one.text)) for one in notices if one is not None
+            ]
             problems += self._manifest_problems
             for files, entry in runs_of(self._files, self._manifest, problems):
                 if entry.run_id not in self._trackers:
                     self._trackers[entry.run_id] = RunTracker(files, entry.run_id)
-                seen.append(self._trackers[entry.run_id].look(entry))
+                seen.append(self._trackers[entry.run_id].look(entry, events))
         except RecordsError as error:
             problems.append(str(error))
         status = campaign_row(self._files, self._manifest, tuple(run.row for run in seen), problems)
@@ -135,9 +135,3 @@ class _CampaignTracker:
         if self._now is not None and self._now.status == status and self._now.runs == runs:
             return self._now
         return WatchedCampaign(status, runs)
-
-    def _look_at_notices(self) -> None:
-        growth = self._notices.look()
-        for line in growth.lines if growth else ():
-            if (notice := parse_notice(line)) is not None:
-                self._said.append(Event(plain(notice.at), "notice", plain(notice.text)))

@@ -13,7 +13,7 @@ from retrain.locks.held import is_held
 from retrain.records.attempts import read_attempts
 from retrain.records.layout import RunFiles
 from retrain.records.metrics import read_metrics
-from retrain.status.survey import survey
+from retrain.status import survey
 
 Start = Callable[..., subprocess.Popen[str]]  # starts the command line
 WORKERS = 5

@@ -12,7 +12,7 @@ import pytest
 from retrain.backends.tinker.calls import Answers
 from retrain.campaign.run import run_campaign
 from retrain.records.metrics import read_metrics
-from retrain.status.survey import survey
+from retrain.status import survey
 from tests.test_rewards_judge import JudgeServer, ask, refused
 from tests.tinker_api.running import MODEL, RunningServer, serve, write_tokenizer
 
