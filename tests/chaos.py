@@ -60,7 +60,7 @@ advantage_mode = "grpo"
 name = "maxrl"
 """
 KEYS = ("step", "loss", "mean_reward", "grad_norm", "lr", "batch_size", "tokens_per_step")
-DEAD_AFTER_S = 10.0  # a worker that was starting when everything was done leaves by itself
+DEAD_AFTER_S = 100.0  # a worker that was starting when everything was done leaves by itself
 
 
 @dataclass

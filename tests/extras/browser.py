@@ -87,7 +87,7 @@ class Browser:
 
     def until(self, script: str) -> Any:
         """Wait until a script gives something true."""
-        return WebDriverWait(self._driver, 10).until(lambda driver: driver.execute_script(script))
+        return WebDriverWait(self._driver, PATIENCE_S).until(lambda driver: driver.execute_script(script))
 
     def choose(self, selector: str, value: str) -> None:
         """Choose an option as a user does."""

@@ -62,7 +62,7 @@ def test_a_parse_that_hangs_is_a_counted_timeout_and_its_neighbours_are_scored()
     prompt = Prompt(0, "?", "4")
     texts = ("4", r"\boxed{9^{9^{9^{9}}}}", "5", r"\boxed{10!!!!!!!}", r"\boxed{4}")
     group = Group(prompt, tuple(Rollout(prompt, t, (), None, (), truncated=False) for t in texts))
-    scorer = Scorer("math", {"timeout_s": 2.0, "workers": 2})
+    scorer = Scorer("math", {"timeout_s": 3.0, "workers": 2})
     try:
         batch = scorer.score([group])
     finally:

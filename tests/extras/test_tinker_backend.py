@@ -49,7 +49,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def server(place: Path) -> Iterator[RunningServer]:
     running = RunningServer(place, ALPHABET)
     yield running
-    running.kill()
+    running.end()
 
 
 @pytest.fixture(scope="module")
@@ -257,7 +257,7 @@ def test_never_more_calls_are_in_flight_than_there_are_permits(
         assert fresh.stats()["most_in_flight"] == 2
         assert not FileSemaphore.inspect(tmp_path / "two").holders
     finally:
-        fresh.kill()
+        fresh.end()
 
 
 def test_a_large_step_is_cut_into_requests_that_go_one_after_another(
@@ -275,7 +275,7 @@ def test_a_large_step_is_cut_into_requests_that_go_one_after_another(
         cut = during(alone, lambda backend: train(backend, steps[:2]))
         stats = narrow.stats()
     finally:
-        narrow.kill()
+        narrow.end()
     assert stats["requests"]["forward_backward"] == 2 * 6  # of 3 datums, 16 in all
     assert stats["most_in_flight"] == 1
     assert [s.loss for s in cut] == pytest.approx([s.loss for s in whole], rel=1e-4)
@@ -337,11 +337,11 @@ def test_an_api_that_stays_away_ends_the_run_as_infrastructure(spec: BackendSpec
             await backend.sample(PROMPTS[:1], HOW)
         assert raised.value.exit_code == 75
 
-    away = with_options(replace(spec, base_url=doomed.url), call_timeout_s=0.5, retry_budget_s=0.6)
+    away = with_options(replace(spec, base_url=doomed.url), call_timeout_s=30.0, retry_budget_s=0.6)
     try:
         during(away, story)
     finally:
-        doomed.kill()
+        doomed.end()
 
 
 def test_an_unreachable_server_is_named_before_anything_is_spent(spec: BackendSpec) -> None:

@@ -91,7 +91,7 @@ def test_a_row_longer_than_the_context_is_named(model: str) -> None:
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     running = RunningServer(tmp_path_factory.mktemp("server"), "0123456789=")
     yield running
-    running.kill()
+    running.end()
 
 
 def test_a_remote_policy_learns_what_was_written_and_forgets_the_moments(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import subprocess
 import sys
 import urllib.request
@@ -25,7 +26,11 @@ class RunningServer:
     def __init__(self, directory: Path, alphabet: str, *options: str) -> None:
         self._command = [sys.executable, "-m", "tests.tinker_api", "--alphabet", alphabet]
         self._command += ["--state", str(directory / "states"), "--key", KEY, *options]
-        self._port = 0
+        # Bound as long as this exists, so that no connection is given the port while no server listens on it.
+        self._reserved = socket.socket()
+        self._reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        self._reserved.bind(("127.0.0.1", 0))
+        self._port = self._reserved.getsockname()[1]
         self.start()
 
     @property
@@ -37,10 +42,15 @@ class RunningServer:
             [*self._command, "--port", str(self._port)], stdout=subprocess.PIPE, text=True, cwd=ROOT
         )
         assert self._process.stdout is not None
-        self._port = int(self._process.stdout.readline())
+        assert int(self._process.stdout.readline()) == self._port
+
+    def end(self) -> None:
+        """Kill it for good; again is fine."""
+        self.kill()
+        self._reserved.close()
 
     def kill(self) -> None:
-        """End it at once; again is fine."""
+        """Kill it; it may start again."""
         self._process.kill()
         self._process.wait()
         assert self._process.stdout is not None
@@ -71,7 +81,7 @@ def serve(
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     running = RunningServer(directory, alphabet, *options)
     yield running
-    running.kill()
+    running.end()
 
 
 def write_tokenizer(directory: Path, alphabet: str, *, end: str | None = "<end>") -> Path:
