@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from retrain.loggers import LoggedRun, Logger, Row
+from retrain.sandbox.inside.confine import hide
 
 ENDING_S = 10.0  # for the child to exit once everything is logged
 LOOK_S = 1.0  # between the child's checks that its parent lives
@@ -102,6 +103,7 @@ class LoggerProcess:
 
 def main(module: str, function: str) -> None:
     """Answer requests until the parent closes the pipe or ends."""
+    hide()  # keys in its environment
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "w")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what a tool prints must not be taken for an answer
     for number in (signal.SIGINT, signal.SIGTERM):

@@ -1,0 +1,104 @@
+"""Beside programs of the policy, no process of a campaign can be read by others of the same user."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+
+ROOT = Path(__file__).parents[2]
+TOML = """
+[training]
+max_steps = 1
+batch_size = 1
+group_size = 2
+max_tokens = 4
+[data]
+task = "own.build"
+[campaign]
+seeds = [0]
+[logging]
+loggers = ["own.track"]
+[reward]
+reward = "weighted"
+sandbox = "process"
+[reward.params.parts]
+python = 0.5
+waits = { weight = 0.5, reward = "custom", params = { path = "own.waits" } }
+"""
+OWN = """
+import time
+from pathlib import Path
+from retrain.loggers.process import LoggerProcess
+from retrain.rollouts import Prompt
+from retrain.tasks import Task
+
+def build(*, seed):
+    prompts = [Prompt(n, str(n), "assert f(1) == 2") for n in range(4)]
+    return Task(train=tuple(prompts[:2]), held_out=tuple(prompts[2:]), alphabet="0123abc", longest_answer=2)
+
+def track(run):
+    return LoggerProcess("tests.logger_plugins", "recording", run, {})
+
+def waits(completion, prompt):
+    while not Path(GO).exists(): time.sleep(0.05)
+    return 1.0
+"""
+READS = """
+import sys
+def is_readable(pid):
+    try: return bool(open(f"/proc/{pid}/environ").read())
+    except OSError: return False
+print(*filter(is_readable, sys.argv[1:]))
+"""
+
+
+def without_privileges() -> None:
+    """Give up what lets root read every process; an ordinary user has nothing to give up."""
+    for capability in range(64):
+        ctypes.CDLL(None).prctl(24, capability, 0, 0, 0)
+
+
+def readable(pids: list[int]) -> set[int]:
+    """Return the processes whose environment another process of the same user can read."""
+    command = [sys.executable, "-c", READS, *map(str, pids)]
+    told = subprocess.check_output(command, text=True, preexec_fn=without_privileges)
+    return set(map(int, told.split()))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="hides processes by Linux's means")
+def test_every_process_of_a_campaign_that_runs_programs_is_hidden(here: Path) -> None:
+    go = here / "go"
+    (here / "own.py").write_text(f"GO = {str(go)!r}{OWN}")
+    (here / "c.toml").write_text(TOML)
+    command = [sys.executable, "-m", "retrain", "run", "c.toml"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    with subprocess.Popen(command, env=environment, preexec_fn=without_privileges) as campaign:
+        try:
+            hidden: set[str] = set()
+            while campaign.poll() is None and len(hidden) < 6:  # until all of them run, and have hidden
+                below = psutil.Process(campaign.pid).children(recursive=True)
+                every = [campaign.pid, *(process.pid for process in below)]
+                hidden = set() if readable(every) else set(map(str, every))
+            assert campaign.poll() is None
+        finally:
+            go.touch()
+    assert campaign.returncode == 0
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="hides processes by Linux's means")
+def test_a_process_that_does_not_hide_can_be_read() -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", "print(flush=True); input()"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        preexec_fn=without_privileges,
+    ) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        assert readable([process.pid]) == {process.pid}
