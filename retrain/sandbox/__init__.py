@@ -52,8 +52,8 @@ class Ended:
 
     code: int  # exit status; negative: the signal that killed it
     in_time: bool = True
-    cpu_s: float = 0.0
-    left: int = 0  # processes that it left behind, now ended
+    broke: str = ""  # what it did that no solution does, such as "left 2 processes behind"
+    denied: int = 0  # calls and paths that it was denied
 
 
 class SandboxError(Exception):

@@ -5,14 +5,13 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import select
 import signal
 import socket
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from functools import cache
 from pathlib import Path
@@ -20,27 +19,36 @@ from typing import Any
 
 from retrain.sandbox import Ended, Limits, Sandbox, SandboxEndedError, SandboxError
 from retrain.sandbox.inside import confine, values
-from retrain.sandbox.inside.zygote import FAULT, OVER_TIME, STOP
+from retrain.sandbox.inside.zygote import STOP
 
 STARTUP_S = 120.0  # imports on a cold network disk; only a broken machine takes longer
 STOPPING_S = 5.0  # in which a program ends when nobody reads or writes any more
 GRACE_S = 30.0  # beyond a program's limit, in which the sandbox ends it and removes its files
 LONGEST_OUTPUT = 16 << 20
 BOOT = """\
-import os, sys
+import json, os, sys, types
 size = int(sys.argv[1]); text = b""
 while len(text) < size: text += os.read(0, size - len(text)) or sys.exit(1)
-exec(text)"""
+setup = json.loads(text)
+for name, source in setup.pop("modules").items():
+    sys.modules[name] = types.ModuleType(name)
+    exec(compile(source, name + ".py", "exec"), sys.modules[name].__dict__)
+sys.modules[name].main(setup)"""
 MODULES = ("values", "confine", "stand_in", "peer", "testing", "jobs", "zygote")
 OURS = "retrain.sandbox.inside"
+CHUNK = 1 << 15
+_SOCKET_KIND = socket.SOCK_SEQPACKET if sys.platform == "linux" else socket.SOCK_STREAM
 
 
 class Program:
-    """A program that runs: what it reads, what it writes, and how it ended."""
+    """A program that runs: a socket is its input and its output."""
 
-    def __init__(self, reads: int, writes: int, deadline: float) -> None:
-        self.reads, self.writes = reads, writes  # its output and its input
-        self._deadline = deadline
+    def __init__(self, end: socket.socket, deadline: float) -> None:
+        self._end, self._deadline = end, deadline
+
+    def fileno(self) -> int:
+        """Return the descriptor of our end of the socket."""
+        return self._end.fileno()
 
     def send(self, data: bytes) -> None:
         """Write to its input; a program that is gone needs none.
@@ -48,17 +56,7 @@ class Program:
         Raises:
             SandboxError: nothing was read in time.
         """
-        os.set_blocking(self.writes, False)
-        left = memoryview(data)
-        while left:
-            self._wait(self.writes, select.POLLOUT)
-            try:
-                left = left[os.write(self.writes, left) :]
-            except BrokenPipeError:
-                return
-            except BlockingIOError:
-                continue
-        os.set_blocking(self.writes, True)
+        self._exchange(self._end.sendall, data)
 
     def output(self, most: int = LONGEST_OUTPUT) -> bytes | None:
         """Return everything that it writes until it ends; None if that is too much.
@@ -66,29 +64,27 @@ class Program:
         Raises:
             SandboxError: it did not end in time.
         """
-        parts: list[bytes] = []
-        size = 0
-        while True:
-            self._wait(self.reads, select.POLLIN)
-            part = os.read(self.reads, 1 << 16)
-            if not part:
-                return b"".join(parts)
-            parts.append(part)
-            size += len(part)
-            if size > most:
+        found = bytearray()
+        while part := self._exchange(self._end.recv, 1 << 16):
+            found += part
+            if len(found) > most:
                 return None
+        return bytes(found)
 
     def close(self) -> None:
-        """Close both ends; safe to call twice."""
-        for fd in {self.reads, self.writes} - {-1}:
-            os.close(fd)
-        self.reads = self.writes = -1
+        """Close our end; safe to call twice."""
+        self._end.close()
 
-    def _wait(self, fd: int, event: int) -> None:
-        poll = select.poll()
-        poll.register(fd, event)
-        if not poll.poll(max(0.0, self._deadline - time.monotonic()) * 1000):
-            raise SandboxError("the sandbox did not end a program in time")
+    def _exchange(self, call: Callable[[Any], Any], data: bytes | int) -> Any:
+        self._end.settimeout(max(0.001, self._deadline - time.monotonic()))
+        try:
+            return call(data)
+        except TimeoutError as error:
+            raise SandboxError("the sandbox did not end a program in time") from error
+        except OSError:  # it has ended
+            return b""
+        finally:
+            self._end.settimeout(None)  # another process may use it from here on
 
 
 class Cell:
@@ -110,11 +106,10 @@ class Cell:
         if not sandbox.single_use:
             try:
                 self._warm_up()
-            except SandboxEndedError as error:  # not because of a program
+            except BaseException as error:
                 self.close()
-                raise SandboxError(str(error)) from error
-            except BaseException:
-                self.close()
+                if isinstance(error, SandboxEndedError):  # not because of a program
+                    raise SandboxError(str(error)) from error
                 raise
 
     def start(self, limits: Limits, *others: int) -> Program:
@@ -124,23 +119,20 @@ class Cell:
             SandboxError: it cannot be started.
         """
         self._deadline = time.monotonic() + limits.seconds + GRACE_S
-        if self.sandbox.single_use:
-            text = program_text(self.sandbox, asdict(limits))
-        (reads, their_output), (their_input, writes) = os.pipe(), os.pipe()
-        program = Program(reads, writes, self._deadline)
+        ours, theirs = socket.socketpair()
+        program = Program(ours, self._deadline)
         try:
-            if self.sandbox.single_use:
+            with theirs:
+                if not self.sandbox.single_use:
+                    self._say(json.dumps(asdict(limits)).encode(), *[theirs.fileno()] * 2, *others)
+                    return program
+                text = boot_text(self.sandbox, asdict(limits))
                 self._end()
-                self._process = self._start(their_input, their_output, len(text))
-                program.send(text)
-            else:
-                self._say(json.dumps(asdict(limits)).encode(), their_input, their_output, *others)
+                self._process = self._start(theirs, theirs, len(text))
+            program.send(text)
         except BaseException:
             program.close()
             raise
-        finally:
-            os.close(their_output)
-            os.close(their_input)
         return program
 
     def ended(self, *, stop: bool = False) -> Ended:
@@ -151,13 +143,14 @@ class Cell:
         """
         left_s = max(0.0, self._deadline - time.monotonic())
         if self.sandbox.single_use:
-            return self._ended_once(min(left_s, STOPPING_S) if stop else left_s, stop)
-        if stop:
-            self._say(STOP)
-        told = self._heard(left_s)
+            told = self._last_words(min(left_s, STOPPING_S) if stop else left_s, stop)
+        else:
+            if stop:
+                self._say(STOP)
+            told = self._heard(left_s)
         if "fault" in told:
             raise SandboxError(str(told["fault"]))
-        return Ended(int(told["code"]), bool(told["in_time"]), float(told["cpu_s"]), int(told["left"]))
+        return Ended(**told)
 
     def close(self) -> None:
         """End it, with every process in it."""
@@ -175,20 +168,20 @@ class Cell:
             self._process.wait()
 
     def _warm_up(self) -> None:
-        text = program_text(self.sandbox, {})
+        text = boot_text(self.sandbox, {})
         self._control, theirs = socket.socketpair(socket.AF_UNIX, _SOCKET_KIND)
         self._opened.enter_context(self._control)
         with theirs:
             self._process = self._start(theirs, subprocess.DEVNULL, len(text))
-        for start in range(0, len(text), 1 << 15):
-            self._say(text[start : start + (1 << 15)])
+        for start in range(0, len(text), CHUNK):
+            self._say(text[start : start + CHUNK])
         self._heard(STARTUP_S)
 
     def _start(self, stdin: Any, stdout: Any, size: int) -> subprocess.Popen[bytes]:
         self._errors.seek(0)
         self._errors.truncate()
         try:
-            process = subprocess.Popen(
+            return subprocess.Popen(
                 [*self.sandbox.command, "-I", "-B", "-X", "utf8", "-c", BOOT, str(size)],
                 stdin=stdin,
                 stdout=stdout,
@@ -199,20 +192,22 @@ class Cell:
             )
         except OSError as error:
             raise SandboxError(f"{self.sandbox.name} cannot be started: {error}") from error
-        return process
 
-    def _ended_once(self, left_s: float, stop: bool) -> Ended:
+    def _last_words(self, left_s: float, stop: bool) -> dict[str, Any]:
+        """Return what a sandbox for a single use says at its end."""
         assert self._process is not None
         try:
-            code = self._process.wait(left_s)
+            self._process.wait(left_s)
         except subprocess.TimeoutExpired:
             self._end()
-            if stop:
-                return Ended(-signal.SIGKILL)
-            raise SandboxError("the sandbox did not end a program in time") from None
-        if code == FAULT:
-            raise SandboxError(self._complaint())
-        return Ended(128 - code if code > 128 else code, in_time=code != OVER_TIME)
+            if not stop:
+                raise SandboxError("the sandbox did not end a program in time") from None
+            return {"code": -signal.SIGKILL}
+        try:
+            told: dict[str, Any] = json.loads(complaint := self._complaint())
+        except ValueError:
+            raise SandboxError(complaint) from None
+        return told
 
     def _say(self, message: bytes, *fds: int) -> None:
         try:
@@ -234,10 +229,7 @@ class Cell:
     def _complaint(self) -> str:
         self._errors.seek(0)
         lines = self._errors.read(1 << 16).decode("utf-8", "replace").strip().splitlines()
-        return lines[-1][:200] if lines else "without a message"
-
-
-_SOCKET_KIND = socket.SOCK_SEQPACKET if sys.platform == "linux" else socket.SOCK_STREAM
+        return lines[-1][:400] if lines else "without a message"
 
 
 def clean_environment(sandbox: Sandbox) -> dict[str, str]:
@@ -247,27 +239,16 @@ def clean_environment(sandbox: Sandbox) -> dict[str, str]:
     return {"PATH": path, "HOME": folder, "TMPDIR": folder, "OMP_NUM_THREADS": "1"}
 
 
-def program_text(sandbox: Sandbox, limits: Mapping[str, Any]) -> bytes:
-    """Return what an interpreter in the sandbox runs."""
-    setup = {
-        "single_use": sandbox.single_use,
-        "mounts": sandbox.mounts,
-        "folder": sandbox.folder,
-        "readable": list(sandbox.readable),
-        "limits": limits,
-    }
-    return "\n".join([*_modules(), f"sys.modules[{OURS + '.zygote'!r}].main({setup!r})"]).encode()
+def boot_text(sandbox: Sandbox, limits: Mapping[str, Any]) -> bytes:
+    """Return what an interpreter in the sandbox reads first: the code that it runs, and its settings."""
+    fields = ("single_use", "mounts", "folder", "readable")
+    setup = {name: getattr(sandbox, name) for name in fields}
+    return json.dumps({"modules": _modules(), "limits": limits, **setup}).encode()
 
 
 @cache
-def _modules() -> tuple[str, ...]:
-    package = f"package = sys.modules[{OURS!r}] = types.ModuleType({OURS!r})"
-    return ("import sys, types", package, *_module_texts())
-
-
-def _module_texts() -> Iterator[str]:
-    for name in MODULES:
-        source = (Path(values.__file__).parent / f"{name}.py").read_text(encoding="utf-8")
-        path = f"{OURS}.{name}"
-        yield f"module = package.{name} = sys.modules[{path!r}] = types.ModuleType({path!r})"
-        yield f"exec(compile({source!r}, {name + '.py'!r}, 'exec'), module.__dict__)"
+def _modules() -> dict[str, str]:
+    """Return the source of every module that runs in a sandbox, by name, the last of which starts."""
+    folder = Path(values.__file__).parent
+    sources = {f"{OURS}.{name}": (folder / f"{name}.py").read_text(encoding="utf-8") for name in MODULES}
+    return {OURS: "", **sources}

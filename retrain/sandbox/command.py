@@ -15,10 +15,12 @@ from typing import Any
 
 from retrain.sandbox import Sandbox
 
+WEAKNESS = 'tests of tests = "asserts" run outside of it, on this machine in the sandbox "process"'
+
 
 def open_sandbox(*, command: list[str], python: str = "python3") -> Sandbox:
     """Return the command; `python` is the interpreter's name in it."""
-    return Sandbox("command", [*command, python], single_use=True)
+    return Sandbox("command", [*command, python], single_use=True, weakness=WEAKNESS)
 
 
 def check_options(options: Mapping[str, Any]) -> Iterator[str]:

@@ -120,6 +120,37 @@ def test_a_forbidden_system_call_is_a_fault(scorer: ProgramScorer) -> None:
     assert scored(scorer, "import ctypes; ctypes.CDLL(None).ptrace(0, 0, 0, 0)").outcome is Outcome.FAULT
 
 
+DENIED = {
+    "a process": "import os\ntry: os.fork()\nexcept OSError: print(1)",
+    "a socket": "import socket\ntry: socket.socket()\nexcept OSError: print(1)",
+    "a signal": "import os\ntry: os.kill(os.getppid(), 0)\nexcept OSError: print(1)",
+    "a file": "try: open('/etc/passwd')\nexcept OSError: pass\nprint(1)",
+    "a folder": "import os\ntry: os.listdir('/proc')\nexcept OSError: pass\nprint(1)",
+    "threads without end": "import _thread, os\n_thread.stack_size(1 << 15)\n"
+    "try:\n    while True: _thread.start_new_thread(int, ())\n"
+    "except RuntimeError: print(1, flush=True)\nos._exit(0)",
+}
+
+
+@ON_LINUX
+@pytest.mark.parametrize("what", DENIED)
+def test_a_completion_that_was_denied_something_keeps_its_score_and_is_counted(
+    scorer: ProgramScorer, what: str
+) -> None:
+    found = scored(scorer, DENIED[what])
+    assert (found.value, found.outcome) == (1.0, Outcome.FAULT)
+
+
+@ON_LINUX
+def test_threads_and_files_of_its_own_are_no_fault(scorer: ProgramScorer) -> None:
+    program = (
+        "import concurrent.futures as c, os, tempfile\nopen('own', 'w').write('x')\nopen('own').read()\n"
+        "tempfile.TemporaryFile().write(b'x')\nos.listdir('.')\nopen('/dev/null').read()\n"
+        "with c.ThreadPoolExecutor(8) as pool: print(sum(pool.map(int, '10')))"
+    )
+    assert scored(scorer, program) == Score(1.0)
+
+
 def test_a_program_gets_its_input_as_a_file(scorer: ProgramScorer) -> None:
     reads = "import os; print(os.read(0, os.fstat(0).st_size).decode().strip())"
     assert scored(scorer, reads, '[{"input": "1\\n", "output": "1"}]') == Score(1.0)
@@ -189,7 +220,7 @@ from retrain.sandbox.inside import values
 cell = Cell(choose(sys.argv[1], {}))
 program = cell.start(Limits(60.0, 1 << 29))
 program.send(values.frame({"job": "stdio", "source": "print(1, flush=True)\\nwhile True: pass", "input": ""}))
-select.select([program.reads], [], [])
+select.select([program], [], [])
 print(*[process.pid for process in psutil.Process().children(recursive=True)], flush=True)
 input()
 """

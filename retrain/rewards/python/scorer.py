@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import queue
 import secrets
-import signal
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -34,6 +33,7 @@ class Desk:
     sandbox: Sandbox
     cells: dict[str, Cell] = field(default_factory=dict)
     is_closed: bool = False
+    denied: int = 0  # calls and paths that the program was denied
 
     def cell(self, use: str = "programs") -> Cell:
         """Return an open sandbox, one for each use; tests need one that takes descriptors."""
@@ -92,10 +92,13 @@ class ProgramScorer:
         desk = self._free.get()
         try:
             try:
-                return Score(float(self._passes(desk, answer)))
+                value = float(self._passes(desk, answer))
             except SandboxEndedError:  # once may be an accident
                 desk.close()
-                return Score(float(self._passes(desk, answer)))
+                value = float(self._passes(desk, answer))
+            if desk.denied:  # a sign, whose completion keeps its score
+                return Score(value, Outcome.FAULT, f"the program was denied {desk.denied} calls or paths")
+            return Score(value)
         except TimeoutError as error:
             return Score(0.0, Outcome.TIMEOUT, str(error))
         except FaultError as error:
@@ -116,6 +119,7 @@ class ProgramScorer:
         is_apart = self._tests == "asserts" and not self._shared
         for use in ("programs", "tests") if is_apart else ("programs",):
             desk.cell(use)  # opened before the time counts
+        desk.denied = 0
         deadline = time.monotonic() + self._timeout_s
         if self._tests == "stdio":
             return all(
@@ -140,14 +144,14 @@ class ProgramScorer:
         try:
             job = {"job": "tests", "source": program, "tests": tests}
             judge = desk.cell("tests")
-            testing = judge.start(limits, answering.reads, answering.writes)
+            testing = judge.start(limits, *[answering.fileno()] * 2)
             answering.close()
             verdict = self._said(testing, job, VERDICT_BYTES)
             is_over = not judge.ended(stop=verdict is None).in_time
         finally:
             answering.close()
             ended = desk.cell().ended(stop=True)
-        self._check(ended, is_over=is_over)
+        self._check(desk, ended, is_over=is_over)
         told = _verdict(verdict) if verdict else NO_VERDICT
         if told["garbage"]:
             raise FaultError(f"the program's answer cannot be read: {told['garbage']}")
@@ -166,7 +170,7 @@ class ProgramScorer:
         """
         output = self._said(desk.cell().start(self._limits(deadline)), job, most)
         ended = desk.cell().ended(stop=output is None)
-        self._check(ended)
+        self._check(desk, ended)
         if output is None:
             raise FaultError(f"the program wrote more than {most >> 20} MB")
         return ended, output
@@ -181,19 +185,18 @@ class ProgramScorer:
     def _limits(self, deadline: float) -> Limits:
         return Limits(max(0.001, deadline - time.monotonic()), self._memory_bytes)
 
-    def _check(self, ended: Ended, *, is_over: bool = False) -> None:
+    def _check(self, desk: Desk, ended: Ended, *, is_over: bool = False) -> None:
         """Raise what a program did beside its work.
 
         Raises:
-            FaultError: it did something forbidden.
+            FaultError: it did something that no solution does.
             TimeoutError: it did not end in time.
         """
+        desk.denied += ended.denied
         if is_over or not ended.in_time:
             raise TimeoutError("the program did not finish in time")
-        if ended.code == -signal.SIGSYS:
-            raise FaultError("the program made a forbidden system call")
-        if ended.left:
-            raise FaultError(f"the program left {ended.left} processes behind")
+        if ended.broke:
+            raise FaultError(f"the program {ended.broke}")
 
 
 def _verdict(frame: bytes) -> dict[str, Any]:

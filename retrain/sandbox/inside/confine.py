@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import ctypes
+import errno
+import fcntl
 import os
 import platform
+import re
 import resource
 import signal
 import struct
@@ -14,38 +17,48 @@ from typing import Any
 
 FILE_BYTES = 16 << 20
 OPEN_FILES = 64
+MOST_THREADS = 1024  # that a program may start: beyond, they use up the kernel's memory
 IS_LINUX = sys.platform == "linux"
 CLONE_THREAD, CLONE_NEWNS, CLONE_NEWIPC, CLONE_NEWPID = 0x10000, 0x20000, 0x8000000, 0x20000000
 MS_NOSUID, MS_NODEV = 2, 4
-PDEATHSIG, DUMPABLE, NO_NEW_PRIVS, SECCOMP, SUBREAPER, AMBIENT = 1, 4, 38, 22, 36, 47
+PDEATHSIG, DUMPABLE, NO_NEW_PRIVS, SUBREAPER, AMBIENT = 1, 4, 38, 36, 47
 READ_AND_RUN, READ_AND_WRITE = 0b1101, 0b110  # Landlock's rights
 DEVICES = ("/dev/null", "/dev/zero", "/dev/random", "/dev/urandom")
 
-# System calls, each with its number on x86_64 and on aarch64.
+# System calls, each with its number on x86_64 and on aarch64: those that end a program,
 KILLED = """ptrace 101 117 process_vm_readv 310 270 process_vm_writev 311 271 mount 165 40 umount2 166 39
 pivot_root 155 41 chroot 161 51 unshare 272 97 setns 308 268 bpf 321 280 perf_event_open 298 241
 keyctl 250 219 add_key 248 217 request_key 249 218 open_by_handle_at 304 265 kexec_load 246 104
 init_module 175 105 finit_module 313 273 reboot 169 142 userfaultfd 323 282 pidfd_getfd 438 438
 process_madvise 440 440 move_mount 429 429 open_tree 428 428 fsopen 430 430 mount_setattr 442 442"""
-REFUSED = """fork 57 -1 vfork 58 -1 execve 59 221 execveat 322 281 socket 41 198 connect 42 203 bind 49 200
-kill 62 129 tkill 200 130 tgkill 234 131 pidfd_open 434 434 pidfd_send_signal 424 424
-rt_sigqueueinfo 129 138 rt_tgsigqueueinfo 297 240 setsid 112 157 setpgid 109 154 setpriority 141 140
-ioprio_set 251 30 shmctl 31 195 semop 65 193 semctl 66 191 semtimedop 220 192 msgsnd 69 189 msgrcv 70 188
-msgctl 71 187 mq_unlink 241 181 sched_setaffinity 203 122 sched_setscheduler 144 119 sched_setparam 142 118
-sched_setattr 314 274 io_uring_setup 425 425 personality 135 92 shmget 29 194 shmat 30 196
-semget 64 190 msgget 68 186 mq_open 240 180 memfd_secret 447 447
-chmod 90 -1 fchmod 91 52 fchmodat 268 53 chown 92 -1 fchown 93 55 lchown 94 -1 fchownat 260 54 setxattr
-188 5 lsetxattr 189 6 fsetxattr 190 7 removexattr 197 14 utime 132 -1 utimes 235 -1 utimensat 280 88
-futimesat 261 -1 fchmodat2 452 452"""
-MACHINES = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7)}  # column above, the kernel's number
-CLONE, CLONE3, PRLIMIT = (56, 220), (435, 435), (302, 261)
+# those that are denied and counted,
+DENIED = """fork 57 -1 vfork 58 -1 execve 59 221 execveat 322 281 socket 41 198 connect 42 203 bind 49 200
+kill 62 129 pidfd_open 434 434 pidfd_send_signal 424 424 rt_sigqueueinfo 129 138 rt_tgsigqueueinfo 297 240
+setsid 112 157 setpgid 109 154 shmctl 31 195 semop 65 193 semctl 66 191 semtimedop 220 192 msgsnd 69 189
+msgrcv 70 188 msgctl 71 187 mq_unlink 241 181 io_uring_setup 425 425 personality 135 92 shmget 29 194
+shmat 30 196 semget 64 190 msgget 68 186 mq_open 240 180 memfd_secret 447 447"""
+# and those that are only denied, since a library or a crash may make them.
+REFUSED = """tkill 200 130 tgkill 234 131 setpriority 141 140 ioprio_set 251 30 sched_setaffinity 203 122
+sched_setscheduler 144 119 sched_setparam 142 118 sched_setattr 314 274 chmod 90 -1 fchmod 91 52
+fchmodat 268 53 chown 92 -1 fchown 93 55 lchown 94 -1 fchownat 260 54 setxattr 188 5 lsetxattr 189 6
+fsetxattr 190 7 removexattr 197 14 utime 132 -1 utimes 235 -1 utimensat 280 88 futimesat 261 -1
+fchmodat2 452 452"""
+FORBIDDEN_PATH = 1000  # no system call: by it a program's interpreter tells of a path
+MACHINES = {
+    "x86_64": (0, 0xC000003E, 317),
+    "aarch64": (1, 0xC00000B7, 277),
+}  # column, kernel's number, seccomp
+CLONE, CLONE3, KILL, PRLIMIT = (56, 220), (435, 435), (62, 129), (302, 261)
 PRCTL, FCNTL, IOCTL = (157, 167), (72, 25), (16, 29)
 # System calls that are refused for values of an argument: a process that gets signals when a file is ready,
 # and typing into a terminal.
 ARGUMENTS = ((PRCTL, 0, (PDEATHSIG,)), (FCNTL, 1, (8, 15)), (IOCTL, 1, (0x8901, 0x8902, 0x5412)))
 LANDLOCK = (444, 445, 446)  # on every machine
 RETURN, LOAD, EQUAL, AT_LEAST, ANY_BIT = 0x06, 0x20, 0x15, 0x35, 0x45
-ALLOW, KILL_PROCESS, EPERM, ENOSYS = 0x7FFF0000, 0x80000000, 0x00050001, 0x00050026
+ALLOW, KILL_PROCESS, EPERM, ENOSYS, ASK = 0x7FFF0000, 0x80000000, 0x00050001, 0x00050026, 0x7FC00000
+FILTER, LISTENS, RECEIVE, REPLY, GO_ON = 1, 8, 0xC0502100, 0xC0182101, 1
+ASKS_SINCE = [5, 5]  # kernel whose listener may let a call go on
+NO_FILTER = -1
 
 libc = ctypes.CDLL(None, use_errno=True)
 
@@ -90,16 +103,49 @@ def mount(folder: str, disk_bytes: int) -> None:
     _check(libc.mount(b"tmpfs", folder.encode(), b"tmpfs", MS_NOSUID | MS_NODEV, size), "mount")
 
 
-def confine(folder: str, limits: Mapping[str, Any], readable: Sequence[str]) -> None:
-    """Confine this process to a folder, with limits."""
+def confine(folder: str, limits: Mapping[str, Any], readable: Sequence[str]) -> list[int]:
+    """Confine this process to a folder; return the descriptor that tells of denied calls, if there is one."""
     os.chdir(folder)
+    listener = NO_FILTER
     if IS_LINUX:
         libc.prctl(PDEATHSIG, signal.SIGKILL)
         _drop_capabilities()
         libc.prctl(NO_NEW_PRIVS, 1, 0, 0, 0)
         if readable:
             _landlock(folder, readable)
-    _limit(limits, may_start_threads=IS_LINUX and _filter_calls())
+        listener = _filter_calls()
+    _limit(limits, may_start_threads=listener != NO_FILTER)
+    return [listener] if listener > 0 else []
+
+
+def answer(listener: int, own: int, threads: int) -> str:
+    """Answer a call that waits for it, and return what it was: "thread", "signal" or "denied".
+
+    Args:
+        listener: from `confine`.
+        own: the program's process, by its own number; a signal to it is denied, but no sign of anything.
+        threads: that it has started.
+
+    Raises:
+        OSError: the program has ended.
+    """
+    asked = bytearray(80)
+    fcntl.ioctl(listener, RECEIVE, asked)
+    call, _, number, _, _, argument = struct.unpack_from("QQiIQQ", asked)
+    what = "denied"
+    if number in CLONE and argument & CLONE_THREAD and threads < MOST_THREADS:
+        what = "thread"
+    elif number in KILL and argument == own:
+        what = "signal"
+    how = (0, GO_ON) if what == "thread" else (-errno.EPERM, 0)
+    fcntl.ioctl(listener, REPLY, struct.pack("QqiI", call, 0, *how))
+    return what
+
+
+def tell_of_path() -> None:
+    """Have the supervisor count a path that this program should not touch (Linux)."""
+    if IS_LINUX:
+        libc.syscall(FORBIDDEN_PATH)
 
 
 def _check(result: int, what: str) -> None:
@@ -151,36 +197,42 @@ def _landlock(folder: str, readable: Sequence[str]) -> None:
     os.close(rules)
 
 
-def _filter_calls() -> bool:
-    """Install a seccomp filter; False on a machine whose system calls are not known here."""
+def _filter_calls() -> int:
+    """Install a seccomp filter; return the descriptor that tells of denied calls, 0 if there is none."""
     if platform.machine() not in MACHINES:
-        return False
-    column, architecture = MACHINES[platform.machine()]
-    program = b"".join(struct.pack("HBBI", *one) for one in _instructions(column, architecture))
-    code = ctypes.create_string_buffer(program)
-    head = struct.pack("HxxxxxxQ", len(program) // 8, ctypes.addressof(code))
-    return bool(libc.prctl(SECCOMP, 2, head, 0, 0) == 0)
+        return NO_FILTER
+    column, architecture, seccomp = MACHINES[platform.machine()]
+    version = [int(part) for part in re.findall(r"\d+", os.uname().release)[:2]]
+    for flags in (LISTENS, 0) if version >= ASKS_SINCE else (0,):
+        program = b"".join(struct.pack("HBBI", *one) for one in _instructions(column, architecture, flags))
+        code = ctypes.create_string_buffer(program)
+        head = struct.pack("HxxxxxxQ", len(program) // 8, ctypes.addressof(code))
+        if (found := libc.syscall(seccomp, FILTER, flags, head)) >= 0:
+            return int(found)
+    return NO_FILTER
 
 
-def _instructions(column: int, architecture: int) -> Iterator[tuple[int, int, int, int]]:
+def _instructions(column: int, architecture: int, listens: int) -> Iterator[tuple[int, int, int, int]]:
     """Iterate over the filter's instructions: operation, jump if true, jump if false, operand."""
+    denied, thread = (ASK, ASK) if listens else (EPERM, ALLOW)
     yield LOAD, 0, 0, 4
     yield EQUAL, 1, 0, architecture
     yield RETURN, 0, 0, KILL_PROCESS
     yield LOAD, 0, 0, 0
     yield AT_LEAST, 0, 1, 0x40000000  # x86's other numbering
     yield RETURN, 0, 0, KILL_PROCESS
-    for calls, answer in ((KILLED, KILL_PROCESS), (REFUSED, EPERM)):
+    tell = f"path {FORBIDDEN_PATH} {FORBIDDEN_PATH}"
+    for calls, result in ((KILLED, KILL_PROCESS), (DENIED, denied), (tell, denied), (REFUSED, EPERM)):
         for number in _numbers(calls, column):
             yield EQUAL, 0, 1, number
-            yield RETURN, 0, 0, answer
+            yield RETURN, 0, 0, result
     yield EQUAL, 0, 1, CLONE3[column]
     yield RETURN, 0, 0, ENOSYS  # its flags cannot be seen; the C library then uses clone
     yield EQUAL, 0, 4, CLONE[column]
     yield LOAD, 0, 0, 16  # its first argument
     yield ANY_BIT, 0, 1, CLONE_THREAD
-    yield RETURN, 0, 0, ALLOW
-    yield RETURN, 0, 0, EPERM  # another process
+    yield RETURN, 0, 0, thread
+    yield RETURN, 0, 0, denied  # another process
     yield EQUAL, 0, 3, PRLIMIT[column]
     yield LOAD, 0, 0, 16
     yield EQUAL, 1, 0, 0  # its own limits

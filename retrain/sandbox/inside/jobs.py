@@ -11,9 +11,11 @@ import types
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
-from retrain.sandbox.inside import peer, testing, values
+from retrain.sandbox.inside import confine, peer, testing, values
 
 OURS = "retrain.sandbox.inside"
+TOUCHING = ("open", "os.listdir", "os.scandir")
+SYSTEM = ("/usr/", "/lib", "/bin", "/sbin", "/dev/", "/etc/ld.so.", "/etc/localtime")
 
 
 def run(reads: int, writes: int, *others: int) -> NoReturn:
@@ -44,6 +46,7 @@ def _do(job: dict[str, Any], reads: int, writes: int, others: Sequence[int]) -> 
     if job["job"] == "tests":
         verdict = testing.run(others[0], others[1], job["source"], job["tests"])
         return values.write_frame(writes, verdict)
+    _tell_of_paths()
     namespace = _execute("solution", job["source"])
     if job["job"] == "calls":
         return peer.Peer(reads, writes, namespace).serve()
@@ -62,12 +65,28 @@ def _end(code: int) -> NoReturn:
     os._exit(code & 0xFF)
 
 
+def _tell_of_paths() -> None:
+    """Have the supervisor count the paths outside of its folder and the interpreter that a program opens.
+
+    It is a sign and no boundary: a program that means to can avoid it.
+    """
+    own = (os.path.abspath("."), sys.prefix, sys.base_prefix, *sys.path, *SYSTEM)  # noqa: PTH100 - seldom loaded
+
+    def hook(event: str, arguments: Sequence[Any]) -> None:
+        is_path = event in TOUCHING and isinstance(arguments[0], str | bytes | os.PathLike)
+        if is_path and not os.path.abspath(os.fsdecode(arguments[0])).startswith(own):  # noqa: PTH100
+            confine.tell_of_path()
+
+    sys.addaudithook(hook)
+
+
 def _stdio(reads: int, writes: int, job: dict[str, Any]) -> None:
     with tempfile.TemporaryFile(dir=".") as given:  # a file: programs ask for its size
         given.write(job["input"].encode("utf-8", "surrogatepass"))
         given.seek(0)
         _redirect(os.dup(given.fileno()), writes)
     os.close(reads)
+    _tell_of_paths()
     _execute("__main__", job["source"])
 
 

@@ -1,8 +1,8 @@
 """A warm interpreter that runs one program after another, each in a confined process of its own.
 
-The zygote forks a program, watches its time, and ends everything that it left. What a program reads and
-writes never passes through the zygote, so that it holds no other program's text, and its socket is closed in
-the program.
+The zygote forks a program, watches its time, its files and its denied calls, and ends everything that it
+left. What a program reads and writes never passes through the zygote, so that it holds no other program's
+text, and its socket is closed in the program.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import socket
 import subprocess
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -26,7 +27,8 @@ from retrain.sandbox.inside import confine, jobs
 MESSAGE_BYTES = 1 << 16
 STOP = b"stop"
 CLEANUP_S = 20.0
-FAULT, OVER_TIME = 75, 124  # exit codes of a single use
+LOOK_S = 0.05  # between looks at a program's folder
+MOST_FILES = 8192
 
 
 def main(setup: Mapping[str, Any]) -> None:
@@ -38,9 +40,9 @@ def main(setup: Mapping[str, Any]) -> None:
     os.set_blocking(woken, False)
     signal.signal(signal.SIGCHLD, lambda *_: None)
     signal.set_wakeup_fd(woken)
-    if setup["single_use"]:
-        ended = run((os.dup(0), os.dup(1)), setup["limits"], setup, [wakes])
-        os._exit(exit_status(ended))
+    if setup["single_use"]:  # whose program has no standard error
+        os.write(2, json.dumps(run((os.dup(0), os.dup(1)), setup["limits"], setup, [wakes])).encode())
+        os._exit(0)
     control = socket.socket(fileno=os.dup(0))
     nothing = os.open(os.devnull, os.O_RDWR)
     for fd in (0, 1, 2):
@@ -49,70 +51,66 @@ def main(setup: Mapping[str, Any]) -> None:
     gc.collect()
     gc.freeze()  # what all programs share is not copied by their collections
     answer: Mapping[str, Any] = {}  # ready
-    while True:
-        try:
+    with contextlib.suppress(OSError):
+        while True:
             control.send(json.dumps(answer).encode())
             request, fds, _, _ = socket.recv_fds(control, MESSAGE_BYTES, 8)
             while request.startswith(STOP):  # for a program that had already ended
-                request = request[len(STOP) :]
+                request = request.removeprefix(STOP)
                 if not request:
                     request, fds, _, _ = socket.recv_fds(control, MESSAGE_BYTES, 8)
-        except OSError:
-            return
-        if not request:
-            return
-        answer = run(fds, json.loads(request), setup, [wakes, control.fileno()])
-
-
-def exit_status(ended: Mapping[str, Any]) -> int:
-    """Return how the only program ended: 0, 1, 128 and its signal, or a status that it cannot have itself."""
-    if "fault" in ended:
-        return FAULT
-    if not ended["in_time"]:
-        return OVER_TIME
-    code = int(ended["code"])
-    return 128 - code if code < 0 else min(code, 1)
+            if not request:
+                return
+            answer = run(fds, json.loads(request), setup, [wakes, control.fileno()])
 
 
 def run(
     fds: Sequence[int], limits: Mapping[str, Any], setup: Mapping[str, Any], wakers: Sequence[int]
 ) -> dict[str, Any]:
     """Run a program on its descriptors, and leave nothing behind; return how it ended."""
-    confined, confines = os.pipe()
-    folder = setup["folder"]
+    own = ""  # folder; a mounted one goes with its program
     try:
-        if not setup["mounts"]:
-            folder = tempfile.mkdtemp(prefix="retrain-program-")
+        ours, theirs = socket.socketpair()
+        own = "" if setup["mounts"] else tempfile.mkdtemp(prefix="retrain-program-")
         program = confine.fork(namespaces=setup["mounts"])
-    except OSError as error:
-        os.close(confined)
-        if folder != setup["folder"]:
-            remove(folder)
-        return {"fault": f"no further program: {error}"}
-    else:
         if program == 0:
-            start(fds, limits, setup, folder, confines)
+            start(fds, limits, setup, own or setup["folder"], theirs)
+    except OSError as error:
+        remove(own)
+        return {"fault": f"no further program: {error}"}
     finally:
-        for fd in (*fds, confines):
+        for fd in fds:
             os.close(fd)
-    in_time = wait(program, wakers, limits["seconds"])
-    was_stopped = in_time and not has_ended(program)
+    theirs.close()
+    with ours:
+        confined, listeners, _, _ = socket.recv_fds(ours, 1, 1)
+    watch = Watch(program, own, limits, wakers, listeners)
+    in_time = not confined or watch.wait()
     kill_group(program)
-    _, status, usage = os.wait4(program, 0)
-    left = 0
-    if not setup["mounts"]:  # a process namespace and a mount end by themselves
-        left = end_children()
-        remove(folder)
-    is_confined = os.read(confined, 1)
-    os.close(confined)
-    if not is_confined and not was_stopped:  # tests may be over before a program is confined
+    _, status = os.waitpid(program, 0)
+    left = 0 if setup["mounts"] else end_children()  # a process namespace ends by itself
+    is_full = watch.is_full()
+    remove(own)
+    for fd in listeners:
+        os.close(fd)
+    if not confined:
         return {"fault": "a program could not be confined"}
-    cpu_s = usage.ru_utime + usage.ru_stime
-    return {"code": os.waitstatus_to_exitcode(status), "in_time": in_time, "cpu_s": cpu_s, "left": left}
+    code = os.waitstatus_to_exitcode(status)
+    broken = {
+        "made a forbidden system call": code == -signal.SIGSYS,
+        "wrote too many or too large files": is_full,
+        f"left {left} processes behind": left,
+    }
+    return {
+        "code": code,
+        "in_time": in_time,
+        "broke": " and ".join(what for what, is_so in broken.items() if is_so),
+        "denied": watch.denied,
+    }
 
 
 def start(
-    fds: Sequence[int], limits: Mapping[str, Any], setup: Mapping[str, Any], folder: str, confines: int
+    fds: Sequence[int], limits: Mapping[str, Any], setup: Mapping[str, Any], folder: str, tells: socket.socket
 ) -> None:
     """Confine this process, and run the program; ends this process."""
     try:
@@ -123,62 +121,117 @@ def start(
             confine.mount(folder, limits["disk_bytes"])
         os.environ.update(HOME=folder, TMPDIR=folder)
         tempfile.tempdir = None
-        confine.confine(folder, limits, setup["readable"])
-        os.write(confines, b"1")
+        socket.send_fds(tells, [b"1"], confine.confine(folder, limits, setup["readable"]))
         close_all_but(fds)
     except OSError:
-        os._exit(FAULT)
+        os._exit(1)
     jobs.run(*fds)
 
 
-def wait(program: int, wakers: Sequence[int], limit_s: float) -> bool:
-    """Wait until a program ends, is to be stopped or is over its time; return whether it was in time."""
-    deadline = time.monotonic() + limit_s
-    wakes, *control = wakers
-    while (left_s := deadline - time.monotonic()) > 0:
-        if has_ended(program):
-            return True
-        ready, _, _ = select.select(wakers, [], [], left_s)
-        if any(fd in ready for fd in control):  # told to stop, or nobody is there any more
-            return True
-        if wakes in ready:
-            os.read(wakes, 64)
-    return False
+class Watch:
+    """What a program does while it runs: how long, what it was denied, and how much it writes."""
 
+    def __init__(
+        self,
+        program: int,
+        folder: str,
+        limits: Mapping[str, Any],
+        wakers: Sequence[int],
+        listeners: Sequence[int],
+    ) -> None:
+        self._program, self._folder, self._disk_bytes = program, folder, limits["disk_bytes"]
+        self._deadline = time.monotonic() + limits["seconds"]
+        self._look_at = time.monotonic() + LOOK_S
+        self._wakes, self._listeners = wakers[0], listeners
+        self._poll = select.poll()
+        for fd in (*wakers, *listeners):
+            self._poll.register(fd, select.POLLIN)
+        self._told: Counter[str] = Counter()
+        self._own = program if folder else 1  # its number in a namespace
 
-def has_ended(program: int) -> bool:
-    """Whether a program has ended; its status can still be read."""
-    return os.waitid(os.P_PID, program, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+    @property
+    def denied(self) -> int:
+        return self._told["denied"]
+
+    def wait(self) -> bool:
+        """Wait until the program ends, is to be stopped or breaks a limit; return whether it was in time."""
+        while os.waitid(os.P_PID, self._program, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
+            left_s = self._deadline - time.monotonic()
+            if left_s <= 0:
+                return False
+            ready = self._poll.poll(1000 * (min(left_s, LOOK_S) if self._folder else left_s))
+            if any(self._ends(fd) for fd, _ in ready) or self._looks_full():
+                return True
+        return True
+
+    def _ends(self, fd: int) -> bool:
+        """Take what a descriptor tells; return whether the program is to be stopped, or nobody is there."""
+        if fd == self._wakes:
+            os.read(fd, 64)
+        elif fd in self._listeners:
+            try:
+                what = confine.answer(fd, self._own, self._told["thread"])
+                self._told[what] += 1
+            except OSError:  # the program has ended
+                self._poll.unregister(fd)
+        else:
+            return True
+        return False
+
+    def _looks_full(self) -> bool:
+        """Look at the folder from time to time, seldom if that takes long."""
+        began = time.monotonic()
+        if began < self._look_at:
+            return False
+        is_full = self.is_full()
+        self._look_at = time.monotonic() + max(LOOK_S, 10 * (time.monotonic() - began))
+        return is_full
+
+    def is_full(self) -> bool:
+        """Whether the program's files are too many or too large, or cannot be listed."""
+        size = count = 0
+        folders = [self._folder] if self._folder else []
+        while folders and size <= self._disk_bytes and count <= MOST_FILES:
+            try:
+                with os.scandir(folders.pop()) as entries:
+                    for entry in entries:
+                        found = entry.stat(follow_symlinks=False)
+                        size += max(found.st_size, 512 * found.st_blocks)
+                        count += 1
+                        if entry.is_dir(follow_symlinks=False):
+                            folders.append(entry.path)
+            except FileNotFoundError:  # removed just now
+                continue
+            except OSError:  # nested too deeply
+                return True
+        return size > self._disk_bytes or count > MOST_FILES
 
 
 def kill_group(leader: int) -> None:
     """Kill a program and the group that it leads."""
     for kill in (os.killpg, os.kill):
-        try:
+        with contextlib.suppress(OSError):
             kill(leader, signal.SIGKILL)
-        except OSError:
-            continue
 
 
 def end_children() -> int:
     """Kill what a program left behind (Linux), and return how many processes that were."""
     ended = 0
-    while True:
-        try:
+    with contextlib.suppress(OSError):
+        while True:
             with open("/proc/thread-self/children") as file:  # noqa: PTH123
                 children = [int(pid) for pid in file.read().split()]
-        except OSError:
-            return ended
-        if not children:
-            return ended
-        for pid in children:
-            os.kill(pid, signal.SIGKILL)
-            os.waitpid(pid, 0)
-        ended += len(children)
+            if not children:
+                break
+            for pid in children:
+                os.kill(pid, signal.SIGKILL)
+                os.waitpid(pid, 0)
+            ended += len(children)
+    return ended
 
 
 def remove(folder: str) -> None:
-    """Remove a folder, whatever is in it."""
+    """Remove a folder, whatever is in it; none if it has no name."""
     with contextlib.suppress(RecursionError):
         shutil.rmtree(folder, ignore_errors=True)
     if os.path.lexists(folder):  # deeper than Python can go, or without permissions
