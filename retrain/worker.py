@@ -38,7 +38,6 @@ from retrain.errors import (
     exit_code_of,
 )
 from retrain.locks.held import hold, present_holder
-from retrain.plan.sandboxes import runs_programs
 from retrain.records.attempts import begin_attempt, end_attempt
 from retrain.records.campaign_state import asked_to_stop
 from retrain.records.files import remove_leftovers
@@ -47,7 +46,6 @@ from retrain.records.metrics import Seal, require_steps, seal_of
 from retrain.records.run_state import RunState, read_done, write_done
 from retrain.records.step_row import Value, columns
 from retrain.records.text import as_typed
-from retrain.sandbox.inside.confine import hide
 from retrain.streams import fill_closed
 
 if TYPE_CHECKING:
@@ -113,8 +111,6 @@ def run(directory: Path, stop: threading.Event) -> int:
         if config.run is not None and (where := str(config.run.origin.get("where", ""))):
             sys.path.append(where)  # the campaign's plugins, wherever this process was started
             registry.look_beside(Path(where) / str(config.run.origin.get("beside", ".")))
-        if runs_programs(config):
-            hide()  # it holds answers, and keys in its environment
         lock = hold(files.lock)
         if lock is None:
             who = present_holder(files.lock) or "another process"

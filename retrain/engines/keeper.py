@@ -29,7 +29,7 @@ LOOK_S = 0.25
 GRACE_S = 10.0  # for the server to end by itself
 CRASHES = 5  # restarts without a steady hour between them
 STEADY_S = 3600.0
-PR_SET_PDEATHSIG = 1
+PR_SET_PDEATHSIG, PR_SET_DUMPABLE = 1, 4
 
 
 class Keeper:
@@ -158,6 +158,8 @@ def _ending(code: int) -> str:
 
 def main() -> None:
     """Detach, take the lock, let whoever started this go on, and keep the server."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_DUMPABLE, 0)  # keys in its environment
     files, plan = ServerFiles(Path(sys.argv[1])), json.load(sys.stdin)
     locked, told = os.pipe()
     if os.fork():  # the starter waits for this process, until the lock is taken

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from retrain.sandbox import Ended, Limits, Sandbox, SandboxEndedError, SandboxError
-from retrain.sandbox.inside import confine, values
+from retrain.sandbox.inside import values
 from retrain.sandbox.inside.zygote import STOP
 
 STARTUP_S = 120.0  # imports on a cold network disk; only a broken machine takes longer
@@ -101,8 +101,6 @@ class Cell:
         self._errors = self._opened.enter_context(tempfile.TemporaryFile())  # noqa: SIM115 - closed with it
         self._process: subprocess.Popen[bytes] | None = None
         self._deadline = 0.0
-        if not sandbox.mounts:
-            confine.hide()
         if not sandbox.single_use:
             try:
                 self._warm_up()
