@@ -11,7 +11,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,7 @@ from retrain.records.campaign_state import ask_to_stop
 from retrain.records.layout import CampaignFiles
 from retrain.records.run_state import RunState
 from retrain.rewards import Answer
+from retrain.rewards.columns import needed_by
 from retrain.rewards.opening import bounds_of, open_reward
 from retrain.rollouts import Loss, Prompt, Rollout, TrainingSample
 from retrain.sandbox.choice import choose
@@ -104,7 +105,9 @@ def _form(kind: str, name: str) -> str:
 def _scores(name: str, table: Table) -> str:
     """it scores right, wrong, empty, long and odd completions within its range"""
     scorer, calls = open_reward(name, table), EventLoopThread()
-    answers = [Answer(text, prompt) for prompt in PROMPTS for text in COMPLETIONS]
+    columns = needed_by(registry.find("rewards", name))  # of a function with TRL's signature
+    prompts = [replace(prompt, row=dict.fromkeys(columns, prompt.answer)) for prompt in PROMPTS]
+    answers = [Answer(text, prompt) for prompt in prompts for text in COMPLETIONS]
     try:
         scores = bounds_of(name).keep(calls.wait_for(scorer.score_all(answers)))
     finally:

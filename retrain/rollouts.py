@@ -27,6 +27,7 @@ class Prompt:
     answer: str
     # (role, content) of each message before the completion, for a chat template; empty: only `text`
     messages: tuple[tuple[str, str], ...] = ()
+    row: Mapping[str, Any] = field(default_factory=dict, compare=False)  # columns of its data, for a reward
 
 
 @dataclass(frozen=True, slots=True, eq=False)

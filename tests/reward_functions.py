@@ -94,6 +94,30 @@ async def gives_up(completion: str, prompt: Prompt) -> float:
     raise InfrastructureError("the network is down")
 
 
+def as_in_trl(completions, solution, *, bonus: float = 0.0, **columns):
+    """Score as TRL's functions do: once for all completions, None where it cannot tell."""
+    assert columns.keys() == {"prompts", "answer", "level"}
+    return [
+        None if completion == "unscored" else float(completion == wanted) + bonus * level
+        for completion, wanted, level in zip(completions, solution, columns["level"], strict=True)
+    ]
+
+
+async def as_in_trl_later(completions, answer):
+    return [float(completion == wanted) for completion, wanted in zip(completions, answer, strict=True)]
+
+
+def chatting_as_in_trl(prompts, completions):
+    return [
+        float(said[0]["content"] == asked[-1]["content"])
+        for asked, said in zip(prompts, completions, strict=True)
+    ]
+
+
+def too_few_as_in_trl(completions, **columns):
+    return [1.0]
+
+
 class Grader:
     """A reward that is an object."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import zlib
 from collections.abc import Callable
@@ -125,6 +126,25 @@ def test_a_raising_reward_is_named_once_for_all_runs(
     assert "my_reward.score" in told[0]
     assert "Traceback" not in done.stderr + done.stdout
     assert done.stdout.count("KeyError") == len({line.partition("raised by")[2] for line in told})
+
+
+def test_a_reward_written_for_trl_works_as_it_is(retrain: Retrain, campaign_file: Path) -> None:
+    rows = [{"question": f"{n}=", "answer": str(n), "weight": n} for n in range(10)]
+    (campaign_file.parent / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    (campaign_file.parent / "trl_reward.py").write_text(
+        "def weighed(prompts, completions, weight, **columns):\n"
+        "    assert [f'{one}=' for one in weight] == list(prompts)\n"
+        "    return [one / 10 for one in weight]\n"
+    )
+    options = (
+        "data.options={path = 'rows.jsonl', prompt_field = 'question', columns = ['weight'], held_out = 0}"
+    )
+    chosen = ["reward.reward=trl_reward.weighed", "data.task=jsonl", options, "campaign.seeds=[0]"]
+    done = retrain("run", campaign_file, *(part for one in chosen for part in ("--set", one)))
+    assert done.returncode == 0, done.stderr
+    (metrics, *_) = (campaign_file.parent / "logs").glob("*/runs/*/metrics.jsonl")
+    rewards = [json.loads(line)["mean_reward"] for line in metrics.read_text().splitlines()]
+    assert all(0 < reward < 1 for reward in rewards)
 
 
 def test_a_dotted_path_is_looked_up_beside_the_file_wherever_one_is(

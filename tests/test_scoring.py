@@ -231,6 +231,31 @@ def test_a_coroutine_that_was_cancelled_from_within_is_unscored() -> None:
     assert (batch.known_rewards.tolist(), batch.errors) == ([0.0], 1)
 
 
+def test_a_function_of_trls_signature_gets_the_columns_of_the_rows() -> None:
+    rows = [{"solution": "right", "level": 1}, {"solution": "other", "level": 2}]
+    prompts = [Prompt(number, "?", "right", row=row) for number, row in enumerate(rows)]
+    params, path = {"bonus": 0.25}, f"{FUNCTIONS}.as_in_trl"
+    for name, given in ((path, params), ("custom", {"path": path, "params": params})):
+        with scorer(name, **given) as opened:
+            batch = opened.score([group(prompt, ("right", "other", "unscored")) for prompt in prompts])
+        assert np.allclose(batch.known_rewards, [1.25, 0.25, 0.5, 1.5])
+        assert (batch.errors, batch.scored[:, 2].any()) == (2, False)
+
+
+def test_so_does_a_coroutine_function_and_one_for_chats() -> None:
+    assert score(f"{FUNCTIONS}.as_in_trl_later", ("right", "wrong")).rewards.tolist() == [[1.0, 0.0]]
+    prompt = Prompt(0, "?", "", (("user", "right"),))
+    with scorer(f"{FUNCTIONS}.chatting_as_in_trl") as opened:
+        assert opened.score([group(prompt, ("right", "wrong"))]).rewards.tolist() == [[1.0, 0.0]]
+
+
+def test_a_column_that_is_not_there_is_named_and_so_is_a_wrong_number_of_rewards() -> None:
+    with pytest.raises(ConfigError, match=r"the reward needs solution; name it in \[data.options\].columns"):
+        score(f"{FUNCTIONS}.as_in_trl", ("right", "wrong"))
+    with pytest.raises(RunFailedError, match="returned 1 rewards for 2 completions"):
+        score(f"{FUNCTIONS}.too_few_as_in_trl", ("right", "wrong"))
+
+
 @pytest.mark.parametrize(
     ("name", "endless"), [(BY_COMMAND, "pause"), (f"{FUNCTIONS}.waiting_for_ever", "hang")]
 )

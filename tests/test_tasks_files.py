@@ -54,6 +54,22 @@ def test_a_reward_that_compares_with_nothing_needs_no_answers(tmp_path: Path) ->
     assert [(p.text, p.answer) for p in task.train] == [("write a poem", "")]
 
 
+def test_a_reward_gets_the_columns_that_are_named_or_all(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_text('{"prompt": "2+2", "answer": "4", "level": 1, "tests": ["a"]}\n')
+
+    def row(columns: object) -> object:
+        return build("jsonl", path=str(path), columns=columns, held_out=0).train[0].row
+
+    assert row([]) == {}
+    assert row(["level"]) == {"level": 1}
+    assert row(["*"]) == {"prompt": "2+2", "answer": "4", "level": 1, "tests": ["a"]}
+    with pytest.raises(ConfigError, match=r"rows.jsonl:1: no field 'levle'.*columns"):
+        row(["levle"])
+    with pytest.raises(ConfigError, match=r'columns: got .level.; needs a list of names, or \["\*"\]'):
+        row("level")
+
+
 def test_a_second_file_is_what_is_held_out(write: Write) -> None:
     task = build("jsonl", path=write("a.jsonl", "abcdef"), held_out_path=write("b.jsonl", "xyz"))
     assert {p.answer for p in task.train} == set("ABCDEF")

@@ -36,6 +36,7 @@ from retrain.registry.contract import Workers as Workers
 from retrain.registry.contract import hint as hint
 from retrain.registry.contract import problem_with
 from retrain.registry.contract import spec_of as spec_of
+from retrain.registry.contract import takes as takes
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint

@@ -23,7 +23,7 @@ from types import ModuleType
 from typing import Any
 
 from retrain.errors import ConfigError
-from retrain.registry.contract import Parameter, PluginSpec, call_problem, from_function, from_source
+from retrain.registry.contract import Parameter, PluginSpec, call_problem, from_function, from_source, takes
 
 PACKAGE = Path(__file__).parent.parent
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
@@ -87,6 +87,8 @@ class Imported:
         """Return the named function; raise ConfigError if it does not take the arguments of its kind."""
         if self.found is getattr(self.module, self.spec.opener, None):
             return self._checked(self.found, self.name, ())
+        if takes(self.found, self.spec.by_name):
+            return self.found
         return self._checked(self.found, self.name, self.spec.arguments, self.spec.given)
 
     def hook(self, name: str) -> Callable[..., Any] | None:

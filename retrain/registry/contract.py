@@ -75,6 +75,7 @@ class PluginSpec:
     arguments: tuple[str, ...] = ()  # positional, as retrain calls it
     given: tuple[str, ...] = ()  # keyword arguments that retrain passes, which are not keys of the table
     members: tuple[str, ...] = ()  # that the returned object must have
+    by_name: str = ""  # parameter that marks a function of another convention, which the kind describes
     opener: str = ""  # hook that takes the table's keys in place of the entry function, if it is defined
     hooks: tuple[Hook, ...] = ()
     judge: str = ""  # hook that checks the table's values; the only check if the entry function has no keys
@@ -87,6 +88,14 @@ def spec_of(kind: str) -> PluginSpec:
     """Return the contract that a kind declares."""
     found: PluginSpec = importlib.import_module(f"retrain.{kind}").SPEC
     return found
+
+
+def takes(function: Callable[..., Any], parameter: str) -> bool:
+    """Whether a function has a parameter of this name."""
+    try:
+        return parameter in inspect.signature(function).parameters
+    except (TypeError, ValueError):  # not a function, or one written in C
+        return False
 
 
 def call_problem(function: Callable[..., Any], arguments: Sequence[str], given: Sequence[str] = ()) -> str:

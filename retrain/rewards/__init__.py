@@ -9,6 +9,9 @@ A plugin is one file or folder with one of two functions, whose keyword-only par
 - `open_scorer(*, <params>) -> BatchScorer`, for a reward that needs processes, connections or the whole
   batch; `score = score_with(open_scorer)` makes it callable for a single completion too.
 
+A function with a parameter `completions` has TRL's signature: it is called once for many completions, with
+`completions`, `prompts` and columns as keywords (`retrain.rewards.columns`), and returns a list of rewards.
+
 A reward of 1 or more counts as correct. `check_params` checks more than the types of parameters. A constant
 `RANGE = (0.0, 1.0)` declares the range of the rewards: a completion with a reward outside it is unscored.
 """
@@ -37,6 +40,7 @@ SPEC = PluginSpec(
         Hook("servers", ("params",), "address -> key, of each server that must answer before a run"),
     ),
     judge="check_params",
+    by_name="completions",
     opener="open_scorer",
 )
 P = ParamSpec("P")

@@ -14,12 +14,20 @@ import threading
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 from retrain import registry
 from retrain.errors import ConfigError, RunFailedError
-from retrain.rewards import Answer, BatchScorer, Outcome, Score, UnscoredError, is_number, number_of
+from retrain.rewards import (
+    Answer,
+    BatchScorer,
+    Outcome,
+    Score,
+    UnscoredError,
+    is_number,
+    number_of,
+)
+from retrain.rewards.columns import call_with_columns
 
 MOST_AT_ONCE = 64  # coroutines in flight; common HTTP clients and servers only queue beyond that
 LIMIT_S = 600.0  # limit of one call; no useful call takes longer
@@ -78,7 +86,9 @@ def open_reward(
     plugin = registry.plugin("rewards", name)
     opener = plugin.hook("open_scorer")
     if opener is None:
-        return CallingScorer(partial(plugin.function(), **params), name)
+        function = plugin.function()
+        scores_many = registry.takes(function, plugin.spec.by_name)
+        return (ColumnScorer if scores_many else CallingScorer)(function, name, params)
     taken = {parameter.name for parameter in plugin.parameters() or ()}
     given = {key: value for key, value in (sandbox or {}).items() if key in taken}
     scorer: BatchScorer = opener(**{**given, **params})
@@ -88,9 +98,12 @@ def open_reward(
 class CallingScorer:
     """Calls a function for each completion in turn; returned awaitables are awaited concurrently."""
 
-    def __init__(self, function: Callable[..., Any], name: str = "") -> None:
+    def __init__(
+        self, function: Callable[..., Any], name: str = "", params: Mapping[str, Any] | None = None
+    ) -> None:
         """Wrap a function; `name` is the reward's, for errors."""
         self._function = function
+        self._params = params or {}
         self._name = f"reward {name!r}" if name else "the reward"
 
     def score_all(self, answers: Sequence[Answer]) -> list[Score] | Awaitable[list[Score]]:
@@ -116,7 +129,7 @@ class CallingScorer:
     def _call(self, answer: Answer) -> Any:
         try:
             with _interrupted_after(LIMIT_S, TOO_LONG.format(LIMIT_S)):
-                return self._function(answer.completion, answer.prompt)
+                return self._function(answer.completion, answer.prompt, **self._params)
         except (UnscoredError, TimeoutError) as error:
             return unscored(error)
         except SystemExit as error:
@@ -167,6 +180,37 @@ class CallingScorer:
             return Score(number_of(given))
         except TypeError as error:
             raise RunFailedError(f"{self._name}, prompt {answer.prompt.id}: {error}") from error
+
+
+class ColumnScorer(CallingScorer):
+    """Calls a function of TRL's signature once for all completions."""
+
+    def score_all(self, answers: Sequence[Answer]) -> list[Score] | Awaitable[list[Score]]:
+        try:
+            with _interrupted_after(LIMIT_S, TOO_LONG.format(LIMIT_S)):
+                given = call_with_columns(self._function, answers, self._params)
+        except (UnscoredError, TimeoutError) as error:
+            return [unscored(error)] * len(answers)
+        except SystemExit as error:
+            raise self._exited(answers[0], error) from error
+        return self._await_list(answers, given) if inspect.isawaitable(given) else self._each(answers, given)
+
+    async def _await_list(self, answers: Sequence[Answer], given: Awaitable[Any]) -> list[Score]:
+        try:
+            async with asyncio.timeout(LIMIT_S):
+                return self._each(answers, await given)
+        except (UnscoredError, TimeoutError) as error:
+            return [unscored(error)] * len(answers)
+
+    def _each(self, answers: Sequence[Answer], rewards: Sequence[Any]) -> list[Score]:
+        if len(rewards) != len(answers):
+            what = f"returned {len(rewards)} rewards for {len(answers)} completions"
+            raise RunFailedError(f"{self._name}: {what}")
+        none = Score(None, Outcome.ERROR, "the reward is None")
+        return [
+            none if reward is None else self._score_of(answer, reward)
+            for answer, reward in zip(answers, rewards, strict=True)
+        ]
 
 
 def close_unawaited(given: Sequence[Any]) -> None:

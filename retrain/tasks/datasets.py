@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,6 @@ from retrain.tasks.rows import (
     option_problems,
     read_prompts,
     split_prompts,
-    with_whole_numbers_as_text,
 )
 
 EXTRA = "datasets"
@@ -44,6 +43,7 @@ def build(
     prompt_field: str = "prompt",
     answer_field: str = "answer",
     template: str = PLACEHOLDER,
+    columns: Sequence[str] = (),
     held_out: float = 0.1,
     seed: int,
 ) -> Task:
@@ -63,14 +63,13 @@ def build(
     Raises:
         ConfigError: the package is not installed, the data set cannot be loaded, or rows are invalid.
     """
-    fields = Fields(prompt_field, answer_field, template)
+    fields = Fields(prompt_field, answer_field, template, columns)
     check(option_problems(fields, held_out, path=path, split=split))
 
     def read(split: str) -> list[Prompt]:
         place = f"{path} [{split}]"
         loaded = _load(path, split, fields, name=subset or None, revision=revision or None)
-        columns = check_columns(loaded.column_names, fields, place)
-        rows = map(with_whole_numbers_as_text, loaded.select_columns(columns))
+        rows = loaded.select_columns(check_columns(loaded.column_names, fields, place))
         return read_prompts(enumerate(rows, start=1), fields, place)
 
     return split_prompts(read(split), read(held_out_split) if held_out_split else [], held_out, seed)

@@ -5,6 +5,7 @@ Answers are text; how a completion is compared with the answer is up to the rewa
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from retrain.json_lines import numbered_lines
@@ -21,6 +22,7 @@ def build(
     prompt_field: str = "prompt",
     answer_field: str = "answer",
     template: str = PLACEHOLDER,
+    columns: Sequence[str] = (),
     held_out: float = 0.1,
     seed: int,
 ) -> Task:
@@ -32,13 +34,14 @@ def build(
         prompt_field: field of the prompt text, not empty.
         answer_field: field of the reference answer; "" if the reward needs none.
         template: wording of the prompt; {prompt} is replaced by the text.
+        columns: further fields that a reward gets in `prompt.row`; ["*"] is all.
         held_out: fraction of the distinct prompts that training never sees; unused with `held_out_path`.
         seed: determines the order and the split.
 
     Raises:
         ConfigError: a file cannot be read, or rows are invalid; lists their line numbers.
     """
-    fields = Fields(prompt_field, answer_field, template, text="a text in quotes")
+    fields = Fields(prompt_field, answer_field, template, columns, are_typed=False)
     check(option_problems(fields, held_out, path=path))
     prompts = _read(path, "path", fields)
     given = _read(held_out_path, "held_out_path", fields) if held_out_path else []

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,6 @@ from retrain.tasks.rows import (
     option_problems,
     read_prompts,
     split_prompts,
-    with_whole_numbers_as_text,
 )
 
 EXTRA = "parquet"
@@ -33,6 +32,7 @@ def build(
     prompt_field: str = "prompt",
     answer_field: str = "answer",
     template: str = PLACEHOLDER,
+    columns: Sequence[str] = (),
     held_out: float = 0.1,
     seed: int,
 ) -> Task:
@@ -43,7 +43,7 @@ def build(
     Raises:
         ConfigError: pyarrow is not installed, a file cannot be read, or rows are invalid.
     """
-    fields = Fields(prompt_field, answer_field, template)
+    fields = Fields(prompt_field, answer_field, template, columns)
     check(option_problems(fields, held_out, path=path))
     prompts = _read(path, "path", fields)
     given = _read(held_out_path, "held_out_path", fields) if held_out_path else []
@@ -71,7 +71,7 @@ def _rows(file: Any, path: str, fields: Fields) -> Iterator[tuple[int, dict[str,
         for batch in file.iter_batches(columns=columns):
             for values in batch.to_pylist():
                 number += 1
-                yield number, with_whole_numbers_as_text(values)
+                yield number, values
     except (OSError, ValueError, NotImplementedError) as error:  # damaged pages, or text that is not UTF-8
         raise ConfigError(
             f"{path} row {number + 1}: cannot be read, nor any later row: {error}; write the file again"

@@ -28,7 +28,8 @@ class Fields:
     prompt: str
     answer: str  # "": rows have none
     template: str
-    text: str = "a text"  # description of a text value, for errors
+    columns: Sequence[str] = ()  # further ones that a reward gets, or "*" for all
+    are_typed: bool = True  # by the columns' types, so a whole number can be taken as text without a guess
 
 
 def option_problems(fields: Fields, held_out: float, **required: str) -> list[str]:
@@ -37,22 +38,24 @@ def option_problems(fields: Fields, held_out: float, **required: str) -> list[st
     problems = [f"{key}: got ''; needs a non-empty string" for key, value in texts.items() if not value]
     if PLACEHOLDER not in fields.template:
         problems.append(f"template: got {fields.template!r}; needs {PLACEHOLDER} where the prompt goes")
+    if isinstance(fields.columns, str):
+        problems.append(f'columns: got {fields.columns!r}; needs a list of names, or ["*"] for all')
     return problems + held_out_problem(held_out)
 
 
 def check_columns(available: Sequence[str], fields: Fields, source: str) -> list[str]:
     """Return the columns to read; if one is missing, a ConfigError lists the available ones."""
-    wanted = {"prompt_field": fields.prompt}
-    if fields.answer:
-        wanted["answer_field"] = fields.answer
+    named = [("prompt_field", fields.prompt), ("answer_field", fields.answer)]
+    named += [("columns", name) for name in fields.columns]
+    wanted = [(option, name) for option, name in named if name not in ("", "*")]
     check(
         [
             f"{option}: {source} has no column {name!r}; it has {', '.join(available)}"
-            for option, name in wanted.items()
+            for option, name in wanted
             if name not in available
         ]
     )
-    return list(dict.fromkeys(wanted.values()))
+    return list(available if "*" in fields.columns else dict.fromkeys(name for _, name in wanted))
 
 
 def read_prompts(
@@ -106,11 +109,6 @@ def split_as_given(train: Sequence[Prompt], held_out: Sequence[Prompt], seed: in
     return _task(shuffled, [replace(prompt, id=after + prompt.id) for prompt in held_out])
 
 
-def with_whole_numbers_as_text(row: dict[str, Any]) -> dict[str, Any]:
-    """Return the values with whole numbers as text; the column's type is known, so nothing is guessed."""
-    return {name: str(value) if type(value) is int else value for name, value in row.items()}
-
-
 def _task(train: Sequence[Prompt], held_out: Sequence[Prompt]) -> Task:
     both = [*train, *held_out]
     return Task(
@@ -122,23 +120,32 @@ def _task(train: Sequence[Prompt], held_out: Sequence[Prompt]) -> Task:
 
 
 def _prompt(number: int, row: Mapping[str, Any], fields: Fields) -> Prompt:
-    text = _text(row, fields.prompt, "prompt_field", fields.text)
+    text = _text(row, fields.prompt, "prompt_field", fields)
     if not text:
         raise ValueError(f"{fields.prompt!r} is empty; a prompt needs text")
-    answer = _text(row, fields.answer, "answer_field", fields.text) if fields.answer else ""
+    answer = _text(row, fields.answer, "answer_field", fields) if fields.answer else ""
     if fields.answer and not answer.strip():
         raise ValueError(
             f"{fields.answer!r} is empty, so an empty completion would be correct; give an answer, "
             'or set answer_field = "" if the reward needs none'
         )
-    return Prompt(number, fields.template.replace(PLACEHOLDER, text), answer)
+    names = row if "*" in fields.columns else fields.columns
+    given = {name: _value(row, name, "columns") for name in names}
+    return Prompt(number, fields.template.replace(PLACEHOLDER, text), answer, row=given)
 
 
-def _text(row: Mapping[str, Any], field: str, option: str, wanted: str) -> str:
+def _value(row: Mapping[str, Any], field: str, option: str) -> Any:
     if field not in row:
         raise ValueError(f"no field {field!r}; add it, or name another with {option}")
-    value = row[field]
+    return row[field]
+
+
+def _text(row: Mapping[str, Any], field: str, option: str, fields: Fields) -> str:
+    value = _value(row, field, option)
+    if fields.are_typed and type(value) is int:
+        return str(value)
     if not isinstance(value, str):
+        wanted = "a text" if fields.are_typed else "a text in quotes"
         raise ValueError(f"{field!r} is {json.dumps(value, default=str)[:40]}; needs {wanted}")
     try:
         value.encode()

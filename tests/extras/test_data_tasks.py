@@ -38,6 +38,13 @@ def test_parquet_reads_two_columns_and_writes_whole_numbers_out(tmp_path: Path) 
     assert {(p.id, p.text, p.answer) for p in task.train} == {(1, "a", "7"), (2, "b", "8")}
 
 
+@pytest.mark.parametrize("columns", [["other"], ["*"]])
+def test_parquet_hands_further_columns_to_the_reward(tmp_path: Path, columns: list[str]) -> None:
+    path = parquet(tmp_path / "a.parquet", prompt=["a"], answer=[7], other=[8])
+    (prompt,) = build("parquet", path=path, columns=columns, held_out=0).train
+    assert (prompt.answer, prompt.row["other"], "prompt" in prompt.row) == ("7", 8, columns == ["*"])
+
+
 def test_parquet_takes_a_second_file_to_hold_out(tmp_path: Path) -> None:
     train = parquet(tmp_path / "a.parquet", prompt=["a", "b"], answer=["1", "2"])
     test = parquet(tmp_path / "b.parquet", prompt=["c"], answer=["3"])

@@ -43,6 +43,11 @@ def test_each_shown_plugin_keeps_its_kinds_contract(kind: str, shown: Path, retr
     assert (told.returncode, "FAILED" in told.stdout) == (0, False), told.stdout + told.stderr
 
 
+def test_the_shown_reward_of_trls_signature_passes(shown: Path, retrain: Retrain) -> None:
+    told = retrain("plugins", "rewards", "--check", "trl_rewards.accuracy")
+    assert (told.returncode, "FAILED" in told.stdout) == (0, False), told.stdout + told.stderr
+
+
 def test_the_shown_campaign_learns_with_every_plugin_of_its_own(shown: Path, retrain: Retrain) -> None:
     text = (shown / "own.toml").read_text()
     assert [name for name in SHOWN.values() if f'"{name}"' not in text] == []

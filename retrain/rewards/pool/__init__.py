@@ -89,7 +89,10 @@ class ProcessPool:
         process, token, prompt = self._take(), secrets.token_hex(8), answer.prompt
         reply: Reply | None = None
         try:
-            process.send([token, answer.completion, prompt.id, prompt.text, prompt.answer])
+            row = dict(prompt.row)
+            process.send(
+                [token, answer.completion, prompt.id, prompt.text, prompt.answer, prompt.messages, row]
+            )
             reply = process.reply(token, self._timeout_s)
         except TimeoutError:
             reply = Reply(Kind.TIMEOUT, f"took over {self._timeout_s:g} s")

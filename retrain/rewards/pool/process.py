@@ -91,7 +91,7 @@ class PoolProcess:
 
     def send(self, message: Any) -> None:
         """Send a line; if the process is gone, `reply` returns None."""
-        line = memoryview(json.dumps(message).encode() + b"\n")
+        line = memoryview(json.dumps(message, default=str).encode() + b"\n")
         with contextlib.suppress(BrokenPipeError):
             while line:
                 line = line[self._stdin.write(line) :]

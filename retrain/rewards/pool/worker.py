@@ -19,8 +19,9 @@ from typing import Any, BinaryIO
 
 from retrain.errors import ConfigError
 from retrain.event_loop import result_of
-from retrain.registry import fault_of, find_function
-from retrain.rewards import UnscoredError, number_of
+from retrain.registry import fault_of, find_function, takes
+from retrain.rewards import SPEC, Answer, UnscoredError, number_of
+from retrain.rewards.columns import call_with_columns
 from retrain.rewards.pool.process import Kind, Reply, line_of
 from retrain.rollouts import Prompt
 from retrain.sandbox.inside import confine
@@ -46,9 +47,10 @@ def main() -> None:
         return
     replies.write(line_of("", Reply(Kind.READY, "")))
     for request in _lines(requests):
-        token, completion, *prompt = json.loads(request)
+        token, completion, number, text, answer, messages, row = json.loads(request)
+        prompt = Prompt(number, text, answer, tuple(map(tuple, messages)), row)
         signal.setitimer(signal.ITIMER_REAL, setup["limit_s"])
-        reply = _call(function, completion, Prompt(*prompt), setup["params"])
+        reply = _call(function, Answer(completion, prompt), setup["params"])
         signal.setitimer(signal.ITIMER_REAL, 0)
         replies.write(line_of(token, reply))
 
@@ -79,9 +81,15 @@ def _lines(requests: BinaryIO) -> Iterator[bytes]:
         yield lines.get()
 
 
-def _call(function: Callable[..., Any], completion: str, prompt: Prompt, params: Mapping[str, Any]) -> Reply:
+def _call(function: Callable[..., Any], answer: Answer, params: Mapping[str, Any]) -> Reply:
+    result: Any
     try:
-        result: Any = function(completion, prompt, **params)
+        if takes(function, SPEC.by_name):
+            (result,) = result_of(call_with_columns(function, [answer], params))
+            if result is None:
+                return Reply(Kind.UNSCORED, "the reward is None")
+        else:
+            result = function(answer.completion, answer.prompt, **params)
         return Reply(Kind.SCORED, number_of(result_of(result)))
     except UnscoredError as error:
         return Reply(Kind.UNSCORED, str(error)[:LONGEST_MESSAGE])

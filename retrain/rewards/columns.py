@@ -1,0 +1,55 @@
+"""Calls functions of TRL's signature: `reward(completions, **columns)`, once for many completions."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from retrain.errors import ConfigError
+from retrain.rewards import Answer
+
+
+def call_with_columns(
+    function: Callable[..., Any], answers: Sequence[Answer], params: Mapping[str, Any]
+) -> Any:
+    """Return what a function returns for `completions`, `prompts`, `answer` and the columns of prompts' rows.
+
+    It gets all of them if it takes any keyword, else those that it names, and `params`.
+
+    Raises:
+        ConfigError: it needs a column that the task has not.
+    """
+    given = {**_columns_of(answers), **params}
+    if lacking := ", ".join(sorted(needed_by(function) - given.keys())):
+        raise ConfigError(f"the reward needs {lacking}; name it in [data.options].columns")
+    known = inspect.signature(function).parameters.values()
+    if any(p.kind is p.VAR_KEYWORD for p in known):
+        return function(**given)
+    return function(**{p.name: given[p.name] for p in known if p.name in given})
+
+
+def needed_by(function: Callable[..., Any]) -> set[str]:
+    """Return the parameters that a function cannot be called without."""
+    kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    known = inspect.signature(function).parameters.values()
+    return {p.name for p in known if p.kind in kinds and p.default is p.empty}
+
+
+def _columns_of(answers: Sequence[Answer]) -> dict[str, list[Any]]:
+    """Return what TRL passes, one value per completion; with messages in the form that TRL has for them."""
+    prompts = [answer.prompt for answer in answers]
+    rows = [prompt.row for prompt in prompts]
+    return {
+        "answer": [prompt.answer for prompt in prompts],
+        **{name: [row[name] for row in rows] for name in rows[0] if all(name in row for row in rows)},
+        "prompts": [_messages(prompt.messages) if prompt.messages else prompt.text for prompt in prompts],
+        "completions": [
+            _messages([("assistant", answer.completion)]) if answer.prompt.messages else answer.completion
+            for answer in answers
+        ],
+    }
+
+
+def _messages(said: Iterable[tuple[str, str]]) -> list[dict[str, str]]:
+    return [{"role": role, "content": content} for role, content in said]
