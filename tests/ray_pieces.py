@@ -13,7 +13,7 @@ import pytest
 
 from retrain.launchers import Assignment, Begun, Ended, engine
 from retrain.launchers.ray import task
-from retrain.launchers.ray.client import Client, Job
+from retrain.launchers.ray.client import Client, RayJob
 from retrain.launchers.ray.driver import Driver, Result
 from retrain.launchers.ray.home import Home, Terms
 from retrain.launchers.ray.launcher import RayLauncher
@@ -62,7 +62,7 @@ class Jobs(Client):
 
     def __init__(self) -> None:
         super().__init__()
-        self.all: dict[str, Job] = {}
+        self.all: dict[str, RayJob] = {}
         self.stopped: list[str] = []
         self.entrypoints: list[str] = []
         self.questions = 0
@@ -75,16 +75,16 @@ class Jobs(Client):
             raise self.refuses
         if job in self.all:
             return False
-        self.all[job] = Job(job, "RUNNING", metadata=ask["metadata"])
+        self.all[job] = RayJob(job, "RUNNING", metadata=ask["metadata"])
         self.entrypoints.append(entrypoint)
         return True
 
-    def job(self, job: str) -> Job | None:
+    def job(self, job: str) -> RayJob | None:
         self._fail()
         self.questions += 1
         return self.all.get(job)
 
-    def jobs(self) -> list[Job]:
+    def jobs(self) -> list[RayJob]:
         self._fail()
         return list(self.all.values())
 

@@ -13,7 +13,7 @@ from retrain.config.campaign import Ray
 from retrain.distribution import install_command
 from retrain.errors import EXIT_CONFIG, EXIT_LAUNCH
 from retrain.launchers import ray as plugin
-from retrain.launchers.ray.script import job_options, render, task_options
+from retrain.launchers.ray import job_options, render, task_options
 from retrain.launchers.shared_permits import workers_at_a_time
 from tests.ray_pieces import assignment
 

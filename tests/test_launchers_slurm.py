@@ -18,17 +18,9 @@ from retrain.launchers import Assignment, Begun, Ended
 from retrain.launchers import slurm as plugin
 from retrain.launchers.engine import EngineWatch
 from retrain.launchers.shared_permits import workers_at_a_time
-from retrain.launchers.slurm.queue import (
-    Names,
-    Task,
-    array_of,
-    held_back,
-    is_script,
-    news_of,
-    parse,
-    read_queue,
-)
-from retrain.launchers.slurm.script import render
+from retrain.launchers.slurm import news_of
+from retrain.launchers.slurm.commands import SlurmTask, array_of, held_back, parse
+from retrain.launchers.slurm.script import ArrayNames, is_script, read_queue, render
 from retrain.locks.held import hold
 from retrain.records.campaign_state import asked_to_stop
 from retrain.records.layout import CampaignFiles, RunFiles
@@ -38,8 +30,8 @@ from tests.slurm_pieces import assignment, expand, submitted_before
 Retrain = Callable[..., subprocess.CompletedProcess[str]]
 
 
-def task(job: int, index: int | None, state: str = "RUNNING", name: str = "camp.0") -> Task:
-    return Task(job, index, state, name, "None", "/nowhere/job.sh")
+def task(job: int, index: int | None, state: str = "RUNNING", name: str = "camp.0") -> SlurmTask:
+    return SlurmTask(job, index, state, name, "None", "/nowhere/job.sh")
 
 
 @given(st.sets(st.integers(0, 3000)))
@@ -54,7 +46,7 @@ def test_indices_in_a_row_are_a_range() -> None:
 @given(size=st.integers(1, 2000), runs=st.integers(1, 5000), data=st.data())
 def test_a_task_names_its_run_whatever_the_array_size(size: int, runs: int, data: st.DataObject) -> None:
     number = data.draw(st.integers(0, runs - 1))
-    names = Names("camp.x", size, runs)
+    names = ArrayNames("camp.x", size, runs)
     index = number - names.first(number)
     assert 0 <= index < size
     assert names.of(number) in names.all()
@@ -62,21 +54,21 @@ def test_a_task_names_its_run_whatever_the_array_size(size: int, runs: int, data
 
 
 def test_tasks_of_other_jobs_are_nobodys() -> None:
-    names = Names("camp", 10, 20)
+    names = ArrayNames("camp", 10, 20)
     assert [names.number(task(1, 0, name=name)) for name in ("other.0", "camp.x", "camp")] == [None] * 3
 
 
 def test_squeue_lines_are_read_and_others_passed_over() -> None:
     lines = ["17_3|PENDING|camp.0|JobArrayTaskLimit|/a b/job.sh", "an error", "18|CANCELLED|camp.0|None|x|y"]
     assert parse("\n".join(lines)) == [
-        Task(17, 3, "PENDING", "camp.0", "JobArrayTaskLimit", "/a b/job.sh"),
-        Task(18, None, "CANCELLED", "camp.0", "None", "x|y"),
+        SlurmTask(17, 3, "PENDING", "camp.0", "JobArrayTaskLimit", "/a b/job.sh"),
+        SlurmTask(18, None, "CANCELLED", "camp.0", "None", "x|y"),
     ]
 
 
 def test_the_newest_task_of_a_run_counts() -> None:
     tasks = [task(9, 1), task(7, 1, "FAILED"), task(7, 0), task(8, None, "CANCELLED")]
-    queue = read_queue(tasks, Names("camp", 10, 3), lambda _: True)
+    queue = read_queue(tasks, ArrayNames("camp", 10, 3), lambda _: True)
     assert {number: found.job for number, found in queue.tasks.items()} == {0: 7, 1: 9}
     assert queue.cancelled == {8}
 

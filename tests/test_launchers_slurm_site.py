@@ -15,8 +15,8 @@ from retrain.config.campaign import Slurm
 from retrain.errors import LaunchError
 from retrain.launchers import slurm as plugin
 from retrain.launchers.slurm import commands as _slurm_commands
-from retrain.launchers.slurm.commands import QueueFullError, list_tasks, submit
-from retrain.launchers.slurm.queue import Names, job_name, parse
+from retrain.launchers.slurm.commands import QueueFullError, list_tasks, parse, submit
+from retrain.launchers.slurm.script import ArrayNames, job_name
 from tests.slurm_pieces import assignment, command, expand, submitted_before
 
 Retrain = Callable[..., subprocess.CompletedProcess[str]]
@@ -109,7 +109,7 @@ def test_no_name_of_a_directory_breaks_a_question_for_its_tasks(name: str) -> No
     assert not set(named) & set(",|% \n")
     line = f"7_1|RUNNING|{named}.0|None|/x/job.sh"
     (found,) = parse(line)
-    assert Names(named, 10, 5).number(found) == 1
+    assert ArrayNames(named, 10, 5).number(found) == 1
 
 
 def test_a_campaign_that_was_renamed_finds_its_tasks_by_the_name_they_have(

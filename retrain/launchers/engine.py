@@ -21,6 +21,7 @@ from retrain.errors import EXIT_DONE, RecordsError
 from retrain.launchers import Assignment, Begun, Ended
 from retrain.launchers.shared_permits import workers_at_a_time
 from retrain.locks.held import is_held, signal_holder
+from retrain.records.files import readable
 from retrain.records.layout import RunFiles, recorded_hash
 from retrain.records.run_state import read_done
 
@@ -106,7 +107,7 @@ class EngineWatch:
         self.number = number
         self.wish = 0  # 1: is to save and exit, 2: to end at once
         self._has_begun = False
-        self._missing = 0
+        self.missing = 0  # queries in a row that did not list its task
         self._over_since: float | None = None
 
     def begin(self) -> News:
@@ -125,17 +126,13 @@ class EngineWatch:
             return []  # reported when the run is concluded
         return [*self.begin(), Ended(self.run_id, EXIT_DONE)]
 
-    def found(self) -> None:
-        """Note that the engine lists the run's task."""
-        self._missing = 0
-
     def without_task(self, what: str) -> News:
         """Return the run's end if nothing holds its lock, and its task is missing for the second time."""
         if is_alive(self.files):
-            self.found()
+            self.missing = 0
             return self.begin()
-        self._missing += 1
-        return [] if self._missing < FORGOTTEN else [self.lost(what)]
+        self.missing += 1
+        return [] if self.missing < FORGOTTEN else [self.lost(what)]
 
     def lost(self, why: str) -> Ended:
         """Return the end of a run that was lost with its machine, or in the engine's restart."""
@@ -212,11 +209,8 @@ class EngineLauncher:
 
 
 def is_alive(files: RunFiles) -> bool:
-    """Whether a worker holds the run's lock."""
-    try:
-        return is_held(files.lock)
-    except RecordsError:
-        return False  # reported when the run is concluded
+    """Whether a worker holds the run's lock; if that cannot be read, the run's end reports it."""
+    return bool(readable(is_held, files.lock))
 
 
 def where_to_look(files: RunFiles) -> str:

@@ -148,51 +148,40 @@ class LockTest:
 # On the nodes
 
 
-class Proof:
-    """The files of one test in one directory."""
+def prove(directory: Path, rank: int, mark: str, node: str) -> str:
+    """Act as one of the two nodes in a directory; the second returns why locks are not shared, or nothing.
 
-    def __init__(self, directory: Path, mark: str, node: str) -> None:
-        self._prefix = directory / f"proof-{mark}"
-        self._directory = directory
-        self._node = node
+    The first locks a file, and releases it once the second has looked. The second cleans up.
+    """
 
-    def hold_first(self) -> None:
-        """Act as the first node: lock, and release once the other has looked."""
-        with closing(LockFile(str(self._path(".lock")))) as file:
-            file.lock()
-            self._write("-held.json")
-            _await(self._path("-looked.json"))
-        self._write("-freed.json")
+    def path(suffix: str) -> Path:
+        return directory / f"proof-{mark}{suffix}"
 
-    def look_second(self) -> str:
-        """Act as the second node, which cleans up; return why locks are not shared, or nothing."""
-        node, directory = self._node, self._directory
-        other = str(_await(self._path("-held.json")).get("node"))
-        was_free = self._can_lock()
-        self._write("-looked.json")
-        _await(self._path("-freed.json"))
-        is_free = self._can_lock()
-        for suffix in (".lock", "-held.json", "-looked.json", "-freed.json"):
-            self._path(suffix).unlink(missing_ok=True)
-        if other == node:
-            return f"both parts of the test ran on {node}; it needs two nodes"
-        if was_free:
-            return f"{node} could lock a file in {directory} that {other} had locked"
-        return (
-            ""
-            if is_free
-            else f"{node} still found a file in {directory} locked after {other} had released it"
-        )
-
-    def _path(self, suffix: str) -> Path:
-        return self._prefix.with_name(self._prefix.name + suffix)
-
-    def _write(self, suffix: str) -> None:
-        write_json(self._path(suffix), {"node": self._node})
-
-    def _can_lock(self) -> bool:
-        with closing(LockFile(str(self._path(".lock")))) as file:
+    def can_lock() -> bool:
+        with closing(LockFile(str(path(".lock")))) as file:
             return file.try_lock()
+
+    me = {"node": node}
+    if rank == 0:
+        with closing(LockFile(str(path(".lock")))) as file:
+            file.lock()
+            write_json(path("-held.json"), me)
+            _await(path("-looked.json"))
+        write_json(path("-freed.json"), me)
+        return ""
+    other = str(_await(path("-held.json")).get("node"))
+    was_free = can_lock()
+    write_json(path("-looked.json"), me)
+    _await(path("-freed.json"))
+    is_free = can_lock()
+    for suffix in (".lock", "-held.json", "-looked.json", "-freed.json"):
+        path(suffix).unlink(missing_ok=True)
+    if other == node:
+        return f"both parts of the test ran on {node}; it needs two nodes"
+    if was_free:
+        return f"{node} could lock a file in {directory} that {other} had locked"
+    still = f"{node} still found a file in {directory} locked after {other} had released it"
+    return "" if is_free else still
 
 
 def _await(path: Path) -> dict[str, object]:
@@ -214,11 +203,8 @@ def main(verdict: Path, directories: Sequence[Path], rank: int, mark: str, node:
     try:
         for directory in directories:
             make_directory(directory)
-            proof = Proof(directory, mark, node)
-            if rank == 0:
-                proof.hold_first()
-            else:
-                problem = problem or proof.look_second()
+            found = prove(directory, rank, mark, node)
+            problem = problem or found
     except (LaunchError, RecordsError, OSError) as error:
         problem = str(error)
     if rank == 1 or problem:

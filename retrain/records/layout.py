@@ -79,6 +79,10 @@ class CampaignFiles:
             raise RecordsError(f"{run_id!r} is not a run id; use letters, digits and . _ + -")
         return RunFiles(self.runs / run_id)
 
+    def existing_run(self, run_id: str) -> RunFiles:
+        """Return the files of a run that was created; a single run's are the campaign's own directory."""
+        return RunFiles(self.directory) if is_single_run(self.directory) else self.run(run_id)
+
 
 def open_campaign(directory: Path) -> CampaignFiles:
     """Return the files of an existing campaign.

@@ -19,7 +19,7 @@ from retrain.clock import utc_now
 from retrain.distribution import version
 from retrain.errors import DamagedRecordError, RecordsError
 from retrain.records.files import read_json, record_of, write_atomic
-from retrain.records.layout import CampaignFiles, RunFiles, is_single_run
+from retrain.records.layout import CampaignFiles, RunFiles
 from retrain.records.run_row import PlannedRun as PlannedRun  # re-exported for callers that make a manifest
 from retrain.records.run_state import UNREADABLE, RunState, inspect_run
 from retrain.records.settled import Settled, from_json, marks_of, settle, to_json
@@ -114,8 +114,7 @@ def with_plan(manifest: Manifest, config_hash: str, planned: Sequence[PlannedRun
 
 def refresh(manifest: Manifest, campaign: CampaignFiles, *, ended: bool = False) -> Manifest:
     """Read every run's directory again; the message of a run whose files cannot be read says so."""
-    alone = RunFiles(campaign.directory) if is_single_run(campaign.directory) else None
-    runs = tuple(look_at(entry, alone or campaign.run(entry.run_id)) for entry in manifest.runs)
+    runs = tuple(look_at(entry, campaign.existing_run(entry.run_id)) for entry in manifest.runs)
     return replace(manifest, runs=runs, ended_at=utc_now() if ended else "")
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 
 from retrain.errors import EXIT_LAUNCH, EXIT_RUN_FAILED
-from retrain.launchers.ray.client import Job
+from retrain.launchers.ray.client import RayJob
 from tests.cluster.campaigns import (
     BROKEN,
     CONDITIONS,
@@ -43,7 +43,7 @@ def states(status: subprocess.Popen[str]) -> set[str]:
     return {run["state"] for run in json.loads(out)["campaigns"][0]["runs"]}
 
 
-def drivers(ray: Cluster, campaign: Path) -> list[Job]:
+def drivers(ray: Cluster, campaign: Path) -> list[RayJob]:
     """Give a campaign's jobs in the order of their numbers."""
     mine = [job for job in ray.client.jobs() if job.id.startswith(f"{campaign.name}.")]
     return sorted(mine, key=lambda job: job.id)

@@ -14,10 +14,9 @@ import pytest
 
 from retrain.config.campaign import Ray
 from retrain.errors import LaunchError
-from retrain.launchers.ray.client import Job
+from retrain.launchers.ray.client import RayJob
 from retrain.launchers.ray.home import Home
-from retrain.launchers.ray.launcher import RayLauncher
-from retrain.launchers.ray.script import RayLockTest
+from retrain.launchers.ray.launcher import RayLauncher, RayLockTest
 from retrain.launchers.shared_permits import directories_of, read_verdict
 from retrain.records.campaign_state import ask_to_stop
 from retrain.records.layout import CampaignFiles
@@ -79,12 +78,12 @@ class Nodes(Jobs):
         if ".locks." in job:
             (pin,) = ask["entrypoint_resources"]
             node = self.node_of[pin.removeprefix("node:")]
-            self.all[job] = Job(job, "RUNNING", node=node)
+            self.all[job] = RayJob(job, "RUNNING", node=node)
             self.running[job] = subprocess.Popen(shlex.split(entrypoint), stderr=subprocess.DEVNULL)
             return True
         return super().submit(job, entrypoint, ask)
 
-    def jobs(self) -> list[Job]:
+    def jobs(self) -> list[RayJob]:
         for name, process in self.running.items():
             if process.poll() is not None:
                 self.becomes(name, "SUCCEEDED" if process.returncode == 0 else "FAILED", message="it ended")

@@ -13,10 +13,9 @@ import psutil
 import pytest
 
 from retrain.config.campaign import Ray
-from retrain.launchers.ray import task
+from retrain.launchers.ray import render, task
 from retrain.launchers.ray.driver import MOST_LIVES
-from retrain.launchers.ray.home import LOST, OVER, Event, Home, Terms
-from retrain.launchers.ray.script import render
+from retrain.launchers.ray.home import LOST, OVER, Home, TaskEvent, Terms
 from retrain.locks.held import hold
 from retrain.records.campaign_state import ask_to_stop
 from retrain.records.layout import CampaignFiles
@@ -242,7 +241,7 @@ def test_what_was_stopped_before_it_began_starts_nothing_but_says_that_it_began(
     home = home_of(tmp_path / "camp", script="touch $run/started")
     home.stop("r0", 1, now=False)
     assert working(home).wait(60) == 1
-    assert home.has_begun(Event("r0", 1))
+    assert home.has_begun(TaskEvent("r0", 1))
     assert not (home.run("r0").directory / "started").exists()
     assert not (home.run("r0").directory / "output.log").exists()
 

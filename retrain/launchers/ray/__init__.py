@@ -4,14 +4,19 @@
     driver.py     runs on the head: submits runs to Ray as tasks, and resubmits lost ones
     task.py       runs on a node: a worker process, which ends with the task
     home.py       the directory `ray/` of a campaign, through which these three communicate
-    client.py     Ray's Jobs API     script.py   what is submitted
+    client.py     Ray's Jobs API
 
-The campaign continues without the orchestrator, because everything else runs in the cluster.
+The campaign continues without the orchestrator, because everything else runs in the cluster. This file has
+the launcher's hooks: what is submitted, and what is wrong with a table before anything is.
 """
 
 from __future__ import annotations
 
+import json
+import shlex
+import sys
 from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from retrain.config.campaign import Ray
 from retrain.config.keys import LARGEST_COUNT
@@ -20,18 +25,25 @@ from retrain.errors import LaunchError
 from retrain.extras import load, missing_problem
 from retrain.launchers import Assignment
 from retrain.launchers.ray.client import LOCAL, Client
-from retrain.launchers.ray.launcher import RayLauncher
-from retrain.launchers.ray.script import large_enough, shown, wanted_of
-from retrain.launchers.shared_permits import table_problems, workers_at_a_time
+from retrain.launchers.shared_permits import own_permits, table_problems, workers_at_a_time
 from retrain.records.text import plain
+
+if TYPE_CHECKING:
+    from retrain.launchers.ray.launcher import RayLauncher
 
 OWN_KEYS = {"CPU": "cpus", "GPU": "gpus", "memory": "memory_gb"}
 EXTRA = "ray"
 PACKAGES = ("ray", "aiohttp")
+# Ray ends a stopped job with SIGKILL after 3 s by default, too soon for a checkpoint; this is a day.
+GRACE = {"RAY_JOB_STOP_WAIT_TIME_S": "86400"}
+NODE = "node:"  # followed by a node's address
+DRIVER = "retrain.launchers.ray.driver"
 
 
 def open_launcher(assignment: Assignment) -> RayLauncher:
     """Return a launcher; raises LaunchError as `check_engine` does, before any request."""
+    from retrain.launchers.ray.launcher import RayLauncher  # which imports what is below
+
     return RayLauncher(assignment, _usable(assignment))
 
 
@@ -41,8 +53,21 @@ def at_a_time(assignment: Assignment) -> int:
 
 
 def script(assignment: Assignment) -> str:
-    """Return what would be submitted."""
-    return shown(assignment, _table(assignment))
+    """Return what would be submitted, for `retrain explain`."""
+    table = _table(assignment)
+    environment = job_options(assignment, table)["runtime_env"]
+    environment["env_vars"] = dict.fromkeys(environment["env_vars"], "...")  # may hold secrets
+    command = f"bash {assignment.directory}/ray/job.sh"
+    lines = [
+        "# One job, the driver, on the head of the cluster:",
+        f"#   submission_id = {assignment.campaign}.NUMBER",
+        f"#   runtime_env = {json.dumps(environment)}",
+        f"#   {command} {DRIVER} CAMPAIGN_DIR NUMBER",
+        f"# which keeps {workers_at_a_time(assignment, table.permits)} tasks at a time, each asking Ray for",
+        *(f"#   {name} = {json.dumps(value)}" for name, value in task_options(table).items()),
+        f"# and running `{command} retrain.worker RUN_DIR`; the script is",
+    ]
+    return "\n".join(lines) + "\n" + render(assignment, table)
 
 
 def check_engine(assignment: Assignment) -> None:
@@ -52,8 +77,20 @@ def check_engine(assignment: Assignment) -> None:
         return
     client = Client(table.address)
     client.require_version(as_here=not table.python)
-    if not table.autoscales:
-        _require_room(table, client.resources())
+    nodes = client.resources()
+    if table.autoscales or large_enough(table, nodes):
+        return
+    wanted = wanted_of(table)
+    most = {name: max((node.get(name, 0.0) for node in nodes), default=0.0) for name in wanted}
+    lacking = [
+        f"{name} = {need:g} (the most is {most[name]:g})"
+        for name, need in wanted.items()
+        if need > most[name]
+    ]
+    raise LaunchError(
+        f"no node of the Ray cluster has {', '.join(lacking) or 'all that a run asks for at once'}, so no "
+        "run would ever start; see [campaign.ray], and autoscales there if the cluster adds nodes by itself"
+    )
 
 
 def _table(assignment: Assignment) -> Ray:
@@ -73,23 +110,6 @@ def _usable(assignment: Assignment) -> Ray:
     return table
 
 
-def _require_room(table: Ray, nodes: Sequence[Mapping[str, float]]) -> None:
-    """Raise unless a node, by its total resources, is large enough for a run."""
-    if large_enough(table, nodes):
-        return
-    wanted = wanted_of(table)
-    most = {name: max((node.get(name, 0.0) for node in nodes), default=0.0) for name in wanted}
-    lacking = [
-        f"{name} = {need:g} (the most is {most[name]:g})"
-        for name, need in wanted.items()
-        if need > most[name]
-    ]
-    raise LaunchError(
-        f"no node of the Ray cluster has {', '.join(lacking) or 'all that a run asks for at once'}, so no "
-        "run would ever start; see [campaign.ray], and autoscales there if the cluster adds nodes by itself"
-    )
-
-
 def check_campaign(assignment: Assignment) -> list[str]:
     """List problems that hold on every cluster."""
     table = _table(assignment)
@@ -100,7 +120,7 @@ def check_campaign(assignment: Assignment) -> list[str]:
             problems.append(f"{where}.resources.{name}: got {need!r}; needs a number above 0")
         if name in OWN_KEYS:
             problems.append(f"{where}.resources.{name}: is no custom resource; use the key {OWN_KEYS[name]}")
-    if not (table.cpus or table.gpus or table.memory_gb or table.resources):
+    if not any(wanted_of(table).values()):
         problems.append(
             f"{where}.cpus: got 0; ask for something, because Ray does not limit tasks that ask for nothing"
         )
@@ -120,3 +140,54 @@ def _environment_problems(table: Ray) -> Iterator[str]:
     variables = table.runtime_env.get("env_vars", {})
     if not isinstance(variables, dict) or not all(isinstance(text, str) for text in variables.values()):
         yield f"{where}.env_vars: needs a table of strings"
+
+
+def pin(node: str) -> dict[str, float]:
+    """Return the resource that pins work to one node: every node has one named after its address."""
+    return {f"{NODE}{node}": 0.001}
+
+
+def node_of(resources: Mapping[str, float]) -> str:
+    """Return a node's address by its resources."""
+    named = (name.removeprefix(NODE) for name in resources if name.startswith(NODE))
+    return next((address for address in named if not address.startswith("__")), "")
+
+
+def task_options(table: Ray, node: str = "") -> dict[str, Any]:
+    """Return each task's resources, as `ray.remote` takes them; a given node pins tasks to it."""
+    resources = {**table.resources, **(pin(node) if node else {})}
+    more = {"num_gpus": table.gpus, "memory": round(table.memory_gb * 1e9), "resources": resources}
+    return {"num_cpus": table.cpus, **{name: value for name, value in more.items() if value}}
+
+
+def wanted_of(table: Ray) -> dict[str, float]:
+    """Return each task's resources, by Ray's names of a node's resources."""
+    return {"CPU": table.cpus, "GPU": table.gpus, "memory": table.memory_gb * 1e9, **table.resources}
+
+
+def large_enough(table: Ray, nodes: Sequence[Mapping[str, float]]) -> list[Mapping[str, float]]:
+    """Return the nodes on which a run can be placed, by their total resources."""
+    wanted = wanted_of(table).items()
+    return [node for node in nodes if all(node.get(name, 0.0) >= need for name, need in wanted)]
+
+
+def job_options(assignment: Assignment, table: Ray) -> dict[str, Any]:
+    """Return options of the driver's job, as `submit_job` takes them: no resources, so it is on the head."""
+    environment = dict(table.runtime_env)  # tasks have that of their job
+    environment["env_vars"] = {**GRACE, **environment.get("env_vars", {})}
+    return {"runtime_env": environment, "metadata": {"retrain_campaign": str(assignment.directory)}}
+
+
+def render(assignment: Assignment, table: Ray) -> str:
+    """Return the script that starts driver and workers; its arguments are a module and that module's."""
+    lines = [
+        "#!/bin/bash",
+        f"# Starts what belongs to {assignment.campaign}: a module of retrain, and its arguments.",
+        "umask 077",
+        f"cd {shlex.quote(str(assignment.where))} || exit 75",
+        f"export RETRAIN_JOB={shlex.quote(f'ray {assignment.campaign}')}",
+        *own_permits(assignment, table.permits),
+        *table.setup,
+        f'exec {shlex.quote(table.python or sys.executable)} -P -m "$@"',
+    ]
+    return "\n".join(lines) + "\n"

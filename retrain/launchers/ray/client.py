@@ -46,7 +46,7 @@ SAID = 20  # lines of a local driver's output
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class RayJob:
     """A job as listed by Ray."""
 
     id: str
@@ -67,30 +67,23 @@ class Client:
     """Asks one cluster; connects anew after every failure. Raises EngineDownError if it does not answer."""
 
     def __init__(self, address: str = "") -> None:
-        """Connect on first use.
-
-        Args:
-            address: http://HEAD:8265, or an address for ray.init; "" for the environment's.
-        """
-        self._address = address
+        self._address = address  # http://HEAD:8265, or one for ray.init; "" for the environment's
         self._connected: Any = None
 
-    def jobs(self) -> list[Job]:
+    def jobs(self) -> list[RayJob]:
         with self._asking() as ray:
             return [_job(found) for found in ray.list_jobs() if found.submission_id]
 
-    def job(self, job: str) -> Job | None:
+    def job(self, job: str) -> RayJob | None:
         """Return one job, None if Ray does not know it."""
-        with suppress(RefusedError), self._asking() as ray:
+        with suppress(RequestRefusedError), self._asking() as ray:
             return _job(ray.get_job_info(job))
         return None
 
     def submit(self, job: str, entrypoint: str, ask: Mapping[str, Any]) -> bool:
         """Submit a job under an id; False if the id was used before.
 
-        Raises:
-            EngineDownError: the cluster does not answer; it may still have accepted the job.
-            LaunchError: it refuses the job.
+        After an EngineDownError the cluster may still have accepted it; a LaunchError is a refusal.
         """
         with suppress(UsedError), self._asking() as ray:
             ray.submit_job(submission_id=job, entrypoint=entrypoint, **ask)
@@ -99,15 +92,16 @@ class Client:
 
     def stop(self, job: str) -> None:
         """Ask a job to end; ignore a job that Ray does not know."""
-        with suppress(RefusedError), self._asking() as ray:
+        with suppress(RequestRefusedError), self._asking() as ray:
             ray.stop_job(job)
 
     def require_version(self, *, as_here: bool) -> None:
         """Raise LaunchError unless Ray is new enough there, and the same as here if the driver needs that."""
         version = plain(str(self._get("/api/version", "ray_version")), 40)
         if tuple(map(int, re.findall(r"\d+", version)[:2])) < OLDEST:
-            oldest = ".".join(map(str, OLDEST))
-            raise LaunchError(f"the cluster has Ray {version}; retrain needs {oldest} or later")
+            raise LaunchError(
+                f"the cluster has Ray {version}; retrain needs {OLDEST[0]}.{OLDEST[1]} or later"
+            )
         here = importlib.metadata.version("ray")
         if as_here and version != here:
             raise LaunchError(
@@ -140,14 +134,28 @@ class Client:
 
     def connect(self, library: Any) -> Any:
         """Return the library's client, connected."""
-        return _connect(library, self._address)
+
+        class Patient(library.JobSubmissionClient):  # type: ignore[misc]
+            def _check_connection_and_version(self, *arguments: Any, **options: Any) -> None:
+                """Do nothing: the library would check twice per connection, and before every job."""
+
+            def _do_request(self, *arguments: Any, **options: Any) -> Any:
+                return super()._do_request(*arguments, **{"timeout": TIMEOUT_S, **options})
+
+        if not self._address:
+            return Patient()
+        kept = {name: os.environ.pop(name) for name in ENVIRONMENT if name in os.environ}
+        try:
+            return Patient(self._address)
+        finally:
+            os.environ.update(kept)
 
     def _meaning(self, error: Exception) -> LaunchError:
         text = str(error)
         if USED.search(text):
             return UsedError(text)
         if isinstance(error, RuntimeError) and REFUSED.search(text):
-            return RefusedError(f"Ray refuses: {_reason(text)}; see [campaign.ray]")
+            return RequestRefusedError(f"Ray refuses: {_reason(text)}; see [campaign.ray]")
         self._connected = None
         if several := SEVERAL.search(text):
             running = plain(several[1].replace("'", ""), 200)
@@ -155,21 +163,19 @@ class Client:
                 f"several Ray clusters run on this machine ({running}): name one by the address of its "
                 'dashboard, such as --set campaign.ray.address="http://127.0.0.1:8265"'
             )
+        known = self._address or next(filter(None, map(os.environ.get, ENVIRONMENT)), "")
+        where = f"at {plain(known, 100)}" if known else "on this machine"
         return EngineDownError(
-            f"no Ray cluster answers {self._where()} ({why_silent(text)}); "
+            f"no Ray cluster answers {where} ({why_silent(text)}); "
             '[campaign.ray].address is that of its dashboard, such as "http://HEAD:8265"'
         )
-
-    def _where(self) -> str:
-        known = self._address or next(filter(None, map(os.environ.get, ENVIRONMENT)), "")
-        return f"at {plain(known, 100)}" if known else "on this machine"
 
 
 class UsedError(LaunchError):
     """The id of a job was used before."""
 
 
-class RefusedError(LaunchError):
+class RequestRefusedError(LaunchError):
     """The cluster answers, and refuses a request."""
 
 
@@ -202,39 +208,22 @@ class LocalJobs(Client):
             raise LaunchError(f"Ray could not be started here: {error}") from error
         return True
 
-    def job(self, job: str) -> Job:
+    def job(self, job: str) -> RayJob:
         """Return the driver's state, with its last output if it has ended."""
         metadata = {"retrain_campaign": str(self._home.campaign)}
         if is_held(self._home.lock):
-            return Job(job, "RUNNING", metadata=metadata)
+            return RayJob(job, "RUNNING", metadata=metadata)
         if self._process is not None and self._process.poll() is None:
-            return Job(job, "PENDING", metadata=metadata)
+            return RayJob(job, "PENDING", metadata=metadata)
         said = f"it ended; its whole output is in {self._home.output}:"
         with suppress(OSError):
             lines = self._home.output.read_text(errors="replace").splitlines()
             said = "\n".join([said, *lines[-SAID:]])
-        return Job(job, "FAILED", said, BY_COMMAND, metadata=metadata)
+        return RayJob(job, "FAILED", said, BY_COMMAND, metadata=metadata)
 
 
-def _connect(library: Any, address: str) -> Any:
-    class Patient(library.JobSubmissionClient):  # type: ignore[misc]
-        def _check_connection_and_version(self, *arguments: Any, **options: Any) -> None:
-            """Do nothing: the library would check twice per connection, and before every job."""
-
-        def _do_request(self, *arguments: Any, **options: Any) -> Any:
-            return super()._do_request(*arguments, **{"timeout": TIMEOUT_S, **options})
-
-    if not address:
-        return Patient()
-    kept = {name: os.environ.pop(name) for name in ENVIRONMENT if name in os.environ}
-    try:
-        return Patient(address)
-    finally:
-        os.environ.update(kept)
-
-
-def _job(found: Any) -> Job:
-    return Job(
+def _job(found: Any) -> RayJob:
+    return RayJob(
         id=str(found.submission_id),
         status=str(getattr(found.status, "value", found.status)),
         message=found.message or "",
@@ -245,7 +234,7 @@ def _job(found: Any) -> Job:
     )
 
 
-def said_of(job: Job) -> str:
+def said_of(job: RayJob) -> str:
     """Return Ray's status of a job that has ended, with the last line of its output."""
     lines = [line for line in job.message.splitlines() if line.strip() and not line.startswith(HEADING)]
     if job.status != "FAILED" or not lines:
@@ -257,8 +246,7 @@ def said_of(job: Job) -> str:
 
 def why_silent(text: str) -> str:
     """Return the network error, without the many errors that libraries wrap it in."""
-    found = NETWORK.search(text)
-    if found:
+    if found := NETWORK.search(text):
         return found[1] or found[2]
     return plain(_reason(text).partition(". ")[0], 100)
 

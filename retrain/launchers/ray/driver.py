@@ -23,10 +23,10 @@ from typing import Any
 from retrain.errors import EXIT_DONE, EXIT_INFRASTRUCTURE, EngineDownError, RecordsError, may_pass
 from retrain.launchers.engine import is_alive
 from retrain.launchers.ray.client import LOCAL
-from retrain.launchers.ray.home import GIVEN, LOST, OVER, Event, Home, Terms
+from retrain.launchers.ray.home import GIVEN, LOST, OVER, Home, TaskEvent, Terms
 from retrain.locks.held import hold, is_held
 from retrain.records.campaign_state import asked_to_stop
-from retrain.records.files import write_atomic
+from retrain.records.files import readable, write_atomic
 from retrain.records.layout import CampaignFiles, files_of_runs
 from retrain.records.text import plain
 from retrain.sandbox.inside.confine import hide
@@ -35,7 +35,7 @@ LOOK_S = 1.0
 MOST_LIVES = 4  # of one run without an orchestrator: the run itself may be killing its nodes
 HOST = (
     "127.0.0.1" if sys.platform == "darwin" else "127.0.0.2"
-)  # of its own Ray, which replaces the first on Linux
+)  # of its own Ray, which on Linux replaces the first
 MEMORY = 80_000_000  # bytes of its object store, which no run uses
 PATIENCE_S = 60.0  # a driver that is no longer in charge has its workers save and exit
 
@@ -108,7 +108,7 @@ class Driver:
         self._number = number
         self._cluster = cluster
         self._files = CampaignFiles(home.campaign)
-        self._tasks: dict[Any, Event] = {}
+        self._tasks: dict[Any, TaskEvent] = {}
         self._elsewhere: set[str] = set()  # runs whose worker belongs to no task
         self._wish = 0  # 1: save and exit, 2: end at once
 
@@ -130,7 +130,9 @@ class Driver:
         try:
             terms = self._home.terms()
             is_in_charge = terms.driver == self._number
-            is_watched = self._is_watched()
+            is_watched = bool(
+                readable(is_held, self._files.lock)
+            )  # an orchestrator's retry policy then applies
             wanted = self._open() if is_in_charge and not self._obey() else {}
             self._elsewhere = {run_id for run_id in self._elsewhere if is_alive(self._home.run(run_id))}
             self._take_back(wanted, is_in_charge)
@@ -147,24 +149,18 @@ class Driver:
             time.sleep(LOOK_S)  # the disk is full, or the file server is unreachable
         return True
 
-    def _is_watched(self) -> bool:
-        """Whether an orchestrator lives; its retry policy then applies."""
-        try:
-            return is_held(self._files.lock)
-        except RecordsError:
-            return False
-
     def _open(self) -> dict[str, int]:
         """Return the wanted runs that are not over, with their numbers."""
-        return {
-            run_id: number for run_id, number in self._home.wanted().items() if self._is_open(run_id, number)
-        }
-
-    def _is_open(self, run_id: str, number: int) -> bool:
-        last = self._home.last.get(run_id)
-        if last is None or number != last.number:
-            return last is None or number > last.number
-        return last.what == GIVEN or (last.what == LOST and last.life < MOST_LIVES)
+        found = {}
+        for run_id, number in self._home.wanted().items():
+            last = self._home.last.get(run_id)
+            if last is not None and last.number == number:
+                is_open = last.what == GIVEN or (last.what == LOST and last.life < MOST_LIVES)
+            else:
+                is_open = last is None or last.number < number
+            if is_open:
+                found[run_id] = number
+        return found
 
     def _obey(self) -> int:
         """Pass a stop request on to the workers; return the request."""
@@ -189,13 +185,13 @@ class Driver:
                 continue
             if len(busy) >= terms.workers:
                 return
-            event = Event(run_id, number, last.life + 1 if last else 1, GIVEN, self._number)
+            event = TaskEvent(run_id, number, last.life + 1 if last else 1, GIVEN, self._number)
             self._home.write_event(event)
             arguments = self._home.task_arguments(event)
             self._tasks[self._cluster.start(event.name, arguments, terms.options)] = event
             busy.add(run_id)
 
-    def _conclude(self, event: Event, result: Result, is_in_charge: bool) -> None:
+    def _conclude(self, event: TaskEvent, result: Result, is_in_charge: bool) -> None:
         files = self._home.run(event.run_id)
         if result.exit_code == EXIT_INFRASTRUCTURE and is_alive(files):
             self._elsewhere.add(event.run_id)  # by a worker that outlives its node's connection
@@ -206,16 +202,14 @@ class Driver:
                 write_atomic(words, f"{result.why}\n")
             self._write(event, LOST if result.is_lost else OVER, result)
 
-    def _write(self, event: Event, what: str, result: Result) -> None:
-        why = plain(result.why, 400)
-        self._home.write_event(
-            replace(event, what=what, driver=self._number, exit_code=result.exit_code, why=why)
-        )
+    def _write(self, event: TaskEvent, what: str, result: Result) -> None:
+        code, why = result.exit_code, plain(result.why, 400)
+        self._home.write_event(replace(event, what=what, driver=self._number, exit_code=code, why=why))
 
 
 @contextmanager
 def own_ray(home: Home) -> Iterator[dict[str, Any]]:
-    """Return arguments of `ray.init`: none if a cluster started this driver."""
+    """Return arguments of `ray.init`, for a Ray of its own; none if a cluster started this driver."""
     if os.environ.get("RAY_ADDRESS") != LOCAL:
         yield {}
         return

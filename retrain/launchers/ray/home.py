@@ -23,7 +23,7 @@ from typing import Any
 
 from retrain.errors import RecordsError
 from retrain.records.files import make_directory, read_json, write_json
-from retrain.records.layout import CampaignFiles, RunFiles, is_single_run
+from retrain.records.layout import CampaignFiles, RunFiles
 from retrain.records.lines import append_line, parse_line, read_lines
 
 GIVEN, LOST, OVER = "given", "lost", "over"  # to Ray; by Ray; as the worker recorded
@@ -39,7 +39,7 @@ class Terms:
 
 
 @dataclass(frozen=True, slots=True)
-class Event:
+class TaskEvent:
     """What happened to a run."""
 
     run_id: str
@@ -67,7 +67,7 @@ class Home:
         self.script = self.directory / "job.sh"
         self.lock = self.directory / "local.lock"  # of a driver that starts its own Ray
         self.output = self.directory / "local.out"  # its
-        self.last: dict[str, Event] = {}
+        self.last: dict[str, TaskEvent] = {}
         self._lines = 0  # of events.jsonl that were read
         self._events = self.directory / "events.jsonl"
         self._began = self.directory / "began"
@@ -112,15 +112,14 @@ class Home:
         """Whether a run was ever stopped under a number, which must then not be used again."""
         return any((self._stopped / f"{run_id}.{number}.{how}").exists() for how in ("save", "now"))
 
-    def has_begun(self, event: Event) -> bool:
+    def has_begun(self, event: TaskEvent) -> bool:
         """Whether a task of this life was about to start the worker, or did."""
         return (self._began / event.name).exists()
 
     def run(self, run_id: str) -> RunFiles:
-        alone = is_single_run(self.campaign)
-        return RunFiles(self.campaign) if alone else CampaignFiles(self.campaign).run(run_id)
+        return CampaignFiles(self.campaign).existing_run(run_id)
 
-    def task_arguments(self, event: Event) -> tuple[str, ...]:
+    def task_arguments(self, event: TaskEvent) -> tuple[str, ...]:
         stop = str(self._stopped / f"{event.run_id}.{event.number}")
         began, run = str(self._began / event.name), str(self.run(event.run_id).directory)
         return str(self.script), run, began, stop, str(self._terms), str(event.driver)
@@ -131,15 +130,15 @@ class Home:
         for number, line in enumerate(lines[self._lines :], start=self._lines + 1):
             row = parse_line(line)
             if row is not None:  # the last line may be incomplete
-                event = Event(**row)
+                event = TaskEvent(**row)
                 self.last[event.run_id], self._lines = event, number
 
-    def write_event(self, event: Event) -> None:
+    def write_event(self, event: TaskEvent) -> None:
         """Append an event; only the driver does."""
         append_line(self._events, asdict(event), durable=False)
         self.last[event.run_id] = event
 
-    def event(self, run_id: str, number: int) -> Event | None:
+    def event(self, run_id: str, number: int) -> TaskEvent | None:
         """Return the last event of a run under a number; None if no driver has written any."""
         found = self.last.get(run_id)
         return found if found is not None and found.number == number else None

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import secrets
 import shlex
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -18,9 +19,10 @@ from retrain.launchers.engine import (
     is_alive,
     where_to_look,
 )
-from retrain.launchers.ray.client import BY_COMMAND, LOCAL, NO_ROOM, Client, Job, LocalJobs, said_of
-from retrain.launchers.ray.home import GIVEN, LOST, Event, Home, Terms
-from retrain.launchers.ray.script import DRIVER, RayLockTest, job_options, render, task_options
+from retrain.launchers.ray import DRIVER, job_options, large_enough, node_of, pin, render, task_options
+from retrain.launchers.ray.client import BY_COMMAND, LOCAL, NO_ROOM, Client, LocalJobs, RayJob, said_of
+from retrain.launchers.ray.home import GIVEN, LOST, Home, TaskEvent, Terms
+from retrain.launchers.shared_permits import MODULE, SHARED, LockTest
 from retrain.records.files import write_atomic
 
 
@@ -32,10 +34,9 @@ class RayLauncher(EngineLauncher):
         super().__init__("Ray", assignment, table)
         self._table = table
         self._home = Home(assignment.directory)
-        is_local = table.address == LOCAL
-        alone = LocalJobs(self._home, assignment.say) if is_local else Client(table.address)
-        self._client = client or alone
-        self._driver: Job | None = None  # at the last poll
+        is_local = client is None and table.address == LOCAL
+        self._client = LocalJobs(self._home, assignment.say) if is_local else client or Client(table.address)
+        self._driver: RayJob | None = None  # at the last poll
         self._missing = 0  # polls at which Ray did not know the driver
         self._node = ""  # the only node on which runs may be placed
 
@@ -95,13 +96,10 @@ class RayLauncher(EngineLauncher):
         """Return the wanted runs that a live driver runs, or will run, with their numbers."""
         if self._driver is None or self._driver.is_over:
             return {}
-        told = {
-            run_id: (number, self._home.last.get(run_id)) for run_id, number in self._home.wanted().items()
-        }
         return {
             run_id: number
-            for run_id, (number, last) in told.items()
-            if last is None or last.number < number or last.what == GIVEN
+            for run_id, number in self._home.wanted().items()
+            if (last := self._home.last.get(run_id)) is None or last.number < number or last.what == GIVEN
         }
 
     # The driver
@@ -133,17 +131,14 @@ class RayLauncher(EngineLauncher):
             found = self._client.job(self._id_of(number)) if number else None
         finally:
             self.asking.asked()
-        self._driver = found if found is not None and self._is_ours(found) else None
+        self._driver = None
+        with suppress(OSError):  # a job may belong to a copy of this campaign
+            if found and Path(found.metadata["retrain_campaign"]).samefile(self._assignment.directory):
+                self._driver = found
         self._missing = 0 if self._driver else self._missing + 1
 
     def _id_of(self, number: int) -> str:
         return f"{self._assignment.campaign}.{number}"
-
-    def _is_ours(self, job: Job) -> bool:
-        """Whether a job belongs to this campaign, and not to a copy of it."""
-        with suppress(OSError):
-            return Path(job.metadata["retrain_campaign"]).samefile(self._assignment.directory)
-        return False
 
     def _keep_driver(self) -> None:
         """Put a driver in charge; a live driver gets the new terms."""
@@ -158,7 +153,7 @@ class RayLauncher(EngineLauncher):
             entry = ["bash", self._home.script, DRIVER, self._assignment.directory, number]
             command, asked = shlex.join(map(str, entry)), job_options(self._assignment, self._table)
             is_taken = self._client.submit(self._id_of(number), command, asked)
-        self._driver, self._missing = Job(self._id_of(number), "PENDING"), 0
+        self._driver, self._missing = RayJob(self._id_of(number), "PENDING"), 0
 
     # Polling
 
@@ -186,7 +181,7 @@ class RayLauncher(EngineLauncher):
     def _see(self, watch: EngineWatch, *, has_driver: bool) -> News:
         if not watch.number:
             return watch.without_task("Ray has no record of its worker")
-        event = self._home.event(watch.run_id, watch.number) or Event(watch.run_id, watch.number)
+        event = self._home.event(watch.run_id, watch.number) or TaskEvent(watch.run_id, watch.number)
         has_begun = self._home.has_begun(event)
         begun = watch.begin() if has_begun else []
         if event.what != GIVEN and not is_alive(watch.files):
@@ -196,7 +191,7 @@ class RayLauncher(EngineLauncher):
             return [Ended(watch.run_id, None, taken_back=True)]
         return begun
 
-    def _see_end(self, watch: EngineWatch, event: Event, begun: News) -> News:
+    def _see_end(self, watch: EngineWatch, event: TaskEvent, begun: News) -> News:
         if event.exit_code is None and not event.why:
             return [Ended(event.run_id, None, taken_back=True)]
         if event.exit_code == EXIT_DONE and not watch.has_arrived():
@@ -218,7 +213,7 @@ class RayLauncher(EngineLauncher):
         return self._each(lambda watch: _without_driver(watch, driver))
 
 
-def _without_driver(watch: EngineWatch, driver: Job | None) -> News:
+def _without_driver(watch: EngineWatch, driver: RayJob | None) -> News:
     """Return the end of a run whose driver ended, with Ray's reason."""
     if not watch.number or is_alive(watch.files):
         return []
@@ -231,3 +226,61 @@ def _without_driver(watch: EngineWatch, driver: Job | None) -> News:
             write_atomic(watch.files.directory / f"engine-{driver.id}.out", driver.message + "\n")
     why, is_lost = said_of(driver) + where_to_look(watch.files), driver.error != BY_COMMAND
     return [Ended(watch.run_id, None, why, goes_on=is_lost, is_lost=is_lost)]
+
+
+class RayLockTest(LockTest):
+    """Two jobs on two nodes."""
+
+    def __init__(self, assignment: Assignment, table: Ray, home: Home, client: Client) -> None:
+        super().__init__(assignment, home.directory / "locks.json")
+        self._table = table
+        self._home = home
+        self._client = client
+        self._nodes: list[str] = []  # addresses of the nodes that are large enough for a run
+        self._jobs: list[str] = []
+
+    def node(self, rest: Callable[[float], bool]) -> str | None:
+        """Ensure that no shared permit is given out twice: by a test, or by keeping to one node.
+
+        Returns:
+            The only node on which runs may be placed; "" for all nodes; None if a stop comes first.
+
+        Raises:
+            LaunchError: locks are not shared, or the test cannot run.
+        """
+        table = self._table
+        if table.permits != SHARED or self._assignment.permits is None or table.address == LOCAL:
+            return ""
+        if self._verdict() != "":
+            nodes = large_enough(table, self._client.resources())
+            self._nodes = sorted(filter(None, map(node_of, nodes)))
+            if len(self._nodes) == 1 and not table.autoscales:
+                return self._nodes[0]
+            if len(self._nodes) < 2:
+                raise LaunchError(
+                    f'[campaign.ray].permits = "shared": {len(self._nodes)} nodes are large enough for a run '
+                    "at present, but it takes two to test whether nodes see each other's file locks; start "
+                    'two, or use permits = "split"'
+                )
+        return "" if self.is_passed(rest) else None
+
+    def start(self) -> None:
+        mark, options = secrets.token_hex(4), job_options(self._assignment, self._table)
+        test = ["bash", self._home.script, MODULE, self._path, *self._directories]
+        for rank, node in enumerate((self._nodes[0], self._nodes[-1])):
+            job = f"{self._home.campaign.name}.locks.{mark}-{rank}"  # unlike a driver's, it ends in no number
+            command = shlex.join(map(str, [*test, rank, mark, node]))
+            self._jobs.append(job)
+            self._client.submit(job, command, {**options, "entrypoint_resources": pin(node)})
+
+    def failure(self) -> str:
+        jobs = [job for job in self._client.jobs() if job.id in self._jobs]
+        for job in jobs:
+            if job.status in ("FAILED", "STOPPED"):
+                return f"{said_of(job)}. Do all nodes see {self._home.directory}?"
+        nodes = [job.node for job in jobs if job.node]
+        return "Ray ran both parts on one node." if len(nodes) > len(set(nodes)) else ""
+
+    def end(self) -> None:
+        for job in self._jobs:
+            self._client.stop(job)

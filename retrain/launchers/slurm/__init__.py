@@ -8,30 +8,26 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Collection, Mapping, Sequence
+from itertools import groupby
 
 from retrain.config.campaign import Slurm
 from retrain.config.resolve import build
 from retrain.errors import EngineDownError, LaunchError
-from retrain.launchers import Assignment
-from retrain.launchers.engine import EngineLauncher, EngineWatch, News
+from retrain.launchers import Assignment, Ended
+from retrain.launchers.engine import EngineLauncher, EngineWatch, News, where_to_look
 from retrain.launchers.shared_permits import SHARED, workers_at_a_time
 from retrain.launchers.slurm import commands
-from retrain.launchers.slurm.queue import (
-    Names,
-    Queue,
-    array_of,
-    held_back,
-    is_script,
-    news_of,
-    parse,
-    read_queue,
-)
+from retrain.launchers.slurm.commands import LOST, SlurmTask, array_of, held_back, parse
 from retrain.launchers.slurm.script import (
+    ArrayNames,
+    Queue,
     SlurmLockTest,
     check_campaign,
     check_engine,
+    is_script,
     kept_names,
     numbered_runs,
+    read_queue,
     render,
     slurm_directory,
 )
@@ -70,11 +66,11 @@ class SlurmLauncher(EngineLauncher):
         run_ids = {directory: run_id for run_id, directory in assignment.runs.items()}
         self._run_ids = {n: run_ids[path] for n, path in enumerate(self._listed) if path in run_ids}
         self._numbers = {run_id: number for number, run_id in self._run_ids.items()}
-        self._names: Names | None = None
+        self._names: ArrayNames | None = None
         self._seen = Queue({}, frozenset())  # at the last poll
         self._is_unsure = False  # an array may have been accepted although its sbatch failed
         self._is_full = False  # the site accepts no more jobs at present
-        self._lowered: dict[int, int] = {}  # caps of arrays beside which workers were alive without a task
+        self._caps: dict[int, int] = {}  # of arrays: lower while workers are alive without a task
         self._part = sys.maxsize  # tasks in one array: what the site accepted last
         self._held_back: Collection[str] = ()  # Slurm's reasons at the last poll
 
@@ -121,16 +117,11 @@ class SlurmLauncher(EngineLauncher):
             return True
         return SlurmLockTest(self._assignment, self._table).is_passed(self.asking.rest)
 
-    def _arrays(self, run_ids: Sequence[str]) -> dict[int, list[int]]:
-        arrays: dict[int, list[int]] = {}
-        for number in sorted(self._numbers[run_id] for run_id in run_ids):
-            arrays.setdefault(self._the_names().first(number), []).append(number)
-        return arrays
-
     def _submit_what_fits(self, run_ids: Sequence[str]) -> None:
+        numbers = sorted(self._numbers[run_id] for run_id in run_ids)
         try:
-            for first, numbers in self._arrays(run_ids).items():
-                self._submit_in_parts(first, numbers)
+            for first, of_array in groupby(numbers, self._the_names().first):
+                self._submit_in_parts(first, list(of_array))
             self._is_full = False
         except commands.QueueFullError as error:
             if not self._watched:
@@ -144,9 +135,9 @@ class SlurmLauncher(EngineLauncher):
                 raise
             self._assignment.say(f"{error}; the remaining runs are submitted later")
 
-    def _submit_in_parts(self, first: int, numbers: Sequence[int]) -> None:
+    def _submit_in_parts(self, first: int, left: Sequence[int]) -> None:
         """Submit an array; if the site allows fewer jobs, halve it until it is accepted."""
-        left, was_refused = list(numbers), False
+        was_refused = False
         while left:
             part = left[: self._part]
             try:
@@ -169,7 +160,7 @@ class SlurmLauncher(EngineLauncher):
         name = f"--job-name={self._the_names().of(first)}"
         arguments = [f"--array={indices}%{cap}", name, *after, str(self._script), str(first)]
         job = commands.submit(arguments)
-        self._note_cap(job, cap)
+        self._caps[job] = cap
         for number in numbers:
             self._watch(self._run_ids[number], job)
 
@@ -177,25 +168,19 @@ class SlurmLauncher(EngineLauncher):
         """Return the cap for tasks, less the workers that are alive without one."""
         return self._workers - sum(not watch.number for watch in self._watched.values())
 
-    def _note_cap(self, job: int, cap: int) -> None:
-        if cap < self._workers:
-            self._lowered[job] = cap
-
     def _raise_caps(self) -> None:
         """Raise caps that are lower than necessary; retried later if Slurm does not answer."""
         cap = self._cap()
-        for job in [job for job, lowered in self._lowered.items() if lowered < cap]:
+        for job in [job for job, its_cap in self._caps.items() if its_cap < cap]:
             try:
                 commands.set_cap(job, cap)
+                self._caps[job] = cap
             except EngineDownError:
                 return
             except LaunchError as error:
-                self._assignment.say(f"{error}; job {job} keeps its cap of {self._lowered.pop(job)}")
-            else:
-                del self._lowered[job]
-                self._note_cap(job, cap)
+                self._assignment.say(f"{error}; job {job} keeps its cap of {self._caps.pop(job)}")
 
-    def _the_names(self) -> Names:
+    def _the_names(self) -> ArrayNames:
         if self._names is None:
             self._names = kept_names(self._assignment, len(self._listed))
         return self._names
@@ -217,21 +202,16 @@ class SlurmLauncher(EngineLauncher):
             self.asking.unanswered(error)
             return self._each()
         self.asking.answered()
-        self._say_what_is_held_back()
-        self._cancel_wanted()
-        happened = self._each(self._see)
-        self._raise_caps()
-        return happened
-
-    def _see(self, watch: EngineWatch) -> News:
-        return news_of(watch, self._seen.tasks.get(self._numbers[watch.run_id]), self._seen.cancelled)
-
-    def _say_what_is_held_back(self) -> None:
         reasons = held_back(self._seen.tasks.values())
         for reason, count in reasons.items():
             if reason not in self._held_back:
                 self._assignment.say(f"Slurm holds {count} runs back: {reason}")
         self._held_back = reasons
+        self._cancel_wanted()
+        tasks, cancelled = self._seen.tasks, self._seen.cancelled
+        happened = self._each(lambda watch: news_of(watch, tasks.get(self._numbers[watch.run_id]), cancelled))
+        self._raise_caps()
+        return happened
 
     # Ending
 
@@ -265,6 +245,30 @@ class SlurmLauncher(EngineLauncher):
         # a task that starts at this moment gets SIGTERM first, and time to save a checkpoint
         commands.cancel(_labels(waiting), [])
         commands.cancel(_labels(started), ["--batch", f"--signal={'KILL' if now else 'TERM'}"])
+
+
+def news_of(watch: EngineWatch, task: SlurmTask | None, cancelled: Collection[int] = ()) -> News:
+    """Return what happened to a run, given its newest task and the jobs cancelled as a whole."""
+    if task is None or task.job < watch.number:
+        if watch.number in cancelled:
+            why = f"Slurm ended job {watch.number}: CANCELLED"
+            return [Ended(watch.run_id, None, why, taken_back=True)]
+        what = f"task {watch.number} of the run" if watch.number else "the run's worker"
+        return watch.without_task(f"Slurm no longer knows {what}")
+    watch.missing = 0
+    watch.number = task.job
+    if not task.is_over:
+        return [] if task.waits else watch.begin()
+    if task.state == "COMPLETED" and not watch.has_arrived():
+        return []
+    was_cancelled, is_lost = task.state == "CANCELLED", task.state in LOST
+    reason = f" ({task.reason})" if task.reason not in ("None", "") else ""
+    unseen = "" if was_cancelled else where_to_look(watch.files)
+    why = f"Slurm ended task {task.label}: {task.state}{reason}{unseen}"
+    ended = Ended(
+        watch.run_id, None, why, goes_on=not was_cancelled, is_lost=is_lost, taken_back=was_cancelled
+    )
+    return [*watch.begin(), ended]
 
 
 def _labels(tasks: Mapping[int, list[int]]) -> list[str]:

@@ -1,4 +1,4 @@
-"""The four Slurm commands in use, and the meaning of their failures.
+"""The four Slurm commands in use, the tasks that squeue lists, and the meaning of failures.
 
 sbatch, squeue and scancel, and scontrol for limits. Never sacct: on sites without accounting, tools that rely
 on it consider every job lost. Each raises EngineDownError if Slurm does not answer, and LaunchError if it
@@ -11,13 +11,27 @@ import os
 import re
 import subprocess
 import time
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import groupby
 
 from retrain.errors import EngineDownError, LaunchError
 from retrain.extras import needs
-from retrain.launchers.slurm.queue import FORMAT
 from retrain.records.text import plain
 
+FORMAT = "%i|%T|%j|%r|%o"  # task, state, job's name, reason, script: the last may contain anything
+# Ended tasks, which squeue shows for some minutes (MinJobAge); every other state is live.
+OVER = frozenset(
+    "BOOT_FAIL CANCELLED COMPLETED DEADLINE FAILED NODE_FAIL OUT_OF_MEMORY PREEMPTED REVOKED TIMEOUT".split()
+)
+LOST = frozenset("BOOT_FAIL NODE_FAIL PREEMPTED REVOKED".split())  # ended through no fault of the task
+WAITS = frozenset("PENDING CONFIGURING REQUEUED REQUEUE_HOLD REQUEUE_FED RESV_DEL_HOLD SPECIAL_EXIT".split())
+# Normal reasons to wait on a busy cluster.
+USUAL_REASONS = frozenset(
+    "None Priority Resources JobArrayTaskLimit Dependency Licenses BeginTime Reservation Cleaning".split()
+)
+_TASK = re.compile(r"(\d+)(?:_(\d+))?$")
 TIMEOUT_S = 100.0  # Slurm's own commands give up on a silent controller after some ten seconds
 USUAL_ARRAY_SIZE = 1001  # Slurm's default, for a site whose configuration does not say
 # Printed when the controller is away, starting or busy; anything else is a refusal.
@@ -35,6 +49,30 @@ RETRYING = "sleeping and retrying"  # printed by sbatch on a full queue; it retr
 SLICE_S = 1.0  # how often a command's output so far is read
 NO_CLUSTER = re.compile(r"establish a configuration source|DNS SRV lookup failed")
 GONE = re.compile(r"invalid job id|already completing|already completed|already finished", re.IGNORECASE)
+
+
+@dataclass(frozen=True, slots=True)
+class SlurmTask:
+    """A line of squeue."""
+
+    job: int
+    index: int | None  # None: tasks that were cancelled together before they started
+    state: str
+    name: str
+    reason: str
+    script: str
+
+    @property
+    def is_over(self) -> bool:
+        return self.state in OVER
+
+    @property
+    def waits(self) -> bool:
+        return self.state in WAITS
+
+    @property
+    def label(self) -> str:
+        return f"{self.job}" if self.index is None else f"{self.job}_{self.index}"
 
 
 class QueueFullError(EngineDownError):
@@ -70,12 +108,40 @@ def try_submit(script: str, arguments: Sequence[str]) -> None:
 
 
 def list_tasks(names: Sequence[str]) -> str:
-    """List all tasks of this user's jobs with these names, one line each, as `queue.parse` reads them."""
+    """List all tasks of this user's jobs with these names, one line each, as `parse` reads them."""
     user, named = f"--user={os.getuid()}", f"--name={','.join(names)}"
     try:
         return _run(["squeue", "-h", "-a", "-r", "-t", "all", user, named, "-o", FORMAT])
     except LaunchError as error:  # a refusal of a query may pass as well
         raise EngineDownError(str(error)) from error
+
+
+def parse(text: str) -> list[SlurmTask]:
+    """Parse squeue's output; lines without a task are skipped."""
+    tasks = []
+    for line in text.splitlines():
+        fields = line.split("|", 4)
+        found = _TASK.match(fields[0])
+        if found is not None and len(fields) == 5:
+            index = int(found[2]) if found[2] is not None else None
+            tasks.append(SlurmTask(int(found[1]), index, *fields[1:]))
+    return tasks
+
+
+def held_back(tasks: Iterable[SlurmTask]) -> dict[str, int]:
+    """Count tasks that wait for a reason that may never pass, by Slurm's reason."""
+    waiting = (task.reason for task in tasks if task.waits)
+    return dict(Counter(reason for reason in waiting if reason not in USUAL_REASONS))
+
+
+def array_of(indices: Iterable[int]) -> str:
+    """Return indices in Slurm's notation: 0-3,7."""
+    parts = []
+    # in a row, an index minus its place among all is constant
+    for _, row in groupby(enumerate(sorted(set(indices))), lambda placed: placed[1] - placed[0]):
+        first, *rest = (index for _, index in row)
+        parts.append(f"{first}-{rest[-1]}" if rest else f"{first}")
+    return ",".join(parts)
 
 
 def cancel(tasks: Sequence[str], arguments: Sequence[str]) -> None:

@@ -1,4 +1,4 @@
-"""The batch scripts: one for all arrays of a campaign, and one for a test of file locks.
+"""The batch scripts of a campaign, for its arrays and for a test of file locks, and the names of its tasks.
 
 The first lies in the campaign's directory beside `runs.txt` (a run's directory per line; a task knows its
 run by the line's number) and `arrays.json` (job name and array size). Its last line replaces the shell by
@@ -7,9 +7,12 @@ the worker, so that Slurm's signals reach the worker itself.
 
 from __future__ import annotations
 
+import hashlib
+import re
 import shlex
 import sys
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from retrain.config.campaign import Slurm
@@ -25,7 +28,7 @@ from retrain.launchers.shared_permits import (
     workers_at_a_time,
 )
 from retrain.launchers.slurm import commands
-from retrain.launchers.slurm.queue import Names, job_name, parse
+from retrain.launchers.slurm.commands import SlurmTask, parse
 from retrain.records.files import make_directory, read_json, write_atomic, write_json
 
 SAVE_S = 60  # seconds before the time limit in which a worker saves its checkpoint
@@ -86,6 +89,69 @@ def check_engine(assignment: Assignment) -> None:
         commands.try_submit(text, ["--array=0"])
 
 
+def job_name(campaign: str) -> str:
+    """Return a campaign's job name: its directory's, in characters that are safe in squeue's options."""
+    plain = re.sub(r"[^A-Za-z0-9+._-]", "_", campaign)
+    return plain if plain == campaign else f"{plain}-{hashlib.sha256(campaign.encode()).hexdigest()[:8]}"
+
+
+@dataclass(frozen=True, slots=True)
+class ArrayNames:
+    """Job names: the campaign, and the number of the array's first run."""
+
+    campaign: str
+    size: int  # of an array
+    runs: int
+
+    def all(self) -> list[str]:
+        return [self.of(number) for number in range(0, self.runs, self.size)]
+
+    def of(self, number: int) -> str:
+        return f"{self.campaign}.{self.first(number)}"
+
+    def first(self, number: int) -> int:
+        """Return the number of the first run of the array that a run belongs to."""
+        return number // self.size * self.size
+
+    def number(self, task: SlurmTask) -> int | None:
+        """Return the number of the run that a task is for; None if it belongs to another campaign."""
+        campaign, _, first = task.name.rpartition(".")
+        if campaign != self.campaign or not first.isdigit() or task.index is None:
+            return None
+        number = int(first) + task.index
+        return number if number < self.runs else None
+
+
+@dataclass(frozen=True, slots=True)
+class Queue:
+    """A campaign's tasks, as listed by Slurm."""
+
+    tasks: Mapping[int, SlurmTask]  # the newest of each run, by the run's number
+    cancelled: frozenset[int]  # jobs with tasks that were cancelled together and are not listed one by one
+
+
+def read_queue(tasks: Iterable[SlurmTask], names: ArrayNames, is_ours: Callable[[SlurmTask], bool]) -> Queue:
+    """Sort squeue's lines by run."""
+    found: dict[int, SlurmTask] = {}
+    cancelled: set[int] = set()
+    for task in filter(is_ours, tasks):
+        if task.index is None and task.is_over:
+            cancelled.add(task.job)
+        number = names.number(task)
+        if number is not None and (number not in found or found[number].job < task.job):
+            found[number] = task
+    return Queue(found, frozenset(cancelled))
+
+
+def is_script(task: SlurmTask, script: Path) -> bool:
+    """Whether a task runs a campaign's script, and not that of a copy of the campaign."""
+    path = Path(task.script.partition("\n")[0])
+    try:
+        return path == script or not path.exists() or path.samefile(script)
+    except (OSError, ValueError):
+        return True
+
+
 def numbered_runs(assignment: Assignment) -> list[Path]:
     """Return the runs' directories by their numbers, which a run keeps once `runs.txt` has it.
 
@@ -104,7 +170,7 @@ def numbered_runs(assignment: Assignment) -> list[Path]:
     return [*listed, *given.values()]
 
 
-def kept_names(assignment: Assignment, runs: int) -> Names:
+def kept_names(assignment: Assignment, runs: int) -> ArrayNames:
     """Return the job names and array size of the first submission, by which tasks are found again."""
     home = slurm_directory(assignment)
     path = home / "arrays.json"
@@ -115,7 +181,7 @@ def kept_names(assignment: Assignment, runs: int) -> Names:
         name = job_name(assignment.campaign)
         make_directory(home)
         write_json(path, {"size": size, "name": name})
-    return Names(name, size, runs)
+    return ArrayNames(name, size, runs)
 
 
 def flags(assignment: Assignment, table: Slurm, home: Path) -> list[str]:
