@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from retrain.campaign.watchdog import LOOKS, Patience
+from retrain.campaign.endings import LOOKS, Patience
 from retrain.config.campaign import Campaign
 from retrain.records.layout import RunFiles
 from retrain.records.run_state import Progress, RunState, write_progress

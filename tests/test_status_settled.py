@@ -113,7 +113,7 @@ def test_a_manifest_sums_up_the_runs_that_are_over_and_is_read_back_as_written(
     campaign: CampaignFiles,
 ) -> None:
     manifest = written(campaign)
-    settled = {run.run_id for run in manifest.runs if run.settled is not None}
+    settled = {run.run_id for run in manifest.runs if run.summary is not None}
     assert settled == {"c_done", "c_bare", "c_failed", "c_silent", "c_stopped"}
     write_manifest(campaign.manifest, manifest)
     assert read_manifest(campaign.manifest) == manifest
@@ -198,17 +198,17 @@ def test_a_summary_that_is_damaged_is_not_believed(
             sound | damage if isinstance(sound, dict) and isinstance(damage, dict) and damage else damage
         )
     campaign.manifest.write_text(json.dumps(found))
-    assert all(run.settled is None for run in written(campaign).runs)
+    assert all(run.summary is None for run in written(campaign).runs)
     assert rows(campaign) == before
 
 
 def test_what_is_known_of_a_run_is_forgotten_when_its_config_changes(campaign: CampaignFiles) -> None:
     other = [PlannedRun(run.run_id, run.condition, run.seed, 3, "other") for run in PLANNED]
     manifest = with_plan(written(campaign), "other", other)
-    assert {(run.state, run.settled) for run in manifest.runs} == {("pending", None)}
+    assert {(run.state, run.summary) for run in manifest.runs} == {("pending", None)}
 
 
 def test_a_summary_is_kept_and_not_made_again_while_nothing_changed(campaign: CampaignFiles) -> None:
     manifest = written(campaign)
     again = refresh(manifest, campaign)
-    assert all(new.settled is old.settled for new, old in zip(again.runs, manifest.runs, strict=True))
+    assert all(new.summary is old.summary for new, old in zip(again.runs, manifest.runs, strict=True))

@@ -188,9 +188,7 @@ def to_toml(
 def check_target(target: Path, source: Path) -> None:
     """Check, before anything runs, that the target may be written.
 
-    Raises:
-        ConfigError: it is the file being calibrated, or was not written by a calibration.
-        RecordsError: its directory cannot be written to.
+    It may not be the file being calibrated (ConfigError), nor one that was not written by a calibration.
     """
     if not os.access(target.parent, os.W_OK | os.X_OK):
         raise RecordsError(

@@ -120,11 +120,8 @@ def max_workers(
 ) -> Iterator[Advice]:
     """Return the fewest workers with about the shortest makespan, and none longer than now.
 
-    Args:
-        plan: the campaign.
-        measured: each number of concurrent workers, fewest first.
-        memory: of one worker, and free.
-        makespans_s: of the whole campaign, by number of workers: those of `measured`, and the plan's.
+    `measured` has each number of concurrent workers, fewest first; `makespans_s` the whole campaign's, by
+    number of workers: those measured, and the plan's.
     """
     now = plan.workers
     if not measured or now not in makespans_s:

@@ -196,12 +196,7 @@ class TrialSession:
             self._current.stop(now=now)
 
     def run(self, trial: Trial) -> Trialled:
-        """Run one trial until it ends or the budget is used up.
-
-        Raises:
-            ConfigError: the trial's file is not valid.
-            LaunchError: nothing could be started.
-        """
+        """Run one trial until it ends or the budget is used up; raises as `start` does."""
         path = self._directory / f"{trial.name}.toml"
         path.write_text(tomli_w.dumps(trial.tables), encoding="utf-8")
         campaign = self._current = start(path, (), self._observe(), beside=self._beside)

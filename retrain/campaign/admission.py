@@ -63,10 +63,7 @@ def by_load(workers: int, throttle: TrainingThrottle) -> Admission:
 def by_memory(
     inner: Admission, least_bytes: float, free_bytes: Callable[[], int] = memory_available_bytes
 ) -> Admission:
-    """Admit no further worker while free memory is under a minimum.
-
-    A worker takes its memory some time after its start: `stagger_seconds` keeps launches apart.
-    """
+    """Admit no worker while free memory is under a minimum; `stagger_seconds` lets workers take theirs."""
 
     def places() -> Places:
         admitted, free = inner(), free_bytes()

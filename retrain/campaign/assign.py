@@ -120,15 +120,8 @@ def require_left(
 ) -> None:
     """Raise if a campaign changes its launcher while the former engine still has runs of it.
 
-    Args:
-        files: the campaign's, whose lock is ours.
-        origin: how it was launched before.
-        campaign: how it continues.
-        runs: all runs' files by their ids.
-        say: shows a notice to the user.
-
-    Raises:
-        LaunchError: the engine has some, or does not answer.
+    `files` are the campaign's, whose lock is ours, `origin` says how it was launched before, and `campaign`
+    how it continues. Raises LaunchError also if the engine does not answer.
     """
     home = files.directory / origin.launcher  # where launchers that queue keep what they submitted
     now = _engine(campaign.launcher, options_of(campaign))

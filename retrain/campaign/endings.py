@@ -1,18 +1,26 @@
-"""How a worker's end is interpreted: its run's files first, its exit code second."""
+"""The end of a worker: the watchdog that ends it, and how its end is interpreted.
+
+The watchdog applies `run_timeout`, `stall_timeout`, and the grace period after either. A stall is judged on a
+monotonic clock by the size of metrics.jsonl and warmup.jsonl, one of which grows with every step: a `stat` of
+each, no reading, no timestamps. An end is interpreted by the run's files first, by the exit code second.
+"""
 
 from __future__ import annotations
 
+import math
 import signal
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 
+from retrain.config.campaign import Campaign
 from retrain.errors import EXIT_INFRASTRUCTURE, EXIT_INTERRUPTED, RecordsError, RetrainError, may_pass
+from retrain.plan.matrix import RunPlan
 from retrain.records.attempts import Attempt, end_attempt, read_attempts
 from retrain.records.files import readable
 from retrain.records.layout import RunFiles
 from retrain.records.run_row import last_output
-from retrain.records.run_state import RunState, read_done
+from retrain.records.run_state import RunState, read_done, read_progress
 from retrain.records.text import plain
 
 TAIL_LINES = 12
@@ -60,31 +68,15 @@ def conclude(
         before: the newest attempt that had ended when the worker began (`ended_attempts`): a worker
             that is killed early writes none, and its predecessor's ending is not its own.
         why: the engine's reason, used if the worker left no message.
-
-    Raises:
-        RecordsError: a file cannot be read or written.
     """
-    done = read_done(files.done)
-    last = next((a for a in reversed(read_attempts(files.attempts)) if a.number > before), None)
+    done, attempts = read_done(files.done), read_attempts(files.attempts)
+    last = attempts[-1] if attempts and attempts[-1].number > before else None
     if done is not None and done.config_hash == config_hash:
         return Ending(RunState.DONE, took_s=last.duration_s if last else None)
-    recorded = _recorded_by_worker(last)
-    if recorded is None:
-        ending = Ending(cancelled) if cancelled else _from_exit_code(files, exit_code, why)
-    elif (
-        recorded.state is RunState.INTERRUPTED and cancelled
-    ):  # the worker does not know why it was interrupted
-        ending = Ending(cancelled, recorded.message, took_s=recorded.took_s)
-    else:
-        ending = recorded
-    if last is not None and ending != recorded:
+    ending = _recorded(last, cancelled) or _unrecorded(files, exit_code, cancelled, why)
+    if last is not None and last.ending != ending.state:
         end_attempt(files.attempts, last.number, ending.state, exit_code=exit_code, message=ending.message)
     return ending
-
-
-def traceless(states: Mapping[str, RunState], endings: Mapping[str, Ending]) -> dict[str, RunState]:
-    """Return the states of runs whose workers ended before they wrote a record."""
-    return {run_id: e.state for run_id, e in endings.items() if states[run_id] is RunState.PENDING}
 
 
 def log_tail(files: RunFiles) -> list[str]:
@@ -93,14 +85,18 @@ def log_tail(files: RunFiles) -> list[str]:
     return [plain(line.splitlines()[-1]) for line in lines]  # of a progress bar, its last state
 
 
-def _recorded_by_worker(attempt: Attempt | None) -> Ending | None:
+def _recorded(attempt: Attempt | None, cancelled: RunState | None) -> Ending | None:
     if attempt is None or attempt.ending not in ENDINGS:
         return None
-    message = plain(attempt.message, LONGEST_MESSAGE)
-    return Ending(RunState(attempt.ending), message, took_s=attempt.duration_s)
+    state, message = RunState(attempt.ending), plain(attempt.message, LONGEST_MESSAGE)
+    if state is RunState.INTERRUPTED and cancelled:  # the worker does not know why it was interrupted
+        state = cancelled
+    return Ending(state, message, took_s=attempt.duration_s)
 
 
-def _from_exit_code(files: RunFiles, exit_code: int | None, why: str) -> Ending:
+def _unrecorded(files: RunFiles, exit_code: int | None, cancelled: RunState | None, why: str) -> Ending:
+    if cancelled:
+        return Ending(cancelled)
     if exit_code is None:
         return Ending(RunState.INFRASTRUCTURE, why or "the worker vanished without a message")
     if exit_code < 0:
@@ -121,3 +117,70 @@ def _signal_name(number: int) -> str:
         return signal.Signals(number).name
     except ValueError:  # Python names only the first and the last of the real-time signals
         return f"signal {number}"
+
+
+GRACE_S = 30.0  # to save a checkpoint after a timeout, before the worker is killed
+LOOKS = 8  # per stall_timeout: a stall is noticed at most an eighth late
+PAUSED = "paused"  # the phase in status.json while a worker yields to other load
+
+
+@dataclass
+class Active:
+    """A worker that runs, or waits in an engine's queue, perhaps for days."""
+
+    run: RunPlan
+    files: RunFiles
+    before: int  # the newest attempt that had ended when this worker began
+    patience: Patience | None = None  # once it has begun
+    cancelled: RunState | None = None
+    kill_at_s: float = math.inf
+
+    def due_s(self) -> float:
+        """Return when to check this worker again; infinite if only its end matters."""
+        if self.patience is None or self.cancelled is not None:
+            return self.kill_at_s
+        return min(self.kill_at_s, self.patience.due_s())
+
+    def overdue(self, now_s: float) -> RunState | None:
+        """Return which timeout of a worker that was not cancelled has passed, or None."""
+        return self.patience.ended_by(now_s) if self.patience and self.cancelled is None else None
+
+
+class Patience:
+    """How long a worker may run, and how long without a step."""
+
+    def __init__(self, campaign: Campaign, files: RunFiles, now_s: float) -> None:
+        self._files = files
+        self._timeout_at_s = now_s + campaign.run_timeout if campaign.run_timeout else math.inf
+        self._stall_s = campaign.stall_timeout
+        self._look_at_s = now_s if self._stall_s else math.inf
+        self._moved_at_s = now_s
+        self._size = -1
+
+    def due_s(self) -> float:
+        return min(self._timeout_at_s, self._look_at_s)
+
+    def ended_by(self, now_s: float) -> RunState | None:
+        """Return which timeout has passed, or None."""
+        if now_s >= self._timeout_at_s:
+            return RunState.TIMEOUT
+        if now_s < self._look_at_s:
+            return None
+        self._look_at_s = now_s + self._stall_s / LOOKS
+        size = sum(map(_size_of, (self._files.metrics, self._files.warmup)))
+        if size != self._size:
+            self._size, self._moved_at_s = size, now_s
+        if now_s - self._moved_at_s < self._stall_s:
+            return None
+        progress = readable(read_progress, self._files.status)
+        if progress is not None and progress.phase.startswith(PAUSED):
+            self._moved_at_s = now_s
+            return None
+        return RunState.STALLED
+
+
+def _size_of(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0

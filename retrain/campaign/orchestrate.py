@@ -17,10 +17,8 @@ from retrain.campaign.assign import (
     permit_directories,
     require_left,
 )
-from retrain.campaign.endings import traceless
-from retrain.campaign.finished import deliver_missing, set_aside_changed
 from retrain.campaign.forecast import Forecaster, said
-from retrain.campaign.rollup import RecordingObserver, RollUp, manifest_of
+from retrain.campaign.rollup import RecordingObserver, RollUp, deliver_missing, manifest_of, set_aside_changed
 from retrain.campaign.supervise import Supervisor
 from retrain.errors import (
     EXIT_DONE,
@@ -42,6 +40,8 @@ from retrain.records.manifest import RunEntry
 from retrain.records.run_state import UNREADABLE, RunState
 from retrain.records.text import as_typed, count_of, first_of
 from retrain.sandbox.inside.confine import hide
+
+LEFT_ALONE = frozenset({RunState.DONE, RunState.FAILED, RunState.RUNNING})  # by a plain resume
 
 
 @dataclass(frozen=True)
@@ -79,10 +79,7 @@ class CampaignRun:
         return RunFiles(self.directory) if self.plan.is_single_run else self._files.run(run_id)
 
     def execute(self, retry_failed: bool = False) -> CampaignOutcome:
-        """Run what is not done.
-
-        Args:
-            retry_failed: run only what failed; otherwise failed runs are left alone.
+        """Run what is not done; with `retry_failed` what failed, which is otherwise left alone.
 
         Raises:
             ConfigError: the load function returned no load.
@@ -99,7 +96,9 @@ class CampaignRun:
             self.catch_up()
             roll_up = self._roll_up()
             states = self._states(roll_up, redo=retry_failed)
-            launcher = self._open_launcher()
+            where = working_directories(self._files, origin)[0]
+            assignment = assignment_of(self.plan, self._files, where, self._observer.notice)
+            launcher = open_launcher(self.plan.campaign.launcher, assignment)
             if launcher.queues:  # another machine may resume it
                 lock.renew()
             todo, alive = self._shares(states, launcher.queued(), retry_failed)
@@ -115,11 +114,16 @@ class CampaignRun:
             except (LaunchError, ConfigError):
                 self._write_last(roll_up, ended=supervisor.is_over)
                 raise
-            self._require_in_place(lock)
+            if not lock.is_in_place:
+                raise RecordsError(
+                    f"{self.directory}: was removed or replaced while the campaign ran; its runs were "
+                    "asked to stop, and their records are lost unless you restore the directory"
+                )
             say = self._observer.notice
             deliver_missing(finished, self.files_of, roll_up, say, lambda: self._asked_to_stop > 0)
             states = self._states(roll_up)
-            states |= traceless(states, supervisor.endings)
+            # workers may have ended before they wrote a record
+            states |= {r: e.state for r, e in supervisor.endings.items() if states[r] is RunState.PENDING}
             took = forecaster.ended() if set(states.values()) == {RunState.DONE} else None
             if took is not None:
                 roll_up.expect(took)
@@ -139,11 +143,6 @@ class CampaignRun:
         roll_up.write()
         return roll_up
 
-    def _open_launcher(self) -> Launcher:
-        where = working_directories(self._files, known_origin(self._files)[0])[0]
-        assignment = assignment_of(self.plan, self._files, where, self._observer.notice)
-        return open_launcher(self.plan.campaign.launcher, assignment)
-
     def _shares(
         self, states: Mapping[str, RunState], queued: Collection[str], retry_failed: bool
     ) -> tuple[list[RunPlan], list[RunPlan]]:
@@ -155,16 +154,9 @@ class CampaignRun:
             or (run.run_id in queued and states[run.run_id] is not RunState.DONE)
         ]
         taken = {run.run_id for run in alive}
-        wanted = [r for r in self.plan.runs if _is_wanted(states[r.run_id], retry_failed)]
+        over = set(RunState) - {RunState.FAILED} if retry_failed else LEFT_ALONE
+        wanted = [run for run in self.plan.runs if states[run.run_id] not in over]
         return [run for run in wanted if run.run_id not in taken], alive
-
-    def _require_in_place(self, lock: HeldLock) -> None:
-        """Raise if the directory was removed or replaced since the runs began."""
-        if not lock.is_in_place:
-            raise RecordsError(
-                f"{self.directory}: was removed or replaced while the campaign ran; its runs were "
-                "asked to stop, and their records are lost unless you restore the directory"
-            )
 
     def _supervisor_with(
         self, launcher: Launcher, roll_up: RollUp, forecaster: Forecaster, lock: HeldLock
@@ -244,9 +236,3 @@ class CampaignRun:
                 f"follow it with `retrain status {as_typed(self.directory)}`"
             )
         return lock
-
-
-def _is_wanted(state: RunState, retry_failed: bool) -> bool:
-    if retry_failed:
-        return state is RunState.FAILED
-    return state not in (RunState.DONE, RunState.FAILED, RunState.RUNNING)

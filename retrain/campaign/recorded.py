@@ -11,8 +11,9 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
+from retrain.config.campaign import Run
 from retrain.config.digest import decides, digest, is_as_written, is_current, laid_over
 from retrain.config.files import changed_files
 from retrain.config.resolve import as_tables, flatten
@@ -27,6 +28,7 @@ from retrain.records.manifest import read_manifest
 from retrain.records.text import as_typed, first_of, plain
 
 SHOWN_RUNS = 3  # named in a line of a diff
+Tables: TypeAlias = Mapping[str, Any]  # of a run.toml
 
 
 @dataclass(frozen=True)
@@ -46,17 +48,10 @@ def reconcile(
     *,
     accept_changes: bool = False,
 ) -> Reconciled:
-    """Compare a plan with how its campaign began.
-
-    Args:
-        plan: what the campaign's file asks for now.
-        files: the campaign's.
-        files_of: where a run's files lie.
-        origin: how the campaign was started.
-        accept_changes: the user accepts that results differ.
+    """Compare what a campaign's file asks for now with how the campaign began.
 
     Raises:
-        ConfigError: results would differ, and that is not accepted or runs are alive.
+        ConfigError: results would differ, and the user does not accept that, or runs are alive.
     """
     is_same_file = digest_of_file(files.campaign_toml.read_bytes()) == origin.digest
     recorded = _recorded(plan, files, is_same_file)
@@ -95,21 +90,25 @@ def _compare(
     plan: Plan, recorded: Mapping[str, str], files_of: Callable[[str], RunFiles], *, is_same_file: bool
 ) -> Reconciled:
     """Compare a plan with the hash that each run began with, or with what it means in this version."""
-    planned = {run.run_id for run in plan.runs}
-    lines = [f"run {run.run_id}: is new" for run in plan.runs if run.run_id not in recorded]
-    lines += [f"run {name}: is gone" for name in recorded if name not in planned]
+    lines = list(_new_and_gone({run.run_id: run for run in plan.runs}, recorded))
     changes: dict[str, list[str]] = {}
     runs, renamed = [], {}
     for run in plan.runs:
         before, files = recorded.get(run.run_id, run.config_hash), files_of(run.run_id)
         same = run if before == run.config_hash else _as_begun(run, before, files, is_same_file)
         runs.append(same or run)
-        if same and before != same.config_hash:
+        if same is None:
+            for change in _differences(recorded_tables(files), run):
+                changes.setdefault(change, []).append(run.run_id)
+        elif before != same.config_hash:
             renamed[run.run_id] = before
-        for change in () if same else _differences(recorded_tables(files), run):
-            changes.setdefault(change, []).append(run.run_id)
     lines += [f"{change} ({first_of(run_ids, SHOWN_RUNS)})" for change, run_ids in changes.items()]
     return Reconciled(replace(plan, runs=tuple(runs)), tuple(lines), renamed)
+
+
+def _new_and_gone(planned: Mapping[str, object], recorded: Mapping[str, object]) -> Iterator[str]:
+    yield from (f"run {run_id}: is new" for run_id in planned if run_id not in recorded)
+    yield from (f"run {run_id}: is gone" for run_id in recorded if run_id not in planned)
 
 
 def _as_begun(run: RunPlan, before: str, files: RunFiles, is_same_file: bool) -> RunPlan | None:
@@ -118,26 +117,28 @@ def _as_begun(run: RunPlan, before: str, files: RunFiles, is_same_file: bool) ->
     is_intact = is_as_written(tables)
     if is_intact and now == run.config_hash:  # killed between writing that and the manifest
         return run
-    if now != before or not is_intact:  # nothing to compare with
-        return run if is_same_file and not is_current(before) else None
-    identity = run.config.run
-    contents = identity.files if identity else {}
+    if is_intact and now == before:
+        return _as_meant_now(run, before, tables, is_same_file)
+    return run if is_same_file and not is_current(before) else None  # nothing to compare with
+
+
+def _as_meant_now(run: RunPlan, before: str, tables: Tables, is_same_file: bool) -> RunPlan | None:
+    """Return the run with what its run.toml means in this version; None if results would differ."""
+    identity = run.config.run or Run()
     try:
-        begun = laid_over(as_meant(tables), run.config, contents)
+        begun = laid_over(as_meant(tables), run.config, identity.files)
     except TypeError:  # a key that this version has no more
         return None
-    config_hash = digest(begun, contents)
+    config_hash = digest(begun, identity.files)
     if is_current(before) and config_hash != before:  # the content of its files has changed
         return None
     if config_hash == run.config_hash:
         return run
-    if not (is_same_file and identity):
-        return None
     named = replace(begun, run=replace(identity, config_hash=config_hash))
-    return replace(run, config=named, config_hash=config_hash)
+    return replace(run, config=named, config_hash=config_hash) if is_same_file else None
 
 
-def _differences(before: Mapping[str, Any], run: RunPlan) -> Iterator[str]:
+def _differences(before: Tables, run: RunPlan) -> Iterator[str]:
     if not before or not is_as_written(before):
         yield "its first configuration is unknown, because its run.toml is damaged or gone"
         return
@@ -154,13 +155,13 @@ def _differences(before: Mapping[str, Any], run: RunPlan) -> Iterator[str]:
     yield from changed or ["its configuration differs"]
 
 
-def _deciding(tables: Mapping[str, Any]) -> dict[str, Any]:
+def _deciding(tables: Tables) -> Tables:
     return {key: value for key, value in flatten(tables) if decides(*key.split(".")[:2])}
 
 
-def _name(tables: Mapping[str, Any], key: str) -> str:
+def _name(tables: Tables, key: str) -> str:
     return Path(str(tables.get(key))).name
 
 
-def _shown(tables: Mapping[str, Any], key: str) -> str:
+def _shown(tables: Tables, key: str) -> str:
     return plain(repr(tables[key]), 80) if key in tables else "(absent)"

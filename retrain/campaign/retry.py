@@ -103,8 +103,7 @@ class RetryPolicy:
 class LaunchBreaker:
     """Pauses launches when several runs in a row fail for infrastructure; then admits one, as a probe.
 
-    A run counts once, however often it was retried: its own trouble is no sign of everybody's. Runs that
-    are lost with one machine count as one.
+    A run counts once, however often it was retried. Runs that are lost with one machine count as one.
     """
 
     def __init__(

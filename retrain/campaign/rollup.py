@@ -1,8 +1,12 @@
-"""Keeps the campaign's own records, manifest.json and notices.jsonl, fresh while runs come and go.
+"""Keeps a campaign's records fresh while runs come and go: manifest.json, notices.jsonl, and finished runs'.
 
 The manifest is written as a whole, so it waits until a twentieth of the runs have changed: the cost grows
 with the changes, not with changes times runs. A stale one does no harm: `status`, `report` and `resume` read
 the runs themselves.
+
+A finished run may still need something. Loggers lack rows if a tool was away or too slow when the run ended.
+Of a run whose metrics.jsonl changed afterwards nothing is deleted: its files are kept as
+`metrics.jsonl.damaged` and `checkpoints.damaged`.
 """
 
 from __future__ import annotations
@@ -17,9 +21,11 @@ from retrain.campaign import Observer
 from retrain.campaign.endings import Ending
 from retrain.clock import utc_now
 from retrain.errors import DamagedRecordError, RecordsError
+from retrain.locks.held import hold
 from retrain.plan.matrix import Plan, RunPlan
+from retrain.records.attempts import end_attempt, read_attempts
 from retrain.records.campaign_state import NoticeBook
-from retrain.records.files import set_aside
+from retrain.records.files import readable, remove_file, set_aside
 from retrain.records.layout import CampaignFiles, RunFiles
 from retrain.records.manifest import (
     Expectation,
@@ -31,6 +37,9 @@ from retrain.records.manifest import (
     with_plan,
     write_manifest,
 )
+from retrain.records.metrics import require_sealed
+from retrain.records.run_state import RunState, read_done
+from retrain.records.text import count_of
 from retrain.system import cpu_capacity
 
 EVERY_S = 2.0  # at least between two writes
@@ -134,3 +143,69 @@ class RecordingObserver(Observer):
             self._roll_up.keep()
         except RecordsError as error:
             self._observer.notice(str(error))
+
+
+def deliver_missing(
+    finished: Sequence[RunPlan],
+    files_of: Callable[[str], RunFiles],
+    roll_up: RollUp,
+    say: Callable[[str], None],
+    is_stopped: Callable[[], bool],
+) -> None:
+    """Log the rows that loggers lack of finished runs, run by run; for the holder of the campaign's lock."""
+    logged = [run for run in finished if run.config.logging.loggers]
+    if not logged:
+        return
+    from retrain.trainer.logger_threads import is_behind  # not at the top: few campaigns get here
+
+    behind = []
+    for run in logged:
+        done = read_done(files_of(run.run_id).done)
+        if done is not None and is_behind(run.config, files_of(run.run_id), done.result):
+            behind.append(run)
+    if behind:
+        say(f"logging the missing rows of {count_of(len(behind), 'finished run')}")
+    for run in behind:
+        if is_stopped():
+            return
+        _deliver(run, files_of(run.run_id), is_stopped)
+        roll_up.changed(run.run_id)
+
+
+def _deliver(run: RunPlan, files: RunFiles, is_stopped: Callable[[], bool]) -> None:
+    from retrain.trainer.logger_threads import deliver
+
+    lock, done, attempts = hold(files.lock), read_done(files.done), read_attempts(files.attempts)
+    if lock is None or done is None or not attempts:
+        return  # its worker still runs
+    with lock:
+        last = attempts[-1]
+        lacking = deliver(run.config, files, last.number, done.result, is_stopped)
+        end_attempt(
+            files.attempts,
+            last.number,
+            RunState.DONE,
+            exit_code=last.exit_code,
+            message=lacking,
+            duration_s=last.duration_s,
+            ended_at=last.ended_at,
+        )
+
+
+def set_aside_changed(files: RunFiles) -> bool:
+    """Prepare a run with changed rows to run again, and return whether they had changed.
+
+    For the holder of the campaign's lock. If that is unknown, the run is left as it is.
+    """
+    done = readable(read_done, files.done)
+    try:
+        if done is not None and done.seal is not None:
+            require_sealed(files.metrics, done.seal)
+        return False
+    except DamagedRecordError:
+        for path in (files.checkpoints, files.metrics):
+            set_aside(path)
+        remove_file(files.done)  # last: a kill before this repeats all of it
+        return True
+    except RecordsError:
+        return False

@@ -51,11 +51,7 @@ def start(
 ) -> CampaignRun:
     """Check a file, and create its campaign's directory and every run's run.toml.
 
-    Args:
-        config_path: the TOML file.
-        overrides: `section.key=value` each.
-        observer: receives the campaign's events.
-        beside: where dotted paths are looked for before the current directory; default: the file's own.
+    Dotted paths are looked for in the directory `beside`, by default the file's, before the current one.
 
     Raises:
         ConfigError: every problem of the file; nothing was created.
@@ -74,13 +70,16 @@ def start(
     check_engine(plan)
     files = CampaignFiles(create_directory(plan.log_dir, plan.name))
     campaign = CampaignRun(plan, files, observer or Observer())
-    seed = plan.runs[0].seed if len(plan.seeds) == 1 else None
     content, where = config_path.read_bytes(), str(Path.cwd())
-    launcher, options = plan.campaign.launcher, options_of(plan.campaign)
-    way_back = os.path.relpath(where, files.directory.absolute())
     origin = Provenance(
-        *(plan.name, tuple(overrides), where, seed, launcher, digest(content), options),
-        way_back=way_back,
+        plan.name,
+        tuple(overrides),
+        where,
+        seed=plan.runs[0].seed if len(plan.seeds) == 1 else None,
+        launcher=plan.campaign.launcher,
+        digest=digest(content),
+        options=options_of(plan.campaign),
+        way_back=os.path.relpath(where, files.directory.absolute()),
         beside=os.path.relpath(beside),
     )
     write_provenance(files, origin)
@@ -98,10 +97,10 @@ def reopen(
     accept_config_change: bool = False,
     just_started: bool = False,
 ) -> CampaignRun:
-    """Open an existing campaign to resume it.
+    """Open an existing campaign, or a copy of it, to resume it.
 
     Args:
-        directory: the campaign's, or a copy of it.
+        directory: the campaign's.
         observer: receives the campaign's events.
         accept_config_change: continue although campaign.toml now gives other results: each unfinished
             run from its newest checkpoint, with the present configuration.
@@ -119,8 +118,7 @@ def reopen(
         check_memory(plan, str(files.campaign_toml))
     observer = observer or Observer()
     campaign = CampaignRun(as_launched(plan), files, observer)
-    accept = accept_config_change
-    found = reconcile(campaign.plan, files, campaign.files_of, origin, accept_changes=accept)
+    found = reconcile(campaign.plan, files, campaign.files_of, origin, accept_changes=accept_config_change)
     campaign.plan = found.plan
     now = replace(
         origin,
@@ -150,12 +148,7 @@ def reopen(
 def run_campaign(
     path: str | os.PathLike[str], overrides: Sequence[str] = (), observer: Observer | None = None
 ) -> CampaignOutcome:
-    """Run a campaign file to its end, as `retrain run` does.
-
-    Args:
-        path: the TOML file.
-        overrides: `section.key=value` each.
-        observer: receives the campaign's events.
+    """Run a campaign file to its end, as `retrain run` does; `overrides` are `section.key=value` each.
 
     Raises:
         ConfigError: every problem of the file; nothing was created.
@@ -165,11 +158,7 @@ def run_campaign(
 
 
 def detach(directory: Path, arguments: Sequence[str] = ()) -> int:
-    """Start `retrain resume DIRECTORY` in the background.
-
-    Args:
-        directory: the campaign's.
-        arguments: more arguments of `resume`.
+    """Start `retrain resume DIRECTORY` in the background, with more arguments of `resume`.
 
     Returns:
         Its process id, once it holds the campaign (or has already finished it).

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
@@ -41,15 +41,10 @@ class Stopped:
 def stop_campaign(
     directory: Path, *, now: bool = False, on_wait: Callable[[str], None] = lambda _: None
 ) -> Stopped:
-    """Have every worker save a checkpoint and leave (`now`: kill them), and wait until they have.
+    """Have every worker save a checkpoint and leave, and wait until they have.
 
-    Args:
-        directory: the campaign's.
-        now: kill the workers; what they did since their last checkpoint will be done again.
-        on_wait: shows what we wait for.
-
-    Raises:
-        RecordsError: the directory holds no campaign, or cannot be written.
+    With `now` they are killed; what they did since their last checkpoint will be done again. `on_wait` shows
+    what we wait for. Raises RecordsError if the directory holds no campaign, or cannot be written.
     """
     files = open_campaign(directory)
     asked = None
@@ -74,16 +69,12 @@ def stop_campaign(
         try:
             return Stopped(asked is not None, _stop_workers(files, lock, now=now, on_wait=on_wait))
         except LaunchError as error:
-            raise LaunchError(_with_request(files, error)) from error
-
-
-def _with_request(files: CampaignFiles, error: LaunchError) -> str:
-    if not files.stop_request.exists():
-        return str(error)
-    return (
-        f"{error}. The request to stop is recorded: runs that have not started will not start, "
-        "and the others save and leave at their next step"
-    )
+            if not files.stop_request.exists():
+                raise
+            raise LaunchError(
+                f"{error}. The request to stop is recorded: runs that have not started will not start, "
+                "and the others save and leave at their next step"
+            ) from error
 
 
 def _ask_orchestrator(files: CampaignFiles, *, now: bool) -> None:
@@ -105,21 +96,18 @@ def _stop_workers(
     queued = launcher.queued()
     alive = {run_id: run for run_id, run in runs.items() if run_id in queued or _is_alive(run, on_wait)}
     before = {run_id: ended_attempts(run) for run_id, run in alive.items()}
-    _announce(alive, launcher, on_wait)
-    _end(launcher, alive, now=now)
-    for run_id, run in alive.items():
-        conclude(run, recorded_hash(run), None, RunState.INTERRUPTED, before[run_id])
-    if alive:
-        _keep_manifest(files)
-    return tuple(alive)
-
-
-def _announce(alive: Mapping[str, RunFiles], launcher: Launcher, on_wait: Callable[[str], None]) -> None:
     for run_id, run in islice(alive.items(), SHOWN_RUNS):
         who = _whereabouts(run) if is_held(run.lock) else launcher.describe()
         on_wait(f"no orchestrator is alive; stopping {run_id}, {who}")
     if len(alive) > SHOWN_RUNS:
         on_wait(f"and {len(alive) - SHOWN_RUNS} more: {len(alive)} runs in all")
+    _end(launcher, alive, now=now)
+    for run_id, run in alive.items():
+        conclude(run, recorded_hash(run), None, RunState.INTERRUPTED, before[run_id])
+    with suppress(RecordsError):  # it only repeats the runs' records; the next resume rewrites it
+        if alive and (manifest := read_manifest(files.manifest)) is not None:
+            write_manifest(files.manifest, refresh(manifest, files, ended=True))
+    return tuple(alive)
 
 
 def _end(launcher: Launcher, run_ids: Collection[str], *, now: bool) -> None:
@@ -144,10 +132,3 @@ def _whereabouts(run: RunFiles) -> str:
     if found is not None and not found.is_here:
         return f"{found}: signals do not reach that machine, so stop it there; waiting for it to end"
     return str(found or "an unknown process")
-
-
-def _keep_manifest(files: CampaignFiles) -> None:
-    with suppress(RecordsError):  # it only repeats the runs' records; the next resume rewrites it
-        manifest = read_manifest(files.manifest)
-        if manifest is not None:
-            write_manifest(files.manifest, refresh(manifest, files, ended=True))

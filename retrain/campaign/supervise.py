@@ -9,9 +9,17 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 from retrain.campaign import Observer
 from retrain.campaign.admission import Admission, Places
-from retrain.campaign.endings import Ending, conclude, ended_attempts, ending_by, log_tail
+from retrain.campaign.endings import (
+    GRACE_S,
+    Active,
+    Ending,
+    Patience,
+    conclude,
+    ended_attempts,
+    ending_by,
+    log_tail,
+)
 from retrain.campaign.retry import LaunchBreaker, RetryPolicy
-from retrain.campaign.watchdog import GRACE_S, Active, Patience
 from retrain.config.campaign import Campaign
 from retrain.errors import EngineDownError, LaunchError, RecordsError, may_pass
 from retrain.launchers import Begun, Ended, Launcher
@@ -44,7 +52,7 @@ class Supervisor:
             campaign: retries, timeouts, what to do on failure.
             admission: how many workers may run.
             launcher: starts and ends them.
-            files_of: where a run's files lie, by run id.
+            files_of: a run's files, by run id.
             observer: receives the campaign's events.
             asked_to_stop: polled every second: 0 no, 1 save and leave, 2 leave now.
             ask_workers: asks workers to stop (True: now) without the engine, which may not answer.
@@ -85,12 +93,8 @@ class Supervisor:
     def supervise(self, runs: Sequence[RunPlan], alive: Sequence[RunPlan] = ()) -> Mapping[str, Ending]:
         """Run everything to its end, and return how each run ended, without those that were never started.
 
-        Args:
-            runs: to be launched, in order.
-            alive: already running, or queued, under an earlier orchestrator.
-
-        Raises:
-            LaunchError: the engine refuses; what it has accepted continues.
+        `alive` runs are running, or queued, under an earlier orchestrator; `runs` are launched in order.
+        After a LaunchError (the engine refuses) what it has accepted continues.
         """
         self._waiting.extend(runs)
         self._adopt(alive)
@@ -110,7 +114,7 @@ class Supervisor:
             self._hand_over()
             return
         while self._may_launch():
-            run = self._next_run()
+            run = self._retries.pop_due() or (self._waiting.popleft() if self._waiting else None)
             if run is None:
                 return
             self._next_launch = time.monotonic() + self._campaign.stagger_seconds
@@ -192,9 +196,6 @@ class Supervisor:
             self._said = places.gist
             self._observer.notice(f"{places.count} workers at a time for now: {places.reason}")
         return False
-
-    def _next_run(self) -> RunPlan | None:
-        return self._retries.pop_due() or (self._waiting.popleft() if self._waiting else None)
 
     def _activate(self, run: RunPlan) -> None:
         files, before = self._files_of(run.run_id), self._before.pop(run.run_id)

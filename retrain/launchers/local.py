@@ -187,16 +187,10 @@ def visible_gpus(setting: str | None, count: int) -> list[str]:
 def take_slot(
     gpus: Sequence[str], directory: Path | None = None, uuids: Sequence[str] | None = None
 ) -> GpuSlot:
-    """Return a slot of the least used GPU; an empty one without GPUs.
+    """Return a slot of the least used of GPUs named as by `visible_gpus`; an empty one without GPUs.
 
-    Args:
-        gpus: as from `visible_gpus`.
-        directory: of the locks; default: one per user of this machine.
-        uuids: of this machine's GPUs, by number, so that each GPU counts once whatever its name;
-            default: from the driver.
-
-    Raises:
-        LaunchError: the directory cannot be used.
+    The locks lie in `directory`, by default one per user of this machine. By `uuids`, by default the
+    driver's, each GPU counts once whatever its name. Raises LaunchError if the directory cannot be used.
     """
     if not gpus:
         return GpuSlot({})

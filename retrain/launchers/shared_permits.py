@@ -103,11 +103,8 @@ class LockTest:
     def is_passed(self, rest: Callable[[float], bool]) -> bool:
         """Return True once two nodes have proved that locks are shared, False if a stop comes first.
 
-        Args:
-            rest: waits for some seconds; True if woken by a stop.
-
-        Raises:
-            LaunchError: they are not shared, or no verdict came.
+        `rest` waits for some seconds and returns True if woken by a stop. Raises LaunchError if locks are not
+        shared, or no verdict came.
         """
         if self._verdict() == "":
             return True

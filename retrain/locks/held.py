@@ -132,11 +132,7 @@ def hold(path: Path) -> HeldLock | None:
 
 
 def is_held(path: Path) -> bool:
-    """Whether a live process holds the lock; False if there is no such file.
-
-    Raises:
-        RecordsError: the file cannot be opened, or its file system has no locks.
-    """
+    """Whether a live process holds the lock; False without a file, RecordsError if it cannot be opened."""
     try:
         with closing(LockFile(str(path), read_only=True)) as file:
             if not file.try_lock(shared=True):

@@ -81,10 +81,9 @@ def explain_plan(
     Args:
         plan: the plan.
         longest_answers: length of the longest answer of each condition's task, in characters.
-        history: earlier runs; None if none is known.
+        history: earlier runs, read from `learned_from` (the plan's log directory if empty); None if unknown.
         cores: CPU cores that are available on this machine.
         file_name: the file, for the commands.
-        learned_from: where `history` was read from, for the commands; the plan's log directory if empty.
         budget_s: longest acceptable wall time; None if not given.
         sets_max_tokens: whether the file sets `training.max_tokens`.
         script: what the launcher would submit, if it submits anything.

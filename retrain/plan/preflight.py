@@ -21,13 +21,10 @@ PATIENCE_S = 10.0  # per address: a running server answers at once, unless it is
 
 
 def preflight(plan: Plan, source: str) -> dict[str, int]:
-    """Build each distinct task, and check the runs with their backends.
+    """Build each distinct task, and check the runs with their backends; a ConfigError lists every problem.
 
     Returns:
         The length of the longest answer in each condition's task, in characters; 0 without answers.
-
-    Raises:
-        ConfigError: every problem found.
     """
     longest_answers: dict[str, int] = {}
     problems: dict[str, None] = {}
@@ -90,11 +87,7 @@ def servers_of(configs: Iterable[Config]) -> Iterator[Server]:
 
 
 def check_servers(configs: Iterable[Config], source: str) -> None:
-    """Refuse to launch runs whose servers do not answer.
-
-    Raises:
-        LaunchError: a server does not answer; the message names all of them.
-    """
+    """Raise LaunchError if servers of runs do not answer; the message names all of them."""
     silent = [
         f"{source} {server.key}: no answer from {server.address} ({server.silence}); "
         "start the server or correct the address"
@@ -124,11 +117,7 @@ def _silence(address: str) -> str:
 
 
 def sandboxes_of(configs: Sequence[Config]) -> dict[str, str]:
-    """Return name -> weakness, "" for none, of every sandbox that runs use; empty if no reward runs programs.
-
-    Raises:
-        ConfigError: a sandbox cannot be used here.
-    """
+    """Return name -> weakness, "" for none, of runs' sandboxes; ConfigError if one cannot be used here."""
     found: dict[str, str] = {}
     for config in configs:
         reward = config.reward

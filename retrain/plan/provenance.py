@@ -65,11 +65,7 @@ def read_provenance(files: CampaignFiles) -> Provenance:
 
 
 def known_origin(files: CampaignFiles) -> tuple[Provenance, str]:
-    """Read origin.json, or rebuild it from the runs.
-
-    Returns:
-        The provenance, and the problem with the file; "" if there was none.
-    """
+    """Read origin.json, or rebuild it from the runs; return it and the problem with the file, "" for none."""
     try:
         return read_provenance(files), ""
     except RecordsError:
@@ -170,11 +166,7 @@ def _parse(found: Mapping[str, Any]) -> Provenance:
 
 
 def entries_without_manifest(files: CampaignFiles) -> tuple[RunEntry, ...]:
-    """List the runs that a campaign's file plans, then runs that only have a directory.
-
-    Raises:
-        RecordsError: their directories cannot be listed.
-    """
+    """List the runs that a campaign's file plans, then runs that only have a directory."""
     if is_single_run(files.directory):
         return (_recorded(RunFiles(files.directory)),)
     planned = {entry.run_id: entry for entry in _planned(files)}

@@ -40,11 +40,7 @@ class Attempt:
 
 
 def begin_attempt(path: Path, *, resumed_from_step: int = 0) -> int:
-    """Record that this process starts an attempt; only for the holder of the run's lock.
-
-    Returns:
-        The attempt's number, from 1.
-    """
+    """Record that this process, which holds the run's lock, starts an attempt; return its number."""
     with LineAppender(path) as lines:  # opening repairs the file, so the lines read below are whole
         number = max((a.number for a in read_attempts(path)), default=0) + 1
         begin = {

@@ -49,10 +49,6 @@ def make_directory(path: Path) -> None:
         raise records_error(path, "make the directory", _as_os_error(error)) from error
     if not stat.S_ISDIR(mode):
         raise RecordsError(f"{path}: is not a directory; move it away")
-    _keep_name_of_empty(path)
-
-
-def _keep_name_of_empty(path: Path) -> None:
     # its creator may have been killed before syncing the name, which happens before anything is put in it
     try:
         with os.scandir(path) as entries:
@@ -106,11 +102,7 @@ def write_all(fd: int, data: bytes) -> None:
 
 
 def open_regular(path: Path) -> int:
-    """Open a regular file for reading without blocking (opening a FIFO could block).
-
-    Raises:
-        FileNotFoundError: the file does not exist.
-    """
+    """Open a regular file to read without blocking, as a FIFO would; may raise FileNotFoundError."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except (FileNotFoundError, NotADirectoryError):
@@ -171,7 +163,11 @@ def write_atomic(path: Path, content: str | bytes, *, durable: bool = True) -> N
     data = content.encode() if isinstance(content, str) else content
     temporary = path.with_name(f".{path.name}.{os.getpid()}-{os.urandom(4).hex()}.tmp")
     try:
-        _refuse_special(path)
+        with contextlib.suppress(FileNotFoundError):
+            mode = path.lstat().st_mode
+            if not stat.S_ISREG(mode):
+                kind = "a symbolic link" if stat.S_ISLNK(mode) else "not a regular file"
+                raise RecordsError(f"{path}: is {kind}, so it was not replaced; move it away")
         _write_new(temporary, data, durable=durable)
         os.replace(temporary, path)
         if durable:
@@ -183,20 +179,12 @@ def write_atomic(path: Path, content: str | bytes, *, durable: bool = True) -> N
 
 
 def write_json(path: Path, content: Mapping[str, Any], *, durable: bool = True) -> None:
-    """Replace the content of `path` with a JSON object; see `write_atomic`.
-
-    Raises:
-        ValueError: `content` holds NaN or infinity, which JSON cannot represent.
-    """
+    """Replace the content of `path` with a JSON object; a ValueError if it holds NaN or infinity."""
     write_atomic(path, json.dumps(content, indent=1, allow_nan=False) + "\n", durable=durable)
 
 
 def read_json(path: Path) -> dict[str, Any] | None:
-    """Read a JSON object; None if the file does not exist.
-
-    Raises:
-        DamagedRecordError: the file does not hold a JSON object.
-    """
+    """Read a JSON object; None if the file does not exist, DamagedRecordError if it holds anything else."""
     data = read_small(path)
     if data is None:
         return None
@@ -247,14 +235,6 @@ def remove_leftovers(directory: Path) -> int:
     for leftover in leftovers:
         remove_file(leftover)
     return len(leftovers)
-
-
-def _refuse_special(path: Path) -> None:
-    with contextlib.suppress(FileNotFoundError):
-        mode = path.lstat().st_mode
-        if not stat.S_ISREG(mode):
-            kind = "a symbolic link" if stat.S_ISLNK(mode) else "not a regular file"
-            raise RecordsError(f"{path}: is {kind}, so it was not replaced; move it away")
 
 
 def _write_new(path: Path, data: bytes, *, durable: bool) -> None:

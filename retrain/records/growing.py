@@ -155,10 +155,7 @@ def _read_from(path: Path, at: int) -> tuple[bytes, int]:
         return b"", max(0, at)
     try:
         size = os.fstat(fd).st_size
-        if at < 0:
-            at = max(0, size + at)
-        elif size < at:  # truncated or replaced, as by log rotation
-            at = 0
+        at = max(0, size + at) if at < 0 else at if at <= size else 0  # 0: replaced, as by log rotation
         parts = []
         while part := os.pread(fd, _BLOCK, at):
             parts.append(part)

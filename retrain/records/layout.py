@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import re
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,9 +21,8 @@ from retrain.records.files import make_directory, make_new_directory, read_small
 TRIALS = "calibrations"  # in the log directory: trials of `retrain calibrate`, kept apart from results
 _MAX_NAME = 64
 _ID = re.compile(r"-\d{8}T\d{6}Z-[0-9a-f]{4}$")  # suffix of a campaign's directory name
-_CONFIG_HASH = re.compile(  # parsing TOML takes 30 times longer
-    rb'^config_hash = "((?:v\d+:)?[0-9a-f]+)"$', re.MULTILINE
-)
+# parsing TOML takes 30 times longer
+_CONFIG_HASH = re.compile(rb'^config_hash = "((?:v\d+:)?[0-9a-f]+)"$', re.MULTILINE)
 _MAX_TRIES = 1000  # with 65,536 ids per second and name, so many collisions in a row are no accident
 
 
@@ -85,11 +85,7 @@ class CampaignFiles:
 
 
 def open_campaign(directory: Path) -> CampaignFiles:
-    """Return the files of an existing campaign.
-
-    Raises:
-        ConfigError: the directory does not hold a campaign.
-    """
+    """Return the files of an existing campaign; ConfigError if the directory does not hold one."""
     files = CampaignFiles(directory)
     try:
         holds_one = files.campaign_toml.is_file()
@@ -101,10 +97,7 @@ def open_campaign(directory: Path) -> CampaignFiles:
 
 
 def create_directory(log_dir: Path, name: str) -> Path:
-    """Make a new directory for a campaign or single run: `<name>-<UTC time>-<4 hex digits>`.
-
-    The name is unique, even if several processes create directories in the same millisecond.
-    """
+    """Make a new directory for a campaign or single run: `<name>-<UTC time>-<4 hex digits>`."""
     try:
         is_there = log_dir.is_dir()  # may be a link to another disk, unlike the directories made in it
     except OSError as error:
@@ -115,11 +108,9 @@ def create_directory(log_dir: Path, name: str) -> Path:
     for _ in range(_MAX_TRIES):
         stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
         directory = log_dir / f"{plain}-{stamp}-{os.urandom(2).hex()}"
-        try:
+        with suppress(FileExistsError):
             make_new_directory(directory, exclusive=True)
-        except FileExistsError:
-            continue
-        return directory
+            return directory
     raise RecordsError(f"{log_dir}: no free directory name for {name!r}; choose another log_dir")
 
 
@@ -139,9 +130,7 @@ def is_single_run(directory: Path) -> bool:
 def find_campaigns(log_dir: Path) -> tuple[Path, ...]:
     """List the campaigns and single runs in a directory, oldest first; or the directory itself if it is one.
 
-    Raises:
-        ConfigError: `log_dir` holds only other files, so it is probably not a log directory.
-        RecordsError: `log_dir` does not exist or cannot be listed.
+    Raises ConfigError if `log_dir` holds only other files, so it is probably not a log directory.
     """
     if is_single_run(log_dir) or is_campaign(log_dir):
         return (log_dir,)
@@ -152,10 +141,8 @@ def find_campaigns(log_dir: Path) -> tuple[Path, ...]:
     except OSError as error:
         raise RecordsError(f"{log_dir}: cannot be listed ({error.strerror})") from error
     campaigns = tuple(path for path in found if is_single_run(path) or is_campaign(path))
-    ours = (
-        path.name in (TRIALS, "permits") or path.name[0] == "." or _ID.search(path.name) for path in found
-    )
-    if not campaigns and not all(ours):
+    others = [p.name for p in found if p.name not in (TRIALS, "permits") and p.name[0] != "."]
+    if not campaigns and not all(map(_ID.search, others)):
         raise ConfigError(f"{log_dir}: holds no campaign; give a log directory or a campaign's directory")
     return campaigns
 

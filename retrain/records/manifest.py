@@ -22,7 +22,7 @@ from retrain.records.files import read_json, record_of, write_atomic
 from retrain.records.layout import CampaignFiles, RunFiles
 from retrain.records.run_row import PlannedRun as PlannedRun  # re-exported for callers that make a manifest
 from retrain.records.run_state import UNREADABLE, RunState, inspect_run
-from retrain.records.settled import Settled, from_json, marks_of, settle, to_json
+from retrain.records.summary import Summary, from_json, marks_of, summarize, to_json
 
 SCHEMA_VERSION = 2  # 1 had no `settled`
 _GIT_TIMEOUT_S = 5.0  # a huge or remote work tree must not hold up a campaign
@@ -38,7 +38,7 @@ class RunEntry(PlannedRun):
     ended_at: str = ""
     message: str = ""
     result: Mapping[str, Any] | None = None
-    settled: Settled | None = None  # summary that readers may use without opening the run's files
+    summary: Summary | None = None  # which readers may use without opening the run's files
 
 
 @dataclass(frozen=True)
@@ -128,11 +128,7 @@ def write_manifest(path: Path, manifest: Manifest) -> None:
 
 
 def read_manifest(path: Path) -> Manifest | None:
-    """Read manifest.json; return None if it does not exist.
-
-    Raises:
-        DamagedRecordError: it is not a manifest; losing it loses no run.
-    """
+    """Read manifest.json; None if it does not exist. After a DamagedRecordError no run is lost."""
     found = read_json(path)
     if found is None:
         return None
@@ -148,8 +144,9 @@ def read_manifest(path: Path) -> Manifest | None:
 
 
 def _line(run: RunEntry) -> str:
-    settled = to_json(run.settled) if run.settled else None
-    return json.dumps(vars(run) | {"settled": settled}, allow_nan=False)
+    found = {**vars(run), "settled": to_json(run.summary) if run.summary else None}
+    del found["summary"]
+    return json.dumps(found, allow_nan=False)
 
 
 def _entry(found: Mapping[str, Any]) -> RunEntry:
@@ -157,7 +154,8 @@ def _entry(found: Mapping[str, Any]) -> RunEntry:
     is_named = isinstance(planned.run_id, str) and isinstance(planned.condition, str)
     if not is_named or not isinstance(planned.seed, int):
         raise ValueError("a run without id, condition or seed")
-    return RunEntry(**{**found, "settled": from_json(found.get("settled"), planned)})
+    known = {name: value for name, value in found.items() if name != "settled"}
+    return RunEntry(**known, summary=from_json(found.get("settled"), planned))
 
 
 def _parse(found: dict[str, Any]) -> Manifest:
@@ -195,9 +193,9 @@ def look_at(entry: RunEntry, files: RunFiles) -> RunEntry:
     try:
         marks = marks_of(files)
         seen = inspect_run(files, entry.config_hash)
-        settled = settle(entry, files, seen, marks, entry.settled)
+        summary = summarize(entry, files, seen, marks, entry.summary)
     except RecordsError as error:
-        return replace(entry, state=UNREADABLE, message=str(error), settled=None)
+        return replace(entry, state=UNREADABLE, message=str(error), summary=None)
     last = seen.attempts[-1] if seen.attempts else None
     return replace(
         entry,
@@ -207,7 +205,7 @@ def look_at(entry: RunEntry, files: RunFiles) -> RunEntry:
         ended_at=(last.ended_at or "") if last else "",
         message=last.message if last else "",
         result=seen.done.result if seen.done else None,
-        settled=settled,
+        summary=summary,
     )
 
 

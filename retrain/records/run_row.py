@@ -113,11 +113,7 @@ _TEXTS = [c.name for c in fields(RunRow) if c.type == "str" and c.name != "messa
 
 
 def row_of(planned: PlannedRun, found: Mapping[str, Any]) -> RunRow:
-    """Return the row of a planned run; texts in `found` are made safe to print.
-
-    Raises:
-        TypeError: `found` has no state, or has an unknown column.
-    """
+    """Return the row of a planned run; texts in `found` are made safe to print."""
     known = {**found, "run_id": planned.run_id, "condition": planned.condition}
     known |= {name: plain(known[name], NAME_LIMIT) for name in _TEXTS if name in known}
     known["message"] = plain(known.get("message", ""), MESSAGE_LIMIT)
@@ -196,11 +192,7 @@ def _is_untouched(directory: Path) -> bool:
 
 
 def last_output(files: RunFiles, count: int) -> list[str]:
-    """Return the last lines of a run's output, as they are; none without a file.
-
-    Raises:
-        RecordsError: it cannot be read.
-    """
+    """Return the last lines of a run's output, as they are; none without a file."""
     try:
         fd = open_regular(files.output_log)
     except FileNotFoundError:

@@ -107,30 +107,24 @@ def read_done(path: Path) -> Done | None:
     """Read done.json; None if it does not exist."""
     try:
         found = read_json(path)
-        return None if found is None else _parse_done(found)
+        if found is None:
+            return None
+        seal = record_of(Seal, found["metrics"]) if "metrics" in found else None
+        done = Done(found["config_hash"], str(found.get("finished_at", "")), found.get("result", {}), seal)
+        if not (isinstance(done.config_hash, str) and isinstance(done.result, dict)):
+            raise TypeError("a value of another kind")
+        return done
     except (DamagedRecordError, LookupError, TypeError, ValueError, OverflowError) as error:
         raise DamagedRecordError(
             f"{path}: is damaged; remove it, and `retrain resume` finishes the run from its newest checkpoint"
         ) from error
 
 
-def _parse_done(found: Mapping[str, Any]) -> Done:
-    seal = record_of(Seal, found["metrics"]) if "metrics" in found else None
-    done = Done(found["config_hash"], str(found.get("finished_at", "")), found.get("result", {}), seal)
-    if not (isinstance(done.config_hash, str) and isinstance(done.result, dict)):
-        raise TypeError("a value of another kind")
-    return done
-
-
 def inspect_run(files: RunFiles, config_hash: str = "") -> Inspection:
-    """Return a run's state, and the records that it follows from.
+    """Return a run's state, and the records that it follows from; its directory may be missing.
 
-    Args:
-        files: the run's files; the directory may be missing.
-        config_hash: of the config that the run should have; "" accepts any.
-
-    Raises:
-        DamagedRecordError: metrics.jsonl changed after the run finished.
+    `config_hash` is that of the config that the run should have, "" accepts any. Raises DamagedRecordError if
+    metrics.jsonl changed after the run finished.
     """
     done = _done_for(config_hash, files)
     if done is None:

@@ -57,7 +57,9 @@ class SamplesWriter:
             self._lines = LineAppender(self._path)
         self._lines.write("\n".join(marked))
         if step % self._rewrite_every == 0:
-            self._rewrite()
+            self.close()
+            write_atomic(self._path, b"".join(line + b"\n" for line in _kept(self._path)))
+            self._lines = LineAppender(self._path)
 
     def sync(self) -> None:
         """Make every sample so far survive a power loss."""
@@ -69,11 +71,6 @@ class SamplesWriter:
         if self._lines is not None:
             self._lines.close()
             self._lines = None
-
-    def _rewrite(self) -> None:
-        self.close()
-        write_atomic(self._path, b"".join(line + b"\n" for line in _kept(self._path)))
-        self._lines = LineAppender(self._path)
 
 
 def read_samples(path: Path) -> list[Row]:

@@ -100,11 +100,7 @@ def about(seconds: float) -> str:
 
 
 def parse_duration(text: str) -> float:
-    """Read `6h`, `90m`, `90 min`, `1h30m`, `2d`, `45s`.
-
-    Raises:
-        ValueError: it is not a time span, or is zero.
-    """
+    """Read `6h`, `90m`, `90 min`, `1h30m`, `2d`, `45s`; a ValueError if it is no time span, or zero."""
     seconds = math.fsum(float(number) * UNITS_S[unit] for number, unit in _PART.findall(text))
     if _PART.sub("", text).strip() or not 0 < seconds < math.inf:
         raise ValueError(f"{text!r} is not a time span; write it as 6h, 90m or 1h30m")

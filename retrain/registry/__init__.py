@@ -46,11 +46,7 @@ Plugin: TypeAlias = BuiltIn | Imported
 
 
 def plugin(kind: str, name: str) -> Plugin:
-    """Return a plugin; a built-in one is not imported.
-
-    Raises:
-        ConfigError: no such plugin, or it cannot be imported; says which names exist.
-    """
+    """Return a plugin; a built-in one is not imported. A ConfigError says which names exist or what fails."""
     if is_built_in(kind, name):
         return BuiltIn(spec_of(kind), f"retrain.{kind}.{name}")
     if "." in name:
@@ -66,11 +62,7 @@ def plugin(kind: str, name: str) -> Plugin:
 
 
 def find(kind: str, name: str) -> Callable[..., Any]:
-    """Return the entry function of a plugin.
-
-    Raises:
-        ConfigError: no such plugin, it cannot be imported, or it does not take the arguments of its kind.
-    """
+    """Return the entry function of a plugin; ConfigError if it does not take the arguments of its kind."""
     return plugin(kind, name).function()
 
 
@@ -83,11 +75,7 @@ def bound(kind: str, name: str, table: Mapping[str, Any]) -> Callable[..., Any]:
 
 
 def check_made(kind: str, name: str, made: T) -> T:
-    """Return what an entry function returned, if it has the members that its kind requires.
-
-    Raises:
-        ConfigError: it lacks a member.
-    """
+    """Return what an entry function returned; ConfigError if it lacks a member that its kind requires."""
     spec = spec_of(kind)
     lacking = [member for member in spec.members if not hasattr(made, member)]
     if lacking:
@@ -97,20 +85,12 @@ def check_made(kind: str, name: str, made: T) -> T:
 
 
 def hook(kind: str, name: str, wanted: str) -> Callable[..., Any] | None:
-    """Return a hook of a plugin; None if the plugin does not define it.
-
-    Raises:
-        ConfigError: it cannot be called as declared.
-    """
+    """Return a hook of a plugin, None if it defines none; ConfigError if it cannot be called as declared."""
     return plugin(kind, name).hook(wanted)
 
 
 def find_function(what: str, path: str) -> Callable[..., Any]:
-    """Return the function that a dotted path names; `what` describes it in the error.
-
-    Raises:
-        ConfigError: it cannot be imported.
-    """
+    """Return the function that a dotted path names; `what` describes it in the ConfigError if it fails."""
     module, found = _at(what, path)
     remember(module, found, f"function {path!r}")
     if not callable(found):
@@ -120,11 +100,7 @@ def find_function(what: str, path: str) -> Callable[..., Any]:
 
 
 def find_module(path: str) -> ModuleType:
-    """Return the module that a dotted path names, or that contains the named object.
-
-    Raises:
-        ConfigError: it cannot be imported.
-    """
+    """Return the module that a dotted path names, or that holds what it names; ConfigError if it fails."""
     if "." not in path and path.isidentifier():
         module: ModuleType = _loaded(path, "a plugin", lambda: import_module(path))
         return module

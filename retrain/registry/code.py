@@ -92,11 +92,7 @@ class Imported:
         return self._checked(self.found, self.name, self.spec.arguments, self.spec.given)
 
     def hook(self, name: str) -> Callable[..., Any] | None:
-        """Return a hook; None if there is none.
-
-        Raises:
-            ConfigError: it is not a function, or cannot be called as the contract says.
-        """
+        """Return a hook, None if there is none; ConfigError if it cannot be called as the contract says."""
         declared = self.spec.hook(name)
         found = getattr(self.module, name, None)
         if found is None:

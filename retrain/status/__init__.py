@@ -25,7 +25,7 @@ from retrain.records.layout import (
 from retrain.records.manifest import Expectation, Manifest, RunEntry, entry_from_name, read_manifest
 from retrain.records.run_row import RunRow, read_row, unreadable_row
 from retrain.records.run_state import UNREADABLE, RunState
-from retrain.records.settled import is_still
+from retrain.records.summary import marks_of
 from retrain.records.text import as_typed, plain
 
 if TYPE_CHECKING:
@@ -168,8 +168,8 @@ def manifest_of(files: CampaignFiles, problems: list[str]) -> Manifest | None:
 def _run(files: RunFiles, entry: RunEntry) -> RunRow:
     """Read one run; if it was over when the manifest was written, only files changed since then."""
     try:
-        if entry.settled is not None and is_still(entry.settled, files):
-            return entry.settled.row
+        if entry.summary is not None and marks_of(files) == entry.summary.marks:
+            return entry.summary.row
         return read_row(entry, files)
     except RecordsError as error:
         return unreadable_row(entry, error)

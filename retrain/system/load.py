@@ -59,10 +59,9 @@ class LoadMeter:
         self._last: Load | None = None
 
     def read(self) -> Load:
-        """Measure since the last reading.
+        """Measure since the last reading, which is returned again within a quarter of a second.
 
-        The first reading, and a reading after more than a minute, takes a quarter of a second. A
-        reading within a quarter of a second of the last one returns the same load.
+        The first reading, and one after more than a minute, takes a quarter of a second.
         """
         before = self._before
         if self._last and before and time.monotonic() - before.at_s < WINDOW_S:
@@ -134,13 +133,9 @@ class LoadMeter:
 def taken_fraction(pools: Sequence[Pool], own: float) -> float:
     """Return the fraction of our capacity that other processes use.
 
-    Each pool has its limit minus the use of others left; the smallest of these is available to us, and
-    the smallest limit would be on an idle machine. So other processes do not count while our quota
-    fits into the rest of the machine.
-
-    Args:
-        pools: those of the machine and of the groups above us. CPU: `used` in cores.
-        own: our own use, in the same unit; 0 to count everything.
+    `pools` are those of the machine and of the groups above us; `own` is our use in the same unit, 0 to count
+    everything. What is available to us is the smallest of what others leave of each pool's limit; on an idle
+    machine, the smallest limit. So others do not count while our quota fits into the rest of the machine.
     """
     capacity = min(pool.limit for pool in pools)
     left = min(pool.limit - max(0.0, pool.used - own) for pool in pools)
@@ -150,8 +145,7 @@ def taken_fraction(pools: Sequence[Pool], own: float) -> float:
 def _with_pressure(name: str, pools: Sequence[Pool], own: float, taken: float) -> dict[str, float]:
     """Add the fraction of time that tasks are stalled, scaled by others' share of the use.
 
-    An evenly shared resource hides the demand of others, and thrashing memory need not be full;
-    stalls show both.
+    It shows what an evenly shared resource hides: the demand of others, and memory that thrashes.
     """
     stalled = system.stalled_fraction(name)
     if stalled is None:

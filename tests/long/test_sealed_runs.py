@@ -135,4 +135,4 @@ def test_a_finished_run_has_as_many_rows_as_it_took_steps(campaign: Path) -> Non
     assert found.seal.bytes == run.metrics.stat().st_size
     manifest = read_manifest(campaign / "manifest.json")
     assert manifest is not None
-    assert look_at(manifest.runs[0], run).settled == manifest.runs[0].settled
+    assert look_at(manifest.runs[0], run).summary == manifest.runs[0].summary

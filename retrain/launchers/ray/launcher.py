@@ -242,11 +242,8 @@ class RayLockTest(LockTest):
     def node(self, rest: Callable[[float], bool]) -> str | None:
         """Ensure that no shared permit is given out twice: by a test, or by keeping to one node.
 
-        Returns:
-            The only node on which runs may be placed; "" for all nodes; None if a stop comes first.
-
-        Raises:
-            LaunchError: locks are not shared, or the test cannot run.
+        Returns the only node on which runs may be placed; "" for all nodes; None if a stop comes first.
+        Raises LaunchError if locks are not shared, or the test cannot run.
         """
         table = self._table
         if table.permits != SHARED or self._assignment.permits is None or table.address == LOCAL:

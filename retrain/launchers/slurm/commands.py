@@ -92,8 +92,7 @@ def require_commands() -> None:
 def submit(arguments: Sequence[str]) -> int:
     """Submit a batch script, and return the job's number; after EngineDownError Slurm may have accepted it.
 
-    Raises:
-        QueueFullError: Slurm accepts no job of that size at present.
+    Raises QueueFullError if Slurm accepts no job of that size at present.
     """
     said = _run(["sbatch", "--parsable", *arguments])
     try:

@@ -30,7 +30,7 @@ HEAVY_SHARE = 0.5  # of all squared deviations in the largest one: that step dom
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class DrawnRun:
     """One run: the steps of its attempts, all but the last of which fail."""
 
     condition: int
@@ -86,32 +86,28 @@ class Bootstrap:
         self._workload = workload
         self._rng = rng
         self.spread = spread_of(pilot)
-        self._conditions = tuple(workload.costs)
-        self._places = {c: i for i, c in enumerate(self._conditions)}
+        self._places = {condition: place for place, condition in enumerate(workload.costs)}
 
     @property
     def is_certain(self) -> bool:
         """Whether every draw is the same."""
-        return (
-            self.spread.variance == 0
-            and self.spread.run_variance == 0
-            and self._workload.launching.failures.per_hour == 0
-        )
+        spread, failures = self.spread, self._workload.launching.failures
+        return not (spread.variance or spread.run_variance or failures.per_hour)
 
-    def expected(self) -> tuple[list[StepCost], list[Job]]:
+    def expected(self) -> tuple[list[StepCost], list[DrawnRun]]:
         """Return the campaign of means, without failures."""
-        jobs = [Job(self._places[run.condition], (run.steps,)) for run in self._workload.runs]
-        return [self._workload.costs[c] for c in self._conditions], jobs
+        runs = [DrawnRun(self._places[run.condition], (run.steps,)) for run in self._workload.runs]
+        return list(self._workload.costs.values()), runs
 
-    def draw(self) -> tuple[list[StepCost], list[Job]]:
-        """Return one possible campaign: costs by condition, jobs in launch order."""
-        costs = [self._cost(condition) for condition in self._conditions]
-        jobs = []
+    def draw(self) -> tuple[list[StepCost], list[DrawnRun]]:
+        """Return one possible campaign: costs by condition, runs in launch order."""
+        costs = [self._cost(condition) for condition in self._places]
+        runs = []
         for run in self._workload.runs:
             place = self._places[run.condition]
             steps = run.steps * self._mean_ratio(run.steps) * self._run_ratio(1)
-            jobs.append(Job(place, self._attempts(steps, costs[place])))
-        return costs, jobs
+            runs.append(DrawnRun(place, self._attempts(steps, costs[place])))
+        return costs, runs
 
     def _cost(self, condition: str) -> StepCost:
         cost = self._workload.costs[condition]

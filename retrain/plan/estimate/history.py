@@ -72,9 +72,6 @@ def learn(log_dir: Path, conditions: Iterable[str] = ()) -> History:
     """Read the history of the campaigns and single runs in a directory, which may itself be one.
 
     Runs of `conditions` are read first; runs that cannot be read are left out.
-
-    Raises:
-        RecordsError: the directory does not exist.
     """
     return learn_from(find_campaigns(log_dir), conditions)
 

@@ -39,14 +39,9 @@ class PermitQueue:
         rng: random.Random,
         crowding: Crowding,
     ) -> None:
-        """Measure the knee.
+        """Measure the knee of runs that start in the `order` of their conditions, `most_active` at most.
 
-        Args:
-            costs: of each condition.
-            permits: calls in flight over all runs.
-            order: the runs' conditions in launch order, of which `most_active` are active at most.
-            ratios: step times over their mean, drawn by `rng`.
-            crowding: slowdown of steps by concurrent runs.
+        `ratios` are step times over their mean, drawn by `rng`.
         """
         self._crowding = crowding
         self._permits = permits
@@ -61,7 +56,7 @@ class PermitQueue:
     def _excess(
         self, costs: Sequence[StepCost], members: Sequence[int], ratios: Sequence[float], rng: random.Random
     ) -> tuple[float, float]:
-        """Return the load of runs, given by their conditions, and how much more they wait than by capacity.
+        """Return the load of runs, given by conditions, and how much more than by capacity they wait.
 
         That is simulated, as a fraction of a calling run's step with its capacity wait.
         """

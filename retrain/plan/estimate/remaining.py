@@ -46,13 +46,7 @@ class Remaining:
 def remaining(
     runs: Sequence[RunLeft], workers: int, stagger_s: float = 0.0, crowding: Crowding = ALONE
 ) -> Remaining | None:
-    """Estimate when the last run ends.
-
-    Args:
-        runs: in launch order.
-        workers: concurrent runs; 0 if not known, which means the number running now.
-        stagger_s: least time between two launches.
-        crowding: slowdown of steps by concurrent runs.
+    """Estimate when the last run ends, of runs in launch order; 0 workers stand for the number running now.
 
     Returns:
         None if nothing is left, nothing is running, or no pace is known.
@@ -87,7 +81,16 @@ def _alone(runs: Sequence[RunLeft], workers: int, crowding: Crowding) -> list[Ru
     """Return the runs with their paces converted to those of a run alone."""
     active = sum(run.is_running for run in runs)
     alive = Alive(map(_span, runs), max(workers, active))
-    return [replace(run, pace=run.pace and _pace_alone(run.pace, alive, active, crowding)) for run in runs]
+    found = []
+    for run in runs:
+        if (pace := run.pace) is not None:
+            times = crowding.of(max(1, active))
+            if pace.since_s is not None and pace.until_s is not None:
+                times = crowding.over(alive.between(pace.since_s, pace.until_s))
+            startup_s = pace.startup_s and pace.startup_s / times
+            pace = replace(pace, step_s=pace.step_s / times, startup_s=startup_s)
+        found.append(replace(run, pace=pace))
+    return found
 
 
 def _span(run: RunLeft) -> tuple[float, float]:
@@ -96,14 +99,6 @@ def _span(run: RunLeft) -> tuple[float, float]:
     if run.pace is None or run.pace.since_s is None or run.pace.until_s is None:
         return -math.inf, end
     return run.pace.since_s - (run.pace.startup_s or 0.0), max(end, run.pace.until_s)
-
-
-def _pace_alone(pace: Pace, alive: Alive, active: int, crowding: Crowding) -> Pace:
-    times = crowding.of(max(1, active))
-    if pace.since_s is not None and pace.until_s is not None:
-        times = crowding.over(alive.between(pace.since_s, pace.until_s))
-    startup_s = None if pace.startup_s is None else pace.startup_s / times
-    return replace(pace, step_s=pace.step_s / times, startup_s=startup_s)
 
 
 def _paces(runs: Sequence[RunLeft]) -> dict[str, tuple[float, int]]:

@@ -12,7 +12,7 @@ import random
 from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
-from retrain.plan.estimate.bootstrap import Bootstrap, Job, Tail
+from retrain.plan.estimate.bootstrap import Bootstrap, DrawnRun, Tail
 from retrain.plan.estimate.permit_queue import PermitQueue
 from retrain.plan.estimate.workload import Launching, Pilot, StepCost, Workload
 
@@ -24,7 +24,7 @@ GUESSED_RATIOS = 32
 
 Phase: TypeAlias = tuple[int, float]  # a pace's index, and the work to do at that pace
 Ends: TypeAlias = list[list[tuple[float, int, int, int]]]  # heaps: `done` at the end, run, attempt, phase
-Pace: TypeAlias = Callable[[Sequence[int]], Sequence[float]]  # runs in a phase of each pace -> s per work
+PaceOf: TypeAlias = Callable[[Sequence[int]], Sequence[float]]  # runs in a phase of each pace -> s per work
 
 
 class Simulation:
@@ -62,7 +62,7 @@ class Simulation:
         calling = [crowd * costs[job.condition].seconds for job in active if costs[job.condition].permit_s]
         return wait_s / (wait_s + sum(calling) / len(calling)) if calling else 0.0
 
-    def _makespan_s(self, costs: Sequence[StepCost], jobs: Sequence[Job]) -> float:
+    def _makespan_s(self, costs: Sequence[StepCost], jobs: Sequence[DrawnRun]) -> float:
         """Simulate one campaign: with a queue for permits step by step, else in seconds."""
         how, queue = self._workload.launching, self._queue
         runs = [self._phases(job, costs, is_started=i < self._started) for i, job in enumerate(jobs)]
@@ -76,7 +76,7 @@ class Simulation:
 
         return makespan_s(runs, how, pace, len(costs) + 1, self._started)
 
-    def _phases(self, job: Job, costs: Sequence[StepCost], *, is_started: bool) -> list[list[Phase]]:
+    def _phases(self, job: DrawnRun, costs: Sequence[StepCost], *, is_started: bool) -> list[list[Phase]]:
         """Return a run's attempts: each starts, takes steps and, if it is the last one, closes."""
         how, last, own = self._workload.launching, len(job.attempts) - 1, costs[job.condition].seconds
         attempts: list[list[Phase]] = []
@@ -102,7 +102,7 @@ class Simulation:
 
 
 def makespan_s(
-    runs: Sequence[Sequence[Sequence[Phase]]], how: Launching, pace: Pace, paces: int, started: int = 0
+    runs: Sequence[Sequence[Sequence[Phase]]], how: Launching, pace: PaceOf, paces: int, started: int = 0
 ) -> float:
     """Return the time at which the last run ends.
 
@@ -130,13 +130,11 @@ def makespan_s(
         times = pace(counts)
         end, ending = _next_end(now, times, done, ends)
         due = retries[0][0] if retries else math.inf
-        launch = math.inf
-        if busy < how.workers:
-            launch = max(now, next_launch) if waiting < len(runs) else max(now, next_launch, due)
-        now, since = (end, now) if end <= launch else (launch, now)
+        ready = now if waiting < len(runs) else due
+        launch = max(now, next_launch, ready) if busy < how.workers else math.inf
+        since, now = now, min(end, launch)
         for group, time_s in enumerate(times):
-            if time_s:
-                done[group] += (now - since) / time_s
+            done[group] += (now - since) / (time_s or math.inf)
         if end > launch:
             run, attempt = heapq.heappop(retries)[1:] if due <= now else (waiting, 0)
             waiting += attempt == 0
@@ -157,13 +155,8 @@ def makespan_s(
 
 def _next_end(now: float, times: Sequence[float], done: Sequence[float], ends: Ends) -> tuple[float, int]:
     """Return when the next phase ends, and at which pace it is."""
-    first, pace = math.inf, 0
-    for i, heap in enumerate(ends):
-        if heap:
-            at = now + (heap[0][0] - done[i]) * times[i]
-            if at < first:
-                first, pace = at, i
-    return first, pace
+    at = ((now + (heap[0][0] - done[i]) * times[i], i) for i, heap in enumerate(ends) if heap)
+    return min(at, default=(math.inf, 0))
 
 
 def quantile(values: Sequence[float], q: float) -> float:

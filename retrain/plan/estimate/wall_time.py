@@ -43,11 +43,8 @@ def wall_time(
 ) -> WallTime | None:
     """Estimate a plan's wall time from earlier runs; None without any.
 
-    Args:
-        plan: the plan.
-        history: earlier runs.
-        cores: CPU cores of this machine, the most workers advised for a backend that computes on them.
-        crowding: slowdown by concurrent runs; None: it follows from `cores`, where workers share them.
+    More workers than `cores` are not advised for a backend that computes on them; `crowding` is as of
+    `learned_for`.
     """
     learned = learned_for(plan, history, cores, crowding)
     if learned is None:
@@ -76,13 +73,17 @@ def wall_time(
         failures_per_hour=alone.failures_per_hour,
         conditions=tuple(measured.among(crowd) for measured in learned.conditions.values()),
         actual_over_p50=actual,
-        notes=(*_notes(plan, learned, found), *_caveats(plan, found, p90_s, cores, history)),
+        notes=(
+            *_doubts(learned, found),
+            *_left_out(plan, learned),
+            *_caveats(plan, found, p90_s, cores, history),
+        ),
     )
 
 
 def _advice(plan: Plan, found: Makespan, cores: float) -> Iterator[Change]:
     for change in found.changes:
-        if change.limit == "permits" and plan.runs[0].config.backend.adapts_permits:
+        if change.limit == "permits" and plan.permits_adapt:
             continue  # the API's limit, which no setting raises
         if change.limit == "workers":
             if plan.shares_cores and found.next_workers > cores:
@@ -106,7 +107,7 @@ def _caveats(plan: Plan, found: Makespan, p90_s: float, cores: float, history: H
         )
 
 
-def _notes(plan: Plan, learned: Learned, found: Makespan) -> Iterator[str]:
+def _doubts(learned: Learned, found: Makespan) -> Iterator[str]:
     steps = learned.pilot.steps
     if found.tail == "heavy":
         yield f"single steps take far longer than the mean: {steps} steps are too few for a reliable P90"
@@ -121,7 +122,10 @@ def _notes(plan: Plan, learned: Learned, found: Makespan) -> Iterator[str]:
             yield f"{measured.condition} was never measured itself; the step times of {others} are used"
         elif measured.match == "other settings":
             yield f"{measured.condition} was measured with other settings: {'; '.join(measured.differs)}"
-    if plan.runs[0].config.backend.adapts_permits:
+
+
+def _left_out(plan: Plan, learned: Learned) -> Iterator[str]:
+    if plan.permits_adapt:
         yield 'max_concurrent = "auto": ' + (
             "no earlier run reached the API's limit, so waits for permits are not included"
             if learned.permits_borne is None

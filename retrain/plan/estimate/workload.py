@@ -19,12 +19,8 @@ Stretch = tuple[float, int]  # seconds, runs alive
 class Crowding:
     """Slowdown of a step relative to a run alone, by the number of runs alive."""
 
-    points: tuple[tuple[float, float], ...] = (
-        (1.0, 1.0),
-    )  # (runs alive, slowdown), ascending; linear between
-    is_full: bool = (
-        False  # whether the last uses the whole machine, so that twice the runs double the slowdown
-    )
+    points: tuple[tuple[float, float], ...] = ((1.0, 1.0),)  # (runs alive, slowdown), linear between
+    is_full: bool = False  # the last uses the whole machine, so that twice the runs double the slowdown
 
     def of(self, alive: float) -> float:
         """Return the slowdown of a step with `alive` runs alive."""

@@ -18,13 +18,12 @@ from retrain.records.layout import RunFiles
 from retrain.records.run_row import PlannedRun, RunRow, row_of, row_of_inspected
 from retrain.records.run_state import ENDINGS, Inspection
 
-Mark = tuple[int, int]  # bytes, time of the last change in nanoseconds
-Marks = tuple[Mark | None, ...]  # of NAMES; None if it is not there
+Marks = tuple[tuple[int, int] | None, ...]  # of NAMES: bytes, time of the last change in ns; None: not there
 NAMES = ("done.json", "attempts.jsonl", "metrics.jsonl")
 
 
 @dataclass(frozen=True)
-class Settled:
+class Summary:
     """Summary of a run's directory, valid while its files have these marks."""
 
     marks: Marks
@@ -38,37 +37,31 @@ def marks_of(files: RunFiles) -> Marks:
     return tuple(mark and mark[1:] for mark in found)
 
 
-def is_still(settled: Settled, files: RunFiles) -> bool:
-    """Whether a run's files are unchanged."""
-    return marks_of(files) == settled.marks
-
-
-def settle(
-    planned: PlannedRun, files: RunFiles, seen: Inspection, marks: Marks, before: Settled | None
-) -> Settled | None:
+def summarize(
+    planned: PlannedRun, files: RunFiles, seen: Inspection, marks: Marks, before: Summary | None
+) -> Summary | None:
     """Summarize a run that ended; None if it has not, or its worker did not record how it ended.
 
     `marks` were taken before its state was read; the summary `before` is kept if its marks are the same.
     """
-    is_over = seen.state in ENDINGS and (not seen.attempts or seen.attempts[-1].ending in ENDINGS)
-    if not is_over:
+    if seen.state not in ENDINGS or (seen.attempts and seen.attempts[-1].ending not in ENDINGS):
         return None
     if before is not None and before.marks == marks and before.row.state == seen.state:
         return before
-    return Settled(marks, row_of_inspected(planned, files, seen))
+    return Summary(marks, row_of_inspected(planned, files, seen))
 
 
-def to_json(settled: Settled) -> dict[str, Any]:
+def to_json(summary: Summary) -> dict[str, Any]:
     """Return a summary as JSON, without unknown values and without what the manifest holds anyway."""
-    row = settled.row
+    row = summary.row
     found = {name: value for name in _KINDS if (value := getattr(row, name)) != _DEFAULTS[name]}
     pace = row.pace
     if pace is not None:
         found["pace"] = [pace.steps, pace.step_s, pace.recent_s, pace.startup_s, pace.since_s, pace.until_s]
-    return {"marks": settled.marks, "summary": found}
+    return {"marks": summary.marks, "summary": found}
 
 
-def from_json(found: object, planned: PlannedRun) -> Settled | None:
+def from_json(found: object, planned: PlannedRun) -> Summary | None:
     """Parse the result of `to_json`; None if it is anything else: the run's directory is then read."""
     try:
         return _parse(found, planned) if isinstance(found, dict) else None
@@ -76,7 +69,7 @@ def from_json(found: object, planned: PlannedRun) -> Settled | None:
         return None
 
 
-def _parse(found: Mapping[str, Any], planned: PlannedRun) -> Settled:
+def _parse(found: Mapping[str, Any], planned: PlannedRun) -> Summary:
     marks = tuple(None if mark is None else (int(mark[0]), int(mark[1])) for mark in found["marks"])
     if len(marks) != len(NAMES):  # from 0.1.0, which did not check metrics.jsonl
         raise ValueError("a summary that says too little")
@@ -85,7 +78,7 @@ def _parse(found: Mapping[str, Any], planned: PlannedRun) -> Settled:
     is_finite = all(math.isfinite(value) for value in summary.values() if isinstance(value, float))
     if not is_finite or not all(type(value) in _KINDS[name] for name, value in summary.items()):
         raise ValueError("a summary with a value of another kind")
-    return Settled(marks, row_of(planned, summary | {"pace": _pace_in(pace) if pace else None}))
+    return Summary(marks, row_of(planned, summary | {"pace": _pace_in(pace) if pace else None}))
 
 
 def _pace_in(found: Any) -> Pace:
