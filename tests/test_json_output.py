@@ -11,7 +11,7 @@ from subprocess import CompletedProcess
 
 import pytest
 
-from retrain.cli.doctor import checks
+from retrain.cli import doctor
 from retrain.plan import checklist, explain
 from retrain.plan.estimate import Change, learned, wall_time
 from retrain.records.figures import Pace
@@ -32,7 +32,7 @@ DOCUMENTED = {
     **{kind.__name__: kind for kind in (compare.Judged, statistics.SeedSummary, statistics.Difference)},
     "KeyDifference": compare.KeyDifference,
     "ChecklistLine": checklist.ChecklistLine,
-    "Check": checks.Check,
+    "Check": doctor.Check,
 }
 
 

@@ -11,10 +11,10 @@ import typer
 from retrain.cli import AsJson
 
 if TYPE_CHECKING:
-    from retrain.squeeze import Adapter, Retained, Spectrum
+    from retrain.squeeze import Retained
 
 
-@dataclass(frozen=True)
+@dataclass
 class Squeezed:
     """What was measured and written."""
 
@@ -55,64 +55,39 @@ def command(
     """
     from retrain.errors import ConfigError
     from retrain.render.tables import print_json
-    from retrain.squeeze import analyse, read_adapter
+    from retrain.squeeze import CONFIG, analyse, output_error, read_adapter, squeezed, write_adapter
 
     if output is not None and (output.exists() or output.is_symlink()):  # before hours of linear algebra
         raise ConfigError(f"{output}: exists; name a directory that does not")
-    found = find_adapter(adapter)
+    steps = sorted(adapter.glob("checkpoints/step-*/adapter"), reverse=True)  # of a run, the newest first
+    places = (adapter, adapter / "adapter", *steps)
+    found = next((place for place in places if (place / CONFIG).is_file()), adapter)
     original = read_adapter(found)
     spectrum = analyse(original)
-    result = summarise(found, original, spectrum, keep, rank)
-    if output is not None:
-        result = write(result, original, output, rank or result.recommended.rank)
-    if as_json:
-        print_json(result)
-    else:
-        show(result, keep)
-
-
-def find_adapter(path: Path) -> Path:
-    """Find the adapter in a directory of peft's, of a checkpoint, or of a run (its newest one)."""
-    from retrain.squeeze.adapter import CONFIG
-
-    steps = sorted(path.glob("checkpoints/step-*/adapter"), reverse=True)
-    places = [path, path / "adapter", *steps]
-    return next((place for place in places if (place / CONFIG).is_file()), path)
-
-
-def summarise(found: Path, adapter: Adapter, spectrum: Spectrum, keep: float, wanted: int | None) -> Squeezed:
-    """Return the variance that each halved rank keeps and the wanted one, and the recommended rank."""
     recommended = spectrum.recommended(keep)
     halves = {max(1, spectrum.rank >> shift) for shift in range(spectrum.rank.bit_length())}
-    asked = {min(wanted, spectrum.rank)} if wanted else set()
-    return Squeezed(
+    asked = {min(rank, spectrum.rank)} if rank else set()
+    result = Squeezed(
         adapter=str(found),
         layers=len(spectrum.layers),
         untrained_layers=len(spectrum.layers) - len(spectrum.trained),
-        size_bytes=adapter.size_bytes,
+        size_bytes=original.size_bytes,
         ranks=[spectrum.at(one) for one in sorted({*halves, *asked, recommended.rank})],
         recommended=recommended,
     )
+    if output is not None:
+        write_adapter(squeezed(original, rank or recommended.rank), output)
+        written = read_adapter(output)
+        result.written, result.written_bytes = str(output), written.size_bytes
+        result.written_rank = max(layer.rank for layer in written.layers)
+        result.output_error = output_error(original, written)
+    if as_json:
+        print_json(result)
+    else:
+        _show(result, keep)
 
 
-def write(result: Squeezed, original: Adapter, output: Path, rank: int) -> Squeezed:
-    """Write the smaller adapter, read it back, and compare outputs."""
-    from dataclasses import replace
-
-    from retrain.squeeze import output_error, read_adapter, squeezed, write_adapter
-
-    write_adapter(squeezed(original, rank), output)
-    back = read_adapter(output)
-    return replace(
-        result,
-        written=str(output),
-        written_rank=max(layer.rank for layer in back.layers),
-        written_bytes=back.size_bytes,
-        output_error=output_error(original, back),
-    )
-
-
-def show(result: Squeezed, keep: float) -> None:
+def _show(result: Squeezed, keep: float) -> None:
     """Print the table of ranks and what follows from it."""
     from retrain.records.text import plain
     from retrain.render.tables import console, table

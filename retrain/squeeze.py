@@ -1,4 +1,12 @@
-"""Read and write LoRA adapters in peft's format: adapter_config.json and adapter_model.safetensors."""
+"""Analyse the effective rank of a LoRA adapter, and truncate it to a smaller rank.
+
+The update of a layer is scale * B A. With B = Qb Rb and A^T = Qa Ra its singular values are those of the
+r x r core scale * Rb Ra^T, so the full matrix is never formed. Truncation gives the best approximation
+of that rank (Eckart and Young, 1936, doi:10.1007/BF02288367).
+
+Adapters are in peft's format, adapter_config.json and adapter_model.safetensors. Needs torch and safetensors
+(extra `local`); peft is not imported.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +14,8 @@ import json
 import math
 import re
 from collections import Counter
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +29,7 @@ FACTORS = (  # suffixes of the two factors' names, for linear layers and embeddi
     (".lora_embedding_A", ".lora_embedding_B"),
 )
 BASE_CHANGING = ("pissa", "olora", "corda", "milora")  # initializations that also rewrite the base model
+PROBES = 64  # random inputs for comparing outputs
 
 Tensor = Any  # torch is imported only where it is needed
 
@@ -53,6 +62,98 @@ class Adapter:
     def size_bytes(self) -> int:
         factors = [factor for layer in self.layers for factor in (layer.a, layer.b)]
         return sum(t.numel() * t.element_size() for t in [*factors, *self.others.values()])
+
+
+@dataclass(frozen=True)
+class LayerSpectrum:
+    """Singular values of one layer's update, in descending order; all zero before the first step."""
+
+    name: str
+    singular_values: tuple[float, ...]
+
+    def retained(self, rank: int) -> float:
+        """Return the fraction of variance (squared Frobenius norm) in the first `rank` directions."""
+        largest = self.singular_values[0]  # relative to it, squares neither overflow nor underflow
+        squares = [(value / largest) ** 2 for value in self.singular_values]
+        return math.fsum(squares[:rank]) / math.fsum(squares)
+
+
+@dataclass(frozen=True)
+class Retained:
+    """Variance that a rank retains, as fractions over the trained layers."""
+
+    rank: int
+    mean_fraction: float
+    worst_fraction: float
+    worst_layer: str
+
+
+@dataclass(frozen=True)
+class Spectrum:
+    """All layers of an adapter."""
+
+    layers: tuple[LayerSpectrum, ...]
+
+    @property
+    def trained(self) -> Sequence[LayerSpectrum]:
+        return [layer for layer in self.layers if any(layer.singular_values)]
+
+    @property
+    def rank(self) -> int:
+        return max(len(layer.singular_values) for layer in self.layers)
+
+    def at(self, rank: int) -> Retained:
+        shares = {layer.name: layer.retained(rank) for layer in self.trained} or {"": 1.0}
+        worst = min(shares, key=lambda name: shares[name])
+        return Retained(rank, math.fsum(shares.values()) / len(shares), shares[worst], worst)
+
+    def recommended(self, keep_fraction: float) -> Retained:
+        """Return the smallest rank at which every layer retains at least this fraction."""
+        ranks = (self.at(rank) for rank in range(1, self.rank + 1))
+        return next((one for one in ranks if one.worst_fraction >= keep_fraction), self.at(self.rank))
+
+
+def analyse(adapter: Adapter) -> Spectrum:
+    """Return the singular values of every layer, computed in double precision."""
+    found = {layer.name: _decomposed(layer)[1] * abs(layer.scale) for layer in adapter.layers}
+    return Spectrum(tuple(LayerSpectrum(name, tuple(values.tolist())) for name, values in found.items()))
+
+
+def squeezed(adapter: Adapter, rank: int) -> Adapter:
+    """Truncate every layer to at most `rank`; scale and dtype are unchanged."""
+
+    def cut(layer: Layer) -> Layer:
+        left, values, right = _decomposed(layer)
+        root = values[:rank].sqrt()  # split evenly over both factors, so that neither loses precision
+        a = (right[:, :rank] * root).T.to(layer.a.dtype)
+        b = (left[:, :rank] * root).to(layer.b.dtype)
+        before, after = (_scale(adapter.config, layer.alpha, each) for each in (layer.rank, rank))
+        return replace(layer, a=a, b=b, alpha=layer.alpha * before / after)
+
+    layers = tuple(cut(layer) if layer.rank > rank else layer for layer in adapter.layers)
+    return replace(adapter, layers=layers)
+
+
+def _decomposed(layer: Layer) -> tuple[Any, Any, Any]:
+    """Return U (outputs, rank), S, V (inputs, rank) of b @ a through its r x r core."""
+    linalg = extras.load("torch", "local", "squeeze").linalg
+    outputs, core_b = linalg.qr(layer.b.double())
+    inputs, core_a = linalg.qr(layer.a.double().T)
+    left, values, right = linalg.svd(core_b @ core_a.T)
+    return outputs @ left[:, : len(values)], values, inputs @ right[: len(values)].T
+
+
+def output_error(adapter: Adapter, other: Adapter) -> float:
+    """Return the largest relative error of a layer's outputs, ||y - y'|| / ||y||, on random inputs."""
+    torch = extras.load("torch", "local", "squeeze")
+    random = torch.Generator().manual_seed(0)
+    worst = 0.0
+    for one, two in zip(adapter.layers, other.layers, strict=True):
+        probes = torch.randn(one.a.shape[1], PROBES, generator=random, dtype=torch.float64)
+        wanted, found = (each.scale * (each.b.double() @ (each.a.double() @ probes)) for each in (one, two))
+        if wanted.norm() > 0:
+            worst = max(worst, float((wanted - found).norm() / wanted.norm()))
+    return worst
 
 
 def read_adapter(directory: Path) -> Adapter:
@@ -118,15 +219,20 @@ def _layer(
             f"{directory / WEIGHTS}: {name} contains NaN or infinite values, so training diverged; "
             "squeeze an earlier checkpoint"
         )
+    alpha = _alpha(directory / CONFIG, config, name)
+    return Layer(name, a, b, alpha, _scale(config, alpha, a.shape[0]), keys)
+
+
+def _alpha(path: Path, config: Mapping[str, Any], name: str) -> float:
     patterns = (config.get("alpha_pattern") or {}).items()
     matching = (value for key, value in patterns if re.match(rf"(.*\.)?({key})$", name))
     alpha = next(matching, config.get("lora_alpha", 8))
     if not isinstance(alpha, int | float) or not math.isfinite(alpha):
-        raise ConfigError(f"{directory / CONFIG}: lora_alpha of {name} is {alpha!r}; needs a finite number")
-    return Layer(name, a, b, float(alpha), scale_of(config, alpha, a.shape[0]), keys)
+        raise ConfigError(f"{path}: lora_alpha of {name} is {alpha!r}; needs a finite number")
+    return float(alpha)
 
 
-def scale_of(config: Mapping[str, Any], alpha: float, rank: int) -> float:
+def _scale(config: Mapping[str, Any], alpha: float, rank: int) -> float:
     """Return the factor of b @ a: alpha / rank, with rsLoRA (arXiv:2312.03732) alpha / sqrt(rank)."""
     return float(alpha / (rank**0.5 if config.get("use_rslora") else rank))
 

@@ -1,0 +1,265 @@
+"""`retrain doctor`: what is missing on this machine, or for a file: packages, keys, GPUs, disk and locks."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from importlib import metadata
+from itertools import chain
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from retrain import registry
+from retrain.cli import AsJson
+from retrain.config.load import load_config
+from retrain.config.resolve import PLUGINS
+from retrain.config.schema import Config, Logging
+from retrain.distribution import requirements
+from retrain.errors import EXIT_CONFIG, ConfigError, InfrastructureError
+from retrain.extras import Needs, needs
+from retrain.plan.matrix import plan_runs
+from retrain.plan.preflight import sandboxes_of, servers_of
+from retrain.records.text import plain
+from retrain.semaphore import lock_sharing_problem
+from retrain.system.nvidia import gpus
+
+ENOUGH_DISK_BYTES = 5 << 30  # a checkpoint of a small model with its optimizer, twice
+LITTLE_DISK_BYTES = 100 << 20  # records of a campaign without a model's checkpoints
+GIB = 1 << 30
+OF_COMMANDS = (  # extras that no plugin needs
+    Needs("report", ("scipy", "vl_convert")),  # compare, report
+    Needs("gpu", ("pynvml",)),  # the load of GPUs
+)
+STYLES = {"ok": "green", "absent": "dim", "warning": "yellow", "missing": "bold red"}
+
+
+class Health(StrEnum):
+    """What a check found."""
+
+    OK = "ok"
+    ABSENT = "absent"  # missing, and not needed by the file
+    WARNING = "warning"  # works, with a risk
+    MISSING = "missing"  # missing, and needed
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One check, what it found and how to fix it."""
+
+    what: str
+    verdict: Health
+    found: str
+    fix: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Used:
+    """A plugin that a file names, with its parameters."""
+
+    kind: str
+    name: str
+    params: Mapping[str, Any]
+    needs: Needs
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """The variables that hold its key, as named by its table if it names one."""
+        if self.needs.keys and "key_env" in self.params:
+            return (self.params["key_env"],) if self.params["key_env"] else ()
+        return self.needs.keys
+
+
+def command(
+    file: Annotated[
+        Path | None, typer.Argument(metavar="FILE.toml", help="Also check what this file needs.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Check what is installed here and how to install what is missing; with a file, what that file needs.
+
+    Exits with code 2 if something is missing. Keys are checked for, never shown.
+
+    Example: retrain doctor campaign.toml
+    """
+    from rich.text import Text
+
+    from retrain.render.tables import console, print_result, table
+
+    configs = _configs(file)
+    checks = [
+        *_core_checks(),
+        *_plugin_checks(_used_plugins(configs)),
+        *_machine_checks(configs),
+        *_server_checks(configs),
+    ]
+    if as_json:
+        print_result(checks, "checks")
+    else:
+        cells = [(c.what, Text(c.verdict, STYLES[c.verdict]), c.found, c.fix) for c in checks]
+        console().print(table("", ("check", "verdict", "found", "fix"), cells))
+    if any(check.verdict is Health.MISSING for check in checks):
+        raise typer.Exit(EXIT_CONFIG)
+
+
+def _configs(file: Path | None) -> list[Config]:
+    """Return the configuration of each of a file's conditions; missing plugins are what is checked here."""
+    if file is None:
+        return []
+    config = load_config(file, try_plugins=False)
+    conditions = {run.condition: run.config for run in plan_runs(config, file.name).runs}
+    return [replace(one, campaign=config.campaign) for one in conditions.values()]
+
+
+def _present(what: str, found: str, lacking: str, fix: str, *, is_needed: bool) -> Check:
+    """Return the check of a thing that is there unless something is `lacking`."""
+    if not lacking:
+        return Check(what, Health.OK, found)
+    return Check(what, Health.MISSING if is_needed else Health.ABSENT, lacking, fix)
+
+
+def _core_checks() -> Iterator[Check]:
+    """Check Python and the packages that retrain depends on."""
+    yield Check("python", Health.OK, f"{sys.version.split()[0]} at {sys.executable}")
+    for requirement in requirements():
+        name, found = requirement.split(";")[0].rstrip("0123456789.,<>=!~ "), ""
+        with suppress(metadata.PackageNotFoundError):
+            found = metadata.version(name)
+        lacking = "" if found else "not installed"
+        yield _present(name, found, lacking, f"pip install {name!r}", is_needed=True)
+
+
+def _used_plugins(configs: Sequence[Config]) -> list[Used]:
+    """List the plugins that runs name, each once; the parts of a weighted reward too."""
+    used: dict[str, Used] = {}
+    for config in configs:
+        logging, campaign = config.logging, config.campaign
+        named = [("loggers", name, logging.logger_params.get(name, {})) for name in logging.loggers]
+        named += [("launchers", campaign.launcher, {})] if campaign is not None else []
+        for section, key in PLUGINS:
+            table = getattr(config, section)
+            named.append((key.plugin, getattr(table, key.name), getattr(table, key.params)))
+        used |= {repr(one): one for one in chain.from_iterable(_with_parts(*plugin) for plugin in named)}
+    return list(used.values())
+
+
+def _with_parts(kind: str, name: str, params: Mapping[str, Any]) -> Iterator[Used]:
+    yield Used(kind, name, params, needs(kind, name))
+    made_of = registry.hook("rewards", name, "made_of") if kind == "rewards" else None
+    for part in made_of(params) if made_of else ():
+        yield from _with_parts("rewards", *part)
+
+
+def _plugin_checks(used: Sequence[Used]) -> Iterator[Check]:
+    """Check for extras, keys and programs of all plugins; those of plugins in use are required."""
+    of_plugins = {(kind, name): needs(kind, name) for kind in registry.KINDS for name in registry.names(kind)}
+    known = [*OF_COMMANDS, *of_plugins.values()]
+    for extra in dict.fromkeys(one.extra for one in known if one.extra):
+        users = dict.fromkeys(one.name for one in used if one.needs.extra == extra)
+        yield _extra_check(extra, [one for one in known if one.extra == extra], list(users))
+    users_of_keys = dict.fromkeys((one.keys for one in known), "") | {one.keys: one.name for one in used}
+    yield from (_key_check(keys, user) for keys, user in users_of_keys.items() if keys)
+    in_use = {(one.kind, one.name) for one in used}
+    with_commands = {plugin: wanted for plugin, wanted in of_plugins.items() if wanted.commands}
+    for plugin, wanted in with_commands.items():
+        yield _command_check(plugin[1], wanted, is_used=plugin in in_use)
+
+
+def _extra_check(extra: str, wanted: Sequence[Needs], users: Sequence[str]) -> Check:
+    what = f"extra {extra}" + (f" for {', '.join(users)}" if users else "")
+    packages, missing = (
+        ", ".join(dict.fromkeys(chain.from_iterable(names)))
+        for names in ((one.packages for one in wanted), (one.missing() for one in wanted))
+    )
+    lacking = f"{missing} not found" if missing else ""
+    return _present(what, packages, lacking, wanted[0].command, is_needed=bool(users))
+
+
+def _key_check(names: tuple[str, ...], user: str) -> Check:
+    what = f"key {' or '.join(names)}" + (f" for {user}" if user else "")
+    lacking = "" if Needs(keys=names).has_key() else "not set"
+    return _present(what, "set", lacking, f"export {names[0]}=...", is_needed=bool(user))
+
+
+def _command_check(name: str, wanted: Needs, *, is_used: bool) -> Check:
+    what, missing = f"commands of {name}", wanted.missing_commands()
+    if missing:
+        fix = f"use a machine that has them, or load the environment module with {missing[0]}"
+        return _present(what, "", f"{', '.join(missing)} not found", fix, is_needed=is_used)
+    asked = [wanted.commands[0], "--version"]
+    try:
+        answer = subprocess.run(asked, capture_output=True, text=True, timeout=10, check=False)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return Check(what, Health.WARNING, plain(str(error), 200), f"try {' '.join(asked)}")
+    said = plain((answer.stdout.strip() or answer.stderr.strip() or "no version").splitlines()[-1], 200)
+    if answer.returncode:
+        return Check(what, Health.WARNING, said, "installed, but without a cluster: set SLURM_CONF")
+    return Check(what, Health.OK, f"{said}: {', '.join(wanted.commands)}")
+
+
+def _machine_checks(configs: Sequence[Config]) -> Iterator[Check]:
+    """Check GPUs, sandboxes, the disk and the locks."""
+    yield _gpu_check()
+    yield _sandbox_check(configs)
+    logs = [config.logging.log_dir for config in configs] or [Logging.log_dir]
+    yield from (_disk_check(Path(directory)) for directory in dict.fromkeys(logs))
+    shared = [config.backend.throttle_dir for config in configs if config.backend.throttle_dir]
+    yield from map(_lock_check, dict.fromkeys([*logs, *shared]))
+
+
+def _gpu_check() -> Check:
+    try:
+        found = gpus()
+    except InfrastructureError as error:
+        return Check("gpu", Health.WARNING, "found, but cannot be read", str(error))
+    named = ", ".join(f"{g.name} {g.memory_total_bytes / GIB:.0f} GiB" for g in found)
+    return _present("gpu", named, "" if found else "none", "", is_needed=False)
+
+
+def _sandbox_check(configs: Sequence[Config]) -> Check:
+    """Check where programs run; without a file that needs it, where they would."""
+    try:
+        used = sandboxes_of(configs)
+        known = used or {(best := registry.find("sandbox", "auto")()).name: best.weakness}
+    except ConfigError as error:
+        return Check("sandbox", Health.MISSING, "cannot be used here", str(error))
+    if not any(known.values()):
+        return Check("sandbox", Health.OK, ", ".join(known))
+    fix = "install bubblewrap, where the kernel lets you create user namespaces"
+    return Check("sandbox", Health.WARNING if used else Health.OK, ", ".join(known), fix)
+
+
+def _disk_check(directory: Path) -> Check:
+    place = next(path for path in (directory.absolute(), *directory.absolute().parents) if path.exists())
+    free = shutil.disk_usage(place).free
+    what, found = f"disk for {directory}", f"{free / GIB:.1f} GiB free"
+    if not place.is_dir() or not os.access(place, os.W_OK | os.X_OK):
+        why = "cannot be written by this user" if place.is_dir() else "is not a directory"
+        return Check(what, Health.MISSING, f"{place} {why}", "set logging.log_dir to another directory")
+    if free < LITTLE_DISK_BYTES:
+        return Check(what, Health.MISSING, found, "free some space, or set logging.log_dir to another disk")
+    if free < ENOUGH_DISK_BYTES:
+        return Check(what, Health.WARNING, found, "checkpoints of a model may not fit")
+    return Check(what, Health.OK, found)
+
+
+def _lock_check(directory: str) -> Check:
+    problem = lock_sharing_problem(directory)
+    if problem is None:
+        return Check(f"locks in {directory}", Health.OK, "shared by all processes of this machine")
+    fix = "use a local directory for one machine; see backend.throttle_dir and logging.log_dir"
+    return Check(f"locks in {directory}", Health.WARNING, problem, fix)
+
+
+def _server_checks(configs: Sequence[Config]) -> Iterator[Check]:
+    """Check that the servers named by runs answer."""
+    for server in servers_of(configs):
+        fix = f"start it or correct {server.key}; other machines may still reach it"
+        yield _present(f"server {server.address}", "answers", server.silence, fix, is_needed=True)
