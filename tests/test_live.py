@@ -1,4 +1,4 @@
-"""Bars of a campaign that runs: they follow the records, whatever ends while these are read."""
+"""A campaign that runs is shown below its event lines, as its records say."""
 
 from __future__ import annotations
 
@@ -10,59 +10,53 @@ from rich.console import Console
 
 from retrain.campaign.endings import Ending
 from retrain.config.load import load_config
+from retrain.locks.held import hold
 from retrain.plan.matrix import RunPlan, plan_runs
+from retrain.records.attempts import begin_attempt
 from retrain.records.layout import CampaignFiles
-from retrain.records.metrics import MetricsEnds, MetricsWriter
 from retrain.records.run_state import RunState
-from retrain.render import live
 from retrain.render.live import LiveView
+from tests.semaphore_processes import wait_until
+from tests.test_watch_reading import make_campaign, rows
 
 
 @pytest.fixture
-def runs(campaign_file: Path) -> tuple[RunPlan, ...]:
-    return plan_runs(load_config(campaign_file)).runs
+def run(campaign_file: Path) -> RunPlan:
+    return plan_runs(load_config(campaign_file)).runs[0]
 
 
 @pytest.fixture
-def view(runs: tuple[RunPlan, ...], tmp_path: Path) -> LiveView:
-    """A view of a campaign whose first run has taken 3 of its 4 steps."""
-    files = CampaignFiles(tmp_path / "study")
-    files.run(runs[0].run_id).directory.mkdir(parents=True)
-    with MetricsWriter(files.run(runs[0].run_id).metrics, 1) as metrics:
-        metrics.append({"step": 3, "mean_reward": 0.5})
-    shown = LiveView(Console(file=io.StringIO()))
-    shown.begun(files, runs, 2)
-    shown.started(runs[0])
-    return shown
+def out() -> io.StringIO:
+    return io.StringIO()
 
 
-def completed(view: LiveView) -> dict[str, float]:
-    return {task.description: task.completed for task in view.bars.tasks}
+@pytest.fixture
+def view(out: io.StringIO) -> LiveView:
+    return LiveView(Console(file=out, force_terminal=True, width=100, height=40))
 
 
-def test_bars_follow_what_runs_have_written(view: LiveView) -> None:
-    view.look()
-    assert completed(view) == {"campaign": 3, "  grpo_s0": 3}
+def test_the_view_follows_what_runs_have_written(view: LiveView, out: io.StringIO, tmp_path: Path) -> None:
+    files = make_campaign(tmp_path)
+    run = files.run("grpo_s1")
+    with hold(files.lock), hold(run.lock), view:
+        begin_attempt(run.attempts)
+        rows(run, [3])
+        view.begun(files, (), 2)
+        wait_until(lambda: "3/10" in out.getvalue())
+        rows(run, [4])
+        wait_until(lambda: "4/10" in out.getvalue())
 
 
-def test_a_run_that_ends_while_it_is_read_has_no_bar_any_more(
-    view: LiveView, runs: tuple[RunPlan, ...], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    read = live.read_ends
-
-    def ends_meanwhile(path: Path, *wanted: object) -> MetricsEnds:
-        rows = read(path, *wanted)
-        view.ended(runs[0], Ending(RunState.DONE), ())
-        return rows
-
-    monkeypatch.setattr(live, "read_ends", ends_meanwhile)
-    view.look()
-    assert completed(view) == {"campaign": 4}
+def test_events_stand_above_the_view(view: LiveView, run: RunPlan, out: io.StringIO, tmp_path: Path) -> None:
+    with view:
+        view.begun(make_campaign(tmp_path), (run,), 2)
+        view.started(run)
+        view.ended(run, Ending(RunState.FAILED, "no such task"), ("the last line",))
+    told = out.getvalue()
+    assert f"started {run.title}" in told
+    assert told.index("no such task") < told.index("the last line")
 
 
-def test_a_run_that_is_tried_again_counts_once(view: LiveView, runs: tuple[RunPlan, ...]) -> None:
-    view.look()
-    view.retrying(runs[0], Ending(RunState.INFRASTRUCTURE, "lost"), 1.0)
-    view.started(runs[0])
-    view.look()
-    assert completed(view) == {"campaign": 3, "  grpo_s0": 3}
+def test_a_campaign_without_records_is_no_error(view: LiveView, run: RunPlan, tmp_path: Path) -> None:
+    with view:
+        view.begun(CampaignFiles(tmp_path / "nowhere"), (run,), 1)

@@ -103,7 +103,7 @@ def finish(outcome: CampaignOutcome, *, as_json: bool) -> None:
 
 
 def observe(stack: ExitStack) -> Observer:
-    """Return bars on a terminal, plain lines elsewhere."""
+    """Return a live view on a terminal, plain lines elsewhere."""
     from retrain.render.live import EventLines, LiveView
     from retrain.render.tables import messages
 

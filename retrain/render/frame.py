@@ -82,6 +82,11 @@ def frame(view: View, width: int, height: int, where: str, glyphs: Glyphs = FULL
     return _cut(lines, width, height)
 
 
+def campaign_frame(campaign: WatchedCampaign, width: int, height: int, glyphs: Glyphs) -> list[Text]:
+    """Lay out one campaign in at most `height` lines."""
+    return _cut(_campaign(campaign, width, height, glyphs), width, height)
+
+
 def _cut(lines: list[Text], width: int, height: int) -> list[Text]:
     for line in lines:
         line.truncate(width, overflow="ellipsis")

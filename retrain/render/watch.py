@@ -113,15 +113,15 @@ def _has_keys() -> bool:
 
 @dataclass
 class RefreshInterval:
-    """How long to rest between two looks: in proportion to what a look costs."""
+    """How long a thread rests between two looks: in proportion to what a look costs."""
 
     _cost_s: float = 0.0
     _looks: int = 0
-    _began_s: float = field(default_factory=time.process_time)
+    _began_s: float = field(default_factory=time.thread_time)
 
     def rest_s(self) -> float:
         """Return how long to rest now, from the processor's time since this was last asked."""
-        now_s = time.process_time()
+        now_s = time.thread_time()
         spent_s, self._began_s = now_s - self._began_s, now_s
         self._looks += 1
         if self._looks == 1:  # the first look reads everything and tells nothing of the next
@@ -136,7 +136,7 @@ def watch_on_screen(log_dir: Path, console: Console) -> int:
     Raises:
         RecordsError: there is no such directory.
     """
-    watcher, glyphs = Watcher(log_dir), _glyphs_for(console)
+    watcher, glyphs = Watcher(log_dir), glyphs_for(console)
     view = watcher.look()  # before the screen is taken, so that an error is visible
     with contextlib.closing(Inbox(has_screen=True)) as inbox:
         while True:
@@ -146,7 +146,7 @@ def watch_on_screen(log_dir: Path, console: Console) -> int:
             os.kill(os.getpid(), signal.SIGSTOP)  # the screen is restored; continues after `fg`
 
 
-def _glyphs_for(console: Console) -> Glyphs:
+def glyphs_for(console: Console) -> Glyphs:
     """Choose characters that the terminal's encoding has."""
     try:
         "".join((FULL.levels, FULL.done, FULL.failed, FULL.interrupted, FULL.bar)).encode(console.encoding)
