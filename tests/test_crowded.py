@@ -14,8 +14,7 @@ from retrain.plan.estimate import estimate
 from retrain.plan.estimate.history import learn, of_runs
 from retrain.plan.estimate.learned import learned_for, workload_of
 from retrain.plan.estimate.measured import measure_run
-from retrain.plan.estimate.remaining import RunLeft, remaining
-from retrain.plan.estimate.simulation import makespan_s
+from retrain.plan.estimate.simulation import makespan_s, remaining
 from retrain.plan.estimate.wall_time import wall_time
 from retrain.plan.estimate.workload import (
     ALONE,
@@ -32,6 +31,8 @@ from retrain.records.attempts import read_attempts
 from retrain.records.figures import PACE_KEYS, pace_of
 from retrain.records.layout import CampaignFiles
 from retrain.records.metrics import read_ends
+from retrain.records.run_row import RunRow
+from retrain.records.run_state import RunState
 from tests import crowded
 
 CORES = 2.0
@@ -147,7 +148,7 @@ def record(plan: Plan, runs: dict[str, crowded.Worked], until_s: float = 1e9) ->
     return crowded.record(plan, runs, NAME, until_s, CORES)
 
 
-def _left(plan: Plan, runs: dict[str, crowded.Worked], files: CampaignFiles, now_s: float) -> list[RunLeft]:
+def _left(plan: Plan, runs: dict[str, crowded.Worked], files: CampaignFiles, now_s: float) -> list[RunRow]:
     found = []
     for run in plan.runs:
         worked, own = runs[run.run_id], files.run(run.run_id)
@@ -155,6 +156,7 @@ def _left(plan: Plan, runs: dict[str, crowded.Worked], files: CampaignFiles, now
         ends = read_ends(own.metrics, 5, PACE_KEYS) if is_begun else None
         steps = int(ends.last[-1]["step"]) if ends and ends.last else 0
         pace = pace_of(ends, read_attempts(own.attempts)) if ends else None
-        left = 0 if is_over else run.max_steps - steps
-        found.append(RunLeft(run.run_id, run.condition, left, is_begun and not is_over, pace))
+        state = RunState.DONE if is_over else RunState.RUNNING if is_begun else RunState.PENDING
+        more = {"step": steps, "max_steps": run.max_steps, "pace": pace}
+        found.append(RunRow(run_id=run.run_id, condition=run.condition, seed=run.seed, state=state, **more))
     return found

@@ -14,19 +14,26 @@ from retrain.campaign.run import reopen, run_campaign
 from retrain.config.load import parse
 from retrain.errors import RecordsError
 from retrain.locks.held import hold
-from retrain.plan.estimate.remaining import RunLeft, remaining
+from retrain.plan.estimate.simulation import remaining
 from retrain.plan.matrix import Plan, plan_runs
 from retrain.records.attempts import read_attempts
 from retrain.records.figures import Pace, pace_of
 from retrain.records.layout import CampaignFiles, RunFiles
 from retrain.records.manifest import Expectation, PlannedRun, new_manifest, read_manifest, write_manifest
 from retrain.records.metrics import MetricsEnds, read_ends
+from retrain.records.run_row import RunRow
+from retrain.records.run_state import RunState
 from tests.recorded import EPOCH, at, record_campaign, record_run
 
 
-def _run(name: str, left: int, pace_s: float | None = None, running: bool = False) -> RunLeft:
+def _run(name: str, left: int, pace_s: float | None = None, running: bool = False) -> RunRow:
     pace = Pace(50, pace_s, (pace_s,) * 5, 3.0) if pace_s is not None else None
-    return RunLeft(name, "a", left, running, pace)
+    return _row(name, left, pace, running)
+
+
+def _row(name: str, left: int, pace: Pace | None, running: bool) -> RunRow:
+    state = RunState.RUNNING if running else RunState.PENDING
+    return RunRow(run_id=name, condition="a", seed=None, state=state, max_steps=left, pace=pace)
 
 
 def test_runs_that_wait_take_places_as_they_become_free() -> None:
@@ -45,7 +52,7 @@ def test_a_run_goes_on_at_its_own_pace() -> None:
 
 def test_steps_that_vary_give_a_p90() -> None:
     pace = Pace(100, 2.0, (1.0, 2.0, 3.0, 2.0, 2.0), None)
-    found = remaining([RunLeft("1", "a", 100, True, pace)], workers=1)
+    found = remaining([_row("1", 100, pace, running=True)], workers=1)
     assert found is not None
     assert found.p50_s < found.p90_s < 1.3 * found.p50_s
 

@@ -13,12 +13,12 @@ from retrain.errors import RecordsError
 from retrain.plan.estimate import estimate
 from retrain.plan.estimate.history import learn_from
 from retrain.plan.estimate.learned import crowding_of, learned_for, workload_of
-from retrain.plan.estimate.remaining import RunLeft, remaining
-from retrain.plan.matrix import Plan, RunPlan
+from retrain.plan.estimate.simulation import remaining
+from retrain.plan.matrix import Plan
 from retrain.records.attempts import read_attempts
 from retrain.records.layout import TRIALS, RunFiles, find_campaigns
 from retrain.records.manifest import Expectation, Manifest
-from retrain.records.run_row import read_row
+from retrain.records.run_row import RunRow, read_row
 from retrain.records.run_state import RunState
 from retrain.records.text import about, count_of
 from retrain.system import cpu_capacity
@@ -92,21 +92,15 @@ class Forecaster:
         return Expectation(found.p50_s, found.p90_s, 0.0, count_of(len(history.runs), "earlier run"))
 
     def _from_steps(self, elapsed_s: float) -> Expectation | None:
-        runs = [self._left(run) for run in self._plan.runs]
-        active = [run for run in runs if run.is_running]
-        if not active or not all(_is_known(run) for run in active):
+        rows = [read_row(run.planned, self._files_of(run.run_id)) for run in self._plan.runs]
+        active = [row for row in rows if row.state == RunState.RUNNING]
+        if not active or not all(_is_known(row) for row in active):
             return None
         crowding = crowding_of(self._plan, cpu_capacity())
-        left = remaining(runs, self._plan.workers, self._plan.campaign.stagger_seconds, crowding)
+        left = remaining(rows, self._plan.workers, self._plan.campaign.stagger_seconds, crowding)
         if left is None:
             return None
         return Expectation(elapsed_s + left.p50_s, elapsed_s + left.p90_s, elapsed_s, "its first steps")
-
-    def _left(self, run: RunPlan) -> RunLeft:
-        row = read_row(run.planned, self._files_of(run.run_id))
-        is_over = row.state in (RunState.DONE, RunState.FAILED)
-        left = 0 if is_over else max(0, run.max_steps - row.step)
-        return RunLeft(run.run_id, run.condition, left, row.state == RunState.RUNNING, row.pace)
 
     def _busy_s(self) -> float:
         """Return the time in which any run was alive: the pauses of a stopped campaign do not count."""
@@ -131,10 +125,10 @@ def _pilots(directory: Path) -> list[Path]:
     return [pilot for path in _named(name, sorted(trials.glob("*"))) for pilot in path.glob("pilot-*")]
 
 
-def _is_known(run: RunLeft) -> bool:
-    if run.pace is None:
+def _is_known(row: RunRow) -> bool:
+    if row.pace is None:
         return False
-    return run.pace.steps >= min(ENOUGH_STEPS, max(2, ENOUGH_SHARE * (run.pace.steps + run.steps_left)))
+    return row.pace.steps >= min(ENOUGH_STEPS, max(2, ENOUGH_SHARE * (row.pace.steps + row.steps_left)))
 
 
 def union_s(spans: Iterable[tuple[str, str]]) -> float:

@@ -33,6 +33,7 @@ TAIL_ROWS = 5  # one slow step does not change their median; more rows would cos
 NAME_LIMIT = 200  # characters of an id, a condition (as many as its key allows), a phase or a regime
 MESSAGE_LIMIT = 500  # characters; a damaged record names its path twice and the command that repairs it
 _CALM = (RunState.PENDING, RunState.RUNNING, RunState.DONE, RunState.INTERRUPTED)
+_FINAL = (RunState.DONE, RunState.FAILED, UNREADABLE)  # these take no more steps
 _ONLY_RUN_TOML = ["run.toml"]
 
 
@@ -94,6 +95,11 @@ class RunRow:
         "", "why it failed or cannot be read: last line of the error; or rows that loggers lack", default=""
     )
     pace: Pace | None = field(default=None, metadata={"unit": "", "meaning": "its pace so far"})
+
+    @property
+    def steps_left(self) -> int:
+        """Steps that an orchestrator would still have it take."""
+        return 0 if self.state in _FINAL else max(0, (self.max_steps or 0) - self.step)
 
     @property
     def is_done(self) -> bool:

@@ -29,12 +29,11 @@ from retrain.records.summary import marks_of
 from retrain.records.text import as_typed, plain
 
 if TYPE_CHECKING:
-    from retrain.plan.estimate.remaining import Remaining
+    from retrain.plan.estimate.simulation import Remaining
     from retrain.semaphore.slots import Holder
 
 _NAME_LIMIT = 120
 _LONGEST_COMMAND = 4000
-_FINAL = (RunState.DONE, RunState.FAILED, UNREADABLE)  # these take no more steps
 
 
 @dataclass(frozen=True)
@@ -241,25 +240,16 @@ def campaign_state(runs: Sequence[RunRow], *, is_supervised: bool) -> str:
 
 
 def _remaining(runs: Sequence[RunRow], manifest: Manifest | None, *, is_supervised: bool) -> Remaining | None:
-    """Estimate when the last run ends, from the pace so far; None if nothing runs or no pace is known.
-
-    Without an orchestrator, runs that have not begun are left out: nothing would start them.
-    """
+    """Estimate when the last run ends, from the pace so far; None if nothing runs or no pace is known."""
     if not any(run.state == RunState.RUNNING for run in runs):
         return None
-    from retrain.plan.estimate.remaining import RunLeft, remaining
-    from retrain.plan.estimate.workload import ALONE, on_cores  # here: only a live campaign needs them
+    from retrain.plan.estimate.simulation import remaining  # here: only a live campaign needs these
+    from retrain.plan.estimate.workload import ALONE, on_cores
 
-    left = []
-    for run in runs:
-        is_active = run.state == RunState.RUNNING
-        goes_on = run.state not in _FINAL if is_supervised else is_active
-        steps = max(0, (run.max_steps or 0) - run.step) if goes_on else 0
-        left.append(RunLeft(run.run_id, run.condition, steps, is_active, run.pace))
     if manifest is None:
-        return remaining(left, 0)
+        return remaining(runs, 0, is_supervised=is_supervised)
     crowding = on_cores(manifest.shared_cores) if manifest.shared_cores else ALONE
-    return remaining(left, manifest.workers, manifest.stagger_s, crowding)
+    return remaining(runs, manifest.workers, manifest.stagger_s, crowding, is_supervised=is_supervised)
 
 
 def _condition(name: str, runs: Sequence[RunRow]) -> ConditionStatus:
