@@ -12,6 +12,7 @@ from retrain.plan.checklist import warnings_of
 from retrain.plan.estimate.history import learn
 from retrain.plan.explain import explain_plan
 from retrain.plan.matrix import plan_runs
+from retrain.plan.preflight import Checked
 from tests.explained import SMOKE, explained, line_of, plan_of
 from tests.recorded import record_campaign
 
@@ -54,7 +55,7 @@ def test_only_where_a_completion_is_the_answer_does_its_length_bound_max_tokens(
     plan = plan_runs(parse(raw, "c.toml", try_plugins=False), "c.toml")
     answers = dict.fromkeys(plan.first_runs(), 3)
     assert any("longest answer" in line for line in warnings_of(plan, answers, 2.0)) == is_generous
-    line = line_of(explain_plan(plan, answers, None, 2.0, "c.toml"), "max_tokens set on purpose")
+    line = line_of(explain_plan(plan, Checked(answers, {}), None, 2.0, "c.toml"), "max_tokens set on purpose")
     assert line.state == ("warn" if is_generous else "pass")
 
 

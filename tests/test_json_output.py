@@ -30,6 +30,7 @@ DOCUMENTED = {
     **{kind.__name__: kind for kind in (learned.MeasuredCondition, Change)},
     **{kind.__name__: kind for kind in (compare.Comparison, compare.MetricComparison, compare.SideResult)},
     **{kind.__name__: kind for kind in (compare.Judged, statistics.SeedSummary, statistics.Difference)},
+    "MemoryUse": explain.MemoryUse,
     "KeyDifference": compare.KeyDifference,
     "ChecklistLine": checklist.ChecklistLine,
     "Check": doctor.Check,

@@ -4,18 +4,46 @@ from __future__ import annotations
 
 import json
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from threading import Thread
 
 import pytest
 
 from retrain.backends import local
-from retrain.backends.local import advise_run, check_run, wants_gpu
+from retrain.backends.local import advise_run, check_run, memory, wants_gpu
 from retrain.config.campaign import Campaign
-from retrain.config.schema import Algorithm, Backend, Config, Model
+from retrain.config.schema import Algorithm, Backend, Config, Model, Training
+from retrain.rollouts import Prompt
 
 Call = Callable[..., subprocess.CompletedProcess[str]]
+
+
+class Hub(BaseHTTPRequestHandler):
+    """Has every model but those of `gone`."""
+
+    def do_GET(self) -> None:
+        self.send_response(404 if self.path.startswith("/gone/") else 200)
+        self.end_headers()
+
+    def log_message(self, *_: object) -> None:
+        """Log nothing."""
+
+
+@pytest.fixture(autouse=True)
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    with ThreadingHTTPServer(("127.0.0.1", 0), Hub) as server:
+        serving = Thread(target=server.serve_forever, args=(0.01,))
+        serving.start()
+        address = f"http://127.0.0.1:{server.server_port}"
+        monkeypatch.setenv("HF_ENDPOINT", address)
+        monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
+        monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
+        yield address
+        server.shutdown()
+        serving.join()
 
 
 def run_of(
@@ -87,15 +115,65 @@ def test_a_saved_model_without_a_chat_template_is_told_where_one_is_asked_for(tm
 
 
 def test_a_model_of_the_hub_must_be_in_the_cache_if_the_hub_is_not_asked(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
 ) -> None:
-    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
-    monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
     assert check_run(run_of(model="some/model")) == []
     (problem,) = check_run(run_of(model="some/model", local_files_only=True))
     assert f"neither a directory nor in {tmp_path}" in problem
     (tmp_path / "models--some--model").mkdir()
     assert check_run(run_of(model="some/model", local_files_only=True)) == []
+
+
+def test_a_model_that_cannot_be_downloaded_is_told_unless_it_is_here_or_runs_elsewhere(
+    hub: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (problem,) = check_run(run_of(model="gone/model"))
+    assert problem == f"[model].model: {hub} has no model 'gone/model'; check its name and the revision"
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
+    (problem,) = check_run(run_of())
+    assert "is not on this machine, and http://127.0.0.1:9 does not answer (Connection refused)" in problem
+    assert check_run(run_of(launcher="slurm")) == []
+    snapshot = tmp_path / "models--some--model" / "snapshots" / "0"
+    snapshot.mkdir(parents=True)
+    (snapshot / "config.json").write_text("{}")
+    assert check_run(run_of())  # its weights were never downloaded
+    (snapshot / "model.safetensors").touch()
+    assert check_run(run_of()) == []
+
+
+TWO_LAYERS = {
+    "hidden_size": 8,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 4,
+    "intermediate_size": 32,
+    "num_hidden_layers": 2,
+    "vocab_size": 100,
+}
+
+
+def test_the_memory_of_a_run_is_estimated_from_the_sizes_of_its_model(tmp_path: Path) -> None:
+    model = saved_model(tmp_path / "m", eos_token="<eos>")
+    (Path(model) / "config.json").write_text(json.dumps(TWO_LAYERS))
+    names = {"embed_tokens.weight": [100, 8], "norm.weight": [8]}
+    for layer in range(2):
+        names |= {f"layers.{layer}.q_proj.weight": [16, 8], f"layers.{layer}.down_proj.weight": [8, 32]}
+    header = json.dumps({name: {"dtype": "F32", "shape": shape} for name, shape in names.items()}).encode()
+    (Path(model) / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header)
+    config = replace(
+        run_of(model=model, device="cpu"),
+        training=Training(batch_size=3, group_size=2, max_tokens=10),
+    )
+    found = memory(config, [Prompt(0, "x" * 30, "1")])
+    assert found is not None
+    assert found.held["weights"] == 4 * (800 + 8 + 2 * (128 + 256))
+    adapters = 4 * 2 * 32 * (16 + 8 + 8 + 32)  # bytes, layers, rank; outputs and inputs
+    assert (found.held["adapters"], found.held["optimizer"]) == (adapters, 3 * adapters)
+    assert found.sampling >= 6 * 20 * 2 * 2 * 8 * 4  # rows, tokens, layers, keys and values, width, bytes
+    assert found.peak > found.smallest > sum(found.held.values())
+    full = memory(replace(config, backend=Backend("local", options={"lora": False, "device": "cpu"})), [])
+    assert full is not None
+    assert (full.held["adapters"], full.held["optimizer"]) == (0, 3 * full.held["weights"])
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ from dataclasses import astuple, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar
 
+from retrain.records.text import gib
 from retrain.registry import Hook, PluginSpec
 from retrain.rollouts import Floats, Group, Loss, Prompt, TrainingSample
 
@@ -34,6 +35,7 @@ SPEC = PluginSpec(
         Hook("check_run", ("config",), "problems of a run's configuration, as `[section].key: what`"),
         Hook("check_prompts", ("config", "prompts"), "problems of a task's prompts"),
         Hook("check_alphabet", ("config", "prompts", "alphabet"), "problems of a task's characters"),
+        Hook("memory", ("config", "prompts"), "MemoryEstimate of a run, or None if not known"),
         Hook("advise_run", ("config",), "advice before a run"),
         Hook("servers", ("config",), "address -> key, of each server that must answer before a run"),
     ),
@@ -157,6 +159,31 @@ class BackendInfo:
     remote: bool = False  # calls an API and takes permits
     overlaps: bool = False  # `sample` may be called, even several times, while `update` is running
     deterministic: bool = False  # same seed and steps -> same bits, also after a resume
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryEstimate:
+    """Bytes that a run takes on its device; sampling and training take turns."""
+
+    device: str  # cpu (the process's memory) or cuda (one GPU's)
+    held: Mapping[str, int]  # all the time, by what takes it
+    sampling: int  # key-value cache and logits
+    training: int  # activations and logits
+    least: int  # the larger of the two with the smallest batches
+
+    @property
+    def peak(self) -> int:
+        return sum(self.held.values()) + max(self.sampling, self.training)
+
+    @property
+    def smallest(self) -> int:
+        """What it takes if batches are cut as far as they can be."""
+        return sum(self.held.values()) + self.least
+
+    def parts(self) -> str:
+        """Return what takes the memory, as words."""
+        each = {**self.held, "KV cache": self.sampling, "activations": self.training}
+        return ", ".join(f"{name} {gib(size)}" for name, size in each.items() if size)
 
 
 class Backend(Protocol):

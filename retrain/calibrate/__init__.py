@@ -50,7 +50,7 @@ class Calibrator:
         self._effort = effort
         self._tables: Mapping[str, Any] = load_tables(path, overrides)
         self.plan = self._plan_of(self._tables)
-        self._longest_answers = preflight(self.plan, path.name)
+        self._longest_answers = preflight(self.plan, path.name).longest_answers
         self._cores = cpu_capacity()
 
     def trials(self, log_dir: Path, done: Mapping[str, Trialled] | None = None) -> Iterator[Trial]:

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
 
 from retrain import registry
+from retrain.backends import MemoryEstimate
 from retrain.config.schema import Throttle
-from retrain.errors import ConfigError
+from retrain.errors import ConfigError, InfrastructureError
 from retrain.plan.matrix import Plan
 from retrain.records.run_state import worker_pids
+from retrain.records.text import gib
 from retrain.system import memory_available_bytes, memory_limit_bytes
+from retrain.system.nvidia import gpus
 from retrain.system.throttle import TrainingThrottle
 
 ASK_FOR_MEMORY_S = 2.0  # for memory that other programs free; a worker's end is noticed anyway
@@ -84,8 +87,26 @@ def admission_of(plan: Plan, runs: Path) -> Admission:
     return by_memory(admission, least_bytes) if least_bytes > 0 else admission
 
 
-def check_memory(plan: Plan, source: str) -> None:
-    """Raise ConfigError for a `min_free_memory` above this machine's memory."""
+def free_memory(device: str) -> int | None:
+    """Return the bytes that are free now on this machine, or on its emptiest GPU; None if not known."""
+    if device == "cpu":
+        return memory_available_bytes()
+    try:
+        return max((gpu.memory_total_bytes - gpu.memory_used_bytes for gpu in gpus()), default=None)
+    except InfrastructureError:
+        return None
+
+
+def check_memory(plan: Plan, source: str, needs: Iterable[MemoryEstimate] = ()) -> None:
+    """Raise ConfigError for runs that cannot fit, or a `min_free_memory` above this machine's memory."""
+    for needed in needs:
+        free = free_memory(needed.device)
+        if free is not None and needed.smallest > free:
+            raise ConfigError(
+                f"{source} [model].model: a run takes {gib(needed.smallest)} even with the smallest batches, "
+                f"and {gib(free)} are free ({needed.parts()} with those of the file); use a smaller model, "
+                "lower max_tokens, or set [backend.options].gradient_checkpointing = true"
+            )
     least_bytes, all_bytes = _least_bytes(plan), memory_limit_bytes()
     if least_bytes > all_bytes:
         raise ConfigError(

@@ -61,10 +61,10 @@ def start(
     beside = beside or config_path.parent
     config = load_config(config_path, overrides, beside=beside)
     plan = plan_runs(config, config_path.name)
-    preflight(plan, config_path.name)
+    checked = preflight(plan, config_path.name)
     check_launch(plan, config_path.name)
     if not has_engine(plan.campaign):
-        check_memory(plan, config_path.name)
+        check_memory(plan, config_path.name, checked.memory.values())
         check_servers({run.condition: run.config for run in plan.runs}.values(), config_path.name)
     plan = as_launched(plan)
     check_engine(plan)

@@ -18,6 +18,8 @@ from typing import Annotated, Any
 import typer
 
 from retrain import registry
+from retrain.backends import MemoryEstimate
+from retrain.campaign.admission import free_memory
 from retrain.cli import AsJson
 from retrain.config.load import load_config
 from retrain.config.resolve import PLUGINS
@@ -26,8 +28,8 @@ from retrain.distribution import requirements
 from retrain.errors import EXIT_CONFIG, ConfigError, InfrastructureError
 from retrain.extras import Needs, needs
 from retrain.plan.matrix import plan_runs
-from retrain.plan.preflight import sandboxes_of, servers_of
-from retrain.records.text import plain
+from retrain.plan.preflight import memory_of, sandboxes_of, servers_of
+from retrain.records.text import gib, plain
 from retrain.semaphore import lock_sharing_problem
 from retrain.system.nvidia import gpus
 
@@ -98,6 +100,7 @@ def command(
         *_core_checks(),
         *_plugin_checks(_used_plugins(configs)),
         *_machine_checks(configs),
+        *_backend_checks(configs),
         *_server_checks(configs),
     ]
     if as_json:
@@ -236,6 +239,17 @@ def _sandbox_check(configs: Sequence[Config]) -> Check:
     return Check("sandbox", Health.WARNING if used else Health.OK, ", ".join(known), fix)
 
 
+def _memory_check(needed: MemoryEstimate) -> Check:
+    free, what = free_memory(needed.device), f"memory for {needed.device}"
+    if free is None:
+        return Check(what, Health.WARNING, f"about {gib(needed.peak)} needed", "see the check of the GPU")
+    found = f"about {gib(needed.peak)} of {gib(free)} free: {needed.parts()}"
+    if needed.peak <= free:
+        return Check(what, Health.OK, found)
+    verdict = Health.WARNING if needed.smallest <= free else Health.MISSING
+    return Check(what, verdict, found, "lower max_tokens, or set gradient_checkpointing = true")
+
+
 def _disk_check(directory: Path) -> Check:
     place = next(path for path in (directory.absolute(), *directory.absolute().parents) if path.exists())
     free = shutil.disk_usage(place).free
@@ -256,6 +270,18 @@ def _lock_check(directory: str) -> Check:
         return Check(f"locks in {directory}", Health.OK, "shared by all processes of this machine")
     fix = "use a local directory for one machine; see backend.throttle_dir and logging.log_dir"
     return Check(f"locks in {directory}", Health.WARNING, problem, fix)
+
+
+def _backend_checks(configs: Sequence[Config]) -> Iterator[Check]:
+    """Check that the backends of runs accept them, and that their memory is free."""
+    for config in configs:
+        check_run = registry.hook("backends", config.backend.backend, "check_run")
+        problems = list(check_run(config)) if check_run else []
+        for problem in problems:
+            key, _, found = problem.partition(": ")
+            yield Check(key, Health.MISSING, *found.rsplit("; ", 1))
+        if not problems and (needed := memory_of(config)) is not None:
+            yield _memory_check(needed)
 
 
 def _server_checks(configs: Sequence[Config]) -> Iterator[Check]:

@@ -33,7 +33,8 @@ def command(
 
     Example: retrain explain campaign.toml --from logs --budget 6h
     """
-    from retrain.campaign.assign import as_launched, check_launch, launch_script
+    from retrain.campaign.admission import check_memory, free_memory
+    from retrain.campaign.assign import as_launched, check_launch, has_engine, launch_script
     from retrain.config.load import load_config, sets_key
     from retrain.errors import EXIT_CONFIG
     from retrain.plan.explain import explain_plan
@@ -46,6 +47,9 @@ def command(
     budget_s = duration(budget, "--budget") if budget else None
     plan = plan_runs(load_config(file, overrides or ()), file.name)
     check_launch(plan, file.name)
+    checked = preflight(plan, file.name)
+    if not has_engine(plan.campaign):
+        check_memory(plan, file.name, checked.memory.values())
     plan = as_launched(plan)
     history = None
     if logs is not None:
@@ -54,7 +58,7 @@ def command(
         history = learn(logs, plan.conditions)
     explanation = explain_plan(
         plan,
-        preflight(plan, file.name),
+        checked,
         history,
         cpu_capacity(),
         shlex.quote(str(file)),
@@ -62,6 +66,7 @@ def command(
         budget_s=budget_s,
         sets_max_tokens=sets_key(file, overrides or (), "training", "max_tokens"),
         script=launch_script(plan),
+        free_memory=free_memory,
     )
     if as_json:
         print_result(explanation)

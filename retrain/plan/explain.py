@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -11,7 +11,8 @@ from retrain.config.keys import quote
 from retrain.config.resolve import RUN_SECTIONS
 from retrain.plan.checklist import ChecklistLine, Decisions, warnings_of
 from retrain.plan.matrix import Plan, RunPlan
-from retrain.plan.preflight import sandbox_warnings, sandboxes_of
+from retrain.plan.preflight import Checked, sandbox_warnings, sandboxes_of
+from retrain.records.text import count_of, gib
 
 if TYPE_CHECKING:
     from retrain.plan.estimate.history import History
@@ -43,6 +44,18 @@ class ConditionPlan:
 
 
 @dataclass(frozen=True)
+class MemoryUse:
+    """What one run of a condition takes of the memory of its device, as estimated."""
+
+    condition: str
+    device: str  # cpu (this machine's memory) or cuda (one GPU's)
+    peak_bytes: int
+    smallest_bytes: int  # with the smallest batches
+    free_bytes: int | None  # now; null if not known
+    parts: str  # what takes it
+
+
+@dataclass(frozen=True)
 class Explanation:
     """Everything that `retrain explain` shows."""
 
@@ -62,11 +75,12 @@ class Explanation:
     checklist: tuple[ChecklistLine, ...]  # before a full run: each line passes, warns or is unknown
     script: str = ""  # what the launcher would submit
     sandboxes: tuple[str, ...] = ()  # where programs of the policy would run here
+    memory: tuple[MemoryUse, ...] = ()  # of one run of each condition, where it is known
 
 
 def explain_plan(
     plan: Plan,
-    longest_answers: Mapping[str, int],
+    checked: Checked,
     history: History | None,
     cores: float,
     file_name: str,
@@ -75,18 +89,20 @@ def explain_plan(
     budget_s: float | None = None,
     sets_max_tokens: bool = True,
     script: str = "",
+    free_memory: Callable[[str], int | None] = lambda _: None,
 ) -> Explanation:
     """Describe a plan.
 
     Args:
         plan: the plan.
-        longest_answers: length of the longest answer of each condition's task, in characters.
+        checked: what `preflight` found out.
         history: earlier runs, read from `learned_from` (the plan's log directory if empty); None if unknown.
         cores: CPU cores that are available on this machine.
         file_name: the file, for the commands.
         budget_s: longest acceptable wall time; None if not given.
         sets_max_tokens: whether the file sets `training.max_tokens`.
         script: what the launcher would submit, if it submits anything.
+        free_memory: device (cpu or cuda) -> bytes that are free, None if not known.
     """
     first = plan.first_runs()
     time = None
@@ -96,11 +112,21 @@ def explain_plan(
         time = wall_time(plan, history, cores)
     configs = [run.config for run in first.values()]
     sandboxes = sandboxes_of(configs)
-    warnings = (*warnings_of(plan, longest_answers, cores), *sandbox_warnings(configs, sandboxes))
+    memory = tuple(
+        MemoryUse(
+            condition, needed.device, needed.peak, needed.smallest, free_memory(needed.device), needed.parts()
+        )
+        for condition, needed in checked.memory.items()
+    )
+    warnings = (
+        *warnings_of(plan, checked.longest_answers, cores),
+        *sandbox_warnings(configs, sandboxes),
+        *_short_of_memory(memory, plan.workers),
+    )
     steps = "training.max_steps=20" if plan.is_single_run else "campaign.max_steps=20"
     logs = shlex.quote(str(plan.log_dir))
     pilot = f"retrain {file_name} --set {steps} && retrain explain {file_name} --from {logs}"
-    decisions = Decisions(plan, longest_answers, time, cores, file_name, pilot, learned_from or logs)
+    decisions = Decisions(plan, checked.longest_answers, time, cores, file_name, pilot, learned_from or logs)
     return Explanation(
         name=plan.name,
         conditions=tuple(_condition(run, plan, first[plan.conditions[0]]) for run in first.values()),
@@ -118,7 +144,20 @@ def explain_plan(
         checklist=decisions.checklist(budget_s, sets_max_tokens=sets_max_tokens),
         script=script,
         sandboxes=tuple(sandboxes),
+        memory=memory,
     )
+
+
+def _short_of_memory(uses: Sequence[MemoryUse], workers: int) -> Iterator[str]:
+    """Iterate over warnings of conditions whose runs do not fit beside each other; each GPU holds one."""
+    for use in uses:
+        together = use.peak_bytes * (workers if use.device == "cpu" else 1)
+        if use.free_bytes is not None and together > use.free_bytes:
+            yield (
+                f"{use.condition}: {count_of(workers, 'run')} at a time would take about {gib(together)} of "
+                f"memory, and {gib(use.free_bytes)} are free: fewer workers, a smaller "
+                "tokens_per_micro_batch or gradient_checkpointing take less"
+            )
 
 
 def _condition(run: RunPlan, plan: Plan, base: RunPlan) -> ConditionPlan:

@@ -14,19 +14,25 @@ from retrain.errors import ConfigError, LaunchError
 from retrain.plan.matrix import Plan
 
 if TYPE_CHECKING:
-    from retrain.config.schema import Config
+    from retrain.backends import MemoryEstimate
+    from retrain.rollouts import Prompt
     from retrain.tasks import Task
 
-PATIENCE_S = 10.0  # per address: a running server answers at once, unless it is very busy
+HERE = ("local", "inline")  # launchers whose runs use this machine's memory
 
 
-def preflight(plan: Plan, source: str) -> dict[str, int]:
-    """Build each distinct task, and check the runs with their backends; a ConfigError lists every problem.
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """What the checks found out about each condition's runs."""
 
-    Returns:
-        The length of the longest answer in each condition's task, in characters; 0 without answers.
-    """
+    longest_answers: Mapping[str, int]  # in characters; 0 without answers
+    memory: Mapping[str, MemoryEstimate]  # of one run; only where its backend knows
+
+
+def preflight(plan: Plan, source: str) -> Checked:
+    """Build each distinct task, and check the runs with their backends; a ConfigError lists every problem."""
     longest_answers: dict[str, int] = {}
+    memory: dict[str, MemoryEstimate] = {}
     problems: dict[str, None] = {}
     built: dict[str, Task] = {}
     for run in plan.first_runs().values():  # a seed changes nothing here
@@ -36,11 +42,22 @@ def preflight(plan: Plan, source: str) -> dict[str, int]:
             made = registry.find("tasks", data.task)(seed=data.seed, **data.options)
             built[key] = registry.check_made("tasks", data.task, made)
         longest_answers[run.condition] = built[key].longest_answer
-        found = _backend_problems(replace(run.config, campaign=plan.campaign), built[key])
+        config = replace(run.config, campaign=plan.campaign)
+        found = _backend_problems(config, built[key])
+        if not found and (needed := memory_of(config, built[key].train)):
+            memory[run.condition] = needed
         problems.update(dict.fromkeys(f"{source} {problem}" for problem in found))
     if problems:
         raise ConfigError(list(problems))
-    return longest_answers
+    return Checked(longest_answers, memory)
+
+
+def memory_of(config: Config, prompts: Sequence[Prompt] = ()) -> MemoryEstimate | None:
+    """Return what a run takes of the memory here; None if its backend does not know, or it runs elsewhere."""
+    needed = registry.hook("backends", config.backend.backend, "memory")
+    is_here = config.campaign is None or config.campaign.launcher in HERE
+    estimate: MemoryEstimate | None = needed(config, prompts) if needed and is_here else None
+    return estimate
 
 
 def _backend_problems(config: Config, task: Task) -> list[str]:
@@ -81,9 +98,11 @@ def servers_of(configs: Iterable[Config]) -> Iterator[Server]:
         for address, key in (reward(config.reward.params) if reward else {}).items():
             named[address] = f"[reward.params].{key}"
     for address, key in named.items():
+        from retrain.http_client import answer_of  # not at the top: few runs have servers; it takes 20 ms
+
         if not re.match(r"https?://", address):  # reported elsewhere
             continue
-        yield Server(re.sub(r"//[^/@]*@", "//", address), key, _silence(address))
+        yield Server(re.sub(r"//[^/@]*@", "//", address), key, answer_of(address)[1])
 
 
 def check_servers(configs: Iterable[Config], source: str) -> None:
@@ -96,24 +115,6 @@ def check_servers(configs: Iterable[Config], source: str) -> None:
     ]
     if silent:
         raise LaunchError("\n".join(silent))
-
-
-def _silence(address: str) -> str:
-    """Return why an address does not answer, "" if it does. Not by httpx, which is an extra's package."""
-    import http.client  # not at the top: few runs have servers, and these take 20 ms
-    import urllib.error
-    import urllib.request
-
-    try:
-        with urllib.request.urlopen(address, timeout=PATIENCE_S):
-            return ""
-    except urllib.error.HTTPError as refusal:
-        refusal.close()
-        return ""
-    except urllib.error.URLError as error:
-        return getattr(error.reason, "strerror", None) or str(error.reason)
-    except (OSError, http.client.HTTPException, ValueError) as error:
-        return str(error) or type(error).__name__
 
 
 def sandboxes_of(configs: Sequence[Config]) -> dict[str, str]:

@@ -60,6 +60,11 @@ def counts_of(names: Iterable[str]) -> str:
     return ", ".join(f"{count} {name}" for name, count in Counter(names).most_common())
 
 
+def gib(size_bytes: float) -> str:
+    """Return `1.5 GiB`; less than a tenth as `39 MiB`."""
+    return f"{size_bytes / 2**30:.1f} GiB" if size_bytes >= 2**30 / 10 else f"{size_bytes / 2**20:.0f} MiB"
+
+
 def first_of(names: Sequence[str], shown: int = 5) -> str:
     """Return the first names of many: `a, b and 3 more`."""
     more = f" and {len(names) - shown} more" if len(names) > shown else ""

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.text import Text
 
-from retrain.plan.explain import Explanation
-from retrain.records.text import about, count_of, format_duration, plain, plain_lines
+from retrain.plan.explain import Explanation, MemoryUse
+from retrain.records.text import about, count_of, format_duration, gib, plain, plain_lines
 from retrain.render.tables import fitted
 
 if TYPE_CHECKING:
@@ -72,11 +72,17 @@ def _facts(explanation: Explanation) -> Iterator[tuple[str, str]]:
     yield "log directory", f"{explanation.log_dir}/"
     if explanation.sandboxes:
         yield "programs run in", ", ".join(explanation.sandboxes)
+    yield from dict.fromkeys(("memory of a run", _memory(use)) for use in explanation.memory)
     if explanation.wall_time is not None:
         yield from _time(explanation.wall_time)
     else:
         yield "wall time", "unknown; no earlier run has measured " + ", ".join(explanation.unknown)
         yield "measure it with", explanation.pilot_command
+
+
+def _memory(use: MemoryUse) -> str:
+    free = "" if use.free_bytes is None else f"; {gib(use.free_bytes)} are free"
+    return f"about {gib(use.peak_bytes)} at its peak ({use.parts}){free}"
 
 
 def _time(time: WallTime) -> Iterator[tuple[str, str]]:

@@ -12,13 +12,20 @@ from typing import TYPE_CHECKING, Any
 
 from retrain import extras
 from retrain.backends import BackendSpec
-from retrain.backends.local.names import model_problem, prompts_problem, template_problem
+from retrain.backends.local.names import (
+    hub_problem,
+    is_offline,
+    model_problem,
+    prompts_problem,
+    template_problem,
+)
 from retrain.backends.options import is_words, number, one_of, option, parsed, problems_of, whole
 from retrain.engines.vllm import vllm_problem
 from retrain.errors import ConfigError
 from retrain.system.nvidia import gpu_nodes
 
 if TYPE_CHECKING:
+    from retrain.backends import MemoryEstimate
     from retrain.backends.local.policy import LocalBackend
     from retrain.config.schema import Config
     from retrain.rollouts import Prompt
@@ -133,7 +140,11 @@ def check_run(config: Config) -> list[str]:
     if config.algorithm.kl_coef and not options.get("lora", DEFAULTS.lora):
         problems.append(f"[algorithm].kl_coef: {NO_REFERENCE}")
     device, launcher = options.get("device", DEFAULTS.device), config.campaign and config.campaign.launcher
-    if device.startswith("cuda") and launcher in ("local", "inline") and not gpu_nodes():
+    runs_here = launcher in (None, "local", "inline")
+    if runs_here and not problems and not is_offline(offline):
+        wrong = hub_problem(config.model.model, str(options.get("revision", "")))
+        problems += [f"[model].model: {wrong}"] if wrong else []
+    if device.startswith("cuda") and runs_here and not gpu_nodes():
         problems.append(
             f'[backend.options].device: got {device!r}; this machine has no GPU; use "cpu" or "auto"'
         )
@@ -161,6 +172,14 @@ def check_prompts(config: Config, prompts: Sequence[Prompt]) -> list[str]:
     """Return problems of the prompts, judged by the model's files; torch is not imported."""
     wrong = prompts_problem(config.model.model, prompts)
     return [f"[data]: {wrong}"] if wrong else []
+
+
+def memory(config: Config, prompts: Sequence[Prompt]) -> MemoryEstimate | None:
+    """Return an estimate of the memory that a run takes; None without the model's files."""
+    from retrain.backends.local.memory import estimate
+
+    options = config.backend.options
+    return estimate(config, parsed(LocalOptions, options, check_options(options)), prompts)
 
 
 def servers(config: Config) -> dict[str, str]:

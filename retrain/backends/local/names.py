@@ -1,4 +1,4 @@
-"""Checks of a model name before torch is imported: does the model exist, and has it an end token?
+"""Checks of a model before torch is imported: can it be loaded from here, and has it an end token?
 
 Reports only certain problems; the others appear when the model is loaded.
 """
@@ -20,6 +20,8 @@ WITHOUT_DEFAULTS = ("PreTrainedTokenizerFast", "TokenizersBackend")
 CONTEXT = ("max_position_embeddings", "n_positions", "max_seq_len")  # names in model configs
 SHOWN = 3  # prompts named in an error about length
 YES = ("1", "on", "yes", "true")
+NOT_FOUND = 404
+LETTERS = 3  # of a token, where no tokenizer can be asked
 
 
 def model_problem(model: str, *, local_files_only: bool = False) -> str:
@@ -31,8 +33,7 @@ def model_problem(model: str, *, local_files_only: bool = False) -> str:
         return _directory_problem(model, path)
     if not path.exists() and (path.is_absolute() or model.startswith((".", "~")) or model.count("/") > 1):
         return f"{model!r} does not exist; needs a saved model's directory"
-    offline = local_files_only or os.environ.get("HF_HUB_OFFLINE", "").lower() in YES
-    if offline and not (_cache() / f"models--{model.replace('/', '--')}").is_dir():
+    if is_offline(local_files_only) and not _cached(model).is_dir():
         return (
             f"{model!r} is neither a directory nor in {_cache()}, and offline mode is on; "
             "use a directory, or allow the hub (local_files_only = false, no HF_HUB_OFFLINE)"
@@ -40,12 +41,56 @@ def model_problem(model: str, *, local_files_only: bool = False) -> str:
     return ""
 
 
+def is_offline(local_files_only: bool) -> bool:
+    """Whether the hub is never contacted."""
+    return local_files_only or os.environ.get("HF_HUB_OFFLINE", "").lower() in YES
+
+
+def hub_problem(model: str, revision: str) -> str:
+    """Return why a model cannot be downloaded; "" if the hub has it, or it need not be. No secret is sent."""
+    if files_of(model) is not None:
+        return ""
+    hub = os.environ.get("HF_ENDPOINT", "").rstrip("/") or "https://huggingface.co"
+    address = f"{hub}/{model}/resolve/{revision or 'main'}/config.json"
+    from retrain.http_client import answer_of  # not at the top: planning rarely needs it, and it takes 20 ms
+
+    code, silence = answer_of(address)
+    if silence:
+        return (
+            f"{model!r} is not on this machine, and {hub} does not answer ({silence}); "
+            "use a saved model's directory, or check the connection"
+        )
+    return f"{hub} has no model {model!r}; check its name and the revision" if code == NOT_FOUND else ""
+
+
+def files_of(model: str) -> Path | None:
+    """Return the directory with a model's files, its own or the hub's cache; None if they are not here."""
+    path = Path(model).expanduser()
+    if path.is_dir():
+        return path
+    found = [file.parent for file in _cached(model).glob("snapshots/*/config.json")]
+    complete = [one for one in found if any(one.glob("*.safetensors")) or any(one.glob("*.bin"))]
+    return max(complete, key=lambda one: one.stat().st_mtime, default=None)
+
+
+def prompt_tokens(directory: Path, prompts: Sequence[Prompt], system_prompt: str) -> int:
+    """Return the tokens of the longest prompt with the system prompt, without a chat template's."""
+    longest = max((prompt.text for prompt in prompts), key=len, default="")
+    file = directory / "tokenizer.json"
+    if find_spec("tokenizers") is None or "model" not in read_json(file):
+        return (len(longest) + len(system_prompt)) // LETTERS
+    from tokenizers import Tokenizer  # imports in 25 ms, without torch
+
+    encoded = Tokenizer.from_file(str(file)).encode(system_prompt + longest, add_special_tokens=False)
+    return len(encoded.ids)
+
+
 def _directory_problem(model: str, path: Path) -> str:
     if not (path / "config.json").is_file():
         return f"{model!r} is a directory without config.json; use a saved model's directory"
-    tokenizer = _read(path / "tokenizer_config.json")
-    ends = [_read(path / name).get("eos_token_id") for name in ("config.json", "generation_config.json")]
-    named = tokenizer.get("eos_token") or _read(path / "special_tokens_map.json").get("eos_token")
+    tokenizer = read_json(path / "tokenizer_config.json")
+    ends = [read_json(path / name).get("eos_token_id") for name in ("config.json", "generation_config.json")]
+    named = tokenizer.get("eos_token") or read_json(path / "special_tokens_map.json").get("eos_token")
     is_endless = tokenizer.get("tokenizer_class") in WITHOUT_DEFAULTS and not named
     if is_endless and all(end is None for end in ends):
         return (
@@ -59,7 +104,7 @@ def template_problem(model: str) -> str:
     """Return a problem if a saved model's tokenizer has no chat template; "" if it has or may have one."""
     path = Path(model).expanduser()
     config = path / "tokenizer_config.json"
-    if not config.is_file() or _read(config).get("chat_template") or any(path.glob("*chat_template*")):
+    if not config.is_file() or read_json(config).get("chat_template") or any(path.glob("*chat_template*")):
         return ""
     return f"the tokenizer of {model!r} has none; set it to false"
 
@@ -73,7 +118,7 @@ def prompts_problem(model: str, prompts: Sequence[Prompt]) -> str:
     room = _context(path)
     long = [p for p in prompts if len(p.text.encode()) >= room]  # a token covers at least one byte
     file = path / "tokenizer.json"
-    if not long or "model" not in _read(file) or find_spec("tokenizers") is None:
+    if not long or "model" not in read_json(file) or find_spec("tokenizers") is None:
         return ""
     from tokenizers import Tokenizer  # imports in 25 ms, without torch
 
@@ -95,18 +140,23 @@ def too_long(prompts: Iterable[tuple[int, int]], room: float) -> str:
 
 
 def _context(path: Path) -> float:
-    config = _read(path / "config.json")
+    config = read_json(path / "config.json")
     tables = [config, config.get("text_config")]
     lengths = [t.get(name) for t in tables if isinstance(t, dict) for name in CONTEXT]
     return next((length for length in lengths if isinstance(length, int)), math.inf)
 
 
-def _read(path: Path) -> dict[str, Any]:
+def read_json(path: Path) -> dict[str, Any]:
+    """Return the object in a file; empty if there is none."""
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {}
     return found if isinstance(found, dict) else {}
+
+
+def _cached(model: str) -> Path:
+    return _cache() / f"models--{model.replace('/', '--')}"
 
 
 def _cache() -> Path:
