@@ -30,7 +30,7 @@ from retrain.records.layout import CampaignFiles
 from retrain.records.run_state import RunState
 from retrain.rewards import Answer
 from retrain.rewards.columns import needed_by
-from retrain.rewards.opening import bounds_of, open_reward
+from retrain.rewards.opening import open_reward, range_of
 from retrain.rollouts import Loss, Prompt, Rollout, TrainingSample
 from retrain.sandbox.choice import choose
 from retrain.sandbox.probe import holes
@@ -109,7 +109,7 @@ def _scores(name: str, table: Table) -> str:
     prompts = [replace(prompt, row=dict.fromkeys(columns, prompt.answer)) for prompt in PROMPTS]
     answers = [Answer(text, prompt) for prompt in prompts for text in COMPLETIONS]
     try:
-        scores = bounds_of(name).keep(calls.wait_for(scorer.score_all(answers)))
+        scores = range_of(name).keep(calls.wait_for(scorer.score_all(answers)))
     finally:
         scorer.close()
         calls.close()

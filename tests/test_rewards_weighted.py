@@ -67,7 +67,7 @@ def test_a_part_that_never_ends_keeps_no_process_from_ending() -> None:
     script = """
 import threading
 from contextlib import ExitStack
-from retrain.rewards.opening import Bounds
+from retrain.rewards.opening import RewardRange
 from retrain.rewards.weighted import OpenPart, WeightedScorer
 
 begun = threading.Event()
@@ -77,7 +77,7 @@ class Endless:
         begun.set()
         threading.Event().wait()
 
-WeightedScorer([OpenPart(1.0, Endless(), Bounds("endless"))], ExitStack()).score_all([]).close()
+WeightedScorer([OpenPart(1.0, Endless(), RewardRange("endless"))], ExitStack()).score_all([]).close()
 begun.wait()
 """
     subprocess.run([sys.executable, "-c", script], check=True, timeout=60)

@@ -14,7 +14,7 @@ import pytest
 
 from retrain import registry
 from retrain.errors import ConfigError, InfrastructureError, RunFailedError
-from retrain.rewards.opening import bounds_of
+from retrain.rewards.opening import range_of
 from retrain.rollouts import Group, Prompt, Rollout
 from retrain.trainer.batch import ScoredBatch
 from retrain.trainer.scoring import Scorer
@@ -162,7 +162,7 @@ def test_a_range_that_is_none_is_named(plugin: Callable[[str, str], str], bounds
 
 @pytest.mark.parametrize("name", registry.built_in_names("rewards"))
 def test_every_verifier_of_ours_says_what_it_gives(name: str) -> None:
-    bounds = bounds_of(name)
+    bounds = range_of(name)
     own = {"custom", "weighted"}  # a user's function, and parts that are held to their own bounds
     assert (bounds.low, bounds.high) == ((-math.inf, math.inf) if name in own else (0.0, 1.0))
 

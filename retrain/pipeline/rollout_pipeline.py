@@ -28,29 +28,18 @@ class Batch(Generic[Item]):
 class RolloutPipeline(Generic[Item]):
     """Producer threads on one side, the training loop on the other.
 
-    ```python
-    with RolloutPipeline(produce, settings, workers=2) as pipeline:
-        for version in range(steps):
-            batch = pipeline.next_batch(settings.batch_size, version)
-            train(batch.items)
-            pipeline.publish(version + 1)
-    ```
-
-    Every item carries the policy version published when its sampling started. Units are handed out in the
-    order in which they were started: training waits for a slow unit rather than overtake it until it is
-    stale. Items that become stale nevertheless, because batches shrank, are dropped and counted.
+    Every item carries the policy version published when its sampling started; `Flow` decides what happens
+    when. Items that become stale, because batches shrank, are dropped and counted.
 
     Args:
-        produce: takes the policy version and returns one unit of items. Called concurrently by `workers`
-            threads, without a lock.
-        settings: buffer, pace and age limit; see `FlowSettings`.
+        produce: takes the policy version and returns one unit of items; called by `workers` threads at once.
+        settings: buffer, pace and age limit.
         workers: producer threads.
         seed: for the buffer's random reads.
-        exclusive: returns a context manager that is held around every call of `produce`. If sampling and
-            updating must not overlap (shared weights), return a lock and hold it around the update and
-            `publish` too.
-        begin: returns further arguments of `produce` for the next unit. Called under the pipeline's lock
-            in starting order, so a unit's contents do not depend on which thread is faster.
+        exclusive: returns a context that is held around every call of `produce`. If sampling and updating
+            must not overlap (shared weights), return a lock and hold it around the update and `publish` too.
+        begin: returns further arguments of `produce` for the next unit; called under the pipeline's lock in
+            starting order, so a unit's contents do not depend on which thread is faster.
 
     Raises:
         ValueError: the settings could deadlock or never keep their pace; names the keys.

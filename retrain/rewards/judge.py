@@ -93,7 +93,7 @@ def open_scorer(
     )
     fixed = {"model": model, "max_tokens": max_tokens, "temperature": temperature}
     threads = ThreadPoolExecutor(max_concurrent, "judge")
-    return JudgeScorer(Endpoint(base_url.rstrip("/"), client, retries, backoff_s), template, fixed, threads)
+    return JudgeScorer(base_url.rstrip("/"), client, threads, template, fixed, retries, backoff_s)
 
 
 score = score_with(open_scorer)
@@ -119,56 +119,22 @@ def servers(params: Mapping[str, Any]) -> dict[str, str]:
 
 
 @dataclass(frozen=True, slots=True)
-class Endpoint:
-    """An OpenAI-compatible chat endpoint, with retries."""
-
-    base_url: str  # without /chat/completions
-    client: HttpClient
-    retries: int
-    backoff_s: float
-
-    def ask(self, body: Mapping[str, Any]) -> str:
-        """Return the text of the first choice.
-
-        Raises:
-            TimeoutError: no answer in time in any attempt.
-            UnscoredError: unreachable or overloaded in every attempt, or the answer has no text.
-            RunFailedError: the endpoint refuses (key, model, request), so a retry would not help.
-        """
-        try:
-            reply = self.client.persist(
-                lambda: self.client.post("/chat/completions", body),
-                attempts=self.retries + 1,
-                first_wait_s=self.backoff_s,
-            )
-        except CallError as error:
-            if error.is_timeout:
-                raise TimeoutError(f"{self.base_url}: {error}") from error
-            if not error.code:
-                raise UnscoredError(f"no answer from {self.base_url}: {error}") from error
-            if error.is_passing:
-                raise UnscoredError(f"HTTP {error.code} from {self.base_url}: {error}") from error
-            raise RunFailedError(
-                f"the judge at {self.base_url} refused with HTTP {error.code}: {error}; "
-                "check the address, the model's name and the key"
-            ) from error
-        return _content(reply, self.client.masked)
-
-
-@dataclass(frozen=True, slots=True)
 class JudgeScorer:
     """Sends every completion to the judge, several at a time."""
 
-    endpoint: Endpoint
-    template: str
-    fixed: Mapping[str, Any]
+    base_url: str  # without /chat/completions
+    client: HttpClient
     threads: ThreadPoolExecutor
+    template: str
+    fixed: Mapping[str, Any]  # of each request
+    retries: int
+    backoff_s: float
 
     def score_all(self, answers: Sequence[Answer]) -> list[Score]:
         """Score every completion, in order.
 
         Raises:
-            RunFailedError: the endpoint refuses.
+            RunFailedError: the endpoint refuses (key, model, request), so a retry would not help.
         """
         futures = [self.threads.submit(self._score, answer) for answer in answers]
         try:
@@ -180,22 +146,38 @@ class JudgeScorer:
     def close(self) -> None:
         """Drop waiting requests, and close the connections."""
         self.threads.shutdown(wait=False, cancel_futures=True)
-        self.endpoint.client.close()
+        self.client.close()
 
     def _score(self, answer: Answer) -> Score:
-        values = {
-            "prompt": answer.prompt.text,
-            "answer": answer.prompt.answer,
-            "completion": answer.completion,
-        }
+        prompt = answer.prompt
+        values = {"prompt": prompt.text, "answer": prompt.answer, "completion": answer.completion}
         question = PLACEHOLDER.sub(lambda found: values[found[1]], self.template)
         try:
-            reply = self.endpoint.ask({**self.fixed, "messages": [{"role": "user", "content": question}]})
-            return Score(read_score(reply, self.endpoint.client.masked))
-        except TimeoutError as error:
-            return Score(None, Outcome.TIMEOUT, str(error))
+            reply = self._ask({**self.fixed, "messages": [{"role": "user", "content": question}]})
+            return Score(read_score(reply, self.client.masked))
         except UnscoredError as error:
             return Score(None, Outcome.ERROR, str(error))
+        except CallError as error:
+            return self._unanswered(error)
+
+    def _ask(self, body: Mapping[str, Any]) -> str:
+        reply = self.client.persist(
+            lambda: self.client.post("/chat/completions", body),
+            attempts=self.retries + 1,
+            first_wait_s=self.backoff_s,
+        )
+        return _content(reply, self.client.masked)
+
+    def _unanswered(self, error: CallError) -> Score:
+        if error.is_timeout:
+            return Score(None, Outcome.TIMEOUT, f"{self.base_url}: {error}")
+        if error.is_passing:
+            what = f"HTTP {error.code}" if error.code else "no answer"
+            return Score(None, Outcome.ERROR, f"{what} from {self.base_url}: {error}")
+        raise RunFailedError(
+            f"the judge at {self.base_url} refused with HTTP {error.code}: {error}; "
+            "check the address, the model's name and the key"
+        ) from error
 
 
 def _is_address(url: str) -> bool:

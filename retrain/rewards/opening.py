@@ -36,7 +36,7 @@ ROUNDING = 1e-9
 
 
 @dataclass(frozen=True, slots=True)
-class Bounds:
+class RewardRange:
     """The range of a plugin's rewards, including both ends."""
 
     reward: str  # name of the plugin
@@ -56,7 +56,7 @@ class Bounds:
         return Score(None, Outcome.ERROR, what)
 
 
-def bounds_of(name: str) -> Bounds:
+def range_of(name: str) -> RewardRange:
     """Return the range that a plugin declares.
 
     Raises:
@@ -64,13 +64,13 @@ def bounds_of(name: str) -> Bounds:
     """
     declared = registry.plugin("rewards", name).constant("RANGE", None)
     if declared is None:
-        return Bounds(name)
+        return RewardRange(name)
     if not (isinstance(declared, tuple) and len(declared) == 2 and all(map(is_number, declared))):
         raise ConfigError(f"{name!r}: RANGE is {declared!r}; needs the lowest and the highest reward")
     low, high = map(float, declared)
     if low >= high:
         raise ConfigError(f"{name!r}: RANGE is {declared!r}; needs the lowest reward first")
-    return Bounds(name, low, high)
+    return RewardRange(name, low, high)
 
 
 def open_reward(

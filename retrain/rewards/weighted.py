@@ -31,7 +31,7 @@ from typing import Any
 from retrain import extras, registry
 from retrain.errors import ConfigError
 from retrain.rewards import Answer, BatchScorer, Outcome, Score, is_number, score_with
-from retrain.rewards.opening import Bounds, CallingScorer, bounds_of, close_unawaited, open_reward
+from retrain.rewards.opening import CallingScorer, RewardRange, close_unawaited, open_reward, range_of
 
 PART_KEYS = ("reward", "weight", "params")
 
@@ -52,7 +52,7 @@ class OpenPart:
 
     weight: float
     scorer: BatchScorer
-    bounds: Bounds  # each part is checked against its own range
+    bounds: RewardRange  # each part is checked against its own range
 
 
 def open_scorer(
@@ -80,7 +80,7 @@ def open_scorer(
         for part in _parts_of(parts):
             scorer = open_reward(part.reward, part.params, where)
             stack.callback(scorer.close)
-            opened.append(OpenPart(part.weight, scorer, bounds_of(part.reward)))
+            opened.append(OpenPart(part.weight, scorer, range_of(part.reward)))
         return WeightedScorer(opened, stack.pop_all())
 
 

@@ -19,12 +19,12 @@ from retrain.event_loop import in_thread
 from retrain.locks import GUARD, LockFile
 from retrain.semaphore.slots import (
     Slots,
-    change_limits,
+    change_permits,
     check_permits,
-    create_limits,
+    create_permits,
     describe_holder,
     inspect_semaphore,
-    read_limits,
+    read_permits,
     take_seat,
     write_holder,
 )
@@ -81,7 +81,7 @@ class FileSemaphore:
             self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         except OSError as error:
             raise records_error(self._directory, "make the directory", error) from error
-        create_limits(self._directory, permits)
+        create_permits(self._directory, permits)
         wait_queue = self._directory / "turnstile.lock"
         LockFile(str(wait_queue)).close()
         self._wakeup_address = wakeup_address(wait_queue)
@@ -91,7 +91,7 @@ class FileSemaphore:
     @property
     def permits(self) -> int:
         """Current number of permits, for all processes."""
-        return read_limits(self._directory).permits
+        return read_permits(self._directory).permits
 
     def set_permits(self, permits: int) -> None:
         """Change the number of permits, for all processes.
@@ -103,7 +103,7 @@ class FileSemaphore:
             ValueError: `permits` is not a whole number from 1 to 512.
             RecordsError: it cannot be written; the old number is kept.
         """
-        change_limits(self._directory, check_permits(permits))
+        change_permits(self._directory, check_permits(permits))
         wake(self._wakeup_address)
 
     def acquire(self, timeout_s: float | None = None) -> bool:

@@ -46,18 +46,18 @@ class SemaphoreState:
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class PermitCounts:
     """`permits` may be in use at once; after a decrease, slots up to `slots` may still be held."""
 
     permits: int
     slots: int
 
 
-class LimitsFile:
-    """The limits as read once; can check whether they were replaced since."""
+class PermitsFile:
+    """The counts as read once; can check whether they were replaced since."""
 
     def __init__(self, directory: Path) -> None:
-        """Read the limits; raise RecordsError if the directory holds no semaphore, or a damaged one."""
+        """Read the counts; raise RecordsError if the directory holds no semaphore, or a damaged one."""
         self._path = f"{directory}/permits.json"
         try:
             with GUARD:
@@ -70,7 +70,7 @@ class LimitsFile:
         text = os.read(self._file.fileno(), _RECORD_BYTES)
         try:
             fields = json.loads(text)
-            self.now = Limits(check_permits(fields["permits"]), check_permits(fields["slots"]))
+            self.now = PermitCounts(check_permits(fields["permits"]), check_permits(fields["slots"]))
         except (ValueError, TypeError, KeyError, RecursionError):
             self.close()
             raise DamagedRecordError(
@@ -85,35 +85,35 @@ class LimitsFile:
         self._file.close()
 
 
-def read_limits(directory: Path) -> Limits:
-    """Read the limits once, as `LimitsFile` does."""
-    file = LimitsFile(directory)
+def read_permits(directory: Path) -> PermitCounts:
+    """Read the counts once, as `PermitsFile` does."""
+    file = PermitsFile(directory)
     file.close()
     return file.now
 
 
-def create_limits(directory: Path, permits: int) -> None:
+def create_permits(directory: Path, permits: int) -> None:
     """Set the number of permits, unless the directory has a readable one."""
     with closing(LockFile(f"{directory}/permits.lock")) as guard:
         guard.lock()
         with suppress(DamagedRecordError):
             if os.path.lexists(directory / "permits.json"):
-                read_limits(directory)
+                read_permits(directory)
                 return
         numbers = [path.name.removeprefix("slot-") for path in directory.glob("slot-*")]  # each may be held
         slots = max((int(n) + 1 for n in numbers if n.isascii() and n.isdigit()), default=0)
-        _write(directory, Limits(permits, max(permits, min(slots, MAX_PERMITS))))
+        _write(directory, PermitCounts(permits, max(permits, min(slots, MAX_PERMITS))))
 
 
-def change_limits(directory: Path, permits: int) -> None:
+def change_permits(directory: Path, permits: int) -> None:
     """Set the number of permits; the number of slots never falls, because old slots may still be held."""
     with closing(LockFile(f"{directory}/permits.lock")) as guard:
         guard.lock()
-        _write(directory, Limits(permits, max(permits, read_limits(directory).slots)))
+        _write(directory, PermitCounts(permits, max(permits, read_permits(directory).slots)))
 
 
-def _write(directory: Path, limits: Limits) -> None:
-    write_atomic(directory / "permits.json", json.dumps(asdict(limits)))
+def _write(directory: Path, counts: PermitCounts) -> None:
+    write_atomic(directory / "permits.json", json.dumps(asdict(counts)))
 
 
 def check_permits(permits: object) -> int:
@@ -145,14 +145,14 @@ def inspect_semaphore(directory: Path | str) -> SemaphoreState:
         RecordsError: the directory holds no semaphore, or its files cannot be read.
     """
     directory = Path(directory)
-    limits = read_limits(directory)
-    slots = (_slot_path(directory, number) for number in range(limits.slots))
+    counts = read_permits(directory)
+    slots = (_slot_path(directory, number) for number in range(counts.slots))
     holders = tuple(_holder_of(slot) for slot in slots if _is_locked(slot))
     waiting = sum(_is_locked(str(seat)) for seat in sorted(directory.glob("seat-*")))
     wait_queue = directory / "turnstile.lock"
     if wait_queue.exists():  # its watcher may have seen a free slot as locked because it was inspected
         wake(wakeup_address(wait_queue))
-    return SemaphoreState(limits.permits, holders, waiting)
+    return SemaphoreState(counts.permits, holders, waiting)
 
 
 def take_seat(directory: Path) -> LockFile:
@@ -205,24 +205,24 @@ class Slots:
     def __init__(self, directory: Path) -> None:
         self._directory = directory
         self._files: dict[int, LockFile] = {}
-        self._limits = LimitsFile(directory)
+        self._counts = PermitsFile(directory)
 
     def prepare(self) -> None:
         """Open the first files while another process is still the first in the queue."""
-        for number in range(min(self._limits.now.slots, OPEN_EARLY)):
+        for number in range(min(self._counts.now.slots, OPEN_EARLY)):
             self._file(number)
 
     def take(self) -> LockFile | None:
         """Lock a free slot; None if all permits are in use."""
         while True:
-            number = self._lock_one(self._limits.now)
+            number = self._lock_one(self._counts.now)
             # Checked after locking: a process that changes the number from now on finds the slot taken.
-            if self._limits.is_current():
+            if self._counts.is_current():
                 return None if number is None else self._files.pop(number)
             if number is not None:
                 self._files[number].unlock()
-            self._limits.close()
-            self._limits = LimitsFile(self._directory)
+            self._counts.close()
+            self._counts = PermitsFile(self._directory)
 
     def holders(self, at_most: int) -> set[int]:
         """Return the process ids of at most `at_most` current or last holders."""
@@ -230,16 +230,16 @@ class Slots:
 
     def close(self) -> None:
         """Close all files except the taken slot."""
-        self._limits.close()
+        self._counts.close()
         for file in self._files.values():
             file.close()
         self._files.clear()
 
-    def _lock_one(self, limits: Limits) -> int | None:
-        if limits.slots == limits.permits:
-            return next((n for n in range(limits.slots) if self._file(n).try_lock()), None)
-        free = [n for n in range(limits.slots) if self._file(n).try_lock()]
-        is_room = limits.slots - len(free) < limits.permits
+    def _lock_one(self, counts: PermitCounts) -> int | None:
+        if counts.slots == counts.permits:
+            return next((n for n in range(counts.slots) if self._file(n).try_lock()), None)
+        free = [n for n in range(counts.slots) if self._file(n).try_lock()]
+        is_room = counts.slots - len(free) < counts.permits
         for number in free[1:] if is_room else free:
             self._files[number].unlock()
         return free[0] if is_room and free else None

@@ -15,7 +15,7 @@ import numpy as np
 from retrain.errors import InfrastructureError, RunFailedError
 from retrain.event_loop import EventLoopThread
 from retrain.rewards import Answer, BatchScorer, Outcome, Score
-from retrain.rewards.opening import bounds_of, open_reward
+from retrain.rewards.opening import open_reward, range_of
 from retrain.rollouts import Group
 from retrain.trainer.batch import ScoredBatch
 
@@ -28,7 +28,7 @@ class Scorer:
     ) -> None:
         """Open the reward; raise ConfigError if there is none of this name, or it rejects its parameters."""
         self._name = name
-        self._bounds = bounds_of(name)
+        self._bounds = range_of(name)
         self._reward: BatchScorer = open_reward(name, params, sandbox)
         self._calls = EventLoopThread()  # its own: a slow reward must not delay the backend's heartbeats
 

@@ -20,7 +20,7 @@ from retrain.rollouts import Group, Prompt
 from retrain.tasks import Task
 
 T = TypeVar("T")
-Sample = Callable[[Sequence[Prompt]], list[Group]]
+Sampler = Callable[[Sequence[Prompt]], list[Group]]
 
 
 class PromptStream(Generic[T]):
@@ -72,7 +72,7 @@ class PromptStream(Generic[T]):
 class Source:
     """Samples when asked: the synchronous loop. `AsyncSource` samples while the trainer trains."""
 
-    def __init__(self, prompts: PromptStream[Prompt], sample: Sample) -> None:
+    def __init__(self, prompts: PromptStream[Prompt], sample: Sampler) -> None:
         self._prompts = prompts
         self._sample = sample
         self._before = prompts.state_dict()
@@ -123,7 +123,7 @@ class AsyncSource(Source):
     def __init__(
         self,
         prompts: PromptStream[Prompt],
-        sample: Sample,
+        sample: Sampler,
         settings: FlowSettings,
         *,
         workers: int,
@@ -232,7 +232,7 @@ class AsyncSource(Source):
         return groups
 
 
-def open_source(config: Config, info: BackendInfo, task: Task, sample: Sample) -> Source:
+def open_source(config: Config, info: BackendInfo, task: Task, sample: Sampler) -> Source:
     """Return the source that a configuration asks for."""
     prompts = PromptStream(task.train, config.training.seed)
     settings = flow_settings(config)
