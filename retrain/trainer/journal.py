@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -10,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from retrain.errors import NonFiniteError
+from retrain.errors import NonFiniteError, RecordsError
 from retrain.records.layout import RunFiles
 from retrain.records.metrics import MetricsWriter
 from retrain.records.run_state import Progress, RunState, write_progress
@@ -43,6 +45,8 @@ class Journal:
         self.attempt = attempt
         self._max_steps = max_steps
         self._written_at = -PROGRESS_EVERY_S
+        self._lock = threading.Lock()
+        self._latest: Progress | None = None  # not written yet; a timer will
 
     def row(self, row: StepRow) -> None:
         """Write a step's row; raise NonFiniteError, which names the key, if a value is NaN or infinite."""
@@ -61,13 +65,26 @@ class Journal:
         self._samples.append(step, [asdict(row) for row in rows])
 
     def phase(self, phase: str, step: int, *, state: str = RunState.RUNNING, message: str = "") -> None:
-        """Write the current phase to status.json, at most every `PROGRESS_EVERY_S` while running."""
-        now = time.monotonic()
-        if state == RunState.RUNNING and now - self._written_at < PROGRESS_EVERY_S:
-            return
-        self._written_at = now
+        """Write the current phase to status.json; at most every `PROGRESS_EVERY_S` while running."""
         progress = Progress(state, phase, step, self._max_steps, self.attempt, message=message)
-        write_progress(self._status, progress)
+        with self._lock:
+            early_s = self._written_at + PROGRESS_EVERY_S - time.monotonic()
+            if state == RunState.RUNNING and early_s > 0:
+                if self._latest is None:
+                    later = threading.Timer(early_s, self._write_latest)
+                    later.daemon = True
+                    later.start()
+                self._latest = progress
+                return
+            self._latest, self._written_at = None, time.monotonic()
+            write_progress(self._status, progress)
+
+    def _write_latest(self) -> None:
+        with self._lock, contextlib.suppress(RecordsError):  # the next write says so
+            if self._latest is not None:
+                self._written_at = time.monotonic()
+                write_progress(self._status, self._latest)
+                self._latest = None
 
     def sync(self) -> None:
         """Sync every row and sample so far to disk, and flush the loggers."""
@@ -82,6 +99,8 @@ class Journal:
 
     def close(self) -> str:
         """Close the files, then the loggers; return which rows the loggers lack, "" if none."""
+        with self._lock:
+            self._latest = None  # the end is written by whoever knows it
         self._metrics.close()
         self._samples.close()
         return "" if self._loggers is None else self._loggers.close(*self._ending)
