@@ -36,31 +36,28 @@ def command(
             typer.echo(f"{name:<12} {summary}")
         return
     from retrain.config.json_schema import NAME, json_schema
+    from retrain.registry import hint
 
-    text = read_template(template)
-    target = Path(f"{template}.toml")
-    if not force and _holds(target, text):
-        said = f"{target} exists and is the same"
-    else:
-        said = f"wrote {target}"
-        try:
+    known = templates()
+    if template not in known:
+        others = f"there are: {', '.join(known)}"
+        raise ConfigError(f"--template {template}: no such template; {hint(template, known, others)}")
+    text = (_folder() / f"{template}.toml").read_text(encoding="utf-8")
+    target, is_there = Path(f"{template}.toml"), False
+    with contextlib.suppress(OSError):
+        is_there = not force and target.read_bytes() == text.encode()
+    try:
+        if not is_there:
             with target.open("w" if force else "x", encoding="utf-8") as file:
                 file.write(text)
-        except FileExistsError:
-            raise ConfigError(f"{target}: exists and differs; use --force to overwrite it") from None
-        except OSError as error:
-            raise ConfigError(f"{target}: cannot be written ({error.strerror})") from error
+    except FileExistsError:
+        raise ConfigError(f"{target}: exists and differs; use --force to overwrite it") from None
+    except OSError as error:
+        raise ConfigError(f"{target}: cannot be written ({error.strerror})") from error
     with contextlib.suppress(OSError):  # its first line names the schema; a failure costs only completion
         Path(NAME).write_text(json.dumps(json_schema(), indent=1) + "\n", encoding="utf-8")
+    said = f"{target} exists and is the same" if is_there else f"wrote {target}"
     typer.echo(f"{said}; next: retrain explain {target}, then retrain {target}")
-
-
-def _holds(target: Path, text: str) -> bool:
-    """Whether a file holds exactly this text."""
-    try:
-        return target.read_text(encoding="utf-8") == text
-    except (OSError, ValueError):
-        return False
 
 
 def templates() -> dict[str, str]:
@@ -71,17 +68,6 @@ def templates() -> dict[str, str]:
             comments = (line.lstrip("# ").strip() for line in file if line.startswith("# "))
             found[path.stem] = next(comments, "")
     return found
-
-
-def read_template(name: str) -> str:
-    """Return a template's text; raise ConfigError if there is none of that name."""
-    from retrain.registry import hint
-
-    known = templates()
-    if name not in known:
-        others = f"there are: {', '.join(known)}"
-        raise ConfigError(f"--template {name}: no such template; {hint(name, known, others)}")
-    return (_folder() / f"{name}.toml").read_text(encoding="utf-8")
 
 
 def _folder() -> Path:

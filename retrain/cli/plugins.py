@@ -32,13 +32,6 @@ class PluginRow:
     installed: bool
     install: str  # the command, if it is not installed
 
-    @property
-    def needs(self) -> str:
-        """What the table says of extra and keys."""
-        package = self.install or (f"[{self.extra}], installed" if self.extra else "")
-        key = f"key: {' or '.join(self.keys)}" if self.keys else ""
-        return "; ".join(filter(None, (package, key)))
-
 
 def command(
     kind: Annotated[
@@ -69,13 +62,26 @@ def command(
         _try_out(check, kind, overrides or (), as_json)
         return
     kinds = (kind,) if kind else registry.KINDS
-    rows = [plugin_row(k, name) for k in kinds for name in registry.names(k)]
+    rows = [_row(k, name) for k in kinds for name in registry.names(k)]
     if as_json:
         print_json(rows)
         return
     for k in kinds:
-        cells = [(row.name, row.summary, row.needs) for row in rows if row.kind == k]
+        cells = [(row.name, row.summary, _needs(row)) for row in rows if row.kind == k]
         console().print(table(k, ("name", "what it is", "needs"), cells))
+
+
+def _row(kind: str, name: str) -> PluginRow:
+    wanted = needs(kind, name)
+    installed = not wanted.missing()
+    install = "" if installed else wanted.command
+    return PluginRow(kind, name, summary(kind, name), wanted.extra, wanted.keys, installed, install)
+
+
+def _needs(row: PluginRow) -> str:
+    package = row.install or (f"[{row.extra}], installed" if row.extra else "")
+    key = f"key: {' or '.join(row.keys)}" if row.keys else ""
+    return "; ".join(filter(None, (package, key)))
 
 
 def _try_out(name: str, kind: str, overrides: Sequence[str], as_json: bool) -> None:
@@ -87,23 +93,14 @@ def _try_out(name: str, kind: str, overrides: Sequence[str], as_json: bool) -> N
     if wrong:
         raise ConfigError(f"--set {wrong[0]}: not of the form key=value")
     table = {key.strip(): value_of(value) for key, _, value in (one.partition("=") for one in overrides)}
-    kinds, found = [kind] if kind else kinds_of(name), []
+    kinds = [kind] if kind else kinds_of(name)
+    found = []
     for finding in chain.from_iterable(check_plugin(each, name, table) for each in kinds):
         found.append(finding)
         if not as_json:
-            told = (
-                f"FAILED  {finding.check}: {finding.problem}" if finding.problem else f"ok  {finding.check}"
-            )
-            console().print(told, markup=False, highlight=False, soft_wrap=True)
+            verdict, why = ("FAILED", f": {finding.problem}") if finding.problem else ("ok", "")
+            console().print(f"{verdict}  {finding.check}{why}", soft_wrap=True)
     if as_json:
         print_json(found)
     if any(finding.problem for finding in found):
         raise typer.Exit(EXIT_CONFIG)
-
-
-def plugin_row(kind: str, name: str) -> PluginRow:
-    """Describe a plugin from its source."""
-    wanted = needs(kind, name)
-    installed = not wanted.missing()
-    install = "" if installed else wanted.command
-    return PluginRow(kind, name, summary(kind, name), wanted.extra, wanted.keys, installed, install)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -11,7 +11,6 @@ from retrain.cli import AsJson, RunDirectory, RunId
 
 if TYPE_CHECKING:
     from rich.console import Console
-    from rich.text import Text
 
     from retrain.status.one_run import ShownSample, Which
 
@@ -39,10 +38,10 @@ def command(
     from retrain.status.one_run import choose_samples, find_run
 
     wanted: dict[Which, bool] = {"best": best, "worst": worst, "ties": ties}
-    chosen = [which for which, is_wanted in wanted.items() if is_wanted]
-    if len(chosen) > 1:
-        raise ConfigError(f"--{chosen[0]} --{chosen[1]}: use only one of them")
-    found = choose_samples(find_run(directory, run), step, chosen[0] if chosen else "", count)
+    which, *others = [which for which, is_wanted in wanted.items() if is_wanted] or [""]
+    if others:
+        raise ConfigError(f"--{which} --{others[0]}: use only one of them")
+    found = choose_samples(find_run(directory, run), step, which, count)
     if as_json:
         print_json(found)
     elif found:
@@ -55,37 +54,22 @@ def _show(samples: Sequence[ShownSample], console: Console) -> None:
     """Print samples, each with its step, prompt, reward and advantage."""
     from rich.text import Text
 
-    for sample in samples:
-        console.print(_headline(sample), soft_wrap=True)
-        for name, text in (
-            ("prompt", sample.prompt),
-            ("answer", sample.answer),
-            ("wrote", sample.completion),
-        ):
-            console.print(Text("\n".join(_block(name, text))), soft_wrap=True)
-        console.print()
-
-
-def _headline(sample: ShownSample) -> Text:
-    from rich.text import Text
-
+    from retrain.records.text import plain_lines
     from retrain.render.tables import number
 
-    line = Text(f"step {sample.step}  prompt {sample.prompt_id}  reward ", style="bold")
-    if sample.reward is None:
-        line.append("unscored", style="yellow")
-    else:
-        line.append(number(sample.reward), style="green" if sample.reward > 0 else "red")
-    advantage = "-" if sample.advantage is None else f"{sample.advantage:+.3f}"
-    line.append(f"  advantage {advantage}  {sample.tokens} tokens")
-    marks = (("  tie: no learning signal", sample.tie), ("  truncated", sample.truncated))
-    return line.append("".join(mark for mark, is_so in marks if is_so), style="yellow")
-
-
-def _block(name: str, text: str) -> Iterator[str]:
-    from retrain.records.text import plain_lines
-
-    first, *rest = plain_lines(text) or ["(empty)"]
-    yield f"  {name:<7}{first}"
-    for line in rest:
-        yield f"  {'':7}{line}"
+    for sample in samples:
+        line = Text(f"step {sample.step}  prompt {sample.prompt_id}  reward ", style="bold")
+        if sample.reward is None:
+            line.append("unscored", style="yellow")
+        else:
+            line.append(number(sample.reward), style="green" if sample.reward > 0 else "red")
+        advantage = "-" if sample.advantage is None else f"{sample.advantage:+.3f}"
+        line.append(f"  advantage {advantage}  {sample.tokens} tokens")
+        marks = "  tie: no learning signal" * sample.tie + "  truncated" * sample.truncated
+        console.print(line.append(marks, style="yellow"), soft_wrap=True)
+        texts = {"prompt": sample.prompt, "answer": sample.answer, "wrote": sample.completion}
+        for name, text in texts.items():
+            first, *rest = plain_lines(text) or ["(empty)"]
+            lines = [f"  {name:<7}{first}", *(f"  {'':7}{line}" for line in rest)]
+            console.print(Text("\n".join(lines)), soft_wrap=True)
+        console.print()

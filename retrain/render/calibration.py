@@ -8,10 +8,9 @@ from collections.abc import Iterable, Iterator
 from rich.console import Console
 from rich.table import Table
 
-from retrain.calibrate.conclude import Calibration, Disk
+from retrain.calibrate.conclude import Calibration
 from retrain.calibrate.facts import BatchFound
 from retrain.calibrate.trials import Trial
-from retrain.plan.estimate.wall_time import WallTime
 from retrain.records.text import about, format_duration, plain
 from retrain.render.tables import table
 
@@ -87,41 +86,29 @@ def _workers(found: Calibration) -> Iterator[Table | str]:
 
 
 def _facts(found: Calibration) -> Iterator[str]:
+    memory, disk = found.memory, found.disk
     if found.batch is not None:
         yield _batch(found.batch)
-    if found.memory.worker:
-        yield f"memory: {found.memory.worker / 1e6:.0f} MB a worker, {found.memory.free / GIB:.1f} GiB free"
-    if found.memory.worker_on_gpus:
-        taken, free = found.memory.worker_on_gpus, found.memory.free_on_gpus
-        yield (
-            f"GPU memory: {taken / GIB:.1f} GiB a worker, with what PyTorch keeps for later; "
-            f"{free / GIB:.1f} GiB free"
-        )
+    if memory.worker:
+        yield f"memory: {memory.worker / 1e6:.0f} MB a worker, {memory.free / GIB:.1f} GiB free"
+    if memory.worker_on_gpus:
+        taken = f"{memory.worker_on_gpus / GIB:.1f} GiB a worker, with what PyTorch keeps for later"
+        yield f"GPU memory: {taken}; {memory.free_on_gpus / GIB:.1f} GiB free"
     if found.out_of_memory_at is not None:
-        yield (
-            f"{found.out_of_memory_at} prompts at a time did not fit in memory, so steps "
-            "were split and took longer"
-        )
-    if found.disk is not None:
-        yield _disk(found.disk)
+        short = f"{found.out_of_memory_at} prompts at a time did not fit in memory"
+        yield f"{short}, so steps were split and took longer"
+    if disk is not None:
+        needed = f"{disk.checkpoints / 1e6:,.0f} MB of checkpoints, {disk.records / 1e6:,.0f} MB of records"
+        short = "; NOT ENOUGH" if disk.checkpoints + disk.records > disk.free else ""
+        yield f"disk: {needed}, {disk.free / GIB:.0f} GiB free{short}"
 
 
 def _batch(batch: BatchFound) -> str:
-    seen = ", ".join(batch.regimes)
+    seen = f"back pressure: {', '.join(batch.regimes)}"
     if not batch.is_conclusive:
-        return f"back pressure: {seen}; too few steps counted to judge any batch size ({plain(batch.reason)})"
+        return f"{seen}; too few steps counted to judge any batch size ({plain(batch.reason)})"
     star = "no optimum in range" if batch.p_star is None else f"p* = {batch.p_star:.0f} concurrent rollouts"
-    ended = f"{batch.concurrency} are configured; ended at {batch.batch_size} prompts"
-    return f"back pressure: {seen}; {star}, {ended}"
-
-
-def _disk(disk: Disk) -> str:
-    needed = disk.checkpoints + disk.records
-    short = "; NOT ENOUGH" if needed > disk.free else ""
-    return (
-        f"disk: {disk.checkpoints / 1e6:,.0f} MB of checkpoints, {disk.records / 1e6:,.0f} MB of records, "
-        f"{disk.free / GIB:.0f} GiB free{short}"
-    )
+    return f"{seen}; {star}, {batch.concurrency} are configured; ended at {batch.batch_size} prompts"
 
 
 def _advice(found: Calibration) -> Iterator[Table]:
@@ -142,14 +129,10 @@ def _times(found: Calibration) -> Iterator[str]:
     if found.before is None or found.after is None:
         yield "wall time: unknown, because no condition completed two steps"
         return
-    yield f"wall time, current      {_time(found.before)}"
-    yield f"wall time, recommended  {_time(found.after)}"
-    for note in found.after.notes:
-        yield f"  {plain(note)}"
-
-
-def _time(time: WallTime) -> str:
-    return f"P50 {about(time.p50_s)}, P90 {about(time.p90_s)}, limited by {time.limited_by}"
+    for name, time in (("current", found.before), ("recommended", found.after)):
+        forecast = f"P50 {about(time.p50_s)}, P90 {about(time.p90_s)}, limited by {time.limited_by}"
+        yield f"wall time, {name:<13}{forecast}"
+    yield from (f"  {plain(note)}" for note in found.after.notes)
 
 
 def _ends(found: Calibration) -> Iterator[str]:

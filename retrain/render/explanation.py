@@ -23,26 +23,27 @@ UNRELIABLE = {"short": " (a short pilot: see below)", "heavy": " (unreliable: se
 def show(explanation: Explanation, console: Console) -> None:
     """Print the run matrix, the capacity, the warnings and the checklist."""
     console.print(_matrix(explanation, console.width))
+    for line in _lines(explanation):
+        console.print(line, soft_wrap=True)
+
+
+def _lines(explanation: Explanation) -> Iterator[str | Text]:
     for condition in explanation.conditions:
-        for difference in condition.differs:
-            console.print(f"  {condition.condition}: {plain(difference, 200)}", soft_wrap=True)
-    console.print()
-    for name, value in _facts(explanation):
-        console.print(f"{name:<24}{plain(value, 500)}", soft_wrap=True)
-    for note in explanation.wall_time.notes if explanation.wall_time else ():
-        console.print(f"  {plain(note, 500)}", soft_wrap=True)
+        yield from (f"  {condition.condition}: {plain(one, 200)}" for one in condition.differs)
+    yield ""
+    yield from (f"{name:<24}{plain(value, 500)}" for name, value in _facts(explanation))
+    if explanation.wall_time:
+        yield from (f"  {plain(note, 500)}" for note in explanation.wall_time.notes)
     if explanation.script:
-        console.print(f"\nscript for {explanation.launcher}:\n", soft_wrap=True)
-        for line in plain_lines(explanation.script):
-            console.print(f"    {line}", soft_wrap=True)
-    for warning in explanation.warnings:
-        console.print(f"\nnote: {plain(warning, 500)}", style="yellow", soft_wrap=True)
-    console.print("\nbefore a full run", style="bold")
+        yield f"\nscript for {explanation.launcher}:\n"
+        yield from (f"    {line}" for line in plain_lines(explanation.script))
+    yield from (Text(f"\nnote: {plain(warning, 500)}", "yellow") for warning in explanation.warnings)
+    yield Text("\nbefore a full run", "bold")
     for check in explanation.checklist:
         answer = f"{check.question}: {plain(check.answer, 500)}"
-        console.print(Text.assemble((f"{check.state:<8}", CHECK_STYLES[check.state]), answer), soft_wrap=True)
+        yield Text.assemble((f"{check.state:<8}", CHECK_STYLES[check.state]), answer)
         if check.command:
-            console.print(f"        {plain(check.command, 500)}", style="dim", soft_wrap=True)
+            yield Text(f"        {plain(check.command, 500)}", "dim")
 
 
 def _matrix(explanation: Explanation, width: int) -> object:
