@@ -32,6 +32,12 @@ def command(directory: Path, name: str, script: str) -> str:
     return f"{directory}:/usr/bin:/bin"
 
 
+def squeue(directory: Path, *tasks: str) -> str:
+    """Make a squeue that lists these tasks; gives the PATH on which it is found."""
+    (directory / "queue").write_text("\n".join(tasks))
+    return command(directory, "squeue", f'cat "{directory}/queue"')
+
+
 def expand(text: str) -> set[int]:
     """Read indices as Slurm does: 0-3,7."""
     found: set[int] = set()

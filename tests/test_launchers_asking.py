@@ -6,14 +6,14 @@ import threading
 
 import pytest
 
-from retrain.launchers import engine as _engine
+from retrain.launchers import engine
 from retrain.launchers.engine import Asking
 
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     now = [100.0]
-    monkeypatch.setattr(_engine.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(engine.time, "monotonic", lambda: now[0])
     return now
 
 

@@ -25,7 +25,7 @@ from retrain.locks.held import hold
 from retrain.records.campaign_state import asked_to_stop
 from retrain.records.layout import CampaignFiles, RunFiles
 from retrain.records.run_state import write_done
-from tests.slurm_pieces import assignment, expand, submitted_before
+from tests.slurm_pieces import assignment, expand, squeue, submitted_before
 
 Retrain = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -104,9 +104,8 @@ def test_only_reasons_that_waiting_may_not_cure_are_told() -> None:
 # Which run has which number
 
 
-def shown_by_squeue(launcher: plugin.SlurmLauncher, monkeypatch: pytest.MonkeyPatch, *indices: int) -> None:
-    lines = [f"7_{index}|RUNNING|camp.0|None|/nowhere/job.sh" for index in indices]
-    monkeypatch.setattr(plugin.commands, "list_tasks", lambda names: "\n".join(lines))
+def running(*indices: int) -> list[str]:
+    return [f"7_{index}|RUNNING|camp.0|None|/nowhere/job.sh" for index in indices]
 
 
 def submitted(given: Assignment) -> Assignment:
@@ -120,7 +119,7 @@ def test_who_stops_a_campaign_finds_the_runs_of_its_tasks_in_any_order(
     given = submitted(assignment(tmp_path / "camp", 12))
     in_order_of_names = replace(given, runs=dict(sorted(given.runs.items())))
     launcher = plugin.SlurmLauncher(in_order_of_names, Slurm())
-    shown_by_squeue(launcher, monkeypatch, 2, 10)
+    monkeypatch.setenv("PATH", squeue(tmp_path, *running(2, 10)))
     assert launcher.queued() == {"r2", "r10"}
 
 
@@ -130,7 +129,7 @@ def test_runs_keep_their_numbers_when_others_come_and_go(
     given = submitted(assignment(tmp_path / "camp", 3))
     runs = {"new": tmp_path / "camp/runs/new", "r2": given.runs["r2"], "r0": given.runs["r0"]}
     launcher = plugin.SlurmLauncher(submitted(replace(given, runs=runs)), Slurm())
-    shown_by_squeue(launcher, monkeypatch, 1, 2, 3)
+    monkeypatch.setenv("PATH", squeue(tmp_path, *running(1, 2, 3)))
     assert launcher.queued() == {"r2", "new"}
     listed = (tmp_path / "camp/slurm/runs.txt").read_text().splitlines()
     assert [Path(line).name for line in listed] == ["r0", "r1", "r2", "new"]

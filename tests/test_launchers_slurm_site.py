@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,30 +15,39 @@ from hypothesis import strategies as st
 from retrain.config.campaign import Slurm
 from retrain.errors import LaunchError
 from retrain.launchers import slurm as plugin
-from retrain.launchers.slurm import commands as _slurm_commands
+from retrain.launchers.slurm import commands
 from retrain.launchers.slurm.commands import QueueFullError, list_tasks, parse, submit
 from retrain.launchers.slurm.script import ArrayNames, job_name
-from tests.slurm_pieces import assignment, command, expand, submitted_before
+from tests.slurm_pieces import assignment, command, submitted_before
 
 Retrain = Callable[..., subprocess.CompletedProcess[str]]
 
 
+SBATCH = """
+import sys
+from pathlib import Path
+home, allows = Path(sys.argv[1]), int(sys.argv[2])
+array = next(word for word in sys.argv if word.startswith("--array=")).removeprefix("--array=")
+parts = [part.partition("-") for part in array.partition("%")[0].split(",")]
+size = sum(int(last or first) - int(first) + 1 for first, _, last in parts)
+taken = list(map(int, (home / "taken").read_text().split()))
+if sum(taken) + size > allows:
+    sys.exit("sbatch: error: QOSMaxSubmitJobPerUserLimit")
+(home / "taken").write_text(" ".join(map(str, [*taken, size])))
+print(101 + len(taken))
+"""
+
+
 def a_site(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, runs: int, allows: int
-) -> tuple[plugin.SlurmLauncher, list[int]]:
+) -> tuple[plugin.SlurmLauncher, Callable[[], list[int]]]:
     """A Slurm that takes so many tasks in all; gives how many each array had that it took."""
-    sizes: list[int] = []
-
-    def submit(arguments: list[str]) -> int:
-        indices = expand(arguments[0].removeprefix("--array=").partition("%")[0])
-        if sum(sizes) + len(indices) > allows:
-            raise QueueFullError("Slurm takes no more jobs at present")
-        sizes.append(len(indices))
-        return 100 + len(sizes)
-
-    monkeypatch.setattr(plugin.commands, "submit", submit)
+    (tmp_path / "taken").touch()
+    (tmp_path / "sbatch.py").write_text(SBATCH)
+    here = f'"{sys.executable}" -S -E "{tmp_path}/sbatch.py" "{tmp_path}" {allows} "$@"'
+    monkeypatch.setenv("PATH", command(tmp_path, "sbatch", f"exec {here}"))
     launcher = plugin.SlurmLauncher(submitted_before(assignment(tmp_path / "camp", runs, workers=4)), Slurm())
-    return launcher, sizes
+    return launcher, lambda: [int(size) for size in (tmp_path / "taken").read_text().split()]
 
 
 def test_a_site_that_allows_fewer_jobs_gets_what_it_allows(
@@ -45,11 +55,11 @@ def test_a_site_that_allows_fewer_jobs_gets_what_it_allows(
 ) -> None:
     launcher, sizes = a_site(tmp_path, monkeypatch, runs=100, allows=30)
     taken = launcher.submit([f"r{n}" for n in range(100)])
-    assert (len(taken), sizes) == (25, [25])
+    assert (len(taken), sizes()) == (25, [25])
     again = [f"r{n}" for n in range(100) if f"r{n}" not in taken]
     for _ in range(8):  # the supervisor asks again every ten seconds
         again = [run_id for run_id in again if run_id not in launcher.submit(again)]
-    assert (len(again), sum(sizes)) == (70, 30)
+    assert (len(again), sum(sizes())) == (70, 30)
 
 
 def test_a_site_that_allows_no_job_at_all_is_no_reason_to_go_on(
@@ -83,7 +93,7 @@ def test_a_full_queue_is_told_from_a_refusal(
 def test_an_sbatch_that_waits_for_a_place_in_the_queue_is_not_waited_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_slurm_commands, "SLICE_S", 0.05)
+    monkeypatch.setattr(commands, "SLICE_S", 0.05)
     fake = command(tmp_path, "sbatch", "echo Slurm job queue full, sleeping and retrying >&2; exec sleep 60")
     monkeypatch.setenv("PATH", fake)
     with pytest.raises(QueueFullError):
@@ -115,19 +125,15 @@ def test_no_name_of_a_directory_breaks_a_question_for_its_tasks(name: str) -> No
 def test_a_campaign_that_was_renamed_finds_its_tasks_by_the_name_they_have(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(plugin.commands, "array_limit", lambda: 1001)
+    command(tmp_path, "scontrol", "echo MaxArraySize = 1001")
+    said = f'echo "$@" >> "{tmp_path}/asked"; echo "7_1|RUNNING|camp.0|None|/gone/job.sh"'
+    monkeypatch.setenv("PATH", command(tmp_path, "squeue", said))
     plugin.SlurmLauncher(assignment(tmp_path / "camp", 2), Slurm()).submit([])
     (tmp_path / "camp").rename(tmp_path / "a,b|c")
     launcher = plugin.SlurmLauncher(assignment(tmp_path / "a,b|c", 2), Slurm())
-    asked: list[list[str]] = []
-
-    def list_tasks(names: list[str]) -> str:
-        asked.append(names)
-        return "7_1|RUNNING|camp.0|None|/gone/job.sh"
-
-    monkeypatch.setattr(plugin.commands, "list_tasks", list_tasks)
     assert launcher.queued() == {"r1"}
-    assert asked == [["camp.0"]]
+    assert (tmp_path / "asked").read_text().count("--name=") == 1
+    assert " --name=camp.0 " in (tmp_path / "asked").read_text()
 
 
 def test_a_users_settings_for_looking_by_hand_hide_no_tasks(
@@ -153,7 +159,7 @@ def test_a_machine_without_a_cluster_is_told_of_in_one_line(
     fake = command(tmp_path, "scontrol", "\n".join(f"echo '{line}' >&2" for line in said) + "\nexit 1")
     monkeypatch.setenv("PATH", fake)
     with pytest.raises(LaunchError) as refused:
-        _slurm_commands.array_limit()
+        commands.array_limit()
     assert str(refused.value) == (
         "Slurm finds neither its configuration nor a controller from here; log in to a node of the cluster, "
         'set SLURM_CONF, or use launcher = "local"'

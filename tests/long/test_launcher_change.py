@@ -11,12 +11,11 @@ import pytest
 
 from retrain.config.campaign import Slurm
 from retrain.errors import EXIT_DONE, EXIT_LAUNCH
-from retrain.launchers import Begun, Ended
-from retrain.launchers import engine as _engine
+from retrain.launchers import Begun, Ended, engine
 from retrain.launchers import slurm as plugin
 from retrain.locks.held import hold
 from retrain.records.layout import RunFiles
-from tests.slurm_pieces import assignment, command, submitted_before
+from tests.slurm_pieces import assignment, command, squeue, submitted_before
 
 Retrain = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -75,13 +74,12 @@ def test_workers_that_no_task_stands_for_keep_their_places_and_leave_them_to_the
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     given = submitted_before(assignment(tmp_path / "camp", 6, workers=3))
-    caps: list[str] = []
-    changes: list[tuple[int, int]] = []
-    monkeypatch.setattr(_engine, "LEAST_POLL_S", 0.0)
-    monkeypatch.setattr(plugin.commands, "submit", lambda words: caps.append(words[0]) or 7)
-    monkeypatch.setattr(plugin.commands, "set_cap", lambda job, cap: changes.append((job, cap)))
+    monkeypatch.setattr(engine, "LEAST_POLL_S", 0.0)
+    for name in ("sbatch", "scontrol"):
+        (tmp_path / f"told {name}").touch()
+        command(tmp_path, name, f'echo "$@" >> "{tmp_path}/told {name}"; echo 7')
     tasks = [f"7_{n}|PENDING|camp.0|None|/nowhere/job.sh" for n in range(2, 6)]
-    monkeypatch.setattr(plugin.commands, "list_tasks", lambda names: "\n".join(tasks))
+    monkeypatch.setenv("PATH", squeue(tmp_path, *tasks))
     launcher = plugin.SlurmLauncher(given, Slurm())
     locks = []
     for run_id in ("r0", "r1"):
@@ -89,15 +87,15 @@ def test_workers_that_no_task_stands_for_keep_their_places_and_leave_them_to_the
         locks.append(hold(RunFiles(given.runs[run_id]).lock))
     launcher.adopt(["r0", "r1"])
     assert launcher.submit([f"r{n}" for n in range(2, 6)]) == {"r2", "r3", "r4", "r5"}
-    assert caps == ["--array=2-5%1"]
+    assert (tmp_path / "told sbatch").read_text().split()[1] == "--array=2-5%1"
     assert launcher.poll(0) == [Begun("r0"), Begun("r1")]
-    assert changes == []
+    assert (tmp_path / "told scontrol").read_text() == ""
     for lock in locks:
         assert lock is not None
         lock.release()
     ends = [event for _ in range(2) for event in look(launcher)]
     assert {event.run_id for event in ends if isinstance(event, Ended)} == {"r0", "r1"}
-    assert changes == [(7, 3)]
+    assert (tmp_path / "told scontrol").read_text() == "update jobid=7 arraytaskthrottle=3\n"
 
 
 def test_nothing_is_submitted_beside_as_many_workers_as_there_may_be(
