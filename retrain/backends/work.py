@@ -53,19 +53,20 @@ class ModelCosts:
         moved = decode_bytes(self._body_bytes, passes, self.kv_bytes_per_token, tokens)
         return Work(tokens, token_flops(self.body, tokens, "prefill"), moved, time_s)
 
-    def decode(self, prompts: Ints | int, lengths: Ints, time_s: float) -> Work:
-        """Return the work of decoding all completions concurrently.
+    def decode(self, prompts: Ints | int, lengths: Ints, time_s: float, passes: int | None = None) -> Work:
+        """Return the work of decoding completions, by default all concurrently.
 
         The first token of a completion costs only its logits, and the last one is not fed back. Token k
         reads the cache of the prompt and of the k - 1 tokens before it. `prompts` and `lengths` are each
-        completion's tokens before and after.
+        completion's tokens before and after; `passes` is the number of forward passes of the head.
         """
-        tokens, longest = int(lengths.sum()), int(lengths.max(initial=0))
+        tokens = int(lengths.sum())
+        passes = int(lengths.max(initial=0)) if passes is None else passes
         run = tokens - len(lengths)
         cached = float(((lengths - 1) * (prompts + lengths / 2)).sum()) if self.kv_bytes_per_token else 0.0
         flops = token_flops(self.body, run, "decode") + token_flops(self.head, tokens, "decode")
-        moved = decode_bytes(self._body_bytes, max(longest - 1, 0), self.kv_bytes_per_token, cached)
-        return Work(tokens, flops, moved + self._head_bytes * longest, time_s)
+        moved = decode_bytes(self._body_bytes, max(passes - 1, 0), self.kv_bytes_per_token, cached)
+        return Work(tokens, flops, moved + self._head_bytes * passes, time_s)
 
     def train(self, tokens: int, drawn: int, passes: int, parts: int = 1, *, reference: bool = False) -> Work:
         """Return the work (without time) of training on `tokens`, `drawn` of which have logits.

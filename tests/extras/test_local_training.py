@@ -299,7 +299,7 @@ def test_a_batch_of_prompts_that_does_not_fit_is_sampled_in_halves(model):
     rows: list[int] = []
 
     def refuse_many(module, arguments, named):
-        rows.append(len(named["position_ids"]))
+        rows.append(len(named["input_ids"]))
         if rows[-1] > 4:
             raise torch.OutOfMemoryError("CUDA out of memory")
 
@@ -315,7 +315,7 @@ def test_a_measurement_that_does_not_fit_leaves_the_training_samples_as_they_are
     disturbed, undisturbed = open_backend(model), open_backend(model)
 
     def refuse_many(module, arguments, named):
-        if len(named["position_ids"]) > 4:
+        if len(named["input_ids"]) > 4:
             raise torch.OutOfMemoryError("CUDA out of memory")
 
     hook = disturbed.policy.body.register_forward_pre_hook(refuse_many, with_kwargs=True)

@@ -64,7 +64,7 @@ class LocalOptions:
     tokens_per_micro_batch: int = whole(16384, 1, MOST_TOKENS, TOKENS)  # including padding
     tokens_per_sampling_batch: int = whole(
         262144, 1, MOST_TOKENS, TOKENS
-    )  # prompts and completions at full length; bounds the KV cache
+    )  # size of the KV cache, padding included
     threads: int = whole(
         0, 0, 1024, "a whole number from 0 (choose) to 1024"
     )  # CPU threads; 0: one for tiny models, otherwise PyTorch's default

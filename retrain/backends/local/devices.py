@@ -12,6 +12,8 @@ from retrain.errors import ConfigError
 from retrain.system import memory_limit_bytes
 from retrain.system.processes import own_memory_bytes
 
+CACHE_SHARE = 0.6  # of free memory; buffers are up to a quarter larger than the cache, and logits need some
+
 
 def choose_device(name: str) -> torch.device:
     """Return the device that an option names; one that does not exist is a ConfigError."""
@@ -48,6 +50,17 @@ class DeviceMemory:
         if self._device.type == "cuda" and share != self._share:
             torch.cuda.set_per_process_memory_fraction(share, self._device)
             self._share = share
+
+    def cache_bytes(self) -> float:
+        """Memory that a key-value cache may take: on a GPU of what is free now.
+
+        On the CPU half of the machine's, whatever is free, so that a resumed run draws the same.
+        """
+        if self._device.type != "cuda":
+            return self._total / 2
+        free = torch.cuda.mem_get_info(self._device)[0]
+        unused = torch.cuda.memory_reserved(self._device) - torch.cuda.memory_allocated(self._device)
+        return float(CACHE_SHARE * min(free + unused, self._total * self._share))
 
     def begin_peak(self) -> None:
         if self._device.type == "cuda":

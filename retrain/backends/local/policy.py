@@ -40,7 +40,7 @@ class LocalBackend:
         seed = spec.seed if spec.seed >= 0 else secrets.randbits(32)
         policy, tokenizer = load(spec, options, device, seed)
         self.policy = policy
-        try_out(spec.model, policy, device)
+        windows = try_out(spec.model, policy, device)
         listed = getattr(policy.causal.generation_config, "eos_token_id", None)
         self.text = Text(
             tokenizer,
@@ -63,7 +63,7 @@ class LocalBackend:
         self.costs = _costs(policy, options)
         self._memory = DeviceMemory(device)
         budgets = dict.fromkeys(("sample", "evaluate"), options.tokens_per_sampling_batch)
-        self.sampler = TorchSampler(policy, self.text, self._memory, self.costs, budgets)
+        self.sampler = TorchSampler(policy, self.text, self._memory, self.costs, budgets, windows)
         self._engine: EngineSampler | None = None
         if self.info.remote:
             self._engine = EngineSampler(spec, options, policy, self.text.end_ids)

@@ -1,246 +1,249 @@
-"""Sampling of completions with a key-value cache, in batches that fit in memory.
+"""Sampling of completions: rows are added as others end, as many as fit in memory.
 
-Each distinct prompt is run once, left-padded with the others; its cache is then copied to the rows of
-its group. A token's log-probability comes from the same forward pass that it was sampled from.
+Each distinct prompt is run once, and its cache is copied to the rows of its group. A token's log-probability
+comes from the same forward pass that it was sampled from. Each row draws from random numbers of its own, so
+which rows share a batch changes the arithmetic's rounding only.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from itertools import chain
+from typing import Protocol
 
 import numpy as np
 import torch
-from transformers import DynamicCache
-from transformers.cache_utils import DynamicLayer
 
 from retrain.backends import Sampling
+from retrain.backends.local.cohorts import Cohorts
 from retrain.backends.local.devices import DeviceMemory, finished_s, is_out_of_memory
-from retrain.backends.local.loading import Policy, entropy
-from retrain.backends.text import Text, by_completion
+from retrain.backends.local.loading import Policy
+from retrain.backends.local.passes import Pass
+from retrain.backends.local.rows import Row, uniforms
+from retrain.backends.text import Text
 from retrain.backends.work import ModelCosts, WorkMeter
 from retrain.engines import Drawn, Ids
 from retrain.errors import BackendMemoryError
 
-DEAD_SHARE = 0.25  # finished rows are dropped once they are this fraction of the cache
-
-# a float32 uniform is zero once in 2^24 draws, which would give infinite Gumbel noise
-SMALLEST_NOISE = 2.0**-25
-GROWTH, LEAST_ROOM = 1.25, 32  # at most a quarter of the cache is unused; a token is copied about five times
+LOGITS_AT_A_TIME = 2**24  # numbers: 64 MiB in float32
+GUESSED_SHARE = 8  # rows are admitted as if each took this part of its limit, until they outgrow the cache
+GPU_STEPS_PER_LOOK = 8  # where looking at what was drawn lets the queue of kernels run empty
 
 
-@dataclass(slots=True, eq=False)
-class Rows:
-    """Sequences being sampled; `alive` marks those that have not ended."""
+class RowCache(Protocol):
+    """The rows of the batch, their key-value cache, and the state that predicts each row's next token."""
 
-    number: torch.Tensor  # (rows,) index of each row's completion
-    alive: torch.Tensor  # (rows,) bool
-    position: torch.Tensor  # (rows,) of the next token
-    mask: torch.Tensor | None  # (rows, length so far); None if nothing is padded
-    cache: DynamicCache
+    @property
+    def rows(self) -> list[Row]: ...
+    @property
+    def hidden(self) -> torch.Tensor: ...
+    @property
+    def cells(self) -> int: ...
+    def admit(self, rows: Sequence[Row], following: Ids | None) -> list[int]: ...
+    def keep(self, kept: Sequence[int]) -> list[int]: ...
+    def advance(self, tokens: torch.Tensor) -> None: ...
 
-    def keep(self, kept: torch.Tensor) -> None:
-        """Drop all but the rows numbered in `kept`."""
-        self.cache.reorder_cache(kept)
-        self.number, self.position, self.alive = (t[kept] for t in (self.number, self.position, self.alive))
-        self.mask = None if self.mask is None else self.mask[kept]
+
+def cache_for(policy: Policy, windows: Sequence[int] | None, device: torch.device) -> RowCache:
+    """Return an empty cache: one that rows join at any time if `windows_of` the policy is known."""
+    return Pass(policy, device) if windows is None else Cohorts(policy, windows, device)
 
 
 @dataclass(slots=True, eq=False)
 class TorchSampler:
-    """Samples with PyTorch, and remembers the batch size in tokens that fits."""
+    """Samples with PyTorch, and remembers the size of the key-value cache that fits."""
 
     policy: Policy
     text: Text
     memory: DeviceMemory
     costs: ModelCosts
-    # batch size in tokens, halved when it does not fit; batching affects the random draws, so evaluation
-    # has a budget of its own
+    # size of the cache in tokens, halved when it does not fit; it affects rounding, so evaluation has its own
     budgets: dict[str, int]
+    windows: Sequence[int] | None = None  # None: no row can join others
+    steps_per_look: int = 1  # tokens drawn of each row before the host looks at them
     work: WorkMeter = field(default_factory=WorkMeter)
 
+    def __post_init__(self) -> None:
+        if self.policy.causal.device.type != "cpu":
+            self.steps_per_look = GPU_STEPS_PER_LOOK
+
     def complete(self, prompts: Sequence[Ids], sampling: Sampling, generator: torch.Generator) -> list[Drawn]:
-        """Return each prompt's group, prompt after prompt."""
-        rows = [ids for ids in prompts for _ in range(sampling.group_size)]
-        budget = "sample" if sampling.seed is None else "evaluate"
-        length = min(max(map(len, rows)) + sampling.max_tokens, self.policy.context)
-        drawn: list[Drawn] = []
-        while len(drawn) < len(rows):
-            count = max(1, self.budgets[budget] // length)
-            if sampling.group_size < count < len(rows):
-                count -= count % sampling.group_size  # whole groups, for one prefill per prompt
-            state = generator.get_state()
-            part = rows[len(drawn) : len(drawn) + count]
+        """Return each prompt's group, prompt after prompt.
+
+        Temperature 0 takes the most likely token, with its log-probability at temperature 1.
+        """
+        device = generator.device
+        count = len(prompts) * sampling.group_size
+        streams = torch.randint(2**63 - 1, (count,), generator=generator, device=device).tolist()
+        owners = (ids for ids in prompts for _ in range(sampling.group_size))
+        rows = [
+            Row(ids, min(sampling.max_tokens, self.policy.context - len(ids)), stream)
+            for ids, stream in zip(owners, streams, strict=True)
+        ]
+        self.fill(rows, sampling.temperature, device, "sample" if sampling.seed is None else "evaluate")
+        return [row.drawn() for row in rows]
+
+    def fill(self, rows: Sequence[Row], temperature: float, device: torch.device, budget: str) -> None:
+        """Sample these rows to their ends; with less memory at a time if it does not suffice."""
+        while waiting := deque(row for row in rows if not row.is_done):
+            cache = cache_for(self.policy, self.windows, device)
+            batch = _Batch(self, cache, waiting, self._cells(budget), temperature, device)
             try:
-                drawn += self._sample(part, sampling, generator)
-                continue
+                # inference tensors that a model caches could not be used in training
+                with torch.no_grad():
+                    batch.drain()
+                return
             except (RuntimeError, MemoryError) as error:
                 if not is_out_of_memory(error):
                     raise
                 reason = str(error)
-            generator.set_state(state)
+            wanted, alone = batch.demand, len(batch.running) == 1
+            del batch, cache
             self.memory.free()
-            if len(part) == 1:
+            if alone:
                 raise BackendMemoryError(f"one completion did not fit in memory ({reason}); lower max_tokens")
-            self.budgets[budget] = len(part) // 2 * length
-        return drawn
+            self.budgets[budget] = max(1, wanted // 2)
 
-    def _sample(self, prompts: Sequence[Ids], sampling: Sampling, generator: torch.Generator) -> list[Drawn]:
-        """Sample one completion for each prompt; adjacent equal prompts share their prefill.
+    def _cells(self, budget: str) -> int:
+        per_token = self.costs.kv_bytes_per_token
+        return min(self.budgets[budget], int(self.memory.cache_bytes() / per_token) if per_token else 2**62)
 
-        Temperature 0 takes the most likely token, with its log-probability at temperature 1.
-        """
-        # inference tensors that a model caches could not be used in training
-        with torch.no_grad():
-            began_s = finished_s(generator.device)
-            rows, hidden = prefill(self.policy, prompts, generator.device)
-            prefilled_s = finished_s(generator.device)  # no extra wait: the first draw needs it anyway
-            drawn = self._decode(rows, hidden, sampling, generator)
-            ended_s = finished_s(generator.device)
-        lengths = np.array([len(one.tokens) for one in drawn])
-        self.work.add(
-            self.costs.prefill([len(ids) for ids in set(prompts)], 1, prefilled_s - began_s),
-            self.costs.decode(np.array([len(ids) for ids in prompts]), lengths, ended_s - prefilled_s),
+
+class _Batch:
+    """One attempt to sample rows within a size of the cache."""
+
+    def __init__(
+        self,
+        sampler: TorchSampler,
+        cache: RowCache,
+        waiting: deque[Row],
+        cells: int,
+        temperature: float,
+        device: torch.device,
+    ) -> None:
+        self._sampler, self._cache, self._waiting = sampler, cache, waiting
+        self._cells, self._temperature, self._device = cells, temperature, device
+        self.running: list[Row] = []
+        longest = max(row.limit for row in waiting)
+        self._guess = longest if sampler.windows is None else -(-longest // GUESSED_SHARE)
+        self._is_open = True  # rows are admitted; not after some outgrew the cache, until another ends
+        self._ends = frozenset(sampler.text.end_ids)
+
+    @property
+    def demand(self) -> int:
+        """Tokens that the running rows are expected to take up."""
+        return sum(map(self._demand, self.running))
+
+    def _demand(self, row: Row) -> int:
+        return len(row.prompt) + min(row.limit, max(len(row.tokens) + 1, self._guess))
+
+    def drain(self) -> None:
+        """Sample until no row waits or runs."""
+        rows, runs, steps, prefill_s, decode_s = [*self._waiting], [], 0, 0.0, 0.0
+        while self._waiting or self.running:
+            began_s = finished_s(self._device)
+            ran = self._refill()
+            filled_s = finished_s(self._device) if ran else began_s
+            steps += self._look()
+            decode_s += finished_s(self._device) - filled_s
+            prefill_s += filled_s - began_s
+            runs.append(ran)
+        costs, drawn = self._sampler.costs, np.array([len(row.tokens) for row in rows])
+        self._sampler.work.add(
+            costs.prefill(list(chain.from_iterable(runs)), sum(map(bool, runs)), prefill_s),
+            costs.decode(np.array([len(row.prompt) for row in rows]), drawn, decode_s, steps),
         )
-        return drawn
 
-    def _decode(
-        self, rows: Rows, hidden: torch.Tensor, sampling: Sampling, generator: torch.Generator
-    ) -> list[Drawn]:
-        device = generator.device
-        ends = torch.tensor(self.text.end_ids, device=device)
-        columns: list[tuple[torch.Tensor, ...]] = []
-        ended = torch.zeros(len(rows.number), dtype=torch.bool, device=device)
-        tails: list[list[int]] = [[] for _ in rows.number]
-        while True:
-            logp = self.policy.log_distribution(hidden, sampling.temperature)
-            tokens = logp.argmax(-1) if sampling.temperature == 0 else _draw(logp, generator)
-            drawn = logp.gather(1, tokens[:, None])[:, 0]
-            columns.append(tuple(t[rows.alive] for t in (rows.number, tokens, drawn, entropy(logp))))
-            over = torch.isin(tokens, ends)
-            if self.text.stop:
-                over |= _stopped(self.text, tails, rows, tokens)
-            ended[rows.number[rows.alive & over]] = True
-            rows.alive &= ~over & (rows.position + 1 < self.policy.context)
-            living = int(rows.alive.sum())
-            if living == 0 or len(columns) >= sampling.max_tokens:
-                joined = (torch.cat(column).cpu().numpy() for column in zip(*columns, strict=True))
-                return by_completion(joined, ended.tolist())
-            if living <= (1 - DEAD_SHARE) * len(rows.alive):
-                kept = rows.alive.nonzero()[:, 0]
-                rows.keep(kept)
-                tokens = tokens[kept]
-            hidden = advance(self.policy, rows, tokens)
+    def _refill(self) -> list[int]:
+        """Admit the rows that fit; return the lengths of the sequences that were run."""
+        fits: list[Row] = []
+        room = self._cells - self.demand
+        is_passing = self._sampler.windows is None and bool(self.running)
+        while self._waiting and self._is_open and not is_passing:
+            room -= self._demand(self._waiting[0])
+            if room < 0 and (fits or self.running):
+                break
+            fits.append(self._waiting.popleft())
+        self.running += fits
+        return self._cache.admit(fits, self._waiting[0].ids if self._waiting else None)
 
+    def _look(self) -> int:
+        """Draw a few tokens of every row, and drop the rows that end; return the number of steps."""
+        steps = min(self._sampler.steps_per_look, *(row.limit - len(row.tokens) for row in self.running))
+        self._make_room(steps)
+        policy, cache = self._sampler.policy, self._cache
+        numbers = torch.from_numpy(uniforms(cache.rows, steps)).to(self._device)
+        columns = [draw(policy, cache.hidden, self._temperature, numbers[0])]
+        for column in numbers[1:]:
+            cache.advance(columns[-1][0])
+            columns.append(draw(policy, cache.hidden, self._temperature, column))
+        for facts in zip(*(torch.stack(kind).tolist() for kind in zip(*columns, strict=True)), strict=True):
+            self._append(*facts)
+        self._go_on(columns[-1][0])
+        return steps
 
-def prefill(policy: Policy, prompts: Sequence[Ids], device: torch.device) -> tuple[Rows, torch.Tensor]:
-    """Run each distinct prompt once; return one row per completion, and the last hidden states."""
-    distinct = {prompt: number for number, prompt in enumerate(dict.fromkeys(prompts))}
-    longest = max(map(len, distinct))
-    padded = torch.tensor([[0] * (longest - len(ids)) + list(ids) for ids in distinct], device=device)
-    lengths = torch.tensor([len(ids) for ids in distinct], device=device)
-    is_padded = min(map(len, distinct)) < longest
-    mask = (torch.arange(longest, device=device) >= (longest - lengths)[:, None]).long()
-    positions = (mask.cumsum(1) - 1).clamp(min=0)
-    cache = _growing_cache(policy.causal.config)
-    hidden = policy.body(
-        input_ids=padded,
-        attention_mask=mask if is_padded else None,
-        position_ids=positions,
-        past_key_values=cache,
-        use_cache=True,
-    ).last_hidden_state[:, -1]
-    owner = torch.tensor([distinct[prompt] for prompt in prompts], device=device)
-    rows = Rows(
-        number=torch.arange(len(prompts), device=device),
-        alive=torch.ones(len(prompts), dtype=torch.bool, device=device),
-        position=lengths[owner],
-        mask=mask[owner] if is_padded else None,
-        cache=cache,
-    )
-    cache.reorder_cache(owner)
-    return rows, hidden[owner]
+    def _make_room(self, steps: int) -> None:
+        """Send the shortest rows back to wait, if the next tokens would outgrow the cache."""
+        cache = self._cache
+        while len(self.running) > 1 and cache.cells + len(self.running) * steps > self._cells:
+            self._guess *= 2
+            self._is_open = False
+            places = sorted(range(len(cache.rows)), key=lambda place: -cache.rows[place].length)
+            self.running = [cache.rows[place] for place in places]
+            sent = 0
+            while len(self.running) > 1 and (not sent or self.demand > self._cells):
+                self._waiting.appendleft(self.running.pop())
+                sent += 1
+            cache.keep(sorted(places[:-sent]))
 
+    def _append(self, tokens: list[int], logprobs: list[float], entropies: list[float]) -> None:
+        living = []
+        for row, token, logprob, nats in zip(self._cache.rows, tokens, logprobs, entropies, strict=True):
+            if not row.is_done:
+                row.append(token, logprob, nats, self._ends)
+                living.append(row)
+        if self._sampler.text.stop:
+            found = self._sampler.text.is_stopped([row.tokens for row in living])
+            for row, is_stopped in zip(living, found, strict=True):
+                row.has_ended |= is_stopped
 
-def advance(policy: Policy, rows: Rows, tokens: torch.Tensor) -> torch.Tensor:
-    """Run the sampled tokens; return the hidden states (rows, width) for the next ones."""
-    if rows.mask is not None:
-        rows.mask = torch.nn.functional.pad(rows.mask, (0, 1), value=1)
-    output = policy.body(
-        input_ids=tokens[:, None],
-        attention_mask=rows.mask,
-        position_ids=rows.position[:, None],
-        past_key_values=rows.cache,
-        use_cache=True,
-    )
-    rows.position = rows.position + 1
-    hidden: torch.Tensor = output.last_hidden_state[:, -1]
-    return hidden
+    def _go_on(self, tokens: torch.Tensor) -> None:
+        """Drop rows that are done, and run the last token of the others."""
+        rows = self._cache.rows
+        kept = [place for place, row in enumerate(rows) if not row.is_done]
+        if len(kept) < len(rows):
+            self._is_open = True
+            self.running = [rows[place] for place in kept]
+            tokens = tokens[torch.tensor(self._cache.keep(kept), dtype=torch.long, device=self._device)]
+        if kept:
+            self._cache.advance(tokens)
 
 
-def _draw(logp: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
-    """Sample one token per distribution by the Gumbel-max trick."""
-    noise = torch.empty_like(logp).exponential_(generator=generator).clamp_(min=SMALLEST_NOISE)
-    return (logp - noise.log_()).argmax(-1)
+def draw(
+    policy: Policy, hidden: torch.Tensor, temperature: float, numbers: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return a token of each row, its log-probability, and the entropy of its distribution.
 
-
-def _stopped(text: Text, tails: list[list[int]], rows: Rows, tokens: torch.Tensor) -> torch.Tensor:
-    over = torch.zeros_like(rows.alive)
-    numbers = rows.number.tolist()
-    living = rows.alive.nonzero()[:, 0].tolist()
-    drawn = tokens.tolist()
-    for row in living:
-        tails[numbers[row]].append(drawn[row])
-    found = text.is_stopped([tails[numbers[row]] for row in living])
-    over[living] = torch.tensor(found, device=over.device)
-    return over
-
-
-def _growing_cache(config: Any) -> DynamicCache:
-    """Return an empty cache that is written in place; that of transformers is copied for every token.
-
-    Layers of other kinds (sliding windows, recurrent states) keep the model's own cache.
+    `numbers`, (rows,) uniform in [0, 1), choose the token by inverting the cumulative distribution.
     """
-    cache = DynamicCache(config=config)
-    cache.layers = [GrowingLayer() if type(layer) is DynamicLayer else layer for layer in cache.layers]
-    return cache
+    at_a_time = max(1, LOGITS_AT_A_TIME // policy.causal.config.get_text_config().vocab_size)
+    parts = zip(hidden.split(at_a_time), numbers.split(at_a_time), strict=True)
+    drawn = [_draw(policy.log_distribution(states, temperature), temperature, part) for states, part in parts]
+    tokens, logprobs, entropies = (torch.cat(column) for column in zip(*drawn, strict=True))
+    return tokens, logprobs, entropies
 
 
-class GrowingLayer(DynamicLayer):  # type: ignore[misc]  # Any if type-checked without transformers
-    """Keys and values of one layer, (rows, heads, length, width): views of longer buffers."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._buffers: tuple[torch.Tensor, torch.Tensor] | None = None
-
-    def update(
-        self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Append states and return all states so far."""
-        del args, kwargs
-        if not self.is_initialized:
-            self.lazy_initialization(key_states, value_states)
-        length = self.get_seq_length()
-        if length == 0:  # a prompt, which is copied to its group's rows before anything is appended
-            self.keys, self.values = key_states, value_states
-            return key_states, value_states
-        total = length + key_states.shape[-2]
-        keys, values = self._buffers or (self.keys, self.values)
-        keys, values = _with_room(keys, self.keys, total), _with_room(values, self.values, total)
-        keys[:, :, length:total] = key_states
-        values[:, :, length:total] = value_states
-        self._buffers = keys, values
-        self.keys, self.values = keys[:, :, :total], values[:, :, :total]
-        return self.keys, self.values
-
-
-def _with_room(buffer: torch.Tensor, kept: torch.Tensor, total: int) -> torch.Tensor:
-    """Return `buffer` if `kept` is a view of it and `total` tokens fit, else a longer copy of `kept`."""
-    is_current = kept.data_ptr() == buffer.data_ptr() and len(kept) == len(buffer)
-    if is_current and buffer.shape[2] >= total:
-        return buffer
-    rows, heads, length, width = kept.shape
-    longer = kept.new_empty(rows, heads, max(int(total * GROWTH), total + LEAST_ROOM), width)
-    longer[:, :, :length] = kept
-    return longer
+def _draw(
+    logp: torch.Tensor, temperature: float, numbers: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    weights = logp.exp()
+    if temperature == 0:
+        tokens = logp.argmax(-1)
+    else:
+        # in float32, the sum of a large vocabulary would hide rare tokens
+        bounds = weights.cumsum(-1, dtype=torch.float64)
+        chosen = torch.searchsorted(bounds, numbers[:, None] * bounds[:, -1:], right=True)[:, 0]
+        tokens = chosen.clamp_(max=logp.shape[-1] - 1)
+    return tokens, logp.gather(1, tokens[:, None])[:, 0], -(weights * logp).sum(-1)

@@ -1,19 +1,21 @@
 """Checks on a few tokens that log-probabilities are the same in sampling and in training.
 
-Sampling uses left padding and a cache that is copied and cut; training runs whole sequences and computes
+Sampling uses a cache that is copied, cut and joined; training runs whole sequences and computes
 logits in chunks. A model that is sensitive to the difference would silently be trained on wrong numbers.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
 
+from retrain.backends.local.cohorts import windows_of
 from retrain.backends.local.devices import is_out_of_memory
 from retrain.backends.local.loading import Policy, fitting
-from retrain.backends.local.sampling import advance, prefill
+from retrain.backends.local.rows import Row
+from retrain.backends.local.sampling import RowCache, cache_for
 from retrain.errors import ConfigError
 
 LOGITS_TOLERANCE = 1e-3  # relative to the largest; both computations run the same kernels
@@ -23,11 +25,20 @@ CACHE_TOLERANCE = {torch.float32: 0.01, torch.bfloat16: 0.1}
 SHORT, LONG = (1, 2, 3), (3, 1, 2, 4, 5, 0)
 
 
-def try_out(model: str, policy: Policy, device: torch.device) -> None:
-    """Reject a policy whose log-probabilities this backend would compute incorrectly."""
+def try_out(model: str, policy: Policy, device: torch.device) -> list[int] | None:
+    """Return the layers' attention windows if rows can be added while others run, else None.
+
+    Rejects a policy whose log-probabilities this backend would compute incorrectly.
+    """
     with fitting(model), _explained(model), torch.no_grad():
         _check_logits(model, policy, device)
+        if policy.context < len(LONG) + 3:
+            return None
+        windows = windows_of(policy)
+        if windows is not None and _can_join(policy, windows, device):
+            return windows
         _check_cache(model, policy, device)
+        return None
 
 
 def _check_logits(model: str, policy: Policy, device: torch.device) -> None:
@@ -49,25 +60,49 @@ def _check_logits(model: str, policy: Policy, device: torch.device) -> None:
         )
 
 
+def _can_join(policy: Policy, windows: Sequence[int], device: torch.device) -> bool:
+    try:
+        return _apart(policy, windows, device) <= CACHE_TOLERANCE[policy.causal.dtype]
+    except (AttributeError, LookupError, TypeError, ValueError, RuntimeError) as error:
+        if is_out_of_memory(error) or "CUDA" in str(error):
+            raise
+        return False  # the model's attention is not called as transformers documents it
+
+
 def _check_cache(model: str, policy: Policy, device: torch.device) -> None:
-    """Compare logits in sampling (shared prompts, rows that finish early) with those in training."""
-    if policy.context < len(LONG) + 2:
-        return
-    rows, _ = prefill(policy, [LONG, SHORT, LONG, LONG], device)
-    advance(policy, rows, torch.tensor([5, 0, 3, 1], device=device))
-    rows.keep(torch.tensor([1, 3], device=device))
-    sampled = policy.logits(advance(policy, rows, torch.tensor([2, 4], device=device)))
-    whole = [torch.tensor([[*SHORT, 0, 2]], device=device), torch.tensor([[*LONG, 1, 4]], device=device)]
-    trained = torch.cat(
-        [policy.logits(policy.body(input_ids=ids, use_cache=False).last_hidden_state[:, -1]) for ids in whole]
-    )
-    apart = float((sampled - trained).abs().mean() / trained.std())
+    apart = _apart(policy, None, device)
     if not apart <= CACHE_TOLERANCE[policy.causal.dtype]:
         raise ConfigError(
             f"[model].model: {model!r} has other logits with a cache and padding than without "
             f"({apart:.0%} of their spread apart), so its samples could not be trained on; "
             "use another model"
         )
+
+
+def _apart(policy: Policy, windows: Sequence[int] | None, device: torch.device) -> float:
+    """Compare logits in sampling (shared prompts, rows that end early or begin late) with those in training.
+
+    Returns the mean difference in units of the logits' standard deviation.
+    """
+    cache = cache_for(policy, windows, device)
+    cache.admit([Row(ids, limit=3) for ids in (LONG, SHORT, LONG, LONG)], None)
+    _advance(cache, device)
+    cache.keep([1, 3])
+    if windows is not None:
+        cache.admit([Row(SHORT, limit=2)], None)
+    _advance(cache, device)
+    sampled = policy.logits(cache.hidden)
+    whole = [torch.tensor([row.ids], device=device) for row in cache.rows]
+    trained = torch.cat(
+        [policy.logits(policy.body(input_ids=ids, use_cache=False).last_hidden_state[:, -1]) for ids in whole]
+    )
+    return float((sampled - trained).abs().mean() / trained.std())
+
+
+def _advance(cache: RowCache, device: torch.device) -> None:
+    for number, row in enumerate(cache.rows):
+        row.tokens.append(len(LONG) - 1 - number)
+    cache.advance(torch.tensor([row.tokens[-1] for row in cache.rows], device=device))
 
 
 @contextmanager

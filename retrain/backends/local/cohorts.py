@@ -1,0 +1,229 @@
+"""Key-value cache for rows that begin and end at any time, with one forward pass over all of them.
+
+The model runs all cohorts together, and only attention runs cohort by cohort. As all rows grow by one token
+per step, the relative difference of their lengths shrinks: cohorts are merged as soon as they are similar.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch.nn.functional import scaled_dot_product_attention
+from transformers import AttentionInterface, DynamicCache
+from transformers.cache_utils import Cache, DynamicLayer, DynamicSlidingWindowLayer
+
+from retrain.backends.local.cohort import Cohort, Prefix
+from retrain.backends.local.loading import Policy
+from retrain.backends.local.rows import Row
+from retrain.engines import Ids
+
+ATTENTION = "retrain-cohorts"  # name of this module's attention in transformers
+SPREAD, SLACK = 1.25, 32  # cohorts are merged if the wider one's rows are at most this much longer
+PREFILL_TOKENS = 16384  # prompts run together, including padding
+
+
+class Cohorts:
+    """The rows that a policy is sampling, in the order of the batch; implements the sampler's cache."""
+
+    def __init__(self, policy: Policy, windows: Sequence[int], device: torch.device) -> None:
+        self._policy = policy
+        self._config = policy.causal.config.get_text_config()
+        self._device = device
+        self._cohorts: list[Cohort] = []
+        self._prefixes: dict[Ids, Prefix] = {}
+        self._layers = _layers(self._cohorts, windows, self._config)
+
+    @property
+    def rows(self) -> list[Row]:
+        return [row for cohort in self._cohorts for row in cohort.rows]
+
+    @property
+    def hidden(self) -> torch.Tensor:
+        return torch.cat([cohort.hidden for cohort in self._cohorts])
+
+    @property
+    def cells(self) -> int:
+        """Tokens that the cache has room for, padding included."""
+        return sum(map(len, self._prefixes)) + sum(len(c.rows) * c.width for c in self._cohorts)
+
+    def admit(self, rows: Sequence[Row], following: Ids | None) -> list[int]:
+        """Add rows; return the lengths of the sequences that were run, each once.
+
+        The cache of `following`, the sequence that is admitted next, is kept if it is known.
+        """
+        if not rows:
+            self._merge()
+            return []
+        sequences = [row.ids for row in rows]
+        fresh = [ids for ids in dict.fromkeys(sequences) if ids not in self._prefixes]
+        self._prefixes |= prefill(self._policy, fresh, self._device)
+        self._cohorts.append(Cohort(rows, [self._prefixes[ids] for ids in sequences]))
+        self._prefixes = {ids: _apart(p) for ids, p in self._prefixes.items() if ids == following}
+        self._merge()
+        return [len(ids) for ids in fresh]
+
+    def _merge(self) -> None:
+        self._cohorts.sort(key=lambda cohort: cohort.width)
+        for narrow, wide in pairwise(self._cohorts):
+            if wide.width <= SPREAD * narrow.width + SLACK:
+                larger, smaller = (narrow, wide) if len(narrow.rows) > len(wide.rows) else (wide, narrow)
+                larger.absorb(smaller)
+                self._cohorts.remove(smaller)
+                self._merge()
+                return
+
+    def keep(self, kept: Sequence[int]) -> list[int]:
+        """Drop all but these rows of the batch; return for each row left its earlier index."""
+        is_kept, order, begin = set(kept), [], 0
+        for cohort in self._cohorts:
+            count = len(cohort.rows)
+            places = [place for place in range(count) if begin + place in is_kept]
+            order += [begin + place for place in (cohort.keep(places) if len(places) < count else places)]
+            begin += count
+        self._cohorts[:] = [cohort for cohort in self._cohorts if cohort.rows]
+        return order
+
+    def advance(self, tokens: torch.Tensor) -> None:
+        """Run one token of each row of the batch."""
+        for cohort in self._cohorts:
+            cohort.begin()
+        positions = torch.cat([cohort.end - cohort.start for cohort in self._cohorts])
+        with _attending(self._config):
+            output = self._policy.body(
+                input_ids=tokens[:, None],
+                position_ids=positions[:, None],
+                past_key_values=self._layers,
+                use_cache=True,
+            )
+        states = output.last_hidden_state[:, -1].split([len(cohort.rows) for cohort in self._cohorts])
+        for cohort, hidden in zip(self._cohorts, states, strict=True):
+            cohort.hidden = hidden
+            cohort.end += 1
+
+
+def prefill(policy: Policy, sequences: Sequence[Ids], device: torch.device) -> dict[Ids, Prefix]:
+    """Run sequences, several at a time; padding is on the right and attention is causal, as in training."""
+    found: dict[Ids, Prefix] = {}
+    waiting = sorted(sequences, key=len)
+    while waiting:
+        count = max(1, PREFILL_TOKENS // len(waiting[-1]))
+        part, waiting = waiting[-count:], waiting[:-count]
+        longest = len(part[-1])
+        padded = torch.tensor([[*ids, *[0] * (longest - len(ids))] for ids in part], device=device)
+        cache = DynamicCache()
+        states = policy.body(input_ids=padded, past_key_values=cache, use_cache=True).last_hidden_state
+        for place, ids in enumerate(part):
+            cut = (slice(place, place + 1), slice(None), slice(len(ids)))
+            layers = [(layer.keys[cut], layer.values[cut]) for layer in cache.layers]
+            found[ids] = Prefix(ids, layers, states[place : place + 1, len(ids) - 1])
+    return found
+
+
+def _apart(prefix: Prefix) -> Prefix:
+    """Return a copy that does not keep the other sequences of its batch in memory."""
+    return Prefix(prefix.ids, [(k.clone(), v.clone()) for k, v in prefix.layers], prefix.hidden.clone())
+
+
+def windows_of(policy: Policy) -> list[int] | None:
+    """Return each layer's attention window, or None if its cache or attention is of another kind."""
+    config = policy.causal.config.get_text_config()
+    kinds = getattr(config, "layer_types", None) or []
+    if config._attn_implementation not in ("sdpa", "eager") or "chunked_attention" in kinds:
+        return None
+    layers = DynamicCache(config=config).layers
+    if not layers or any(type(layer) not in (DynamicLayer, DynamicSlidingWindowLayer) for layer in layers):
+        return None
+    return [getattr(layer, "sliding_window", sys.maxsize) for layer in layers]
+
+
+class _Layer(DynamicLayer):  # type: ignore[misc]  # Any if type-checked without transformers
+    """One layer's cache, as transformers sees it: writes states and passes on where they are."""
+
+    def __init__(self, cohorts: list[Cohort], number: int, window: int, kind: str) -> None:
+        super().__init__()
+        self._cohorts, self._number, self._window, self._kind = cohorts, number, window, kind
+
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Write the states; return them, to be handed to `attend`."""
+        del args, kwargs
+        sizes = [len(cohort.rows) for cohort in self._cohorts]
+        states = zip(self._cohorts, key_states.split(sizes), value_states.split(sizes), strict=True)
+        for cohort, keys, values in states:
+            cohort.write(self._number, keys, values)
+        key_states.cohorts = self
+        return key_states, value_states
+
+    def attend(self, module: torch.nn.Module, query: torch.Tensor, **kwargs: Any) -> torch.Tensor:
+        """Return (rows, 1, heads, width)."""
+        attention = (
+            _grouped if self._kind == "sdpa" else sys.modules[type(module).__module__].eager_attention_forward
+        )
+        found, place = [], 0
+        for cohort in self._cohorts:
+            part = query[place : place + len(cohort.rows)]
+            keys, values, mask = cohort.read(self._number, self._window)
+            if mask is not None and self._kind == "eager":
+                mask = torch.zeros(mask.shape, dtype=query.dtype, device=query.device).masked_fill_(
+                    ~mask, torch.finfo(query.dtype).min
+                )
+            found.append(attention(module, part, keys, values, mask, **kwargs)[0])
+            place += len(part)
+        return torch.cat(found) if len(found) > 1 else found[0]
+
+    def get_seq_length(self) -> int:
+        return max((cohort.width for cohort in self._cohorts), default=0)
+
+
+def _layers(cohorts: list[Cohort], windows: Sequence[int], config: Any) -> Cache:
+    kind = config._attn_implementation
+    return Cache(layers=[_Layer(cohorts, number, window, kind) for number, window in enumerate(windows)])
+
+
+@contextmanager
+def _attending(config: Any) -> Iterator[None]:
+    before = config._attn_implementation
+    config._attn_implementation = ATTENTION
+    try:
+        yield
+    finally:
+        config._attn_implementation = before
+
+
+def attend(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    mask: None,
+    **kwargs: Any,
+) -> tuple[torch.Tensor, None]:
+    """Attention as transformers calls it; keys and values are read from the cohorts."""
+    del value, mask
+    return key.cohorts.attend(module, query, **kwargs), None
+
+
+def _grouped(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    mask: torch.Tensor | None,
+    scaling: float | None = None,
+    **kwargs: Any,
+) -> tuple[torch.Tensor]:
+    """Attention of one token per row; query heads that share keys are run as rows, so nothing is copied."""
+    del module, kwargs
+    rows, heads = keys.shape[:2]
+    packed = query.reshape(rows, heads, -1, query.shape[-1])
+    output = scaled_dot_product_attention(packed, keys, values, attn_mask=mask, scale=scaling)
+    return (output.reshape(rows, 1, -1, values.shape[-1]),)
+
+
+AttentionInterface.register(ATTENTION, attend)
