@@ -104,33 +104,35 @@ def in_thread(
     loop = asyncio.get_running_loop()
     future: asyncio.Future[T] = loop.create_future()
 
-    def deliver(result: T) -> None:
-        if future.done():
-            unwanted(result)
-        else:
-            future.set_result(result)
-
-    def fail(error: Exception) -> None:
-        if not future.done():
-            future.set_exception(error)
-
     def work() -> None:
         try:
             result = function()
         except Exception as error:  # noqa: BLE001 - carried to whoever waits
-            _call(loop, fail, error)
+            _call(loop, _fail, future, error)
         else:
-            if future.cancelled() or not _call(loop, deliver, result):
+            if future.cancelled() or not _call(loop, _deliver, future, result, unwanted):
                 unwanted(result)  # here, since the event loop may be busy
 
     threading.Thread(target=work, name="blocking-call", daemon=True).start()
     return future
 
 
-def _call(loop: asyncio.AbstractEventLoop, function: Callable[[T], None], argument: T) -> bool:
+def _deliver(future: asyncio.Future[T], result: T, unwanted: Callable[[T], object]) -> None:
+    if future.done():
+        unwanted(result)
+    else:
+        future.set_result(result)
+
+
+def _fail(future: asyncio.Future[T], error: Exception) -> None:
+    if not future.done():
+        future.set_exception(error)
+
+
+def _call(loop: asyncio.AbstractEventLoop, function: Callable[..., None], *arguments: object) -> bool:
     """Call in the loop's thread; False if the loop is closed."""
     try:
-        loop.call_soon_threadsafe(function, argument)
+        loop.call_soon_threadsafe(function, *arguments)
     except RuntimeError:
         return False
     return True

@@ -19,6 +19,7 @@ from typing import Any
 from retrain import registry
 from retrain.errors import ConfigError, RunFailedError
 from retrain.rewards import (
+    SPEC,
     Answer,
     BatchScorer,
     Outcome,
@@ -86,9 +87,7 @@ def open_reward(
     plugin = registry.plugin("rewards", name)
     opener = plugin.hook("open_scorer")
     if opener is None:
-        function = plugin.function()
-        scores_many = registry.takes(function, plugin.spec.by_name)
-        return (ColumnScorer if scores_many else CallingScorer)(function, name, params)
+        return CallingScorer(plugin.function(), name, params)
     taken = {parameter.name for parameter in plugin.parameters() or ()}
     given = {key: value for key, value in (sandbox or {}).items() if key in taken}
     scorer: BatchScorer = opener(**{**given, **params})
@@ -96,7 +95,10 @@ def open_reward(
 
 
 class CallingScorer:
-    """Calls a function for each completion in turn; returned awaitables are awaited concurrently."""
+    """Calls a function for each completion in turn, or once for all if it has TRL's signature.
+
+    Returned awaitables are awaited concurrently.
+    """
 
     def __init__(
         self, function: Callable[..., Any], name: str = "", params: Mapping[str, Any] | None = None
@@ -104,6 +106,7 @@ class CallingScorer:
         """Wrap a function; `name` is the reward's, for errors."""
         self._function = function
         self._params = params or {}
+        self._takes_columns = registry.takes(function, SPEC.by_name)
         self._name = f"reward {name!r}" if name else "the reward"
 
     def score_all(self, answers: Sequence[Answer]) -> list[Score] | Awaitable[list[Score]]:
@@ -113,104 +116,87 @@ class CallingScorer:
             RunFailedError: a reward is not a number, or called sys.exit; names the prompt. Other
                 exceptions of the function are raised unchanged.
         """
+        batches = [answers] if self._takes_columns and answers else [[answer] for answer in answers]
         given: list[Any] = []
         try:
-            given.extend(map(self._call, answers))
+            given.extend(map(self._call, batches))
         except BaseException:
             close_unawaited(given)
             raise
         if any(map(inspect.isawaitable, given)):
-            return self._await_all(answers, given)
-        return [self._score_of(answer, one) for answer, one in zip(answers, given, strict=True)]
+            return self._await_all(batches, given)
+        return [score for pair in zip(batches, given, strict=True) for score in self._scores(*pair)]
 
     def close(self) -> None:
         """Do nothing: no process or connection is open."""
 
-    def _call(self, answer: Answer) -> Any:
+    def _call(self, batch: Sequence[Answer]) -> Any:
         try:
             with _interrupted_after(LIMIT_S, TOO_LONG.format(LIMIT_S)):
-                return self._function(answer.completion, answer.prompt, **self._params)
+                if self._takes_columns:
+                    return call_with_columns(self._function, batch, self._params)
+                return self._function(batch[0].completion, batch[0].prompt, **self._params)
         except (UnscoredError, TimeoutError) as error:
             return unscored(error)
         except SystemExit as error:
-            raise self._exited(answer, error) from error
+            raise self._exited(batch, error) from error
 
-    async def _await_all(self, answers: Sequence[Answer], given: Sequence[Any]) -> list[Score]:
+    async def _await_all(self, batches: Sequence[Sequence[Answer]], given: Sequence[Any]) -> list[Score]:
         """Await all awaitables; the first exception cancels the others and is raised unchanged."""
         slots = asyncio.Semaphore(MOST_AT_ONCE)
         tasks = [
-            asyncio.ensure_future(self._awaited(answer, one, slots))
-            for answer, one in zip(answers, given, strict=True)
+            asyncio.ensure_future(self._awaited(batch, one, slots))
+            for batch, one in zip(batches, given, strict=True)
         ]
         try:
-            return await asyncio.gather(*tasks)
+            return [score for scores in await asyncio.gather(*tasks) for score in scores]
         finally:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
             close_unawaited(given)
 
-    async def _awaited(self, answer: Answer, given: Any, slots: asyncio.Semaphore) -> Score:
+    async def _awaited(self, batch: Sequence[Answer], given: Any, slots: asyncio.Semaphore) -> list[Score]:
         if not inspect.isawaitable(given):
-            return self._score_of(answer, given)
+            return self._scores(batch, given)
         async with slots:
             try:
                 async with asyncio.timeout(LIMIT_S) as limit:
-                    return self._score_of(answer, await given)
+                    given = await given
             except (UnscoredError, TimeoutError) as error:
-                return unscored(TimeoutError(TOO_LONG.format(LIMIT_S)) if limit.expired() else error)
+                given = unscored(TimeoutError(TOO_LONG.format(LIMIT_S)) if limit.expired() else error)
             except SystemExit as error:
-                raise self._exited(answer, error) from error
+                raise self._exited(batch, error) from error
             except asyncio.CancelledError:
                 task = asyncio.current_task()
                 if task is None or task.cancelling():
                     raise
-                return unscored(UnscoredError("the reward cancelled itself"))
+                given = unscored(UnscoredError("the reward cancelled itself"))
+        return self._scores(batch, given)
 
-    def _exited(self, answer: Answer, error: SystemExit) -> RunFailedError:
+    def _exited(self, batch: Sequence[Answer], error: SystemExit) -> RunFailedError:
         return RunFailedError(
-            f"{self._name}, prompt {answer.prompt.id}: called sys.exit({error.code!r}); "
+            f"{self._name}, prompt {batch[0].prompt.id}: called sys.exit({error.code!r}); "
             'use reward = "custom" for code that may end its process'
         )
 
-    def _score_of(self, answer: Answer, given: Any) -> Score:
+    def _scores(self, batch: Sequence[Answer], given: Any) -> list[Score]:
+        """Return the scores of a call's completions from what it returned, or the Score of each."""
         if isinstance(given, Score):
-            return given
+            return [given] * len(batch)
+        rewards = given if self._takes_columns else [given]
+        if len(rewards) != len(batch):
+            what = f"returned {len(rewards)} rewards for {len(batch)} completions"
+            raise RunFailedError(f"{self._name}: {what}")
+        return [self._score_of(answer, reward) for answer, reward in zip(batch, rewards, strict=True)]
+
+    def _score_of(self, answer: Answer, reward: object) -> Score:
+        if reward is None and self._takes_columns:
+            return Score(None, Outcome.ERROR, "the reward is None")
         try:
-            return Score(number_of(given))
+            return Score(number_of(reward))
         except TypeError as error:
             raise RunFailedError(f"{self._name}, prompt {answer.prompt.id}: {error}") from error
-
-
-class ColumnScorer(CallingScorer):
-    """Calls a function of TRL's signature once for all completions."""
-
-    def score_all(self, answers: Sequence[Answer]) -> list[Score] | Awaitable[list[Score]]:
-        try:
-            with _interrupted_after(LIMIT_S, TOO_LONG.format(LIMIT_S)):
-                given = call_with_columns(self._function, answers, self._params)
-        except (UnscoredError, TimeoutError) as error:
-            return [unscored(error)] * len(answers)
-        except SystemExit as error:
-            raise self._exited(answers[0], error) from error
-        return self._await_list(answers, given) if inspect.isawaitable(given) else self._each(answers, given)
-
-    async def _await_list(self, answers: Sequence[Answer], given: Awaitable[Any]) -> list[Score]:
-        try:
-            async with asyncio.timeout(LIMIT_S):
-                return self._each(answers, await given)
-        except (UnscoredError, TimeoutError) as error:
-            return [unscored(error)] * len(answers)
-
-    def _each(self, answers: Sequence[Answer], rewards: Sequence[Any]) -> list[Score]:
-        if len(rewards) != len(answers):
-            what = f"returned {len(rewards)} rewards for {len(answers)} completions"
-            raise RunFailedError(f"{self._name}: {what}")
-        none = Score(None, Outcome.ERROR, "the reward is None")
-        return [
-            none if reward is None else self._score_of(answer, reward)
-            for answer, reward in zip(answers, rewards, strict=True)
-        ]
 
 
 def close_unawaited(given: Sequence[Any]) -> None:
