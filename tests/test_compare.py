@@ -16,7 +16,7 @@ from retrain.errors import ConfigError, RecordsError
 from retrain.report.compare import Comparison, Verdict, compare, is_higher_better
 from retrain.report.gather import gather
 from retrain.report.sides import Moment, choose, final_value
-from retrain.report.tables import grounds, left_out, results
+from retrain.report.tables import excluded, grounds, results
 from tests.simulated import Simulated, flat, write_campaign
 
 SPREAD = (0.0, 0.02, 0.03, 0.01)  # of four seeds
@@ -71,7 +71,7 @@ def test_runs_that_failed_or_are_not_finished_are_counted_and_left_out(tmp_path)
 def said(comparison: Comparison) -> str:
     """All sentences about the first metric."""
     metric = comparison.metrics[0]
-    return "\n".join((*left_out(metric.sides), *(ground.because for ground in grounds(metric))))
+    return "\n".join((*excluded(metric.sides), *(ground.because for ground in grounds(metric))))
 
 
 @pytest.mark.parametrize(
@@ -96,7 +96,7 @@ def test_of_conditions_that_have_the_same_said_of_them_it_is_said_once(tmp_path)
         ("c1, c2, c3, c4, c5 and 2 more", "1 seed finished in both; at least 3 are needed"),
         ("f0, f1", "1 and 0 finished runs; at least 3 each are needed"),
     ]
-    assert list(left_out(metric.sides)) == ["f0, f1: of 1 run each, 1 failed: left out"]
+    assert list(excluded(metric.sides)) == ["f0, f1: of 1 run each, 1 failed: left out"]
 
 
 def test_conditions_that_ended_at_different_steps_are_told_and_may_be_compared_at_one(tmp_path):
@@ -321,6 +321,6 @@ def test_no_step_is_advised_where_a_side_has_no_rows(tmp_path):
     directory = write_campaign(tmp_path, runs)
     for run in (directory / "runs").glob("maxrl_*"):
         (run / "metrics.jsonl").write_text("")
-    (line,) = left_out(compared(directory).metrics[0].sides)
+    (line,) = excluded(compared(directory).metrics[0].sides)
     assert "maxrl 0" in line
     assert "--step" not in line

@@ -19,8 +19,8 @@ from hypothesis import strategies as st
 from retrain.records.text import MISSING
 from retrain.report.contents import contents
 from retrain.report.curves import describe, domain, line_ends, points, seed_points
-from retrain.report.export import Table, ends_of, rows_of, write_csv, write_jsonl
 from retrain.report.gather import CampaignRecord, gather
+from retrain.report.outputs import Table, ends_of, rows_of, write_csv, write_jsonl
 from retrain.report.series import Bins, Curve, bins_for, curve
 from retrain.report.sides import Side
 from retrain.report.tables import failures, headline, provenance, significant
@@ -249,7 +249,7 @@ def written(write: Callable[[Table, BinaryIO], None], table: Table) -> str:
 def test_an_export_holds_every_step_of_every_run_once(tmp_path):
     directory = write_campaign(tmp_path, {(c, s): flat(0.5) for c in ("grpo", "maxrl") for s in range(3)})
     found = exported(gather(directory))
-    assert found.columns[:6] == ("campaign", "run", "condition", "seed", "state", "step")
+    assert tuple(found.kinds)[:6] == ("campaign", "run", "condition", "seed", "state", "step")
     rows = list(found.read())
     assert len({(row["run"], row["step"]) for row in rows}) == len(rows) == 120
 

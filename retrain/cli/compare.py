@@ -2,11 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from itertools import chain
 from typing import Annotated
 
 import typer
+from rich.table import Table
+from rich.text import Text
 
 from retrain.cli import AsJson
+from retrain.render.tables import BAD, console, fitted, print_result, table, width_of
+from retrain.report.compare import Comparison, MetricComparison, Verdict, compare
+from retrain.report.gather import left_out
+from retrain.report.sides import Moment, check_metrics, choose, known_metrics
+from retrain.report.tables import excluded, footnotes, grounds, heading, results
+
+STYLES = {Verdict.NOT_ENOUGH: "yellow", Verdict.OTHER_STEPS: "yellow", Verdict.IDENTICAL: "dim"}
 
 
 def command(
@@ -38,12 +49,6 @@ def command(
     Examples: retrain compare logs/study; retrain compare logs/study grpo maxrl;
     retrain compare logs/monday grpo logs/tuesday grpo
     """
-    from retrain.render.comparison import show
-    from retrain.render.tables import console, print_result
-    from retrain.report.compare import compare
-    from retrain.report.gather import left_out
-    from retrain.report.sides import Moment, check_metrics, choose, known_metrics
-
     matches = choose(what)
     runs = {run.directory: run for match in matches for side in match.sides for run in side.runs}.values()
     for line in left_out(runs):
@@ -54,5 +59,53 @@ def command(
     found = [compare(match, metrics or (), moment, paired=not unpaired) for match in matches]
     if as_json:
         print_result(found, "comparisons")
+        return
+    out = console()
+    for part in chain(*(_comparison(one, out.width) for one in found)):
+        out.print(part, soft_wrap=not isinstance(part, Table))
+    for line in footnotes(found):
+        out.print(line, style="dim", soft_wrap=True)
+
+
+def _comparison(comparison: Comparison, width: int) -> Iterator[str | Text | Table]:
+    if comparison.title:
+        yield Text(comparison.title, style="bold underline")
+    for metric in comparison.metrics:
+        yield from _metric(metric, width)
+    if comparison.metrics:
+        yield from _config(comparison, width)
     else:
-        show(found, console())
+        yield "no run has metrics yet: nothing to compare"
+
+
+def _metric(metric: MetricComparison, width: int) -> Iterator[str | Text | Table]:
+    """Iterate over the numbers of a metric, then the verdicts that they support."""
+    yield Text.assemble((metric.metric, "bold"), (f"  {heading(metric)}", "dim"))
+    columns, rows = results(metric)
+    failed = columns.index(">failed")
+    styled: list[list[str | Text]] = [list(row[:-1]) for row in rows]  # verdicts follow
+    for row in styled:
+        row[failed] = Text(str(row[failed]), style=BAD if row[failed] != "0" else "")
+    yield fitted("", ["", *columns[1:-1]], styled, width)
+    yield from (f"  {line}" for line in excluded(metric.sides))
+    for ground in grounds(metric):
+        verdict = Text(ground.judgement, style=STYLES.get(ground.verdict, "bold"))
+        against = f"  {ground.names} against {metric.sides[0].label}: "
+        yield Text.assemble(against, verdict, f" ({ground.because})")
+    yield ""
+
+
+def _config(comparison: Comparison, width: int) -> Iterator[str | Text | Table]:
+    """Iterate over the keys that differ: a table if it fits, else a line each."""
+    labels = [side.label for side in comparison.metrics[0].sides]
+    rows = [(row.key, *row.values) for row in comparison.config]
+    columns = ["key", *labels]
+    if not rows:
+        yield "configuration: identical except for seeds"
+    elif width_of(columns, rows) <= width:
+        yield table("configuration", columns, rows, wrap=False)
+    else:
+        yield Text("configuration", style="bold")
+        for key, *values in rows:
+            pairs = (f"{label} {value}" for label, value in zip(labels, values, strict=True))
+            yield f"  {key}: {'; '.join(pairs)}"

@@ -38,9 +38,8 @@ def command(
     Example: retrain export logs/study-20260101T120000Z-1a2b -o rows.parquet
     """
     from retrain.errors import ConfigError
-    from retrain.report.export import TABLES, ends_of, rows_of, write_table
     from retrain.report.gather import gather_all, left_out
-    from retrain.report.outputs import chosen_format, prepare
+    from retrain.report.outputs import TABLES, chosen_format, ends_of, prepare, rows_of, write_table
 
     if runs and warmup:
         raise ConfigError("--runs --warmup: use only one of them")

@@ -85,7 +85,7 @@ def heading(metric: MetricComparison) -> str:
     return "; ".join(filter(None, (metric.how, DIRECTIONS[metric.higher_is_better])))
 
 
-def left_out(sides: Sequence[SideResult]) -> Iterator[str]:
+def excluded(sides: Sequence[SideResult]) -> Iterator[str]:
     """Return which runs were left out, and which are judged after different numbers of steps."""
     alike: dict[tuple[str, str], list[str]] = {}
     for side in sides:
@@ -220,7 +220,7 @@ def runs(campaign: CampaignRecord) -> Table:
 
 def remarks(metric: MetricComparison) -> Iterator[str]:
     """Return which runs were left out, and what each verdict rests on."""
-    yield from left_out(metric.sides)
+    yield from excluded(metric.sides)
     for ground in islice(grounds(metric), MOST_REASONS):
         yield f"{ground.names} against {metric.sides[0].label}: {ground.judgement} ({ground.because})."
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from retrain.campaign.run import start
-from retrain.report.export import ends_of
 from retrain.report.gather import gather
+from retrain.report.outputs import ends_of
 from retrain.report.sides import conditions
 from retrain.status import survey
 
