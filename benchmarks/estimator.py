@@ -162,7 +162,7 @@ def measure(
             short = pilot(world, rng.randint(20, 50), rng)
             guess = estimate(workload(world, short), Pilot(short), seed=number)
             covered.append(each <= guess.p90_s)
-            if guess.is_p90_reliable:
+            if guess.tail == "light":
                 relied.append(each <= guess.p90_s)
             else:
                 labelled += 1

@@ -10,7 +10,6 @@ from typing import TypeAlias
 
 from retrain import registry
 from retrain.backends import MemoryEstimate
-from retrain.config.schema import Throttle
 from retrain.errors import ConfigError, InfrastructureError
 from retrain.plan.matrix import Plan
 from retrain.records.run_state import worker_pids
@@ -81,8 +80,17 @@ def by_memory(
 
 def admission_of(plan: Plan, runs: Path) -> Admission:
     """Return the admission that a plan asks for; workers in `runs` do not count as other load."""
-    table = plan.runs[0].config.throttle
-    admission = by_load(plan.workers, _throttle(table, runs)) if table.enabled else as_planned(plan.workers)
+    table, admission = plan.runs[0].config.throttle, as_planned(plan.workers)
+    if table.enabled:
+        throttle = TrainingThrottle(
+            table.min_level,
+            table.prefer_gpu,
+            registry.find_function("throttle.load_fn", table.load_fn) if table.load_fn else None,
+            scope=table.scope,
+            own_pids=lambda: worker_pids(runs),
+            on_unknown=table.on_unknown,
+        )
+        admission = by_load(plan.workers, throttle)
     least_bytes = _least_bytes(plan)
     return by_memory(admission, least_bytes) if least_bytes > 0 else admission
 
@@ -118,17 +126,3 @@ def check_memory(plan: Plan, source: str, needs: Iterable[MemoryEstimate] = ()) 
 def _least_bytes(plan: Plan) -> float:
     least = plan.campaign.min_free_memory
     return least * memory_limit_bytes() if least < 1 else least
-
-
-def _throttle(table: Throttle, runs: Path) -> TrainingThrottle:
-    load_fn: Callable[[], float | None] | None = None
-    if table.load_fn:
-        load_fn = registry.find_function("throttle.load_fn", table.load_fn)
-    return TrainingThrottle(
-        table.min_level,
-        table.prefer_gpu,
-        load_fn,
-        scope=table.scope,
-        own_pids=lambda: worker_pids(runs),
-        on_unknown=table.on_unknown,
-    )

@@ -100,7 +100,8 @@ def _unrecorded(files: RunFiles, exit_code: int | None, cancelled: RunState | No
     if exit_code is None:
         return Ending(RunState.INFRASTRUCTURE, why or "the worker vanished without a message")
     if exit_code < 0:
-        name = _signal_name(-exit_code)
+        names = {number.value: number.name for number in signal.Signals}  # not the real-time signals
+        name = names.get(-exit_code, f"signal {-exit_code}")
         hint = "; the machine may be out of memory" if exit_code == -signal.SIGKILL else ""
         return Ending(RunState.INFRASTRUCTURE, f"the worker was killed by {name}{hint}")
     said = next(filter(None, reversed(log_tail(files))), "")
@@ -110,13 +111,6 @@ def _unrecorded(files: RunFiles, exit_code: int | None, cancelled: RunState | No
     message = said or no_message
     known = {EXIT_INFRASTRUCTURE: RunState.INFRASTRUCTURE, EXIT_INTERRUPTED: RunState.INTERRUPTED}
     return Ending(known.get(exit_code, RunState.FAILED), message)
-
-
-def _signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:  # Python names only the first and the last of the real-time signals
-        return f"signal {number}"
 
 
 GRACE_S = 30.0  # to save a checkpoint after a timeout, before the worker is killed

@@ -70,7 +70,8 @@ class RetryPolicy:
         self, run: RunPlan, ending: Ending, files: RunFiles, *, cut_short: bool = False
     ) -> float | None:
         """Count an attempt, and return the delay in seconds until the next; None: the ending is final."""
-        count = self._counted(run.run_id, files)
+        count = self._counts.setdefault(run.run_id, _Count(0, 0))
+        count.traceless += _newest_known(files, count) <= count.launched_at
         is_free = cut_short and _has_progressed(ending, files)
         count.free += is_free
         attempts = _newest_known(files, count) - count.first + count.traceless - count.free
@@ -92,12 +93,6 @@ class RetryPolicy:
     def dues(self) -> Iterator[float]:
         """Iterate over the times at which runs are due, on the monotonic clock."""
         return (due for due, _ in self._waiting)
-
-    def _counted(self, run_id: str, files: RunFiles) -> _Count:
-        count = self._counts.setdefault(run_id, _Count(0, 0))
-        if _newest_known(files, count) <= count.launched_at:
-            count.traceless += 1
-        return count
 
 
 class LaunchBreaker:

@@ -70,7 +70,7 @@ class RollUp:
     """A campaign's manifest; for the holder of its lock."""
 
     def __init__(self, manifest: Manifest, path: Path, files_of: Callable[[str], RunFiles]) -> None:
-        self._manifest = manifest
+        self.manifest = manifest
         self._path = path
         self._files_of = files_of
         self._places = {run.run_id: i for i, run in enumerate(manifest.runs)}
@@ -84,22 +84,18 @@ class RollUp:
 
     def entries(self) -> tuple[RunEntry, ...]:
         """Look at every run that changed, and return all entries."""
-        runs = list(self._manifest.runs)
+        runs = list(self.manifest.runs)
         for run_id in self._changed:
             place = self._places[run_id]
             runs[place] = look_at(runs[place], self._files_of(run_id))
         self._changed.clear()
-        self._manifest = replace(self._manifest, runs=tuple(runs))
-        return self._manifest.runs
-
-    @property
-    def manifest(self) -> Manifest:
-        return self._manifest
+        self.manifest = replace(self.manifest, runs=tuple(runs))
+        return self.manifest.runs
 
     def expect(self, expected: Expectation) -> None:
         """Set how long the campaign is expected to take, or took; written with the next end."""
         self._is_expected_anew = True
-        self._manifest = replace(self._manifest, expected=expected)
+        self.manifest = replace(self.manifest, expected=expected)
 
     def keep(self) -> None:
         """Write if the last write is long enough ago and enough has changed since; raises as `write` does."""
@@ -109,8 +105,8 @@ class RollUp:
 
     def write(self, *, ended: bool = False) -> None:
         """Write now; after a RecordsError, the manifest on disk is an older one."""
-        self._manifest = replace(self._manifest, runs=self.entries(), ended_at=utc_now() if ended else "")
-        write_manifest(self._path, self._manifest)
+        self.manifest = replace(self.manifest, runs=self.entries(), ended_at=utc_now() if ended else "")
+        write_manifest(self._path, self.manifest)
         self._written_at = time.monotonic()
         self._is_expected_anew = False
 

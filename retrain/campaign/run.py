@@ -28,7 +28,6 @@ from retrain.plan.matrix import Plan, RunPlan, plan_runs
 from retrain.plan.preflight import check_servers, preflight
 from retrain.plan.provenance import (
     Provenance,
-    as_table,
     digest,
     known_origin,
     working_directories,
@@ -240,5 +239,7 @@ def _write_runs(runs: Sequence[tuple[RunFiles, str]], files: CampaignFiles) -> N
 def _text(run: RunPlan, files: CampaignFiles, origin: Provenance) -> str:
     """Return a run's resolved configuration, from which alone it can be repeated."""
     tables = as_tables(run.config)
-    tables["run"] = {**tables["run"], "campaign": files.directory.name, "origin": as_table(origin)}
+    # copied and shared, so without the launcher's options
+    known = {key: value for key, value in vars(origin).items() if value is not None and key != "options"}
+    tables["run"] = {**tables["run"], "campaign": files.directory.name, "origin": known}
     return tomli_w.dumps(tables)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
@@ -18,7 +18,7 @@ from pathlib import Path
 from retrain.campaign.assign import assignment_for_stopping, open_launcher
 from retrain.campaign.endings import conclude, ended_attempts
 from retrain.errors import LaunchError, RecordsError
-from retrain.launchers import Ended, Launcher
+from retrain.launchers import Ended
 from retrain.locks.held import HeldLock, hold, holder, is_held, present_holder, signal_holder
 from retrain.plan.provenance import known_origin
 from retrain.records.campaign_state import ask_to_stop
@@ -101,22 +101,17 @@ def _stop_workers(
         on_wait(f"no orchestrator is alive; stopping {run_id}, {who}")
     if len(alive) > SHOWN_RUNS:
         on_wait(f"and {len(alive) - SHOWN_RUNS} more: {len(alive)} runs in all")
-    _end(launcher, alive, now=now)
+    launcher.adopt(list(alive))
+    launcher.cancel(list(alive), now=now)
+    left = set(alive)
+    while left:
+        left -= {happened.run_id for happened in launcher.poll(PAUSE_S) if isinstance(happened, Ended)}
     for run_id, run in alive.items():
         conclude(run, recorded_hash(run), None, RunState.INTERRUPTED, before[run_id])
     with suppress(RecordsError):  # it only repeats the runs' records; the next resume rewrites it
         if alive and (manifest := read_manifest(files.manifest)) is not None:
             write_manifest(files.manifest, refresh(manifest, files, ended=True))
     return tuple(alive)
-
-
-def _end(launcher: Launcher, run_ids: Collection[str], *, now: bool) -> None:
-    """Stop runs, and wait until they have."""
-    launcher.adopt(list(run_ids))
-    launcher.cancel(list(run_ids), now=now)
-    left = set(run_ids)
-    while left:
-        left -= {happened.run_id for happened in launcher.poll(PAUSE_S) if isinstance(happened, Ended)}
 
 
 def _is_alive(run: RunFiles, say: Callable[[str], None]) -> bool:
@@ -129,6 +124,5 @@ def _is_alive(run: RunFiles, say: Callable[[str], None]) -> bool:
 
 def _whereabouts(run: RunFiles) -> str:
     found = holder(run.lock)
-    if found is not None and not found.is_here:
-        return f"{found}: signals do not reach that machine, so stop it there; waiting for it to end"
-    return str(found or "an unknown process")
+    far = ": signals do not reach that machine, so stop it there; waiting for it to end"
+    return f"{found or 'an unknown process'}{far if found is not None and not found.is_here else ''}"

@@ -146,15 +146,13 @@ class Supervisor:
         batch = [self._waiting.popleft() for _ in range(min(most, len(self._waiting)))]
         while len(batch) < min(most, self._launcher.room()) and (run := self._retries.pop_due()) is not None:
             batch.append(run)
-        return [run for run in batch if self._is_readable(run)]
-
-    def _is_readable(self, run: RunPlan) -> bool:
-        try:
-            self._note_attempts([run])
-        except RecordsError as error:  # does not hold up the others
-            self._retry_or_end(run, ending_by(error))
-            return False
-        return True
+        for run in list(batch):
+            try:
+                self._note_attempts([run])
+            except RecordsError as error:  # does not hold up the others
+                batch.remove(run)
+                self._retry_or_end(run, ending_by(error))
+        return batch
 
     def _launch(self, runs: Sequence[RunPlan]) -> Collection[str]:
         self._note_attempts(runs)  # first: a worker may have begun when `submit` returns

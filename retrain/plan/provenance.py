@@ -17,7 +17,14 @@ from typing import TYPE_CHECKING, Any
 from retrain.config.versions import CURRENT, run_version
 from retrain.errors import ConfigError, RecordsError
 from retrain.records.files import read_json, write_json
-from retrain.records.layout import CampaignFiles, RunFiles, files_of_runs, is_single_run, recorded_tables
+from retrain.records.layout import (
+    CampaignFiles,
+    RunFiles,
+    files_of_runs,
+    is_single_run,
+    recorded_table,
+    recorded_tables,
+)
 
 if TYPE_CHECKING:
     from retrain.records.manifest import RunEntry
@@ -93,9 +100,10 @@ def _has_copies(files: CampaignFiles, where: Path, near: Path) -> bool:
     """Whether the files that a run names in one directory are in another one as well."""
     if not near.is_dir() or near.samefile(where):
         return False
-    tables = next(map(recorded_tables, files_of_runs(files).values()), {})
-    run = tables.get("run")
-    keys = run.get("files", {}) if isinstance(run, dict) else {}
+    first = next(iter(files_of_runs(files).values()), None)
+    if first is None:
+        return False
+    tables, keys = recorded_tables(first), recorded_table(first, "run").get("files", {})
     named = [Path(found) for key in keys if isinstance(found := _value(tables, key), str)]
     inside = [path.relative_to(where) for path in named if path.is_relative_to(where)]
     return bool(inside) and all((near / path).exists() for path in inside)
@@ -111,26 +119,19 @@ def _value(tables: Any, key: str) -> Any:
     return tables
 
 
-def as_table(origin: Provenance) -> dict[str, Any]:
-    """Return the table for run.toml (copied and shared, so without the launcher's options)."""
-    return {key: value for key, value in asdict(origin).items() if value is not None and key != "options"}
-
-
 def _from_runs(files: CampaignFiles) -> Provenance | None:
     for run in files_of_runs(files).values():
-        table = recorded_tables(run).get("run")
-        copy = table.get("origin") if isinstance(table, dict) else None
         try:
-            return _parse({"seed": None, **(copy or {})})
+            return _parse({"seed": None, **recorded_table(run, "run").get("origin", {})})
         except DAMAGED:
             continue
     return None
 
 
 def _from_directory(files: CampaignFiles, table: Mapping[str, Any]) -> Provenance:
-    runs = [found for run in files_of_runs(files).values() if (found := recorded_tables(run))]
-    trained = [training for found in runs if isinstance(training := found.get("training"), dict)]
-    seeds = {seed for training in trained if isinstance(seed := training.get("seed"), int)}
+    runs = files_of_runs(files).values()
+    found = [recorded_table(run, "training").get("seed") for run in runs]
+    seeds = {seed for seed in found if isinstance(seed, int)}
     launcher = next((name for name in ENGINES if (files.directory / name).is_dir()), "")
     return Provenance(
         name=str(table.get("name") or STAMP.sub("", files.directory.name)),
@@ -139,7 +140,7 @@ def _from_directory(files: CampaignFiles, table: Mapping[str, Any]) -> Provenanc
         seed=seeds.pop() if len(seeds) == 1 else None,
         launcher=launcher or str(table.get("launcher", "local")),
         digest="",
-        version=min((run_version(found, CURRENT) for found in runs), default=CURRENT),
+        version=min((run_version(t, CURRENT) for t in map(recorded_tables, runs) if t), default=CURRENT),
     )
 
 
@@ -190,13 +191,13 @@ def _recorded(files: RunFiles) -> RunEntry:
     """Describe a run by its run.toml, or by the name of its directory if that cannot be read."""
     from retrain.records.manifest import RunEntry, entry_from_name  # not at the top: `explain` needs neither
 
-    tables = recorded_tables(files)
-    run, training = tables.get("run"), tables.get("training")
-    if not isinstance(run, dict) or not isinstance(training, dict):
-        return entry_from_name(files.directory.resolve().name)
+    name = files.directory.resolve().name
+    run, training = recorded_table(files, "run"), recorded_table(files, "training")
+    if not run or not training:
+        return entry_from_name(name)
     seed, steps = training.get("seed"), training.get("max_steps")
     return RunEntry(
-        run_id=str(run.get("run_id", files.directory.resolve().name)),
+        run_id=str(run.get("run_id", name)),
         condition=str(run.get("condition", "")),
         seed=seed if isinstance(seed, int) else -1,
         max_steps=steps if isinstance(steps, int) else 0,

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import re
 import time
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -178,11 +179,17 @@ def recorded_tables(files: RunFiles) -> dict[str, Any]:
         return {}
 
 
+def recorded_table(files: RunFiles, name: str) -> Mapping[str, Any]:
+    """Return one table of a run's run.toml; empty if it cannot be read."""
+    found = recorded_tables(files).get(name)
+    return found if isinstance(found, dict) else {}
+
+
 def files_of_runs(files: CampaignFiles) -> dict[str, RunFiles]:
     """Return the files of every run that has a directory, by run id."""
     if is_single_run(files.directory):
         alone = RunFiles(files.directory)
-        return {str(recorded_tables(alone).get("run", {}).get("run_id", files.directory.name)): alone}
+        return {str(recorded_table(alone, "run").get("run_id", files.directory.name)): alone}
     try:
         found = sorted(files.runs.iterdir()) if files.runs.is_dir() else []
     except OSError as error:

@@ -62,11 +62,6 @@ class Makespan:
         """The smallest number of workers that would save a wave."""
         return math.ceil(self.runs / max(1, self.waves - 1))
 
-    @property
-    def is_p90_reliable(self) -> bool:
-        """Whether the pilot was long enough, given how its step times vary."""
-        return self.tail == "light"
-
 
 def rule_of_thumb_s(total_steps: float, median_step_time_s: float, effective_parallelism: int) -> float:
     """Return total_steps x median_step_time / effective_parallelism, in seconds."""

@@ -116,29 +116,24 @@ def learned_for(
         return None
     crowding = crowding or history.crowding or crowding_of(plan, cores)
     history = history.alone(crowding)
-    return Learned(
-        {label: _measured(run, history.runs) for label, run in plan.first_runs().items()},
-        history,
-        _permits_borne(plan, history),
-        crowding,
-    )
+    conditions = {label: _measured(run, history.runs) for label, run in plan.first_runs().items()}
+    backend = plan.runs[0].config.backend.backend
+    same = (run for run in history.runs if run.tables.get("backend", {}).get("backend") == backend)
+    borne = median(run.permits_borne for run in same)
+    return Learned(conditions, history, None if borne is None else max(1, round(borne)), crowding)
 
 
 def workload_of(plan: Plan, learned: Learned) -> Workload:
     """Return a plan as a workload to estimate."""
     config, history = plan.runs[0].config, learned.history
-    failures = Failures(
-        per_hour=history.failures_per_hour,
-        lost_steps=float(config.training.save_every),
-        retries=plan.campaign.retries,
-    )
+    lost_steps, retries = float(config.training.save_every), plan.campaign.retries
     launching = Launching(
         plan.workers,
         plan.campaign.stagger_seconds,
         (history.launch_s(plan.campaign.launcher) or 0.0) + (history.startup_s or 0.0),
         history.closing_s or 0.0,
         learned.permits_borne if plan.permits_adapt else plan.permits,
-        failures,
+        Failures(history.failures_per_hour, lost_steps, retries=retries),
         learned.crowding,
     )
     costs = {label: measured.cost for label, measured in learned.conditions.items()}
@@ -185,13 +180,6 @@ def _most_alike(condition: str, runs: Sequence[Compared]) -> tuple[Match, Sequen
 def _is_named(run: MeasuredRun, condition: str) -> bool:
     """Whether a run belongs to a condition; older records name the condition by its label."""
     return label_of(run.condition) == label_of(condition)
-
-
-def _permits_borne(plan: Plan, history: History) -> int | None:
-    backend = plan.runs[0].config.backend.backend
-    same = (run for run in history.runs if run.tables.get("backend", {}).get("backend") == backend)
-    known = median(run.permits_borne for run in same)
-    return None if known is None else max(1, round(known))
 
 
 def _share(every: int, steps: int) -> float:
