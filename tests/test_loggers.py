@@ -20,7 +20,7 @@ from retrain.status import survey
 from retrain.trainer import logger_threads
 from tests import logger_plugins
 from tests.semaphore_processes import wait_until
-from tests.test_samples import stop_after
+from tests.stopping import StopAfterStep
 from tests.test_trainer import SMALL, make_run, parse, train
 
 OWN = "tests.logger_plugins"
@@ -199,10 +199,7 @@ def test_resume_logs_what_the_loggers_of_finished_runs_lack(tmp_path, monkeypatc
 def resumed(tmp_path, *names, stop_at=5):
     """Stop a run at a step, and finish it; with other loggers if there are two names."""
     files = make_run(tmp_path / "run", with_loggers(names[0], max_steps=12, save_every=4))
-    stop = threading.Event()
-    end = stop_after(files, stop_at, stop)
-    worker.run(files.directory, stop)
-    end()
+    assert worker.run(files.directory, StopAfterStep(files, stop_at)) == 130
     if len(names) > 1:
         other = with_loggers(names[1], max_steps=12, save_every=4)
         files.run_toml.write_text(make_run(tmp_path / "other", other).run_toml.read_text())

@@ -1,7 +1,6 @@
 """samples.jsonl: small, crash-safe, the same after a resume; and reading it."""
 
 import json
-import threading
 
 import numpy as np
 import pytest
@@ -27,6 +26,7 @@ from retrain.rollouts import Group, Prompt, Rollout
 from retrain.status.one_run import choose_samples
 from retrain.trainer.batch import ScoredBatch
 from retrain.trainer.journal import choose as choose_shown
+from tests.stopping import StopAfterStep
 from tests.test_trainer import SMALL, make_run, train
 
 LONG = SMALL | {"training": SMALL["training"] | {"max_steps": 30, "save_every": 7}}
@@ -108,34 +108,11 @@ def test_corrupted_lines_are_passed_over(run):
 def test_a_resumed_run_has_the_samples_of_an_undisturbed_one(tmp_path):
     undisturbed = train(tmp_path / "a", LONG)
     stopped = make_run(tmp_path / "b", LONG)
-    for limit in (5, 11, 100):
-        stop = threading.Event()
-        timer = stop_after(stopped, limit, stop)
-        worker.run(stopped.directory, stop)
-        timer()
+    ends = [worker.run(stopped.directory, StopAfterStep(stopped, step)) for step in (5, 11, 100)]
+    assert ends == [130, 130, 0]
     told = [row | {"attempt": 1} for row in read_samples(stopped.samples)]
     assert told == read_samples(undisturbed.samples)
     assert {row["step"] for row in told} == set(range(1, 31))
-
-
-def stop_after(files: RunFiles, step: int, stop: threading.Event):
-    """Ask to stop as soon as the file has a step; gives a function that ends the looking."""
-    over = threading.Event()
-
-    def look():
-        while not over.wait(0.001):
-            if files.samples.exists() and any(row >= step for row in steps_of(files)):
-                stop.set()
-                return
-
-    thread = threading.Thread(target=look)
-    thread.start()
-
-    def end():
-        over.set()
-        thread.join()
-
-    return end
 
 
 def test_samples_can_be_switched_off(tmp_path):
