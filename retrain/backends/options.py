@@ -57,6 +57,18 @@ def one_of(*choices: str) -> Any:
     return option(choices[0], lambda value: value in choices, f"{', '.join(others)} or {last}")
 
 
+def table() -> Any:
+    """Declare a table of any keys, empty by default."""
+    rule: Rule = (lambda value: isinstance(value, Mapping), "a table")
+    return field(default_factory=dict, metadata={"rule": rule})
+
+
+def template_problems(options: Mapping[str, object]) -> list[str]:
+    """Return the problems of options that only a chat template uses, without one."""
+    unused = ("system_prompt", "chat_template_kwargs") if not options.get("chat_template") else ()
+    return [f"{key}: needs chat_template = true" for key in unused if options.get(key)]
+
+
 def problems_of(kind: type, options: Mapping[str, object]) -> list[str]:
     """Return one line per unknown key or invalid value of a table, starting with the key."""
     rules = {f.name: f.metadata.get("rule") or PLAIN[type(f.default)] for f in fields(kind)}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import islice
 from typing import Any, Protocol
 
@@ -90,6 +90,7 @@ class Text:
         *,
         chat: bool,
         system: str,
+        template_kwargs: Mapping[str, Any] | None = None,
         ends: Collection[int | None] = (),
         hidden: Collection[int] = (),
         stop: Sequence[str] = (),
@@ -101,12 +102,14 @@ class Text:
         Args:
             model, key: name of the model and the key that gives it, for errors.
             chat, system: apply the tokenizer's chat template, with this system prompt; "" for none.
+            template_kwargs: variables of the template, such as enable_thinking.
             ends: further token ids that end a completion; chat models often have two.
             hidden: further token ids without text.
             stop: strings that end a completion.
             known: number of tokens that the model has an embedding for.
         """
         self._tokenizer, self._chat, self._system, self.stop = tokenizer, chat, system, stop
+        self._template_kwargs = {**(template_kwargs or {}), "add_generation_prompt": True, "tokenize": False}
         self._named = f"{key}: the tokenizer of {model!r}"
         self._known = known
         self.end_ids = tuple(sorted({int(i) for i in (tokenizer.eos_token_id, *ends) if i is not None}))
@@ -167,9 +170,7 @@ class Text:
         if prompt.messages:
             messages = [{"role": role, "content": content} for role, content in prompt.messages]
         try:
-            return str(
-                self._tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
-            )
+            return str(self._tokenizer.apply_chat_template(messages, **self._template_kwargs))
         except Exception as error:  # a template is a program and may raise anything
             advice = (
                 "try it without system_prompt" if self._system else "set it to false, or fix the template"

@@ -38,9 +38,10 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
         ("tokens_per_micro_batch", 2.0, "whole number"),
         ("threads", True, "whole number"),
         ("weight_decay", -0.1, "a number from 0"),
-        ("engine", "vllm", "'torch' or 'openai'"),
+        ("engine", "sglang", "'torch', 'vllm' or 'openai'"),
         ("engine_url", "127.0.0.1:8000", "an address such as"),
         ("revision", 3, "a string"),
+        ("chat_template_kwargs", True, "a table"),
     ],
 )
 def test_a_wrong_option_is_named_with_what_it_needs(key, value, words):
@@ -53,6 +54,7 @@ def test_a_wrong_option_is_named_with_what_it_needs(key, value, words):
     ("options", "key"),
     [
         ({"system_prompt": "be brief"}, "system_prompt"),
+        ({"chat_template_kwargs": {"enable_thinking": False}}, "chat_template_kwargs"),
         ({"engine": "openai"}, "engine_url"),
         ({"engine": "openai", "engine_url": "http://h:1", "lora": False}, "engine"),
     ],

@@ -138,6 +138,17 @@ def test_a_chat_template_frames_prompts(tmp_path: Path):
     assert framed.text.encode(Prompt(0, "39=", "")) == wanted
 
 
+def test_variables_of_a_chat_template_are_set(tmp_path: Path):
+    path = save_tiny_model(tmp_path / "chat", hidden=32)
+    (tmp_path / "chat" / "chat_template.jinja").write_text(
+        "{{ messages[0]['content'] }}{{ '' if enable_thinking | default(true) else ' no' }}"
+    )
+    plain = open_backend(path)
+    for variables, wanted in (({}, "39="), ({"enable_thinking": False}, "39= no")):
+        framed = open_backend(path, chat_template=True, chat_template_kwargs=variables)
+        assert framed.text.encode(Prompt(0, "39=", "")) == plain.text.encode(Prompt(0, wanted, ""))
+
+
 def test_a_sample_s_tokens_and_texts_agree(model):
     for group in draw(open_backend(model)):
         for rollout in group.rollouts:

@@ -19,7 +19,17 @@ from retrain.backends.local.names import (
     prompts_problem,
     template_problem,
 )
-from retrain.backends.options import is_words, number, one_of, option, parsed, problems_of, whole
+from retrain.backends.options import (
+    is_words,
+    number,
+    one_of,
+    option,
+    parsed,
+    problems_of,
+    table,
+    template_problems,
+    whole,
+)
 from retrain.engines.vllm import vllm_problem
 from retrain.errors import ConfigError
 from retrain.system.nvidia import gpu_nodes
@@ -72,6 +82,7 @@ class LocalOptions:
     stop: tuple[str, ...] = ()  # strings that end a completion
     chat_template: bool = False  # apply the tokenizer's chat template to prompts
     system_prompt: str = ""  # with chat_template
+    chat_template_kwargs: Mapping[str, Any] = table()  # variables of the template, such as enable_thinking
     engine: str = one_of(
         "torch", "vllm", "openai"
     )  # sampler: torch (in this process), vllm (a server that runs here share), openai (your server)
@@ -110,8 +121,7 @@ def check_options(options: Mapping[str, object]) -> list[str]:
     problems = problems_of(LocalOptions, options)
     if problems:
         return problems
-    if options.get("system_prompt") and not options.get("chat_template"):
-        problems.append("system_prompt: needs chat_template = true")
+    problems += template_problems(options)
     if options.get("engine") == "openai" and not options.get("engine_url"):
         problems.append('engine_url: needed by engine = "openai"; for example "http://127.0.0.1:8000"')
     if takes_permits(options) and not options.get("lora", DEFAULTS.lora):

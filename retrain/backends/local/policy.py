@@ -47,6 +47,7 @@ class LocalBackend:
             spec.model,
             chat=options.chat_template,
             system=options.system_prompt,
+            template_kwargs=options.chat_template_kwargs,
             ends=listed if isinstance(listed, list) else [listed],
             stop=options.stop,
             known=len(policy.causal.get_input_embeddings().weight),

@@ -9,11 +9,11 @@ from __future__ import annotations
 import os
 from collections.abc import Awaitable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from retrain import extras
 from retrain.backends import BackendSpec
-from retrain.backends.options import number, parsed, problems_of, whole
+from retrain.backends.options import number, parsed, problems_of, table, template_problems, whole
 from retrain.backends.tinker.wire import loss_problem
 from retrain.errors import ConfigError
 
@@ -34,6 +34,7 @@ class TinkerOptions:
     tokenizer: str = ""  # local directory or hub id; empty: as the API names it for the model
     chat_template: bool = False  # apply the tokenizer's chat template to prompts
     system_prompt: str = ""  # with chat_template
+    chat_template_kwargs: Mapping[str, Any] = table()  # variables of the template, such as enable_thinking
     beta1: float = number(0.9, 0, 0.9999)  # of Adam; the API's defaults
     beta2: float = number(0.95, 0, 0.99999)
     eps: float = number(1e-12, 0, 1)
@@ -61,8 +62,7 @@ def connect(spec: BackendSpec) -> Awaitable[TinkerBackend]:
 def check_options(options: Mapping[str, object]) -> list[str]:
     """Return the problems of a `[backend.options]` table, one line each, starting with the key."""
     problems = problems_of(TinkerOptions, options)
-    if options.get("system_prompt") and not options.get("chat_template"):
-        problems.append("system_prompt: needs chat_template = true")
+    problems += template_problems(options)
     return problems
 
 

@@ -148,6 +148,7 @@ class TinkerBackend:
                 name,
                 chat=options.chat_template,
                 system=options.system_prompt,
+                template_kwargs=options.chat_template_kwargs,
                 hidden=[token for token, facts in added if facts.special],
                 key=key,
             )
