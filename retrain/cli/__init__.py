@@ -1,7 +1,6 @@
 """The command line: one file per command, arguments in, exit code out; and the arguments that several take.
 
-A command is imported when it is named, because building all of them takes 40 ms. It imports what it needs
-when it is called.
+A command is imported when it is named, because building all of them takes 40 ms.
 """
 
 from __future__ import annotations

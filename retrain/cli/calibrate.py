@@ -2,20 +2,30 @@
 
 from __future__ import annotations
 
+import shlex
+from collections.abc import Iterator
 from contextlib import ExitStack
+from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
+from rich.table import Table
 
+from retrain.calibrate import Calibrator, check_target
+from retrain.calibrate.conclude import Calibration
+from retrain.calibrate.facts import BatchFound
+from retrain.calibrate.trials import Effort
 from retrain.cli import AsJson, ConfigFile, Overrides, duration
 from retrain.cli.run import interruptible
-
-if TYPE_CHECKING:
-    from retrain.calibrate.conclude import Calibration
-
+from retrain.errors import EXIT_INTERRUPTED, EXIT_RUN_FAILED
+from retrain.records.text import about, format_duration, plain
+from retrain.render.live import EventLines
+from retrain.render.tables import console, messages, print_json, table
 
 ENDING_TRIAL = "ending the trial; reporting what was measured"
+GIB = 2**30
+BARS = 24  # characters of the longest
 
 
 def command(
@@ -46,12 +56,6 @@ def command(
 
     Example: retrain calibrate campaign.toml --budget 20m
     """
-    from retrain.calibrate import Calibrator, check_target
-    from retrain.calibrate.trials import Effort
-    from retrain.render.calibration import show_trials
-    from retrain.render.live import EventLines
-    from retrain.render.tables import messages
-
     budget_s = duration(budget, "--budget")
     target = output or file.with_name(f"{file.stem}.calibrated.toml")
     calibrator = Calibrator(
@@ -61,7 +65,10 @@ def command(
     )
     check_target(target, file)
     errors = messages()
-    show_trials(calibrator.trials(Path(calibrator.plan.log_dir)), budget_s, errors)
+    trials = calibrator.trials(Path(calibrator.plan.log_dir))
+    rows = [(trial.name, trial.what, f"{trial.runs} x {trial.steps}") for trial in trials]
+    title = f"calibration: at most {about(budget_s)}"
+    errors.print(table(title, ("trial", "what", ">runs x steps"), rows))
     with ExitStack() as stack:
         found = calibrator.run(
             budget_s,
@@ -73,20 +80,130 @@ def command(
         )
         if found.steps:  # otherwise nothing was measured, and an earlier file may hold more
             found = calibrator.write(found, target)
-    _finish(found, as_json=as_json)
-
-
-def _finish(found: Calibration, *, as_json: bool) -> None:
-    """Print what was measured and exit with the code of its ending."""
-    from retrain.errors import EXIT_INTERRUPTED, EXIT_RUN_FAILED
-    from retrain.render.calibration import show
-    from retrain.render.tables import console, print_json
-
+    parts = (_steps, _lengths, _workers, _facts, _advice, _times, _ends)
     if as_json:
         print_json(found)
     else:
-        show(found, console())
+        for shown in chain.from_iterable(part(found) for part in parts):
+            console().print(shown, soft_wrap=isinstance(shown, str))
     if found.was_interrupted:
         raise typer.Exit(EXIT_INTERRUPTED)
     if not found.steps:
         raise typer.Exit(EXIT_RUN_FAILED)
+
+
+def _steps(found: Calibration) -> Iterator[Table | str]:
+    if not found.steps:
+        yield "no condition completed two steps, so step times are unknown"
+        return
+    rows = [
+        (
+            s.condition,
+            str(s.steps),
+            format_duration(s.median_s),
+            format_duration(s.mean_s),
+            *(f"{part / s.mean_s:.0%}" for part in (s.sampling_s, s.scoring_s, s.training_s)),
+            format_duration(s.permit_wait_s),
+        )
+        for s in found.steps
+    ]
+    shares = (">sampling", ">scoring", ">training", ">permit wait")
+    yield table("breakdown of step time", ("condition", ">steps", ">median", ">mean", *shares), rows)
+
+
+def _lengths(found: Calibration) -> Iterator[Table]:
+    rows = [
+        (
+            one.condition, str(one.allowed), f"{one.hit_fraction:.1%}",
+            f"{one.median:.0f}", f"{one.p95:.0f}", str(one.longest),
+        )
+        for one in found.lengths
+    ]  # fmt: skip
+    if rows:
+        columns = ("condition", ">max_tokens", ">hit the limit", ">median", ">P95", ">longest")
+        yield table("completion length in tokens", columns, rows)
+
+
+def _workers(found: Calibration) -> Iterator[Table | str]:
+    law = found.scaling
+    if law is None:
+        return
+    best = max(m.tokens_per_second for m in law.measured)
+    rows = [
+        (
+            str(m.workers), f"{m.tokens_per_second:,.0f}", format_duration(m.step_time_s),
+            f"{m.permit_wait_fraction:.0%}", "#" * round(BARS * m.tokens_per_second / best),
+        )
+        for m in law.measured
+    ]  # fmt: skip
+    columns = (">workers", ">tokens/s", ">step", ">permit wait", "throughput")
+    yield table("throughput by number of workers", columns, rows)
+    if law.sigma is not None and law.kappa is not None:
+        optimum = f"best at {law.p_star:.1f} workers" if law.p_star else "no optimum in range"
+        yield f"scalability law: sigma {law.sigma:.3g}, kappa {law.kappa:.2g}, {optimum}"
+    if law.note:
+        yield plain(law.note)
+
+
+def _facts(found: Calibration) -> Iterator[str]:
+    memory, disk = found.memory, found.disk
+    if found.batch is not None:
+        yield _batch(found.batch)
+    if memory.worker:
+        yield f"memory: {memory.worker / 1e6:.0f} MB a worker, {memory.free / GIB:.1f} GiB free"
+    if memory.worker_on_gpus:
+        taken = f"{memory.worker_on_gpus / GIB:.1f} GiB a worker, with what PyTorch keeps for later"
+        yield f"GPU memory: {taken}; {memory.free_on_gpus / GIB:.1f} GiB free"
+    if found.out_of_memory_at is not None:
+        short = f"{found.out_of_memory_at} prompts at a time did not fit in memory"
+        yield f"{short}, so steps were split and took longer"
+    if disk is not None:
+        needed = f"{disk.checkpoints / 1e6:,.0f} MB of checkpoints, {disk.records / 1e6:,.0f} MB of records"
+        short = "; NOT ENOUGH" if disk.checkpoints + disk.records > disk.free else ""
+        yield f"disk: {needed}, {disk.free / GIB:.0f} GiB free{short}"
+
+
+def _batch(batch: BatchFound) -> str:
+    seen = f"back pressure: {', '.join(batch.regimes)}"
+    if not batch.is_conclusive:
+        return f"{seen}; too few steps counted to judge any batch size ({plain(batch.reason)})"
+    star = "no optimum in range" if batch.p_star is None else f"p* = {batch.p_star:.0f} concurrent rollouts"
+    return f"{seen}; {star}, {batch.concurrency} are configured; ended at {batch.batch_size} prompts"
+
+
+def _advice(found: Calibration) -> Iterator[Table]:
+    rows = [
+        (
+            one.key,
+            _value(one.now),
+            _value(one.value) if one.is_change else "keep",
+            one.why if one.is_written or not one.is_change else f"{one.why} (not written)",
+        )
+        for one in found.advice
+    ]
+    if rows:
+        yield table("recommended settings", ("key", ">current", ">recommended", "reason"), rows)
+
+
+def _times(found: Calibration) -> Iterator[str]:
+    if found.before is None or found.after is None:
+        yield "wall time: unknown, because no condition completed two steps"
+        return
+    for name, time in (("current", found.before), ("recommended", found.after)):
+        forecast = f"P50 {about(time.p50_s)}, P90 {about(time.p90_s)}, limited by {time.limited_by}"
+        yield f"wall time, {name:<13}{forecast}"
+    yield from (f"  {plain(note)}" for note in found.after.notes)
+
+
+def _ends(found: Calibration) -> Iterator[str]:
+    for reason in found.left_out:
+        yield f"skipped: {plain(reason)}"
+    yield f"took {about(found.seconds)}; records in {plain(found.directory)}"
+    if found.written:
+        file = plain(shlex.quote(found.written))
+        pilot = f" --from {plain(shlex.quote(found.pilot))}" if found.steps else ""
+        yield f"wrote {plain(found.written)}; next: retrain explain {file}{pilot}"
+
+
+def _value(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)

@@ -3,12 +3,31 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.text import Text
 
+from retrain.campaign.admission import check_memory, free_memory
+from retrain.campaign.assign import as_launched, check_launch, has_engine, launch_script
 from retrain.cli import AsJson, ConfigFile, Overrides, duration
+from retrain.config.load import load_config, sets_key
+from retrain.errors import EXIT_CONFIG
+from retrain.plan.explain import Explanation, MemoryUse, explain_plan
+from retrain.plan.matrix import plan_runs
+from retrain.plan.preflight import preflight
+from retrain.records.text import about, count_of, format_duration, gib, plain, plain_lines
+from retrain.render.tables import console, fitted, print_result
+from retrain.system import cpu_capacity
+
+if TYPE_CHECKING:
+    from retrain.plan.estimate.wall_time import WallTime
+
+MOST_SEEDS = 8  # more are abbreviated
+CHECK_STYLES = {"pass": "green", "warn": "yellow", "unknown": "cyan"}
+UNRELIABLE = {"short": " (a short pilot: see below)", "heavy": " (unreliable: see below)"}
 
 
 def command(
@@ -33,17 +52,6 @@ def command(
 
     Example: retrain explain campaign.toml --from logs --budget 6h
     """
-    from retrain.campaign.admission import check_memory, free_memory
-    from retrain.campaign.assign import as_launched, check_launch, has_engine, launch_script
-    from retrain.config.load import load_config, sets_key
-    from retrain.errors import EXIT_CONFIG
-    from retrain.plan.explain import explain_plan
-    from retrain.plan.matrix import plan_runs
-    from retrain.plan.preflight import preflight
-    from retrain.render.explanation import show
-    from retrain.render.tables import console, print_result
-    from retrain.system import cpu_capacity
-
     budget_s = duration(budget, "--budget") if budget else None
     plan = plan_runs(load_config(file, overrides or ()), file.name)
     check_launch(plan, file.name)
@@ -71,6 +79,87 @@ def command(
     if as_json:
         print_result(explanation)
     else:
-        show(explanation, console())
+        out = console()
+        out.print(_matrix(explanation, out.width))
+        for line in _lines(explanation):
+            out.print(line, soft_wrap=True)
     if check and any(line.state == "warn" for line in explanation.checklist):
         raise typer.Exit(EXIT_CONFIG)
+
+
+def _lines(explanation: Explanation) -> Iterator[str | Text]:
+    for condition in explanation.conditions:
+        yield from (f"  {condition.condition}: {plain(one, 200)}" for one in condition.differs)
+    yield ""
+    yield from (f"{name:<24}{plain(value, 500)}" for name, value in _facts(explanation))
+    if explanation.wall_time:
+        yield from (f"  {plain(note, 500)}" for note in explanation.wall_time.notes)
+    if explanation.script:
+        yield f"\nscript for {explanation.launcher}:\n"
+        yield from (f"    {line}" for line in plain_lines(explanation.script))
+    yield from (Text(f"\nnote: {plain(warning, 500)}", "yellow") for warning in explanation.warnings)
+    yield Text("\nbefore a full run", "bold")
+    for check in explanation.checklist:
+        answer = f"{check.question}: {plain(check.answer, 500)}"
+        yield Text.assemble((f"{check.state:<8}", CHECK_STYLES[check.state]), answer)
+        if check.command:
+            yield Text(f"        {plain(check.command, 500)}", "dim")
+
+
+def _matrix(explanation: Explanation, width: int) -> object:
+    rows = [
+        (
+            c.condition, _seeds(c.seeds), str(c.max_steps),
+            f"{c.batch_size} x {c.group_size} = {c.concurrency}", str(c.max_tokens), c.backend, c.task,
+        )
+        for c in explanation.conditions
+    ]  # fmt: skip
+    columns = ("condition", "seeds", ">steps", ">concurrency a step", ">max_tokens", "backend", "task")
+    return fitted(f"{explanation.name}: {count_of(explanation.total_runs, 'run')}", columns, rows, width)
+
+
+def _seeds(seeds: Sequence[int]) -> str:
+    if len(seeds) <= MOST_SEEDS:
+        return " ".join(map(str, seeds))
+    return f"{seeds[0]} {seeds[1]} ... {seeds[-1]} ({len(seeds)})"
+
+
+def _facts(explanation: Explanation) -> Iterator[tuple[str, str]]:
+    yield "total campaign steps", str(explanation.total_campaign_steps)
+    yield "effective parallelism", f"{explanation.effective_parallelism} ({explanation.launcher})"
+    if explanation.permits is not None:
+        adapted = " at first, then adapted to the API" * explanation.permits_adapt
+        yield "permits (API calls)", f"{explanation.permits}{adapted}"
+    yield "log directory", f"{explanation.log_dir}/"
+    if explanation.sandboxes:
+        yield "programs run in", ", ".join(explanation.sandboxes)
+    yield from dict.fromkeys(("memory of a run", _memory(use)) for use in explanation.memory)
+    if explanation.wall_time is not None:
+        yield from _time(explanation.wall_time)
+    else:
+        yield "wall time", "unknown; no earlier run has measured " + ", ".join(explanation.unknown)
+        yield "measure it with", explanation.pilot_command
+
+
+def _memory(use: MemoryUse) -> str:
+    free = "" if use.free_bytes is None else f"; {gib(use.free_bytes)} are free"
+    return f"about {gib(use.peak_bytes)} at its peak ({use.parts}){free}"
+
+
+def _time(time: WallTime) -> Iterator[tuple[str, str]]:
+    steps = f"of {time.measured_runs} earlier runs, {time.measured_steps} steps"
+    yield "median step time", f"{format_duration(time.median_step_time_s)} ({steps})"
+    outside = {"start-up": time.startup_s, "end": time.closing_s}
+    if known := [f"{what} {format_duration(s)}" for what, s in outside.items() if s is not None]:
+        yield "outside the steps", f"{', '.join(known)} a run"
+    yield "wall time, lower bound", f"{about(time.rule_of_thumb_s)} (total work over parallelism)"
+    forecast = f"P50 {about(time.p50_s)}, P90 {about(time.p90_s)}{UNRELIABLE.get(time.tail, '')}"
+    yield "wall time, forecast", forecast
+    waits = f", {time.permit_wait_fraction:.0%} of a step waiting" if time.permit_wait_fraction > 0.01 else ""
+    yield "limited by", f"{time.limited_by} ({count_of(time.waves, 'wave')}{waits})"
+    for number, change in enumerate(time.changes):
+        yield "what would shorten it" if number == 0 else "", f"{change.text} [{change.setting}]"
+    if time.actual_over_p50:
+        ratios = sorted({f"{ratio:.2f}" for ratio in time.actual_over_p50})
+        took = " to ".join([ratios[0], ratios[-1]][: len(ratios)])
+        yield "earlier forecasts", f"{len(time.actual_over_p50)}; actual time was {took} of P50"

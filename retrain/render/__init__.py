@@ -1,1 +1,1 @@
-"""Rows -> terminal tables or JSON. With `cli/`, the only code that prints."""
+"""Views that several commands share; with `cli/`, where a command has its own, the only code that prints."""
