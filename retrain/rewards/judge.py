@@ -244,6 +244,8 @@ def read_score(reply: str, masked: Callable[[str], str] = str) -> float:
 def _verdict(reply: str) -> float:
     last_line = reply.rpartition("\n")[2]
     fenced = FENCED.search(reply)
+    if fenced and any(map(VERDICT.fullmatch, reply[: fenced.start()].splitlines())):
+        return math.nan  # one of the two is a quotation
     for text in (reply, fenced[1] if fenced else "", last_line):
         if text.startswith("{"):
             return _of_json(text)
@@ -253,7 +255,8 @@ def _verdict(reply: str) -> float:
 
 def _of_json(text: str) -> float:
     try:
-        scores = [value for key, value in json.loads(text).items() if key.lower() == "score"]
+        pairs = json.loads(text, object_pairs_hook=list)  # a key may come twice
+        scores = [value for key, value in pairs if key.lower() == "score"]
     except (ValueError, RecursionError):
         return math.nan
     found = re.fullmatch(NUMBER, str(scores[0])) if len(scores) == 1 else None

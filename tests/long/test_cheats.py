@@ -32,13 +32,14 @@ from tests.cheats import (
     patches,
     processes,
     resources,
+    returned,
 )
 from tests.cheats.boxes import HEDGES, Hedge
 from tests.cheats.honest import HONEST
 from tests.cheats.working import WITHOUT_LANDLOCK, WORKING
 from tests.namespaces import BUBBLEWRAP
 
-FAMILIES = (descriptors, patches, equality, introspection, processes, files, endings, resources)
+FAMILIES = (descriptors, patches, equality, introspection, processes, files, endings, resources, returned)
 CHEATS = [cheat for family in FAMILIES for cheat in family.CHEATS]
 Judged = Callable[[str, str, str, float], Score]
 PAGE = Path(__file__).parents[2] / "docs" / "rewards.md"

@@ -21,7 +21,7 @@ MOST_THREADS = 1024  # that a program may start: beyond, they use up the kernel'
 IS_LINUX = sys.platform == "linux"
 CLONE_THREAD, CLONE_NEWNS, CLONE_NEWIPC, CLONE_NEWPID = 0x10000, 0x20000, 0x8000000, 0x20000000
 MS_NOSUID, MS_NODEV = 2, 4
-PDEATHSIG, DUMPABLE, NO_NEW_PRIVS, SUBREAPER, AMBIENT = 1, 4, 38, 36, 47
+PDEATHSIG, DUMPABLE, SECCOMP, NO_NEW_PRIVS, SUBREAPER, AMBIENT = 1, 4, 22, 38, 36, 47
 READ_AND_RUN, READ_AND_WRITE = 0b1101, 0b110  # Landlock's rights
 DEVICES = ("/dev/null", "/dev/zero", "/dev/random", "/dev/urandom")
 
@@ -36,7 +36,8 @@ DENIED = """fork 57 -1 vfork 58 -1 execve 59 221 execveat 322 281 socket 41 198 
 kill 62 129 pidfd_open 434 434 pidfd_send_signal 424 424 rt_sigqueueinfo 129 138 rt_tgsigqueueinfo 297 240
 setsid 112 157 setpgid 109 154 shmctl 31 195 semop 65 193 semctl 66 191 semtimedop 220 192 msgsnd 69 189
 msgrcv 70 188 msgctl 71 187 mq_unlink 241 181 io_uring_setup 425 425 personality 135 92 shmget 29 194
-shmat 30 196 semget 64 190 msgget 68 186 mq_open 240 180 memfd_secret 447 447"""
+shmat 30 196 semget 64 190 msgget 68 186 mq_open 240 180 memfd_secret 447 447 seccomp 317 277
+syslog 103 116 io_setup 206 0"""
 # and those that are only denied, since a library or a crash may make them.
 REFUSED = """tkill 200 130 tgkill 234 131 setpriority 141 140 ioprio_set 251 30 sched_setaffinity 203 122
 sched_setscheduler 144 119 sched_setparam 142 118 sched_setattr 314 274 chmod 90 -1 fchmod 91 52
@@ -49,10 +50,15 @@ MACHINES = {
     "aarch64": (1, 0xC00000B7, 277),
 }  # column, kernel's number, seccomp
 CLONE, CLONE3, KILL, PRLIMIT = (56, 220), (435, 435), (62, 129), (302, 261)
-PRCTL, FCNTL, IOCTL = (157, 167), (72, 25), (16, 29)
-# System calls that are refused for values of an argument: a process that gets signals when a file is ready,
-# and typing into a terminal.
-ARGUMENTS = ((PRCTL, 0, (PDEATHSIG,)), (FCNTL, 1, (8, 15)), (IOCTL, 1, (0x8901, 0x8902, 0x5412)))
+PRCTL, FCNTL, IOCTL, SOCKETPAIR = (157, 167), (72, 25), (16, 29), (53, 199)
+# System calls that are refused for values of an argument: a filter of its own, which could hide calls; a
+# process that gets signals when a file is ready; typing into a terminal; datagrams, which need no connection.
+ARGUMENTS = (
+    (PRCTL, 0, (PDEATHSIG, SECCOMP)),
+    (FCNTL, 1, (8, 15)),
+    (IOCTL, 1, (0x8901, 0x8902, 0x5412)),
+    (SOCKETPAIR, 1, [kind | how for kind in (2, 3) for how in (0, 0x800, 0x80000, 0x80800)]),
+)
 LANDLOCK = (444, 445, 446)  # on every machine
 RETURN, LOAD, EQUAL, AT_LEAST, ANY_BIT = 0x06, 0x20, 0x15, 0x35, 0x45
 ALLOW, KILL_PROCESS, EPERM, ENOSYS, ASK = 0x7FFF0000, 0x80000000, 0x00050001, 0x00050026, 0x7FC00000
@@ -119,26 +125,26 @@ def confine(folder: str, limits: Mapping[str, Any], readable: Sequence[str]) -> 
 
 
 def answer(listener: int, own: int, threads: int) -> str:
-    """Answer a call that waits for it, and return what it was: "thread", "signal" or "denied".
+    """Answer a call that waits; return what it was: "thread", "signal" or "denied", or "" if it is gone.
 
     Args:
         listener: from `confine`.
         own: the program's process, by its own number; a signal to it is denied, but no sign of anything.
         threads: that it has started.
-
-    Raises:
-        OSError: the program has ended.
     """
     asked = bytearray(80)
-    fcntl.ioctl(listener, RECEIVE, asked)
-    call, _, number, _, _, argument = struct.unpack_from("QQiIQQ", asked)
-    what = "denied"
-    if number in CLONE and argument & CLONE_THREAD and threads < MOST_THREADS:
-        what = "thread"
-    elif number in KILL and argument == own:
-        what = "signal"
-    how = (0, GO_ON) if what == "thread" else (-errno.EPERM, 0)
-    fcntl.ioctl(listener, REPLY, struct.pack("QqiI", call, 0, *how))
+    try:
+        fcntl.ioctl(listener, RECEIVE, asked)
+        call, _, number, _, _, argument = struct.unpack_from("QQiIQQ", asked)
+        what = "denied"
+        if number in CLONE and argument & CLONE_THREAD and threads < MOST_THREADS:
+            what = "thread"
+        elif number in KILL and argument == own:
+            what = "signal"
+        how = (0, GO_ON) if what == "thread" else (-errno.EPERM, 0)
+        fcntl.ioctl(listener, REPLY, struct.pack("QqiI", call, 0, *how))
+    except OSError:  # it was interrupted, and comes again
+        return ""
     return what
 
 

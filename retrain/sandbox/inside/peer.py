@@ -64,6 +64,7 @@ class Peer:
         self.garbage = ""
         self.needs_sharing = False  # tests subclass a class of the program
         self.may_stop = names is not None  # a call may raise StopIteration
+        self.asserting: set[int] = set()  # lines of the tests in a `with` block that asserts something
 
     def serve(self) -> None:
         """Answer requests until the other side ends."""

@@ -47,6 +47,7 @@ class Asks(Protocol):
     """The end of a conversation that a stand-in belongs to."""
 
     needs_sharing: bool
+    asserting: set[int]
 
     def ask(self, *request: Any) -> Any: ...
     def call(self, number: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any: ...
@@ -112,10 +113,10 @@ async def awaited(coroutine: StandIn) -> Any:
     return _operate("run", coroutine)
 
 
-def _exited(self: StandIn, *error: Any) -> bool:
-    """Leave a context manager of the program, which may not swallow that a test failed."""
-    has_swallowed = bool(_operate("exit", self, *error))
-    return has_swallowed and not isinstance(error[1], FAILURES)
+def _exited(self: StandIn, kind: Any, error: Any, trace: Any) -> bool:
+    """Leave a context manager of the program, which may not hide a failure or skip an assertion."""
+    has_swallowed = bool(_operate("exit", self, kind, error, trace)) and error is not None
+    return has_swallowed and not isinstance(error, FAILURES) and trace.tb_lineno not in self._peer.asserting
 
 
 def _hashed(self: StandIn) -> int:

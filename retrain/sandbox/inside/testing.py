@@ -29,6 +29,7 @@ class Names(dict[str, Any]):
 
         Raises:
             KeyError: nothing.
+            NameError: it lacks the function that is tested.
         """
         if hasattr(builtins, name) and name not in self._replaced:
             raise KeyError(name)
@@ -39,10 +40,12 @@ class Names(dict[str, Any]):
             if isinstance(found, StandIn):  # data may change
                 self[name] = found
             return found
-        except KeyError:  # an annotation, whose import was the program's
+        except KeyError:
+            if name in self._replaced:  # Python's own would pass without the program
+                raise NameError(name) from None
             if name not in typing.__all__:
                 raise
-            return getattr(typing, name)
+            return getattr(typing, name)  # an annotation, whose import was the program's
 
 
 class Solution(types.ModuleType):
@@ -71,6 +74,13 @@ def run(reads: int, writes: int, source: str, tests: str) -> dict[str, Any]:
     names = Names(peer, tests, tree)
     # a loop of the tests, such as over map, would take it for its end and skip their assertions
     peer.may_stop = any(isinstance(n, ast.Name) and n.id == "StopIteration" for n in ast.walk(tree))
+    blocks = [n for n in ast.walk(tree) if isinstance(n, ast.With)]
+    peer.asserting = {
+        line
+        for block in blocks
+        if any(isinstance(n, ast.Assert) for n in ast.walk(block))
+        for line in range(block.lineno, (block.end_lineno or 0) + 1)
+    }
     sys.modules["tests"] = types.ModuleType("tests")
     sys.modules["solution"] = Solution(peer)
     passed = False

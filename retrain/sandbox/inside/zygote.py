@@ -160,22 +160,20 @@ class Watch:
             if left_s <= 0:
                 return False
             ready = self._poll.poll(1000 * (min(left_s, LOOK_S) if self._folder else left_s))
-            if any(self._ends(fd) for fd, _ in ready) or self._looks_full():
+            if any(self._ends(fd, event) for fd, event in ready) or self._looks_full():
                 return True
         return True
 
-    def _ends(self, fd: int) -> bool:
+    def _ends(self, fd: int, event: int) -> bool:
         """Take what a descriptor tells; return whether the program is to be stopped, or nobody is there."""
         if fd == self._wakes:
             os.read(fd, 64)
-        elif fd in self._listeners:
-            try:
-                what = confine.answer(fd, self._own, self._told["thread"])
-                self._told[what] += 1
-            except OSError:  # the program has ended
-                self._poll.unregister(fd)
-        else:
+        elif fd not in self._listeners:
             return True
+        elif event & select.POLLIN:
+            self._told[confine.answer(fd, self._own, self._told["thread"])] += 1
+        else:  # the program has ended
+            self._poll.unregister(fd)
         return False
 
     def _looks_full(self) -> bool:
@@ -234,8 +232,9 @@ def remove(folder: str) -> None:
     """Remove a folder, whatever is in it; none if it has no name."""
     with contextlib.suppress(RecursionError):
         shutil.rmtree(folder, ignore_errors=True)
-    if os.path.lexists(folder):  # deeper than Python can go, or without permissions
-        for command in (["chmod", "-R", "u+rwx", folder], ["rm", "-rf", "--", folder]):
+    if os.path.lexists(folder):  # deeper than Python can go, without permissions, or replaced by a link
+        opens = ["true"] if os.path.islink(folder) else ["chmod", "-R", "u+rwx", folder]  # noqa: PTH114
+        for command in (opens, ["rm", "-rf", "--", folder]):
             subprocess.run(command, timeout=CLEANUP_S, check=False)
 
 
