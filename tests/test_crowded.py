@@ -28,9 +28,8 @@ from retrain.plan.estimate.workload import (
 )
 from retrain.plan.matrix import Plan, plan_runs
 from retrain.records.attempts import read_attempts
-from retrain.records.figures import PACE_KEYS, pace_of
 from retrain.records.layout import CampaignFiles
-from retrain.records.metrics import read_ends
+from retrain.records.metrics import PACE_KEYS, pace_of, read_ends
 from retrain.records.run_row import RunRow
 from retrain.records.run_state import RunState
 from tests import crowded

@@ -147,8 +147,10 @@ def _reason_against(trial: Trial, session: TrialSession, done: Mapping[str, Tria
         return "the time budget is used up"
     if "pilot" in done and not done["pilot"].measured:
         return "no condition completed two steps in the pilot"
-    if not trial.name.startswith("workers-"):
-        return ""
+    return _reason_against_workers(trial, done) if trial.name.startswith("workers-") else ""
+
+
+def _reason_against_workers(trial: Trial, done: Mapping[str, Trialled]) -> str:
     weight = max((one.worker_bytes for one in done.values()), default=0)
     if weight * trial.runs > memory_available_bytes():
         return f"{trial.runs} workers of {weight / 1e6:.0f} MB do not fit in memory"

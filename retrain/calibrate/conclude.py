@@ -8,12 +8,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 from retrain.calibrate import advice, facts, trials
 from retrain.calibrate.advice import Advice, Memory
 from retrain.calibrate.facts import BatchFound, Lengths, StepSplit, WorkersMeasured
-from retrain.calibrate.trials import Trialled, read_gpus
+from retrain.calibrate.trials import Tables, Trialled, read_gpus
 from retrain.errors import ConfigError
 from retrain.plan.estimate.history import History, of_runs
 from retrain.plan.estimate.measured import MeasuredRun
@@ -22,11 +21,9 @@ from retrain.plan.estimate.workload import ALONE, Crowding
 from retrain.plan.matrix import Plan
 from retrain.system import memory_available_bytes
 
-Tables = Mapping[str, Any]
-
 
 @dataclass(frozen=True)
-class Scaling:
+class WorkerScaling:
     """Throughput across workers, and the Universal Scalability Law fitted to it."""
 
     measured: tuple[WorkersMeasured, ...]
@@ -60,7 +57,7 @@ class Calibration:
     steps: tuple[StepSplit, ...]
     lengths: tuple[Lengths, ...]  # of each condition
     batch: BatchFound | None
-    scaling: Scaling | None
+    scaling: WorkerScaling | None
     memory: Memory
     out_of_memory_at: int | None  # prompts at a time that did not fit the pilot's device
     disk: Disk | None
@@ -148,15 +145,15 @@ class Evidence:
         return facts.batch_found(trial) if trial else None
 
     @cached_property
-    def scaling(self) -> Scaling | None:
+    def scaling(self) -> WorkerScaling | None:
         if not self.side:
             return None
         side, fit = tuple(self.side), advice.scaling_of(self.side)
         if fit is None or not fit.identified:
             few = f"fewer than {trials.POINTS_FOR_A_LAW} worker counts measured: no law was fitted"
-            return Scaling(side, None, None, None, fit.reason if fit else few)
+            return WorkerScaling(side, None, None, None, fit.reason if fit else few)
         star = fit.p_star if fit.p_star < float("inf") else None
-        return Scaling(side, fit.sigma, fit.kappa, star, fit.reason)
+        return WorkerScaling(side, fit.sigma, fit.kappa, star, fit.reason)
 
     def disk(self) -> Disk | None:
         if self.pilot is None:

@@ -7,15 +7,13 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from retrain.calibrate.trials import Trialled
+from retrain.calibrate.trials import Rows, Trialled
 from retrain.clock import seconds_between
 from retrain.config.schema import Backend
 from retrain.plan.estimate.measured import MeasuredRun
 from retrain.records.lines import number_in
 
-Rows = Sequence[Mapping[str, Any]]
 OUT_OF_MEMORY = "out of memory"  # in a controller's reason
 STEADY_ROWS = 3  # minimum for a meaningful throughput: the first step is a warm-up
 

@@ -113,14 +113,14 @@ def concurrent(
     """Return the trial of concurrent runs of one condition, whose `steps` take at least `least_s`."""
     campaign = {"seeds": list(range(workers)), "parallel": True, "max_workers": workers, "stagger_seconds": 0}
     own = {"campaign": campaign, "training": {"save_every": 0, "eval_every": 0}, "data": {"eval_prompts": 1}}
-    changed = merge(_alone(_short(tables, steps, log_dir), condition), own)
     span = f", {least_s:g} s or more" if least_s else ""
+    changed = merge(_alone(tables, steps, log_dir, condition), own)
     return Trial(f"workers-{workers}", f"{workers} at a time{span}", workers, steps, changed)
 
 
 def seeking_batch(tables: Tables, condition: int, steps: int, log_dir: Path) -> Trial:
     """Return the trial of one run whose batch size back pressure chooses."""
-    changed = _alone(_short(tables, steps, log_dir), condition)
+    changed = _alone(tables, steps, log_dir, condition)
     batch = changed.get("training", {}).get("batch_size", Training.batch_size)
     bounds = changed.get("backpressure", {})
     own = {
@@ -137,7 +137,7 @@ def seeking_batch(tables: Tables, condition: int, steps: int, log_dir: Path) -> 
 def unlimited(tables: Tables, condition: int, steps: int, log_dir: Path) -> Trial:
     """Return the trial of one run whose sampling is not limited."""
     own = {"campaign": {"seeds": [0]}, "rate_limiter": {"rate_limit_speed_batch_per_sim": 0}}
-    changed = merge(_alone(_short(tables, steps, log_dir), condition), own)
+    changed = merge(_alone(tables, steps, log_dir, condition), own)
     return Trial("limiter", "asynchronous sampling, unlimited", 1, steps, changed)
 
 
@@ -161,15 +161,15 @@ def _short(tables: Tables, steps: int, log_dir: Path) -> dict[str, Any]:
     return changed
 
 
-def _alone(tables: dict[str, Any], condition: int) -> dict[str, Any]:
-    """Merge a condition's own settings into the file's, so that they do not override the trial's."""
-    campaign = tables["campaign"]
+def _alone(tables: Tables, steps: int, log_dir: Path, condition: int) -> dict[str, Any]:
+    """Return tables of one condition, whose own settings are merged: they would override the trial's."""
+    changed = _short(tables, steps, log_dir)
+    campaign = changed["campaign"]
     if not campaign.get("conditions"):
-        return tables
+        return changed
     own = campaign["conditions"][condition]
-    below = with_default_plugins(tables)
     alone = {**campaign, "conditions": [{"name": own.get("name", "")}]}
-    return {**tables, **merge(below, overrides_of(own)), "campaign": alone}
+    return {**changed, **merge(with_default_plugins(changed), overrides_of(own)), "campaign": alone}
 
 
 class TrialSession:

@@ -37,17 +37,17 @@ class Places:
         return FIGURES.sub("", self.reason)
 
 
-Admission: TypeAlias = Callable[[], Places]
+Admits: TypeAlias = Callable[[], Places]
 """Returns how many workers may run now. Running workers are never ended for it."""
 
 
-def as_planned(workers: int) -> Admission:
+def as_planned(workers: int) -> Admits:
     """Admit as many as planned."""
     places = Places(workers, ask_again_s=None)
     return lambda: places
 
 
-def by_load(workers: int, throttle: TrainingThrottle) -> Admission:
+def by_load(workers: int, throttle: TrainingThrottle) -> Admits:
     """Admit the planned number times the present level's batch multiplier; none while paused."""
     last: Places | None = None
 
@@ -63,8 +63,8 @@ def by_load(workers: int, throttle: TrainingThrottle) -> Admission:
 
 
 def by_memory(
-    inner: Admission, least_bytes: float, free_bytes: Callable[[], int] = memory_available_bytes
-) -> Admission:
+    inner: Admits, least_bytes: float, free_bytes: Callable[[], int] = memory_available_bytes
+) -> Admits:
     """Admit no worker while free memory is under a minimum; `stagger_seconds` lets workers take theirs."""
 
     def places() -> Places:
@@ -78,7 +78,7 @@ def by_memory(
     return places
 
 
-def admission_of(plan: Plan, runs: Path) -> Admission:
+def admission_of(plan: Plan, runs: Path) -> Admits:
     """Return the admission that a plan asks for; workers in `runs` do not count as other load."""
     table, admission = plan.runs[0].config.throttle, as_planned(plan.workers)
     if table.enabled:

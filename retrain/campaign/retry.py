@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from retrain.campaign.admission import Admission, Places
+from retrain.campaign.admission import Admits, Places
 from retrain.campaign.endings import Ending
 from retrain.controllers.breaker import CircuitBreaker
 from retrain.locks.held import RENEW_S
@@ -102,7 +102,7 @@ class LaunchBreaker:
     """
 
     def __init__(
-        self, inner: Admission, runs: int, clock: Callable[[], float] = lambda: time.monotonic()
+        self, inner: Admits, runs: int, clock: Callable[[], float] = lambda: time.monotonic()
     ) -> None:
         """Start closed; `runs` failures in a row open it, 0: never. `inner` decides while it is closed."""
         self._inner = inner

@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 from retrain.campaign import Observer
-from retrain.campaign.admission import Admission, Places
+from retrain.campaign.admission import Admits, Places
 from retrain.campaign.endings import (
     GRACE_S,
     Active,
@@ -39,7 +39,7 @@ class Supervisor:
     def __init__(
         self,
         campaign: Campaign,
-        admission: Admission,
+        admission: Admits,
         launcher: Launcher,
         files_of: Callable[[str], RunFiles],
         observer: Observer,

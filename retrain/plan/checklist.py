@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from retrain.plan.estimate import Change
     from retrain.plan.estimate.wall_time import WallTime
 
-State = Literal["pass", "warn", "unknown"]
-Finding = tuple[State, str, str]  # the state, the answer and the command of a check
+CheckState = Literal["pass", "warn", "unknown"]
+Answer = tuple[CheckState, str, str]  # the state, the answer and the command of a check
 
 SMOKE_BATCH, SMOKE_GROUP, SMOKE_TOKENS, SMOKE_STEPS = 2, 8, 1024, 5
 PILOT_STEPS = 20  # per condition; the mean's standard error is then under a quarter of a step's deviation
@@ -33,7 +33,7 @@ class ChecklistLine:
     """One line: the question, the answer, and the command that answers it."""
 
     question: str
-    state: State
+    state: CheckState
     answer: str
     command: str  # "" if it is settled
 
@@ -59,7 +59,7 @@ class Decisions:
             ChecklistLine("wall time acceptable", *self._wall_time(budget_s)),
         )
 
-    def _smoke_or_full(self) -> Finding:
+    def _smoke_or_full(self) -> Answer:
         if all(map(_is_smoke, self.plan.runs)):
             return "pass", "smoke test: at most 2 x 8 rollouts of 1024 tokens per step", ""
         tokens = min(SMOKE_TOKENS, *(run.config.training.max_tokens for run in self.plan.runs))
@@ -76,7 +76,7 @@ class Decisions:
             return "warn", f"full run, but {first_of(never, 3)} never finished a run", command
         return "pass", "full run; every condition has finished a run before", ""
 
-    def _max_tokens(self, is_set: bool) -> Finding:
+    def _max_tokens(self, is_set: bool) -> Answer:
         limits = [run.config.training.max_tokens for run in self.plan.runs]
         allowed, least = max(limits), min(limits)
         calibrate = f"retrain calibrate {self.file_name}"
@@ -98,7 +98,7 @@ class Decisions:
         rambling = f"{rate:.0%} of {condition}'s completions hit the limit without ending"
         return "pass", f"{least}; every correct answer fits; {rambling}", ""
 
-    def _parallelism(self) -> Finding:
+    def _parallelism(self) -> Answer:
         workers, on_cores, cores = self.plan.workers, self.plan.shares_cores, self.cores
         if on_cores and workers > cores:
             command = f"retrain explain {self.file_name} --set campaign.max_workers={max(1, int(cores))}"
@@ -114,7 +114,7 @@ class Decisions:
         answer = f"not measured whether {workers} workers slow each other down"
         return "unknown", answer, f"retrain calibrate {self.file_name}"
 
-    def _throughput(self) -> Finding:
+    def _throughput(self) -> Answer:
         if self.time is None:
             return "unknown", "nothing was measured", self.pilot_command
         measured = self.time.conditions
@@ -127,7 +127,7 @@ class Decisions:
             return "warn", self.time.notes[0], self.pilot_command
         return "pass", f"{self.time.measured_steps} steps of {self.time.measured_runs} runs", ""
 
-    def _wall_time(self, budget_s: float | None) -> Finding:
+    def _wall_time(self, budget_s: float | None) -> Answer:
         if self.time is None:
             return "unknown", "no step time is known", self.pilot_command
         answer = f"P50 {about(self.time.p50_s)}, P90 {about(self.time.p90_s)}"

@@ -1,15 +1,18 @@
-"""metrics.jsonl: one row per step, one writer at a time, each step read once.
+"""metrics.jsonl: one row per step, one writer at a time, each step read once; averages, and a run's pace.
 
 A resumed run continues from its checkpoint and repeats the steps after it, so the file may hold a
 step more than once. The last row counts: a row replaces every earlier row of the same or a later step.
 
 done.json holds a seal of the file, its row count and digest, which shows whether it changed after the run
 finished. Runs of 0.1.0 have none and are not checked.
+
+Averages are not the standard library's, because importing `statistics` takes 10 ms, too long for `status`.
 """
 
 from __future__ import annotations
 
 import hashlib
+import math
 import os
 from array import array
 from bisect import bisect_left
@@ -18,12 +21,24 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeGuard
 
+from retrain.clock import posix_s, seconds_between
 from retrain.errors import DamagedRecordError, RecordsError, records_error
+from retrain.records.attempts import Attempt
 from retrain.records.files import open_regular
 from retrain.records.layout import RunFiles
-from retrain.records.lines import LineAppender, Row, dump_line, parse_line, pick, read_lines, read_tail
+from retrain.records.lines import (
+    LineAppender,
+    Row,
+    dump_line,
+    number_in,
+    parse_line,
+    pick,
+    read_lines,
+    read_tail,
+)
 
 _MOST_STEPS = 2**53  # the largest exact float integer; a larger number is damage
+PACE_KEYS = ("attempt", "timestamp", "step_time_s")  # of the rows that `pace_of` reads
 _HEAD_BYTES = 2**15  # more than one row; a longer first row is ignored
 
 
@@ -184,3 +199,64 @@ def _digest(path: Path) -> tuple[int, str]:
             return file.tell(), digest
     except OSError as error:
         raise records_error(path, "read", error) from error
+
+
+def mean(values: Iterable[float | None]) -> float | None:
+    """Return the arithmetic mean of the values that are not None."""
+    known = [value for value in values if value is not None]
+    if not known:
+        return None
+    try:
+        return math.fsum(known) / len(known)
+    except OverflowError:  # huge numbers in a damaged file must not cause a failure
+        return sum(value / len(known) for value in known)
+
+
+def median(values: Iterable[float | None]) -> float | None:
+    """Return the median of the values that are not None."""
+    ordered = sorted(value for value in values if value is not None)
+    return mean(ordered[(len(ordered) - 1) // 2 : len(ordered) // 2 + 1])
+
+
+def sample_std(values: Sequence[float]) -> float | None:
+    """Return the sample standard deviation (divided by n - 1); None for fewer than two values."""
+    centre = mean(values)
+    if centre is None or len(values) < 2:
+        return None
+    return math.hypot(*(value - centre for value in values)) / math.sqrt(len(values) - 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """How fast a run takes its steps."""
+
+    steps: int  # measured
+    step_s: float  # mean, including the time between steps
+    recent_s: tuple[float, ...]  # times of the last steps alone
+    startup_s: float | None
+    since_s: float | None = None  # start and end of the measurement, in seconds since 1970
+    until_s: float | None = None
+
+
+def pace_of(ends: MetricsEnds, attempts: Sequence[Attempt]) -> Pace | None:
+    """Return a run's pace from the first and the last rows (with `PACE_KEYS`); None before a whole step."""
+    recent = tuple(s for row in ends.last if (s := number_in(row, "step_time_s")) is not None and s >= 0)
+    first = ends.first
+    if not recent or first is None:
+        return None
+    steps, took_s = len(recent), math.fsum(recent)
+    last = ends.last[-1]
+    until_s = posix_s(last.get("timestamp"))
+    since = int(last["step"]) - int(number_in(first, "step") or 0)
+    whole_s = seconds_between(first.get("timestamp"), last.get("timestamp"))
+    if since > 0 and whole_s is not None and first.get("attempt") == last.get("attempt"):
+        steps, took_s = since, whole_s  # including the time between steps
+    since_s = until_s - took_s if until_s is not None else None
+    return Pace(steps, took_s / steps, recent, _startup_s(first, attempts, recent), since_s, until_s)
+
+
+def _startup_s(first: Row, attempts: Sequence[Attempt], recent_s: Sequence[float]) -> float | None:
+    if not attempts or first.get("attempt") != attempts[0].number:
+        return None
+    whole_s = seconds_between(attempts[0].started_at, first.get("timestamp"))
+    return max(0.0, whole_s - sorted(recent_s)[len(recent_s) // 2]) if whole_s is not None else None

@@ -13,11 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from retrain.errors import RecordsError
-from retrain.records.figures import PACE_KEYS, Pace, mean, median, pace_of
 from retrain.records.files import open_regular
 from retrain.records.layout import RunFiles
 from retrain.records.lines import Row, number_in, read_tail
-from retrain.records.metrics import MetricsEnds, read_ends
+from retrain.records.metrics import PACE_KEYS, MetricsEnds, Pace, mean, median, pace_of, read_ends
 from retrain.records.run_state import (
     UNREADABLE,
     Done,

@@ -12,9 +12,9 @@ from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, fields
 from typing import Any
 
-from retrain.records.figures import Pace
 from retrain.records.growing import mark_of
 from retrain.records.layout import RunFiles
+from retrain.records.metrics import Pace
 from retrain.records.run_row import PlannedRun, RunRow, row_of, row_of_inspected
 from retrain.records.run_state import ENDINGS, Inspection
 

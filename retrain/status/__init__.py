@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING
 from retrain.errors import RecordsError
 from retrain.locks.held import is_held
 from retrain.plan.provenance import entries_without_manifest
-from retrain.records.figures import mean, median, sample_std
 from retrain.records.layout import (
     CampaignFiles,
     RunFiles,
@@ -23,6 +22,7 @@ from retrain.records.layout import (
     is_single_run,
 )
 from retrain.records.manifest import Expectation, Manifest, RunEntry, entry_from_name, read_manifest
+from retrain.records.metrics import mean, median, sample_std
 from retrain.records.run_row import RunRow, read_row, unreadable_row
 from retrain.records.run_state import UNREADABLE, RunState
 from retrain.records.summary import marks_of

@@ -14,10 +14,10 @@ from retrain.config.resolve import label_of
 from retrain.plan.estimate.measured import MeasuredRun, measure_run
 from retrain.plan.estimate.workload import Alive, Crowding
 from retrain.plan.provenance import known_origin
-from retrain.records.figures import median
 from retrain.records.files import read_json, readable, write_json
 from retrain.records.layout import CampaignFiles, by_start, find_campaigns, is_single_run
 from retrain.records.manifest import Expectation, Manifest, read_manifest
+from retrain.records.metrics import median
 
 CROWDING = "crowding.json"  # in a calibration's directory: slowdowns by concurrent runs, [runs, slowdown]
 MOST_RUNS = 96  # read in total, the newest first: takes under a second

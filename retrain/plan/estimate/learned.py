@@ -26,9 +26,9 @@ from retrain.plan.estimate.workload import (
     on_cores,
 )
 from retrain.plan.matrix import Plan, RunPlan
-from retrain.records.figures import mean, median
+from retrain.records.metrics import mean, median
 
-Match = Literal["same", "other condition", "other settings"]
+MatchedBy = Literal["same", "other condition", "other settings"]
 Compared = tuple[MeasuredRun, Sequence[str]]  # a run, and the settings in which it differs from the plan
 
 # settings that determine step time; () means every key of the table
@@ -47,7 +47,7 @@ class MeasuredCondition:
     """What is known about one condition's steps from earlier runs."""
 
     condition: str
-    match: Match
+    match: MatchedBy
     from_conditions: tuple[str, ...]
     differs: tuple[str, ...]  # settings that affect step time and differ, "key = theirs, not ours"
     runs: int
@@ -167,7 +167,7 @@ def _measured(run: RunPlan, runs: Sequence[MeasuredRun]) -> Measured:
     )
 
 
-def _most_alike(condition: str, runs: Sequence[Compared]) -> tuple[Match, Sequence[Compared]]:
+def _most_alike(condition: str, runs: Sequence[Compared]) -> tuple[MatchedBy, Sequence[Compared]]:
     """Choose the runs that best match a condition, and return how they match it."""
     same = [(r, differs) for r, differs in runs if not differs]
     if own_same := [(r, differs) for r, differs in same if _is_named(r, condition)]:

@@ -12,12 +12,11 @@ from typing import Any
 
 from retrain.clock import posix_s, seconds_between
 from retrain.errors import RecordsError
-from retrain.plan.estimate.workload import Crowding, Stretch
+from retrain.plan.estimate.workload import AliveSpan, Crowding
 from retrain.records.attempts import read_attempts
-from retrain.records.figures import mean, median
 from retrain.records.layout import RunFiles, recorded_tables
 from retrain.records.lines import Row, number_in
-from retrain.records.metrics import MetricsEnds, read_ends
+from retrain.records.metrics import MetricsEnds, mean, median, read_ends
 from retrain.records.run_state import RunState, read_done
 
 MOST_ROWS = 500  # the last ones of a run, so that a long run costs no more than a short one
@@ -56,7 +55,7 @@ class MeasuredRun:
     failures: int  # infrastructure failures
     active_s: float  # taking steps, over all attempts
     span: tuple[float, float] | None = None  # start and end of its last attempt, in seconds since 1970
-    alive: tuple[Stretch, ...] = ()  # runs alive in that span, itself included; empty if not known
+    alive: tuple[AliveSpan, ...] = ()  # runs alive in that span, itself included; empty if not known
     at_a_time: int = 0  # concurrent runs of its campaign; 0 if not known
 
     def alone(self, crowding: Crowding) -> MeasuredRun:

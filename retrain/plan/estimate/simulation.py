@@ -25,7 +25,7 @@ from retrain.plan.estimate.workload import (
     StepCost,
     Workload,
 )
-from retrain.records.figures import Pace, median
+from retrain.records.metrics import Pace, median
 from retrain.records.run_row import RunRow
 from retrain.records.run_state import RunState
 
@@ -41,7 +41,7 @@ OWN_PACE_STEPS = 10  # from this many steps on, a run's own pace is used
 STEP_CV_GUESSED = 0.1  # coefficient of variation of step times, if nothing was measured
 GUESSED_RATIOS = 32
 
-Phase: TypeAlias = tuple[int, float]  # a pace's index, and the work to do at that pace
+PhaseWork: TypeAlias = tuple[int, float]  # a pace's index, and the work to do at that pace
 Ends: TypeAlias = list[list[tuple[float, int, int, int]]]  # heaps: `done` at the end, run, attempt, phase
 PaceOf: TypeAlias = Callable[[Sequence[int]], Sequence[float]]  # runs in a phase of each pace -> s per work
 
@@ -95,10 +95,10 @@ class Simulation:
 
         return makespan_s(runs, how, pace, len(costs) + 1, self._started)
 
-    def _phases(self, job: DrawnRun, costs: Sequence[StepCost], *, is_started: bool) -> list[list[Phase]]:
+    def _phases(self, job: DrawnRun, costs: Sequence[StepCost], *, is_started: bool) -> list[list[PhaseWork]]:
         """Return a run's attempts: each starts, takes steps and, if it is the last one, closes."""
         how, last, own = self._workload.launching, len(job.attempts) - 1, costs[job.condition].seconds
-        attempts: list[list[Phase]] = []
+        attempts: list[list[PhaseWork]] = []
         for attempt, steps in enumerate(job.attempts):
             before_s = 0.0 if is_started and attempt == 0 else how.startup_s
             after_s = how.closing_s if attempt == last else 0.0
@@ -121,7 +121,7 @@ class Simulation:
 
 
 def makespan_s(
-    runs: Sequence[Sequence[Sequence[Phase]]], how: Launching, pace: PaceOf, paces: int, started: int = 0
+    runs: Sequence[Sequence[Sequence[PhaseWork]]], how: Launching, pace: PaceOf, paces: int, started: int = 0
 ) -> float:
     """Return the time at which the last run ends.
 

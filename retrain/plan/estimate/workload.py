@@ -12,7 +12,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-Stretch = tuple[float, int]  # seconds, runs alive
+AliveSpan = tuple[float, int]  # seconds, runs alive
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ class Crowding:
         many, high = self.points[-1]
         return high * alive / many if self.is_full else high
 
-    def over(self, stretches: Sequence[Stretch]) -> float:
+    def over(self, stretches: Sequence[AliveSpan]) -> float:
         """Return the mean slowdown of work over some stretches of time."""
         whole_s = math.fsum(seconds for seconds, _ in stretches)
         alone_s = math.fsum(seconds / self.of(alive) for seconds, alive in stretches)
@@ -61,7 +61,7 @@ class Alive:
     def is_known(self) -> bool:
         return bool(self._times)
 
-    def between(self, begin: float, end: float) -> tuple[Stretch, ...]:
+    def between(self, begin: float, end: float) -> tuple[AliveSpan, ...]:
         """Return the stretches of a run's life, each with the number of runs alive, itself included."""
         first, last = bisect.bisect_right(self._times, begin), bisect.bisect_left(self._times, end)
         edges = [begin, *self._times[first:last], end]
