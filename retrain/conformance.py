@@ -10,7 +10,7 @@ import contextlib
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -31,7 +31,7 @@ from retrain.records.run_state import RunState
 from retrain.rewards import Answer
 from retrain.rewards.columns import needed_by
 from retrain.rewards.opening import open_reward, range_of
-from retrain.rollouts import Loss, Prompt, Rollout, TrainingSample
+from retrain.rollouts import Group, Loss, Prompt, Rollout, TrainingSample
 from retrain.sandbox.choice import choose
 from retrain.sandbox.probe import holes
 
@@ -59,13 +59,14 @@ def kinds_of(name: str) -> list[str]:
     Raises:
         ConfigError: nothing has that name, or its kind cannot be derived from it.
     """
-    last = name.rpartition(".")[2]
     found = [kind for kind in registry.KINDS if name in registry.names(kind)]
-    found = found or [kind for kind in registry.KINDS if registry.spec_of(kind).entry == last]
-    if not found:
-        entries = {registry.spec_of(kind).entry: kind for kind in registry.KINDS}
-        module = registry.find_module(name)
-        found = [kind for entry, kind in entries.items() if hasattr(module, entry)]
+    if found:
+        return found
+    specs = {kind: registry.spec_of(kind) for kind in registry.KINDS}
+    kinds = {entry: kind for kind, spec in specs.items() for entry in (spec.entry, spec.opener) if entry}
+    last = name.rpartition(".")[2]
+    defined = [last] if last in kinds else vars(registry.find_module(name))
+    found = list(dict.fromkeys(kinds[entry] for entry in kinds if entry in defined))
     if not found:
         raise ConfigError(f"{name!r} may be of any kind; write: retrain plugins KIND --check {name}")
     return found
@@ -113,11 +114,11 @@ def _scores(name: str, table: Table) -> str:
     finally:
         scorer.close()
         calls.close()
-    unknown = [answer for answer, score in zip(answers, scores, strict=True) if score.value is None]
-    odd = [s.value for s in scores if s.value is not None and not np.isfinite(s.value)]
+    known = [score.value for score in scores if score.value is not None]
+    odd = [value for value in known if not np.isfinite(value)]
     if odd:
         return f"returned {odd[0]}; a reward is a finite number"
-    return f"scored none of {len(answers)} completions" if len(unknown) == len(answers) else ""
+    return "" if known else f"scored none of {len(answers)} completions"
 
 
 def _confines(name: str, table: Table) -> str:
@@ -179,44 +180,57 @@ def _builds(name: str, table: Table) -> str:
     prompts = [*task.train, *task.held_out]
     if not task.train or len({prompt.id for prompt in prompts}) < len(prompts):
         return f"{len(task.train)} prompts to train on; needs some, each with an id of its own"
-    if {prompt.text for prompt in task.train} & {prompt.text for prompt in task.held_out}:
+    trained, held_out = ({prompt.text for prompt in side} for side in (task.train, task.held_out))
+    if trained & held_out:
         return "trains on prompts that are held out"
-    outside = {c for p in prompts for c in p.text + p.answer} - set(task.alphabet)
-    return f"its alphabet lacks {''.join(sorted(outside))!r}" if task.alphabet and outside else ""
+    characters = "".join(prompt.text + prompt.answer for prompt in prompts)
+    outside = set(characters) - set(task.alphabet or characters)
+    return f"its alphabet lacks {''.join(sorted(outside))!r}" if outside else ""
 
 
 def _trains(name: str, table: Table) -> str:
     """it samples, takes a step, saves, and resumes from what it saved"""
     spec = BackendSpec(seed=0, alphabet="0123456789+=", options=table)
     calls = EventLoopThread()
+
+    def sample(backend: Any) -> list[Group]:
+        groups: list[Group] = calls.wait_for(backend.sample(PROMPTS, Sampling(2, 8, 1.0)))
+        return groups
+
     with contextlib.closing(calls), tempfile.TemporaryDirectory() as home:
-
-        def connect() -> Any:
-            return registry.check_made(
-                "backends", name, calls.wait_for(registry.bound("backends", name, table)(spec))
-            )
-
-        backend, other = connect(), connect()
-        groups = calls.wait_for(backend.sample(PROMPTS, Sampling(2, 8, 1.0)))
-        if [len(group.rollouts) for group in groups] != [2, 2]:
-            return f"returned {len(groups)} groups; needs a group of 2 rollouts for each of 2 prompts"
-        rollouts = [rollout for group in groups for rollout in group.rollouts]
-        if any(len(r.tokens) != len(r.logprobs) or not 0 < len(r.tokens) <= 8 for r in rollouts):
-            return "a rollout needs 1 to max_tokens tokens, each with a log-probability"
+        made = [calls.wait_for(registry.bound("backends", name, table)(spec)) for _ in range(2)]
+        backend, other = (registry.check_made("backends", name, one) for one in made)
+        groups = sample(backend)
+        if problem := _problem_with_groups(groups):
+            return problem
+        samples = [
+            TrainingSample(rollout, np.ones(len(rollout.tokens)), 0.1, number)
+            for number, group in enumerate(groups)
+            for rollout in group.rollouts
+        ]
         loss = Loss("ppo", registry.find("losses", "ppo"))
-        samples = [TrainingSample(r, np.ones(len(r.tokens)), 0.1, i // 2) for i, r in enumerate(rollouts)]
         stats = calls.wait_for(backend.update(samples, loss, Optimization(lr=1e-3)))
         if not np.isfinite([stats.loss, stats.grad_norm]).all():
             return f"the step's loss is {stats.loss}, its gradient's norm {stats.grad_norm}"
         calls.wait_for(backend.save(Path(home)))
         calls.wait_for(other.load(Path(home)))
-        texts = [
-            [r.text for g in calls.wait_for(b.sample(PROMPTS, Sampling(2, 8, 1.0))) for r in g.rollouts]
-            for b in (backend, other)
-        ]
+        is_alike = _texts(sample(backend)) == _texts(sample(other)) or not backend.info.deterministic
         for one in (backend, other, backend):
             calls.wait_for(one.close())
-    return "samples differently after a load" if backend.info.deterministic and texts[0] != texts[1] else ""
+    return "" if is_alike else "samples differently after a load"
+
+
+def _problem_with_groups(groups: Sequence[Group]) -> str:
+    if [len(group.rollouts) for group in groups] != [2, 2]:
+        return f"returned {len(groups)} groups; needs a group of 2 rollouts for each of 2 prompts"
+    rollouts = [rollout for group in groups for rollout in group.rollouts]
+    if any(len(r.tokens) != len(r.logprobs) or not 0 < len(r.tokens) <= 8 for r in rollouts):
+        return "a rollout needs 1 to max_tokens tokens, each with a log-probability"
+    return ""
+
+
+def _texts(groups: Sequence[Group]) -> list[str]:
+    return [rollout.text for group in groups for rollout in group.rollouts]
 
 
 def _logs(name: str, table: Table) -> str:

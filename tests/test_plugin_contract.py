@@ -13,7 +13,7 @@ import pytest
 
 from retrain import extras, registry
 from retrain.config.load import parse
-from retrain.conformance import check_plugin
+from retrain.conformance import check_plugin, kinds_of
 from retrain.errors import ConfigError
 from retrain.registry.contract import call_problem
 from retrain.rewards import Answer, Score, match, python
@@ -232,6 +232,7 @@ def test_the_parameters_of_a_rewards_opener_are_its_keys(named: str, own: Callab
     assert problems({"reward": {"reward": name, "params": {"longst": 4}}}) == [
         f"c.toml [reward.params].longst: unknown parameter of {name!r}; did you mean 'longest'?"
     ]
+    assert kinds_of(name) == ["rewards"]
     findings = check_plugin("rewards", name, {"longest": 4})
     assert [finding for finding in findings if finding.problem] == []
     scorer = open_reward(name, {"longest": 4})

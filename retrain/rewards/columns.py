@@ -8,6 +8,7 @@ from typing import Any
 
 from retrain.errors import ConfigError
 from retrain.rewards import Answer
+from retrain.rollouts import Prompt
 
 
 def call_with_columns(
@@ -39,17 +40,14 @@ def needed_by(function: Callable[..., Any]) -> set[str]:
 def _columns_of(answers: Sequence[Answer]) -> dict[str, list[Any]]:
     """Return what TRL passes, one value per completion; with messages in the form that TRL has for them."""
     prompts = [answer.prompt for answer in answers]
-    rows = [prompt.row for prompt in prompts]
+    shared = set(prompts[0].row).intersection(*(prompt.row for prompt in prompts))
     return {
         "answer": [prompt.answer for prompt in prompts],
-        **{name: [row[name] for row in rows] for name in rows[0] if all(name in row for row in rows)},
-        "prompts": [_messages(prompt.messages) if prompt.messages else prompt.text for prompt in prompts],
-        "completions": [
-            _messages([("assistant", answer.completion)]) if answer.prompt.messages else answer.completion
-            for answer in answers
-        ],
+        **{name: [prompt.row[name] for prompt in prompts] for name in shared},
+        "prompts": [_said(prompt, prompt.messages, prompt.text) for prompt in prompts],
+        "completions": [_said(a.prompt, [("assistant", a.completion)], a.completion) for a in answers],
     }
 
 
-def _messages(said: Iterable[tuple[str, str]]) -> list[dict[str, str]]:
-    return [{"role": role, "content": content} for role, content in said]
+def _said(prompt: Prompt, messages: Iterable[tuple[str, str]], text: str) -> list[dict[str, str]] | str:
+    return [{"role": role, "content": said} for role, said in messages] if prompt.messages else text

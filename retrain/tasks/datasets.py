@@ -83,7 +83,8 @@ def _load(path: str, split: str, fields: Fields, **at_hub: str | None) -> Any:
         # cells as text: "007" stays "007", and "NA" stays "NA"
         columns = dict.fromkeys((fields.prompt, fields.answer), str)
         how = {**how, "keep_default_na": False, "converters": columns}
-    if not saved.exists() and (reader or path.startswith((".", "/", "~")) or path.count("/") > 1):
+    is_hub_id = not reader and not path.startswith((".", "/", "~")) and path.count("/") <= 1
+    if not saved.exists() and not is_hub_id:
         raise ConfigError(f"path: no file or directory {path!r}; {how_to_correct(path)}")
     try:
         if reader and saved.is_file():

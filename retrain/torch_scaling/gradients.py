@@ -94,11 +94,7 @@ class Gradients:
         if earlier is None or not math.isclose(earlier[0], scale):
             return None
         local = np.stack([self._sqr_norms(earlier[1]), self._sqr_norms(means)])
-        halfway = [
-            [(old + new) / 2 for old, new in zip(*groups, strict=True)]
-            for groups in zip(earlier[1], means, strict=True)
-        ]
-        return local, self._sqr_norms(halfway), True
+        return local, self._sqr_norms(_halfway(earlier[1], means)), True
 
     def _watcher(self, number: int, parameter: torch.Tensor) -> Any:
         def watch(gradient: torch.Tensor) -> None:
@@ -137,6 +133,11 @@ class Gradients:
         if self.replicas > 1:
             self.torch.distributed.all_reduce(sums, group=self._process_group)
         return np.array(sums.tolist())
+
+
+def _halfway(ones: list[list[torch.Tensor]], others: list[list[torch.Tensor]]) -> list[list[torch.Tensor]]:
+    pairs = (zip(*groups, strict=True) for groups in zip(ones, others, strict=True))
+    return [[(one + other) / 2 for one, other in group] for group in pairs]
 
 
 def _gradient(parameter: torch.Tensor) -> torch.Tensor:

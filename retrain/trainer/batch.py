@@ -129,26 +129,26 @@ class Algorithm:
         """Return the rollouts that have a gradient, with token advantages and normalised token weights."""
         scope, _, unit = self.normalization.rpartition("_")
         informative = np.any(advantages != 0, axis=1)
+        is_counted = batch.scored & (informative[:, None] | (not scope))
         counted = [
-            (group, number, rollout)
-            for group, of_prompt in enumerate(batch.groups)
-            for number, rollout in enumerate(of_prompt.rollouts)
-            if batch.scored[group, number] and rollout.tokens and (informative[group] or not scope)
+            (group, advantages[group, number], rollout)
+            for group, number in np.argwhere(is_counted).tolist()
+            if (rollout := batch.groups[group].rollouts[number]).tokens
         ]
         weigh = self._weights(unit, [rollout for _, _, rollout in counted])
         bonus = weigh if scope else self._weights("token", [rollout for _, _, rollout in counted])
+        trained = (one for one in counted if self.regularized or informative[one[0]])
         return [
             TrainingSample(
                 rollout,
-                self.reweigh(rollout, float(advantages[group, number]), progress)
+                self.reweigh(rollout, float(advantage), progress)
                 if informative[group]
                 else np.zeros(len(rollout.tokens)),
                 weigh(rollout),
                 group,
                 bonus(rollout),
             )
-            for group, number, rollout in counted
-            if self.regularized or informative[group]
+            for group, advantage, rollout in trained
         ]
 
     def _weights(self, unit: str, rollouts: Sequence[Rollout]) -> Callable[[Rollout], float]:

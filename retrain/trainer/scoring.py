@@ -7,6 +7,7 @@ on. If no rollout of a step could be scored, the infrastructure has failed.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
@@ -45,14 +46,15 @@ class Scorer:
         self._check(answers, scores)
         if all(score.value is None for score in scores):
             self._raise_unscored(scores, has_answered=any(score.value is not None for score in given))
-        sizes = np.cumsum([len(group.rollouts) for group in groups])[:-1]
         values = np.array([math.nan if s.value is None else s.value for s in scores])
+        sizes = np.cumsum([len(group.rollouts) for group in groups])[:-1]
+        counts = Counter(score.outcome for score in scores)
         return ScoredBatch(
             groups,
             np.array(np.split(values, sizes)),
-            errors=sum(s.outcome is Outcome.ERROR for s in scores),
-            timeouts=sum(s.outcome is Outcome.TIMEOUT for s in scores),
-            faults=sum(s.outcome is Outcome.FAULT for s in scores),
+            errors=counts[Outcome.ERROR],
+            timeouts=counts[Outcome.TIMEOUT],
+            faults=counts[Outcome.FAULT],
             sandbox=getattr(self._reward, "sandbox", None),
         )
 

@@ -60,25 +60,21 @@ def roofline(
     """
     if not (table.peak_gflops or table.peak_bw_gb_s):
         return None
-    phases: dict[Phase, Work | None] = {
-        "prefill": sampling.prefill if sampling else None,
-        "decode": sampling.decode if sampling else None,
-        "train": training,
-    }
-    hints = {
-        phase: classify(
-            work.flops,
-            work.bytes_moved,
-            work.time_s,
-            peak_gflops=table.peak_gflops,
-            peak_bw_gb_s=table.peak_bw_gb_s,
-        )
-        if work is not None and work.time_s > 0.0
-        else PhaseHint()
-        for phase, work in phases.items()
+    sampled = sampling or SamplingWork(Work(), Work())
+    hints: dict[Phase, PhaseHint] = {
+        "prefill": _hint(table, sampled.prefill),
+        "decode": _hint(table, sampled.decode),
+        "train": _hint(table, training),
     }
     return RooflineSummary(
         bounds={phase: hint.bound for phase, hint in hints.items()},
         mfu={phase: hint.mfu for phase, hint in hints.items()},
         mbu={phase: hint.mbu for phase, hint in hints.items()},
     )
+
+
+def _hint(table: BackPressure, work: Work | None) -> PhaseHint:
+    if work is None or work.time_s <= 0.0:
+        return PhaseHint()
+    peaks = {"peak_gflops": table.peak_gflops, "peak_bw_gb_s": table.peak_bw_gb_s}
+    return classify(work.flops, work.bytes_moved, work.time_s, **peaks)
