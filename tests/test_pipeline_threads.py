@@ -172,9 +172,15 @@ def test_closing_wakes_producers_that_wait_for_room():
 
 
 def test_closing_leaves_a_stuck_producer_behind_in_time():
-    is_over = threading.Event()
-    pipeline = RolloutPipeline(lambda version: [is_over.wait(BOUND_S)], settings())
+    sampling, is_over = threading.Event(), threading.Event()
+
+    def produce(version):
+        sampling.set()
+        return [is_over.wait(BOUND_S)]
+
+    pipeline = RolloutPipeline(produce, settings())
     pipeline.start()
+    assert sampling.wait(BOUND_S)
     assert not pipeline.close(timeout_s=0)
     is_over.set()
     assert pipeline.close(BOUND_S)
