@@ -13,18 +13,22 @@ DEAD_BEFORE = "import sys, pathlib; from retrain.locks import held; held.hold(pa
 STARTER = """
 import os, sys
 from pathlib import Path
+from retrain.campaign import Observer
 from retrain.campaign.run import reopen
 from retrain.errors import LaunchError
 directory, count = Path(sys.argv[1]), int(sys.argv[2])
 said, ready, gate, end = (os.pipe() for _ in range(4))
+class Winner(Observer):
+    def begun(self, *_):
+        os.write(said[1], f"won {os.getpid()}\\n".encode())
+        os.read(end[0], 1)
+        os._exit(0)
 def orchestrate():
-    campaign = reopen(directory)
+    campaign = reopen(directory, Winner())
     os.write(ready[1], b"!")
     os.read(gate[0], 1)
     try:
-        with campaign._lock():
-            os.write(said[1], f"won {os.getpid()}\\n".encode())
-            os.read(end[0], 1)
+        campaign.execute()
     except LaunchError as error:
         os.write(said[1], f"{error}\\n".encode())
 pids = []

@@ -11,7 +11,6 @@ import torch
 from safetensors.torch import load_file, save_file
 from tokenizers import processors
 
-from retrain.backends.local import trial
 from retrain.demonstrations import Demonstration
 from retrain.errors import BackendMemoryError, ConfigError
 from retrain.rollouts import Prompt
@@ -118,6 +117,6 @@ def test_a_model_that_does_not_fit_on_its_device_may_fit_later(
     def refuse(*_: object) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 9.00 GiB")
 
-    monkeypatch.setattr(trial, "_check_logits", refuse)
+    monkeypatch.setattr(torch.nn.Linear, "forward", refuse)
     with pytest.raises(BackendMemoryError, match=r"\[model\]\.model: .* does not fit in memory"):
         open_backend(model)

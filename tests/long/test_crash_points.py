@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
+import os
+import stat
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
 
 import pytest
 
@@ -45,8 +49,24 @@ def test_a_loss_of_power_soon_after_a_kill_costs_no_checkpoint_that_was_saved(sc
     assert verdict.problems == []
 
 
+class Careless:
+    """A module of Python's as another module sees it, but for some functions."""
+
+    def __init__(self, real: ModuleType, **replaced: Callable[..., object]) -> None:
+        self._real, self._replaced = real, replaced
+
+    def __getattr__(self, name: str) -> object:
+        return self._replaced.get(name) or getattr(self._real, name)
+
+
+def sync_directories_only(fd: int) -> None:
+    if stat.S_ISDIR(os.fstat(fd).st_mode):
+        os.fsync(fd)
+
+
 def names_not_synced_again(patch: Patch) -> None:
-    patch.setattr(files, "_keep_name_of_empty", lambda path: None)
+    no_directory_is_empty = Careless(os, scandir=lambda path: contextlib.nullcontext(iter([path])))
+    patch.setattr(files, "os", no_directory_is_empty)
 
 
 def checkpoints_not_synced_again(patch: Patch) -> None:
@@ -62,7 +82,7 @@ def test_a_loss_of_power_after_a_kill_catches_who_relies_on_the_killed_ones_sync
 
 
 def no_tail_repair(patch: Patch) -> None:
-    patch.setattr(lines, "_repair_tail", lambda fd: None)
+    patch.setattr(lines, "os", Careless(os, ftruncate=lambda fd, size: None))
 
 
 def no_lock(patch: Patch) -> None:
@@ -71,11 +91,11 @@ def no_lock(patch: Patch) -> None:
 
 def files_replaced_in_place(patch: Patch) -> None:
     def write_in_place(path: Path, content: str | bytes, *, durable: bool = True) -> None:
-        fd = files.os.open(path, files.os.O_WRONLY | files.os.O_CREAT | files.os.O_TRUNC, 0o600)
+        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
         try:
             files.write_all(fd, content.encode() if isinstance(content, str) else content)
         finally:
-            files.os.close(fd)
+            os.close(fd)
 
     patch.setattr(files, "write_atomic", write_in_place)
 
@@ -97,13 +117,13 @@ def rows_not_synced_before_a_checkpoint(patch: Patch) -> None:
 
 
 def files_not_synced_before_their_rename(patch: Patch) -> None:
-    real = files._write_new
-    patch.setattr(files, "_write_new", lambda path, data, *, durable: real(path, data, durable=False))
+    patch.setattr(files, "os", Careless(os, fsync=sync_directories_only))
 
 
 def checkpoints_not_synced_nor_verified(patch: Patch) -> None:
-    patch.setattr(checkpoint, "_sync_file", lambda path: None)
-    patch.setattr(checkpoint, "_is_whole", lambda directory: True)
+    same = SimpleNamespace(hexdigest=lambda: "the same")
+    patch.setattr(checkpoint, "os", Careless(os, fsync=sync_directories_only))
+    patch.setattr(checkpoint, "hashlib", Careless(hashlib, file_digest=lambda file, name: same))
 
 
 @pytest.mark.parametrize(
