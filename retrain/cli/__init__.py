@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 
 import typer
 from typer.core import TyperCommand, TyperGroup
@@ -48,7 +48,7 @@ class Commands(TyperGroup):
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
-        self.commands: dict[str, Any] = dict.fromkeys(COMMANDS)  # names, for suggestions
+        self.commands = cast(Any, dict.fromkeys(COMMANDS))  # names, for suggestions; None until built
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         del ctx

@@ -168,11 +168,12 @@ def _plugin_checks(used: Sequence[Used]) -> Iterator[Check]:
         users = dict.fromkeys(one.name for one in used if one.needs.extra == extra)
         yield _extra_check(extra, [one for one in known if one.extra == extra], list(users))
     users_of_keys = dict.fromkeys((one.keys for one in known), "") | {one.keys: one.name for one in used}
-    yield from (_key_check(keys, user) for keys, user in users_of_keys.items() if keys)
+    users_of_keys.pop((), None)  # no key is needed
+    yield from (_key_check(keys, user) for keys, user in users_of_keys.items())
     in_use = {(one.kind, one.name) for one in used}
-    with_commands = {plugin: wanted for plugin, wanted in of_plugins.items() if wanted.commands}
-    for plugin, wanted in with_commands.items():
-        yield _command_check(plugin[1], wanted, is_used=plugin in in_use)
+    for plugin, wanted in of_plugins.items():
+        if wanted.commands:
+            yield _command_check(plugin[1], wanted, is_used=plugin in in_use)
 
 
 def _extra_check(extra: str, wanted: Sequence[Needs], users: Sequence[str]) -> Check:

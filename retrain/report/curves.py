@@ -16,7 +16,6 @@ from retrain.report.series import Bins, Curve, Shown
 
 MARKED_POINTS = 40  # curves with at most this many points also get dots
 OVERSHOOT = 0.12  # of the means' range: a band may leave the chart beyond it
-BAND = "Band: its 95 % confidence interval (Student's t)"
 LABEL_GAP = 13  # pixels between the names of two lines at their ends
 LABEL_WIDTH = 130
 
@@ -47,16 +46,17 @@ def curve_chart(
     if not found:
         return ()
     labels, last_step = shown.labels, shown.bins.last_step
-    listed = None if is_all else {one.condition for one in found}
+    listed = labels if is_all else {one.condition for one in found}
     label = vl.axis_title(metric)
     low, high = domain(found, target)
     limits = [low, max(low, min(high, most))]
     is_labelled = len(vl.COLOURS) < len(labels if is_all else found) <= vl.LEGEND_CONDITIONS
     height = max(height, LABEL_GAP * len(labels)) if is_labelled else height
-    rows = [row for one in found for row in points(one)]
+    rows = list(chain(*map(points, found)))
     layers = [_seeds(label, found)]
     if rows or is_all:
-        layers += [*([_band(label)] if has_band(found) else []), _line(label, found, limits), _hover(label)]
+        layers += [_band(label)] if has_band(found) else []
+        layers += [_line(label, found, limits), _hover(label)]
     if target is not None:
         layers.append(_target(target))
     if is_labelled:
@@ -133,11 +133,14 @@ def domain(found: Sequence[Curve], target: float | None = None) -> list[float]:
     least, most = (float(means.min()), float(means.max())) if len(means) else (0.0, 1.0)
     size = max(abs(least), abs(most))
     room = max(OVERSHOOT * (most - least), 2 * vl.NARROWEST * size) or 1.0
-    lows = np.concatenate([np.fmin(one.low, one.mean) for one in found])
-    highs = np.concatenate([np.fmax(one.high, one.mean) for one in found])
-    lowest, highest = np.nanmin(lows, initial=least), np.nanmax(highs, initial=most)
-    low, high = max(float(lowest), least - room), min(float(highest), most + room)
-    return vl.axis(low, high)
+    lowest, highest = _widened(found, least, most)
+    return vl.axis(max(lowest, least - room), min(highest, most + room))
+
+
+def _widened(found: Sequence[Curve], low: float, high: float) -> tuple[float, float]:
+    """Return limits that hold the bands of all curves as well."""
+    lows, highs = (np.concatenate(ends) for ends in zip(*((one.low, one.high) for one in found), strict=True))
+    return float(np.nanmin(lows, initial=low)), float(np.nanmax(highs, initial=high))
 
 
 def describe(found: Sequence[Curve], bins: Bins) -> str:
@@ -146,17 +149,16 @@ def describe(found: Sequence[Curve], bins: Bins) -> str:
     line = f"Line: mean over {seeds} seeds" if seeds > 1 else "Line: one seed"
     each = f", each point over {bins.width} steps" if bins.width > 1 and not is_sparse(found) else ""
     thin = " Thin lines: the seeds." if any(len(one.each) for one in found) else ""
-    band = ""
-    if has_band(found):
-        low, high = domain(found)
-        lows = np.concatenate([one.low for one in found])
-        highs = np.concatenate([one.high for one in found])
-        is_beyond = np.nanmin(lows, initial=low) < low or np.nanmax(highs, initial=high) > high
-        cut = ", clipped to the range of the metric" if any(one.is_cut for one in found) else ""
-        band = f" {BAND}{cut}{'; it extends beyond the axis' if is_beyond else ''}."
     failed = ", ".join(one.condition for one in found if len(one.each) and not has_mean(one))
     none = f" All runs of {failed} failed: no mean." if failed else ""
-    return f"{line}{each}.{thin}{band}{none}"
+    return f"{line}{each}.{thin}{_band_shown(found) if has_band(found) else ''}{none}"
+
+
+def _band_shown(found: Sequence[Curve]) -> str:
+    cut = ", clipped to the range of the metric" if any(one.is_cut for one in found) else ""
+    limits = domain(found)
+    beyond = "; it extends beyond the axis" if [*_widened(found, *limits)] != limits else ""
+    return f" Band: its 95 % confidence interval (Student's t){cut}{beyond}."
 
 
 def has_band(found: Sequence[Curve]) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -129,18 +130,22 @@ def choose_samples(files: RunFiles, step: int | None, which: Which, count: int) 
     if step is None and not which:
         step = found[-1].step
     if step is not None:
-        steps = sorted({sample.step for sample in found})
-        found = [sample for sample in found if sample.step == step]
-        if not found:
-            below, above = ([s for s in steps if s < step][-1:], [s for s in steps if s > step][:1])
-            near = f"step {' and '.join(map(str, below + above))}"
-            raise RecordsError(f"{files.samples}: has no samples of step {step}; the nearest are of {near}")
+        found = _of_step(files, found, step)
+    return _ordered(found, which)[:count]
+
+
+def _of_step(files: RunFiles, samples: Sequence[ShownSample], step: int) -> list[ShownSample]:
+    if found := [sample for sample in samples if sample.step == step]:
+        return found
+    steps = sorted({sample.step for sample in samples})
+    at = bisect_left(steps, step)
+    near = " and ".join(map(str, steps[max(0, at - 1) : at + 1]))
+    raise RecordsError(f"{files.samples}: has no samples of step {step}; the nearest are of step {near}")
+
+
+def _ordered(samples: Sequence[ShownSample], which: Which) -> list[ShownSample]:
     if which == "ties":
-        return [sample for sample in reversed(found) if sample.tie][:count]
-    return _by_reward(found, which)[:count]
-
-
-def _by_reward(samples: Sequence[ShownSample], which: Which) -> list[ShownSample]:
+        return [sample for sample in reversed(samples) if sample.tie]
     sign = 1 if which == "worst" else -1
     scored = [(sample.reward, sample) for sample in samples if sample.reward is not None]
     ordered = [sample for _, sample in sorted(scored, key=lambda pair: (sign * pair[0], -pair[1].step))]
