@@ -13,7 +13,7 @@ from threading import Thread
 import pytest
 
 from retrain.backends import local
-from retrain.backends.local import advise_run, check_run, memory, wants_gpu
+from retrain.backends.local import advise_run, check_run, wants_gpu
 from retrain.config.campaign import Campaign
 from retrain.config.schema import Algorithm, Backend, Config, Model, Training
 from retrain.rollouts import Prompt
@@ -164,14 +164,17 @@ def test_the_memory_of_a_run_is_estimated_from_the_sizes_of_its_model(tmp_path: 
         run_of(model=model, device="cpu"),
         training=Training(batch_size=3, group_size=2, max_tokens=10),
     )
-    found = memory(config, [Prompt(0, "x" * 30, "1")])
+    found = local.memory(config, [Prompt(0, "x" * 30, "1")])
     assert found is not None
+    assert local.memory(config, [Prompt(0, "x" * 30, "1")]) == found
     assert found.held["weights"] == 4 * (800 + 8 + 2 * (128 + 256))
     adapters = 4 * 2 * 32 * (16 + 8 + 8 + 32)  # bytes, layers, rank; outputs and inputs
     assert (found.held["adapters"], found.held["optimizer"]) == (adapters, 3 * adapters)
     assert found.sampling >= 6 * 20 * 2 * 2 * 8 * 4  # rows, tokens, layers, keys and values, width, bytes
     assert found.peak > found.smallest > sum(found.held.values())
-    full = memory(replace(config, backend=Backend("local", options={"lora": False, "device": "cpu"})), [])
+    full = local.memory(
+        replace(config, backend=Backend("local", options={"lora": False, "device": "cpu"})), []
+    )
     assert full is not None
     assert (full.held["adapters"], full.held["optimizer"]) == (0, 3 * full.held["weights"])
 

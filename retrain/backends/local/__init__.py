@@ -186,7 +186,7 @@ def check_prompts(config: Config, prompts: Sequence[Prompt]) -> list[str]:
 
 def memory(config: Config, prompts: Sequence[Prompt]) -> MemoryEstimate | None:
     """Return an estimate of the memory that a run takes; None without the model's files."""
-    from retrain.backends.local.memory import estimate
+    from retrain.backends.local.sizes import estimate
 
     options = config.backend.options
     return estimate(config, parsed(LocalOptions, options, check_options(options)), prompts)
