@@ -43,6 +43,22 @@ def batch_of(rewards):
     return ScoredBatch(backend.sample(prompts, Sampling(3, MAX_TOKENS, 1.0)), rewards)
 
 
+def test_completions_that_were_cut_off_enter_the_baseline_but_not_the_loss():
+    batch = batch_of(REWARDS)
+    raw = {
+        "training": {"max_tokens": MAX_TOKENS, "entropy_bonus": BONUS},
+        "algorithm": {"advantage_mode": "grpo", "mask_truncated": True},
+    }
+    algorithm = Algorithm.of(parse(raw, "c"), lambda groups: batch)
+    samples = algorithm.transform(batch, algorithm.estimate(batch.rewards), 0.0)
+    kept = [(a, rollout) for a, rollout in rollouts_of(batch) if not rollout.truncated]
+    assert 0 < len(kept) < len(rollouts_of(batch))
+    assert [sample.rollout for sample in samples] == [rollout for _, rollout in kept]
+    assert np.allclose([sample.advantages[0] for sample in samples], [advantage for advantage, _ in kept])
+    tokens = sum(len(rollout.tokens) for _, rollout in kept)
+    assert {sample.token_weight for sample in samples} == {1 / tokens}
+
+
 def gradient_of(samples, loss, how):
     """The gradient of a step's loss at weights away from the sampler's, in one part."""
     characters = connect(

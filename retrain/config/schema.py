@@ -63,6 +63,7 @@ class Algorithm(Section):
     loss_params: Table = key(dict, "parameters of the loss plugin")
     loss_normalization: Normalization = key("token", "what the loss is divided by; see Algorithm")
     kl_coef: float = key(0.0, "weight of the KL divergence to the policy before training", ge=0, le=100)
+    mask_truncated: bool = key(False, "leave completions that max_tokens cut off out of the loss")
 
 
 @dataclass(frozen=True)

@@ -109,6 +109,7 @@ class Algorithm:
     normalization: str
     max_tokens: int
     regularized: bool = False  # a KL term or an entropy bonus trains tied groups too
+    mask_truncated: bool = False  # those that were cut off enter advantages, but not the loss
 
     @classmethod
     def of(cls, config: Config, reward: Callable[[Sequence[Group]], ScoredBatch]) -> Algorithm:
@@ -123,6 +124,7 @@ class Algorithm:
             normalization=table.loss_normalization,
             max_tokens=config.training.max_tokens,
             regularized=table.kl_coef > 0 or config.training.entropy_bonus > 0,
+            mask_truncated=table.mask_truncated,
         )
 
     def transform(self, batch: ScoredBatch, advantages: Floats, progress: float) -> list[TrainingSample]:
@@ -134,6 +136,7 @@ class Algorithm:
             (group, advantages[group, number], rollout)
             for group, number in np.argwhere(is_counted).tolist()
             if (rollout := batch.groups[group].rollouts[number]).tokens
+            if not (self.mask_truncated and rollout.truncated)
         ]
         weigh = self._weights(unit, [rollout for _, _, rollout in counted])
         bonus = weigh if scope else self._weights("token", [rollout for _, _, rollout in counted])
