@@ -8,17 +8,18 @@ from pathlib import Path
 
 import pytest
 
-from retrain.campaign import Observer, stop, supervise
+from retrain.campaign import Observer, supervise
 from retrain.campaign import retry as retries
 from retrain.campaign.admission import as_planned
 from retrain.campaign.endings import Ending
 from retrain.campaign.orchestrate import CampaignRun
 from retrain.campaign.run import start
+from retrain.campaign.stop import stop_campaign
 from retrain.campaign.supervise import Supervisor
 from retrain.config.campaign import Campaign
 from retrain.errors import EngineDownError, LaunchError, RecordsError
-from retrain.launchers import Begun, Ended
-from retrain.locks.held import holder
+from retrain.launchers import Assignment, Begun, Ended
+from retrain.locks.held import LockHolder, holder
 from retrain.plan.matrix import RunPlan
 from retrain.records.attempts import begin_attempt, end_attempt
 from retrain.records.layout import CampaignFiles, RunFiles
@@ -250,16 +251,17 @@ def test_an_engine_that_falls_silent_or_a_full_disk_is_waited_for(
     assert len(rest) == 3
 
 
-def test_other_machines_see_a_stop_that_waits_for_an_engine(
-    campaign: CampaignRun, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    lock, seen = CampaignFiles(campaign.directory).lock, []
+SEEN: list[LockHolder | None] = []
 
-    class Watched(Engine):
-        def queued(self) -> Collection[str]:
-            seen.append(holder(lock))
-            return ()
 
-    monkeypatch.setattr(stop, "open_launcher", lambda *_: Watched())
-    stop.stop_campaign(campaign.directory)
-    assert [found is not None and found.renewed_at > 0 for found in seen] == [True]
+def open_watching(assignment: Assignment) -> Engine:
+    """Return an engine that notes who holds the campaign while it is asked for what waits."""
+    engine, lock = Engine(), CampaignFiles(assignment.directory).lock
+    engine.queued = lambda: SEEN.append(holder(lock)) or ()  # type: ignore[func-returns-value, method-assign]
+    return engine
+
+
+def test_other_machines_see_a_stop_that_waits_for_an_engine(campaign_file: Path) -> None:
+    SEEN.clear()
+    stop_campaign(start(campaign_file, [f'campaign.launcher="{__name__}.open_watching"']).directory)
+    assert [found is not None and found.renewed_at > 0 for found in SEEN] == [True]

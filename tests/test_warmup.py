@@ -78,23 +78,28 @@ class Killed(BaseException):
     """Ends a process as SIGKILL would: nothing catches it."""
 
 
+class KilledAtLook(threading.Event):
+    """Ends the process when the run looks whether to stop for the n-th time."""
+
+    def __init__(self, look: int) -> None:
+        super().__init__()
+        self._left = look
+
+    def is_set(self) -> bool:
+        self._left -= 1
+        if self._left == 0:
+            raise Killed
+        return False
+
+
 def test_a_run_that_is_killed_in_its_warm_up_loses_at_most_save_every_updates(
-    tmp_path: Path, answers: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, answers: Path
 ) -> None:
     settings = {**warmed(answers, steps=9), "training": {**SMALL["training"], "save_every": 2}}
     whole = train(tmp_path / "whole", settings)
     files = make_run(tmp_path / "killed", settings)
-    step = warmup.WarmUp.step
-
-    def killed_at_six(self: warmup.WarmUp, number: int) -> dict:
-        if number == 6:
-            raise Killed
-        return step(self, number)
-
-    with monkeypatch.context() as patched:
-        patched.setattr(warmup.WarmUp, "step", killed_at_six)
-        with pytest.raises(Killed):
-            worker.run(files.directory, threading.Event())
+    with pytest.raises(Killed):
+        worker.run(files.directory, KilledAtLook(6))
     assert worker.run(files.directory, threading.Event()) == 0
     assert [(row["step"], row["attempt"]) for row in rows_of(files)][4:7] == [(5, 1), (5, 2), (6, 2)]
     assert without_times(read_metrics(files.directory)) == without_times(read_metrics(whole.directory))
