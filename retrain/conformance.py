@@ -62,14 +62,18 @@ def kinds_of(name: str) -> list[str]:
     found = [kind for kind in registry.KINDS if name in registry.names(kind)]
     if found:
         return found
-    specs = {kind: registry.spec_of(kind) for kind in registry.KINDS}
-    kinds = {entry: kind for kind, spec in specs.items() for entry in (spec.entry, spec.opener) if entry}
+    kinds = {entry: kind for kind in registry.KINDS for entry in _entries(kind)}
     last = name.rpartition(".")[2]
     defined = [last] if last in kinds else vars(registry.find_module(name))
     found = list(dict.fromkeys(kinds[entry] for entry in kinds if entry in defined))
     if not found:
         raise ConfigError(f"{name!r} may be of any kind; write: retrain plugins KIND --check {name}")
     return found
+
+
+def _entries(kind: str) -> list[str]:
+    spec = registry.spec_of(kind)
+    return [spec.entry, spec.opener] if spec.opener else [spec.entry]
 
 
 def check_plugin(kind: str, name: str, table: Table) -> Iterator[Finding]:
@@ -183,8 +187,11 @@ def _builds(name: str, table: Table) -> str:
     trained, held_out = ({prompt.text for prompt in side} for side in (task.train, task.held_out))
     if trained & held_out:
         return "trains on prompts that are held out"
-    characters = "".join(prompt.text + prompt.answer for prompt in prompts)
-    outside = set(characters) - set(task.alphabet or characters)
+    return _problem_with_alphabet(task.alphabet, prompts) if task.alphabet else ""
+
+
+def _problem_with_alphabet(alphabet: str, prompts: Sequence[Prompt]) -> str:
+    outside = {character for prompt in prompts for character in prompt.text + prompt.answer} - set(alphabet)
     return f"its alphabet lacks {''.join(sorted(outside))!r}" if outside else ""
 
 
