@@ -32,8 +32,8 @@ from retrain.rewards import Answer
 from retrain.rewards.columns import needed_by
 from retrain.rewards.opening import open_reward, range_of
 from retrain.rollouts import Group, Loss, Prompt, Rollout, TrainingSample
+from retrain.sandbox.auto import holes
 from retrain.sandbox.choice import choose
-from retrain.sandbox.probe import holes
 
 Table = Mapping[str, Any]
 PROMPTS = (Prompt(0, "12+3=", "15"), Prompt(1, "40+2=", "42"))
