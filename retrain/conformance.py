@@ -32,8 +32,8 @@ from retrain.rewards import Answer
 from retrain.rewards.columns import needed_by
 from retrain.rewards.opening import open_reward, range_of
 from retrain.rollouts import Group, Loss, Prompt, Rollout, TrainingSample
-from retrain.sandbox.auto import holes
 from retrain.sandbox.choice import choose
+from retrain.sandbox.probe import holes
 
 Table = Mapping[str, Any]
 PROMPTS = (Prompt(0, "12+3=", "15"), Prompt(1, "40+2=", "42"))
@@ -62,18 +62,14 @@ def kinds_of(name: str) -> list[str]:
     found = [kind for kind in registry.KINDS if name in registry.names(kind)]
     if found:
         return found
-    kinds = {entry: kind for kind in registry.KINDS for entry in _entries(kind)}
+    specs = {kind: registry.spec_of(kind) for kind in registry.KINDS}
+    kinds = {entry: kind for kind, spec in specs.items() for entry in (spec.entry, spec.opener) if entry}
     last = name.rpartition(".")[2]
     defined = [last] if last in kinds else vars(registry.find_module(name))
     found = list(dict.fromkeys(kinds[entry] for entry in kinds if entry in defined))
     if not found:
         raise ConfigError(f"{name!r} may be of any kind; write: retrain plugins KIND --check {name}")
     return found
-
-
-def _entries(kind: str) -> list[str]:
-    spec = registry.spec_of(kind)
-    return [spec.entry, spec.opener] if spec.opener else [spec.entry]
 
 
 def check_plugin(kind: str, name: str, table: Table) -> Iterator[Finding]:
@@ -187,11 +183,8 @@ def _builds(name: str, table: Table) -> str:
     trained, held_out = ({prompt.text for prompt in side} for side in (task.train, task.held_out))
     if trained & held_out:
         return "trains on prompts that are held out"
-    return _problem_with_alphabet(task.alphabet, prompts) if task.alphabet else ""
-
-
-def _problem_with_alphabet(alphabet: str, prompts: Sequence[Prompt]) -> str:
-    outside = {character for prompt in prompts for character in prompt.text + prompt.answer} - set(alphabet)
+    characters = "".join(prompt.text + prompt.answer for prompt in prompts)
+    outside = set(characters) - set(task.alphabet or characters)
     return f"its alphabet lacks {''.join(sorted(outside))!r}" if outside else ""
 
 

@@ -19,7 +19,6 @@ import os
 import secrets
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -27,7 +26,7 @@ from pathlib import Path
 
 from retrain.errors import ConfigError, InfrastructureError, RecordsError
 from retrain.locks.held import hold, is_held
-from retrain.records.files import read_json, record_of, write_json
+from retrain.records.files import own_temporary_folder, read_json, record_of, write_json
 
 STARTING, READY, RESTARTING, FAILED, ENDED = "starting", "ready", "restarting", "failed", "ended"
 LOOK_S = 0.1
@@ -176,15 +175,6 @@ class SharedServer:
 
 
 def _directory(command: Sequence[str], environment: Mapping[str, str]) -> Path:
-    """Return the directory of a server in the user's own folder for temporary files.
-
-    Raises:
-        ConfigError: the folder belongs to another user.
-    """
-    parent = Path(tempfile.gettempdir()) / f"retrain-engines-{os.getuid()}"
-    parent.mkdir(mode=0o700, exist_ok=True)
-    found = parent.lstat()
-    if parent.is_symlink() or found.st_uid != os.getuid() or found.st_mode & 0o077:
-        raise ConfigError(f"{parent}: is not a folder of this user alone; remove it, or set TMPDIR")
+    """Return the directory of a server; raise ConfigError if its folder belongs to another user."""
     known = json.dumps([list(command), sorted(environment.items())]).encode()
-    return parent / hashlib.sha256(known).hexdigest()[:16]
+    return own_temporary_folder("engines") / hashlib.sha256(known).hexdigest()[:16]

@@ -54,8 +54,9 @@ class Descriptor:
             if fd >= 0:
                 os.close(fd)
 
-    def __del__(self) -> None:
-        with contextlib.suppress(OSError):  # already closed by number elsewhere
+    def __del__(self, suppress: type = contextlib.suppress) -> None:
+        # already closed by number elsewhere; or the interpreter ends, and this module's names are gone
+        with suppress(OSError, AttributeError, TypeError):
             self.close()
 
 

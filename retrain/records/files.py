@@ -19,13 +19,14 @@ import json
 import os
 import shutil
 import stat
+import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import Any, TypeVar
 
 from retrain import locks
-from retrain.errors import DamagedRecordError, RecordsError, records_error
+from retrain.errors import ConfigError, DamagedRecordError, RecordsError, records_error
 
 T = TypeVar("T")
 Source = TypeVar("Source")
@@ -58,6 +59,24 @@ def make_directory(path: Path) -> None:
         return
     except OSError as error:
         raise records_error(path, "sync the directory", error) from error
+
+
+def own_temporary_folder(name: str) -> Path:
+    """Return a folder that this user's processes on this machine share, among temporary files.
+
+    Raises:
+        ConfigError: it belongs to somebody else, or others can read it.
+        RecordsError: it cannot be made.
+    """
+    folder = Path(tempfile.gettempdir()) / f"retrain-{name}-{os.getuid()}"
+    try:
+        folder.mkdir(mode=0o700, exist_ok=True)
+        found = folder.lstat()
+    except OSError as error:
+        raise records_error(folder, "make", error) from error
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
+        raise ConfigError(f"{folder}: is not a folder of this user alone; remove it, or set TMPDIR")
+    return folder
 
 
 def make_new_directory(path: Path, *, exclusive: bool = False) -> None:

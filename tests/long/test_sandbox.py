@@ -19,9 +19,9 @@ from retrain.rewards import Answer, Outcome, Score, python
 from retrain.rewards.python.scorer import ProgramScorer
 from retrain.rollouts import Prompt
 from retrain.sandbox import Sandbox, SandboxError
-from retrain.sandbox.auto import holes
 from retrain.sandbox.cell import Cell
 from retrain.sandbox.choice import choose
+from retrain.sandbox.probe import holes
 from tests.namespaces import BUBBLEWRAP
 
 ON_LINUX = pytest.mark.skipif(sys.platform != "linux", reason="confines less elsewhere")

@@ -78,6 +78,7 @@ class LocalOptions:
     threads: int = whole(
         0, 0, 1024, "a whole number from 0 (choose) to 1024"
     )  # CPU threads; 0: one for tiny models, otherwise PyTorch's default
+    share_weights: bool = True  # on the CPU, runs that train adapters map one file of frozen weights
     weight_decay: float = number(0.0, 0, 1)
     stop: tuple[str, ...] = ()  # strings that end a completion
     chat_template: bool = False  # apply the tokenizer's chat template to prompts

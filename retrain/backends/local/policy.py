@@ -18,6 +18,7 @@ from retrain.backends.local.loading import Policy, load
 from retrain.backends.local.names import too_long
 from retrain.backends.local.optimizer import Optimizer
 from retrain.backends.local.sampling import TorchSampler
+from retrain.backends.local.shared_weights import share
 from retrain.backends.local.training import Learner
 from retrain.backends.local.trial import try_out
 from retrain.backends.text import Text, to_groups
@@ -40,6 +41,9 @@ class LocalBackend:
         seed = spec.seed if spec.seed >= 0 else secrets.randbits(32)
         policy, tokenizer = load(spec, options, device, seed)
         self.policy = policy
+        big = sum(p.numel() for p in policy.causal.parameters()) >= TINY_PARAMETERS
+        may_share = options.share_weights and options.lora and device.type == "cpu"
+        self._shared = share(policy.causal) if big and may_share else None
         windows = try_out(spec.model, policy, device)
         listed = getattr(policy.causal.generation_config, "eos_token_id", None)
         self.text = Text(
@@ -147,6 +151,8 @@ class LocalBackend:
     def close(self) -> None:
         if self._engine is not None:
             self._engine.close()
+        if self._shared is not None:
+            self._shared.close()
 
     def _publish(self) -> None:
         if self._engine is not None:

@@ -1,0 +1,28 @@
+"""What of this machine a program may read: its interpreter, installed packages and system libraries."""
+
+from __future__ import annotations
+
+import os
+import sys
+import sysconfig
+from pathlib import Path
+
+SYSTEM = ("/usr", "/lib", "/lib32", "/lib64", "/bin", "/sbin", "/etc/ld.so.cache", "/etc/localtime")
+PACKAGES = ("site-packages", "dist-packages")
+
+
+def readable_paths() -> list[str]:
+    """Return existing paths, each once; never the directory of a campaign, whose data holds the answers."""
+    packages = [path for path in sys.path if Path(path).name in PACKAGES]
+    interpreter = [sys.prefix, sys.base_prefix, sysconfig.get_path("stdlib"), *_links(sys.executable)]
+    paths = [os.path.abspath(path) for path in (*SYSTEM, *interpreter, *packages)]  # noqa: PTH100 - keeps links
+    return [path for path in dict.fromkeys(paths) if Path(path).exists() and path != "/"]
+
+
+def _links(path: str) -> list[str]:
+    """Return the directories of the links that an executable goes through."""
+    found = []
+    while Path(path).is_symlink():
+        found.append(str(Path(path).parent))
+        path = os.path.join(Path(path).parent, Path(path).readlink())  # noqa: PTH118
+    return found
