@@ -110,11 +110,16 @@ GARBAGE = [
 ]
 
 
-@pytest.mark.parametrize("line", GARBAGE, ids=lambda line: ascii(line[:36]))
-def test_a_line_of_garbage_costs_its_completion_and_no_other(line: str) -> None:
-    scorer = custom.open_scorer(path=f"{FUNCTIONS}.writing", timeout_s=20, workers=1)
-    first, spoilt, *rest = scores(scorer, "", line, "", "")
+@pytest.fixture(scope="module")
+def writing() -> Iterator[BatchScorer]:
+    scorer = custom.open_scorer(path=f"{FUNCTIONS}.writing", timeout_s=60, workers=1)
+    yield scorer
     scorer.close()
+
+
+@pytest.mark.parametrize("line", GARBAGE, ids=lambda line: ascii(line[:36]))
+def test_a_line_of_garbage_costs_its_completion_and_no_other(writing: BatchScorer, line: str) -> None:
+    first, spoilt, *rest = scores(writing, "", line, "", "")
     assert (spoilt.value, spoilt.outcome) == (None, Outcome.ERROR)
     assert "the scoring process" in spoilt.message
     assert [s.value for s in (first, *rest)] == [0.25] * 3

@@ -4,7 +4,7 @@ import threading
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
@@ -54,6 +54,7 @@ masks = arrays(bool, (4, 5))
 
 
 @pytest.mark.parametrize(("name", "params"), EVERY)
+@settings(max_examples=40)
 @given(rewards=batches, count=st.integers(2, 5))
 def test_with_k_unscored_a_group_is_estimated_as_if_it_had_k_fewer(name, params, rewards, count):
     estimate = open_advantage(name, params)
@@ -64,6 +65,7 @@ def test_with_k_unscored_a_group_is_estimated_as_if_it_had_k_fewer(name, params,
 
 
 @pytest.mark.parametrize(("name", "params"), [p for p in BY_GROUP if p[0] != "reinforce_pp"])
+@settings(max_examples=40)
 @given(rewards=batches, unscored=masks)
 def test_each_group_is_estimated_from_its_own_scored_rollouts(name, params, rewards, unscored):
     estimate = open_advantage(name, params)
@@ -76,6 +78,7 @@ def test_each_group_is_estimated_from_its_own_scored_rollouts(name, params, rewa
 
 
 @pytest.mark.parametrize("baseline", ["batch", "group"])
+@settings(max_examples=40)
 @given(rewards=batches, unscored=masks, other=st.floats(0, 1))
 def test_a_whole_batch_is_normalised_over_its_scored_rollouts(baseline, rewards, unscored, other):
     found = open_advantage("reinforce_pp", {"baseline": baseline})(np.where(unscored, NAN, rewards))
