@@ -94,6 +94,10 @@ async def gives_up(completion: str, prompt: Prompt) -> float:
     raise InfrastructureError("the network is down")
 
 
+def by_answer(completion: str, answer: str) -> float:
+    return float(answer.endswith(completion))
+
+
 def as_in_trl(completions, solution, *, bonus: float = 0.0, **columns):
     """Score as TRL's functions do: once for all completions, None where it cannot tell."""
     assert columns.keys() == {"prompts", "answer", "level"}

@@ -231,6 +231,12 @@ def test_a_coroutine_that_was_cancelled_from_within_is_unscored() -> None:
     assert (batch.known_rewards.tolist(), batch.errors) == ([0.0], 1)
 
 
+def test_a_second_parameter_named_answer_gets_its_text() -> None:
+    path = f"{FUNCTIONS}.by_answer"
+    for name, given in ((path, {}), ("custom", {"path": path})):
+        assert score(name, ("right", "ht", "wrong"), **given).rewards.tolist() == [[1.0, 1.0, 0.0]]
+
+
 def test_a_function_of_trls_signature_gets_the_columns_of_the_rows() -> None:
     rows = [{"solution": "right", "level": 1}, {"solution": "other", "level": 2}]
     prompts = [Prompt(number, "?", "right", row=row) for number, row in enumerate(rows)]

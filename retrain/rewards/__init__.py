@@ -3,7 +3,8 @@
 A plugin is one file or folder with one of two functions, whose keyword-only parameters are the keys of
 [reward.params]:
 
-- `score(completion, prompt, *, <params>) -> float`, plain or a coroutine function. A function that cannot
+- `score(completion, prompt, *, <params>) -> float`, plain or a coroutine function; a second parameter named
+  `answer` gets the text of the prompt's reference answer in place of the prompt. A function that cannot
   score a completion raises `UnscoredError` or TimeoutError; the completion is then counted, but not used in
   training. Any other exception is a bug and stops the run.
 - `open_scorer(*, <params>) -> BatchScorer`, for a reward that needs processes, connections or the whole

@@ -1,14 +1,29 @@
-"""Calls functions of TRL's signature: `reward(completions, **columns)`, once for many completions."""
+"""Calls a reward function: for one completion, or once for many if it has TRL's signature."""
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 
 from retrain.errors import ConfigError
 from retrain.rewards import Answer
 from retrain.rollouts import Prompt
+
+
+def call_for_one(function: Callable[..., Any], answer: Answer, params: Mapping[str, Any]) -> Any:
+    """Return what a function returns for a completion and its prompt, or the answer if it names that."""
+    reference = answer.prompt.answer if _names_answer(function) else answer.prompt
+    return function(answer.completion, reference, **params)
+
+
+@lru_cache
+def _names_answer(function: Callable[..., Any]) -> bool:
+    try:
+        return list(inspect.signature(function).parameters)[1:2] == ["answer"]
+    except (TypeError, ValueError):  # written in C
+        return False
 
 
 def call_with_columns(

@@ -28,7 +28,7 @@ from retrain.rewards import (
     is_number,
     number_of,
 )
-from retrain.rewards.columns import call_with_columns
+from retrain.rewards.columns import call_for_one, call_with_columns
 
 MOST_AT_ONCE = 64  # coroutines in flight; common HTTP clients and servers only queue beyond that
 LIMIT_S = 600.0  # limit of one call; no useful call takes longer
@@ -135,7 +135,7 @@ class CallingScorer:
             with _interrupted_after(LIMIT_S, TOO_LONG.format(LIMIT_S)):
                 if self._takes_columns:
                     return call_with_columns(self._function, batch, self._params)
-                return self._function(batch[0].completion, batch[0].prompt, **self._params)
+                return call_for_one(self._function, batch[0], self._params)
         except (UnscoredError, TimeoutError) as error:
             return unscored(error)
         except SystemExit as error:

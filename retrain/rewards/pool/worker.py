@@ -21,7 +21,7 @@ from retrain.errors import ConfigError
 from retrain.event_loop import result_of
 from retrain.registry import fault_of, find_function, takes
 from retrain.rewards import SPEC, Answer, UnscoredError, number_of
-from retrain.rewards.columns import call_with_columns
+from retrain.rewards.columns import call_for_one, call_with_columns
 from retrain.rewards.pool.process import Kind, Reply, line_of
 from retrain.rollouts import Prompt
 from retrain.sandbox.inside import confine
@@ -89,7 +89,7 @@ def _call(function: Callable[..., Any], answer: Answer, params: Mapping[str, Any
             if result is None:
                 return Reply(Kind.UNSCORED, "the reward is None")
         else:
-            result = function(answer.completion, answer.prompt, **params)
+            result = call_for_one(function, answer, params)
         return Reply(Kind.SCORED, number_of(result_of(result)))
     except UnscoredError as error:
         return Reply(Kind.UNSCORED, str(error)[:LONGEST_MESSAGE])
