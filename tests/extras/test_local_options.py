@@ -13,9 +13,9 @@ import torch
 
 from retrain.backends import BackendSpec, Optimization
 from retrain.backends.local import check_options, connect
-from retrain.errors import ConfigError
+from retrain.errors import ConfigError, RecordsError
 from retrain.rollouts import Prompt
-from tests.extras.local_policies import UNEVEN, as_samples, draw, loss_named, open_backend
+from tests.extras.local_policies import UNEVEN, as_samples, draw, loss_named, open_backend, stir
 from tests.extras.tiny_models import save_tiny_model
 
 
@@ -127,6 +127,23 @@ def test_adapters_go_on_the_layers_named_with_alpha_twice_the_rank(model):
     assert named == {"q_proj", "v_proj"}
     config = backend.policy.adapters.peft_config["default"]
     assert (config.r, config.lora_alpha) == (8, 16)
+
+
+def test_alpha_scales_what_adapters_add(model, tmp_path):
+    backends = [open_backend(model, rank=8, lora_alpha=alpha) for alpha in (0, 16.0, 4.0)]
+    ids = torch.tensor([[2, 3, 4]])
+    for backend in backends:
+        stir(backend)
+    default, same, weak = (backend.policy.causal(input_ids=ids).logits for backend in backends)
+    assert torch.equal(default, same)
+    assert not torch.allclose(default, weak)
+    with torch.no_grad():
+        for name, parameter in backends[2].policy.trainable().items():
+            parameter *= 4 if "lora_B" in name else 1
+    assert torch.allclose(backends[2].policy.causal(input_ids=ids).logits, default, atol=1e-5)
+    backends[1].save(tmp_path)
+    with pytest.raises(RecordsError, match=r"lora_alpha is 16\.0, the run's is 4\.0"):
+        backends[2].load(tmp_path)
 
 
 def test_work_and_memory_per_token_follow_from_the_shape(model):

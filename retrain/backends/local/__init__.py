@@ -70,6 +70,7 @@ class LocalOptions:
         lambda value: is_words(value) and bool(value),
         "a list with 'all-linear' or names of layers, such as ['q_proj', 'v_proj']",
     )  # layers that get adapters
+    lora_alpha: float = number(0.0, 0, 65536)  # adapters are scaled by it over their rank; 0: twice the rank
     gradient_checkpointing: bool = False  # recompute activations: a third more work, far less memory
     tokens_per_micro_batch: int = whole(16384, 1, MOST_TOKENS, TOKENS)  # including padding
     tokens_per_sampling_batch: int = whole(

@@ -172,7 +172,7 @@ def _with_adapters(causal: Any, rank: int, options: LocalOptions) -> PeftModel:
     lora = LoraConfig(
         revision=options.revision or None,  # of the base model, recorded in the adapters' config
         r=rank,
-        lora_alpha=2 * rank,
+        lora_alpha=options.lora_alpha or 2 * rank,
         target_modules=targets[0] if targets == ("all-linear",) else list(targets),
         lora_dropout=0.0,
         bias="none",

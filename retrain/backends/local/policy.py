@@ -178,6 +178,7 @@ def _identity(spec: BackendSpec, options: LocalOptions, policy: Policy) -> Mappi
         "lora_rank": spec.lora_rank if options.lora else 0,
         "target_modules": list(options.target_modules) if options.lora else [],
         "dtype": str(policy.causal.dtype).removeprefix("torch."),
+        **({"lora_alpha": options.lora_alpha} if options.lora_alpha else {}),
         "trained_parameters": sum(p.numel() for p in policy.trainable().values()),
     }
 
