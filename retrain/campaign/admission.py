@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 from retrain import registry
 from retrain.backends import MemoryEstimate
@@ -16,7 +16,9 @@ from retrain.records.run_state import worker_pids
 from retrain.records.text import gib
 from retrain.system import memory_available_bytes, memory_limit_bytes
 from retrain.system.nvidia import gpus
-from retrain.system.throttle import TrainingThrottle
+
+if TYPE_CHECKING:
+    from retrain.system.throttle import TrainingThrottle
 
 ASK_FOR_MEMORY_S = 2.0  # for memory that other programs free; a worker's end is noticed anyway
 GIB = 2**30
@@ -82,6 +84,8 @@ def admission_of(plan: Plan, runs: Path) -> Admits:
     """Return the admission that a plan asks for; workers in `runs` do not count as other load."""
     table, admission = plan.runs[0].config.throttle, as_planned(plan.workers)
     if table.enabled:
+        from retrain.system.throttle import TrainingThrottle  # not at the top: `explain` needs none
+
         throttle = TrainingThrottle(
             table.min_level,
             table.prefer_gpu,
