@@ -116,7 +116,7 @@ class Evidence:
 
     @cached_property
     def steps(self) -> list[StepSplit]:
-        return facts.step_splits(self.runs)
+        return list(facts.step_splits(self.runs))
 
     @cached_property
     def lengths(self) -> list[Lengths]:

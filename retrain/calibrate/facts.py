@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -73,19 +73,14 @@ class BatchFound:
         return set(self.regimes) != {"warmup"}
 
 
-def step_splits(runs: Sequence[MeasuredRun]) -> list[StepSplit]:
-    """Return the mean over each condition's runs."""
-    return [
-        _split(condition, [run for run in runs if run.condition == condition])
-        for condition in dict.fromkeys(run.condition for run in runs)
-    ]
-
-
-def _split(condition: str, runs: Sequence[MeasuredRun]) -> StepSplit:
-    times = [seconds for run in runs for seconds in run.whole_step_times_s]
+def step_splits(runs: Sequence[MeasuredRun]) -> Iterator[StepSplit]:
+    """Iterate over the means of each condition's runs."""
     names = ("sampling_s", "scoring_s", "training_s", "permit_wait_s")
-    means = [statistics.fmean(getattr(run.parts, name) for run in runs) for name in names]
-    return StepSplit(condition, len(times), statistics.median(times), statistics.fmean(times), *means)
+    for condition in dict.fromkeys(run.condition for run in runs):
+        own = [run for run in runs if run.condition == condition]
+        times = [seconds for run in own for seconds in run.whole_step_times_s]
+        means = [statistics.fmean(getattr(run.parts, name) for run in own) for name in names]
+        yield StepSplit(condition, len(times), statistics.median(times), statistics.fmean(times), *means)
 
 
 def permit_wait_fraction(runs: Sequence[MeasuredRun]) -> float:

@@ -84,27 +84,22 @@ def has_engine(campaign: Campaign) -> bool:
 
 def check_launch(plan: Plan, source: str) -> None:
     """Raise ConfigError with every problem that the launcher finds in a plan, before anything is created."""
-    if problems := _ask_launcher(plan, "check_campaign"):
+    if problems := ask_launcher(plan, "check_campaign"):
         raise ConfigError([f"{source} {problem}" for problem in problems])
-
-
-def check_engine(plan: Plan) -> None:
-    """Raise LaunchError if the launcher's engine does not answer, or would refuse a plan."""
-    _ask_launcher(plan, "check_engine")
 
 
 def as_launched(plan: Plan) -> Plan:
     """Return a plan with the number of workers that its launcher runs at a time: permits may allow fewer."""
-    workers = _ask_launcher(plan, "at_a_time") if plan.campaign.parallel else None
+    workers = ask_launcher(plan, "at_a_time") if plan.campaign.parallel else None
     return plan if workers is None else replace(plan, campaign=replace(plan.campaign, max_workers=workers))
 
 
 def launch_script(plan: Plan) -> str:
     """Return what the launcher would submit; empty if it submits nothing."""
-    return str(_ask_launcher(plan, "script") or "")
+    return str(ask_launcher(plan, "script") or "")
 
 
-def _ask_launcher(plan: Plan, hook: str) -> Any:
+def ask_launcher(plan: Plan, hook: str) -> Any:
     """Return what a launcher's hook says of a plan that has no directory yet; None without that hook."""
     says = registry.hook("launchers", plan.campaign.launcher, hook)
     files = CampaignFiles(plan.log_dir / f"{plan.name}-{NOT_YET}")

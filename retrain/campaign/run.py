@@ -16,7 +16,7 @@ import tomli_w
 
 from retrain.campaign import Observer
 from retrain.campaign.admission import check_memory
-from retrain.campaign.assign import as_launched, check_engine, check_launch, has_engine, options_of
+from retrain.campaign.assign import as_launched, ask_launcher, check_launch, has_engine, options_of
 from retrain.campaign.orchestrate import CampaignOutcome, CampaignRun
 from retrain.campaign.recorded import reconcile
 from retrain.config.digest import is_as_written
@@ -33,8 +33,14 @@ from retrain.plan.provenance import (
     working_directories,
     write_provenance,
 )
-from retrain.records.campaign_state import withdraw_request
-from retrain.records.files import make_directory, make_new_directory, open_log, read_small, write_atomic
+from retrain.records.files import (
+    make_directory,
+    make_new_directory,
+    open_log,
+    read_small,
+    remove_file,
+    write_atomic,
+)
 from retrain.records.layout import CampaignFiles, RunFiles, create_directory, open_campaign, recorded_tables
 from retrain.records.run_state import rename_done
 
@@ -66,7 +72,7 @@ def start(
         check_memory(plan, config_path.name, checked.memory.values())
         check_servers({run.condition: run.config for run in plan.runs}.values(), config_path.name)
     plan = as_launched(plan)
-    check_engine(plan)
+    ask_launcher(plan, "check_engine")
     files = CampaignFiles(create_directory(plan.log_dir, plan.name))
     campaign = CampaignRun(plan, files, observer or Observer())
     content, where = config_path.read_bytes(), str(Path.cwd())
@@ -130,7 +136,7 @@ def reopen(
 
     def catch_up() -> None:
         if not just_started:
-            withdraw_request(files)
+            remove_file(files.stop_request)
         for run in found.plan.runs:
             if run.run_id in found.renamed:
                 rename_done(campaign.files_of(run.run_id).done, found.renamed[run.run_id], run.config_hash)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from retrain.clock import utc_now
 from retrain.errors import RecordsError
-from retrain.records.files import read_json, remove_file, write_json
+from retrain.records.files import read_json, write_json
 from retrain.records.layout import CampaignFiles
 from retrain.records.lines import append_line, parse_line
 
@@ -36,11 +36,6 @@ def asked_to_stop(files: CampaignFiles) -> int:
     except OSError:
         return 0
     return 2 if request.get("now") is True else 1
-
-
-def withdraw_request(files: CampaignFiles) -> None:
-    """Remove an earlier request; only for the holder of the campaign's lock."""
-    remove_file(files.stop_request)
 
 
 @dataclass(frozen=True, slots=True)

@@ -82,9 +82,8 @@ def learn_from(
     """Read the history of given campaigns, as `learn` does: the newest first, some runs of each condition."""
     wanted = set(map(label_of, conditions))
     newest_first = sorted(campaigns, key=by_start, reverse=True)
-    found = [(path, readable(read_manifest, CampaignFiles(path).manifest)) for path in newest_first]
-    manifests = {path: manifest for path, manifest in found if manifest is not None}
-    candidates = [(path, run) for path, manifest in found for run in _run_directories(path, manifest)]
+    manifests = {path: readable(read_manifest, CampaignFiles(path).manifest) for path in newest_first}
+    candidates = [(path, run) for path, found in manifests.items() for run in _run_directories(path, found)]
     candidates.sort(key=lambda entry: _label(entry[1]) not in wanted)  # stable: the newest first
     runs: list[MeasuredRun] = []
     counts: Counter[object] = Counter()
@@ -95,16 +94,16 @@ def learn_from(
             continue
         run = readable(measure_run, directory)
         if run is not None:
-            manifest = manifests.get(campaign)
+            manifest = manifests[campaign]
             if campaign not in used:
                 used[campaign] = _alive_in(manifest)
             runs.append(replace(_beside(run, used[campaign]), at_a_time=_at_a_time(manifest)))
             counts.update((label, seeds))
-    read = [manifest for path, manifest in manifests.items() if path in used]
+    read = {path: found for path, found in manifests.items() if path in used and found is not None}
     return History(
         tuple(runs),
-        tuple(_launches([(path, manifests[path]) for path in used if path in manifests])),
-        tuple(m.expected for m in read if m.expected and m.expected.actual_s is not None),
+        tuple(_launches(read.items())),
+        tuple(m.expected for m in read.values() if m.expected and m.expected.actual_s is not None),
         next(filter(None, (readable(_read_crowding, path.parent) for path in used)), None),
     )
 

@@ -48,7 +48,7 @@ class PermitQueue:
         self._asks = [min(cost.calls_at_once, permits) if cost.permit_s else 0 for cost in costs]
         self._known: dict[tuple[int, ...], float] = {}
         shares = [cost.permit_s / cost.seconds if cost.permit_s else 0.0 for cost in costs]
-        self._knee = [
+        self.knee = [
             self._excess(costs, [order[i % len(order)] for i in range(active)], ratios, rng)
             for active in self._populations(order, most_active, shares)
         ]
@@ -74,10 +74,6 @@ class PermitQueue:
             return costs
         return [replace(c, seconds=times * c.seconds, permit_s=times * c.permit_s) for c in costs]
 
-    @property
-    def can_wait(self) -> bool:
-        return bool(self._knee)
-
     def wait_s(self, costs: Sequence[StepCost], counts: tuple[int, ...]) -> float:
         """Return the mean wait of one step, the same for all conditions that make calls."""
         if counts not in self._known:
@@ -95,7 +91,7 @@ class PermitQueue:
         least = _capacity_wait_s(costs, counts, self._permits)
         calling = [(n, cost.seconds) for n, cost in zip(counts, costs, strict=True) if n and cost.permit_s]
         mean = sum(n * seconds for n, seconds in calling) / sum(n for n, _ in calling)
-        excess = _interpolate(self._knee, _load(costs, counts, self._permits))
+        excess = _interpolate(self.knee, _load(costs, counts, self._permits))
         return max(0.0, least + excess * (mean + least))
 
     def _populations(self, order: Sequence[int], most_active: int, shares: Sequence[float]) -> list[int]:

@@ -117,7 +117,7 @@ class Simulation:
         order = [job.condition for job in jobs]
         most = min(how.workers, len(runs))
         queue = PermitQueue(costs, how.permits, order, most, ratios, self._rng, how.crowding)
-        return queue if queue.can_wait else None
+        return queue if queue.knee else None  # without one, no step ever waits
 
 
 def makespan_s(
