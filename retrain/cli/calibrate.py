@@ -19,12 +19,11 @@ from retrain.calibrate.trials import Effort
 from retrain.cli import AsJson, ConfigFile, Overrides, duration
 from retrain.cli.run import interruptible
 from retrain.errors import EXIT_INTERRUPTED, EXIT_RUN_FAILED
-from retrain.records.text import about, format_duration, plain
+from retrain.records.text import about, format_duration, gib, plain
 from retrain.render.live import EventLines
 from retrain.render.tables import console, messages, print_json, table
 
 ENDING_TRIAL = "ending the trial; reporting what was measured"
-GIB = 2**30
 BARS = 24  # characters of the longest
 
 
@@ -150,17 +149,17 @@ def _facts(found: Calibration) -> Iterator[str]:
     if found.batch is not None:
         yield _batch(found.batch)
     if memory.worker:
-        yield f"memory: {memory.worker / 1e6:.0f} MB a worker, {memory.free / GIB:.1f} GiB free"
+        yield f"memory: {gib(memory.worker)} a worker, {gib(memory.free)} free"
     if memory.worker_on_gpus:
-        taken = f"{memory.worker_on_gpus / GIB:.1f} GiB a worker, with what PyTorch keeps for later"
-        yield f"GPU memory: {taken}; {memory.free_on_gpus / GIB:.1f} GiB free"
+        taken = f"{gib(memory.worker_on_gpus)} a worker, with what PyTorch keeps for later"
+        yield f"GPU memory: {taken}; {gib(memory.free_on_gpus)} free"
     if found.out_of_memory_at is not None:
         short = f"{found.out_of_memory_at} prompts at a time did not fit in memory"
         yield f"{short}, so steps were split and took longer"
     if disk is not None:
-        needed = f"{disk.checkpoints / 1e6:,.0f} MB of checkpoints, {disk.records / 1e6:,.0f} MB of records"
+        needed = f"{gib(disk.checkpoints)} of checkpoints, {gib(disk.records)} of records"
         short = "; NOT ENOUGH" if disk.checkpoints + disk.records > disk.free else ""
-        yield f"disk: {needed}, {disk.free / GIB:.0f} GiB free{short}"
+        yield f"disk: {needed}, {gib(disk.free)} free{short}"
 
 
 def _batch(batch: BatchFound) -> str:

@@ -35,7 +35,6 @@ from retrain.system.nvidia import gpus
 
 ENOUGH_DISK_BYTES = 5 << 30  # a checkpoint of a small model with its optimizer, twice
 LITTLE_DISK_BYTES = 100 << 20  # records of a campaign without a model's checkpoints
-GIB = 1 << 30
 OF_COMMANDS = (  # extras that no plugin needs
     Needs("report", ("scipy", "vl_convert")),  # compare, report
     Needs("gpu", ("pynvml",)),  # the load of GPUs
@@ -223,7 +222,7 @@ def _gpu_check() -> Check:
         found = gpus()
     except InfrastructureError as error:
         return Check("gpu", Health.WARNING, "found, but cannot be read", str(error))
-    named = ", ".join(f"{g.name} {g.memory_total_bytes / GIB:.0f} GiB" for g in found)
+    named = ", ".join(f"{g.name} {gib(g.memory_total_bytes)}" for g in found)
     return _present("gpu", named, "" if found else "none", "", is_needed=False)
 
 
@@ -254,7 +253,7 @@ def _memory_check(needed: MemoryEstimate) -> Check:
 def _disk_check(directory: Path) -> Check:
     place = next(path for path in (directory.absolute(), *directory.absolute().parents) if path.exists())
     free = shutil.disk_usage(place).free
-    what, found = f"disk for {directory}", f"{free / GIB:.1f} GiB free"
+    what, found = f"disk for {directory}", f"{gib(free)} free"
     if not place.is_dir() or not os.access(place, os.W_OK | os.X_OK):
         why = "cannot be written by this user" if place.is_dir() else "is not a directory"
         return Check(what, Health.MISSING, f"{place} {why}", "set logging.log_dir to another directory")

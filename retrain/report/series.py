@@ -14,7 +14,7 @@ import numpy as np
 
 from retrain.report.gather import FloatArray, RunHistory
 from retrain.report.sides import Side
-from retrain.report.statistics import FEWEST_SEEDS, LEVEL, scipy_stats
+from retrain.report.statistics import FEWEST_SEEDS, half_width
 
 MOST_POINTS = 100  # of a curve: more would be noise, fewer would hide bends
 FEWEST_POINTS = 20
@@ -129,9 +129,8 @@ def _half_width(values: FloatArray, seeds: FloatArray) -> FloatArray:
     enough = (seeds >= FEWEST_SEEDS) & (len(values) > MOST_SEEDS_DRAWN)
     half = np.full(len(seeds), np.nan)
     if enough.any():
-        n = seeds[enough]
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", RuntimeWarning)  # overflow of absurd values gives infinity
             spread = np.nanstd(values[:, enough], axis=0, ddof=1)
-        half[enough] = scipy_stats().t.ppf((1 + LEVEL) / 2, n - 1) * spread / np.sqrt(n)
+        half[enough] = half_width(spread, seeds[enough])
     return half

@@ -63,15 +63,20 @@ class Difference:
 
 def describe_sample(values: Sequence[float]) -> SeedSummary:
     """Summarize one condition."""
-    x, stats = np.asarray(values, dtype=float), scipy_stats()
+    x = np.asarray(values, dtype=float)
     if not len(x):
         return SeedSummary(0, None, None, None, None, None)
     mean, std = float(x.mean()), float(x.std(ddof=1)) if len(x) > 1 else None
-    half = math.nan
+    low = high = None
     if std is not None and len(x) >= FEWEST_SEEDS:
-        half = float(stats.t.ppf((1 + LEVEL) / 2, len(x) - 1)) * std / math.sqrt(len(x))
-    low, high = (None, None) if math.isnan(half) else (mean - half, mean + half)
+        half = float(half_width(std, len(x)))
+        low, high = mean - half, mean + half
     return SeedSummary(len(x), mean, std, interquartile_mean(x), low, high)
+
+
+def half_width(std: float | FloatArray, n: int | FloatArray) -> Any:
+    """Return half the width of Student's interval of a mean of `n` values with this sample deviation."""
+    return scipy_stats().t.ppf((1 + LEVEL) / 2, n - 1) * std / np.sqrt(n)
 
 
 def difference_of(
