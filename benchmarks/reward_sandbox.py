@@ -22,7 +22,7 @@ from typing import Any
 
 import psutil
 
-from retrain.rewards import Answer, BatchScorer, Score, python
+from retrain.rewards import Answer, BatchScorer, python
 from retrain.rollouts import Prompt
 from retrain.system import cpu_capacity
 
@@ -142,9 +142,9 @@ def open_scorer(name: str, *, workers: int) -> BatchScorer:
 
 
 def check(scorer: BatchScorer, answers: list[Answer]) -> None:
-    """Score answers, all of which are right."""
+    """Score answers, all of which are right, though some try what is denied."""
     found = scorer.score_all(answers)
-    if found != [Score(1.0)] * len(answers):
+    if any(score.value != 1 for score in found):
         raise SystemExit(f"a program failed: {found}")
 
 

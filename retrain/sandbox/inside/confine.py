@@ -13,6 +13,7 @@ import signal
 import struct
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
 from typing import Any
 
 FILE_BYTES = 16 << 20
@@ -203,17 +204,27 @@ def _landlock(folder: str, readable: Sequence[str]) -> None:
     os.close(rules)
 
 
+@cache
+def filters() -> dict[int, ctypes.Array[ctypes.c_char]]:
+    """Return the filters of system calls to try, by flags; none where the calls are not known here."""
+    if platform.machine() not in MACHINES:
+        return {}
+    version = [int(part) for part in re.findall(r"\d+", os.uname().release)[:2]]
+    column, architecture, _ = MACHINES[platform.machine()]
+    return {
+        flags: ctypes.create_string_buffer(
+            b"".join(struct.pack("HBBI", *one) for one in _instructions(column, architecture, flags))
+        )
+        for flags in ((LISTENS, 0) if version >= ASKS_SINCE else (0,))
+    }
+
+
 def _filter_calls() -> int:
     """Install a seccomp filter; return the descriptor that tells of denied calls, 0 if there is none."""
-    if platform.machine() not in MACHINES:
-        return NO_FILTER
-    column, architecture, seccomp = MACHINES[platform.machine()]
-    version = [int(part) for part in re.findall(r"\d+", os.uname().release)[:2]]
-    for flags in (LISTENS, 0) if version >= ASKS_SINCE else (0,):
-        program = b"".join(struct.pack("HBBI", *one) for one in _instructions(column, architecture, flags))
-        code = ctypes.create_string_buffer(program)
-        head = struct.pack("HxxxxxxQ", len(program) // 8, ctypes.addressof(code))
-        if (found := libc.syscall(seccomp, FILTER, flags, head)) >= 0:
+    for flags, code in filters().items():
+        head = struct.pack("HxxxxxxQ", len(code) // 8, ctypes.addressof(code))
+        found = libc.syscall(MACHINES[platform.machine()][2], FILTER, flags, head)
+        if found >= 0:
             return int(found)
     return NO_FILTER
 

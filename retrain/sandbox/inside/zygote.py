@@ -35,6 +35,7 @@ def main(setup: Mapping[str, Any]) -> None:
     """Serve requests on standard input, a socket, until it closes; or run one program from there."""
     confine.hide()
     confine.adopt_orphans()
+    confine.filters()  # once for all programs
     wakes, woken = os.pipe()
     os.set_blocking(wakes, False)
     os.set_blocking(woken, False)
