@@ -9,13 +9,14 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 from tests.warm import WarmCommandLine, starts_alike
 
 # A machine with other work makes no example wrong, and two runs of the tests try the same examples.
-settings.register_profile("same", deadline=None, derandomize=True)
-settings.register_profile("other", deadline=None)  # pytest --hypothesis-profile=other
+BUSY = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
+settings.register_profile("same", derandomize=True, **BUSY)
+settings.register_profile("other", **BUSY)  # pytest --hypothesis-profile=other
 settings.load_profile("same")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
