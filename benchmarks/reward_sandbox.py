@@ -144,6 +144,7 @@ def open_scorer(name: str, *, workers: int) -> BatchScorer:
 def check(scorer: BatchScorer, answers: list[Answer]) -> None:
     """Score answers, all of which are right, though some try what is denied."""
     found = scorer.score_all(answers)
+    assert isinstance(found, list)
     if any(score.value != 1 for score in found):
         raise SystemExit(f"a program failed: {found}")
 
