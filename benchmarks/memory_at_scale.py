@@ -20,11 +20,10 @@ from dataclasses import asdict
 from pathlib import Path
 
 from benchmarks.status_at_scale import Measured, measure
-from retrain.records.attempts import begin_attempt, end_attempt
 from retrain.records.layout import CampaignFiles, RunFiles, create_directory
 from retrain.records.manifest import PlannedRun, new_manifest, refresh, write_manifest
 from retrain.records.metrics import MetricsWriter, seal_of
-from retrain.records.run_state import RunState, write_done
+from retrain.records.run_state import RunState, begin_attempt, end_attempt, write_done
 
 CONDITIONS = 4
 MEASURED = (

@@ -24,9 +24,8 @@ from retrain.campaign import Observer
 from retrain.campaign.run import reopen, start
 from retrain.errors import EXIT_LAUNCH
 from retrain.locks.held import is_held
-from retrain.records.attempts import begin_attempt, end_attempt
 from retrain.records.metrics import MetricsWriter
-from retrain.records.run_state import write_done
+from retrain.records.run_state import begin_attempt, end_attempt, write_done
 
 TOML = """
 [training]

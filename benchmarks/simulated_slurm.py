@@ -19,10 +19,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from retrain.locks.held import HeldLock, hold
-from retrain.records.attempts import begin_attempt, end_attempt
 from retrain.records.layout import RunFiles, recorded_hash
 from retrain.records.metrics import MetricsWriter
-from retrain.records.run_state import Progress, RunState, write_done, write_progress
+from retrain.records.run_state import (
+    Progress,
+    RunState,
+    begin_attempt,
+    end_attempt,
+    write_done,
+    write_progress,
+)
 
 COMMAND = """#!/bin/bash
 exec 3<>/dev/tcp/127.0.0.1/{port}

@@ -25,11 +25,17 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from retrain.locks.held import hold
-from retrain.records.attempts import begin_attempt, end_attempt
 from retrain.records.layout import CampaignFiles, RunFiles, create_directory
 from retrain.records.manifest import PlannedRun, new_manifest, read_manifest, refresh, write_manifest
 from retrain.records.metrics import MetricsWriter, seal_of
-from retrain.records.run_state import Progress, RunState, write_done, write_progress
+from retrain.records.run_state import (
+    Progress,
+    RunState,
+    begin_attempt,
+    end_attempt,
+    write_done,
+    write_progress,
+)
 
 ROW_BYTES = 4800  # what makes 500 x 500 rows 1.2 GB; retrain's own rows have about 1,000
 CONDITIONS = 10

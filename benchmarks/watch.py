@@ -29,11 +29,10 @@ from pathlib import Path
 import psutil
 
 from retrain.locks.held import hold
-from retrain.records.attempts import begin_attempt
 from retrain.records.layout import CampaignFiles, create_directory
 from retrain.records.manifest import PlannedRun, new_manifest, write_manifest
 from retrain.records.metrics import MetricsWriter
-from retrain.records.run_state import Progress, write_progress
+from retrain.records.run_state import Progress, begin_attempt, write_progress
 from retrain.status import survey
 
 CONDITIONS = 10

@@ -38,12 +38,11 @@ from retrain.errors import (
     exit_code_of,
 )
 from retrain.locks.held import hold, present_holder
-from retrain.records.attempts import begin_attempt, end_attempt
 from retrain.records.campaign_state import asked_to_stop
 from retrain.records.files import remove_leftovers
 from retrain.records.layout import RunFiles, campaign_of
 from retrain.records.metrics import Seal, require_steps, seal_of
-from retrain.records.run_state import RunState, read_done, write_done
+from retrain.records.run_state import RunState, begin_attempt, end_attempt, read_done, write_done
 from retrain.records.step_row import Value, columns
 from retrain.records.text import as_typed
 from retrain.streams import fill_closed

@@ -20,9 +20,9 @@ from pathlib import Path
 
 from retrain.errors import RecordsError
 from retrain.locks.held import holder, is_held
-from retrain.records.attempts import read_attempts
 from retrain.records.layout import RunFiles
 from retrain.records.manifest import read_manifest
+from retrain.records.run_state import read_attempts
 from retrain.semaphore import FileSemaphore
 from tests.scanned import scan_metrics
 

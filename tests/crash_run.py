@@ -18,8 +18,8 @@ from pathlib import Path
 from retrain.campaign.endings import conclude, ended_attempts
 from retrain.errors import RecordsError
 from retrain.locks import held as locks
-from retrain.records import attempts, metrics, run_state, samples
 from retrain.records import files as on_disk
+from retrain.records import metrics, run_state, samples
 from retrain.records.files import FILE_MODE, make_directory, write_all
 from retrain.records.layout import CampaignFiles, RunFiles
 from retrain.records.manifest import (
@@ -86,7 +86,7 @@ def train(files: RunFiles, on_saved: Callable[[int], None]) -> None:
     found = checkpoint.newest(files.checkpoints)
     step = found.step if found else 0
     value = found.state["value"] if found else 1
-    number = attempts.begin_attempt(files.attempts, resumed_from_step=step)
+    number = run_state.begin_attempt(files.attempts, resumed_from_step=step)
     shown = samples.SamplesWriter(files.samples, number, rewrite_every=REWRITE_EVERY)
     with metrics.MetricsWriter(files.metrics, number) as rows, closing(shown):
         while step < STEPS:
@@ -103,7 +103,7 @@ def train(files: RunFiles, on_saved: Callable[[int], None]) -> None:
                 checkpoint.save(files.checkpoints, step, {"value": value}, save_weights, keep=1)
                 on_saved(step)
     run_state.write_done(files.done, HASH, {"value": value})
-    attempts.end_attempt(files.attempts, number, "done")
+    run_state.end_attempt(files.attempts, number, "done")
 
 
 def save_weights(directory: Path) -> None:
@@ -120,7 +120,7 @@ def look(root: Path, verdict: Verdict, where: str, saved_step: int = 0) -> None:
     files = RunFiles(root / "runs" / RUN)
     try:
         read_manifest(CampaignFiles(root).manifest)
-        found = attempts.read_attempts(files.attempts)
+        found = run_state.read_attempts(files.attempts)
         scan = scan_metrics(files.directory)
         shown = samples.read_samples(files.samples)
         done = run_state.read_done(files.done)

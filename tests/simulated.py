@@ -12,11 +12,10 @@ import tomli_w
 from retrain.config.campaign import Run
 from retrain.config.resolve import as_tables
 from retrain.config.schema import Algorithm, Config, Training
-from retrain.records.attempts import begin_attempt, end_attempt
 from retrain.records.layout import CampaignFiles, RunFiles
 from retrain.records.manifest import PlannedRun, new_manifest, refresh, write_manifest
 from retrain.records.metrics import MetricsWriter
-from retrain.records.run_state import write_done
+from retrain.records.run_state import begin_attempt, end_attempt, write_done
 from retrain.report.gather import gather
 from retrain.report.sides import Side, conditions
 

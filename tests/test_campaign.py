@@ -22,11 +22,10 @@ from retrain.campaign.run import CampaignOutcome, reopen, run_campaign, start
 from retrain.errors import ConfigError, LaunchError
 from retrain.locks.held import hold, is_held
 from retrain.plan.matrix import RunPlan
-from retrain.records.attempts import read_attempts
 from retrain.records.layout import RunFiles, create_directory
 from retrain.records.manifest import read_manifest
 from retrain.records.metrics import read_metrics
-from retrain.records.run_state import RunState
+from retrain.records.run_state import RunState, read_attempts
 from retrain.semaphore import FileSemaphore
 from tests.conftest import TINY
 from tests.semaphore_processes import wait_until

@@ -21,9 +21,15 @@ from retrain.errors import EngineDownError, LaunchError, RecordsError
 from retrain.launchers import Assignment, Begun, Ended
 from retrain.locks.held import LockHolder, holder
 from retrain.plan.matrix import RunPlan
-from retrain.records.attempts import begin_attempt, end_attempt
 from retrain.records.layout import CampaignFiles, RunFiles
-from retrain.records.run_state import Progress, RunState, write_done, write_progress
+from retrain.records.run_state import (
+    Progress,
+    RunState,
+    begin_attempt,
+    end_attempt,
+    write_done,
+    write_progress,
+)
 
 
 class Engine:

@@ -8,7 +8,6 @@ import pytest
 
 from retrain.campaign import rollup
 from retrain.campaign.rollup import RollUp
-from retrain.records.attempts import begin_attempt
 from retrain.records.layout import CampaignFiles
 from retrain.records.manifest import (
     Manifest,
@@ -17,7 +16,7 @@ from retrain.records.manifest import (
     read_manifest,
     write_manifest,
 )
-from retrain.records.run_state import RunState, write_done
+from retrain.records.run_state import RunState, begin_attempt, write_done
 
 
 def roll_up(directory: Path, runs: int) -> RollUp:

@@ -24,9 +24,8 @@ from retrain.errors import EXIT_RECORDS, records_error
 from retrain.launchers import Ended
 from retrain.locks.held import hold
 from retrain.plan.matrix import RunPlan
-from retrain.records.attempts import begin_attempt, read_attempts
 from retrain.records.layout import RunFiles
-from retrain.records.run_state import RunState, write_done
+from retrain.records.run_state import RunState, begin_attempt, read_attempts, write_done
 
 ROOT = Path(__file__).parent.parent
 NOBODY = 65534

@@ -27,11 +27,10 @@ from retrain.plan.estimate.workload import (
     on_cores,
 )
 from retrain.plan.matrix import Plan, plan_runs
-from retrain.records.attempts import read_attempts
 from retrain.records.layout import CampaignFiles
 from retrain.records.metrics import PACE_KEYS, pace_of, read_ends
 from retrain.records.run_row import RunRow
-from retrain.records.run_state import RunState
+from retrain.records.run_state import RunState, read_attempts
 from tests import crowded
 
 CORES = 2.0

@@ -14,10 +14,10 @@ import pytest
 
 from retrain.campaign.run import reopen, start
 from retrain.errors import EXIT_INFRASTRUCTURE, EXIT_RUN_FAILED, RecordsError
-from retrain.records.attempts import read_attempts
 from retrain.records.files import make_directory, read_json, write_json
 from retrain.records.layout import RunFiles
 from retrain.records.metrics import MetricsWriter, read_metrics
+from retrain.records.run_state import read_attempts
 from retrain.trainer import checkpoint
 from tests.scanned import scan_metrics
 

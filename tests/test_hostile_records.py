@@ -14,11 +14,19 @@ from retrain.errors import RetrainError
 from retrain.locks import LockFile
 from retrain.locks.held import hold, holder, is_held
 from retrain.plan.provenance import Provenance, read_provenance, write_provenance
-from retrain.records.attempts import begin_attempt, end_attempt, read_attempts
 from retrain.records.layout import CampaignFiles, RunFiles
 from retrain.records.manifest import PlannedRun, new_manifest, read_manifest, write_manifest
 from retrain.records.metrics import MetricsWriter, read_ends
-from retrain.records.run_state import Progress, read_done, read_progress, write_done, write_progress
+from retrain.records.run_state import (
+    Progress,
+    begin_attempt,
+    end_attempt,
+    read_attempts,
+    read_done,
+    read_progress,
+    write_done,
+    write_progress,
+)
 from retrain.records.samples import SamplesWriter, read_samples
 from retrain.semaphore import FileSemaphore
 from retrain.semaphore.slots import read_holder

@@ -12,9 +12,8 @@ from retrain.campaign.endings import Ending
 from retrain.config.load import load_config
 from retrain.locks.held import hold
 from retrain.plan.matrix import RunPlan, plan_runs
-from retrain.records.attempts import begin_attempt
 from retrain.records.layout import CampaignFiles
-from retrain.records.run_state import RunState
+from retrain.records.run_state import RunState, begin_attempt
 from retrain.render.live import LiveView
 from tests.semaphore_processes import wait_until
 from tests.test_watch_reading import make_campaign, rows

@@ -11,11 +11,10 @@ from retrain import worker
 from retrain.campaign.run import reopen, run_campaign
 from retrain.errors import ConfigError
 from retrain.loggers import without_secrets
-from retrain.records.attempts import read_attempts
 from retrain.records.layout import CampaignFiles
 from retrain.records.metrics import read_metrics
 from retrain.records.run_row import PlannedRun, read_row
-from retrain.records.run_state import read_done
+from retrain.records.run_state import read_attempts, read_done
 from retrain.status import survey
 from retrain.trainer import logger_threads
 from tests import logger_plugins

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from retrain.records.attempts import begin_attempt, end_attempt, read_attempts
 from retrain.records.files import read_json, remove_leftovers, write_json
 from retrain.records.metrics import MetricsWriter, read_metrics
+from retrain.records.run_state import begin_attempt, end_attempt, read_attempts
 from tests.scanned import scan_metrics
 
 OPERATIONS = ("open", "write", "ftruncate", "fsync", "replace", "unlink", "mkdir", "close")

@@ -4,7 +4,6 @@ import subprocess
 import pytest
 
 from retrain.errors import RecordsError
-from retrain.records.attempts import begin_attempt, end_attempt
 from retrain.records.layout import CampaignFiles
 from retrain.records.manifest import (
     PlannedRun,
@@ -14,7 +13,7 @@ from retrain.records.manifest import (
     refresh,
     write_manifest,
 )
-from retrain.records.run_state import write_done
+from retrain.records.run_state import begin_attempt, end_attempt, write_done
 
 PLANNED = [PlannedRun("a_s1", "a", 1, 10, "h1"), PlannedRun("a_s2", "a", 2, 10, "h2")]
 

@@ -4,12 +4,14 @@ import pytest
 
 from retrain.errors import RecordsError
 from retrain.locks.held import hold
-from retrain.records.attempts import begin_attempt, end_attempt, read_attempts
 from retrain.records.layout import RunFiles
 from retrain.records.run_state import (
     Progress,
     RunState,
+    begin_attempt,
+    end_attempt,
     inspect_run,
+    read_attempts,
     read_done,
     read_progress,
     write_done,

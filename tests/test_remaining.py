@@ -16,12 +16,11 @@ from retrain.errors import RecordsError
 from retrain.locks.held import hold
 from retrain.plan.estimate.simulation import remaining
 from retrain.plan.matrix import Plan, plan_runs
-from retrain.records.attempts import read_attempts
 from retrain.records.layout import CampaignFiles, RunFiles
 from retrain.records.manifest import Expectation, PlannedRun, new_manifest, read_manifest, write_manifest
 from retrain.records.metrics import MetricsEnds, Pace, pace_of, read_ends
 from retrain.records.run_row import RunRow
-from retrain.records.run_state import RunState
+from retrain.records.run_state import RunState, read_attempts
 from tests.recorded import EPOCH, at, record_campaign, record_run
 
 

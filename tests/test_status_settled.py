@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 
 from retrain.locks.held import hold
-from retrain.records.attempts import begin_attempt, end_attempt
 from retrain.records.layout import CampaignFiles, RunFiles
 from retrain.records.manifest import (
     Manifest,
@@ -24,7 +23,7 @@ from retrain.records.manifest import (
     write_manifest,
 )
 from retrain.records.metrics import MetricsWriter
-from retrain.records.run_state import Progress, write_done, write_progress
+from retrain.records.run_state import Progress, begin_attempt, end_attempt, write_done, write_progress
 from retrain.status import RunRow, survey
 
 PLANNED = [

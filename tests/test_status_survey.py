@@ -5,11 +5,10 @@ import pytest
 from retrain.controllers.permits import CallFacts
 from retrain.errors import RecordsError
 from retrain.locks.held import hold
-from retrain.records.attempts import begin_attempt, end_attempt
 from retrain.records.layout import CampaignFiles, RunFiles
 from retrain.records.manifest import PlannedRun, new_manifest, write_manifest
 from retrain.records.metrics import MetricsWriter
-from retrain.records.run_state import Progress, write_done, write_progress
+from retrain.records.run_state import Progress, begin_attempt, end_attempt, write_done, write_progress
 from retrain.semaphore import FileSemaphore
 from retrain.semaphore.adaptive import SharedPermits
 from retrain.status import survey

@@ -14,9 +14,8 @@ from retrain.campaign.run import start
 from retrain.campaign.stop import SHOWN_RUNS, stop_campaign
 from retrain.errors import EXIT_INTERRUPTED
 from retrain.plan.matrix import RunPlan
-from retrain.records.attempts import read_attempts
 from retrain.records.metrics import read_metrics
-from retrain.records.run_state import RunState
+from retrain.records.run_state import RunState, read_attempts
 
 ASKING = """
 from pathlib import Path

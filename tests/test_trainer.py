@@ -17,10 +17,9 @@ from retrain.config.load import parse
 from retrain.config.resolve import as_tables
 from retrain.errors import RunFailedError, exit_code_of
 from retrain.plan.matrix import plan_runs
-from retrain.records.attempts import read_attempts
 from retrain.records.layout import RunFiles
 from retrain.records.metrics import read_metrics
-from retrain.records.run_state import read_done
+from retrain.records.run_state import read_attempts, read_done
 from retrain.rollouts import Prompt
 from retrain.trainer import checkpoint
 from retrain.trainer.source import PromptStream

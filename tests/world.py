@@ -16,10 +16,9 @@ from pathlib import Path
 from retrain.errors import EXIT_DONE, EXIT_INFRASTRUCTURE, EXIT_INTERRUPTED, RecordsError
 from retrain.launchers import Assignment, Ended
 from retrain.locks.held import HeldLock, hold
-from retrain.records.attempts import begin_attempt, end_attempt
 from retrain.records.layout import RunFiles
 from retrain.records.metrics import MetricsWriter
-from retrain.records.run_state import write_done
+from retrain.records.run_state import begin_attempt, end_attempt, write_done
 from retrain.trainer import checkpoint
 from retrain.worker import read_run
 

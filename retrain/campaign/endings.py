@@ -16,11 +16,10 @@ from pathlib import Path
 from retrain.config.campaign import Campaign
 from retrain.errors import EXIT_INFRASTRUCTURE, EXIT_INTERRUPTED, RecordsError, RetrainError, may_pass
 from retrain.plan.matrix import RunPlan
-from retrain.records.attempts import Attempt, end_attempt, read_attempts
 from retrain.records.files import readable
 from retrain.records.layout import RunFiles
 from retrain.records.run_row import last_output
-from retrain.records.run_state import RunState, read_done, read_progress
+from retrain.records.run_state import Attempt, RunState, end_attempt, read_attempts, read_done, read_progress
 from retrain.records.text import plain
 
 TAIL_LINES = 12

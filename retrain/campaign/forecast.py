@@ -15,11 +15,10 @@ from retrain.plan.estimate.history import learn_from
 from retrain.plan.estimate.learned import crowding_of, learned_for, workload_of
 from retrain.plan.estimate.simulation import remaining
 from retrain.plan.matrix import Plan
-from retrain.records.attempts import read_attempts
 from retrain.records.layout import TRIALS, RunFiles, find_campaigns
 from retrain.records.manifest import Expectation, Manifest
 from retrain.records.run_row import RunRow, read_row
-from retrain.records.run_state import RunState
+from retrain.records.run_state import RunState, read_attempts
 from retrain.records.text import about, count_of
 from retrain.system import cpu_capacity
 

@@ -23,10 +23,9 @@ from retrain.campaign.endings import Ending
 from retrain.controllers.breaker import CircuitBreaker
 from retrain.locks.held import RENEW_S
 from retrain.plan.matrix import RunPlan
-from retrain.records.attempts import read_attempts
 from retrain.records.files import readable
 from retrain.records.layout import RunFiles
-from retrain.records.run_state import RunState, read_progress
+from retrain.records.run_state import RunState, read_attempts, read_progress
 
 FIRST_RETRY_S = 1.0
 LONGEST_RETRY_S = 60.0

@@ -23,7 +23,6 @@ from retrain.clock import utc_now
 from retrain.errors import DamagedRecordError, RecordsError
 from retrain.locks.held import hold
 from retrain.plan.matrix import Plan, RunPlan
-from retrain.records.attempts import end_attempt, read_attempts
 from retrain.records.campaign_state import NoticeBook
 from retrain.records.files import readable, remove_file, set_aside
 from retrain.records.layout import CampaignFiles, RunFiles
@@ -38,7 +37,7 @@ from retrain.records.manifest import (
     write_manifest,
 )
 from retrain.records.metrics import require_sealed
-from retrain.records.run_state import RunState, read_done
+from retrain.records.run_state import RunState, end_attempt, read_attempts, read_done
 from retrain.records.text import count_of
 from retrain.system import cpu_capacity
 

@@ -19,11 +19,13 @@ from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeGuard
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 from retrain.clock import posix_s, seconds_between
 from retrain.errors import DamagedRecordError, RecordsError, records_error
-from retrain.records.attempts import Attempt
+
+if TYPE_CHECKING:
+    from retrain.records.run_state import Attempt
 from retrain.records.files import open_regular
 from retrain.records.layout import RunFiles
 from retrain.records.lines import (

@@ -24,7 +24,6 @@ from retrain.clock import posix_s
 from retrain.config.digest import is_edited
 from retrain.errors import ConfigError, RecordsError
 from retrain.plan.provenance import known_origin
-from retrain.records.attempts import Attempt
 from retrain.records.files import read_small, readable
 from retrain.records.layout import (
     CampaignFiles,
@@ -38,7 +37,7 @@ from retrain.records.lines import Row, parse_line, read_lines
 from retrain.records.manifest import Manifest, RunEntry
 from retrain.records.metrics import is_step
 from retrain.records.run_row import RunRow, row_of_inspected, unreadable_row
-from retrain.records.run_state import UNREADABLE, Inspection, RunState, inspect_run
+from retrain.records.run_state import UNREADABLE, Attempt, Inspection, RunState, inspect_run
 from retrain.records.text import plain
 from retrain.status import manifest_of, runs_of
 

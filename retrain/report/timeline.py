@@ -13,7 +13,7 @@ from operator import attrgetter
 
 import numpy as np
 
-from retrain.records.attempts import Attempt
+from retrain.records.run_state import Attempt
 from retrain.records.text import format_duration
 from retrain.report import charts as vl
 from retrain.report.charts import Chart, Spec

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field, replace
 
 from retrain.errors import RecordsError
 from retrain.locks.held import is_held
-from retrain.records.attempts import Attempt
 from retrain.records.growing import GrowingFile, mark_of
 from retrain.records.layout import RunFiles
 from retrain.records.lines import Row, number_in, pick
@@ -23,7 +22,7 @@ from retrain.records.run_row import (
     unreadable_row,
     why,
 )
-from retrain.records.run_state import Inspection, Progress, RunState, inspect_run
+from retrain.records.run_state import Attempt, Inspection, Progress, RunState, inspect_run
 from retrain.records.text import plain
 
 ROW_KEYS = ("timestamp", "throttle_level", "throttle_reason", "bp_action", "bp_batch_size", "bp_reason")

@@ -10,9 +10,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from retrain.locks.held import is_held
-from retrain.records.attempts import read_attempts
 from retrain.records.layout import RunFiles
 from retrain.records.metrics import read_metrics
+from retrain.records.run_state import read_attempts
 from retrain.status import survey
 
 Start = Callable[..., subprocess.Popen[str]]  # starts the command line

@@ -7,8 +7,8 @@ import signal
 from pathlib import Path
 
 from retrain.errors import EXIT_RUN_FAILED
-from retrain.records.attempts import read_attempts
 from retrain.records.layout import RunFiles
+from retrain.records.run_state import read_attempts
 from tests.cluster.campaigns import (
     BROKEN,
     CONDITIONS,

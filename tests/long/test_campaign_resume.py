@@ -18,11 +18,10 @@ from retrain.campaign.run import reopen, run_campaign, start
 from retrain.errors import ConfigError, LaunchError
 from retrain.locks.held import hold
 from retrain.plan.matrix import RunPlan
-from retrain.records.attempts import begin_attempt, end_attempt, read_attempts
 from retrain.records.layout import RunFiles
 from retrain.records.manifest import read_manifest
 from retrain.records.metrics import read_metrics
-from retrain.records.run_state import RunState
+from retrain.records.run_state import RunState, begin_attempt, end_attempt, read_attempts
 from tests.orchestrators import race
 
 ROOT = Path(__file__).parents[2]

@@ -18,11 +18,10 @@ from retrain.campaign.stop import PAUSE_S, stop_campaign
 from retrain.errors import EXIT_INTERRUPTED, ConfigError
 from retrain.locks import held as locks
 from retrain.locks.held import hold, holder, is_held
-from retrain.records.attempts import read_attempts
 from retrain.records.campaign_state import asked_to_stop
 from retrain.records.layout import CampaignFiles, RunFiles
 from retrain.records.metrics import read_metrics
-from retrain.records.run_state import RunState
+from retrain.records.run_state import RunState, read_attempts
 from retrain.worker import run as run_worker
 from tests.semaphore_processes import wait_until
 

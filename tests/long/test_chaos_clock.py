@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from retrain.records.attempts import read_attempts
 from retrain.records.layout import RunFiles
 from retrain.records.metrics import read_metrics
+from retrain.records.run_state import read_attempts
 
 ROOT = Path(__file__).parents[2]
 Call = Callable[..., subprocess.CompletedProcess[str]]

@@ -15,10 +15,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from retrain.campaign import retry as retries
 from retrain.campaign.orchestrate import CampaignOutcome, CampaignRun
 from retrain.campaign.run import reopen, start
-from retrain.records.attempts import read_attempts
 from retrain.records.campaign_state import ask_to_stop
 from retrain.records.layout import CampaignFiles, RunFiles
-from retrain.records.run_state import RunState
+from retrain.records.run_state import RunState, read_attempts
 from retrain.semaphore import FileSemaphore
 from tests.conftest import TINY
 from tests.scanned import scan_metrics

@@ -20,9 +20,9 @@ from retrain.campaign.run import reopen, start
 from retrain.config.digest import digest_of_0_1
 from retrain.errors import EXIT_CONFIG, ConfigError
 from retrain.plan.matrix import RunPlan
-from retrain.records.attempts import read_attempts
 from retrain.records.layout import RunFiles
 from retrain.records.metrics import read_metrics
+from retrain.records.run_state import read_attempts
 from retrain.report.gather import gather
 from retrain.semaphore import FileSemaphore
 

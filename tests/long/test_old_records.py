@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from retrain.records.attempts import read_attempts
 from retrain.records.layout import CampaignFiles
 from retrain.records.metrics import read_metrics
+from retrain.records.run_state import read_attempts
 from retrain.status import survey
 from retrain.status.watch import Watcher
 

@@ -13,11 +13,10 @@ from typing import Any
 from retrain.clock import posix_s, seconds_between
 from retrain.errors import RecordsError
 from retrain.plan.estimate.workload import AliveSpan, Crowding
-from retrain.records.attempts import read_attempts
 from retrain.records.layout import RunFiles, recorded_tables
 from retrain.records.lines import Row, number_in
 from retrain.records.metrics import MetricsEnds, mean, median, read_ends
-from retrain.records.run_state import RunState, read_done
+from retrain.records.run_state import RunState, read_attempts, read_done
 
 MOST_ROWS = 500  # the last ones of a run, so that a long run costs no more than a short one
 TIMES = ("step_time_s", "sample_time_s", "reward_time_s", "train_time_s", "permit_wait_s", "permit_held_s")
