@@ -88,6 +88,7 @@ class Engine:
         temperature: float,
         end_ids: Ids,
         stop: Sequence[str],
+        cut: Mapping[str, float],
         seed: int,
     ) -> list[Drawn]:
         """Sample `count` completions of every prompt in one call with these adapters, prompt after prompt.
@@ -105,6 +106,7 @@ class Engine:
             "max_tokens": max_tokens,
             "temperature": temperature,
             "top_p": 1.0,
+            **cut,  # top_p, top_k and min_p, as far as they are set
             "seed": seed,
             "stop": list(stop),
             "stop_token_ids": list(end_ids),

@@ -22,10 +22,10 @@ from tests.extras.local_policies import open_backend
 class CompletionsServer(ThreadingHTTPServer):
     """Samples with the adapters that a call names; what goes wrong is set from outside."""
 
-    def __init__(self, model: str, rank: int, prefix: str = "/v1", port: int = 0) -> None:
+    def __init__(self, model: str, rank: int, prefix: str = "/v1", port: int = 0, **options: Any) -> None:
         super().__init__(("127.0.0.1", port), Handler)
         self.key = ""  # that calls must name, if any
-        self.policy = open_backend(model, rank=rank)
+        self.policy = open_backend(model, rank=rank, **options)
         self.prefix = prefix
         self.adapters: dict[str, dict[str, torch.Tensor]] = {}
         self.first: dict[str, torch.Tensor] = {}  # adapters that were loaded first
@@ -122,8 +122,9 @@ class Handler(BaseHTTPRequestHandler):
 
 
 @contextmanager
-def serve(model: str, *, rank: int = 4, prefix: str = "/v1") -> Iterator[CompletionsServer]:
-    server = CompletionsServer(model, rank, prefix)
+def serve(model: str, *, rank: int = 4, prefix: str = "/v1", **options: Any) -> Iterator[CompletionsServer]:
+    """Serve a model; `options` are those of the backend that samples."""
+    server = CompletionsServer(model, rank, prefix, **options)
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()
     try:

@@ -328,6 +328,18 @@ def test_logprobs_before_the_temperature_are_told_with_the_flag_to_set(server, m
         draw(through(server, model), temperature=temperature)
 
 
+def test_a_server_cuts_the_distribution_as_it_is_asked_to(model):
+    with serve(model, top_k=3, min_p=0.01) as server:
+        draw(through(server, model, top_k=3, min_p=0.01))
+        (asked,) = [body for path, body, _ in server.requests if path == "/v1/completions"]
+        assert (asked["top_k"], asked["min_p"], asked["top_p"]) == (3, 0.01, 1.0)
+
+
+def test_a_server_that_does_not_cut_is_told(server, model):
+    with pytest.raises(RunFailedError, match="log-probabilities are"):
+        draw(through(server, model, top_k=2))
+
+
 def test_a_server_with_other_weights_is_told(model, tmp_path):
     other = save_tiny_model(tmp_path, hidden=32, context=64, seed=1)
     with serve(other) as server, pytest.raises(RunFailedError, match="serves the same weights"):

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from retrain.backends import Sampling
+from retrain.backends.local.loading import Cut
 from retrain.errors import ConfigError, NonFiniteError
 from retrain.rollouts import Prompt, TrainingSample
 from tests.extras.local_policies import UNEVEN, as_samples, chosen, draw, open_backend, plain_logprobs, stir
@@ -175,3 +176,37 @@ def test_only_prompts_that_may_be_too_long_are_looked_at_beforehand(model, monke
 def test_a_prompt_that_is_too_long_only_as_it_is_sampled_is_refused(model):
     with pytest.raises(ConfigError, match="prompt 7 has 64"):
         draw(open_backend(model), [Prompt(7, "1" * 64, "")])
+
+
+@pytest.mark.parametrize(
+    ("cut", "kept"),
+    [
+        (Cut(1.0, 2, 0.0), [0.5, 0.3]),
+        (Cut(0.8, 0, 0.0), [0.5, 0.3]),
+        (Cut(0.81, 0, 0.0), [0.5, 0.3, 0.15]),
+        (Cut(1e-6, 0, 0.0), [0.5]),
+        (Cut(1.0, 0, 0.29), [0.5, 0.3, 0.15]),
+        (Cut(0.6, 2, 0.0), [0.5]),  # the most likely of the two that are left has 0.625
+        (Cut(1.0, 9, 0.0), [0.5, 0.3, 0.15, 0.05]),
+    ],
+)
+def test_what_is_left_of_a_distribution_keeps_its_proportions(cut, kept):
+    order = torch.tensor([2, 0, 3, 1])
+    logp = torch.tensor([[0.5, 0.3, 0.15, 0.05]]).log()
+    wanted = torch.tensor([kept + [0.0] * (4 - len(kept))]) / sum(kept)
+    assert torch.allclose(cut.of(logp[:, order]).exp(), wanted[:, order])
+
+
+def test_log_probabilities_are_those_that_tokens_were_drawn_with(model):
+    backend = open_backend(model, top_k=3)
+    stir(backend)
+    groups = draw(backend, max_tokens=6, temperature=0.8)
+    samples = as_samples(groups)
+    for sample, logps in zip(samples, plain_logprobs(backend, samples, 0.8), strict=True):
+        left = logps.topk(3)
+        wanted = left.values.log_softmax(-1)
+        places = (left.indices == torch.tensor(sample.rollout.tokens)[:, None]).nonzero()[:, 1]
+        assert len(places) == len(sample.rollout.tokens)
+        drawn = wanted[torch.arange(len(places)), places].detach()
+        assert np.allclose(drawn, sample.rollout.logprobs, atol=1e-4)
+        assert 0 <= sample.rollout.mean_entropy <= np.log(3) + 1e-6

@@ -82,6 +82,9 @@ class LocalOptions:
     share_weights: bool = True  # on the CPU, runs that train adapters map one file of frozen weights
     weight_decay: float = number(0.0, 0, 1)
     stop: tuple[str, ...] = ()  # strings that end a completion
+    top_p: float = number(1.0, 1e-6, 1)  # draw from the most likely tokens of this total probability
+    top_k: int = whole(0, 0, MOST_TOKENS)  # draw from so many most likely tokens; 0: from all
+    min_p: float = number(0.0, 0, 1)  # draw from tokens this fraction as likely as the most likely one
     chat_template: bool = False  # apply the tokenizer's chat template to prompts
     system_prompt: str = ""  # with chat_template
     chat_template_kwargs: Mapping[str, Any] = table()  # variables of the template, such as enable_thinking

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import re
 import secrets
 import shutil
@@ -10,7 +11,7 @@ import tempfile
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 
@@ -20,7 +21,7 @@ import torch
 from retrain.backends import BackendSpec, Sampling
 from retrain.backends.local import LocalOptions
 from retrain.backends.local.files import ADAPTER, save_weights
-from retrain.backends.local.loading import Policy
+from retrain.backends.local.loading import Cut, Policy
 from retrain.backends.local.training import evaluate, lay_out
 from retrain.engines import Drawn, Ids, LostAdaptersError
 from retrain.engines.openai import Engine
@@ -32,6 +33,7 @@ from retrain.rollouts import Prompt, Rollout, TrainingSample
 TOLERANCE_NATS = 0.2  # mean over tokens; differences from kernels and bfloat16 are ten times smaller
 NOISE_NATS = 0.02  # smaller differences are noise
 CHECKED_TOKENS = 256
+MOST_KEPT = 0.95  # fraction of the server's tokens that our own cut keeps as well, at least
 CRASHES = 3  # of a server of ours, that one call survives
 
 
@@ -67,7 +69,7 @@ class EngineSampler:
         self._trained = policy
         self._policy = policy.with_own_adapters()
         self._end_ids = end_ids
-        self._stop = options.stop
+        self._stop, self._cut = options.stop, Cut.by(options)
         self._tokens_at_a_time = options.tokens_per_micro_batch
         parent = options.engine_adapters or None
         if parent:
@@ -99,6 +101,7 @@ class EngineSampler:
             temperature=sampling.temperature,
             end_ids=self._end_ids,
             stop=self._stop,
+            cut={} if self._cut is None else {k: v for k, v in asdict(self._cut).items() if v},
             seed=seed,
         )
         served, drawn = self._ask(ask)
@@ -218,8 +221,10 @@ class EngineSampler:
         def nats_apart(at: float) -> float:
             with self._lock, torch.no_grad():
                 self._act_as(snapshot)
-                ours = torch.cat([evaluate(self._policy, batch, at)[0] for batch in batches])
-            return float(np.abs(ours.double().cpu().numpy() - theirs).mean())
+                logprobs = [evaluate(self._policy, batch, at, cut=self._cut)[0] for batch in batches]
+            ours = torch.cat(logprobs).double().cpu().numpy()
+            kept = np.isfinite(ours)  # rounding may cut off a token that the server has just not
+            return float(np.abs(ours - theirs)[kept].mean()) if kept.mean() > MOST_KEPT else math.inf
 
         apart = nats_apart(temperature)
         if apart > NOISE_NATS and nats_apart(1.0) < apart / 2:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
@@ -28,6 +29,36 @@ ADAPTER = "default"  # peft's name for the only adapter
 UNREACHABLE = ("couldn't connect", "offline mode")  # transformers' messages if the hub did not answer
 
 
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """Which tokens may be drawn: all conditions apply, in the order min_p, top_k, top_p."""
+
+    top_p: float
+    top_k: int
+    min_p: float
+
+    @classmethod
+    def by(cls, options: LocalOptions) -> Cut | None:
+        """Return the cut that options ask for; None if they cut nothing."""
+        chosen = (options.top_p, options.top_k, options.min_p)
+        return cls(*chosen) if chosen != (1.0, 0, 0.0) else None
+
+    def of(self, logp: torch.Tensor) -> torch.Tensor:
+        """Return log-distributions over the tokens that are left; -infinity for all others."""
+        if self.min_p:
+            logp = logp.masked_fill(logp < logp.amax(-1, keepdim=True) + math.log(self.min_p), -math.inf)
+        if 0 < self.top_k < logp.shape[-1]:
+            logp = logp.masked_fill(logp < logp.topk(self.top_k).values[..., -1:], -math.inf)
+        logp = torch.log_softmax(logp, dim=-1)
+        if self.top_p < 1:
+            ordered, places = logp.sort(descending=True, dim=-1)
+            weights = ordered.exp()
+            unlikely = weights.cumsum(-1) - weights >= self.top_p  # what is before a token suffices
+            ordered = torch.log_softmax(ordered.masked_fill(unlikely, -math.inf), dim=-1)
+            logp = torch.empty_like(logp).scatter_(-1, places, ordered)
+        return logp
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Policy:
     """A causal language model, split into body and output head."""
@@ -49,10 +80,13 @@ class Policy:
             logits = torch.tanh(logits / cap) * cap
         return logits
 
-    def log_distribution(self, hidden: torch.Tensor, temperature: float) -> torch.Tensor:
-        """Return the next token's log-probabilities at a temperature; 0 means 1."""
+    def log_distribution(
+        self, hidden: torch.Tensor, temperature: float, cut: Cut | None = None
+    ) -> torch.Tensor:
+        """Return the next token's log-probabilities at a temperature, after a cut; 0 means 1, and no cut."""
         logits = self.logits(hidden)
-        return torch.log_softmax(logits if temperature in (0.0, 1.0) else logits / temperature, dim=-1)
+        logp = torch.log_softmax(logits if temperature in (0.0, 1.0) else logits / temperature, dim=-1)
+        return cut.of(logp) if cut is not None and temperature else logp
 
     def trainable(self) -> dict[str, torch.nn.Parameter]:
         """Return the trained parameters by name, in a fixed order."""

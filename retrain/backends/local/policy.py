@@ -14,7 +14,7 @@ from retrain.backends.local import NO_REFERENCE, LocalOptions
 from retrain.backends.local.devices import DeviceMemory, choose_device
 from retrain.backends.local.engine import EngineSampler
 from retrain.backends.local.files import load_policy, save_policy
-from retrain.backends.local.loading import Policy, load
+from retrain.backends.local.loading import Cut, Policy, load
 from retrain.backends.local.names import too_long
 from retrain.backends.local.optimizer import Optimizer
 from retrain.backends.local.sampling import TorchSampler
@@ -68,7 +68,9 @@ class LocalBackend:
         self.costs = _costs(policy, options)
         self._memory = DeviceMemory(device)
         budgets = dict.fromkeys(("sample", "evaluate"), options.tokens_per_sampling_batch)
-        self.sampler = TorchSampler(policy, self.text, self._memory, self.costs, budgets, windows)
+        self.sampler = TorchSampler(
+            policy, self.text, self._memory, self.costs, budgets, windows, cut=Cut.by(options)
+        )
         self._engine: EngineSampler | None = None
         if self.info.remote:
             self._engine = EngineSampler(spec, options, policy, self.text.end_ids)

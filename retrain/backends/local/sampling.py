@@ -19,7 +19,7 @@ import torch
 from retrain.backends import Sampling
 from retrain.backends.local.cohorts import Cohorts
 from retrain.backends.local.devices import DeviceMemory, finished_s, is_out_of_memory
-from retrain.backends.local.loading import Policy
+from retrain.backends.local.loading import Cut, Policy
 from retrain.backends.local.passes import Pass
 from retrain.backends.local.rows import Row, uniforms
 from retrain.backends.text import Text
@@ -62,6 +62,7 @@ class TorchSampler:
     # size of the cache in tokens, halved when it does not fit; it affects rounding, so evaluation has its own
     budgets: dict[str, int]
     windows: Sequence[int] | None = None  # None: no row can join others
+    cut: Cut | None = None
     steps_per_look: int = 1  # tokens drawn of each row before the host looks at them
     work: WorkMeter = field(default_factory=WorkMeter)
 
@@ -175,10 +176,11 @@ class _Batch:
         self._make_room(steps)
         policy, cache = self._sampler.policy, self._cache
         numbers = torch.from_numpy(uniforms(cache.rows, steps)).to(self._device)
-        columns = [draw(policy, cache.hidden, self._temperature, numbers[0])]
+        cut = self._sampler.cut
+        columns = [draw(policy, cache.hidden, self._temperature, numbers[0], cut)]
         for column in numbers[1:]:
             cache.advance(columns[-1][0])
-            columns.append(draw(policy, cache.hidden, self._temperature, column))
+            columns.append(draw(policy, cache.hidden, self._temperature, column, cut))
         for facts in zip(*(torch.stack(kind).tolist() for kind in zip(*columns, strict=True)), strict=True):
             self._append(*facts)
         self._go_on(columns[-1][0])
@@ -222,7 +224,11 @@ class _Batch:
 
 
 def draw(
-    policy: Policy, hidden: torch.Tensor, temperature: float, numbers: torch.Tensor
+    policy: Policy,
+    hidden: torch.Tensor,
+    temperature: float,
+    numbers: torch.Tensor,
+    cut: Cut | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Return a token of each row, its log-probability, and the entropy of its distribution.
 
@@ -230,13 +236,16 @@ def draw(
     """
     at_a_time = max(1, LOGITS_AT_A_TIME // policy.causal.config.get_text_config().vocab_size)
     parts = zip(hidden.split(at_a_time), numbers.split(at_a_time), strict=True)
-    drawn = [_draw(policy.log_distribution(states, temperature), temperature, part) for states, part in parts]
+    drawn = [
+        _draw(policy.log_distribution(states, temperature, cut), temperature, part, is_cut=cut is not None)
+        for states, part in parts
+    ]
     tokens, logprobs, entropies = (torch.cat(column) for column in zip(*drawn, strict=True))
     return tokens, logprobs, entropies
 
 
 def _draw(
-    logp: torch.Tensor, temperature: float, numbers: torch.Tensor
+    logp: torch.Tensor, temperature: float, numbers: torch.Tensor, *, is_cut: bool
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     weights = logp.exp()
     if temperature == 0:
@@ -246,4 +255,7 @@ def _draw(
         bounds = weights.cumsum(-1, dtype=torch.float64)
         chosen = torch.searchsorted(bounds, numbers[:, None] * bounds[:, -1:], right=True)[:, 0]
         tokens = chosen.clamp_(max=logp.shape[-1] - 1)
-    return tokens, logp.gather(1, tokens[:, None])[:, 0], -(weights * logp).sum(-1)
+    logprobs = logp.gather(1, tokens[:, None])[:, 0]
+    if is_cut:
+        logp = logp.masked_fill(weights == 0, 0.0)  # 0 log 0 is 0
+    return tokens, logprobs, -(weights * logp).sum(-1)

@@ -17,7 +17,7 @@ from torch.utils.checkpoint import checkpoint
 
 from retrain.backends import Optimization, UpdateStats
 from retrain.backends.local.devices import DeviceMemory, finished_s, is_out_of_memory
-from retrain.backends.local.loading import Policy, entropy
+from retrain.backends.local.loading import Cut, Policy, entropy
 from retrain.backends.local.optimizer import Optimizer
 from retrain.backends.objective import TokenData, Totals, split_by_group
 from retrain.backends.work import ModelCosts
@@ -176,7 +176,12 @@ def back_propagate(policy: Policy, batch: MicroBatch, loss: Loss, optimization: 
 
 
 def evaluate(
-    policy: Policy, batch: MicroBatch, temperature: float, *, entropy_gradient: bool = False
+    policy: Policy,
+    batch: MicroBatch,
+    temperature: float,
+    *,
+    entropy_gradient: bool = False,
+    cut: Cut | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return log-probability and entropy (nats) of a micro-batch's completion tokens, (tokens,) in float32.
 
@@ -185,10 +190,11 @@ def evaluate(
 
     Args:
         entropy_gradient: also propagate gradients through the entropies.
+        cut: as in sampling; training itself evaluates the whole distribution.
     """
 
     def score(hidden: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        logp = policy.log_distribution(hidden, temperature)
+        logp = policy.log_distribution(hidden, temperature, cut)
         with torch.set_grad_enabled(entropy_gradient and torch.is_grad_enabled()):
             entropies = entropy(logp)
         return logp.gather(1, targets[:, None])[:, 0], entropies
