@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -11,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from retrain.campaign.run import reopen, start
-from retrain.errors import EXIT_CONFIG
+from retrain.errors import EXIT_CONFIG, ConfigError
+from retrain.records.metrics import read_metrics
 from tests.conftest import TINY
 
 ROOT = Path(__file__).parent.parent
@@ -35,6 +37,7 @@ sys.exit(main(sys.argv[1:]))
 """
 COMMAND_WITHOUT_DIRECTORY = """
 import os
+import re
 import shutil
 from retrain.__main__ import main
 os.rmdir(os.getcwd())
@@ -116,3 +119,46 @@ def test_a_copied_project_reads_its_own_files_and_copied_logs_the_originals(
     again = reopen(copy / directory)
     read = {run.config.data.options["path"] for run in again.plan.runs}
     assert read == {str((copy if kept == "the project" else project) / "rows.jsonl")}
+
+
+def test_a_copied_project_uses_its_own_plugins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    project, copy = tmp_path / "project", tmp_path / "copy"
+    project.mkdir()
+    monkeypatch.chdir(project)
+    Path("copied_reward.py").write_text("def score(completion, prompt):\n    return 0.5\n")
+    Path("tiny.toml").write_text(TINY + '[reward]\nreward = "copied_reward.score"\n')
+    directory = start(Path("tiny.toml")).directory
+    shutil.copytree(project, copy)
+    (copy / "copied_reward.py").write_text("def score(completion, prompt):\n    return 0.25\n")
+    resumed = python("-m", "retrain", "resume", copy / directory, where=Path("/"))
+    assert resumed.returncode == 0, resumed.stderr
+    rows = read_metrics(copy / directory / "runs" / "grpo_s0")
+    assert {row["mean_reward"] for row in rows} == {0.25}
+
+
+@pytest.fixture
+def moved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The campaign's directory, in a project that was moved and whose file names data by an absolute path."""
+    project = tmp_path / "project"
+    project.mkdir()
+    monkeypatch.chdir(project)
+    rows = project / "rows.jsonl"
+    rows.write_text("".join(f'{{"prompt": "{word}", "answer": "b"}}\n' for word in "abcd"))
+    options = f'task = "jsonl"\noptions = {{path = "{rows}", held_out = 0}}'
+    Path("tiny.toml").write_text(TINY.replace('task = "successor"', options))
+    directory = start(Path("tiny.toml")).directory
+    monkeypatch.chdir(tmp_path)
+    project.rename("moved")
+    return tmp_path / "moved" / directory
+
+
+def test_a_moved_project_resumes_although_its_file_has_absolute_paths(moved: Path) -> None:
+    again = reopen(moved)
+    read = {run.config.data.options["path"] for run in again.plan.runs}
+    assert read == {str(moved.parent.parent / "rows.jsonl")}
+
+
+def test_an_error_on_resume_names_the_file_to_edit_by_its_whole_path(moved: Path) -> None:
+    (moved.parent.parent / "rows.jsonl").unlink()
+    with pytest.raises(ConfigError, match=re.escape(f"{moved / 'campaign.toml'} [data.options].path: ")):
+        reopen(moved)

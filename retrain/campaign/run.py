@@ -204,10 +204,13 @@ def _planned_anew(files: CampaignFiles, origin: Provenance) -> tuple[Plan, Path]
         if str(where) not in sys.path:
             sys.path.append(str(where))  # a plugin's dotted path may name a file there
         with contextlib.chdir(where):  # relative paths start there
-            beside = Path(origin.beside)
             try:
                 config = load_config(
-                    files.campaign_toml, origin.overrides, version=origin.version, beside=beside
+                    files.campaign_toml,
+                    origin.overrides,
+                    version=origin.version,
+                    beside=Path(origin.beside),
+                    project=where,
                 )
                 return plan_runs(config, origin.name, origin.seed), where
             except ConfigError as error:

@@ -82,10 +82,7 @@ class Campaign(Section, affects="schedule"):
 
     name: str = key("", "prefix of the campaign's directory; default: the file's name", max_length=100)
     seeds: list[Any] | None = key(
-        None,
-        "one run per condition and seed",
-        affects="result",
-        stands_for="training.seed",
+        None, "one run per condition and seed", affects="result", stands_for="training.seed"
     )
     max_steps: int | None = count(
         None, "steps of every run", affects="result", stands_for="training.max_steps"

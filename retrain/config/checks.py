@@ -25,12 +25,7 @@ NAMED = re.compile(r"(?P<key>[a-z_]+): (?P<what>.+)", re.DOTALL)  # `length: got
 
 def check_run(draft: Draft) -> Iterator[Problem]:
     """Check what one run would use, section by section."""
-    for section, key in PLUGINS:
-        if draft.is_sound(f"{section}.{key.name}"):
-            table = getattr(draft.config, section)
-            params = getattr(table, key.params) if draft.is_sound(f"{section}.{key.params}") else None
-            at, params_at = (section, key.name), (section, key.params)
-            yield from _plugin_problems(draft, key.plugin, getattr(table, key.name), params, at, params_at)
+    yield from check_plugins(draft)
     yield from _check_back_pressure(draft)
     yield from _check_warm_up(draft)
     yield from _check_throttle(draft)
@@ -38,13 +33,14 @@ def check_run(draft: Draft) -> Iterator[Problem]:
         yield from flow_problems(draft.config)
 
 
-def check_plugin_names(draft: Draft) -> Iterator[Problem]:
-    """Check the plugins that a file names, even if its conditions replace them."""
+def check_plugins(draft: Draft, *, by_name: bool = False) -> Iterator[Problem]:
+    """Check the plugins that a file names and, unless `by_name`, their parameters."""
     for section, key in PLUGINS:
         if draft.is_sound(f"{section}.{key.name}"):
-            name = getattr(getattr(draft.config, section), key.name)
-            if what := registry.problem_with_name(key.plugin, name):
-                yield (section, key.name), what
+            table, at, params_at = getattr(draft.config, section), (section, key.name), (section, key.params)
+            is_asked = not by_name and draft.is_sound(".".join(params_at))
+            params = getattr(table, key.params) if is_asked else None
+            yield from _plugin_problems(draft, key.plugin, getattr(table, key.name), params, at, params_at)
 
 
 def check_campaign(draft: Draft) -> Iterator[Problem]:

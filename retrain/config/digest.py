@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from retrain.config.files import contents_of
+from retrain.config.files import contents_of, mapped
 from retrain.config.keys import keys_of
 from retrain.config.resolve import SECTIONS, as_tables, build, values_of
 from retrain.config.schema import Config
@@ -37,9 +37,16 @@ def digest(config: Config, contents: Mapping[str, str] | None = None) -> str:
         config: of a run.
         contents: fingerprints of the files that it names, by dotted key; None reads the files.
     """
-    contents = contents_of(config) if contents is None else contents
+    known = contents_of(config) if contents is None else contents
+
+    def normal(value: Any, key: str, _: str) -> Any:
+        """Return a value's canonical form: 1 for 1.0, and a file's content for its path."""
+        if key in known:
+            return {"file": known[key]}
+        return int(value) if isinstance(value, float) and value.is_integer() else value
+
     decides = {
-        f"{section}.{key.name}": _normal(value, f"{section}.{key.name}", contents)
+        f"{section}.{key.name}": mapped(value, f"{section}.{key.name}", key.path, normal)
         for section, key, value in values_of(config)
         if key.affects == "result" and value != key.first_default
     }
@@ -112,17 +119,6 @@ def _moved(old: Any, new: Any, key: str, contents: Mapping[str, str]) -> Any:
         return [_moved(a, b, f"{key}.{n}", contents) for n, (a, b) in enumerate(zip(old, new, strict=True))]
     is_file = key in contents and isinstance(old, str) and isinstance(new, str)
     return new if is_file and Path(old).name == Path(new).name else old
-
-
-def _normal(value: Any, key: str, contents: Mapping[str, str]) -> Any:
-    """Return a value's canonical form: 1 for 1.0, and a file's content for its path."""
-    if key in contents:
-        return {"file": contents[key]}
-    if isinstance(value, dict):
-        return {name: _normal(inner, f"{key}.{name}", contents) for name, inner in value.items()}
-    if isinstance(value, list):
-        return [_normal(inner, f"{key}.{number}", contents) for number, inner in enumerate(value)]
-    return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 def digest_of_0_1(tables: Mapping[str, Any]) -> str:

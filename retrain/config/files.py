@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -26,22 +26,34 @@ def with_absolute_paths(config: Config) -> Config:
     tables = as_tables(config)
     for section, key, value in values_of(config):
         if value is not None:
-            tables[section][key.name] = _spelled_out(value, key.path)
+            tables[section][key.name] = mapped(value, key.name, key.path, _absolute)
     return build(Config, tables)
+
+
+def found_below(tables: Any, project: Path) -> Any:
+    """Return tables in which absolute paths that are gone name a project's files with the same last parts."""
+
+    def present(value: Any, _: str, __: str) -> Any:
+        if not isinstance(value, str) or not value.startswith("/") or _exists(value):
+            return value
+        parts = Path(value).parts
+        there = (str(project.joinpath(*parts[first:])) for first in range(1, len(parts)))
+        return next(filter(_exists, there), value)
+
+    return mapped(tables, "", "", present)
 
 
 def contents_of(config: Config) -> dict[str, str]:
     """Fingerprint every file that decides results, by the dotted key that names it."""
-    return {key: fingerprint(path) for key, path in _files(config)}
+    return {key: fingerprint(path) for key, path in _files(config).items()}
 
 
 def changed_files(config: Config, before: Mapping[str, str]) -> list[str]:
     """Return which files have changed, one line each."""
-    now = dict(_files(config))
+    now = _files(config)
+    changed = " has changed since the run was planned"
     return [
-        f"{key}: {now[key]} has changed since the run was planned"
-        if key in now
-        else f"{key}: the file is missing"
+        f"{key}: " + (f"{now[key]}{changed}" if key in now else "the file is missing")
         for key, known in before.items()
         if key not in now or fingerprint(now[key]) != known
     ]
@@ -80,29 +92,30 @@ def _of_file(path: str, state: tuple[int, int, int]) -> str:
         return found.hexdigest()[:16]
 
 
-def _files(config: Config) -> Iterator[tuple[str, str]]:
-    """Iterate over (dotted key, path) of the files that decide results."""
+def _files(config: Config) -> dict[str, str]:
+    """Return the paths of the files that decide results, by dotted key."""
+    found = {}
+
+    def note(value: Any, key: str, kind: str) -> None:
+        if kind and _exists(value):
+            found[key] = value
+
     for section, key, value in values_of(config):
         if key.affects == "result":
-            yield from _named(value, f"{section}.{key.name}", key.path)
+            mapped(value, f"{section}.{key.name}", key.path, note)
+    return found
 
 
-def _named(value: Any, key: str, kind: str) -> Iterator[tuple[str, str]]:
+def mapped(value: Any, key: str, kind: str, change: Callable[[Any, str, str], Any]) -> Any:
+    """Return a copy of tables and lists, each value replaced by a function of it, its key and its kind."""
     if isinstance(value, dict):
-        for name, inner in value.items():
-            yield from _named(inner, f"{key}.{name}", _kind_of(name))
-    elif isinstance(value, list):
-        for number, inner in enumerate(value):
-            yield from _named(inner, f"{key}.{number}", kind)
-    elif kind and _exists(value):
-        yield key, value
-
-
-def _spelled_out(value: Any, kind: str) -> Any:
-    if isinstance(value, dict):
-        return {name: _spelled_out(inner, _kind_of(name)) for name, inner in value.items()}
+        return {name: mapped(inner, f"{key}.{name}", _kind_of(name), change) for name, inner in value.items()}
     if isinstance(value, list):
-        return [_spelled_out(inner, kind) for inner in value]
+        return [mapped(inner, f"{key}.{number}", kind, change) for number, inner in enumerate(value)]
+    return change(value, key, kind)
+
+
+def _absolute(value: Any, _: str, kind: str) -> Any:
     is_made = kind == "directory" and value  # where it is missing
     return str(Path(value).absolute()) if is_made or (kind and _exists(value)) else value
 

@@ -16,8 +16,6 @@ Table = dict[str, Any]
 Normalization: TypeAlias = Literal[
     "token", "sequence", "constant", "informative_token", "informative_sequence", "informative_constant"
 ]
-
-
 Effect: TypeAlias = Literal["result", "time", "schedule", "display"]
 
 

@@ -12,11 +12,12 @@ from retrain.config.checks import (
     check_campaign,
     check_logging,
     check_matrix,
-    check_plugin_names,
+    check_plugins,
     check_run,
     with_launcher_options,
 )
 from retrain.config.drafts import Location, Problem, Trials, draft_of, place
+from retrain.config.files import found_below
 from retrain.config.keys import quote
 from retrain.config.resolve import DECIDED_BY_CAMPAIGN, merge, overrides_of, with_default_plugins
 from retrain.config.schema import Config
@@ -33,6 +34,7 @@ def load_config(
     try_plugins: bool = True,
     version: int = CURRENT,
     beside: Path | None = None,
+    project: Path | None = None,
 ) -> Config:
     """Read and check a campaign file.
 
@@ -44,6 +46,7 @@ def load_config(
         version: of the keys' meanings; a run.toml contains its own.
         beside: directory searched for dotted paths before the current one; default: that of a run.toml's
             origin, else the file's.
+        project: where absolute paths that are gone are looked for; problems then name the file in full.
 
     Raises:
         ConfigError: every problem of the file and the overrides, one line each.
@@ -55,7 +58,8 @@ def load_config(
     if beside is None and isinstance(run, dict) and (origin := run.get("origin")):
         beside = Path(str(origin["where"])) / str(origin.get("beside", "."))
     registry.look_beside(beside or path.parent)
-    return parse(as_meant(raw, version), path.name, overridden, try_plugins=try_plugins)
+    raw, source = (found_below(raw, project), str(path)) if project else (raw, path.name)
+    return parse(as_meant(raw, version), source, overridden, try_plugins=try_plugins)
 
 
 def load_types(path: Path, overrides: Sequence[str] = ()) -> Config:
@@ -83,12 +87,8 @@ def load_tables(path: Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
 
 def sets_key(path: Path, overrides: Sequence[str], section: str, key: str) -> bool:
     """Whether a file, one of its conditions or an override sets a key explicitly."""
-    raw = read_toml(path)
-    campaign = raw.get("campaign", {})
-    tables = [raw, *(campaign.get("conditions", []) if isinstance(campaign, dict) else [])]
-    return any(key in table.get(section, {}) for table in tables) or any(
-        override.partition("=")[0].strip() == f"{section}.{key}" for override in overrides
-    )
+    raw = load_tables(path, overrides)
+    return any(key in table.get(section, {}) for table in (raw, *_conditions(raw)))
 
 
 def read_toml(path: Path) -> dict[str, Any]:
@@ -140,7 +140,7 @@ def parse(
     conditions = _conditions(raw)
     found = [*file.mistakes, *check_campaign(file), *check_logging(file)]
     # what every condition replaces must still be right
-    found += check_plugin_names(file) if conditions else check_run(file)
+    found += check_plugins(file, by_name=True) if conditions else check_run(file)
     lines = [f"{where(location)}: {what}" for location, what in (*found, *_without_effect(raw, overridden))]
     base = with_default_plugins(raw)
     drafts = [draft_of(merge(base, overrides_of(condition)), trials) for condition in conditions]

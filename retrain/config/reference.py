@@ -92,12 +92,11 @@ def _type(annotation: str) -> str:
 
 
 def _bounds(constraints: Mapping[str, Any]) -> str:
-    said = {
-        name: f"{words} {constraints[name]:,}"
+    return " and ".join(
+        f"{words} {constraints[name]:,}"
         for name, words in BOUNDS.items()
         if abs(constraints.get(name, math.inf)) < LARGEST_COUNT  # larger ones only keep arithmetic sane
-    }
-    return " and ".join(said.values())
+    )
 
 
 def _default(value: Any) -> str:

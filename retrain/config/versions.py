@@ -21,16 +21,10 @@ def as_meant(tables: Mapping[str, Any], otherwise: int = CURRENT) -> dict[str, A
     """
     if run_version(tables, otherwise) >= CURRENT:
         return dict(tables)
-    renamed = {**tables, "algorithm": _renamed(tables.get("algorithm", {}), default="token")}
+    renamed = dict(_renamed(tables, default="token"))
     campaign = tables.get("campaign")
     if isinstance(campaign, Mapping) and isinstance(campaign.get("conditions"), list):
-        conditions = [
-            {**one, "algorithm": _renamed(one["algorithm"])}
-            if isinstance(one, Mapping) and "algorithm" in one
-            else one
-            for one in campaign["conditions"]
-        ]
-        renamed["campaign"] = {**campaign, "conditions": conditions}
+        renamed["campaign"] = {**campaign, "conditions": [_renamed(one) for one in campaign["conditions"]]}
     return renamed
 
 
@@ -43,10 +37,14 @@ def run_version(tables: Mapping[str, Any], otherwise: int) -> int:
     return version if isinstance(version, int) else otherwise
 
 
-def _renamed(algorithm: Any, default: str | None = None) -> Any:
+def _renamed(table: Any, default: str | None = None) -> Any:
+    algorithm = table.get("algorithm", {}) if isinstance(table, Mapping) else None
     if not isinstance(algorithm, Mapping):
-        return algorithm  # a mistake, which the check of the file reports
+        return table  # a mistake, which the check of the file reports
     value = algorithm.get("loss_normalization", default)
     if value is None:
-        return algorithm
-    return {**algorithm, "loss_normalization": OVER_INFORMATIVE.get(str(value), value)}
+        return table
+    return {
+        **table,
+        "algorithm": {**algorithm, "loss_normalization": OVER_INFORMATIVE.get(str(value), value)},
+    }

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -92,21 +92,39 @@ def working_directories(files: CampaignFiles, origin: Provenance) -> list[Path]:
     near = (files.directory.absolute() / origin.way_back).resolve()
     if origin.where and Path(origin.where).is_dir():
         where = Path(origin.where)
-        return [near, where] if _has_copies(files, where, near) else [where]
+        return [near, where] if _has_copies(files, origin, near) else [where]
     return [path for path in (near, Path.cwd()) if path.is_dir()]
 
 
-def _has_copies(files: CampaignFiles, where: Path, near: Path) -> bool:
-    """Whether the files that a run names in one directory are in another one as well."""
+def _has_copies(files: CampaignFiles, origin: Provenance, near: Path) -> bool:
+    """Whether the files and plugins that a run uses are in another directory as well."""
+    where = Path(origin.where)
     if not near.is_dir() or near.samefile(where):
         return False
     first = next(iter(files_of_runs(files).values()), None)
     if first is None:
         return False
-    tables, keys = recorded_tables(first), recorded_table(first, "run").get("files", {})
+    tables, keys = dict(recorded_tables(first)), recorded_table(first, "run").get("files", {})
+    tables.pop("run", None)
     named = [Path(found) for key in keys if isinstance(found := _value(tables, key), str)]
-    inside = [path.relative_to(where) for path in named if path.is_relative_to(where)]
+    inside = {path.relative_to(where) for path in named if path.is_relative_to(where)}
+    code = {Path(origin.beside, name) for text in _texts(tables) for name in _modules(text)}
+    inside |= {path for path in code if (where / path).exists()}
     return bool(inside) and all((near / path).exists() for path in inside)
+
+
+def _modules(text: str) -> tuple[str, ...]:
+    """Return the names of the file and the folder in which a dotted path may be; none for other texts."""
+    top, dot, _ = text.partition(".")
+    return (f"{top}.py", top) if dot and top.isidentifier() else ()
+
+
+def _texts(value: Any) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping | list):
+        for inner in value.values() if isinstance(value, Mapping) else value:
+            yield from _texts(inner)
 
 
 def _value(tables: Any, key: str) -> Any:
