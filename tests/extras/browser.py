@@ -61,6 +61,16 @@ class Browser:
         """Run a script in the page."""
         return self._driver.execute_script(script, *arguments)
 
+    @contextmanager
+    def width(self, pixels: int) -> Iterator[None]:
+        """Show pages at a width within the block, also one below a window's least."""
+        size = {"width": pixels, "height": 900, "deviceScaleFactor": 1, "mobile": False}
+        self._driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+        try:
+            yield
+        finally:
+            self._driver.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+
     def hover(self, selector: str, right: float = 0.0, down: float = 0.0) -> str:
         """Point at an element, from its centre by shares of its size; gives the tooltip's text."""
         element = self.find(selector)

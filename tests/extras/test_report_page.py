@@ -37,6 +37,12 @@ const edge = (mark, side) => mark.getBoundingClientRect()[side];
 const circles = all(".mark-symbol path").filter((mark) => mark.getAttribute("stroke-width") === "1.8");
 return Math.min(...circles.map((c) => edge(c, "left"))) - Math.max(...names.map((n) => edge(n, "right")));
 """
+HIDDEN = "return [...document.querySelectorAll('.wide')].map(t => t.scrollWidth - t.clientWidth)"
+HEADED = """
+const cells = [...document.querySelectorAll("#comparison tr:last-child td")];
+const top = (cell) => cell.getBoundingClientRect().top;
+return cells.sort((a, b) => top(a) - top(b)).slice(0, 2).map((cell) => cell.dataset.head);
+"""
 HOSTILE = '</script><script>window.pwned = 1</script><img src=x onerror="window.pwned = 1">'
 
 
@@ -193,18 +199,24 @@ def test_other_sizes_are_drawn_without_complaint(browser, tmp_path, runs):
 def test_two_seeds_without_a_reward_stay_readable(browser, tmp_path):
     runs = {(name, seed): flat(0.0, 5) for name in ("grpo", "maxrl") for seed in (0, 1)}
     browser.open(report(write_campaign(tmp_path / "logs", runs, steps=5), tmp_path / "zero.html"))
-    hidden = browser.run(
-        "return [...document.querySelectorAll('.wide')].map(t => t.scrollWidth - t.clientWidth)"
-    )
-    assert set(hidden) == {0}, "a verdict is cut off"
+    assert set(browser.run(HIDDEN)) == {0}, "a verdict is cut off"
     assert browser.run(GAP) > 0, "a circle lies on the name of its condition"
+
+
+def test_a_phone_shows_every_verdict_without_scrolling_sideways(browser, tmp_path):
+    names = ("grpo", "maxrl with a long name and a low learning rate")
+    runs = {(name, seed): flat(0.1 * seed, 5) for name in names for seed in (0, 1)}
+    browser.open(report(write_campaign(tmp_path / "logs", runs, steps=5), tmp_path / "small.html"))
+    with browser.width(390):
+        assert set(browser.run(HIDDEN)) == {0}
+        assert browser.run(HEADED) == ["condition", "verdict"], "the verdict stands below the name"
 
 
 def test_runs_beyond_the_table_are_counted(tmp_path):
     runs = {("grpo", seed): Simulated([], ending="") for seed in range(MOST_RUNS + 7)}
     shown = page(contents(gather(write_campaign(tmp_path, runs))))
     assert "7 more runs are not listed." in shown
-    assert shown.count('<td class="words">grpo_s') == MOST_RUNS
+    assert shown.count('data-head="run">grpo_s') == MOST_RUNS
 
 
 def test_hostile_names_stay_names(browser, tmp_path):
