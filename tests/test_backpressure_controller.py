@@ -74,6 +74,16 @@ def test_the_operating_point_is_the_margin_times_p_star():
     assert last.batch_size * GROUP == pytest.approx(0.85 * last.p_star, rel=0.1)
 
 
+def test_no_more_throughput_is_given_up_for_the_margin_than_the_law_can_cost():
+    sharpest_loss = 1.0 - 2.0 * 0.85 / (1.0 + 0.85**2)
+
+    def sharp(batch):
+        return usl_throughput(batch, 24, -0.7)  # sharper than the law allows, so the fitted p* is too low
+
+    decisions = drive(BackPressure(8, GROUP), sharp, 150)
+    assert sharp(decisions[-1].batch_size) >= (1.0 - sharpest_loss) * sharp(24)
+
+
 @pytest.mark.parametrize("curve", [lambda b: 10.0 * b, lambda b: 1000.0 * b / (20.0 + b)])
 def test_without_an_optimum_the_largest_batch_is_used(curve):
     decisions = drive(BackPressure(8, GROUP), curve, 100, 0.02)
@@ -196,7 +206,9 @@ def test_running_out_of_memory_happens_at_most_twice(limit):
         controller.observe(observation(batch, 10.0 * batch, out_of_memory=batch >= limit))
 
     assert failures <= 2
-    assert controller.batch_size >= limit / 1.3
+    assert controller.batch_size >= 0.94 * (limit - 1), (
+        "the last step before the second failure was a sixteenth"
+    )
 
 
 @pytest.mark.parametrize("limit", [9, 17, 25, 33, 40, 64])
@@ -208,7 +220,7 @@ def test_with_memory_telemetry_nothing_runs_out_of_memory(limit):
         fraction = 0.25 + 0.75 * batch / limit
         controller.observe(observation(batch, 10.0 * batch, memory_fraction=fraction))
 
-    assert controller.batch_size >= 0.85 * (limit - 1)
+    assert controller.batch_size >= 0.9 * (limit - 1)
 
 
 def test_out_of_memory_at_the_smallest_batch_holds_and_says_so():

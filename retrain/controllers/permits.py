@@ -121,10 +121,8 @@ class AdaptivePermits:
         """Restore a `state_dict`; the number is clipped to the configured bounds."""
         self.permits = min(max(int(state["permits"]), self._lowest), self._highest)
         self._latencies = {kind: _Latency(**latency) for kind, latency in state["latencies"].items()}
-        self._good_calls = int(state["good_calls"])
-        self._was_wanted = bool(state["was_wanted"])
-        self._decreased_at_s = state["decreased_at_s"]
-        self._refused = state["refused"]
+        self._good_calls, self._was_wanted = int(state["good_calls"]), bool(state["was_wanted"])
+        self._decreased_at_s, self._refused = state["decreased_at_s"], state["refused"]
 
     def _is_slow(self, call: CallFacts) -> bool:
         """Record the latency of a call that was not refused, and return whether its kind has become slow."""

@@ -146,12 +146,8 @@ class ThrottlePolicy:
 
     def __post_init__(self) -> None:
         reaches_full = 0.0 <= self.hysteresis < LEVELS[ThrottleLevel.REDUCED].from_load
-        require(
-            "hysteresis",
-            self.hysteresis,
-            reaches_full,
-            "to lie in [0, 0.3), or no load would reach FULL again",
-        )
+        needed = "to lie in [0, 0.3), or no load would reach FULL again"
+        require("hysteresis", self.hysteresis, reaches_full, needed)
         require("dwell_s", self.dwell_s, self.dwell_s >= 0.0, "0 or more seconds")
 
 

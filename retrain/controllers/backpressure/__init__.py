@@ -9,6 +9,7 @@ completed or ran out of memory, not steps that were skipped or failed for other 
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from typing import Any
@@ -73,6 +74,7 @@ class BackPressure:
         require("group_size", group_size, group_size >= 1, "at least 1")
         self.batch_size, self.group_size = batch_size, group_size
         self._sizes = batch_sizes(lowest, highest, batch_size, sizes)
+        self._near_limit = range(lowest, highest + 1) if sizes is None else self._sizes  # of memory
         self._concurrency: NDArray[np.float64] = np.array(self._sizes, dtype=float) * group_size
         self._fitter = StepTimeFitter(self._concurrency)
         self._measured = Measurements.nothing(len(self._sizes))
@@ -191,17 +193,20 @@ class BackPressure:
         value = self._posterior.expected
         if noise_scale is not None:
             value = value - np.log(noise_scale + self._concurrency)
+        largest = self._memory.highest(self._near_limit)
+        highest = bisect_right(self._sizes, largest) - 1
         situation = Situation(
             posterior=self._posterior,
             measured=self._measured,
             settings=self.settings,
             sizes=self._sizes,
             value=value,
-            highest=self._memory.highest(self._sizes),
+            highest=highest,
             current=index,
             best=self._curve.best(noise_scale) / self.group_size,
         )
-        self.batch_size = self._sizes[self._explorer.choose(situation)]
+        chosen = self._explorer.choose(situation)
+        self.batch_size = largest if chosen == highest else self._sizes[chosen]
 
     def _goodput_noise_scale(self) -> float | None:
         """Return the noise scale that goodput uses; None when maximizing throughput."""

@@ -7,8 +7,8 @@ a size is tried again only where that may pay. Sizes that memory does not allow 
 from __future__ import annotations
 
 import math
-from bisect import bisect_right
-from collections.abc import Iterable, Mapping
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -31,7 +31,7 @@ PROBE_FIRST, PROBE_GROWTH, PROBE_LAST = 10.0, 1.5, 40.0  # steps between probes,
 
 GROWTH = 2  # limit, times the largest success: memory grows at most proportionally
 FAILURES = 2  # allowed while exploring, counted after the first success
-WIDE = 1.25  # times the largest success: a gap this wide justifies one more failure
+FINE = 16  # the least growth after a failure is a sixteenth; an eighth left 7 % of throughput unused
 CEILING = 0.95  # memory fraction to stay under; allocators fragment
 RETREAT = 0.8  # of a size that fitted before and no longer does
 FIRST_RETREAT = 0.5  # of a configured size that never fitted
@@ -43,8 +43,8 @@ class MemoryLimit:
     """The largest batch allowed, from sizes that ran out of memory, sizes that fitted, and telemetry.
 
     Sizes, in prompts per step, at or above the smallest that ran out of memory are never allowed again: no
-    later measurement can prove that they fit. Without telemetry, the batch grows by one size at a time after
-    a failure, since only a failure costs a step; after the second failure growth stops.
+    later measurement can prove that they fit. Without telemetry, the batch grows by a sixteenth at a time
+    after a failure, since only a failure costs a step; after the second failure growth stops.
     """
 
     largest: int  # that fitted; the configured size before any did
@@ -65,18 +65,17 @@ class MemoryLimit:
         if size <= self.largest:
             self.largest = max(1, int((RETREAT if self.succeeded else FIRST_RETREAT) * size))
 
-    def highest(self, sizes: tuple[int, ...]) -> int:
-        """Return the index of the largest allowed of `sizes` (ascending); 0 if none is."""
-        limit = min(self._reach(sizes), self._predicted())
-        return max(0, bisect_right(sizes, limit) - 1)
+    def highest(self, sizes: Sequence[int]) -> int:
+        """Return the largest allowed of `sizes` (ascending), or the first if none is."""
+        return sizes[max(0, bisect_right(sizes, min(self._reach(sizes), self._predicted())) - 1)]
 
-    def _reach(self, sizes: tuple[int, ...]) -> float:
+    def _reach(self, sizes: Sequence[int]) -> float:
         if self.failed is None:
             return GROWTH * self.largest
-        following = sizes[min(bisect_right(sizes, self.largest), len(sizes) - 1)]
-        if self.failures >= FAILURES and following < WIDE * self.largest:
+        if self.failures >= FAILURES:
             return min(self.largest, self.failed - 1)
-        return min(following, self.failed - 1)
+        following = bisect_left(sizes, self.largest + max(1, self.largest // FINE))
+        return min(sizes[min(following, len(sizes) - 1)], self.failed - 1)
 
     def _predicted(self) -> float:
         """Return the size at which memory reaches the ceiling; proportional growth is the worst case."""
@@ -178,9 +177,9 @@ def _operating_point(at: Situation) -> int:
     if index > limit_index:
         below = int(hope[: limit_index + 1].argmax())
         # the log loss of running at margin x p* on the sharpest curve of the law (no contention);
-        # a clearly larger loss means that the fitted p* is too low
+        # a larger one means that the fitted p* is too low
         margin_cost = math.log((1.0 + margin * margin) / (2.0 * margin))
-        if at.value[index] - at.value[below] < 1.5 * margin_cost:
+        if at.value[index] - at.value[below] < margin_cost:
             index = below
     if at.current > at.highest or at.current > limit_index >= index:
         return index
