@@ -62,14 +62,18 @@ def kinds_of(name: str) -> list[str]:
     found = [kind for kind in registry.KINDS if name in registry.names(kind)]
     if found:
         return found
-    specs = {kind: registry.spec_of(kind) for kind in registry.KINDS}
-    kinds = {entry: kind for kind, spec in specs.items() for entry in (spec.entry, spec.opener) if entry}
+    kinds = {entry: kind for kind in registry.KINDS for entry in _entries(kind)}
     last = name.rpartition(".")[2]
     defined = [last] if last in kinds else vars(registry.find_module(name))
     found = list(dict.fromkeys(kinds[entry] for entry in kinds if entry in defined))
     if not found:
         raise ConfigError(f"{name!r} may be of any kind; write: retrain plugins KIND --check {name}")
     return found
+
+
+def _entries(kind: str) -> list[str]:
+    spec = registry.spec_of(kind)
+    return [spec.entry, spec.opener] if spec.opener else [spec.entry]
 
 
 def check_plugin(kind: str, name: str, table: Table) -> Iterator[Finding]:
@@ -97,8 +101,7 @@ def _form(kind: str, name: str) -> str:
     hooks = [hook.name for hook in spec.hooks if found.hook(hook.name) is None]
     if isinstance(found, registry.Imported) and found.module is None:
         module = registry.find_module(name.rpartition(".")[0])
-        lost = [hook for hook in hooks if hasattr(module, hook)]
-        if lost:
+        if lost := [hook for hook in hooks if hasattr(module, hook)]:
             return f"{', '.join(lost)} have no effect: the function is not called {spec.entry!r}"
     return ""
 
@@ -115,16 +118,14 @@ def _scores(name: str, table: Table) -> str:
         scorer.close()
         calls.close()
     known = [score.value for score in scores if score.value is not None]
-    odd = [value for value in known if not np.isfinite(value)]
-    if odd:
+    if odd := [value for value in known if not np.isfinite(value)]:
         return f"returned {odd[0]}; a reward is a finite number"
     return "" if known else f"scored none of {len(answers)} completions"
 
 
 def _confines(name: str, table: Table) -> str:
     """programs run in it, and reach no files, network or processes"""
-    reached = holes(choose(name, table))
-    return f"a program reached {', '.join(reached)}" if reached else ""
+    return f"a program reached {', '.join(found)}" if (found := holes(choose(name, table))) else ""
 
 
 def _estimates(name: str, table: Table) -> str:
@@ -183,8 +184,11 @@ def _builds(name: str, table: Table) -> str:
     trained, held_out = ({prompt.text for prompt in side} for side in (task.train, task.held_out))
     if trained & held_out:
         return "trains on prompts that are held out"
-    characters = "".join(prompt.text + prompt.answer for prompt in prompts)
-    outside = set(characters) - set(task.alphabet or characters)
+    return _problem_with_alphabet(task.alphabet, prompts) if task.alphabet else ""
+
+
+def _problem_with_alphabet(alphabet: str, prompts: Sequence[Prompt]) -> str:
+    outside = {character for prompt in prompts for character in prompt.text + prompt.answer} - set(alphabet)
     return f"its alphabet lacks {''.join(sorted(outside))!r}" if outside else ""
 
 

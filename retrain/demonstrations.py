@@ -50,28 +50,36 @@ def _demonstrations(number: int, line: str) -> Iterator[Demonstration]:
 
 
 def _of_messages(number: int, messages: object) -> Iterator[Demonstration]:
-    if not isinstance(messages, list):
-        raise ValueError('"messages": needs a list of {"role": ..., "content": ...}')
-    said = tuple(_message(message) for message in messages)
+    said = conversation("messages", messages)
     turns = [at for at, (role, _) in enumerate(said) if role == "assistant"]
     if not turns:
         raise ValueError('"messages": needs at least one message of the assistant')
     if turns[0] == 0:
         raise ValueError('"messages": begins with the assistant; needs a message before it')
     for at in turns:
-        before, completion = said[:at], said[at][1]
-        prompt = Prompt(number, json.dumps(before, ensure_ascii=False), completion, before)
-        if len(before) == 1 and before[0][0] == "user":  # same form as a task's prompts
-            prompt = Prompt(number, before[0][1], completion)
-        yield Demonstration(prompt, completion)
+        completion = said[at][1]
+        yield Demonstration(Prompt(number, *as_prompt(said[:at], completion)), completion)
 
 
-def _message(message: Any) -> tuple[str, str]:
-    if not isinstance(message, dict) or message.get("role") not in ROLES:
-        raise ValueError(
-            f'"messages": needs {{"role": ..., "content": ...}}, the role one of {", ".join(ROLES)}'
-        )
-    return message["role"], _text(message, "content")
+def conversation(key: str, messages: object) -> tuple[tuple[str, str], ...]:
+    """Return a row's messages as (role, content); a ValueError names the key and what it needs."""
+    if not isinstance(messages, list):
+        raise ValueError(f'"{key}": needs a list of {{"role": ..., "content": ...}}')
+    for message in messages:
+        if not isinstance(message, dict) or message.get("role") not in ROLES:
+            raise ValueError(
+                f'"{key}": needs {{"role": ..., "content": ...}}, the role one of {", ".join(ROLES)}'
+            )
+    return tuple((message["role"], _text(message, "content")) for message in messages)
+
+
+def as_prompt(
+    messages: tuple[tuple[str, str], ...], answer: str
+) -> tuple[str, str, tuple[tuple[str, str], ...]]:
+    """Return a prompt's text, answer and messages; a user's only message is a prompt like any other."""
+    if len(messages) == 1 and messages[0][0] == "user":
+        return messages[0][1], answer, ()
+    return json.dumps(messages, ensure_ascii=False), answer, messages
 
 
 def _text(row: dict[str, Any], key: str) -> str:

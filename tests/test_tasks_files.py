@@ -10,8 +10,11 @@ from pathlib import Path
 import pytest
 
 from retrain import extras
+from retrain.config.load import parse
 from retrain.distribution import install_command
 from retrain.errors import ConfigError
+from retrain.plan.matrix import plan_runs
+from retrain.plan.preflight import preflight
 from tests.built_tasks import build
 
 Write = Callable[..., str]
@@ -37,6 +40,45 @@ def test_a_template_words_the_prompt_and_leaves_other_braces_alone(write: Write)
 def test_a_template_without_a_place_for_the_prompt_is_refused(write: Write) -> None:
     with pytest.raises(ConfigError, match=r"template: got 'Solve:'; needs \{prompt\}"):
         build("jsonl", path=write("a.jsonl", "x"), template="Solve:")
+
+
+def say(path: Path, *messages: tuple[str, str]) -> str:
+    said = [{"role": role, "content": content} for role, content in messages]
+    path.write_text(json.dumps({"prompt": said, "answer": "1"}) + "\n")
+    return str(path)
+
+
+def test_a_prompt_may_be_a_conversation(tmp_path: Path) -> None:
+    path = say(tmp_path / "rows.jsonl", ("system", "Be brief."), ("user", "1+0"))
+    (prompt,) = build("jsonl", path=path, template="{prompt}=?", held_out=0).train
+    assert prompt.messages == (("system", "Be brief."), ("user", "1+0=?"))
+    assert json.loads(prompt.text) == [["system", "Be brief."], ["user", "1+0=?"]]
+
+
+def test_a_user_s_only_message_is_a_prompt_like_any_other(tmp_path: Path) -> None:
+    (prompt,) = build("jsonl", path=say(tmp_path / "rows.jsonl", ("user", "1+0")), held_out=0).train
+    assert (prompt.text, prompt.messages) == ("1+0", ())
+
+
+@pytest.mark.parametrize(
+    ("messages", "words"),
+    [
+        ([], "'prompt' needs a last message that the model answers"),
+        ([("user", "1+0"), ("assistant", "1")], "'prompt' needs a last message that the model answers"),
+        ([("speaker", "1+0")], 'the role one of "?system'),
+        ([("user", "")], "'content' is \"\"; needs"),
+    ],
+)
+def test_a_conversation_that_cannot_be_answered_is_refused(tmp_path: Path, messages, words: str) -> None:
+    with pytest.raises(ConfigError, match=rf"rows.jsonl:1: .*{words}"):
+        build("jsonl", path=say(tmp_path / "rows.jsonl", *messages), held_out=0)
+
+
+def test_a_conversation_without_a_chat_template_is_refused_by_the_plan(tmp_path: Path) -> None:
+    data = {"task": "jsonl", "options": {"held_out": 0.0}}
+    data["options"]["path"] = say(tmp_path / "rows.jsonl", ("system", "Be brief."), ("user", "1+0"))
+    with pytest.raises(ConfigError, match=r"c \[data\]: prompt 1 is a conversation.*chat_template = true"):
+        preflight(plan_runs(parse({"data": data}, "c"), "c"), "c")
 
 
 @pytest.mark.parametrize("answer", ["", "  "])

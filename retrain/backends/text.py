@@ -136,8 +136,7 @@ class Text:
             ids = self._tokenizer(self._shown(prompt), add_special_tokens=False)["input_ids"]
         elif prompt.messages:
             raise ConfigError(
-                f"[warmup].path: row {prompt.id} is a conversation; "
-                "set [backend.options].chat_template = true"
+                f"prompt {prompt.id} is a conversation; set [backend.options].chat_template = true"
             )
         else:
             ids = self._without_added_end(prompt.text)
@@ -165,10 +164,10 @@ class Text:
         return tuple([self._pieces[t] if t in self._pieces else self._piece(t) for t in tokens])
 
     def _shown(self, prompt: Prompt) -> str:
-        before = [{"role": "system", "content": self._system}] if self._system else []
-        messages = [*before, {"role": "user", "content": prompt.text}]
-        if prompt.messages:
-            messages = [{"role": role, "content": content} for role, content in prompt.messages]
+        said = prompt.messages or (("user", prompt.text),)
+        if self._system and said[0][0] != "system":
+            said = (("system", self._system), *said)
+        messages = [{"role": role, "content": content} for role, content in said]
         try:
             return str(self._tokenizer.apply_chat_template(messages, **self._template_kwargs))
         except Exception as error:  # a template is a program and may raise anything

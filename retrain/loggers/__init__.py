@@ -47,7 +47,7 @@ class Logger(Protocol):
     """An open connection to a tracker."""
 
     id: str  # of the run in the tracker; stored and passed to the next attempt
-    settles_s: float  # age at which a flushed row is safe from a kill; younger rows are logged again
+    durable_after_s: float  # age at which a flushed row is safe from a kill; younger rows are logged again
 
     def rows(self, rows: Sequence[Row]) -> None:
         """Log rows in step order; an earlier attempt may have logged some of them."""

@@ -51,7 +51,7 @@ def open_here(run: LoggedRun, *, tracking_uri: str, experiment: str) -> Logger:
 
 
 class _Mlflow:
-    settles_s = 0.0
+    durable_after_s = 0.0
 
     def __init__(self, run: LoggedRun, uri: str, experiment: str) -> None:
         tracking = extras.load("mlflow.tracking", EXTRA, "mlflow")

@@ -20,7 +20,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from retrain.loggers import LoggedRun, Logger, Row
+from retrain.loggers import LoggedRun, Row
 from retrain.sandbox.inside.confine import hide
 
 ENDING_S = 10.0  # for the child to exit once everything is logged
@@ -57,7 +57,7 @@ class LoggerProcess:
         except BaseException:
             self._end()
             raise
-        self.id, self.settles_s = str(opened["id"]), float(opened["settles_s"])
+        self.id, self.durable_after_s = str(opened["id"]), float(opened["durable_after_s"])
 
     def rows(self, rows: Sequence[Row]) -> None:
         self._ask("rows", rows)
@@ -72,33 +72,26 @@ class LoggerProcess:
         finally:
             self._end()
 
-    def _ask(self, what: str, *arguments: Any) -> dict[str, Any]:
+    def _ask(self, what: str, *arguments: Any) -> Any:
         stdin, stdout = self.child.stdin, self.child.stdout
         assert stdin is not None
         assert stdout is not None
-        try:
+        line = ""
+        with contextlib.suppress(OSError, ValueError):
             stdin.write(json.dumps([what, *arguments]) + "\n")
             stdin.flush()
             line = stdout.readline()
-        except (OSError, ValueError):
-            line = ""
-        if not line:
-            raise LoggerProcessError("its process ended")
-        answer: dict[str, Any] = json.loads(line)
+        answer = json.loads(line or '{"error": "its process ended"}')
         if "error" in answer:
             raise LoggerProcessError(answer["error"])
         return answer
 
     def _end(self) -> None:
-        for pipe in (self.child.stdin, self.child.stdout):
-            if pipe is not None:
-                with contextlib.suppress(OSError):
-                    pipe.close()
         try:
-            self.child.wait(ENDING_S)
-        except subprocess.TimeoutExpired:
+            self.child.communicate(timeout=ENDING_S)  # closes its input, which ends it
+        except (subprocess.TimeoutExpired, OSError, ValueError):
             self.child.kill()
-            self.child.wait()
+            self.child.communicate()
 
 
 def main(module: str, function: str) -> None:
@@ -115,20 +108,16 @@ def main(module: str, function: str) -> None:
         try:
             answer = {}
             if what == "open":
-                logger = _opened(module, function, *arguments)
-                answer = {"id": logger.id, "settles_s": getattr(logger, "settles_s", 0.0)}
+                run, params = arguments
+                opener = getattr(importlib.import_module(module), function)
+                logger = opener(LoggedRun(**run | {"directory": Path(run["directory"])}), **params)
+                answer = {"id": logger.id, "durable_after_s": getattr(logger, "durable_after_s", 0.0)}
             else:
                 getattr(logger, what)(*arguments)
         except (Exception, SystemExit) as error:  # noqa: BLE001 - every error goes to the parent
             answer = {"error": f"{type(error).__name__}: {error}"}
         with contextlib.suppress(OSError):
             print(json.dumps(answer), file=answers, flush=True)
-
-
-def _opened(module: str, function: str, run: dict[str, Any], params: dict[str, Any]) -> Logger:
-    opener = getattr(importlib.import_module(module), function)
-    logger: Logger = opener(LoggedRun(**run | {"directory": Path(run["directory"])}), **params)
-    return logger
 
 
 def _end_with(parent: int) -> None:

@@ -24,7 +24,7 @@ def open_logger(run: LoggedRun) -> Logger:
 
 class _TensorBoard:
     id = "tensorboard"  # the directory
-    settles_s = 0.0
+    durable_after_s = 0.0
 
     def __init__(self, run: LoggedRun) -> None:
         def load(module: str) -> Any:

@@ -40,7 +40,7 @@ def open_logger(
 
 
 class _Wandb:
-    settles_s = 3.0 * WRITES_EVERY_S
+    durable_after_s = 3.0 * WRITES_EVERY_S
 
     def __init__(self, wandb: Any, run: LoggedRun, project: str, entity: str, mode: str) -> None:
         self._run = wandb.init(

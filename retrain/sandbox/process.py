@@ -2,14 +2,35 @@
 
 from __future__ import annotations
 
+import os
 import sys
+import sysconfig
+from pathlib import Path
 
 from retrain.sandbox import Sandbox
-from retrain.sandbox.interpreter import readable_paths
 
 WEAKNESS = "programs run as this user beside the run: some can disturb it, though none sees an answer"
+SYSTEM = ("/usr", "/lib", "/lib32", "/lib64", "/bin", "/sbin", "/etc/ld.so.cache", "/etc/localtime")
+PACKAGE_FOLDERS = ("site-packages", "dist-packages")
 
 
 def open_sandbox() -> Sandbox:
     """Return this interpreter."""
     return Sandbox("process", [sys.executable], readable=readable_paths(), weakness=WEAKNESS)
+
+
+def readable_paths() -> list[str]:
+    """Return existing paths, each once; never the directory of a campaign, whose data holds the answers."""
+    packages = [path for path in sys.path if Path(path).name in PACKAGE_FOLDERS]
+    interpreter = [sys.prefix, sys.base_prefix, sysconfig.get_path("stdlib"), *_links(sys.executable)]
+    paths = [os.path.abspath(path) for path in (*SYSTEM, *interpreter, *packages)]  # noqa: PTH100 - keeps links
+    return [path for path in dict.fromkeys(paths) if Path(path).exists() and path != "/"]
+
+
+def _links(path: str) -> list[str]:
+    """Return the directories of the links that an executable goes through."""
+    found = []
+    while Path(path).is_symlink():
+        found.append(str(Path(path).parent))
+        path = os.path.join(Path(path).parent, Path(path).readlink())  # noqa: PTH118
+    return found

@@ -1,7 +1,7 @@
 """Common parts of tasks that read rows: fields, template, and held-out split.
 
-Prompts are plain text here. A backend with a tokenizer can apply the model's chat template and a system
-prompt (`[backend.options]`); `template` is for the wording of the task.
+Prompts are plain text here, or conversations. A backend with a tokenizer can apply the model's chat template
+and a system prompt (`[backend.options]`); `template` is for the wording of the task.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from retrain.demonstrations import as_prompt, conversation
 from retrain.errors import ConfigError
 from retrain.json_lines import object_of, read_rows
 from retrain.rollouts import Prompt
@@ -120,9 +121,7 @@ def _task(train: Sequence[Prompt], held_out: Sequence[Prompt]) -> Task:
 
 
 def _prompt(number: int, row: Mapping[str, Any], fields: Fields) -> Prompt:
-    text = _text(row, fields.prompt, "prompt_field", fields)
-    if not text:
-        raise ValueError(f"{fields.prompt!r} is empty; a prompt needs text")
+    messages = _messages(row, fields)
     answer = _text(row, fields.answer, "answer_field", fields) if fields.answer else ""
     if fields.answer and not answer.strip():
         raise ValueError(
@@ -131,7 +130,21 @@ def _prompt(number: int, row: Mapping[str, Any], fields: Fields) -> Prompt:
         )
     names = row if "*" in fields.columns else fields.columns
     given = {name: _value(row, name, "columns") for name in names}
-    return Prompt(number, fields.template.replace(PLACEHOLDER, text), answer, row=given)
+    return Prompt(number, *as_prompt(messages, answer), row=given)
+
+
+def _messages(row: Mapping[str, Any], fields: Fields) -> tuple[tuple[str, str], ...]:
+    """Return a prompt's messages, the last of them in the template's wording; a text is a user's message."""
+    given = row.get(fields.prompt)
+    if isinstance(given, list):
+        *before, last = conversation(fields.prompt, given) or (("", ""),)
+        if last[0] in ("", "assistant"):
+            raise ValueError(f"{fields.prompt!r} needs a last message that the model answers")
+    else:
+        before, last = [], ("user", _text(row, fields.prompt, "prompt_field", fields))
+        if not last[1]:
+            raise ValueError(f"{fields.prompt!r} is empty; a prompt needs text")
+    return (*before, (last[0], fields.template.replace(PLACEHOLDER, last[1])))
 
 
 def _value(row: Mapping[str, Any], field: str, option: str) -> Any:

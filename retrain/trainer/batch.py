@@ -138,8 +138,9 @@ class Algorithm:
             if (rollout := batch.groups[group].rollouts[number]).tokens
             if not (self.mask_truncated and rollout.truncated)
         ]
-        weigh = self._weights(unit, [rollout for _, _, rollout in counted])
-        bonus = weigh if scope else self._weights("token", [rollout for _, _, rollout in counted])
+        rollouts = [rollout for _, _, rollout in counted]
+        weigh = self._weights(unit, rollouts)
+        bonus = weigh if scope else self._weights("token", rollouts)
         trained = (one for one in counted if self.regularized or informative[one[0]])
         return [
             TrainingSample(

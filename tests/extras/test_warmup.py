@@ -77,6 +77,8 @@ def test_a_conversation_is_shown_through_the_chat_template(tmp_path: Path) -> No
     (rollout,) = backend.written([talk])
     encoded = backend.text.encode(rollout.prompt)
     assert backend.text.completions([encoded]) == ["u x a y u z a "]
+    framed = open_backend(model, chat_template=True, system_prompt="q")
+    assert framed.text.completions([framed.text.encode(rollout.prompt)]) == ["s q u x a y u z a "]
     with pytest.raises(ConfigError, match="is a conversation"):
         open_backend(model).written([talk])
 

@@ -19,7 +19,7 @@ import tests.cheats
 from retrain.rewards import Answer, BatchScorer, Score, match, python
 from retrain.rollouts import Prompt
 from retrain.sandbox import bubblewrap
-from retrain.sandbox.interpreter import readable_paths
+from retrain.sandbox.process import readable_paths
 from tests.cheats import (
     EXPECTED,
     Cheat,

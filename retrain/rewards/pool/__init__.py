@@ -18,7 +18,7 @@ from typing import Any, ClassVar
 
 from retrain.errors import ConfigError, InfrastructureError, RunFailedError
 from retrain.rewards import Answer, Outcome, Score
-from retrain.rewards.pool.process import Kind, PoolProcess, Reply
+from retrain.rewards.pool.process import OF_A_CALL, Kind, PoolProcess, Reply
 from retrain.system import cpu_capacity
 
 STARTUP_S = 120.0  # imports on a cold network disk; only a broken machine takes longer
@@ -87,24 +87,15 @@ class ProcessPool:
 
     def _call(self, answer: Answer) -> Reply:
         process, token, prompt = self._take(), secrets.token_hex(8), answer.prompt
-        reply: Reply | None = None
-        try:
-            row = dict(prompt.row)
-            process.send(
-                [token, answer.completion, prompt.id, prompt.text, prompt.answer, prompt.messages, row]
-            )
-            reply = process.reply(token, self._timeout_s)
-        except TimeoutError:
-            reply = Reply(Kind.TIMEOUT, f"took over {self._timeout_s:g} s")
-            self._drop(process)
-        else:
-            if reply is None or reply.kind is Kind.GARBAGE:  # its later lines cannot be trusted either
-                ending = self._drop(process)
-                reply = reply or Reply(Kind.DIED, ending)
-            else:
-                with self._lock:
-                    self._idle.append(process)
-        return reply
+        fields = (prompt.id, prompt.text, prompt.answer, prompt.messages, dict(prompt.row))
+        process.send([token, answer.completion, *fields])
+        reply = process.reply(token, self._timeout_s)
+        if reply.kind in OF_A_CALL:
+            with self._lock:
+                self._idle.append(process)
+            return reply
+        ending = self._drop(process)  # after garbage as well: its later lines cannot be trusted either
+        return Reply(Kind.DIED, ending) if reply.kind is Kind.DIED else reply
 
     def _take(self) -> PoolProcess:
         """Return a process that awaits a call: an idle one, unless it died or wrote something meanwhile."""
@@ -123,17 +114,14 @@ class ProcessPool:
                 raise InfrastructureError("closed while completions were scored")
             process = PoolProcess(self._setup)
             self._running.add(process)
-        try:
-            reply = process.reply("", STARTUP_S)
-        except TimeoutError as error:
-            self._drop(process)
-            raise InfrastructureError(f"scoring processes did not start in {STARTUP_S:g} s") from error
-        if reply is not None and reply.kind is Kind.READY:
+        reply = process.reply("", STARTUP_S)
+        if reply.kind is Kind.READY:
             return process
         ending = self._drop(process)
-        if reply is not None and reply.kind is Kind.FAILED:
+        if reply.kind is Kind.FAILED:
             raise ConfigError(str(reply.content))
-        raise InfrastructureError(f"a scoring process did not start: {reply.content if reply else ending}")
+        why = ending if reply.kind is Kind.DIED else reply.content
+        raise InfrastructureError(f"a scoring process did not start: {why}")
 
     def _drop(self, process: PoolProcess) -> str:
         """End a process that no other thread uses; return a description of how it ended."""
@@ -159,7 +147,7 @@ class VerifierScorer:
     def _score_of(self, reply: Reply) -> Score:
         if isinstance(reply.content, float):
             return Score(reply.content)
-        outcome = Outcome.TIMEOUT if reply.kind is Kind.TIMEOUT else Outcome.ERROR
+        outcome = Outcome.TIMEOUT if reply.kind in (Kind.TIMEOUT, Kind.LATE) else Outcome.ERROR
         return Score(None if reply.kind in self.UNKNOWN else 0.0, outcome, reply.content)
 
 

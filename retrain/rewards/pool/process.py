@@ -30,8 +30,9 @@ class Kind(StrEnum):
     FAILED = "failed"  # the function cannot be loaded
     SCORED = "scored"  # with a number
     UNSCORED = "unscored"  # raised UnscoredError
-    TIMEOUT = "timeout"  # raised TimeoutError, or was killed at the limit
+    TIMEOUT = "timeout"  # raised TimeoutError
     RAISED = "raised"  # raised another exception
+    LATE = "late"  # did not reply in time
     DIED = "died"  # ended its process
     GARBAGE = "garbage"  # wrote something other than one reply
 
@@ -90,24 +91,20 @@ class PoolProcess:
         self.send(setup)
 
     def send(self, message: Any) -> None:
-        """Send a line; if the process is gone, `reply` returns None."""
+        """Send a line; if the process is gone, `reply` returns DIED."""
         line = memoryview(json.dumps(message, default=str).encode() + b"\n")
         with contextlib.suppress(BrokenPipeError):
             while line:
                 line = line[self._stdin.write(line) :]
 
-    def reply(self, token: str, timeout_s: float) -> Reply | None:
-        """Wait for the reply to a call; None if the process is gone.
-
-        Raises:
-            TimeoutError: there is none in time.
-        """
+    def reply(self, token: str, timeout_s: float) -> Reply:
+        """Wait for the reply to a call; LATE or DIED if there is none."""
         deadline, received = time.monotonic() + timeout_s, b""
         while b"\n" not in received and len(received) <= LONGEST_LINE:
             if not self._poll.poll(max(0.0, deadline - time.monotonic()) * 1000):
-                raise TimeoutError
+                return Reply(Kind.LATE, f"took over {timeout_s:g} s")
             if not (chunk := os.read(self._stdout.fileno(), 1 << 16)):
-                return None
+                return Reply(Kind.DIED, "")
             received += chunk
         return reply_in(received, token)
 

@@ -106,14 +106,10 @@ class Peer:
         raise error
 
     def name(self, name: str) -> Any:
-        """Return what a program calls by a name.
-
-        Raises:
-            KeyError: nothing.
-        """
+        """Return what a program calls by a name; raise AttributeError if that is nothing."""
         (found,) = self.ask("name", name)
         if not found:
-            raise KeyError(name)
+            raise AttributeError(name)
         return self.reach(name, found[0])
 
     def reach(self, name: str, message: Any) -> Any:
@@ -137,7 +133,7 @@ class Peer:
         result, changed = self.ask("call", number, *given)
         found = self.decode(result)
         if found is None and changed is not None:
-            self._update([args, kwargs], [self.decode(part) for part in changed])
+            merged([args, kwargs], [self.decode(part) for part in changed])
         return found
 
     def encode(self, value: Any) -> Any:
@@ -261,25 +257,28 @@ class Peer:
             self._errors[names] = type(names[0], (self._error_class(names[1:]),), {})
         return self._errors[names]
 
-    def _update(self, old: Any, new: Any) -> None:
-        """Change lists, dictionaries and sets in place, as the other side did."""
-        if isinstance(old, list | tuple) and isinstance(new, list | tuple):
-            for before, after in zip(old, new, strict=False):
-                self._update(before, after)
-        if isinstance(old, list) and isinstance(new, list):
-            kept = [b if _is_same_kind(b, a) else a for b, a in zip(old, new, strict=False)]
-            old[:] = [*kept, *new[len(kept) :]]
-        elif isinstance(old, dict) and isinstance(new, dict):
-            for key in old.keys() & new.keys():
-                self._update(old[key], new[key])
-            merged = {k: old[k] if k in old and _is_same_kind(old[k], v) else v for k, v in new.items()}
-            old.clear()
-            old.update(merged)
-        elif isinstance(old, set) and isinstance(new, set):
-            old.clear()
-            old.update(new)
-        elif isinstance(old, bytearray) and isinstance(new, bytearray):
-            old[:] = new
+
+def merged(old: Any, new: Any) -> Any:
+    """Return `new`; a list, dictionary or set of the same kind at the same place is changed in place."""
+    if type(old) is not type(new):
+        return new
+    if isinstance(new, list | tuple):
+        items = [*map(merged, old, new), *new[len(old) :]]
+        if isinstance(old, tuple):
+            return tuple(items)
+        old[:] = items
+    elif isinstance(new, dict):
+        items = [(key, merged(old[key], value) if key in old else value) for key, value in new.items()]
+        old.clear()
+        old.update(items)
+    elif isinstance(new, set):
+        old.intersection_update(new)
+        old.update(new)
+    elif isinstance(new, bytearray):
+        old[:] = new
+    else:
+        return new
+    return old
 
 
 def _plain(base: type, value: Any) -> Any:
@@ -290,7 +289,3 @@ def _plain(base: type, value: Any) -> Any:
 
 def _chain(kind: type[BaseException]) -> list[str]:
     return [base.__name__ for base in kind.__mro__ if issubclass(base, BaseException)][:LONGEST_CHAIN]
-
-
-def _is_same_kind(old: Any, new: Any) -> bool:
-    return type(old) is type(new) and isinstance(old, list | dict | set | bytearray)

@@ -8,11 +8,14 @@ import importlib
 import sys
 import types
 import typing
-from typing import Any
+from collections.abc import Iterator
+from typing import Any, TypeVar
 
 from retrain.sandbox.inside import values
 from retrain.sandbox.inside.peer import Peer
 from retrain.sandbox.inside.stand_in import StandIn
+
+Node = TypeVar("Node", bound=ast.AST)
 
 
 class Names(dict[str, Any]):
@@ -40,31 +43,12 @@ class Names(dict[str, Any]):
             if isinstance(found, StandIn):  # data may change
                 self[name] = found
             return found
-        except KeyError:
+        except AttributeError:
             if name in self._replaced:  # Python's own would pass without the program
                 raise NameError(name) from None
             if name not in typing.__all__:
-                raise
+                raise KeyError(name) from None
             return getattr(typing, name)  # an annotation, whose import was the program's
-
-
-class Solution(types.ModuleType):
-    """The program, for tests that import it."""
-
-    def __init__(self, peer: Peer) -> None:
-        super().__init__("solution")
-        self._peer = peer
-
-    def __getattr__(self, name: str) -> Any:
-        """Return what the program calls by this name.
-
-        Raises:
-            AttributeError: nothing.
-        """
-        try:
-            return self._peer.name(name)
-        except KeyError:
-            raise AttributeError(name) from None
 
 
 def run(reads: int, writes: int, source: str, tests: str) -> dict[str, Any]:
@@ -73,16 +57,13 @@ def run(reads: int, writes: int, source: str, tests: str) -> dict[str, Any]:
     tree = ast.parse(tests)
     names = Names(peer, tests, tree)
     # a loop of the tests, such as over map, would take it for its end and skip their assertions
-    peer.may_stop = any(isinstance(n, ast.Name) and n.id == "StopIteration" for n in ast.walk(tree))
-    blocks = [n for n in ast.walk(tree) if isinstance(n, ast.With)]
-    peer.asserting = {
-        line
-        for block in blocks
-        if any(isinstance(n, ast.Assert) for n in ast.walk(block))
-        for line in range(block.lineno, (block.end_lineno or 0) + 1)
-    }
+    peer.may_stop = any(node.id == "StopIteration" for node in every(ast.Name, tree))
+    for block in every(ast.With, tree):
+        if any(every(ast.Assert, block)):
+            peer.asserting.update(range(block.lineno, (block.end_lineno or 0) + 1))
     sys.modules["tests"] = types.ModuleType("tests")
-    sys.modules["solution"] = Solution(peer)
+    sys.modules["solution"] = solution = types.ModuleType("solution")
+    solution.__getattr__ = peer.name  # type: ignore[method-assign]
     passed = False
     try:
         values.write_frame(writes, {"job": "calls", "source": source})
@@ -99,13 +80,18 @@ def run(reads: int, writes: int, source: str, tests: str) -> dict[str, Any]:
     }
 
 
+def every(kind: type[Node], tree: ast.AST) -> Iterator[Node]:
+    """Iterate over the nodes of a kind."""
+    return (node for node in ast.walk(tree) if isinstance(node, kind))
+
+
 def library_module(name: str, tree: ast.Module) -> types.ModuleType | None:
     """Return the module that tests use without an import, which must not be an object of the program."""
     wanted = {"np": "numpy"}.get(name, name)
     if wanted not in {*sys.stdlib_module_names, "numpy"}:
         return None
-    nodes = [node for node in ast.walk(tree) if isinstance(node, ast.Attribute)]
-    used = {node.attr for node in nodes if isinstance(node.value, ast.Name) and node.value.id == name}
+    attributes = [node for node in every(ast.Attribute, tree) if isinstance(node.value, ast.Name)]
+    used = {node.attr for node in attributes if ast.unparse(node.value) == name}
     try:
         module = importlib.import_module(wanted) if used else None
     except ImportError:
@@ -119,14 +105,13 @@ def replaced_names(tests: str, tree: ast.Module) -> frozenset[str]:
     This is none, or it could replace `abs` or `all`; unless tests use no name of another kind, and one
     function of Python's: then they test a function that is called like it.
     """
-    nodes = [node for node in ast.walk(tree) if isinstance(node, ast.Name)]
-    loaded = frozenset(node.id for node in nodes if isinstance(node.ctx, ast.Load))
-    stored = {node.id for node in nodes if not isinstance(node.ctx, ast.Load)}
-    defined = {n.name for n in ast.walk(tree) if isinstance(n, ast.FunctionDef | ast.ClassDef)}
-    imports = [node for node in ast.walk(tree) if isinstance(node, ast.Import | ast.ImportFrom)]
-    imported = {alias.asname or alias.name for node in imports for alias in node.names}
+    loaded = frozenset(node.id for node in every(ast.Name, tree) if isinstance(node.ctx, ast.Load))
+    own = {node.id for node in every(ast.Name, tree) if not isinstance(node.ctx, ast.Load)}
+    own |= {node.name for node in every(ast.FunctionDef, tree)}
+    own |= {node.name for node in every(ast.ClassDef, tree)}
+    own |= {node.asname or node.name for node in every(ast.alias, tree)}
     python = frozenset(dir(builtins))
-    if "solution" in tests or loaded - python - stored - defined - imported:
+    if "solution" in tests or loaded - python - own:
         return frozenset()
     classes = frozenset(name for name in loaded & python if isinstance(getattr(builtins, name), type))
     found = (loaded & python) - classes or classes

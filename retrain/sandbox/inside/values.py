@@ -17,8 +17,23 @@ LONGEST_FRAME = 16 << 20
 DEEPEST = 100
 HEAD = struct.Struct(">I")
 SAFE = 1 << 53
-BUILDERS: dict[str, Callable[[list[Any]], Any]] = {"l": list, "t": tuple, "s": set, "z": frozenset}
-KINDS: dict[type, str] = {list: "l", tuple: "t", set: "s", frozenset: "z"}
+COLLECTIONS: dict[type, str] = {list: "l", tuple: "t", set: "s", frozenset: "z"}
+SCALARS: dict[type, tuple[str, Callable[[Any], str]]] = {
+    int: ("i", hex),
+    float: ("f", repr),
+    complex: ("c", repr),
+    bytes: ("b", bytes.hex),
+    bytearray: ("a", bytearray.hex),
+}
+BUILDERS: dict[str, Callable[[Any], Any]] = {
+    **{kind: build for build, kind in COLLECTIONS.items()},
+    "d": dict,
+    "i": lambda text: int(text, 16),
+    "f": float,
+    "c": complex,
+    "b": bytes.fromhex,
+    "a": bytearray.fromhex,
+}
 
 
 class FrameError(Exception):
@@ -45,38 +60,18 @@ def read_frame(fd: int) -> Any:
         EOFError: the other side is gone.
         FrameError: not a frame.
     """
-    (length,) = HEAD.unpack(read_exactly(fd, HEAD.size))
+    (length,) = HEAD.unpack(_read_exactly(fd, HEAD.size))
     if length > LONGEST_FRAME:
         raise FrameError(f"a message of {length} bytes")
-    return parse(read_exactly(fd, length))
+    return parse(_read_exactly(fd, length))
 
 
 def parse(text: bytes) -> Any:
-    """Return a message.
-
-    Raises:
-        FrameError: not JSON.
-    """
+    """Return a message; raise FrameError if it is not JSON."""
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
         raise FrameError(f"not a message: {error}") from None
-
-
-def read_exactly(fd: int, count: int) -> bytes:
-    """Read a number of bytes.
-
-    Raises:
-        EOFError: there are fewer.
-    """
-    parts, left = [], count
-    while left:
-        part = os.read(fd, min(left, 1 << 20))
-        if not part:
-            raise EOFError("the other side has ended")
-        parts.append(part)
-        left -= len(part)
-    return b"".join(parts)
 
 
 def encode(value: Any, export: Callable[[Any], Any], depth: int = 0) -> Any:
@@ -88,21 +83,16 @@ def encode(value: Any, export: Callable[[Any], Any], depth: int = 0) -> Any:
     if depth > DEEPEST:
         raise FrameError(f"a value is nested more than {DEEPEST} levels deep")
     kind: type = type(value)
-    if value is None or kind in (bool, str):
+    is_safe = -SAFE < value < SAFE if kind is int else kind is float and math.isfinite(value)
+    if value is None or is_safe or kind in (bool, str):
         return value
-    if kind is int:
-        return value if -SAFE < value < SAFE else ["i", hex(value)]
-    if kind is float:
-        return value if math.isfinite(value) else ["f", repr(value)]
-    if kind in KINDS:
-        return [KINDS[kind], [encode(item, export, depth + 1) for item in value]]
+    if kind in COLLECTIONS:
+        return [COLLECTIONS[kind], [encode(item, export, depth + 1) for item in value]]
     if kind is dict:
-        pairs = [[encode(k, export, depth + 1), encode(v, export, depth + 1)] for k, v in value.items()]
-        return ["d", pairs]
-    if kind in (bytes, bytearray):
-        return ["b" if kind is bytes else "a", value.hex()]
-    if kind is complex:
-        return ["c", repr(value.real), repr(value.imag)]
+        return ["d", [[encode(one, export, depth + 1) for one in pair] for pair in value.items()]]
+    if kind in SCALARS:
+        letter, written = SCALARS[kind]
+        return [letter, written(value)]
     return export(value)
 
 
@@ -113,30 +103,31 @@ def decode(message: Any, load: Callable[[list[Any]], Any], depth: int = 0) -> An
         FrameError: not such a value.
     """
     if not isinstance(message, list):
-        if message is None or isinstance(message, bool | str | int | float):
-            return message
-        raise FrameError("an object where a value belongs")
+        if isinstance(message, dict):
+            raise FrameError("an object where a value belongs")
+        return message
     if depth > DEEPEST or not message or not isinstance(message[0], str):
         raise FrameError("a value that is nested too deeply or has no kind")
     kind, *rest = message
     try:
-        if kind in BUILDERS:
-            return BUILDERS[kind]([decode(item, load, depth + 1) for item in rest[0]])
-        if kind == "d":
-            return {decode(k, load, depth + 1): decode(v, load, depth + 1) for k, v in rest[0]}
-        if kind in ("i", "f", "b", "a", "c"):
-            return _scalar(kind, rest)
-        return load(message)
+        if kind not in BUILDERS:
+            return load(message)
+        (content,) = rest
+        if kind in COLLECTIONS.values():
+            content = [decode(item, load, depth + 1) for item in content]
+        elif kind == "d":
+            content = [[decode(one, load, depth + 1) for one in pair] for pair in content]
+        return BUILDERS[kind](content)
     except (ValueError, TypeError, IndexError, AttributeError, KeyError) as error:
         raise FrameError(f"not a value: {error}") from None
 
 
-def _scalar(kind: str, rest: list[Any]) -> Any:
-    if kind == "i":
-        return int(rest[0], 16)
-    if kind == "f":
-        return float(rest[0])
-    if kind == "c":
-        return complex(float(rest[0]), float(rest[1]))
-    data = bytes.fromhex(rest[0])
-    return data if kind == "b" else bytearray(data)
+def _read_exactly(fd: int, count: int) -> bytes:
+    """Read a number of bytes; raise EOFError if there are fewer."""
+    found = bytearray()
+    while len(found) < count:
+        part = os.read(fd, min(count - len(found), 1 << 20))
+        if not part:
+            raise EOFError("the other side has ended")
+        found += part
+    return bytes(found)

@@ -102,12 +102,8 @@ def run(
         "wrote too many or too large files": is_full,
         f"left {left} processes behind": left,
     }
-    return {
-        "code": code,
-        "in_time": in_time,
-        "broke": " and ".join(what for what, is_so in broken.items() if is_so),
-        "denied": watch.denied,
-    }
+    broke = " and ".join(what for what, is_so in broken.items() if is_so)
+    return {"code": code, "in_time": in_time, "broke": broke, "denied": watch.told["denied"]}
 
 
 def start(
@@ -147,12 +143,8 @@ class Watch:
         self._poll = select.poll()
         for fd in (*wakers, *listeners):
             self._poll.register(fd, select.POLLIN)
-        self._told: Counter[str] = Counter()
+        self.told: Counter[str] = Counter()
         self._own = program if folder else 1  # its number in a namespace
-
-    @property
-    def denied(self) -> int:
-        return self._told["denied"]
 
     def wait(self) -> bool:
         """Wait until the program ends, is to be stopped or breaks a limit; return whether it was in time."""
@@ -172,7 +164,7 @@ class Watch:
         elif fd not in self._listeners:
             return True
         elif event & select.POLLIN:
-            self._told[confine.answer(fd, self._own, self._told["thread"])] += 1
+            self.told[confine.answer(fd, self._own, self.told["thread"])] += 1
         else:  # the program has ended
             self._poll.unregister(fd)
         return False
