@@ -7,21 +7,20 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from itertools import chain
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.table import Table
 
-from retrain.calibrate import Calibrator, check_target
-from retrain.calibrate.conclude import Calibration
-from retrain.calibrate.facts import BatchFound
-from retrain.calibrate.trials import Effort
 from retrain.cli import AsJson, ConfigFile, Overrides, duration
 from retrain.cli.run import interruptible
 from retrain.errors import EXIT_INTERRUPTED, EXIT_RUN_FAILED
 from retrain.records.text import about, format_duration, gib, plain
-from retrain.render.live import EventLines
 from retrain.render.tables import console, messages, print_json, table
+
+if TYPE_CHECKING:
+    from retrain.calibrate.conclude import Calibration
+    from retrain.calibrate.facts import BatchFound
 
 ENDING_TRIAL = "ending the trial; reporting what was measured"
 BARS = 24  # characters of the longest
@@ -55,6 +54,10 @@ def command(
 
     Example: retrain calibrate campaign.toml --budget 20m
     """
+    from retrain.calibrate import Calibrator, check_target
+    from retrain.calibrate.trials import Effort
+    from retrain.render.live import EventLines
+
     budget_s = duration(budget, "--budget")
     target = output or file.with_name(f"{file.stem}.calibrated.toml")
     calibrator = Calibrator(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import chain
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.table import Table
@@ -12,12 +12,11 @@ from rich.text import Text
 
 from retrain.cli import AsJson
 from retrain.render.tables import BAD, console, fitted, print_result, table, width_of
-from retrain.report.compare import Comparison, MetricComparison, Verdict, compare
-from retrain.report.gather import left_out
-from retrain.report.sides import Moment, check_metrics, choose, known_metrics
-from retrain.report.tables import excluded, footnotes, grounds, heading, results
 
-STYLES = {Verdict.NOT_ENOUGH: "yellow", Verdict.OTHER_STEPS: "yellow", Verdict.IDENTICAL: "dim"}
+if TYPE_CHECKING:
+    from retrain.report.compare import Comparison, MetricComparison
+
+STYLES = {"not enough seeds to tell": "yellow", "no verdict": "yellow", "identical": "dim"}  # else bold
 
 
 def command(
@@ -49,6 +48,11 @@ def command(
     Examples: retrain compare logs/study; retrain compare logs/study grpo maxrl;
     retrain compare logs/monday grpo logs/tuesday grpo
     """
+    from retrain.report.compare import compare
+    from retrain.report.gather import left_out
+    from retrain.report.sides import Moment, check_metrics, choose, known_metrics
+    from retrain.report.tables import footnotes
+
     matches = choose(what)
     runs = {run.directory: run for match in matches for side in match.sides for run in side.runs}.values()
     for line in left_out(runs):
@@ -80,6 +84,8 @@ def _comparison(comparison: Comparison, width: int) -> Iterator[str | Text | Tab
 
 def _metric(metric: MetricComparison, width: int) -> Iterator[str | Text | Table]:
     """Iterate over the numbers of a metric, then the verdicts that they support."""
+    from retrain.report.tables import excluded, grounds, heading, results
+
     yield Text.assemble((metric.metric, "bold"), (f"  {heading(metric)}", "dim"))
     columns, rows = results(metric)
     failed = columns.index(">failed")

@@ -10,20 +10,14 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.text import Text
 
-from retrain.campaign.admission import check_memory, free_memory
-from retrain.campaign.assign import as_launched, check_launch, has_engine, launch_script
 from retrain.cli import AsJson, ConfigFile, Overrides, duration
-from retrain.config.load import load_config, sets_key
 from retrain.errors import EXIT_CONFIG
-from retrain.plan.explain import Explanation, MemoryUse, explain_plan
-from retrain.plan.matrix import plan_runs
-from retrain.plan.preflight import preflight
 from retrain.records.text import about, count_of, format_duration, gib, plain, plain_lines
 from retrain.render.tables import console, fitted, print_result
-from retrain.system import cpu_capacity
 
 if TYPE_CHECKING:
     from retrain.plan.estimate.wall_time import WallTime
+    from retrain.plan.explain import Explanation, MemoryUse
 
 MOST_SEEDS = 8  # more are abbreviated
 CHECK_STYLES = {"pass": "green", "warn": "yellow", "unknown": "cyan"}
@@ -52,6 +46,14 @@ def command(
 
     Example: retrain explain campaign.toml --from logs --budget 6h
     """
+    from retrain.campaign.admission import check_memory, free_memory
+    from retrain.campaign.assign import as_launched, check_launch, has_engine, launch_script
+    from retrain.config.load import load_config, sets_key
+    from retrain.plan.explain import explain_plan
+    from retrain.plan.matrix import plan_runs
+    from retrain.plan.preflight import preflight
+    from retrain.system import cpu_capacity
+
     budget_s = duration(budget, "--budget") if budget else None
     plan = plan_runs(load_config(file, overrides or ()), file.name)
     check_launch(plan, file.name)
