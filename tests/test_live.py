@@ -13,8 +13,9 @@ from retrain.config.load import load_config
 from retrain.locks.held import hold
 from retrain.plan.matrix import RunPlan, plan_runs
 from retrain.records.layout import CampaignFiles
-from retrain.records.run_state import RunState, begin_attempt
-from retrain.render.live import LiveView
+from retrain.records.run_state import Progress, RunState, begin_attempt, write_progress
+from retrain.render.live import LiveView, StepLines
+from retrain.status.watch import Watcher
 from tests.semaphore_processes import wait_until
 from tests.test_watch_reading import make_campaign, rows
 
@@ -59,3 +60,25 @@ def test_events_stand_above_the_view(view: LiveView, run: RunPlan, out: io.Strin
 def test_a_campaign_without_records_is_no_error(view: LiveView, run: RunPlan, tmp_path: Path) -> None:
     with view:
         view.begun(CampaignFiles(tmp_path / "nowhere"), (run,), 1)
+
+
+def test_on_a_pipe_a_slow_step_has_a_line_and_no_minute_is_silent(out: io.StringIO, tmp_path: Path) -> None:
+    files = make_campaign(tmp_path)
+    run, now_s = files.run("grpo_s1"), [0.0]
+    lines = StepLines(Console(file=out, width=100), clock=lambda: now_s[0])
+    with hold(files.lock), hold(run.lock):
+        begin_attempt(run.attempts)
+        watcher = Watcher(files.directory)
+
+        def told_after(seconds: float, step: int, detail: str = "") -> str:
+            write_progress(run.status, Progress(RunState.RUNNING, "sample", step, 10, 1, detail=detail))
+            now_s[0] += seconds
+            before = len(out.getvalue())
+            lines.show(watcher.look().campaigns[0])
+            return out.getvalue()[before:].partition(" ")[2]
+
+        assert told_after(0, step=1) == ""
+        assert told_after(5, step=2) == ""
+        assert told_after(5, step=3) == "grpo_s1 step 3/10, sample\n"
+        assert told_after(50, step=3) == ""
+        assert told_after(10, step=3, detail="7 of 8") == "grpo_s1 step 3/10, sample: 7 of 8\n"

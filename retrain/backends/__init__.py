@@ -52,6 +52,29 @@ class Permit(AbstractContextManager[object], AbstractAsyncContextManager[object]
 
 
 @dataclass(frozen=True, slots=True)
+class SamplingProgress:
+    """How far a call of `sample` is."""
+
+    rollouts: int  # asked for
+    finished: int
+    tokens: int  # sampled so far, in all
+    longest: int  # tokens of the longest rollout so far
+    time_s: float  # since the call began
+
+    def __str__(self) -> str:
+        speed = self.tokens / self.time_s if self.time_s > 0 else 0.0
+        return (
+            f"{self.finished} of {self.rollouts} done, {self.tokens:,} tokens, {speed:,.0f}/s, "
+            f"longest {self.longest:,}"
+        )
+
+
+def ignore_progress(progress: SamplingProgress) -> None:
+    """Do nothing."""
+    del progress
+
+
+@dataclass(frozen=True, slots=True)
 class BackendSpec:
     """What a backend needs to know about its run."""
 
@@ -64,6 +87,8 @@ class BackendSpec:
     permit: Callable[[], Permit] = nullcontext  # the right to one API call in flight
     # called after each API call if the number of permits adapts, else None
     observe_call: Callable[[CallFacts], None] | None = None
+    # may be called during `sample`, as often as a backend likes and from any thread
+    observe_sampling: Callable[[SamplingProgress], None] = ignore_progress
     run_name: str = ""
 
 

@@ -103,12 +103,12 @@ def finish(outcome: CampaignOutcome, *, as_json: bool) -> None:
 
 
 def observe(stack: ExitStack) -> Observer:
-    """Return a live view on a terminal, plain lines elsewhere."""
-    from retrain.render.live import EventLines, LiveView
+    """Return a live view on a terminal, lines elsewhere."""
+    from retrain.render.live import LiveView, StepLines
     from retrain.render.tables import messages
 
     errors = messages()
-    return stack.enter_context(LiveView(errors)) if sys.stderr.isatty() else EventLines(errors)
+    return stack.enter_context(LiveView(errors) if sys.stderr.isatty() else StepLines(errors))
 
 
 def _next_command(directory: Path, outcome: CampaignOutcome) -> str:

@@ -71,6 +71,7 @@ class RunRow:
         "pending, running, done, failed, infrastructure, timeout, stalled, interrupted, died or unreadable",
     )
     phase: str = _column("", "last known phase of a running run", default="")
+    detail: str = _column("", "how far a long phase is", default="")
     step: int = _column("steps", "steps that are complete", default=0)
     max_steps: int | None = _column("steps", "steps of the whole run")
     attempt: int = _column("", "number of its last attempt; 0 before the first", default=0)
@@ -151,10 +152,12 @@ def row_of_parts(
 ) -> RunRow:
     """Return the row of a run from its parts; the rows of `ends` hold `KEYS`."""
     last = ends.last[-1] if ends.last else {}
+    running = progress if seen.state == RunState.RUNNING else None
     rewards = _numbers(ends.last, "mean_reward")
     found = {
         "state": str(seen.state),
-        "phase": progress.phase if progress and seen.state == RunState.RUNNING else "",
+        "phase": running.phase if running else "",
+        "detail": running.detail if running else "",
         "step": max(progress.step if progress else 0, last.get("step", 0)),
         "max_steps": progress.max_steps if progress else None,
         "attempt": seen.attempts[-1].number if seen.attempts else 0,

@@ -60,6 +60,7 @@ class Progress:
     attempt: int
     updated_at: str = ""  # filled in by `write_progress`
     message: str = ""
+    detail: str = ""  # how far a long phase is
 
 
 @dataclass(frozen=True)

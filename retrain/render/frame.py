@@ -20,7 +20,7 @@ from rich.text import Text
 from retrain.clock import posix_s
 from retrain.records.run_row import RunRow
 from retrain.records.text import MISSING, counts_of
-from retrain.render.status import WATCH_COLUMNS, permit_line, resume_lines, run_name, time_left
+from retrain.render.status import WATCH_COLUMNS, detailed, permit_line, resume_lines, run_name, time_left
 from retrain.render.tables import BAD, STYLES
 from retrain.status import CampaignStatus
 from retrain.status.tracking import WatchedRun, WatchEvent
@@ -143,6 +143,7 @@ def _campaign(campaign: WatchedCampaign, width: int, height: int, glyphs: Glyphs
         lines += [Text(part, style="yellow") for part in parts]
     if status.permits is not None:
         lines.append(permit_line(status.permits))
+    lines += map(Text, detailed(status.runs))
     room = height - len(lines) - 1
     begun = [run for run in campaign.runs.values() if run.row.state != "pending" or run.rewards]
     wanted_by_runs = min(len(begun), max(3, room // 2)) + 2

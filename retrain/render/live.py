@@ -1,11 +1,16 @@
-"""A campaign as it runs: event lines, on a terminal with its view below. All of it on standard error."""
+"""A campaign as it runs: event lines, on a terminal with its view below, elsewhere with lines of steps.
+
+All of it is written to standard error.
+"""
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Sequence
+from abc import abstractmethod
+from collections.abc import Callable, Sequence
 from contextlib import suppress
+from typing import Self
 
 from rich.console import Console
 from rich.live import Live
@@ -16,13 +21,17 @@ from retrain.campaign.endings import Ending
 from retrain.errors import RecordsError
 from retrain.plan.matrix import RunPlan
 from retrain.records.layout import CampaignFiles
+from retrain.records.run_row import RunRow
+from retrain.records.run_state import RunState
 from retrain.records.text import count_of, format_duration
 from retrain.render.frame import campaign_frame
-from retrain.render.tables import BAD, STYLES
+from retrain.render.status import doing, run_name
+from retrain.render.tables import BAD, STYLES, number
 from retrain.render.watch import Lines, RefreshInterval, glyphs_for
-from retrain.status.watch import Watcher
+from retrain.status.watch import WatchedCampaign, Watcher
 
 MOST_LINES = 20  # of the view; at most half of the screen
+SHORTEST_S, LONGEST_S = 10.0, 60.0  # between two lines of a run; longer if many run
 
 
 class EventLines(Observer):
@@ -66,36 +75,82 @@ class EventLines(Observer):
         self._console.print(Text.assemble((time.strftime("%H:%M:%S "), "dim"), what), soft_wrap=True)
 
 
-class LiveView(EventLines):
-    """Event lines, and below them the campaign as `status --watch` shows it."""
+class Follower(EventLines):
+    """Event lines, while a thread follows the campaign's records."""
 
     def __init__(self, console: Console) -> None:
         super().__init__(console)
         self._watcher: Watcher | None = None
-        self._glyphs = glyphs_for(console)
-        self._live = Live(console=console, auto_refresh=False, transient=True)
         self._left = threading.Event()
-        self._thread = threading.Thread(target=self._refresh, name="live view", daemon=True)
+        self._thread = threading.Thread(target=self._follow, name="follower", daemon=True)
 
-    def __enter__(self) -> LiveView:
-        self._live.start()
+    def __enter__(self) -> Self:
         self._thread.start()
         return self
 
     def __exit__(self, *_: object) -> None:
         self._left.set()
         self._thread.join()
-        self._live.stop()
 
     def begun(self, files: CampaignFiles, runs: Sequence[RunPlan], workers: int) -> None:
         super().begun(files, runs, workers)
         self._watcher = Watcher(files.directory)
 
-    def _refresh(self) -> None:
+    def _follow(self) -> None:
         interval = RefreshInterval()
         while not self._left.wait(interval.rest_s()):
             with suppress(RecordsError):  # it may be there at the next look
                 for campaign in self._watcher.look().campaigns if self._watcher else ():
-                    width, height = self._console.size
-                    lines = campaign_frame(campaign, width, min(MOST_LINES, height // 2), self._glyphs)
-                    self._live.update(Lines(lines), refresh=True)
+                    self.show(campaign)
+
+    @abstractmethod
+    def show(self, campaign: WatchedCampaign) -> None:
+        """Show what the records say now."""
+
+
+class LiveView(Follower):
+    """Event lines, and below them the campaign as `status --watch` shows it."""
+
+    def __init__(self, console: Console) -> None:
+        super().__init__(console)
+        self._glyphs = glyphs_for(console)
+        self._live = Live(console=console, auto_refresh=False, transient=True)
+
+    def __enter__(self) -> Self:
+        self._live.start()
+        return super().__enter__()
+
+    def __exit__(self, *_: object) -> None:
+        super().__exit__()
+        self._live.stop()
+
+    def show(self, campaign: WatchedCampaign) -> None:
+        width, height = self._console.size
+        lines = campaign_frame(campaign, width, min(MOST_LINES, height // 2), self._glyphs)
+        self._live.update(Lines(lines), refresh=True)
+
+
+class StepLines(Follower):
+    """Event lines, and of each run a line per step, or per minute of a longer step."""
+
+    def __init__(self, console: Console, clock: Callable[[], float] = time.monotonic) -> None:
+        super().__init__(console)
+        self._clock = clock
+        self._told: dict[str, tuple[int, float]] = {}  # each run's steps, and when they were told
+
+    def show(self, campaign: WatchedCampaign) -> None:
+        running = [run.row for run in campaign.runs.values() if run.row.state == RunState.RUNNING]
+        now_s, shortest_s = self._clock(), max(SHORTEST_S, len(running))
+        for row in running:
+            step, told_s = self._told.setdefault(row.run_id, (row.step, now_s))
+            if now_s - told_s >= (shortest_s if row.step > step else LONGEST_S):
+                self._told[row.run_id] = row.step, now_s
+                self._print(step_line(row))
+
+
+def step_line(row: RunRow) -> str:
+    """Return how far a run is, in a line."""
+    said = [f"{run_name(row)} step {row.step}/{row.max_steps or '?'}"]
+    if row.reward_mean is not None:
+        said += [f"reward {number(row.reward_mean, 2)}", f"{format_duration(row.step_time_s)} a step"]
+    return ", ".join([*said, doing(row)] if row.phase else said)

@@ -19,6 +19,7 @@ MATRIX_RUNS = 60  # more runs than this are shown by condition only
 RECENT = 5  # campaigns shown in full; older ones get a line each
 NAMED_RUNS = 3  # of those that failed alike; the others are counted
 MOST_MESSAGES = 20  # that differ
+MOST_DETAILED = 3  # running runs whose phase is shown in detail
 
 
 def show_all(campaigns: Sequence[CampaignStatus], console: Console) -> None:
@@ -144,7 +145,18 @@ def _conditions(conditions: Sequence[ConditionStatus], width: int) -> object:
     return fitted("", columns, rows, width)
 
 
+def doing(run: RunRow) -> str:
+    """Return what a run is doing, and how far it is."""
+    return f"{run.phase}: {run.detail}" if run.detail else run.phase
+
+
+def detailed(runs: Sequence[RunRow]) -> list[str]:
+    """Return a line for each of the first runs in a phase that takes long."""
+    return [f"{run_name(run)} {doing(run)}" for run in runs if run.detail][:MOST_DETAILED]
+
+
 def _remarks(campaign: CampaignStatus) -> Iterator[str | Text]:
+    yield from detailed(campaign.runs)
     if campaign.eta_s is not None:
         yield time_left(campaign)
     if campaign.expected is not None:

@@ -7,7 +7,7 @@ import math
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 LONGEST_ANSWER = 500  # characters
 PROGRESS_EVERY_S = 0.4  # status.json is read by people: twice a second is enough
+DETAIL_EVERY_S = 1.0  # a phase that takes longer says how far it is
 
 
 class Journal:
@@ -47,6 +48,7 @@ class Journal:
         self._written_at = -PROGRESS_EVERY_S
         self._lock = threading.Lock()
         self._latest: Progress | None = None  # not written yet; a timer will
+        self._current: Progress | None = None
 
     def row(self, row: StepRow) -> None:
         """Write a step's row; raise NonFiniteError, which names the key, if a value is NaN or infinite."""
@@ -68,6 +70,7 @@ class Journal:
         """Write the current phase to status.json; at most every `PROGRESS_EVERY_S` while running."""
         progress = Progress(state, phase, step, self._max_steps, self.attempt, message=message)
         with self._lock:
+            self._current = progress if state == RunState.RUNNING else None
             early_s = self._written_at + PROGRESS_EVERY_S - time.monotonic()
             if state == RunState.RUNNING and early_s > 0:
                 if self._latest is None:
@@ -78,6 +81,15 @@ class Journal:
                 return
             self._latest, self._written_at = None, time.monotonic()
             write_progress(self._status, progress)
+
+    def detail(self, detail: object) -> None:
+        """Add to the current phase how far it is; at most every `DETAIL_EVERY_S`, from any thread."""
+        with self._lock, contextlib.suppress(RecordsError):  # the next write says so
+            now_s, current = time.monotonic(), self._current
+            if current is None or now_s - self._written_at < DETAIL_EVERY_S:
+                return
+            self._latest, self._written_at = None, now_s
+            write_progress(self._status, replace(current, detail=str(detail)))
 
     def _write_latest(self) -> None:
         with self._lock, contextlib.suppress(RecordsError):  # the next write says so
@@ -100,7 +112,7 @@ class Journal:
     def close(self) -> str:
         """Close the files, then the loggers; return which rows the loggers lack, "" if none."""
         with self._lock:
-            self._latest = None  # the end is written by whoever knows it
+            self._latest = self._current = None  # the end is written by whoever knows it
         self._metrics.close()
         self._samples.close()
         return "" if self._loggers is None else self._loggers.close(*self._ending)

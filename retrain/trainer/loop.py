@@ -286,6 +286,7 @@ def open_trainer(
             options=config.backend.options,
             permit=permits.permit,
             observe_call=permits.observe_call,
+            observe_sampling=journal.detail,
             run_name=permits.label,
         )
         name, options = config.backend.backend, config.backend.options

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from retrain.backends import SamplingProgress
 from retrain.backends.local.policy import LocalBackend
 from retrain.backends.local.rows import Row, uniforms
 from tests.extras.local_policies import UNEVEN, as_samples, chosen, draw, open_backend, plain_logprobs, stir
@@ -119,3 +120,11 @@ def test_rows_that_outgrow_the_cache_wait_and_go_on_where_they_were(backend):
     assert max(count * length for count, length in shapes) <= 8 * 10
     assert any(length > len(SHORT) for _, length in shapes)  # prompt and completion so far, in one pass
     assert [row.length for row in rows] == [len(SHORT) + 40] * 8
+
+
+def test_a_long_call_tells_how_far_it_is(backend):
+    told: list[SamplingProgress] = []
+    backend.sampler.observe, backend.sampler.observe_every_s = told.append, 0.0
+    fill(backend, [Row(SHORT, limit) for limit in (2, 3, 3)])
+    seen = [(p.rollouts, p.finished, p.tokens, p.longest) for p in told]
+    assert seen == [(3, 0, 3, 1), (3, 1, 6, 2), (3, 3, 8, 3)]

@@ -69,7 +69,14 @@ class LocalBackend:
         self._memory = DeviceMemory(device)
         budgets = dict.fromkeys(("sample", "evaluate"), options.tokens_per_sampling_batch)
         self.sampler = TorchSampler(
-            policy, self.text, self._memory, self.costs, budgets, windows, cut=Cut.by(options)
+            policy,
+            self.text,
+            self._memory,
+            self.costs,
+            budgets,
+            windows,
+            cut=Cut.by(options),
+            observe=spec.observe_sampling,
         )
         self._engine: EngineSampler | None = None
         if self.info.remote:

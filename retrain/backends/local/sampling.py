@@ -7,8 +7,9 @@ which rows share a batch changes the arithmetic's rounding only.
 
 from __future__ import annotations
 
+import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import Protocol
@@ -16,7 +17,7 @@ from typing import Protocol
 import numpy as np
 import torch
 
-from retrain.backends import Sampling
+from retrain.backends import Sampling, SamplingProgress, ignore_progress
 from retrain.backends.local.cohorts import Cohorts
 from retrain.backends.local.devices import DeviceMemory, finished_s, is_out_of_memory
 from retrain.backends.local.loading import Cut, Policy
@@ -63,6 +64,8 @@ class TorchSampler:
     budgets: dict[str, int]
     windows: Sequence[int] | None = None  # None: no row can join others
     cut: Cut | None = None
+    observe: Callable[[SamplingProgress], None] = ignore_progress
+    observe_every_s: float = 0.5
     steps_per_look: int = 1  # tokens drawn of each row before the host looks at them
     work: WorkMeter = field(default_factory=WorkMeter)
 
@@ -88,13 +91,14 @@ class TorchSampler:
 
     def fill(self, rows: Sequence[Row], temperature: float, device: torch.device, budget: str) -> None:
         """Sample these rows to their ends; with less memory at a time if it does not suffice."""
+        progress = _Progress(rows, self.observe, self.observe_every_s)
         while waiting := deque(row for row in rows if not row.is_done):
             cache = cache_for(self.policy, self.windows, device)
             batch = _Batch(self, cache, waiting, self._cells(budget), temperature, device)
             try:
                 # inference tensors that a model caches could not be used in training
                 with torch.no_grad():
-                    batch.drain()
+                    batch.drain(progress)
                 return
             except (RuntimeError, MemoryError) as error:
                 if not is_out_of_memory(error):
@@ -110,6 +114,25 @@ class TorchSampler:
     def _cells(self, budget: str) -> int:
         per_token = self.costs.kv_bytes_per_token
         return min(self.budgets[budget], int(self.memory.cache_bytes() / per_token) if per_token else 2**62)
+
+
+class _Progress:
+    """Tells an observer now and then how far rows are."""
+
+    def __init__(
+        self, rows: Sequence[Row], observe: Callable[[SamplingProgress], None], every_s: float
+    ) -> None:
+        self._rows, self._observe, self._every_s = rows, observe, every_s
+        self._began_s = self._told_s = time.monotonic()
+
+    def tell(self) -> None:
+        now_s = time.monotonic()
+        if now_s - self._told_s < self._every_s:
+            return
+        self._told_s = now_s
+        lengths, finished = [len(row.tokens) for row in self._rows], sum(row.is_done for row in self._rows)
+        spent_s = now_s - self._began_s
+        self._observe(SamplingProgress(len(lengths), finished, sum(lengths), max(lengths), spent_s))
 
 
 class _Batch:
@@ -140,7 +163,7 @@ class _Batch:
     def _demand(self, row: Row) -> int:
         return len(row.prompt) + min(row.limit, max(len(row.tokens) + 1, self._guess))
 
-    def drain(self) -> None:
+    def drain(self, progress: _Progress) -> None:
         """Sample until no row waits or runs."""
         rows, runs, steps, prefill_s, decode_s = [*self._waiting], [], 0, 0.0, 0.0
         while self._waiting or self.running:
@@ -151,6 +174,7 @@ class _Batch:
             decode_s += finished_s(self._device) - filled_s
             prefill_s += filled_s - began_s
             runs.append(ran)
+            progress.tell()
         costs, drawn = self._sampler.costs, np.array([len(row.tokens) for row in rows])
         self._sampler.work.add(
             costs.prefill(list(chain.from_iterable(runs)), sum(map(bool, runs)), prefill_s),
