@@ -185,6 +185,15 @@ def test_auto_takes_what_the_self_test_proves(monkeypatch: pytest.MonkeyPatch) -
         auto.open_sandbox.cache_clear()
 
 
+def test_a_command_runs_the_program_and_this_machine_the_tests_of_which_it_warns() -> None:
+    options = {"command": [*CONTAINER, "INSIDE=1"], "python": sys.executable}
+    assert "this machine" in choose("command", options).weakness
+    tests = "import os\nassert is_inside() and 'INSIDE' not in os.environ"
+    program = "import os\ndef is_inside(): return 'INSIDE' in os.environ"
+    prompt = Prompt(0, "?", tests)
+    assert python.score(program, prompt, sandbox="command", sandbox_options=options) == 1.0
+
+
 @pytest.mark.parametrize("command", [["no-such-command"], ["false"]])
 def test_a_sandbox_that_does_not_start_leaves_its_completions_unscored(command: list[str]) -> None:
     broken = Sandbox("broken", command)

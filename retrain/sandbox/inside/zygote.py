@@ -97,13 +97,18 @@ def run(
     if not confined:
         return {"fault": "a program could not be confined"}
     code = os.waitstatus_to_exitcode(status)
-    broken = {
+    broke = faults(code, is_full=is_full, left=left)
+    return {"code": code, "in_time": in_time, "broke": broke, "denied": watch.told["denied"]}
+
+
+def faults(code: int, *, is_full: bool, left: int) -> str:
+    """Return what a program did that no solution does, in words."""
+    found = {
         "made a forbidden system call": code == -signal.SIGSYS,
         "wrote too many or too large files": is_full,
         f"left {left} processes behind": left,
     }
-    broke = " and ".join(what for what, is_so in broken.items() if is_so)
-    return {"code": code, "in_time": in_time, "broke": broke, "denied": watch.told["denied"]}
+    return " and ".join(what for what, is_so in found.items() if is_so)
 
 
 def start(
