@@ -109,8 +109,8 @@ def free_memory(device: str) -> int | None:
         return None
 
 
-def check_memory(plan: Plan, source: str, needs: Iterable[MemoryEstimate] = ()) -> None:
-    """Raise ConfigError for runs that cannot fit, or a `min_free_memory` above this machine's memory."""
+def check_fits(needs: Iterable[MemoryEstimate], source: str) -> None:
+    """Raise ConfigError for a run that does not fit into what is free, even with the smallest batches."""
     for needed in needs:
         free = free_memory(needed.device)
         if free is not None and needed.smallest > free:
@@ -119,6 +119,10 @@ def check_memory(plan: Plan, source: str, needs: Iterable[MemoryEstimate] = ()) 
                 f"and {gib(free)} are free ({needed.parts()} with those of the file); use a smaller model, "
                 "lower max_tokens, or set [backend.options].gradient_checkpointing = true"
             )
+
+
+def check_memory(plan: Plan, source: str) -> None:
+    """Raise ConfigError for a `min_free_memory` above this machine's memory."""
     least_bytes, all_bytes = _least_bytes(plan), memory_limit_bytes()
     if least_bytes > all_bytes:
         raise ConfigError(

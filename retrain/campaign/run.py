@@ -15,7 +15,7 @@ from pathlib import Path
 import tomli_w
 
 from retrain.campaign import Observer
-from retrain.campaign.admission import check_memory
+from retrain.campaign.admission import check_fits, check_memory
 from retrain.campaign.assign import as_launched, ask_launcher, check_launch, has_engine, options_of
 from retrain.campaign.orchestrate import CampaignOutcome, CampaignRun
 from retrain.campaign.recorded import reconcile
@@ -66,10 +66,10 @@ def start(
     beside = beside or config_path.parent
     config = load_config(config_path, overrides, beside=beside)
     plan = plan_runs(config, config_path.name)
-    checked = preflight(plan, config_path.name)
+    check_fits(preflight(plan, config_path.name).memory.values(), config_path.name)
     check_launch(plan, config_path.name)
     if not has_engine(plan.campaign):
-        check_memory(plan, config_path.name, checked.memory.values())
+        check_memory(plan, config_path.name)
         check_servers({run.condition: run.config for run in plan.runs}.values(), config_path.name)
     plan = as_launched(plan)
     ask_launcher(plan, "check_engine")

@@ -46,8 +46,8 @@ def command(
 
     Example: retrain explain campaign.toml --from logs --budget 6h
     """
-    from retrain.campaign.admission import check_memory, free_memory
-    from retrain.campaign.assign import as_launched, check_launch, has_engine, launch_script
+    from retrain.campaign.admission import check_fits, free_memory
+    from retrain.campaign.assign import as_launched, check_launch, launch_script
     from retrain.config.load import load_config, sets_key
     from retrain.plan.explain import explain_plan
     from retrain.plan.matrix import plan_runs
@@ -58,8 +58,7 @@ def command(
     plan = plan_runs(load_config(file, overrides or ()), file.name)
     check_launch(plan, file.name)
     checked = preflight(plan, file.name)
-    if not has_engine(plan.campaign):
-        check_memory(plan, file.name, checked.memory.values())
+    check_fits(checked.memory.values(), file.name)
     plan = as_launched(plan)
     history = None
     if logs is not None:

@@ -94,14 +94,11 @@ def explain_plan(
     """Describe a plan.
 
     Args:
-        plan: the plan.
         checked: what `preflight` found out.
         history: earlier runs, read from `learned_from` (the plan's log directory if empty); None if unknown.
-        cores: CPU cores that are available on this machine.
-        file_name: the file, for the commands.
+        cores: CPU cores available on this machine.
         budget_s: longest acceptable wall time; None if not given.
-        sets_max_tokens: whether the file sets `training.max_tokens`.
-        script: what the launcher would submit, if it submits anything.
+        script: what the launcher would submit, if anything.
         free_memory: device (cpu or cuda) -> bytes that are free, None if not known.
     """
     first = plan.first_runs()
@@ -112,18 +109,13 @@ def explain_plan(
         time = wall_time(plan, history, cores)
     configs = [run.config for run in first.values()]
     sandboxes = sandboxes_of(configs)
-    memory = tuple(
-        MemoryUse(
-            condition, needed.device, needed.peak, needed.smallest, free_memory(needed.device), needed.parts()
-        )
-        for condition, needed in checked.memory.items()
-    )
+    memory = tuple(_memory_uses(checked, free_memory))
     warnings = (
         *warnings_of(plan, checked.longest_answers, cores),
         *sandbox_warnings(configs, sandboxes),
         *_short_of_memory(memory, plan.workers),
     )
-    steps = "training.max_steps=20" if plan.is_single_run else "campaign.max_steps=20"
+    steps = f"{'training' if plan.is_single_run else 'campaign'}.max_steps=20"
     logs = shlex.quote(str(plan.log_dir))
     pilot = f"retrain {file_name} --set {steps} && retrain explain {file_name} --from {logs}"
     decisions = Decisions(plan, checked.longest_answers, time, cores, file_name, pilot, learned_from or logs)
@@ -146,6 +138,12 @@ def explain_plan(
         sandboxes=tuple(sandboxes),
         memory=memory,
     )
+
+
+def _memory_uses(checked: Checked, free_memory: Callable[[str], int | None]) -> Iterator[MemoryUse]:
+    for condition, needed in checked.memory.items():
+        free = free_memory(needed.device)
+        yield MemoryUse(condition, needed.device, needed.peak, needed.smallest, free, needed.parts())
 
 
 def _short_of_memory(uses: Sequence[MemoryUse], workers: int) -> Iterator[str]:

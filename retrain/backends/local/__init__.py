@@ -142,28 +142,35 @@ def takes_permits(options: Mapping[str, object]) -> bool:
 
 def check_run(config: Config) -> list[str]:
     """Return the problems that would stop this run, each with its key; torch is not imported."""
-    problems = []
     options = config.backend.options
-    offline = bool(options.get("local_files_only"))
-    if wrong := model_problem(config.model.model, local_files_only=offline):
-        problems.append(f"[model].model: {wrong}")
-    elif options.get("chat_template") and (wrong := template_problem(config.model.model)):
-        problems.append(f"[backend.options].chat_template: {wrong}")
+    problems = _model_problems(config)
     command = options.get("engine_command", DEFAULTS.engine_command)
     if options.get("engine") == "vllm" and (wrong := vllm_problem(command)):
         problems.append(f"[backend.options].engine_command: {wrong}")
     if config.algorithm.kl_coef and not options.get("lora", DEFAULTS.lora):
         problems.append(f"[algorithm].kl_coef: {NO_REFERENCE}")
-    device, launcher = options.get("device", DEFAULTS.device), config.campaign and config.campaign.launcher
-    runs_here = launcher in (None, "local", "inline")
-    if runs_here and not problems and not is_offline(offline):
-        wrong = hub_problem(config.model.model, str(options.get("revision", "")))
-        problems += [f"[model].model: {wrong}"] if wrong else []
-    if device.startswith("cuda") and runs_here and not gpu_nodes():
+    device = options.get("device", DEFAULTS.device)
+    if device.startswith("cuda") and _runs_here(config) and not gpu_nodes():
         problems.append(
             f'[backend.options].device: got {device!r}; this machine has no GPU; use "cpu" or "auto"'
         )
     return problems
+
+
+def _model_problems(config: Config) -> list[str]:
+    model, options = config.model.model, config.backend.options
+    offline = bool(options.get("local_files_only"))
+    if wrong := model_problem(model, local_files_only=offline):
+        return [f"[model].model: {wrong}"]
+    if options.get("chat_template") and (wrong := template_problem(model)):
+        return [f"[backend.options].chat_template: {wrong}"]
+    asks_hub = _runs_here(config) and not is_offline(offline)
+    wrong = hub_problem(model, str(options.get("revision", ""))) if asks_hub else ""
+    return [f"[model].model: {wrong}"] if wrong else []
+
+
+def _runs_here(config: Config) -> bool:
+    return config.campaign is None or config.campaign.launcher in ("local", "inline")
 
 
 def advise_run(config: Config) -> list[str]:

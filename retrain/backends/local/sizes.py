@@ -59,82 +59,95 @@ class Sizes:
         return 4 * self.hidden + 2 * self.heads + 2 * self.kv_heads + 4 * self.feed_forward + 7 * rank
 
 
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What a model is used for."""
+
+    sizes: Sizes
+    options: LocalOptions
+    device: str  # cpu or cuda
+    width: int  # bytes of a weight
+    rank: int  # of adapters; 0 without
+    drawn: int  # tokens of a completion, at most
+    length: int  # the same with the longest prompt
+
+    def held(self) -> dict[str, int]:
+        """Return the bytes that are taken all the time, by what takes them."""
+        sizes, adapts = self.sizes, self.options.lora
+        trained = sizes.adapters(self.rank, self.options.target_modules) if adapts else sizes.parameters
+        masters = self.width < FLOAT and not adapts
+        return {
+            "runtime": RUNTIME_BYTES[self.device],
+            "weights": sizes.parameters * self.width,
+            "adapters": trained * FLOAT * adapts,
+            "optimizer": trained * FLOAT * (MOMENTS + GRADIENTS + masters),
+        }
+
+    def sampling(self, rows: int) -> int:
+        """Return the bytes of the key-value cache and of logits; 0 if a server samples."""
+        if self.options.engine != "torch":
+            return 0
+        rows = max(1, min(rows, self.options.tokens_per_sampling_batch // self.length))
+        cache = 2 * self.sizes.layers * self.sizes.kv_heads * self.width * self.length * SPARE
+        return int(rows * (cache + LOGITS_SAMPLED * FLOAT * self.sizes.vocabulary))
+
+    def training(self, rows: int) -> int:
+        """Return the bytes of activations and of logits."""
+        tokens = self.length * max(1, min(rows, self.options.tokens_per_micro_batch // self.length))
+        of_layer, layers = self.sizes.activations(self.rank), self.sizes.layers
+        kept = of_layer + self.sizes.hidden * layers
+        if not self.options.gradient_checkpointing:
+            kept = of_layer * layers
+        logits = LOGITS_TRAINED * FLOAT * min(LOGITS_AT_A_TIME, rows * self.drawn * self.sizes.vocabulary)
+        return int(tokens * kept * self.width * FRAGMENTED[self.device]) + logits
+
+
 def estimate(config: Config, options: LocalOptions, prompts: Sequence[Prompt]) -> MemoryEstimate | None:
     """Return what a run takes at its peak; None if the model's files are not on this machine."""
     directory = files_of(config.model.model)
     sizes = read_sizes(directory) if directory else None
-    if directory is None or sizes is None:
+    if directory is None or sizes is None or not sizes.parameters:
         return None
-    training, rank = config.training, config.model.lora_rank if options.lora else 0
-    device = "cuda" if options.device.startswith("cuda") or _chooses_gpu(options) else "cpu"
-    automatic = "bfloat16" if device == "cuda" else "float32"
-    width = 2 if (automatic if options.dtype == "auto" else options.dtype) == "bfloat16" else FLOAT
-    trained = sizes.adapters(rank, options.target_modules) if options.lora else sizes.parameters
+    training = config.training
+    on_gpu = bool(gpu_nodes()) if options.device == "auto" else options.device != "cpu"
+    automatic = "bfloat16" if on_gpu else "float32"
     prompt = prompt_tokens(directory, prompts, options.system_prompt)
-    length = prompt + TEMPLATE_TOKENS * options.chat_template + training.max_tokens
-    rows = training.batch_size * training.group_size
-
-    def sampling(rows: int) -> int:
-        if options.engine != "torch":
-            return 0
-        rows = max(1, min(rows, options.tokens_per_sampling_batch // length))
-        cache = 2 * sizes.layers * sizes.kv_heads * width * length * SPARE
-        return int(rows * (cache + LOGITS_SAMPLED * FLOAT * sizes.vocabulary))
-
-    def training_of(rows: int) -> int:
-        tokens = length * max(1, min(rows, options.tokens_per_micro_batch // length))
-        kept = sizes.activations(rank) * (1 if options.gradient_checkpointing else sizes.layers)
-        kept += sizes.hidden * sizes.layers * options.gradient_checkpointing
-        drawn = rows * training.max_tokens * sizes.vocabulary
-        logits = LOGITS_TRAINED * FLOAT * min(LOGITS_AT_A_TIME, drawn)
-        return int(tokens * kept * width * FRAGMENTED[device]) + logits
-
-    copies = MOMENTS + GRADIENTS + (not options.lora and width < FLOAT)
-    return MemoryEstimate(
-        device=device,
-        held={
-            "runtime": RUNTIME_BYTES[device],
-            "weights": sizes.parameters * width,
-            "adapters": trained * FLOAT if options.lora else 0,
-            "optimizer": trained * FLOAT * copies,
-        },
-        sampling=sampling(rows),
-        training=training_of(rows),
-        least=max(sampling(1), training_of(1)),
+    load = Load(
+        sizes=sizes,
+        options=options,
+        device="cuda" if on_gpu else "cpu",
+        width={"float32": FLOAT, "bfloat16": FLOAT // 2}[options.dtype.replace("auto", automatic)],
+        rank=config.model.lora_rank * options.lora,
+        drawn=training.max_tokens,
+        length=prompt + TEMPLATE_TOKENS * options.chat_template + training.max_tokens,
     )
+    rows = training.batch_size * training.group_size
+    least = max(load.sampling(1), load.training(1))
+    return MemoryEstimate(load.device, load.held(), load.sampling(rows), load.training(rows), least)
 
 
 def read_sizes(directory: Path) -> Sizes | None:
     """Return the sizes of a model that is saved as safetensors; None if they cannot be read."""
     config = read_json(directory / "config.json")
     text = config.get("text_config") or config
-    shapes: dict[str, list[int]] = {}
-    for file in sorted(directory.glob("*.safetensors")):
-        shapes |= {name: facts["shape"] for name, facts in _header(file).items() if "shape" in facts}
+    headers = [_header(file) for file in sorted(directory.glob("*.safetensors"))]
+    shapes = {name: facts["shape"] for one in headers for name, facts in one.items() if "shape" in facts}
     try:
         hidden, heads = int(text["hidden_size"]), int(text["num_attention_heads"])
         head = int(text.get("head_dim") or hidden // heads)
         wide = [(name, shape[0], shape[1]) for name, shape in shapes.items() if len(shape) == MATRIX]
-        return (
-            Sizes(
-                parameters=sum(map(prod, shapes.values())),
-                linear=tuple(one for one in wide if not {"embed", "head", "wte", "wpe"} & _words(one[0])),
-                layers=int(text["num_hidden_layers"]),
-                hidden=hidden,
-                heads=head * heads,
-                kv_heads=head * int(text.get("num_key_value_heads") or heads),
-                feed_forward=int(text.get("intermediate_size") or 4 * hidden),
-                vocabulary=int(text["vocab_size"]),
-            )
-            if shapes
-            else None
+        return Sizes(
+            parameters=sum(map(prod, shapes.values())),
+            linear=tuple(one for one in wide if not {"embed", "head", "wte", "wpe"} & _words(one[0])),
+            layers=int(text["num_hidden_layers"]),
+            hidden=hidden,
+            heads=head * heads,
+            kv_heads=head * int(text.get("num_key_value_heads") or heads),
+            feed_forward=int(text.get("intermediate_size") or 4 * hidden),
+            vocabulary=int(text["vocab_size"]),
         )
     except (KeyError, TypeError, ValueError):
         return None
-
-
-def _chooses_gpu(options: LocalOptions) -> bool:
-    return options.device == "auto" and bool(gpu_nodes())
 
 
 def _words(name: str) -> set[str]:
