@@ -1,0 +1,34 @@
+"""Print the estimated and the measured peak memory of a run whose completions are as long as they may be."""
+
+import sys
+from functools import partial
+from resource import RUSAGE_SELF, getrusage
+
+import numpy as np
+
+from retrain import registry
+from retrain.backends import BackendSpec, Optimization, Sampling, local
+from retrain.config.schema import Backend, Config, Model, Training
+from retrain.rollouts import Loss, Prompt, TrainingSample
+
+PROMPTS, GROUP, TOKENS = 2, 4, 16
+OPTIONS = {"device": "cpu", "local_files_only": True, "chat_template": True}
+
+prompts = [
+    Prompt(number, f"Tell me a long story about the number {number}.", "") for number in range(PROMPTS)
+]
+config = Config(
+    model=Model(model=sys.argv[1]),
+    training=Training(batch_size=PROMPTS, group_size=GROUP, max_tokens=TOKENS),
+    backend=Backend(backend="local", options=OPTIONS),
+)
+backend = local.connect(BackendSpec(seed=0, model=sys.argv[1], options=OPTIONS))
+samples = [
+    TrainingSample(rollout, np.full(len(rollout.tokens), float(number % 2)), 0.01, number)
+    for number, group in enumerate(backend.sample(prompts, Sampling(GROUP, TOKENS, 1.0)))
+    for rollout in group.rollouts
+]
+loss = Loss("ppo", partial(registry.find("losses", "ppo")))
+for _ in range(2):  # the optimizer's moments are there from the second on
+    backend.update(samples, loss, Optimization(lr=1e-5))
+print(local.memory(config, prompts).peak, 1024 * getrusage(RUSAGE_SELF).ru_maxrss)
