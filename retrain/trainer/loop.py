@@ -266,9 +266,8 @@ def open_trainer(
     config: Config, files: RunFiles, journal: Journal, stop: threading.Event
 ) -> Iterator[Trainer]:
     """Build the task, open the reward and connect the backend; close everything at the end."""
-    data = config.data
-    built = registry.find("tasks", data.task)(seed=data.seed, **data.options)
-    task: Task = registry.check_made("tasks", data.task, built)
+    built = registry.find("tasks", config.data.task)(seed=config.data.seed, **config.data.options)
+    task: Task = registry.check_made("tasks", config.data.task, built)
     permits = RunPermits(config, files)
     with ExitStack() as opened:
         reward = config.reward
