@@ -1,12 +1,12 @@
 """One server for many runs of a user: the first that needs it starts it, and it ends after the last one.
 
-A keeper process, which belongs to no run, starts the server, restarts it after a crash, and ends it once
+A daemon process, which belongs to no run, starts the server, restarts it after a crash, and ends it once
 nobody uses it: a user holds a lock while it lives, so that one that was killed does not count. Files:
 
     users/*.lock   held by the users
-    start.lock     for whoever starts a keeper, and a keeper that is about to end
-    keeper.lock    held by the keeper
-    server.json    what the keeper knows of the server: `ServerState`
+    start.lock     for whoever starts a daemon, and a daemon that is about to end
+    daemon.lock    held by the daemon
+    server.json    what the daemon knows of the server: `ServerState`
     server.log     the server's output
 """
 
@@ -31,14 +31,14 @@ from retrain.records.files import own_temporary_folder, read_json, record_of, wr
 STARTING, READY, RESTARTING, FAILED, ENDED = "starting", "ready", "restarting", "failed", "ended"
 LOOK_S = 0.1
 LINGER_S = 10.0  # after the last user, so that a campaign's next run finds the server
-KEEPERS = 3  # started by one user in a row before it gives up
+DAEMONS = 3  # started by one user in a row before it gives up
 SHOWN_LINES = 3  # of the server's log, in an error
 LOG_TAIL_BYTES = 1 << 14
 
 
 @dataclass(frozen=True, slots=True)
 class ServerState:
-    """What a keeper tells of its server."""
+    """What a daemon tells of its server."""
 
     state: str
     port: int = 0
@@ -68,8 +68,8 @@ class ServerFiles:
         return self.directory / "start.lock"
 
     @property
-    def keeper_lock(self) -> Path:
-        return self.directory / "keeper.lock"
+    def daemon_lock(self) -> Path:
+        return self.directory / "daemon.lock"
 
     @property
     def state(self) -> Path:
@@ -80,7 +80,7 @@ class ServerFiles:
         return self.directory / "server.log"
 
     def read_state(self) -> ServerState:
-        """Return what the keeper wrote last; that of an ended server if nothing can be read."""
+        """Return what the daemon wrote last; that of an ended server if nothing can be read."""
         with contextlib.suppress(RecordsError, LookupError, TypeError, ValueError):
             if (found := read_json(self.state)) is not None:
                 return record_of(ServerState, found)
@@ -127,16 +127,16 @@ class SharedServer:
             InfrastructureError: it does not answer in time, or does not stay alive.
         """
         deadline = time.monotonic() + timeout_s
-        keepers = int(self._ensure_keeper())
+        daemons = int(self._ensure_daemon())
         while time.monotonic() < deadline:
             found = self.files.read_state()
             if found.state == FAILED:
                 kind = InfrastructureError if found.restarts else ConfigError
                 raise kind(f"{self._who}: {found.problem}; its log is {self.files.log}{self._last_lines()}")
-            if not is_held(self.files.keeper_lock):
-                if keepers >= KEEPERS:
-                    raise InfrastructureError(f"{self._who}: the process that keeps it was killed repeatedly")
-                keepers += self._ensure_keeper()
+            if not is_held(self.files.daemon_lock):
+                if daemons >= DAEMONS:
+                    raise InfrastructureError(f"{self._who}: its daemon was killed repeatedly")
+                daemons += self._ensure_daemon()
             elif found.state == READY:
                 return found
             time.sleep(LOOK_S)
@@ -151,18 +151,18 @@ class SharedServer:
             lock.path.unlink(missing_ok=True)
             lock.release()
 
-    def _ensure_keeper(self) -> bool:
-        """Start a keeper unless one lives; return whether one was started."""
+    def _ensure_daemon(self) -> bool:
+        """Start a daemon unless one lives; return whether one was started."""
         import filelock  # here: importing it takes 50 ms
 
         with filelock.FileLock(self.files.start_lock, mode=0o600):
-            if is_held(self.files.keeper_lock):
+            if is_held(self.files.daemon_lock):
                 return False
             left = self.files.read_state()
             write_json(self.files.state, {"state": STARTING, "pid": left.pid, "started": left.started})
-            command = [sys.executable, "-m", "retrain.engines.keeper", str(self.files.directory)]
+            command = [sys.executable, "-m", "retrain.engines.daemon", str(self.files.directory)]
             plan = json.dumps(self._plan).encode()
-            # returns once the keeper, which leaves this process's tree, holds its lock
+            # returns once the daemon, which leaves this process's tree, holds its lock
             subprocess.run(command, input=plan, check=True, cwd="/")
         return True
 

@@ -95,12 +95,12 @@ def test_two_runs_share_a_server_with_their_own_adapters_and_survive_its_crash(m
     assert files.log.read_text().count("serving") == 2
 
 
-def test_a_server_without_its_keeper_is_replaced(managed, folder):
+def test_a_server_without_its_daemon_is_replaced(managed, folder):
     backend = managed(0)
     assert_own(backend)
-    keeper = holder(files_in(folder).keeper_lock)
-    os.kill(keeper.pid, signal.SIGKILL)
-    wait_until(lambda: start_mark(keeper.pid) != keeper.started)
+    daemon = holder(files_in(folder).daemon_lock)
+    os.kill(daemon.pid, signal.SIGKILL)
+    wait_until(lambda: start_mark(daemon.pid) != daemon.started)
     assert_own(backend)
 
 

@@ -57,8 +57,8 @@ def user(script: Path) -> Iterator[SharedServer]:
 
 
 def is_alive(files: ServerFiles) -> bool:
-    keeper, server = holder(files.keeper_lock), files.read_state()
-    return bool(keeper and start_mark(keeper.pid) == keeper.started) or bool(
+    daemon, server = holder(files.daemon_lock), files.read_state()
+    return bool(daemon and start_mark(daemon.pid) == daemon.started) or bool(
         server.pid and start_mark(server.pid) == server.started
     )
 
@@ -108,10 +108,10 @@ def test_the_last_user_ends_the_server_even_if_it_is_killed(script):
     wait_until(lambda: not is_alive(files))
 
 
-def test_a_killed_keeper_takes_its_server_along_and_is_replaced(user):
+def test_a_killed_daemon_takes_its_server_along_and_is_replaced(user):
     before = user.ready(60)
-    keeper = holder(user.files.keeper_lock)
-    os.kill(keeper.pid, signal.SIGKILL)
+    daemon = holder(user.files.daemon_lock)
+    os.kill(daemon.pid, signal.SIGKILL)
     wait_until(lambda: start_mark(before.pid) != before.started)
     after = user.ready(60)
     assert after.state == READY

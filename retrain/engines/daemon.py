@@ -1,6 +1,6 @@
 """The process that starts a shared server, restarts it after a crash, and ends it with its last user.
 
-python -m retrain.engines.keeper DIRECTORY < {"command": [...], "environment": {...}, "linger_s": 10.0}
+python -m retrain.engines.daemon DIRECTORY < {"command": [...], "environment": {...}, "linger_s": 10.0}
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ STEADY_S = 3600.0
 PR_SET_PDEATHSIG, PR_SET_DUMPABLE = 1, 4
 
 
-class Keeper:
-    """Keeps one server running while anybody uses it."""
+class Daemon:
+    """Runs one server while anybody uses it."""
 
     def __init__(
         self, files: ServerFiles, command: list[str], environment: Mapping[str, str], linger_s: float
@@ -47,7 +47,7 @@ class Keeper:
         self._server: subprocess.Popen[bytes] | None = None
         self._crashes_s: list[float] = []
 
-    def keep(self) -> None:
+    def run(self) -> None:
         """Run the server until nobody has used it for a while, or it does not stay alive."""
         import filelock
 
@@ -170,14 +170,14 @@ def main() -> None:
         for stream in (0, 1, 2):
             os.dup2(nowhere.fileno(), stream)
     left = files.read_state()
-    if (lock := hold(files.keeper_lock)) is None:
+    if (lock := hold(files.daemon_lock)) is None:
         os._exit(1)
     os.write(told, b"1")
     os.close(told)
     if left.pid and left.started and start_mark(left.pid) == left.started:
-        kill_group(left.pid, signal.SIGKILL)  # a server whose keeper was killed
+        kill_group(left.pid, signal.SIGKILL)  # a server whose daemon was killed
     with lock:
-        Keeper(files, **plan).keep()
+        Daemon(files, **plan).run()
 
 
 if __name__ == "__main__":
