@@ -46,7 +46,7 @@ def test_a_model_that_cannot_be_reached_is_told_before_anything_starts(
     retrain: Call, here: Path, command: str
 ) -> None:
     (here / "c.toml").write_text(campaign_of("some/model"))
-    nowhere = {"HF_ENDPOINT": "http://127.0.0.1:9", "HF_HUB_CACHE": str(here)}
+    nowhere = {"HF_ENDPOINT": "http://127.0.0.1:9", "HF_HUB_CACHE": str(here), "COLUMNS": "400"}
     online = {name: value for name, value in os.environ.items() if name != "HF_HUB_OFFLINE"}
     refused = retrain(command, "c.toml", env={**online, **nowhere})
     assert refused.returncode == 2
