@@ -17,7 +17,7 @@ from scipy.special import stdtrit
 from retrain.controllers.usl import ABOVE, BELOW, MIDDLE, UslFit, fit_usl
 
 DATASETS: list[dict[str, Any]] = json.loads(
-    (Path(__file__).parent / "data" / "usl_datasets.json").read_text()
+    (Path(__file__).parents[1] / "data" / "usl_datasets.json").read_text()
 )
 NAMED = {dataset["name"]: dataset for dataset in DATASETS}
 
