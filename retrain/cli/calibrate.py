@@ -5,7 +5,6 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterator
 from contextlib import ExitStack
-from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -82,16 +81,20 @@ def command(
         )
         if found.steps:  # otherwise nothing was measured, and an earlier file may hold more
             found = calibrator.write(found, target)
-    parts = (_steps, _lengths, _workers, _facts, _advice, _times, _ends)
     if as_json:
         print_json(found)
     else:
-        for shown in chain.from_iterable(part(found) for part in parts):
-            console().print(shown, soft_wrap=isinstance(shown, str))
+        _show(found)
     if found.was_interrupted:
         raise typer.Exit(EXIT_INTERRUPTED)
     if not found.steps:
         raise typer.Exit(EXIT_RUN_FAILED)
+
+
+def _show(found: Calibration) -> None:
+    for part in (_steps, _lengths, _workers, _facts, _advice, _times, _ends):
+        for shown in part(found):
+            console().print(shown, soft_wrap=isinstance(shown, str))
 
 
 def _steps(found: Calibration) -> Iterator[Table | str]:

@@ -80,12 +80,16 @@ def command(
     if as_json:
         print_result(explanation)
     else:
-        out = console()
-        out.print(_matrix(explanation, out.width))
-        for line in _lines(explanation):
-            out.print(line, soft_wrap=True)
+        _show(explanation)
     if check and any(line.state == "warn" for line in explanation.checklist):
         raise typer.Exit(EXIT_CONFIG)
+
+
+def _show(explanation: Explanation) -> None:
+    out = console()
+    out.print(_matrix(explanation, out.width))
+    for line in _lines(explanation):
+        out.print(line, soft_wrap=True)
 
 
 def _lines(explanation: Explanation) -> Iterator[str | Text]:

@@ -82,12 +82,7 @@ class Optimizer:
         """
         whole = _squared_norm(self._sums)
         if not np.isfinite(whole):
-            pairs = zip(self._names, self._sums, strict=True)
-            names = [name for name, gradient in pairs if not torch.isfinite(gradient).all()]
-            raise NonFiniteError(
-                f"the gradient of {', '.join(names[:3])} is not finite; the optimizer step was not taken, "
-                "lower lr or check the rewards"
-            )
+            raise self._not_finite()
         norm, moments, kept = float(np.sqrt(whole)), None, []
         if squares and self.steps >= FIRST_SETTLED_STEP:
             moments = moments_of(squares, parts, self._sums, self._previous, self._norm_seen)
@@ -95,6 +90,13 @@ class Optimizer:
             kept = [gradient.clone() for gradient in self._sums]
         if norm > max_norm:
             torch._foreach_mul_(self._sums, max_norm / norm)
+        self._adam_step(lr)
+        self._write_back()
+        self._previous, self._sums = kept, []
+        self.steps += 1
+        return norm, moments
+
+    def _adam_step(self, lr: float) -> None:
         for master in self._masters:  # all or none: torch leaves a partial allocation when memory runs out
             if not self._adam.state[master]:
                 self._adam.state[master] = {
@@ -107,10 +109,14 @@ class Optimizer:
         self._adam.step()
         for master in self._masters:
             master.grad = None
-        self._write_back()
-        self._previous, self._sums = kept, []
-        self.steps += 1
-        return norm, moments
+
+    def _not_finite(self) -> NonFiniteError:
+        pairs = zip(self._names, self._sums, strict=True)
+        names = [name for name, gradient in pairs if not torch.isfinite(gradient).all()]
+        return NonFiniteError(
+            f"the gradient of {', '.join(names[:3])} is not finite; the optimizer step was not taken, "
+            "lower lr or check the rewards"
+        )
 
     def state(self) -> dict[str, torch.Tensor]:
         """Return by name the moments, and the master copies that are not the parameters themselves."""
