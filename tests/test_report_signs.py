@@ -54,10 +54,14 @@ def test_any_rewards_are_read(rewards: list[float]) -> None:
 def test_the_report_names_faults_and_jumps(tmp_path: Path) -> None:
     def more(step: int) -> dict[str, float]:
         row = {"batch_size": 4, "group_size": 5, "reward_faults": 2, "reward_timeout_fraction": 0.25}
+        row["reward_over_limits"] = 1
         return row | ({"eval_reward": 0.1} if step % 10 == 0 else {})
 
     told = list(signs([side(tmp_path, Simulated(jump(0.1, 0.9).tolist(), more=more), steps=40)]))
-    assert told[0] == "grpo: 0.1 of completions did what no solution does (80 faults), 0.25 took too long."
+    assert told[0] == (
+        "grpo: 0.1 of completions did what no solution does (80 faults), 0.05 ran out of memory or files, "
+        "0.25 took too long."
+    )
     assert told[1].startswith(
         "grpo_s0: the reward jumps by 0.8 at step 21, the held-out reward changes by 0;"
     )

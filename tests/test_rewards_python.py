@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Iterator
 
 import psutil
@@ -56,8 +55,6 @@ def test_a_program_that_passes_every_test_gets_1(asserts: BatchScorer, program: 
         "import sys; sys.exit(0)",
         "import os; os._exit(0)",
         "import os, signal; os.kill(os.getpid(), signal.SIGSEGV)",
-        f"open('large', 'wb').write(bytes(32 << 20))\n{RIGHT}",
-        *([f"large = bytearray(1 << 30)\n{RIGHT}"] if sys.platform == "linux" else []),
         "",
     ],
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 
 import pytest
@@ -294,6 +295,12 @@ def test_a_cheat_earns_nothing(scorer: ProgramScorer, what: str) -> None:
 def test_an_answer_that_cannot_be_read_is_a_fault(scorer: ProgramScorer) -> None:
     program, tests = CHEATS["writes an answer of its own"]
     assert scored(scorer, program, tests).outcome is Outcome.FAULT
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="limits memory by Linux's means")
+def test_a_function_that_runs_out_of_memory_is_counted(scorer: ProgramScorer) -> None:
+    found = scored(scorer, "def f(x): return bytearray(1 << 40)", "assert f(2) == 5")
+    assert (found.value, found.outcome) == (0.0, Outcome.LIMIT)
 
 
 def test_tests_that_subclass_a_class_of_the_program_ask_to_be_shared(scorer: ProgramScorer) -> None:

@@ -94,6 +94,7 @@ class RolloutSummary:
     reward_faults: int = measured(
         "rollouts", "whose program did what no solution does, such as a forbidden system call"
     )
+    reward_over_limits: int = measured("rollouts", "whose program ran into a limit of memory or files")
     sandbox: str | None = measured("", "where programs of the policy ran, if any did", is_optional=True)
 
 

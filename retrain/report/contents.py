@@ -207,14 +207,16 @@ def signs(sides: Sequence[Side]) -> Iterator[str]:
 
 
 def _faults(side: Side) -> Iterator[str]:
-    """Describe the completions that broke rules or took too long."""
+    """Describe the completions that broke rules, ran into limits or took too long."""
     scored = sum(_sum(run, "batch_size", "group_size") for run in side.runs)
     faults = sum(_sum(run, "reward_faults") for run in side.runs)
+    over = sum(_sum(run, "reward_over_limits") for run in side.runs)
     late = sum(_sum(run, "reward_timeout_fraction", "batch_size", "group_size") for run in side.runs)
-    if scored and (faults or late):
+    if scored and (faults or over or late):
         yield (
             f"{plain(side.label)}: {faults / scored:.2g} of completions did what no solution does "
-            f"({count_of(round(faults), 'fault')}), {late / scored:.2g} took too long."
+            f"({count_of(round(faults), 'fault')}), {over / scored:.2g} ran out of memory or files, "
+            f"{late / scored:.2g} took too long."
         )
 
 

@@ -58,6 +58,7 @@ class Outcome(StrEnum):
     ERROR = "error"
     TIMEOUT = "timeout"
     FAULT = "fault"  # did what no solution does, such as a forbidden system call
+    LIMIT = "limit"  # its program ran into a limit of memory or files
 
 
 @dataclass(frozen=True, slots=True)

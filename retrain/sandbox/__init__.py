@@ -54,6 +54,7 @@ class Ended:
     in_time: bool = True
     broke: str = ""  # what it did that no solution does, such as "left 2 processes behind"
     denied: int = 0  # calls and paths that it was denied
+    over: Sequence[str] = ()  # limits that it ran into: memory, files
 
 
 class SandboxError(Exception):

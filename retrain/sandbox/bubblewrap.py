@@ -50,7 +50,7 @@ def open_sandbox(*, warm: bool = True) -> Sandbox:
     if warm:
         command += ["--cap-add", CAPABILITY, "--dir", folder]
     else:
-        command += ["--size", str(DISK_BYTES), "--tmpfs", folder]
+        command += ["--size", str(2 * DISK_BYTES), "--tmpfs", folder]  # a program beyond its own is ended
     command += ["--remount-ro", "/", "--chdir", "/", "--", sys.executable]
     return Sandbox("bubblewrap", command, mounts=warm, single_use=not warm, folder=folder)
 

@@ -37,6 +37,7 @@ class ScoredBatch:
     errors: int = 0  # rollouts whose scoring failed, as opposed to wrong answers
     timeouts: int = 0  # rollouts whose scoring took too long
     faults: int = 0  # rollouts that did what no solution does, such as a forbidden system call
+    over_limits: int = 0  # rollouts whose program ran into a limit of memory or files
     sandbox: str | None = None  # where programs of the policy ran, if any did
 
     @property
@@ -94,6 +95,7 @@ class ScoredBatch:
             reward_error_fraction=self.error_fraction,
             reward_timeout_fraction=self.timeout_fraction,
             reward_faults=self.faults,
+            reward_over_limits=self.over_limits,
             sandbox=self.sandbox,
         )
 

@@ -55,6 +55,7 @@ class Scorer:
             errors=counts[Outcome.ERROR],
             timeouts=counts[Outcome.TIMEOUT],
             faults=counts[Outcome.FAULT],
+            over_limits=counts[Outcome.LIMIT],
             sandbox=getattr(self._reward, "sandbox", None),
         )
 

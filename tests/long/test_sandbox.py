@@ -46,7 +46,7 @@ def scorer(request: pytest.FixtureRequest, folders: Path) -> Iterator[ProgramSco
     if name == "command":
         options["command"] = [*CONTAINER, f"TMPDIR={folders}"]
     opened = python.open_scorer(
-        tests="stdio", workers=2, timeout_s=5.0, sandbox=name, sandbox_options=options
+        tests="stdio", workers=2, timeout_s=5.0, memory_mb=256, sandbox=name, sandbox_options=options
     )
     assert isinstance(opened, ProgramScorer)
     yield opened
@@ -139,6 +139,35 @@ def test_a_completion_that_was_denied_something_keeps_its_score_and_is_counted(
 ) -> None:
     found = scored(scorer, DENIED[what])
     assert (found.value, found.outcome) == (1.0, Outcome.FAULT)
+
+
+OVER = {
+    "memory": ("bytearray(1 << 40)", 0),
+    "memory, by another name": ("try: bytearray(1 << 40)\nexcept MemoryError: raise ValueError", 0),
+    "memory, little by little, and goes on": (
+        "x = []\ntry:\n    while True: x.append(b'1' * (1 << 16))\nexcept MemoryError: x = 1\nprint(1)",
+        1,
+    ),
+    "a file": ("open('f', 'wb').write(bytes(32 << 20))", 0),
+    "descriptors": ("x = [open('/dev/null') for _ in range(100)]", 0),
+}
+
+
+@ON_LINUX
+@pytest.mark.parametrize("what", OVER)
+def test_a_completion_that_runs_into_a_limit_keeps_its_score_and_is_counted(
+    scorer: ProgramScorer, what: str
+) -> None:
+    program, value = OVER[what]
+    found = scored(scorer, program)
+    assert (found.value, found.outcome) == (value, Outcome.LIMIT)
+
+
+@ON_LINUX
+def test_a_program_that_fills_its_folder_gets_0_even_if_it_goes_on(scorer: ProgramScorer) -> None:
+    fills = "try:\n    for n in range(40): open(str(n), 'wb').write(bytes(4 << 20))\nexcept OSError: pass"
+    found = scored(scorer, f"{fills}\nprint(1)")
+    assert (found.value, found.outcome) == (0.0, Outcome.FAULT)
 
 
 @ON_LINUX

@@ -34,6 +34,7 @@ class Desk:
     cells: dict[str, Cell] = field(default_factory=dict)
     is_closed: bool = False
     denied: int = 0  # calls and paths that the program was denied
+    over: set[str] = field(default_factory=set)  # limits that it ran into
 
     def cell(self, use: str = "programs") -> Cell:
         """Return an open sandbox, one for each use; tests need one that takes descriptors."""
@@ -98,6 +99,10 @@ class ProgramScorer:
                 value = float(self._passes(desk, answer))
             if desk.denied:  # a sign, whose completion keeps its score
                 return Score(value, Outcome.FAULT, f"the program was denied {desk.denied} calls or paths")
+            if desk.over:  # a sign as well
+                return Score(
+                    value, Outcome.LIMIT, f"the program ran out of {' and '.join(sorted(desk.over))}"
+                )
             return Score(value)
         except TimeoutError as error:
             return Score(0.0, Outcome.TIMEOUT, str(error))
@@ -120,6 +125,7 @@ class ProgramScorer:
         for use in ("programs", "tests") if is_apart else ("programs",):
             desk.cell(use)  # opened before the time counts
         desk.denied = 0
+        desk.over.clear()
         deadline = time.monotonic() + self._timeout_s
         if self._tests == "stdio":
             return all(
@@ -193,6 +199,7 @@ class ProgramScorer:
             TimeoutError: it did not end in time.
         """
         desk.denied += ended.denied
+        desk.over.update(ended.over)
         if is_over or not ended.in_time:
             raise TimeoutError("the program did not finish in time")
         if ended.broke:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import errno
 import fcntl
@@ -38,14 +39,18 @@ kill 62 129 pidfd_open 434 434 pidfd_send_signal 424 424 rt_sigqueueinfo 129 138
 setsid 112 157 setpgid 109 154 shmctl 31 195 semop 65 193 semctl 66 191 semtimedop 220 192 msgsnd 69 189
 msgrcv 70 188 msgctl 71 187 mq_unlink 241 181 io_uring_setup 425 425 personality 135 92 shmget 29 194
 shmat 30 196 semget 64 190 msgget 68 186 mq_open 240 180 memfd_secret 447 447 seccomp 317 277
-syslog 103 116 io_setup 206 0 path 1000 1000"""
+syslog 103 116 io_setup 206 0 path 1000 1000 memory 1001 1001 files 1002 1002"""
 # and those that are only denied, since a library or a crash may make them.
 REFUSED = """tkill 200 130 tgkill 234 131 setpriority 141 140 ioprio_set 251 30 sched_setaffinity 203 122
 sched_setscheduler 144 119 sched_setparam 142 118 sched_setattr 314 274 chmod 90 -1 fchmod 91 52
 fchmodat 268 53 chown 92 -1 fchown 93 55 lchown 94 -1 fchownat 260 54 setxattr 188 5 lsetxattr 189 6
 fsetxattr 190 7 removexattr 197 14 utime 132 -1 utimes 235 -1 utimensat 280 88 futimesat 261 -1
 fchmodat2 452 452"""
-FORBIDDEN_PATH = 1000  # `path` above, no system call: a program's interpreter tells of a path by it
+# No system calls: by them a program's interpreter tells of a path, or of a limit that it ran into.
+FORBIDDEN_PATH, OVER_MEMORY, OVER_FILES = 1000, 1001, 1002
+OVER = {OVER_MEMORY: "memory", OVER_FILES: "files"}
+LONGEST_CHAIN = 20  # of exceptions
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EMFILE)
 MACHINES = {
     "x86_64": (0, 0xC000003E, 317),
     "aarch64": (1, 0xC00000B7, 277),
@@ -126,7 +131,7 @@ def confine(folder: str, limits: Mapping[str, Any], readable: Sequence[str]) -> 
 
 
 def answer(listener: int, own: int, threads: int) -> str:
-    """Answer a call that waits; return what it was: "thread", "signal" or "denied", or "" if it is gone.
+    """Answer a call that waits; return "thread", "signal", "denied", a limit, or "" if it is gone.
 
     Args:
         listener: from `confine`.
@@ -137,7 +142,7 @@ def answer(listener: int, own: int, threads: int) -> str:
     try:
         fcntl.ioctl(listener, RECEIVE, asked)
         call, _, number, _, _, argument = struct.unpack_from("QQiIQQ", asked)
-        what = "denied"
+        what = OVER.get(number, "denied")
         if number in CLONE and argument & CLONE_THREAD and threads < MOST_THREADS:
             what = "thread"
         elif number in KILL and argument == own:
@@ -153,6 +158,16 @@ def tell_of_path() -> None:
     """Have the supervisor count a path that this program should not touch (Linux)."""
     if IS_LINUX:
         libc.syscall(FORBIDDEN_PATH)
+
+
+def tell_of_limits(error: BaseException | None) -> None:
+    """Have the supervisor note the limit that an exception or its causes stand for, if any (Linux)."""
+    with contextlib.suppress(BaseException):  # of the exception's own code
+        for _ in range(LONGEST_CHAIN if IS_LINUX else 0):
+            memory = isinstance(error, MemoryError)
+            if memory or (isinstance(error, OSError) and error.errno in FULL):
+                libc.syscall(OVER_MEMORY if memory else OVER_FILES)
+            error = error and error.__context__
 
 
 def _check(result: int, what: str) -> None:

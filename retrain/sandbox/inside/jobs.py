@@ -34,7 +34,8 @@ def run(reads: int, writes: int, *others: int) -> NoReturn:
         code = 0
     except SystemExit as error:
         code = 0 if error.code is None else error.code if isinstance(error.code, int) else 1
-    except BaseException:  # noqa: BLE001 - its traceback would be read by nobody
+    except BaseException as error:  # noqa: BLE001 - its traceback would be read by nobody
+        confine.tell_of_limits(error)
         code = 1
     _end(code)
 

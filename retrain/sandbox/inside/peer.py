@@ -16,7 +16,7 @@ import types
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from retrain.sandbox.inside import values
+from retrain.sandbox.inside import confine, values
 from retrain.sandbox.inside.stand_in import (
     DATA,
     OPERATIONS,
@@ -157,6 +157,7 @@ class Peer:
         except BrokenError:
             raise
         except BaseException as error:  # noqa: BLE001 - it is the other side's to handle
+            confine.tell_of_limits(error)
             reply = ["!", *self._told(error)]
         printed = self._printed.getvalue()
         self._printed.seek(0)

@@ -29,6 +29,7 @@ STOP = b"stop"
 CLEANUP_S = 20.0
 LOOK_S = 0.05  # between looks at a program's folder
 MOST_FILES = 8192
+UNTOUCHED_BYTES = 64 << 20  # of its memory, which a program that ran out of it may not have used
 
 
 def main(setup: Mapping[str, Any]) -> None:
@@ -84,21 +85,40 @@ def run(
             os.close(fd)
     theirs.close()
     with ours:
-        confined, listeners, _, _ = socket.recv_fds(ours, 1, 1)
+        confined, told, _, _ = socket.recv_fds(ours, 1, 2)
+    mounted, listeners = told[: setup["mounts"]], told[setup["mounts"] :]
     watch = Watch(program, own, limits, wakers, listeners)
     in_time = not confined or watch.wait()
+    was_killed = not has_ended(program)  # by what follows
     kill_group(program)
-    _, status = os.waitpid(program, 0)
+    _, status, used = os.wait4(program, 0)
     left = 0 if setup["mounts"] else end_children()  # a process namespace ends by itself
-    is_full = watch.is_full()
+    is_full = watch.is_full() or any(map(has_no_room, mounted))
     remove(own)
-    for fd in listeners:
+    for fd in told:
         os.close(fd)
     if not confined:
         return {"fault": "a program could not be confined"}
     code = os.waitstatus_to_exitcode(status)
     broke = faults(code, is_full=is_full, left=left)
-    return {"code": code, "in_time": in_time, "broke": broke, "denied": watch.told["denied"]}
+    memory = limits["memory_bytes"]
+    if confine.IS_LINUX and used.ru_maxrss << 10 > memory - min(UNTOUCHED_BYTES, memory // 4):
+        watch.told["memory"] += 1
+    if code == -signal.SIGKILL and not was_killed:  # by the kernel, for its memory
+        watch.told["memory"] += 1
+    over = [what for what in confine.OVER.values() if watch.told[what]]
+    return {"code": code, "in_time": in_time, "broke": broke, "denied": watch.told["denied"], "over": over}
+
+
+def has_ended(program: int) -> bool:
+    """Whether a child has ended; its status is left to be read."""
+    return os.waitid(os.P_PID, program, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+
+
+def has_no_room(folder: int) -> bool:
+    """Whether a program has filled the mounted folder behind a descriptor."""
+    found = os.statvfs(folder)
+    return not (found.f_bfree and found.f_ffree)
 
 
 def faults(code: int, *, is_full: bool, left: int) -> str:
@@ -123,7 +143,8 @@ def start(
             confine.mount(folder, limits["disk_bytes"])
         os.environ.update(HOME=folder, TMPDIR=folder)
         tempfile.tempdir = None
-        socket.send_fds(tells, [b"1"], confine.confine(folder, limits, setup["readable"]))
+        mounted = [os.open(folder, os.O_RDONLY)] if setup["mounts"] else []
+        socket.send_fds(tells, [b"1"], mounted + confine.confine(folder, limits, setup["readable"]))
         close_all_but(fds)
     except OSError:
         os._exit(1)
@@ -153,7 +174,7 @@ class Watch:
 
     def wait(self) -> bool:
         """Wait until the program ends, is to be stopped or breaks a limit; return whether it was in time."""
-        while os.waitid(os.P_PID, self._program, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
+        while not has_ended(self._program):
             left_s = self._deadline - time.monotonic()
             if left_s <= 0:
                 return False
