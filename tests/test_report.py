@@ -134,7 +134,7 @@ def test_final_values_that_are_equal_have_an_axis_and_intervals_end_with_the_met
 def test_ten_conditions_are_named_at_their_lines(tmp_path):
     runs = {(f"condition-{i}", seed): flat(i / 10) for i in range(10) for seed in (0, 1)}
     learning = contents(gather(write_campaign(tmp_path, runs))).learning[0].spec
-    (ends,) = [layer for layer in learning["layer"] if layer.get("name") == "ends"]
+    (ends,) = [layer for layer in learning["layer"] if layer["mark"]["type"] == "text"]
     assert [row["c"] for row in ends["data"]["values"]] == [f"condition-{i}" for i in range(10)]
     assert learning["encoding"]["color"]["legend"] is None
 

@@ -1,16 +1,18 @@
 """Vega-Lite charts in one style: dark on white, colors for the color-blind, sizes for print.
 
-Each spec stands alone, so page, PNG and SVG are made of the same one. Specs are dictionaries and not altair's
+Page, PNG and SVG are made of the same specs, and of `style.json`. Specs are dictionaries and not altair's
 objects: importing altair takes 0.6 s and 30 MB, which would take the report of a large campaign beyond its
 200 MB.
 """
 
 from __future__ import annotations
 
+import json
 import math
 import textwrap
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
+from importlib import resources
 from typing import Any
 
 from retrain import extras
@@ -22,8 +24,8 @@ Spec = dict[str, Any]
 VEGA_LITE = "6.1"  # of the versions in vl-convert, the last whose nearest-point tooltips show text (PR 9707)
 SCHEMA = "https://vega.github.io/schema/vega-lite/v6.json"
 WIDTH, HEIGHT = 720, 260
-FONT = "Helvetica, Arial, Liberation Sans, sans-serif"
-INK, FAINT = "#1a1a1a", "#e4e4e4"
+STYLE: Spec = json.loads(resources.files("retrain.report").joinpath("style.json").read_bytes())
+INK = STYLE["title"]["color"]
 # Okabe and Ito's colours, without the yellow, which is too pale for lines on white.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 DASHES = ([1, 0], [6, 3], [2, 2], [8, 2, 2, 2], [12, 4])  # 35 distinct combinations
@@ -49,47 +51,6 @@ NAMES = {
     "entropy": "entropy (nats per token)",
 }
 
-CONFIG: Spec = {
-    "font": FONT,
-    "background": "white",
-    "view": {"stroke": None},
-    "title": {
-        "anchor": "start",
-        "fontSize": 15,
-        "fontWeight": 600,
-        "color": INK,
-        "subtitleFontSize": 12,
-        "subtitleColor": "#444444",
-        "subtitlePadding": 5,
-        "offset": 12,
-    },
-    "axis": {
-        "labelFontSize": 12,
-        "titleFontSize": 12,
-        "titleFontWeight": "normal",
-        "labelColor": INK,
-        "titleColor": INK,
-        "gridColor": FAINT,
-        "domainColor": "#888888",
-        "tickColor": "#888888",
-        "titlePadding": 8,
-        "labelLimit": 220,
-        "labelFlush": False,
-        "labelOverlap": True,
-        "tickCount": 8,
-    },
-    "legend": {
-        "labelFontSize": 12,
-        "labelColor": INK,
-        "labelLimit": 220,
-        "orient": "top",
-        "title": None,
-        "symbolStrokeWidth": 2.5,
-        "columnPadding": 18,
-        "offset": 6,
-    },
-}
-
 
 @dataclass(frozen=True)
 class Chart:
@@ -107,12 +68,11 @@ def chart(
     height: int = HEIGHT,
     room_right: int = 0,
     layer: Sequence[Spec] = (),
-    with_empty: bool = False,
     **spec: Any,
 ) -> Chart:
     """Return a chart with title, size and style; `room_right` is left free to the right of the plot.
 
-    Layers without data are left out, because Vega warns of them, unless the page will fill them.
+    Layers without data are left out, because Vega warns of them.
     """
     lines = textwrap.wrap(subtitle, SUBTITLE_WIDTH)
     heading: Spec = {"text": textwrap.wrap(title, TITLE_WIDTH), **({"subtitle": lines} if lines else {})}
@@ -123,19 +83,17 @@ def chart(
         "autosize": {"type": "fit-x", "contains": "padding"},
     }
     if layer:
-        spec["layer"] = [one for one in layer if with_empty or "data" not in one or one["data"]["values"]]
-    return Chart(name, {"$schema": SCHEMA, "title": heading, **size, "config": CONFIG, **spec})
+        spec["layer"] = [one for one in layer if "data" not in one or one["data"]["values"]]
+    return Chart(name, {"$schema": SCHEMA, "title": heading, **size, **spec})
 
 
-def layer(values: Iterable[Spec], mark: Spec, *, zoom: str = "", name: str = "", **encoding: Any) -> Spec:
+def layer(values: Iterable[Spec], mark: Spec, *, zoom: str = "", **encoding: Any) -> Spec:
     """Return a layer of a chart with data of its own.
 
     Drag moves the axes named in `zoom`, Ctrl + wheel zooms them; a plain wheel scrolls the page.
     """
-    found: Spec = {"name": name} if name else {}
-    if zoom:
-        found["params"] = [zooming(zoom)]
-    return found | {"data": {"values": list(values)}, "mark": mark, "encoding": encoding}
+    params = {"params": [zooming(zoom)]} if zoom else {}
+    return params | {"data": {"values": list(values)}, "mark": mark, "encoding": encoding}
 
 
 def zooming(axes: str) -> Spec:

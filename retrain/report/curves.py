@@ -31,7 +31,6 @@ def curve_chart(
     height: int = vl.HEIGHT,
     target: float | None = None,
     most: float = math.inf,
-    is_all: bool = False,
 ) -> tuple[Chart, ...]:
     """Return the chart of a metric's curves; none without curves.
 
@@ -41,20 +40,18 @@ def curve_chart(
         subtitle: instead of what lines and bands show.
         target: a value to compare with, drawn as a dashed line.
         most: upper bound of the y axis.
-        is_all: whether the legend names all conditions, for curves that are put in later.
     """
     if not found:
         return ()
     labels, last_step = shown.labels, shown.bins.last_step
-    listed = labels if is_all else {one.condition for one in found}
     label = vl.axis_title(metric)
     low, high = domain(found, target)
     limits = [low, max(low, min(high, most))]
-    is_labelled = len(vl.COLOURS) < len(labels if is_all else found) <= vl.LEGEND_CONDITIONS
+    is_labelled = len(vl.COLOURS) < len(found) <= vl.LEGEND_CONDITIONS
     height = max(height, LABEL_GAP * len(labels)) if is_labelled else height
     rows = list(chain(*map(points, found)))
     layers = [_seeds(label, found)]
-    if rows or is_all:
+    if rows:
         layers += [_band(label)] if has_band(found) else []
         layers += [_line(label, found, limits), _hover(label)]
     if target is not None:
@@ -62,7 +59,8 @@ def curve_chart(
     if is_labelled:
         layers.append(_names(line_ends(found, limits, height), label, last_step))
     steps = {"nice": False, "domainMin": 0, **({"domainMax": last_step} if last_step else {})}
-    colours = vl.by_condition(labels, [] if is_labelled else listed, dashed=True)
+    listed = [] if is_labelled else [one.condition for one in found]
+    colours = vl.by_condition(labels, listed, dashed=True)
     drawn = vl.chart(
         name or re.sub("[^a-z0-9]+", "-", metric.lower())[:60].strip("-"),
         title,
@@ -72,7 +70,6 @@ def curve_chart(
         data={"values": rows},
         encoding={"x": vl.quantity("s", "step", scale=steps), **colours},
         layer=layers,
-        with_empty=is_all,
     )
     return (drawn,)
 
@@ -173,7 +170,6 @@ def is_sparse(found: Sequence[Curve]) -> bool:
 
 def _band(label: str) -> Spec:
     return {
-        "name": "band",
         "transform": [{"filter": "isValid(datum.l)"}],
         "mark": {"type": "area", "opacity": 0.16, "clip": True, "line": False},
         "encoding": {"y": vl.quantity("l", label), "y2": {"field": "h"}, "strokeDash": None},
@@ -183,21 +179,20 @@ def _band(label: str) -> Spec:
 def _seeds(label: str, found: Sequence[Curve]) -> Spec:
     thin = {"type": "line", "strokeWidth": 1, "opacity": 0.45, "clip": True}
     rows = chain(*map(seed_points, found))
-    return vl.layer(rows, thin, name="seeds", y=vl.quantity("v", label), detail={"field": "k"})
+    return vl.layer(rows, thin, y=vl.quantity("v", label), detail={"field": "k"})
 
 
 def _names(rows: Sequence[Spec], label: str, last_step: int | None) -> Spec:
     text = {"type": "text", "align": "left", "dx": 6, "fontSize": 11, "limit": LABEL_WIDTH - 8, "clip": False}
     ends = ({**row, "s": last_step or 0} for row in rows)
     y = vl.quantity("e", label)
-    return vl.layer(ends, text, name="ends", y=y, text={"field": "c"}, strokeDash=None)
+    return vl.layer(ends, text, y=y, text={"field": "c"}, strokeDash=None)
 
 
 def _line(label: str, found: Sequence[Curve], limits: list[float]) -> Spec:
     dots: Spec | bool = {"filled": True, "size": 28} if is_sparse(found) else False
     scale = {"domain": [vl.rounded(limit) for limit in limits], "zero": False, "nice": True}
     return {
-        "name": "line",
         "mark": {"type": "line", "strokeWidth": 2.2, "clip": True, "point": dots},
         "params": [vl.zooming("xy")],
         "encoding": {"y": vl.quantity("m", label, scale=scale)},

@@ -24,7 +24,7 @@ from retrain.records.layout import RunFiles
 from retrain.records.lines import Row
 from retrain.records.metrics import stream_rows
 from retrain.records.run_state import UNREADABLE
-from retrain.report.charts import VEGA_LITE, Chart, converter
+from retrain.report.charts import STYLE, VEGA_LITE, Chart, converter
 from retrain.report.compare import SEED, deciding
 from retrain.report.contents import contents
 from retrain.report.gather import CampaignRecord, RunHistory
@@ -101,8 +101,8 @@ def write(
 def _draw(chart: Chart, form: str) -> bytes:
     spec = json.dumps(chart.spec, allow_nan=False)
     if form == "svg":
-        return str(converter().vegalite_to_svg(spec, vl_version=VEGA_LITE)).encode()
-    return bytes(converter().vegalite_to_png(spec, vl_version=VEGA_LITE, scale=SCALE))
+        return str(converter().vegalite_to_svg(spec, vl_version=VEGA_LITE, config=STYLE)).encode()
+    return bytes(converter().vegalite_to_png(spec, vl_version=VEGA_LITE, config=STYLE, scale=SCALE))
 
 
 def prepare(paths: Sequence[Path], may_replace: Callable[[str], bool]) -> None:

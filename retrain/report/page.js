@@ -2,6 +2,7 @@
 (() => {
   const read = (id) => JSON.parse(document.getElementById(id).textContent);
   const options = (name) => ({
+    config: read("style"),
     renderer: "svg",
     ast: true,
     downloadFileName: name,
@@ -39,38 +40,18 @@
 
   const explorer = document.getElementById("metric");
   if (!explorer) return;
-  const { template, metrics, conditions, label: marker } = read("metrics");
-  const placeholder = JSON.stringify(marker);
+  const metrics = read("metrics");
   const holder = document.getElementById("explored");
+  const rows = (columns) =>
+    (Object.values(columns)[0] ?? []).map((_, i) =>
+      Object.fromEntries(Object.keys(columns).map((name) => [name, columns[name][i]])),
+    );
+  const unpacked = (part) => (part.data ? { ...part, data: { values: rows(part.data) } } : part);
   let last = null;
-  const rows = (curves) =>
-    curves.filter(({ m }) => m.some((mean) => mean !== null)).flatMap(({ c, s, m, l, h, n }) =>
-      s.map((step, i) => ({ c: conditions[c], s: step, m: m[i], l: l[i], h: h[i], n: n.length ? n[i] : 1 })),
-    );
-  const seeds = (curves) =>
-    curves.flatMap(({ c, s, e }) =>
-      e.flatMap((values, k) =>
-        values.flatMap((v, i) => (v === null ? [] : [{ c: conditions[c], s: s[i], v, k }])),
-      ),
-    );
-  const lastStep = template.encoding.x.scale.domainMax;
   const show = async () => {
-    const { label, title, subtitle, domain, sparse, curves, ends } = metrics[explorer.value];
-    const spec = JSON.parse(JSON.stringify(template).replaceAll(placeholder, JSON.stringify(label)));
-    spec.title.text = title;
-    spec.title.subtitle = subtitle;
-    spec.data.values = rows(curves);
-    if (!curves.some(({ l }) => l.length)) spec.layer = spec.layer.filter(({ name }) => name !== "band");
-    const named = (name) => spec.layer.find((layer) => layer.name === name);
-    named("seeds").data.values = seeds(curves);
-    if (named("ends")) named("ends").data.values = ends.map((end) => ({ ...end, s: lastStep }));
-    const empty = ({ data }) => !(data || spec.data).values.length;
-    const line = named("line");
-    line.encoding.y.scale.domain = domain;
-    line.mark.point = sparse && { filled: true, size: 28 };
-    spec.layer = spec.layer.filter((layer) => !empty(layer)); // Vega warns of layers without data
+    const chart = unpacked(metrics[explorer.value]);
     if (last) last.finalize();
-    last = await draw(holder, explorer.value, spec);
+    last = await draw(holder, explorer.value, { ...chart, layer: chart.layer.map(unpacked) });
   };
   explorer.addEventListener("change", show);
   show();

@@ -11,23 +11,19 @@ import base64
 import hashlib
 import subprocess
 import sys
-from collections.abc import Sequence
-from dataclasses import dataclass
 from importlib import resources
 from importlib.util import find_spec
+from itertools import chain
 from typing import Any
 
 from retrain import extras
 from retrain.report import tables
 from retrain.report.back_pressure import fits
-from retrain.report.charts import VEGA_LITE, Spec, axis_title, converter, rounded
+from retrain.report.charts import STYLE, VEGA_LITE, Spec, axis_title, converter
 from retrain.report.contents import Contents
-from retrain.report.curves import curve_chart, describe, domain, has_band, is_sparse, line_ends
-from retrain.report.gather import FloatArray
-from retrain.report.series import Curve, Shown
+from retrain.report.curves import curve_chart
 
 MARK = "retrain report"  # by which retrain recognizes its own file
-LABEL = "\0label"  # placeholder for a metric's name in the chart template; no name can contain it
 SHOWN_FIRST = ("entropy", "tokens_per_second")
 SECTIONS = (
     "summary", "learning", "comparison", "back-pressure", "time", "rate-limiter", "failures", "configuration",
@@ -39,42 +35,6 @@ sys.stdout.buffer.write(vl_convert.javascript_bundle(vl_version=sys.argv[1]).enc
 """
 
 
-@dataclass(frozen=True)
-class Explorer:
-    """The data of the page's chart of any metric, small: numbers in columns, names once."""
-
-    metrics: dict[str, ExploredMetric]
-    template: Spec  # a chart without data
-    label: str  # what stands for a metric's name in it
-    conditions: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class ExploredMetric:
-    """A metric that can be selected on the page."""
-
-    title: list[str]
-    label: str
-    subtitle: list[str]
-    domain: list[float | None]
-    sparse: bool
-    curves: list[ExploredCurve]
-    ends: list[Spec]
-
-
-@dataclass(frozen=True)
-class ExploredCurve:
-    """A condition's curve; an empty column says nothing new."""
-
-    c: int  # number of the condition
-    s: list[float]  # steps
-    m: list[float | None]  # mean
-    l: list[float | None]  # noqa: E741 - its interval from, as charts call it
-    h: list[float | None]  # ... and to
-    n: list[int]  # seeds
-    e: list[list[float | None]]  # each run
-
-
 def page(contents: Contents) -> str:
     """Return the page."""
     library, script = _inline(_bundle()), _inline(_file("page.js"))
@@ -83,7 +43,10 @@ def page(contents: Contents) -> str:
             campaign=contents.campaign,
             charts={chart.name: chart.spec for chart in contents.charts},
             contents=contents,
-            explored=_explorer(contents) if contents.explored else None,
+            explored={
+                name: _packed(curve_chart(name, axis_title(name), lines, contents.shown)[0].spec)
+                for name, lines in contents.explored.items()
+            },
             first_explored=next((name for name in SHOWN_FIRST if name in contents.explored), None),
             fits=fits,
             library=library,
@@ -91,6 +54,7 @@ def page(contents: Contents) -> str:
             policy=_policy(library, script),
             script=script,
             style=_file("page.css"),
+            vega_style=STYLE,
             tables=tables,
             titles={name: name.replace("-", " ").capitalize() for name in SECTIONS},
         )
@@ -107,8 +71,7 @@ def template(source: str) -> Any:
         lstrip_blocks=True,
         undefined=jinja2.StrictUndefined,
     )
-    as_json = {"allow_nan": False, "separators": (",", ":"), "default": vars}  # of dataclasses too
-    environment.policies["json.dumps_kwargs"] = as_json
+    environment.policies["json.dumps_kwargs"] = {"allow_nan": False, "separators": (",", ":")}
     return environment.from_string(source)
 
 
@@ -148,37 +111,12 @@ def _file(name: str) -> str:
     return resources.files("retrain.report").joinpath(name).read_text(encoding="utf-8")
 
 
-def _explorer(contents: Contents) -> Explorer:
-    found, shown = contents.explored, contents.shown
-    banded = next((lines for lines in found.values() if has_band(lines)), next(iter(found.values())))
-    (drawn,) = curve_chart(LABEL, "", banded, shown, is_all=True)
-    metrics = {metric: _explored(metric, lines, shown) for metric, lines in found.items()}
-    return Explorer(metrics, drawn.spec | {"data": {"values": []}}, axis_title(LABEL), shown.labels)
+def _packed(chart: Spec) -> Spec:
+    """Return a chart of curves with its rows in columns, which take half the room; page.js unpacks them."""
 
+    def columns(data: Spec) -> Spec:
+        names = dict.fromkeys(chain.from_iterable(data["values"]))
+        return {name: [row.get(name) for row in data["values"]] for name in names}
 
-def _explored(metric: str, lines: Sequence[Curve], shown: Shown) -> ExploredMetric:
-    limits, title = domain(lines), axis_title(metric)
-    return ExploredMetric(
-        title=[title],
-        label=title,
-        subtitle=[describe(lines, shown.bins)],
-        domain=[rounded(limit) for limit in limits],
-        sparse=is_sparse(lines),
-        curves=[_explored_curve(one, shown.labels.index(one.condition)) for one in lines],
-        ends=line_ends(lines, limits),
-    )
-
-
-def _explored_curve(one: Curve, condition: int) -> ExploredCurve:
-    def column(values: FloatArray) -> list[float | None]:
-        return [rounded(x) for x in values.tolist()]
-
-    return ExploredCurve(
-        c=condition,
-        s=[round(step, 1) for step in one.steps.tolist()],
-        m=column(one.mean),
-        l=column(one.low) if has_band([one]) else [],
-        h=column(one.high) if has_band([one]) else [],
-        n=[int(x) for x in one.seeds.tolist()] if one.seeds.max() > 1 else [],
-        e=[column(values) for values in one.each],
-    )
+    layers = (one | {"data": columns(one["data"])} if "data" in one else one for one in chart["layer"])
+    return chart | {"data": columns(chart["data"]), "layer": list(layers)}
