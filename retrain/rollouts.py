@@ -5,7 +5,7 @@ Frozen and independent of any backend: a token sequence is a tuple of ints every
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -18,6 +18,9 @@ else:
     Floats = Any
 
 
+Messages: TypeAlias = tuple[tuple[str, str], ...]  # (role, content) of each
+
+
 @dataclass(frozen=True, slots=True)
 class Prompt:
     """One problem: the policy's input, and the answer that a reward compares with."""
@@ -26,27 +29,72 @@ class Prompt:
     text: str
     answer: str
     # (role, content) of each message before the completion, for a chat template; empty: only `text`
-    messages: tuple[tuple[str, str], ...] = ()
+    messages: Messages = ()
     row: Mapping[str, Any] = field(default_factory=dict, compare=False)  # columns of its data, for a reward
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """Tokens that an environment put into a rollout: the context of later tokens, never trained on."""
+
+    at: int  # number of sampled tokens before them
+    tokens: tuple[int, ...]
+    text: str
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Rollout:
-    """One sampled completion.
+    """One sampled completion, or the sampled turns of one episode.
 
-    `tokens` are the completion's token ids, the end-of-sequence token included when it was
+    `tokens` are the sampled token ids, each end-of-sequence token included when it was
     sampled; `logprobs` (same length) are the sampler's own log-probabilities of those tokens;
-    `pieces` (same length) is each token's text, the end-of-sequence token's being "".
+    `pieces` (same length) is each token's text, the end-of-sequence token's being "". What the policy read
+    between its turns is in `given` only: losses, transforms and statistics see sampled tokens.
     """
 
     prompt: Prompt
-    text: str
+    text: str  # of the last turn
     tokens: tuple[int, ...]
     logprobs: Floats
     pieces: tuple[str, ...]
     truncated: bool  # reached max_tokens without ending
     policy_version: int = 0  # number of updates of the sampling policy
     mean_entropy: float = float("nan")  # nats per token of the sampling distribution; NaN if unknown
+    given: tuple[Given, ...] = ()  # in order; none in a single turn, and none after the last turn
+
+    @property
+    def length(self) -> int:
+        """Sampled and given tokens."""
+        return len(self.tokens) + sum(len(given.tokens) for given in self.given)
+
+    def placed(self, unread: int | None = None) -> tuple[tuple[int, ...], Sequence[int]]:
+        """Return sampled and given tokens as the policy read them, and the place of each sampled one.
+
+        Args:
+            unread: end token that the policy predicts but never reads before given tokens: its place is that
+                of the token that follows it.
+        """
+        if not self.given:
+            return self.tokens, range(len(self.tokens))
+        read: list[int] = []
+        places: list[int] = []
+        start = 0
+        for given in (*self.given, Given(len(self.tokens), (), "")):
+            turn = self.tokens[start : given.at]
+            places += range(len(read), len(read) + len(turn))
+            read += turn[:-1] if given.tokens and turn[-1:] == (unread,) else turn
+            read += given.tokens
+            start = given.at
+        return tuple(read), places
+
+
+@dataclass(frozen=True, slots=True)
+class NextTurn:
+    """What an environment said after a rollout's last turn, to be answered with another turn."""
+
+    rollout: Rollout
+    messages: Messages
+    max_tokens: int  # of the turn
 
 
 @dataclass(frozen=True, slots=True)

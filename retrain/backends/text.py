@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
 from itertools import islice
 from typing import Any, Protocol
 
@@ -31,10 +32,7 @@ def to_groups(
     vocabulary: Vocabulary, prompts: Sequence[Prompt], drawn: Sequence[Drawn], group_size: int, version: int
 ) -> list[Group]:
     """Return sampled completions as groups of rollouts; a log-probability must be finite."""
-    if drawn and not np.isfinite(np.concatenate([one.logprobs for one in drawn])).all():
-        raise NonFiniteError(
-            "the policy's log-probabilities are not finite: its weights grew without bound; lower lr"
-        )
+    check_finite(drawn)
     rollouts = (
         Rollout(
             prompt=prompts[number // group_size],
@@ -51,6 +49,30 @@ def to_groups(
         )
     )
     return [Group(prompt, tuple(islice(rollouts, group_size))) for prompt in prompts]
+
+
+def check_finite(drawn: Sequence[Drawn]) -> None:
+    """Raise NonFiniteError if a log-probability is not finite."""
+    if drawn and not np.isfinite(np.concatenate([one.logprobs for one in drawn])).all():
+        raise NonFiniteError(
+            "the policy's log-probabilities are not finite: its weights grew without bound; lower lr"
+        )
+
+
+def extended(vocabulary: Vocabulary, rollout: Rollout, drawn: Drawn) -> Rollout:
+    """Return a rollout, whose last tokens were given, with another turn."""
+    check_finite([drawn])
+    (text,) = vocabulary.completions([drawn.tokens])
+    counts = [len(rollout.tokens), len(drawn.tokens)]
+    return replace(
+        rollout,
+        text=text,
+        tokens=rollout.tokens + drawn.tokens,
+        logprobs=np.concatenate([rollout.logprobs, drawn.logprobs]),
+        pieces=rollout.pieces + vocabulary.pieces(drawn.tokens),
+        truncated=not drawn.ended,
+        mean_entropy=float(np.average([rollout.mean_entropy, drawn.entropy], weights=counts)),
+    )
 
 
 def by_completion(columns: Iterable[NDArray[Any]], ended: Sequence[bool]) -> list[Drawn]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ import torch
 from retrain.backends import Optimization, Sampling
 from retrain.backends.local import training
 from retrain.errors import BackendMemoryError, NonFiniteError
-from retrain.rollouts import Loss, LossTerms
+from retrain.rollouts import Given, Loss, LossTerms, Prompt, Rollout, TrainingSample
 from tests.extras.local_policies import (
     UNEVEN,
     as_samples,
@@ -66,6 +67,22 @@ def test_the_gradient_is_that_of_one_big_batch(model, options, parts):
     other, _ = prepared(model, **options)
     cut = gradient_of(other, samples, PPO, Optimization(**{**asdict(HOW), "micro_batches": parts}))
     assert_same(cut, whole)
+
+
+def test_given_tokens_are_read_but_not_trained_on(model):
+    backend, _ = prepared(model)
+    whole = Rollout(Prompt(0, "p", ""), "", (5, 6, 7, 8), np.zeros(4), ("",) * 4, truncated=False)
+    whole = replace(whole, given=(Given(2, (9, 10, 11), ""),))
+    first = replace(whole, tokens=(5, 6), logprobs=np.zeros(2), given=())
+    second = replace(first, prompt=Prompt(1, "q", ""), tokens=(7, 8))
+    prompts = {"p": (3, 4), "q": (3, 4, 5, 6, 9, 10, 11)}
+
+    def logprobs(*rollouts: Rollout) -> torch.Tensor:
+        samples = [TrainingSample(one, np.ones(len(one.tokens)), 1.0) for one in rollouts]
+        batches = training.lay_out(samples, prompts, 1, backend.policy.causal.device)
+        return torch.cat([training.evaluate(backend.policy, batch, 1.0)[0] for batch in batches])
+
+    assert torch.allclose(logprobs(whole), torch.cat([logprobs(first), logprobs(second)]), atol=1e-5)
 
 
 def asdict(how: Optimization) -> dict[str, object]:

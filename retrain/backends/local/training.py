@@ -62,7 +62,8 @@ class Learner:
                 else:
                     time_s = finished_s(device) - began_s
                     drawn = sum(len(sample.rollout.tokens) for sample in samples)
-                    tokens = drawn + sum(len(prompts[sample.rollout.prompt.text]) for sample in samples)
+                    rollouts = [sample.rollout for sample in samples]
+                    tokens = sum(len(prompts[one.prompt.text]) + one.length for one in rollouts)
                     passes, reference = sum(map(len, parts)), optimization.kl_coef > 0
                     work = self.costs.train(tokens, drawn, passes, parts=passes, reference=reference)
                     return replace(stats, work=replace(work + self.costs.optimize(), time_s=time_s))
@@ -125,7 +126,7 @@ def lay_out(
     """Return samples as micro-batches of similar lengths: `budget` tokens, or one sequence."""
 
     def length(sample: TrainingSample) -> int:
-        return len(prompts[sample.rollout.prompt.text]) + len(sample.rollout.tokens) - 1
+        return len(prompts[sample.rollout.prompt.text]) + sample.rollout.length - 1
 
     parts: list[list[TrainingSample]] = []
     for sample in sorted(samples, key=length, reverse=True):  # the first of a micro-batch is the longest
@@ -138,20 +139,19 @@ def lay_out(
 def _micro_batch(
     samples: Sequence[TrainingSample], prompts: Sequence[Ids], device: torch.device
 ) -> MicroBatch:
-    completions = [sample.rollout.tokens for sample in samples]
+    placed = [sample.rollout.placed() for sample in samples]
     # the last token predicts nothing
-    rows = [[*prompt, *completion[:-1]] for prompt, completion in zip(prompts, completions, strict=True)]
+    rows = [[*prompt, *read[:-1]] for prompt, (read, _) in zip(prompts, placed, strict=True)]
     longest = len(rows[0])
     padded = [row + [0] * (longest - len(row)) for row in rows]
-    counts = np.array([len(completion) for completion in completions])
     # each token is predicted by the previous state
     starts = np.array([len(prompt) - 1 for prompt in prompts]) + longest * np.arange(len(rows))
     data = TokenData.of(samples)
-    within = np.arange(len(data.sequence)) - np.repeat(np.cumsum(counts) - counts, counts)
+    within = np.fromiter(chain.from_iterable(places for _, places in placed), np.int64)
     return MicroBatch(
         input_ids=torch.tensor(padded, device=device),
         sources=torch.as_tensor(starts[data.sequence] + within, device=device),
-        targets=torch.tensor(list(chain.from_iterable(completions)), device=device),
+        targets=torch.tensor(list(chain.from_iterable(s.rollout.tokens for s in samples)), device=device),
         data=data,
     )
 

@@ -43,12 +43,12 @@ from retrain.backends.numpy.gru import (
 )
 from retrain.backends.numpy.training import Adam, Sgd, clip_by_norm, loss_gradient
 from retrain.backends.objective import Totals, moments_of, split_by_group
-from retrain.backends.text import as_written, by_completion, to_groups
+from retrain.backends.text import as_written, by_completion, extended, to_groups
 from retrain.backends.work import ModelCosts, WorkMeter
 from retrain.demonstrations import Demonstration
 from retrain.engines import Drawn, Ids
 from retrain.errors import BackendMemoryError, ConfigError, NonFiniteError
-from retrain.rollouts import Group, Loss, Prompt, Rollout, TrainingSample
+from retrain.rollouts import Given, Group, Loss, NextTurn, Prompt, Rollout, TrainingSample
 
 
 class Characters:
@@ -110,22 +110,26 @@ class NumpyBackend:
     def sample(self, prompts: Sequence[Prompt], sampling: Sampling) -> list[Group]:
         """Sample each prompt's group, with one prefill per prompt."""
         encoded = [self.characters.encode(p.text) for p in prompts]
-        random = self._random if sampling.seed is None else np.random.default_rng(sampling.seed)
-        with self._call(), np.errstate(all="ignore"):
-            began_s = time.perf_counter()
-            with _fitting(f"{len(prompts)} prompts", "lower group_size or max_tokens"):
-                trace = unroll_prompts(self.weights, encoded)
-                states = trace.states[trace.packed.last()].repeat(sampling.group_size, axis=0)
-                prefilled_s = time.perf_counter()
-                drawn = complete(self.weights, states, sampling, random)
-            ended_s = time.perf_counter()
-        if not self.info.remote:
-            before, lengths = [len(ids) for ids in encoded], np.array([len(one.tokens) for one in drawn])
-            self._work.add(
-                self._costs.prefill(before, max(before, default=0), prefilled_s - began_s),
-                self._costs.decode(0, lengths, ended_s - prefilled_s),
-            )
+        drawn = self._drawn(encoded, np.full(len(prompts), sampling.max_tokens), sampling)
         return to_groups(self.characters, prompts, drawn, sampling.group_size, self._optimizer.steps)
+
+    def extend(self, turns: Sequence[NextTurn], sampling: Sampling) -> list[Rollout | None]:
+        """Sample another turn of each rollout, which runs again from its start."""
+        if sampling.group_size != 1:
+            raise ValueError(f"group_size: got {sampling.group_size}; a rollout has one next turn")
+        characters = self.characters
+        said = ["".join(content for _, content in turn.messages) for turn in turns]
+        given = [
+            (
+                *turn.rollout.given,
+                Given(len(turn.rollout.tokens), characters.encode(text, "observation "), text),
+            )
+            for turn, text in zip(turns, said, strict=True)
+        ]
+        asked = [replace(turn.rollout, given=own) for turn, own in zip(turns, given, strict=True)]
+        read = [(*characters.encode(one.prompt.text), *one.placed(characters.end)[0]) for one in asked]
+        drawn = self._drawn(read, np.array([turn.max_tokens for turn in turns]), sampling)
+        return [extended(characters, *pair) for pair in zip(asked, drawn, strict=True)]
 
     def update(
         self, samples: Sequence[TrainingSample], loss: Loss, optimization: Optimization
@@ -169,6 +173,31 @@ class NumpyBackend:
     def close(self) -> None:
         """Do nothing: there is nothing to release."""
 
+    def _told(self, turn: NextTurn) -> Rollout:
+        said = "".join(content for _, content in turn.messages)
+        given = Given(len(turn.rollout.tokens), self.characters.encode(said, "observation "), said)
+        return replace(turn.rollout, given=(*turn.rollout.given, given))
+
+    def _drawn(self, contexts: Sequence[Ids], limits: Ints, sampling: Sampling) -> list[Drawn]:
+        """Return each context's completions, at most `limits` (contexts,) tokens long."""
+        random = self._random if sampling.seed is None else np.random.default_rng(sampling.seed)
+        with self._call(), np.errstate(all="ignore"):
+            began_s = time.perf_counter()
+            with _fitting(f"{len(contexts)} prompts", "lower group_size or max_tokens"):
+                trace = unroll_prompts(self.weights, contexts)
+                states = trace.states[trace.packed.last()].repeat(sampling.group_size, axis=0)
+                limits = limits.repeat(sampling.group_size)
+                prefilled_s = time.perf_counter()
+                drawn = complete(self.weights, states, sampling.temperature, limits, random)
+            ended_s = time.perf_counter()
+        if not self.info.remote:
+            before, lengths = [len(ids) for ids in contexts], np.array([len(one.tokens) for one in drawn])
+            self._work.add(
+                self._costs.prefill(before, max(before, default=0), prefilled_s - began_s),
+                self._costs.decode(0, lengths, ended_s - prefilled_s),
+            )
+        return drawn
+
     @contextmanager
     def _call(self) -> Iterator[None]:
         """Simulate one API call if `api_latency_s` is set: calls wait concurrently and compute in turn."""
@@ -205,10 +234,10 @@ class NumpyBackend:
             gradient.flat += own.flat
             totals.append(total)
             before = [len(prompt) for prompt in set(prompts)]  # each distinct prompt runs once
-            after = [len(sample.rollout.tokens) for sample in part]
+            after, drawn = [sample.rollout.length for sample in part], [len(s.rollout.tokens) for s in part]
             run = sum(before) + sum(after) - len(after)  # last tokens are not fed back
             passes, reference = max(before) + max(after) - 1, optimization.kl_coef > 0
-            work += self._costs.train(run, sum(after), passes, reference=reference)
+            work += self._costs.train(run, sum(drawn), passes, reference=reference)
             if optimization.wants_moments:
                 squares.append(self._optimizer.sqr_norm(own.flat))
         return Totals.sum(totals), gradient, squares, work
@@ -231,10 +260,12 @@ def _fitting(what: str, advice: str) -> Iterator[None]:
         raise BackendMemoryError(f"{what} did not fit in memory ({error}); {advice}") from error
 
 
-def complete(weights: Weights, states: Array, sampling: Sampling, random: np.random.Generator) -> list[Drawn]:
-    """Continue each state (sequences, hidden) until the end token or `max_tokens`.
+def complete(
+    weights: Weights, states: Array, temperature: float, limits: Ints, random: np.random.Generator
+) -> list[Drawn]:
+    """Continue each state (sequences, hidden) until the end token or its limit, (sequences,) in tokens.
 
-    Finished rows leave the batch at once, and no allocation depends on `max_tokens`. Temperature 0
+    Finished rows leave the batch at once, and no allocation depends on the limits. Temperature 0
     takes the most likely token, with its log-probability at temperature 1.
     """
     end = weights.shapes["output"][1] - 1
@@ -243,14 +274,15 @@ def complete(weights: Weights, states: Array, sampling: Sampling, random: np.ran
     ended = np.zeros(len(states), dtype=np.bool_)
     columns: list[tuple[Ints, Ints, Array, Array]] = []
     while True:
-        logp = log_probabilities(weights, states, sampling.temperature)
+        logp = log_probabilities(weights, states, temperature)
         probabilities = np.exp(logp)
-        tokens = logp.argmax(axis=1) if sampling.temperature == 0 else _draw(probabilities, random)
+        tokens = logp.argmax(axis=1) if temperature == 0 else _draw(probabilities, random)
         entropies = -(probabilities * logp).sum(axis=1)
         columns.append((rows, tokens, logp[np.arange(len(rows)), tokens], entropies))
         alive = tokens != end
         ended[rows[~alive]] = True
-        if len(columns) >= sampling.max_tokens or not alive.any():
+        alive &= limits[rows] > len(columns)
+        if not alive.any():
             return by_completion(map(np.concatenate, zip(*columns, strict=True)), ended.tolist())
         rows, tokens, states = rows[alive], tokens[alive], states[alive]
         states = advance(weights, table[tokens], states).state

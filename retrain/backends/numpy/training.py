@@ -6,12 +6,14 @@ Source: Adam with bias correction, arXiv:1412.6980; clipping by the global norm,
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import chain
 
 import numpy as np
 
 from retrain.backends import Optimization
 from retrain.backends.numpy.gru import (
     Array,
+    Ints,
     Packed,
     Trace,
     Weights,
@@ -47,7 +49,8 @@ def loss_gradient(
     """
     numbers = {prompt: number for number, prompt in enumerate(dict.fromkeys(prompts))}
     owner = np.array([numbers[prompt] for prompt in prompts])
-    packed = pack([sample.rollout.tokens for sample in samples])
+    packed, rows = _laid_out(samples, unread=weights.shapes["output"][1] - 1)
+    targets = np.fromiter(chain.from_iterable(s.rollout.tokens for s in samples), np.int64, len(rows))
 
     def run(policy: Weights) -> tuple[Trace, Trace, Array]:
         prompt_trace = unroll_prompts(policy, list(numbers))
@@ -56,8 +59,8 @@ def loss_gradient(
 
     prompt_trace, trace, logp = run(weights)
     prompt_ends = prompt_trace.packed.last()
-    near = _chosen(run(reference)[2], packed) if optimization.kl_coef else None
-    totals, by_logits = _logit_gradient(logp, near, packed, samples, loss, optimization)
+    near = _chosen(run(reference)[2], rows, targets) if optimization.kl_coef else None
+    totals, by_logits = _logit_gradient(logp, near, rows, targets, samples, loss, optimization)
     gradient = weights.zeros_like()
     gradient["output"][:] = trace.states.T @ by_logits
     gradient["output_bias"][:] = by_logits.sum(axis=0)
@@ -68,35 +71,43 @@ def loss_gradient(
     return totals, gradient
 
 
+def _laid_out(samples: Sequence[TrainingSample], unread: int) -> tuple[Packed, Ints]:
+    """Return all tokens of each sample, and the row of the state that predicts each sampled one."""
+    placed = [sample.rollout.placed(unread) for sample in samples]
+    packed = pack([read for read, _ in placed])
+    starts = np.cumsum([0, *(len(read) for read, _ in placed)]).tolist()
+    places = (start + place for start, (_, own) in zip(starts, placed, strict=False) for place in own)
+    return packed, packed.position[np.fromiter(places, np.int64)]
+
+
 def _logit_gradient(
     logp: Array,
     reference: Floats | None,
-    packed: Packed,
+    rows: Ints,
+    targets: Ints,
     samples: Sequence[TrainingSample],
     loss: Loss,
     optimization: Optimization,
 ) -> tuple[Totals, Array]:
-    """Return the sums, and the gradient of the logits: shape (tokens, vocabulary), time-major."""
+    """Return the sums, and the gradient of the logits: shape (states, vocabulary), time-major."""
     probabilities = np.exp(logp)
     entropy = -(probabilities * logp).sum(axis=1)
     data = TokenData.of(samples)
-    terms, totals = data.evaluate(
-        loss, _chosen(logp, packed), entropy[packed.position], reference, optimization
-    )
-    slope = np.empty(len(logp), logp.dtype)
-    slope[packed.position] = data.weights * terms.slope
+    terms, totals = data.evaluate(loss, _chosen(logp, rows, targets), entropy[rows], reference, optimization)
+    slope = np.zeros(len(logp), logp.dtype)  # no loss where the next token was given
+    slope[rows] = data.weights * terms.slope
     by_logits = -probabilities * slope[:, None]
-    by_logits[packed.position, packed.elements] += slope[packed.position]
-    bonus = np.empty_like(slope)
-    bonus[packed.position] = optimization.entropy_bonus * data.bonus_weights
+    by_logits[rows, targets] += slope[rows]
+    bonus = np.zeros_like(slope)
+    bonus[rows] = optimization.entropy_bonus * data.bonus_weights
     by_logits += bonus[:, None] * probabilities * (logp + entropy[:, None])
     by_logits /= optimization.temperature or 1.0
     return totals, by_logits
 
 
-def _chosen(logp: Array, packed: Packed) -> Floats:
+def _chosen(logp: Array, rows: Ints, targets: Ints) -> Floats:
     """Return the sampled tokens' log-probabilities, shape (tokens,), sequence after sequence."""
-    chosen: Floats = logp[packed.position, packed.elements].astype(np.float64)
+    chosen: Floats = logp[rows, targets].astype(np.float64)
     return chosen
 
 

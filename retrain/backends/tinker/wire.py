@@ -84,7 +84,7 @@ def api_loss(loss: Loss) -> ApiLoss:
 
 
 def loss_inputs(prompt: Ids, sample: TrainingSample, loss: ApiLoss) -> dict[str, NDArray[Any]]:
-    """Return a sample's arrays by the API's names, each of shape (prompt tokens + completion tokens - 1,).
+    """Return a sample's arrays by the API's names, each of shape (prompt tokens + rollout's tokens - 1,).
 
     Raises a ConfigError, RunFailedError or NonFiniteError for what servers would accept: a prompt without a
     token, lengths that differ, and numbers that are not finite as float32.
@@ -105,10 +105,13 @@ def loss_inputs(prompt: Ids, sample: TrainingSample, loss: ApiLoss) -> dict[str,
         found = {"weights": weighted}
     if loss.is_per_rollout:
         found["sequence_ratio_mask"] = np.ones(len(tokens))
-    inputs: dict[str, NDArray[Any]] = {"target_tokens": np.array([*prompt, *tokens][1:], dtype=np.int64)}
+    read, places = rollout.placed()
+    targets = np.array([*prompt, *read][1:], dtype=np.int64)
+    inputs: dict[str, NDArray[Any]] = {"target_tokens": targets}
     for name, values in found.items():
+        inputs[name] = np.zeros(len(targets), dtype=np.float32)  # no loss where a token was given
         with np.errstate(over="ignore"):  # float32 overflow is rejected as infinite
-            inputs[name] = np.pad(np.asarray(values, dtype=np.float32), (len(prompt) - 1, 0))
+            inputs[name][np.array(places) + len(prompt) - 1] = values
         if not np.isfinite(inputs[name]).all():
             raise NonFiniteError(f"the {name} of a rollout of prompt {number} are not finite")
     return inputs
@@ -129,7 +132,7 @@ def to_datum(prompt: Ids, sample: TrainingSample, loss: ApiLoss) -> Datum:
 
     arrays = loss_inputs(prompt, sample, loss)
     inputs = {name: TensorData.from_numpy(array) for name, array in arrays.items()}
-    tokens = [*prompt, *sample.rollout.tokens[:-1]]
+    tokens = [*prompt, *sample.rollout.placed()[0][:-1]]
     return types.Datum(model_input=types.ModelInput.from_ints(tokens), loss_fn_inputs=inputs)
 
 
@@ -234,10 +237,10 @@ def _scored(samples: Sequence[TrainingSample], outputs: Sequence[Mapping[str, An
     parts = []
     for sample, output in zip(samples, outputs, strict=True):
         values = np.asarray(output["logprobs"].data, dtype=np.float64)
-        if len(values) < len(sample.rollout.tokens):
+        length, (_, places) = sample.rollout.length, sample.rollout.placed()
+        if len(values) < length:
             raise RunFailedError(
-                f"the API returned {len(values)} log-probabilities for a rollout of "
-                f"{len(sample.rollout.tokens)} tokens"
+                f"the API returned {len(values)} log-probabilities for a rollout of {length} tokens"
             )
-        parts.append(values[len(values) - len(sample.rollout.tokens) :])
+        parts.append(values[len(values) - length + np.array(places)])
     return np.concatenate(parts)
