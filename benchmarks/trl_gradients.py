@@ -143,14 +143,30 @@ def trl_trainer(model: str, directory: Path) -> Any:
     )
 
 
-def trl_gradient(trainer: Any, backend: Any, batch: Any, loss_type: str, beta: float, bonus: float) -> Any:
-    """Call TRL's loss on our adapters, with what our sampler drew, and differentiate it."""
+def trl_gradient(
+    trainer: Any,
+    backend: Any,
+    batch: Any,
+    loss_type: str,
+    beta: float,
+    bonus: float,
+    *,
+    steps: int = 1,
+    generated: int = 0,
+) -> Any:
+    """Call TRL's loss on our adapters, with what our sampler drew, and differentiate it.
+
+    Args:
+        batch: of one optimizer step.
+        steps: optimizer steps for each batch that was generated, `steps_per_generation`.
+        generated: tokens of that batch; 0: of this one.
+    """
     import torch
     from trl.trainer.utils import add_fused_lm_head
 
     trainer.loss_type, trainer.beta, trainer.entropy_coef = loss_type, beta, bonus
     trainer._entropy_bonus_enabled = bonus > 0
-    trainer.current_gradient_accumulation_steps = trainer.args.steps_per_generation = 1
+    trainer.current_gradient_accumulation_steps, trainer.args.steps_per_generation = 1, steps
     prompts = [backend.text.encode(rollout.prompt) for rollout in batch.rollouts]
     completions = [rollout.tokens for rollout in batch.rollouts]
     advantages = batch.rewards - batch.rewards.mean(axis=1, keepdims=True)
@@ -162,12 +178,13 @@ def trl_gradient(trainer: Any, backend: Any, batch: Any, loss_type: str, beta: f
         "completion_mask": padded([[1] * len(c) for c in completions], 0),
         "advantages": torch.tensor(advantages.ravel(), dtype=torch.float32),
         "old_per_token_logps": old,
-        "num_items_in_batch": torch.tensor(sum(map(len, completions))),
+        "num_items_in_batch": torch.tensor(generated or sum(map(len, completions))),
     }
     causal = backend.policy.causal
     add_fused_lm_head(causal, temperature=1.0, outputs=("log_probs", "entropy"))
     if beta:
         inputs["ref_per_token_logps"] = reference(trainer, backend, inputs)
+    trainer.model.train()
     causal.train()  # no layer has dropout
     try:
         loss = trainer._compute_loss(causal, inputs)

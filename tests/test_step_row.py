@@ -33,7 +33,7 @@ def declared_keys() -> set[str]:
 
 def test_a_run_with_everything_on_writes_exactly_the_declared_fields(tmp_path: Path) -> None:
     raw = {name: {**SMALL.get(name, {}), **keys} for name, keys in {**SMALL, **EVERYTHING_ON}.items()}
-    raw["training"] = {**raw["training"], "eval_every": 1}
+    raw["training"] = {**raw["training"], "eval_every": 1, "updates_per_batch": 2}
     row = read_metrics(train(tmp_path / "r", raw).directory)[0]
     assert declared_keys() - set(row) == {"sandbox"}  # no program runs
     assert set(row) <= declared_keys()

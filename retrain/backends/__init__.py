@@ -118,6 +118,7 @@ class Optimization:
     temperature: float = 1.0  # of the sampler, so that log-probabilities are compared at the same temperature
     gpu_fraction: float = 1.0  # share of a GPU's memory that this step may use
     wants_moments: bool = False  # measure the inputs of the gradient noise scale, if the backend can
+    is_last: bool = True  # of the steps on this batch; before it no sampler needs the updated policy
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -172,6 +173,7 @@ class UpdateStats:
     clip_fraction: float  # share of tokens whose gradient was cut by clipping
     moments: GradientMoments | None = None  # None: not requested, or not known yet
     reference_kl: float | None = None  # nats per token from the policy before training; None: not requested
+    approx_kl: float | None = None  # nats per token from the sampler's policy to this one; None if unknown
     memory_fraction: float | None = None  # peak share of the device's memory; None if unknown
     work: Work | None = None  # None if unknown (remote)
 

@@ -26,6 +26,7 @@ class Totals:
     clipped: int
     tokens: int
     reference_kl: float
+    sampler_kl: float
 
     @staticmethod
     def sum(parts: Sequence[Totals]) -> Totals:
@@ -42,6 +43,7 @@ class Totals:
             clip_fraction=self.clipped / self.tokens,
             moments=moments,
             reference_kl=self.reference_kl / self.tokens if optimization.kl_coef else None,
+            approx_kl=self.sampler_kl / self.tokens,
         )
 
 
@@ -87,8 +89,28 @@ class TokenData:
         if reference is not None:
             terms, apart = with_kl(terms, logprobs, reference, optimization.kl_coef)
         bonus = optimization.entropy_bonus * float(np.dot(self.bonus_weights, entropies))
-        total = float(np.dot(self.weights, terms.value)) - bonus
-        return terms, Totals(total, float(entropies.sum()), int(terms.clipped.sum()), len(logprobs), apart)
+        return terms, Totals(
+            loss=float(np.dot(self.weights, terms.value)) - bonus,
+            entropy=float(entropies.sum()),
+            clipped=int(terms.clipped.sum()),
+            tokens=len(logprobs),
+            reference_kl=apart,
+            sampler_kl=self.sampler_kl(logprobs),
+        )
+
+    def sampler_kl(self, logprobs: Floats) -> float:
+        """Return the KL divergence of the policy from the sampler's, in nats and summed over tokens.
+
+        Estimated from the sampler's tokens, and never negative. Source: Schulman, "Approximating KL
+        divergence" (2020), k3.
+        """
+        with np.errstate(over="ignore"):
+            return divergence(self.sampler_logprobs - logprobs)
+
+
+def divergence(apart: Floats) -> float:
+    """Return the sum of exp(-apart) - 1 + apart, for log-probabilities that are `apart` at drawn tokens."""
+    return float(np.sum(np.expm1(-apart) + apart))
 
 
 def with_kl(terms: LossTerms, logprobs: Floats, reference: Floats, kl_coef: float) -> tuple[LossTerms, float]:
@@ -102,7 +124,7 @@ def with_kl(terms: LossTerms, logprobs: Floats, reference: Floats, kl_coef: floa
     """
     apart = logprobs - reference
     value, slope = terms.value + kl_coef * apart**2 / 2, terms.slope + kl_coef * apart
-    return replace(terms, value=value, slope=slope), float(np.sum(np.expm1(-apart) + apart))
+    return replace(terms, value=value, slope=slope), divergence(apart)
 
 
 def split_by_group(samples: Sequence[TrainingSample], parts: int) -> list[list[TrainingSample]]:

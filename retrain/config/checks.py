@@ -26,6 +26,7 @@ NAMED = re.compile(r"(?P<key>[a-z_]+): (?P<what>.+)", re.DOTALL)  # `length: got
 def check_run(draft: Draft) -> Iterator[Problem]:
     """Check what one run would use, section by section."""
     yield from check_plugins(draft)
+    yield from _check_minibatches(draft)
     yield from _check_back_pressure(draft)
     yield from _check_warm_up(draft)
     yield from _check_throttle(draft)
@@ -194,6 +195,13 @@ def _condition_problems(campaign: Campaign) -> Iterator[Problem]:
 def _label(name: str, draft: Draft) -> str:
     algorithm = draft.config.algorithm
     return label_of(name) if name else label_of_modes(algorithm.advantage_mode, algorithm.transform_mode)
+
+
+def _check_minibatches(draft: Draft) -> Iterator[Problem]:
+    parts, batch = draft.config.training.minibatches, draft.config.training.batch_size
+    if draft.is_sound("training.minibatches", "training.batch_size") and parts > batch:
+        what = f"got {parts}; needs at most batch_size = {batch}, because a minibatch has whole groups"
+        yield ("training", "minibatches"), what
 
 
 def _check_back_pressure(draft: Draft) -> Iterator[Problem]:

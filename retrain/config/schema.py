@@ -30,11 +30,13 @@ class Training(Section):
     """The training loop: number of steps, batch size, learning rate, checkpoints."""
 
     seed: int = key(-1, "random seed; -1 draws one and records it", ge=-1, le=LARGEST_SEED)
-    max_steps: int = count(500, "optimizer updates of a run")
+    max_steps: int = count(500, "steps of a run: batches that are sampled and trained on")
     batch_size: int = count(8, "prompts per step")
     group_size: int = count(
         16, "rollouts per prompt", least=2, because="an advantage compares rollouts of one prompt"
     )
+    updates_per_batch: int = key(1, "passes over each batch", ge=1, le=64)
+    minibatches: int = count(1, "parts of the batch, of whole groups; each pass updates once on every part")
     max_tokens: int = count(10240, "upper bound on a completion's tokens")
     temperature: float = key(0.7, "sampling temperature", gt=0, le=10)
     lr: float = key(4e-5, "learning rate", gt=0, le=10)

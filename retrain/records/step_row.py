@@ -44,7 +44,7 @@ def measured(unit: str, meaning: str, *, key: str = "", is_optional: bool = Fals
 class Identity:
     """Which step of which run."""
 
-    step: int = measured("", "number of the optimizer step, from 1")
+    step: int = measured("", "number of the step, from 1")
     run: str = measured("", "the run's id, `<condition>_s<seed>`")
     condition: str = measured("", "its condition; empty outside a campaign")
     seed: int = measured("", "its seed; -1 is none")
@@ -100,13 +100,24 @@ class RolloutSummary:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UpdateSummary:
-    """The optimizer's update; zeros in a step without a gradient."""
+    """The optimizer's updates; zeros in a step without a gradient.
 
+    With several updates, `loss` and `grad_norm` are their means, and the others means over the tokens of all.
+    Each is measured before its update is taken.
+    """
+
+    updates: int = measured("", "optimizer updates of the step; see `updates_per_batch` and `minibatches`")
     loss: float = measured("", "normalised loss, see `loss_normalization`")
     lr: float = measured("", "learning rate used, all factors included")
     grad_norm: float = measured("", "norm of the gradient before clipping")
     clip_fraction: float = measured("fraction", "share of tokens whose gradient the loss clipped")
+    approx_kl: float | None = measured(
+        "nats/token", "distance of the policy from the sampler's, estimated from its tokens"
+    )
     entropy: float = measured("nats/token", "mean of the sampler, else of the updated policy")
+    update_entropy: float | None = measured(
+        "nats/token", "mean of the policy as it is updated; with several updates", is_optional=True
+    )
     reference_kl: float | None = measured(
         "nats/token", "distance from the policy before training; with `kl_coef`", is_optional=True
     )

@@ -39,9 +39,9 @@ MOMENT_PARTS = 4  # micro-batches whose gradients are compared to estimate the n
 class StepSize:
     """How to run the next step, and why."""
 
-    batch_size: int  # prompts per optimizer step
+    batch_size: int  # prompts of the step
     at_a_time: int  # prompts sampled and trained on at a time
-    parts: int  # micro-batches to train in: at least batch_size / at_a_time
+    parts: int  # micro-batches of an optimizer step: at least its prompts / at_a_time
     lr_factor: float
     gpu_fraction: float
     wants_moments: bool  # whether the noise scale is estimated
@@ -103,11 +103,12 @@ class Control:
             self._config.training.max_steps,
             self._config.training.lr_warmup_steps,
         )
-        parts = math.ceil(batch / at_a_time)
+        minibatch = math.ceil(batch / self._config.training.minibatches)
+        parts = math.ceil(minibatch / at_a_time)
         return StepSize(
             batch_size=batch,
             at_a_time=at_a_time,
-            parts=max(parts, min(batch, MOMENT_PARTS)) if self._wants_noise else parts,
+            parts=max(parts, min(minibatch, MOMENT_PARTS)) if self._wants_noise else parts,
             lr_factor=scaling.lr_factor * schedule,
             gpu_fraction=load.gpu_fraction if load else 1.0,
             wants_moments=self._wants_noise,

@@ -8,18 +8,16 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, replace
 from typing import TypeAlias
 
-import numpy as np
-
 from retrain import registry
-from retrain.backends import Backend, BackendSpec, Optimization, Sampling, UpdateStats
+from retrain.backends import Backend, BackendSpec, Sampling
 from retrain.clock import utc_now
 from retrain.config.schema import Config
 from retrain.controllers.throttle import ThrottleState
-from retrain.errors import BackendMemoryError, InterruptedRunError, NonFiniteError
+from retrain.errors import BackendMemoryError, InterruptedRunError
 from retrain.event_loop import EventLoopThread
 from retrain.records.layout import RunFiles
 from retrain.records.step_row import Evaluation, Identity, StepRow, UpdateSummary
-from retrain.rollouts import Group, Prompt, TrainingSample
+from retrain.rollouts import Group, Prompt
 from retrain.tasks import Task
 from retrain.trainer import checkpoint
 from retrain.trainer.batch import Algorithm, entropy_of
@@ -30,9 +28,9 @@ from retrain.trainer.permits import RunPermits
 from retrain.trainer.scoring import Scorer
 from retrain.trainer.source import open_source
 from retrain.trainer.step_meter import StepMeter
+from retrain.trainer.updates import Updates
 
 TakenStep: TypeAlias = tuple[StepRow, list[ShownRollout]]  # what to record of a step
-NO_UPDATE = UpdateStats(loss=0.0, grad_norm=0.0, entropy=0.0, clip_fraction=0.0)
 
 
 @dataclass(eq=False)
@@ -58,6 +56,7 @@ class Trainer:
             self.config, self.task.held_out, self._sample_exclusively, self.algorithm.reward
         )
         self._meter = StepMeter(self.backend, self.config.backpressure, self.journal)
+        self._updates = Updates(self.config, self.backend, self.algorithm.loss, self.calls.wait_for)
         self._throttle = open_throttle(self.config, self.files.directory)
         self._warmed = 0  # complete supervised updates before them
         self._saved = (0, 0)
@@ -106,31 +105,13 @@ class Trainer:
             advantages = algorithm.estimate(batch.rewards)
             samples = algorithm.transform(batch, advantages, progress)
             with self._source.updating(self.step + 1):
-                stats = self._update(samples, size)
+                stats = self._updates.take(samples, size, self.step + 1)
         timing, trained_groups = meter.timing(), len({sample.group for sample in samples})
         rollouts = batch.summary(advantages, timing.step_time_s)
         facts = StepFacts(timing, rollouts, stats, trained_groups)
         observed = self._control.observe(size, facts)
         shown = choose(batch, advantages, self.config.logging.samples_per_step)
         return self._row(size, facts, entropy_of(batch, stats), observed), shown
-
-    def _update(self, samples: Sequence[TrainingSample], size: StepSize) -> UpdateStats:
-        if not samples:
-            return NO_UPDATE
-        how = Optimization(
-            lr=self._training.lr * size.lr_factor,
-            max_grad_norm=self._training.max_grad_norm,
-            entropy_bonus=self._training.entropy_bonus,
-            kl_coef=self.config.algorithm.kl_coef,
-            micro_batches=size.parts,
-            temperature=self._training.temperature,
-            gpu_fraction=size.gpu_fraction,
-            wants_moments=size.wants_moments,
-        )
-        stats = self.calls.wait_for(self.backend.update(samples, self.algorithm.loss, how))
-        if not np.all(np.isfinite([stats.loss, stats.grad_norm])):
-            raise NonFiniteError(f"step {self.step + 1}: loss {stats.loss}, gradient norm {stats.grad_norm}")
-        return stats
 
     def resume(self, found: checkpoint.Checkpoint) -> None:
         """Restore a checkpoint; later steps equal those of an uninterrupted run."""
@@ -211,11 +192,14 @@ class Trainer:
             permits=self.permits.take_use(),
             rollouts=facts.rollouts,
             update=UpdateSummary(
+                updates=self._updates.taken,
                 loss=stats.loss,
                 lr=self._training.lr * size.lr_factor,
                 grad_norm=stats.grad_norm,
                 clip_fraction=stats.clip_fraction,
+                approx_kl=stats.approx_kl,
                 entropy=entropy,
+                update_entropy=stats.entropy if self._updates.are_several else None,
                 reference_kl=stats.reference_kl,
             ),
             control=observed.control,

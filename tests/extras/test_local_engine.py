@@ -73,6 +73,17 @@ def test_a_server_samples_with_the_adapters_of_every_update(server, model):
     assert len(server.adapters) == 1
 
 
+def test_a_server_is_given_adapters_once_for_all_updates_of_a_batch(server, model):
+    backend = through(server, model)
+    samples = as_samples(draw(backend))
+    for is_last in (False, True):
+        backend.update(samples, loss_named("ppo"), replace(HOW, is_last=is_last))
+    fresh = as_samples(draw(backend))
+    assert_honest(backend, fresh)
+    assert {s.rollout.policy_version for s in fresh} == {2}
+    assert sum(path.endswith("/load_lora_adapter") for path, _, _ in server.requests) == 2
+
+
 def beside(backend, **how):
     """Groups drawn by another thread, while this one waits."""
     with ThreadPoolExecutor(1) as other:

@@ -160,6 +160,21 @@ def test_a_policy_version_counts_the_updates_that_its_sampler_has_seen(spec: Bac
     assert during(spec, story) == [0, 1, 2]
 
 
+def test_a_sampler_is_made_once_for_all_updates_of_a_batch(spec: BackendSpec) -> None:
+    async def story(backend: TinkerBackend) -> list[tuple[int, float | None]]:
+        found = []
+        samples = samples_of(await backend.sample(PROMPTS, HOW))
+        for is_last in (False, False, True):
+            stats = await backend.update(samples, loss_of("ppo"), replace(STEP, lr=0.05, is_last=is_last))
+            groups = await backend.sample(PROMPTS[:1], HOW)
+            found.append((groups[0].rollouts[0].policy_version, stats.approx_kl))
+        return found
+
+    versions, distances = zip(*during(spec, story), strict=True)
+    assert versions == (0, 0, 3)
+    assert distances[0] < 1e-4 < distances[1] < distances[2]
+
+
 def test_a_resumed_run_goes_on_with_its_optimizer(spec: BackendSpec, tmp_path: Path) -> None:
     (checkpoint := tmp_path / "step").mkdir()
 

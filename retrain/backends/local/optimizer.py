@@ -83,11 +83,11 @@ class Optimizer:
         whole = _squared_norm(self._sums)
         if not np.isfinite(whole):
             raise self._not_finite()
-        norm, moments, kept = float(np.sqrt(whole)), None, []
+        norm, moments, kept = float(np.sqrt(whole)), None, self._previous
         if squares and self.steps >= FIRST_SETTLED_STEP:
             moments = moments_of(squares, parts, self._sums, self._previous, self._norm_seen)
-        if len(squares) == 1:
-            kept = [gradient.clone() for gradient in self._sums]
+        if squares:
+            kept = [gradient.clone() for gradient in self._sums] if len(squares) == 1 else []
         if norm > max_norm:
             torch._foreach_mul_(self._sums, max_norm / norm)
         self._adam_step(lr)

@@ -126,7 +126,8 @@ class LocalBackend:
         self._memory.limit(optimization.gpu_fraction)
         prompts = {s.rollout.prompt.text: self._encode(s.rollout.prompt) for s in samples}
         stats = self._learner.update(samples, prompts, loss, optimization)
-        self._publish()
+        if optimization.is_last:
+            self._publish()
         return stats
 
     def written(self, demonstrations: Sequence[Demonstration]) -> list[Rollout]:

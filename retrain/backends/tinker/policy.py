@@ -98,7 +98,9 @@ class TinkerBackend:
         on_policy = not wanted.is_supervised and all(
             s.rollout.policy_version == self.session.version for s in samples
         )
-        outcome = await self.session.update(Update(data, wanted, self._adam(optimization)))
+        outcome = await self.session.update(
+            Update(data, wanted, self._adam(optimization), optimization.is_last)
+        )
         stats = self._auditor.read(samples, loss, outcome, on_policy=on_policy)
         if not np.isfinite([stats.loss, stats.grad_norm]).all():
             await self.session.undo()

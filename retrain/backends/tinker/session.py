@@ -84,7 +84,8 @@ class Session:
             training = await self._trained()
             outcome = await self._certain(self._step(training, update))
             self.since.append(update)
-            self._sampler = None
+            if update.is_last:
+                self._sampler = None
             return outcome
 
         return await self._persist(f"update {self.version + 1}", attempt)

@@ -38,6 +38,7 @@ class Update:
     data: list[Datum]
     loss: ApiLoss
     adam: AdamParams
+    is_last: bool = True  # before it, sampling continues with the earlier policy
 
     def parts(self, most_datums: int, most_bytes: int) -> list[list[Datum]]:
         """Return the data in parts of one request each."""

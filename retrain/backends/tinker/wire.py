@@ -219,6 +219,7 @@ class Auditor:
             grad_norm=float(metrics[unclipped[0]]) if unclipped else 0.0,
             entropy=float(-logprobs.mean()),
             clip_fraction=float(terms.clipped.mean()),
+            approx_kl=None if scored is None else data.sampler_kl(logprobs) / len(logprobs),
         )
 
     def _warn(self, text: str) -> None:

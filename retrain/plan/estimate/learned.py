@@ -34,7 +34,7 @@ Compared = tuple[MeasuredRun, Sequence[str]]  # a run, and the settings in which
 # settings that determine step time; () means every key of the table
 DECIDES: Mapping[str, tuple[str, ...]] = {
     "model": (),
-    "training": ("batch_size", "group_size", "max_tokens"),
+    "training": ("batch_size", "group_size", "max_tokens", "updates_per_batch", "minibatches"),
     "data": ("task", "options"),
     "reward": (),
     "backend": ("backend", "options"),
@@ -144,6 +144,7 @@ def _measured(run: RunPlan, runs: Sequence[MeasuredRun]) -> Measured:
     ours = as_tables(run.config)
     match, compared = _most_alike(run.condition, [(r, list(_differences(ours, r.tables))) for r in runs])
     chosen, differs = zip(*compared, strict=True)
+    chosen = tuple(r.trained_for(run.config.training.updates_per_batch) for r in chosen)
     times = tuple(itertools.chain.from_iterable(r.step_times_s for r in chosen))
     training = run.config.training
     beside_s = statistics.fmean(r.between_s for r in chosen)

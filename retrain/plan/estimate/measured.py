@@ -77,6 +77,16 @@ class MeasuredRun:
             parts=replace(self.parts, permit_held_s=factor * self.parts.permit_held_s),
         )
 
+    def trained_for(self, passes: int) -> MeasuredRun:
+        """Return the run with the step times that it would have with so many passes over each batch."""
+        before = self.tables.get("training", {}).get("updates_per_batch", 1)
+        parts = self.parts
+        whole_s = parts.sampling_s + parts.scoring_s + parts.training_s
+        if before == passes or not whole_s:
+            return self
+        longer = 1 + parts.training_s / whole_s * (passes / before - 1)
+        return replace(self, step_times_s=tuple(longer * seconds for seconds in self.step_times_s))
+
     @property
     def checkpoint_s(self) -> float:
         return max(0.0, self.closing_s - self.evaluation_s) if self.closing_s is not None else 0.0

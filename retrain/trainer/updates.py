@@ -1,0 +1,153 @@
+"""Takes the optimizer steps of a batch: one or several passes, each over all of its minibatches.
+
+A minibatch has whole groups, in an order that is drawn anew for each pass. Its token weights are those of the
+batch times the number of minibatches, so that the mean of their losses is the loss of the batch. Importance
+ratios are to the sampler's policy throughout. The learning rate is the same for all steps of a batch, and
+gradients are clipped at each of them. The gradient noise scale is measured by the first one.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from functools import reduce
+from operator import add
+from typing import Any
+
+import numpy as np
+
+from retrain.backends import Backend, MaybeAwaitable, Optimization, UpdateStats
+from retrain.backends.objective import split_by_group
+from retrain.config.schema import Config
+from retrain.errors import BackendMemoryError, InfrastructureError, NonFiniteError
+from retrain.rollouts import Loss, TrainingSample
+from retrain.trainer.control import StepSize
+
+NO_UPDATE = UpdateStats(loss=0.0, grad_norm=0.0, entropy=0.0, clip_fraction=0.0, approx_kl=0.0)
+SHUFFLING = 0x6D696E69  # names the stream of random numbers, beside the run's others
+
+
+class Updates:
+    """The optimizer steps of one attempt."""
+
+    def __init__(
+        self,
+        config: Config,
+        backend: Backend,
+        loss: Loss,
+        wait_for: Callable[[MaybeAwaitable[UpdateStats]], UpdateStats],
+    ) -> None:
+        self._config, self._training = config, config.training
+        self._backend, self._loss, self._wait_for = backend, loss, wait_for
+        self.taken = 0  # optimizer steps of the latest batch
+        self.are_several = self._training.updates_per_batch * self._training.minibatches > 1
+
+    def take(self, samples: Sequence[TrainingSample], size: StepSize, step: int) -> UpdateStats:
+        """Take all optimizer steps of a batch, none if it has no samples; return their statistics.
+
+        Raises:
+            NonFiniteError: a loss or gradient is not finite.
+            BackendMemoryError: the first step did not fit in memory; the policy is unchanged.
+            InfrastructureError: a later one did not, even with the groups one after the other.
+        """
+        self.taken = 0
+        if not samples:
+            return NO_UPDATE
+        how = self._optimization(size)
+        planned = list(self._minibatches(samples, step))
+        stats: list[UpdateStats] = []
+        for number, minibatch in enumerate(planned, 1):
+            is_first, is_last = number == 1, number == len(planned)
+            own = replace(how, wants_moments=how.wants_moments and is_first, is_last=is_last)
+            found = self._step(minibatch, own)
+            if not np.all(np.isfinite([found.loss, found.grad_norm])):
+                raise NonFiniteError(f"step {step}: loss {found.loss}, gradient norm {found.grad_norm}")
+            stats.append(found)
+            self.taken = number
+        return combined(stats, [sum(len(s.rollout.tokens) for s in part) for part in planned])
+
+    def _minibatches(self, samples: Sequence[TrainingSample], step: int) -> Iterator[list[TrainingSample]]:
+        training = self._training
+        for number in range(training.updates_per_batch):
+            seed = [training.seed, step, number, SHUFFLING]
+            yield from minibatches_of(samples, training.minibatches, seed)
+
+    def _step(self, minibatch: Sequence[TrainingSample], how: Optimization) -> UpdateStats:
+        """Take one step; a later one of a batch in ever smaller parts until it fits in memory."""
+        groups = len({sample.group for sample in minibatch})
+        while True:
+            try:
+                return self._wait_for(self._backend.update(minibatch, self._loss, how))
+            except BackendMemoryError as error:
+                if not self.taken:
+                    raise
+                if how.micro_batches >= groups:
+                    raise InfrastructureError(f"update {self.taken + 1} of a batch: {error}") from error
+                how = replace(how, micro_batches=2 * how.micro_batches)
+
+    def _optimization(self, size: StepSize) -> Optimization:
+        return Optimization(
+            lr=self._training.lr * size.lr_factor,
+            max_grad_norm=self._training.max_grad_norm,
+            entropy_bonus=self._training.entropy_bonus,
+            kl_coef=self._config.algorithm.kl_coef,
+            micro_batches=size.parts,
+            temperature=self._training.temperature,
+            gpu_fraction=size.gpu_fraction,
+            wants_moments=size.wants_moments,
+        )
+
+
+def minibatches_of(
+    samples: Sequence[TrainingSample], count: int, seed: Sequence[int]
+) -> list[list[TrainingSample]]:
+    """Return a batch's groups, shuffled and cut into at most `count` minibatches of nearly equal numbers.
+
+    One minibatch is the batch as it is, in its order.
+    """
+    groups = list(dict.fromkeys(sample.group for sample in samples))
+    if min(count, len(groups)) == 1:
+        return [list(samples)]
+    places = dict(
+        zip(np.random.default_rng(seed).permutation(groups).tolist(), range(len(groups)), strict=True)
+    )
+    parts = split_by_group(sorted(samples, key=lambda sample: places[sample.group]), count)
+    return [[_weighted(sample, len(parts)) for sample in part] for part in parts]
+
+
+def _weighted(sample: TrainingSample, factor: int) -> TrainingSample:
+    bonus = sample.entropy_weight
+    return replace(
+        sample,
+        token_weight=factor * sample.token_weight,
+        entropy_weight=None if bonus is None else factor * bonus,
+    )
+
+
+def combined(stats: Sequence[UpdateStats], tokens: Sequence[int]) -> UpdateStats:
+    """Return the statistics of a batch from those of its updates, each on so many tokens."""
+    if len(stats) == 1:
+        return stats[0]
+
+    def known(name: str) -> list[Any]:
+        return [value for one in stats if (value := getattr(one, name)) is not None]
+
+    def mean(name: str) -> float:
+        return float(np.average([getattr(one, name) for one in stats], weights=tokens))
+
+    def mean_if_known(name: str) -> float | None:
+        return mean(name) if len(known(name)) == len(stats) else None
+
+    work = known("work")
+    return UpdateStats(
+        loss=math.fsum(one.loss for one in stats) / len(stats),
+        grad_norm=math.fsum(one.grad_norm for one in stats) / len(stats),
+        entropy=mean("entropy"),
+        clip_fraction=mean("clip_fraction"),
+        moments=stats[0].moments,
+        reference_kl=mean_if_known("reference_kl"),
+        approx_kl=mean_if_known("approx_kl"),
+        memory_fraction=max(known("memory_fraction"), default=None),
+        work=reduce(add, work) if work else None,
+    )
