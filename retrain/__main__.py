@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 from retrain.errors import EXIT_CONFIG, EXIT_DONE, EXIT_INTERRUPTED, EXIT_RECORDS, RetrainError
+from retrain.hidden import hide
 from retrain.streams import fill_closed
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EIO)  # errors of a full disk
@@ -16,6 +17,7 @@ FULL = (errno.ENOSPC, errno.EDQUOT, errno.EIO)  # errors of a full disk
 
 def main() -> None:
     """Run the command line."""
+    hide()  # keys in its environment
     fill_closed()
     arguments = sys.argv[1:]
     first = next((i for i, argument in enumerate(arguments) if not argument.startswith("-")), None)

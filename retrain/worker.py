@@ -7,6 +7,11 @@ holds, that has finished, or whose campaign was stopped.
 
 from __future__ import annotations
 
+if __name__ == "__main__":  # first of all
+    from retrain.hidden import hide
+
+    hide()
+
 import contextlib
 import os
 import signal

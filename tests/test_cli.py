@@ -188,6 +188,7 @@ def test_help_imports_no_command(here: Path) -> None:
         "retrain.__main__",
         "retrain.cli",
         "retrain.errors",
+        "retrain.hidden",
         "retrain.streams",
     }
 

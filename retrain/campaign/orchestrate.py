@@ -28,6 +28,7 @@ from retrain.errors import (
     LaunchError,
     RecordsError,
 )
+from retrain.hidden import hide
 from retrain.launchers import Launcher
 from retrain.locks.held import HeldLock, hold, present_holder
 from retrain.plan.matrix import Plan, RunPlan
@@ -39,7 +40,6 @@ from retrain.records.layout import CampaignFiles, RunFiles
 from retrain.records.manifest import RunEntry
 from retrain.records.run_state import UNREADABLE, RunState
 from retrain.records.text import as_typed, count_of, first_of
-from retrain.sandbox.inside.confine import hide
 
 LEFT_ALONE = frozenset({RunState.DONE, RunState.FAILED, RunState.RUNNING})  # by a plain resume
 

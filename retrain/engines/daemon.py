@@ -1,6 +1,7 @@
 """The process that starts a shared server, restarts it after a crash, and ends it with its last user.
 
-python -m retrain.engines.daemon DIRECTORY < {"command": [...], "environment": {...}, "linger_s": 10.0}
+python -m retrain.hidden retrain.engines.daemon DIRECTORY < PLAN, which is
+{"command": [...], "environment": {...}, "linger_s": 10.0}
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ LOOK_S = 0.25
 GRACE_S = 10.0  # for the server to end by itself
 CRASHES = 5  # restarts without a steady hour between them
 STEADY_S = 3600.0
-PR_SET_PDEATHSIG, PR_SET_DUMPABLE = 1, 4
+PR_SET_PDEATHSIG = 1
 
 
 class Daemon:
@@ -158,8 +159,6 @@ def _ending(code: int) -> str:
 
 def main() -> None:
     """Detach, take the lock, let whoever started this go on, and keep the server."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(PR_SET_DUMPABLE, 0)  # keys in its environment
     files, plan = ServerFiles(Path(sys.argv[1])), json.load(sys.stdin)
     locked, told = os.pipe()
     if os.fork():  # the starter waits for this process, until the lock is taken

@@ -160,7 +160,8 @@ class SharedServer:
                 return False
             left = self.files.read_state()
             write_json(self.files.state, {"state": STARTING, "pid": left.pid, "started": left.started})
-            command = [sys.executable, "-m", "retrain.engines.daemon", str(self.files.directory)]
+            module = ["-m", "retrain.hidden", "retrain.engines.daemon"]
+            command = [sys.executable, *module, str(self.files.directory)]
             plan = json.dumps(self._plan).encode()
             # returns once the daemon, which leaves this process's tree, holds its lock
             subprocess.run(command, input=plan, check=True, cwd="/")

@@ -21,7 +21,6 @@ from pathlib import Path
 from typing import Any
 
 from retrain.loggers import LoggedRun, Row
-from retrain.sandbox.inside.confine import hide
 
 ENDING_S = 10.0  # for the child to exit once everything is logged
 LOOK_S = 1.0  # between the child's checks that its parent lives
@@ -47,7 +46,7 @@ class LoggerProcess:
             LoggerProcessError: it could not be opened.
         """
         self.child = subprocess.Popen(
-            [sys.executable, "-P", "-m", "retrain.loggers.process", module, function],
+            [sys.executable, "-P", "-m", "retrain.hidden", "retrain.loggers.process", module, function],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -96,7 +95,6 @@ class LoggerProcess:
 
 def main(module: str, function: str) -> None:
     """Answer requests until the parent closes the pipe or ends."""
-    hide()  # keys in its environment
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "w")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what a tool prints must not be taken for an answer
     for number in (signal.SIGINT, signal.SIGTERM):

@@ -17,9 +17,10 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from retrain import hidden
 from retrain.sandbox import Ended, Limits, Sandbox, SandboxEndedError, SandboxError
 from retrain.sandbox.inside import values
-from retrain.sandbox.inside.zygote import STOP
+from retrain.sandbox.inside.zygote import STARTED, STOP
 
 STARTUP_S = 120.0  # imports on a cold network disk; only a broken machine takes longer
 STOPPING_S = 5.0  # in which a program ends when nobody reads or writes any more
@@ -35,8 +36,9 @@ for name, source in setup.pop("modules").items():
     exec(compile(source, name + ".py", "exec"), sys.modules[name].__dict__)
 sys.modules[name].main(setup)"""
 MODULES = ("values", "confine", "stand_in", "peer", "testing", "jobs", "zygote")
-OURS = "retrain.sandbox.inside"
+OURS, HIDDEN = "retrain.sandbox.inside", "retrain.hidden"
 CHUNK = 1 << 15
+LAST_WORDS = {"code", "fault"}  # one of which a sandbox says at its end
 _SOCKET_KIND = socket.SOCK_SEQPACKET if sys.platform == "linux" else socket.SOCK_STREAM
 
 
@@ -201,11 +203,16 @@ class Cell:
             if not stop:
                 raise SandboxError("the sandbox did not end a program in time") from None
             return {"code": -signal.SIGKILL}
-        try:
-            told: dict[str, Any] = json.loads(complaint := self._complaint())
-        except ValueError:
-            raise SandboxError(complaint) from None
-        return told
+        for line in reversed(lines := self._lines()):
+            with contextlib.suppress(ValueError):  # a container's client may write, too
+                told = json.loads(line)
+                if isinstance(told, dict) and told.keys() & LAST_WORDS:
+                    return told
+        if STARTED.decode() not in lines:
+            raise SandboxError(self._complaint())
+        if not stop:
+            raise SandboxEndedError(f"{self.sandbox.name} has ended: {self._complaint()}")
+        return {"code": -signal.SIGKILL}  # the client has ended as nobody read what it wrote
 
     def _say(self, message: bytes, *fds: int) -> None:
         try:
@@ -224,9 +231,13 @@ class Cell:
         told: dict[str, Any] = json.loads(message)
         return told
 
-    def _complaint(self) -> str:
+    def _lines(self) -> list[str]:
+        """Return what the sandbox has written to standard error, which no program can."""
         self._errors.seek(0)
-        lines = self._errors.read(1 << 16).decode("utf-8", "replace").strip().splitlines()
+        return self._errors.read(1 << 16).decode("utf-8", "replace").strip().splitlines()
+
+    def _complaint(self) -> str:
+        lines = [line for line in self._lines() if line != STARTED.decode()]
         return lines[-1][:400] if lines else "without a message"
 
 
@@ -249,4 +260,4 @@ def _modules() -> dict[str, str]:
     """Return the source of every module that runs in a sandbox, by name, the last of which starts."""
     folder = Path(values.__file__).parent
     sources = {f"{OURS}.{name}": (folder / f"{name}.py").read_text(encoding="utf-8") for name in MODULES}
-    return {OURS: "", **sources}
+    return {HIDDEN: Path(hidden.__file__).read_text(encoding="utf-8"), OURS: "", **sources}

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from retrain import registry
+from retrain.hidden import hide
 from retrain.sandbox import Sandbox
-from retrain.sandbox.inside.confine import hide
 
 
 def choose(name: str, options: Mapping[str, Any]) -> Sandbox:

@@ -61,7 +61,7 @@ def kill_driver(ray: Cluster) -> None:
 
 
 def is_driver(process: psutil.Process) -> bool:
-    return process.cmdline()[1:4] == ["-P", "-m", "retrain.launchers.ray.driver"]
+    return process.cmdline()[3:5] == ["retrain.hidden", "retrain.launchers.ray.driver"]
 
 
 def test_a_harmed_cluster_gives_what_one_machine_gives(ray: Cluster, retrain: Start, tmp_path: Path) -> None:

@@ -91,6 +91,35 @@ def test_every_process_of_a_campaign_that_runs_programs_is_hidden(here: Path) ->
     assert campaign.returncode == 0
 
 
+TELLS = """
+import ctypes, os, sys
+FIRST = {"retrain.hidden", "retrain.errors", "retrain.streams", "retrain.distribution"}
+told = []
+def tell(event, arguments):
+    if event == "import" and arguments[0].startswith("retrain.") and arguments[0] not in FIRST and not told:
+        told.append(arguments[0])
+        with open(os.environ["TOLD"], "a") as file:
+            print(ctypes.CDLL(None).prctl(3), *sys.orig_argv[1:], file=file)
+sys.addaudithook(tell)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="hides processes by Linux's means")
+def test_every_process_hides_before_it_imports_anything(here: Path) -> None:
+    (here / "go").touch()
+    (here / "own.py").write_text(f"GO = {str(here / 'go')!r}{OWN}")
+    (here / "c.toml").write_text(TOML)
+    (here / "sitecustomize.py").write_text(TELLS)
+    environment = os.environ | {"PYTHONPATH": f"{here}{os.pathsep}{ROOT}", "TOLD": str(here / "told")}
+    for command in (["retrain", "run", "c.toml"], ["retrain.hidden", "retrain.engines.daemon", "nowhere"]):
+        subprocess.run([sys.executable, "-P", "-m", *command], env=environment, stdin=subprocess.DEVNULL)
+    told = (here / "told").read_text().splitlines()
+    names = {word for line in told for word in line.split() if word.startswith("retrain")}
+    processes = {"worker", "rewards.pool.worker", "loggers.process", "engines.daemon", "hidden"}
+    assert names == {"retrain", *(f"retrain.{name}" for name in processes)}
+    assert [line for line in told if not line.startswith("0 ")] == []
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="hides processes by Linux's means")
 def test_a_process_that_does_not_hide_can_be_read() -> None:
     with subprocess.Popen(

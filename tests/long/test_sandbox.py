@@ -234,6 +234,18 @@ def test_a_sandbox_that_does_not_start_leaves_its_completions_unscored(command: 
         Cell(broken)
 
 
+SAYS_NO_LAST_WORDS = ["exit 1", "head -c 59000 > /dev/null; yes", "echo '{1}' >&2; echo '{\"level\": 1}' >&2"]
+
+
+@pytest.mark.parametrize("ending", SAYS_NO_LAST_WORDS)
+def test_a_container_that_ends_while_a_program_runs_costs_its_completion(ending: str) -> None:
+    options = {"command": ["sh", "-c", f"echo '{{}}' >&2; {ending}"]}
+    opened = python.open_scorer(tests="stdio", workers=1, sandbox="command", sandbox_options=options)
+    (found,) = opened.score_all([Answer("print(1)", Prompt(0, "?", PRINTS))])  # type: ignore[misc]
+    opened.close()
+    assert (found.value, found.outcome) == (0.0, Outcome.FAULT)
+
+
 SHOWS_WHETHER_IT_MAY_BE_READ = """
 import ctypes, sys
 from retrain.sandbox.cell import Cell

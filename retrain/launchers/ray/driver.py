@@ -29,7 +29,6 @@ from retrain.records.campaign_state import asked_to_stop
 from retrain.records.files import readable, write_atomic
 from retrain.records.layout import CampaignFiles, files_of_runs
 from retrain.records.text import plain
-from retrain.sandbox.inside.confine import hide
 
 LOOK_S = 1.0
 MOST_LIVES = 4  # of one run without an orchestrator: the run itself may be killing its nodes
@@ -230,7 +229,6 @@ def own_ray(home: Home) -> Iterator[dict[str, Any]]:
 
 def main(campaign: Path, number: int) -> int:
     """Run as the driver; return an exit code."""
-    hide()  # keys in its environment
     home = Home(campaign)
     with own_ray(home) as options, closing(Cluster(options)) as cluster:
         driver = Driver(home, number, cluster)

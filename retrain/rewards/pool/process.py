@@ -76,7 +76,7 @@ class PoolProcess:
     def __init__(self, setup: Mapping[str, Any]) -> None:
         path = os.pathsep.join(entry or os.getcwd() for entry in sys.path)  # noqa: PTH109 - as text
         self._process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "retrain.rewards.pool.worker"],
+            [sys.executable, "-P", "-m", "retrain.hidden", "retrain.rewards.pool.worker"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             bufsize=0,

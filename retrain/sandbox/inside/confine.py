@@ -23,7 +23,7 @@ MOST_THREADS = 1024  # that a program may start: beyond, they use up the kernel'
 IS_LINUX = sys.platform == "linux"
 CLONE_THREAD, CLONE_NEWNS, CLONE_NEWIPC, CLONE_NEWPID = 0x10000, 0x20000, 0x8000000, 0x20000000
 MS_NOSUID, MS_NODEV = 2, 4
-PDEATHSIG, DUMPABLE, SECCOMP, NO_NEW_PRIVS, SUBREAPER, AMBIENT = 1, 4, 22, 38, 36, 47
+PDEATHSIG, SECCOMP, NO_NEW_PRIVS, SUBREAPER, AMBIENT = 1, 22, 38, 36, 47
 READ_AND_RUN, READ_AND_WRITE = 0b1101, 0b110  # Landlock's rights
 DEVICES = ("/dev/null", "/dev/zero", "/dev/random", "/dev/urandom")
 
@@ -73,12 +73,6 @@ ASKS_SINCE = [5, 5]  # kernel whose listener may let a call go on
 NO_FILTER = -1
 
 libc = ctypes.CDLL(None, use_errno=True)
-
-
-def hide() -> None:
-    """Hide this process's memory, environment and descriptors from others of the same user (Linux)."""
-    if IS_LINUX:
-        libc.prctl(DUMPABLE, 0)
 
 
 def adopt_orphans() -> None:

@@ -13,7 +13,6 @@ from typing import Any, NoReturn
 
 from retrain.sandbox.inside import confine, peer, testing, values
 
-OURS = "retrain.sandbox.inside"
 TOUCHING = ("open", "os.listdir", "os.scandir")
 SYSTEM = ("/usr/", "/lib", "/bin", "/sbin", "/dev/", "/etc/ld.so.", "/etc/localtime")
 
@@ -27,7 +26,7 @@ def run(reads: int, writes: int, *others: int) -> NoReturn:
     - "tests": `tests` against `source` in the sandbox behind `others`; says how they ended.
     """
     job = values.read_frame(reads)
-    for name in [name for name in sys.modules if name.startswith(OURS)]:
+    for name in [name for name in sys.modules if name.startswith("retrain.")]:
         del sys.modules[name]
     try:
         _do(job, reads, writes, others)

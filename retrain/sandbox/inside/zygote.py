@@ -22,10 +22,11 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from retrain.hidden import hide
 from retrain.sandbox.inside import confine, jobs
 
 MESSAGE_BYTES = 1 << 16
-STOP = b"stop"
+STOP, STARTED = b"stop", b"{}"
 CLEANUP_S = 20.0
 LOOK_S = 0.05  # between looks at a program's folder
 MOST_FILES = 8192
@@ -34,7 +35,7 @@ UNTOUCHED_BYTES = 64 << 20  # of its memory, which a program that ran out of it 
 
 def main(setup: Mapping[str, Any]) -> None:
     """Serve requests on standard input, a socket, until it closes; or run one program from there."""
-    confine.hide()
+    hide()
     confine.adopt_orphans()
     confine.filters()  # once for all programs
     wakes, woken = os.pipe()
@@ -43,6 +44,7 @@ def main(setup: Mapping[str, Any]) -> None:
     signal.signal(signal.SIGCHLD, lambda *_: None)
     signal.set_wakeup_fd(woken)
     if setup["single_use"]:  # whose program has no standard error
+        os.write(2, STARTED + b"\n")
         os.write(2, json.dumps(run((os.dup(0), os.dup(1)), setup["limits"], setup, [wakes])).encode())
         os._exit(0)
     control = socket.socket(fileno=os.dup(0))
