@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from retrain import registry
-from retrain.backends import Optimization, Sampling
+from retrain.backends import Optimization
 from retrain.backends.numpy.files import load_policy, save_policy
 from retrain.backends.numpy.gru import Weights, initial_weights, unroll_prompts
 from retrain.backends.numpy.policy import complete
@@ -83,8 +83,8 @@ class Sampler:
     def sample(self, prompt: list[int], count: int, params: Mapping[str, float]) -> bytes:
         trace = unroll_prompts(self.weights, [prompt])
         states = trace.states[trace.packed.last()].repeat(count, axis=0)
-        how = Sampling(count, int(params["max_tokens"]), params["temperature"])
-        drawn = complete(self.weights, states, how, self.random)
+        limits = np.full(count, int(params["max_tokens"]))
+        drawn = complete(self.weights, states, params["temperature"], limits, self.random)
         return write_samples([(list(one.tokens), one.logprobs, one.ended) for one in drawn])
 
 
